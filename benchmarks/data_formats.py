@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 
-from iree_gauntlet.torch_models.block_float import rounding_error
+from iree_gauntlet.torch_models.block_float import BLOCK
 from iree_gauntlet.torch_models.formats import DataFormat, round_weights
 
 _COLUMNS = 4096
@@ -30,13 +30,15 @@ def main(rows: int) -> None:
             rounded = round_weights(weights, form)
             seconds.append(time.perf_counter() - started)
         taken.append(f"{form.value} {min(seconds):.2f} s")
-        error = rounding_error(weights, rounded)
-        if error.rmse == 0:
+        differences = np.abs(rounded - weights, dtype=np.float64)
+        if not differences.any():
             print(f"| {form.value} | {form.element_type} | 0 | 0 | 0 | exact |")
             continue
+        worst, largest = (np.abs(values).reshape(-1, BLOCK).max(axis=1) for values in (differences, weights))
+        noise, power = (np.sum(np.square(values, dtype=np.float64)) for values in (differences, weights))
         print(
-            f"| {form.value} | {form.element_type} | {error.max_abs:.2g} | {100 * error.max_rel_to_block:.2g} % "
-            f"| {error.rmse:.2g} | {error.sqnr_db:.1f} dB |"
+            f"| {form.value} | {form.element_type} | {worst.max():.2g} | {100 * (worst / largest).max():.2g} % "
+            f"| {np.sqrt(noise / weights.size):.2g} | {10 * np.log10(power / noise):.1f} dB |"
         )
     print(f"\n{weights.size:,} weights: {', '.join(taken)}")
 

@@ -1,7 +1,7 @@
 """Reading a run's journal: JSON lines, append-only, written by a process that may die at any byte.
 
-The lines are described where they are written (`records/event_log.py`, `records/event_log.py`). A reader trusts a line
-only when it is whole: a last line without its newline is torn, was never acknowledged, and is left out.
+The lines are described where they are written (`records/event_log.py`). A reader trusts a line only when it is whole: a
+last line without its newline is torn, was never acknowledged, and is left out.
 """
 
 from __future__ import annotations
@@ -77,14 +77,6 @@ class EventRecord:
     events: tuple[tuple[int, dict[str, Any]], ...]
     torn: bool
 
-    def refuse(self, number: int, what: str) -> NoReturn:
-        """Raise what is wrong with a line.
-
-        Raises:
-            GauntletError: always.
-        """
-        _refuse(self.path, number, what)
-
 
 def read_events(path: Path, opening: str) -> EventRecord:
     """Read a log that `records/event_log.py` writes, also one that is being written or whose writer was killed.
@@ -121,7 +113,7 @@ def read_journal(path: Path) -> JournalRecord:
         match event.get("event"):
             case "run" | "steps" as kind:
                 if not isinstance(event.get("steps"), list):
-                    _refuse(path, number, f"is a {kind} event without a list of steps")
+                    refuse(path, number, f"is a {kind} event without a list of steps")
                 if kind == "run":
                     runs.append(event)
                     steps.clear()
@@ -165,8 +157,7 @@ class _Reader:
             stream = self._path.open("rb")
         except FileNotFoundError:
             raise GauntletError(
-                f"{self._path}: there is no journal",
-                "name the folder of a run; `runs/` holds one for each run",
+                f"{self._path}: there is no journal", "name the folder of a run; `runs/` holds one for each run"
             ) from None
         except OSError as error:
             raise self._unreadable(error) from error
@@ -191,7 +182,7 @@ class _Reader:
             # A line that a crash tore is followed by that of a writer who came to resume; by the next whole one, to
             # be exact: that writer may have been killed in its first line too.
             if broken and event.get("event") != self._opening:
-                _refuse(self._path, broken, "is no JSON object")
+                refuse(self._path, broken, "is no JSON object")
             broken = 0
             yield number, event
 
@@ -218,11 +209,16 @@ _DECODER = json.JSONDecoder(parse_constant=_no_constant)
 def _step_of(path: Path, number: int, event: dict[str, Any]) -> str:
     step = event.get("step")
     if not isinstance(step, str):
-        _refuse(path, number, f"is a {event['event']} event without a step")
+        refuse(path, number, f"is a {event['event']} event without a step")
     return step
 
 
-def _refuse(path: Path, number: int, what: str) -> NoReturn:
+def refuse(path: Path, number: int, what: str) -> NoReturn:
+    """Raises what is wrong with a line.
+
+    Raises:
+        GauntletError: always.
+    """
     raise GauntletError(
         f"{path}:{number}: the line {what}",
         "the journal was changed by something else than a run; remove that line to use the rest of it",

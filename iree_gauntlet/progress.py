@@ -69,7 +69,11 @@ class Presenter(Protocol):
         """A line between runs."""
 
     def ran(self, folder: Path, *, brief: bool) -> ExitCode:
-        """Writes the reports of what was recorded there, and shows its result; in a line for a part of something."""
+        """Writes the reports of what was recorded there, and shows its result; in a line for a part of something.
+
+        Returns:
+            What it ended with.
+        """
 
     def to(self, stream: TextIO) -> Presenter:
         """The same on another stream."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SUITE = "suites/cpu.toml"
 _TIMED_STAGES = (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE, Stage.THRESHOLD, Stage.BENCHMARK)
-# What a resumed session keeps where it is not given anew; all else that it keeps is as it was begun.
+# What a resumed session keeps where it is not given again; all else that it keeps is as it was begun.
 KEPT_UNLESS_GIVEN = ("force_recompile", *(f"timeout_{stage}" for stage in _TIMED_STAGES))
 
 
@@ -246,7 +246,7 @@ class RunRequest:
         return asdict(self.selection) | toolchain | asdict(self.shard) | conduct
 
     def with_kept(self, values: Mapping[str, Any]) -> RunRequest:
-        """The same request with other values of options that a resumed run keeps, but for what is given anew."""
+        """The same request with other values of options that a resumed run keeps, but for what is given again."""
         values = {**values, **{name: now for name, now in given([self.conduct]).items() if name in KEPT_UNLESS_GIVEN}}
         return replace(
             self,

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from iree_gauntlet.cases import MAIN, Allclose, Golden, OnnxImport, Origin, Stage
 
+# What stands for the model in the name of a batch, many small programs that are compiled as one.
+BATCH_MODEL = "batch"
 # A note of a step that checks no numbers.
 NOTHING_COMPARED = "the spec has no expected outputs: only that it runs is checked"
 

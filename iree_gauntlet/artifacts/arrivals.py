@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,19 +31,12 @@ from iree_gauntlet.figures import byte_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from iree_gauntlet.artifacts.registry_file import Pin
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.settings import Configuration
 
 
 _POOCH_FOUND = re.compile(r"but got ([0-9a-f]{64})")
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """A hash that a file must have, and the file that says so."""
-
-    sha256: str
-    said_by: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +87,7 @@ class Arrivals:
         self._slots = threading.BoundedSemaphore(policy.all_connections)
 
     @contextmanager
-    def arriving(self, source: MadeSource, expected: Expected | None, progress: Progress) -> Iterator[Checked]:
+    def arriving(self, source: MadeSource, expected: Pin | None, progress: Progress) -> Iterator[Checked]:
         """The file in a temporary place, to be taken from there; gone when the block is left.
 
         What has been downloaded of a file that could not be had whole stays for the next attempt.
@@ -116,10 +109,11 @@ class Arrivals:
             shutil.rmtree(folder, ignore_errors=True)
         finally:
             shutil.rmtree(folder / "checking", ignore_errors=True)
-            _remove_empty(folder)
+            with suppress(OSError):  # there is something to resume
+                folder.rmdir()
 
     def _made(
-        self, source: PypiSource | RandomSource, folder: Path, expected: Expected | None, progress: Progress
+        self, source: PypiSource | RandomSource, folder: Path, expected: Pin | None, progress: Progress
     ) -> Checked:
         def write(path: Path) -> None:
             if isinstance(source, PypiSource):
@@ -135,7 +129,7 @@ class Arrivals:
         except _WrongContentError as error:
             raise _wrong_content(source, source.url, error, expected) from error
 
-    def _downloaded(self, source: RemoteSource, folder: Path, expected: Expected | None, progress: Progress) -> Checked:
+    def _downloaded(self, source: RemoteSource, folder: Path, expected: Pin | None, progress: Progress) -> Checked:
         failures: list[ArtifactError] = []
         from iree_gauntlet.artifacts.remotes import places  # noqa: PLC0415 - the network's libraries take their time
 
@@ -155,7 +149,7 @@ class Arrivals:
         place: str,
         source: RemoteSource,
         folder: Path,
-        expected: Expected | None,
+        expected: Pin | None,
         progress: Progress,
         failures: list[ArtifactError],
     ) -> Checked | None:
@@ -180,7 +174,7 @@ class Arrivals:
             return replace(checked, notes=(*checked.notes, f"from the mirror {remote.url}")) if mirror else checked
 
     def _from(
-        self, remote: Remote, source: RemoteSource, folder: Path, expected: Expected | None, progress: Progress
+        self, remote: Remote, source: RemoteSource, folder: Path, expected: Pin | None, progress: Progress
     ) -> Checked:
         """The file from one place; what an earlier attempt had left is used once, and then doubted."""
         for fresh in (False, True):
@@ -214,7 +208,7 @@ def _whole_size(arrived: Arrived) -> int:
 def _checked(
     source: MadeSource,
     folder: Path,
-    expected: Expected | None,
+    expected: Pin | None,
     checksums: Mapping[str, str],
     write: Callable[[Path], None],
     progress: Progress,
@@ -271,7 +265,7 @@ def _checked(
 
 
 def _linking(data: Path) -> Callable[[Path], None]:
-    """Gives Pooch a file that stays where it is, so that a kill while it is checked loses nothing of it."""
+    """Gives Pooch a file that stays where it is, so that a kill while it is checked loses none of it."""
 
     def write(path: Path) -> None:
         path.unlink(missing_ok=True)
@@ -283,9 +277,7 @@ def _linking(data: Path) -> Callable[[Path], None]:
     return write
 
 
-def _wrong_content(
-    source: MadeSource, place: str, error: _WrongContentError, expected: Expected | None
-) -> ArtifactError:
+def _wrong_content(source: MadeSource, place: str, error: _WrongContentError, expected: Pin | None) -> ArtifactError:
     if expected is None:
         what = f"damaged on its way: {place} arrived with {error}; nothing was kept"
         return ArtifactError(
@@ -293,7 +285,7 @@ def _wrong_content(
         )
     what = (
         f"wrong content: {place} has {error} ({byte_size(error.size)}), "
-        f"{expected.said_by} says {expected.sha256}; nothing was replaced"
+        f"{expected.path} says {expected.sha256}; nothing was replaced"
     )
     hint = (
         f"If the source was changed on purpose: `cache.lock --refresh {source.url}`; if not, do not trust the source."
@@ -310,10 +302,3 @@ def _as_one(url: str, failures: list[ArtifactError]) -> ArtifactError:
     last = failures[-1]
     others = [f"Before: {error.what}" for error in failures[:-1]]
     return ArtifactError(url, last.what, "\n  ".join([last.hint, *others])) if others else last
-
-
-def _remove_empty(folder: Path) -> None:
-    try:
-        folder.rmdir()
-    except OSError:
-        return  # there is something to resume

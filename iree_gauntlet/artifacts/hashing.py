@@ -26,7 +26,7 @@ _BLOCK_BYTES = 1 << 20
 # the file system's clock, with no trace in its modification time: such a hash is not remembered.
 _CLOCK_TICK_NS = 100_000_000
 
-# Last uses are told apart to this precision: more would be a write to the disk for each use.
+# Last uses are known to this precision: more would be a write to the disk for each use.
 _USE_SECONDS = 3600.0
 
 # A memory aid that cannot be written must not stop the work: a read-only or full cache.
@@ -108,7 +108,7 @@ class VerifiedHashes:
         return stamp.sha256 if stamp and stamp == _Stamp.of(absolute, status, stamp.sha256) else ""
 
     def last(self, path: Path) -> str:
-        """SHA-256 that the file at this path had when it was last hashed, whatever lies there now."""
+        """SHA-256 that the file at this path had when it was last hashed, whatever is there now."""
         stamp = _Stamp.read(self._stamp_file(os.path.abspath(path)))  # noqa: PTH100 - `Path.resolve` would follow links
         return stamp.sha256 if stamp else ""
 
@@ -134,7 +134,7 @@ class VerifiedHashes:
         return sha256
 
     def remember(self, path: Path, sha256: str) -> None:
-        """Note the hash of a file that nobody but the caller has written."""
+        """Note the hash of a file that only the caller has written."""
         self._write(path, path.stat(), sha256)
 
     def touch(self, path: Path, used: float | None = None) -> None:
@@ -149,7 +149,7 @@ class VerifiedHashes:
             if used is not None:
                 os.utime(stamp, (used, used))
             elif time.time() - stamp.stat().st_mtime > _USE_SECONDS:
-                # Without a time, so that whoever may write the file may do it, not its owner alone.
+                # Without a time, so that everyone who may write the file may do it, not only its owner.
                 os.utime(stamp)
         except OSError as error:
             if error.errno not in _UNWRITABLE | {errno.ENOENT}:

@@ -10,6 +10,7 @@ import binascii
 import re
 import threading
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
@@ -49,10 +50,11 @@ _REFUSED = _NO_ACCESS | {409}
 _GONE = frozenset({404, 410})
 
 
+@dataclass(slots=True)
 class HttpRemote:
     """A file at a URL.
 
-    Args:
+    Attributes:
         url: as people know it; without any secret.
         target: gives the URL that is asked (with a signature, for one); asked again where the last one has
             expired. By default `url` itself.
@@ -62,25 +64,16 @@ class HttpRemote:
         missing_hint: what to do where there is no such file.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        target: Callable[[], str] | None = None,
-        headers: Mapping[str, str] | None = None,
-        stall_timeout: float = 60.0,
-        access_hint: str = "It needs credentials: put them into ~/.netrc, or use a source that is public.",
-        missing_hint: str = "There is no such file: check the spelling, or whether it was moved.",
-    ) -> None:
-        self.url = url
-        self.stall_timeout = stall_timeout
-        self.access_hint = access_hint
-        self.missing_hint = missing_hint
-        self.headers = dict(headers or {})
-        self._target = target or (lambda: url)
-        self._lock = threading.Lock()
-        # Where the last answer came from, after redirections: asked directly from then on.
-        self._resolved = ""
+    url: str
+    _: KW_ONLY
+    target: Callable[[], str] | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    stall_timeout: float = 60.0
+    access_hint: str = "It needs credentials: put them into ~/.netrc, or use a source that is public."
+    missing_hint: str = "There is no such file: check the spelling, or whether it was moved."
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    # Where the last answer came from, after redirections: asked directly from then on.
+    _resolved: str = ""
 
     @contextmanager
     def connect(self) -> Iterator[Connection]:
@@ -93,7 +86,7 @@ class HttpRemote:
         with self._lock:
             if self._resolved:
                 return self._resolved, True
-        return self._target(), False
+        return (self.target() if self.target else self.url), False
 
     def remember(self, resolved: str) -> None:
         """Note where an answer came from; empty to begin at the beginning again."""
@@ -101,10 +94,10 @@ class HttpRemote:
             self._resolved = resolved
 
 
+@dataclass(frozen=True, slots=True)
 class _HttpConnection:
-    def __init__(self, remote: HttpRemote, session: requests.Session) -> None:
-        self._remote = remote
-        self._session = session
+    _remote: HttpRemote
+    _session: requests.Session
 
     @contextmanager
     def open(self, start: int, stop: int | None, version: str) -> Iterator[Body]:

@@ -1,4 +1,4 @@
-"""Everything that lies in a cache, by names, sizes and times alone: no content is hashed.
+"""Everything in a cache, by names, sizes and times alone: no content is hashed.
 
 A module's size and name are those of its `entry.json`, whose modification time is its last use; an artifact's
 last use is the time of its stamp, see `hashing`. Sizes are what the files take on the disk, so that the holes of
@@ -23,7 +23,7 @@ from iree_gauntlet.errors import ArtifactError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from iree_gauntlet.artifacts.registry_file import Entry, Registry
+    from iree_gauntlet.artifacts.registry_file import Pins
 
 
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -57,7 +57,7 @@ class Item:
         pin: "registry", "lock", or empty.
         verified: whether its hash is known and it has not changed since; None where nothing is hashed.
         present: bytes of a download that have arrived.
-        total: bytes that it will have; None where nobody knows.
+        total: bytes that it will have; None where that is unknown.
         key: of a module.
     """
 
@@ -72,26 +72,6 @@ class Item:
     present: int = 0
     total: int | None = None
     key: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Pins:
-    """The hashes that artifacts must have.
-
-    Attributes:
-        registry: of the project.
-        learnt: the cache's own, which counts where the registry is silent.
-    """
-
-    registry: Registry
-    learnt: Registry
-
-    def of(self, name: str) -> tuple[str, Entry | None]:
-        """Which of the two knows a name ("registry", "lock" or empty), and what it says."""
-        if entry := self.registry.get(name):
-            return "registry", entry
-        entry = self.learnt.get(name)
-        return ("lock", entry) if entry else ("", None)
 
 
 def take_inventory(root: Path, pins: Pins) -> list[Item]:
@@ -125,10 +105,10 @@ def lock_of(root: Path, url: str) -> Path:
     return root / "locks" / f"{arrival_name(local_name(url))}.lock"
 
 
-def url_of(name: str, entry: Entry | None) -> str:
-    """Where an artifact comes from: what its pin says, or what its name means; empty where neither does."""
-    if entry and entry.url:
-        return entry.url
+def url_of(name: str, pinned: str) -> str:
+    """Where an artifact comes from: the URL of its pin, or what its name means; empty where neither says it."""
+    if pinned:
+        return pinned
     scheme, _, rest = name.partition("/")
     url = f"{scheme}://{rest}"
     try:
@@ -145,7 +125,7 @@ def _artifacts(root: Path, verified: VerifiedHashes, pins: Pins) -> Iterator[Ite
         if entry.name.startswith("."):  # no URL has such a name: what a killed writer has left
             yield _whole(root, path, ItemKind.OTHER)
             continue
-        used = verified.last_use(path)
+        used, pin = verified.last_use(path), pins.of(name)
         yield Item(
             kind=ItemKind.ARTIFACT,
             path=f"artifacts/{name}",
@@ -153,7 +133,7 @@ def _artifacts(root: Path, verified: VerifiedHashes, pins: Pins) -> Iterator[Ite
             bytes=_on_disk(status),
             shared_bytes=_on_disk(status) if status.st_nlink > 1 else 0,
             last_use=status.st_mtime if used is None else used,
-            pin=pins.of(name)[0],
+            pin=pin.source if pin else "",
             verified=bool(verified.known(path)),
         )
 

@@ -1,7 +1,7 @@
 """Which files of a cache are in use by a living process, so that nothing is collected under its feet.
 
     <cache>/leases/<host>-<process>-<random>.txt   of one process: a used path a line, relative to the cache
-    <cache>/locks/use.lock                         shared by whoever writes a line, alone for who collects
+    <cache>/locks/use.lock                         shared by those who write a line, exclusive for who collects
 
 A process holds a flock on its lease file for as long as its store lives; the kernel frees it on any death, so a
 lease file without a lock is that of a dead process and counts for nothing. As lines are written under the
@@ -47,14 +47,14 @@ class Leases:
         self._roots = tuple(dict.fromkeys((os.path.abspath(root), os.path.realpath(root))))  # noqa: PTH100
         self._folder = Path(self._roots[0]) / "leases"
         self._lock_path = Path(self._roots[0]) / "locks" / "use.lock"
-        # By process, so that a forked child finds that it has none, and no lock that nobody will free.
+        # By process, so that a forked child finds that it has none, and holds no lock of its parent.
         self._own: dict[int, _Own] = {}
 
     def use(self, path: Path) -> None:
         """Say that this process uses a file or folder of the cache, until it ends; to be called before looking for it.
 
         Of no effect for paths outside of the cache, and in a cache that this process may not write to: it
-        leaves no trace there, and whoever may collect there must know that it is read by others.
+        leaves no trace there, and a user who may collect there must know that others read it.
 
         Raises:
             ArtifactError: the file system fails in another way, or knows no locks.
@@ -84,9 +84,8 @@ class Leases:
     def in_use(self) -> set[str]:
         """Paths, relative to the cache, that living processes use; lease files of the dead are removed."""
         found: set[str] = set()
-        for file in self._files():
-            descriptor = lock_or_none(file, shared=True)
-            if descriptor is None:
+        for file, lives in self._leases():
+            if lives:
                 found.update(_lines(file))
                 continue
             try:
@@ -94,8 +93,6 @@ class Leases:
             except OSError as error:
                 if error.errno not in _DENIED:  # another user's
                     raise
-            finally:
-                _close(descriptor)
         return found
 
     @contextmanager
@@ -123,16 +120,16 @@ class Leases:
 
     def dead(self) -> list[Path]:
         """Lease files of processes that have ended; nothing is removed."""
-        found = []
-        for file in self._files():
-            descriptor = lock_or_none(file, shared=True)
-            if descriptor is not None:
-                _close(descriptor)
-                found.append(file)
-        return found
+        return [file for file, lives in self._leases() if not lives]
 
-    def _files(self) -> list[Path]:
-        return sorted(self._folder.glob("*.txt"))
+    def _leases(self) -> Iterator[tuple[Path, bool]]:
+        """Every lease file, and whether its process lives; that of a dead one is locked until the next is asked for."""
+        for file in sorted(self._folder.glob("*.txt")):
+            descriptor = lock_or_none(file, shared=True)
+            try:
+                yield file, descriptor is None
+            finally:
+                _close(-1 if descriptor is None else descriptor)
 
     def _relative(self, path: Path) -> str:
         """The path as it stands in lease files; empty for one outside of the cache."""
@@ -183,7 +180,7 @@ class _Own:
         self.used: set[str] = set()
 
     def __del__(self) -> None:
-        # Who has dropped its store uses nothing of it any more. In a forked child the parent's lock stays.
+        # A process that has dropped its store no longer uses it. In a forked child the parent's lock stays.
         _close(self.descriptor)
         _close(self.guard)
 
@@ -193,7 +190,7 @@ def lock_or_none(path: Path, *, shared: bool = False) -> int | None:
 
     Args:
         path: the file.
-        shared: only find out that nobody holds it alone; reading rights are enough.
+        shared: only check that no process holds it exclusively; reading rights are enough.
     """
     try:
         return take_lock(path, exclusive=not shared, create=False)

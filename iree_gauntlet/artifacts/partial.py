@@ -91,10 +91,10 @@ class Partial:
 
     @classmethod
     def resume(cls, folder: Path, url: str, checked: Callable[[int, int], None]) -> tuple[Self, RemoteFile] | None:
-        """Continue what an earlier attempt has left; None where there is nothing of use.
+        """Continue what an earlier attempt has left; None where nothing can be used.
 
         Args:
-            folder: where it lies, or not.
+            folder: where it is, if there is one.
             url: where it must come from.
             checked: called with how many bytes of how many have been read again.
 

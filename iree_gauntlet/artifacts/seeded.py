@@ -173,7 +173,7 @@ class SeededSpec:
         done = 0
         for count in _pieces(values.size):
             drawn = parameters["coeff"] * generator.random_sample(count) + parameters["offset"]
-            with np.errstate(over="ignore", invalid="ignore"):  # as NumPy converts it, whatever that comes to
+            with np.errstate(over="ignore", invalid="ignore"):  # as NumPy converts it, whatever the result
                 values[done : done + count] = drawn.astype(dtype)
             done += count
         return values.reshape(self.shape)

@@ -69,7 +69,7 @@ _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*\Z")
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """A file of the user's, used where it lies."""
+    """A file of the user's, used where it is."""
 
     url: str
     path: Path
@@ -166,11 +166,6 @@ def arrival_name(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
-def normalized_distribution(name: str) -> str:
-    """A distribution's name as package indexes compare it (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def _scheme(url: str) -> str:
     match = _SCHEME.match(url)
     scheme = match[1].lower() if match else ""
@@ -232,7 +227,8 @@ def _pypi(url: str) -> PypiSource:
     components = member.split("/")
     if "\\" in member or any(component in ("", ".", "..") for component in components):
         raise ArtifactError(url, f"not the path of a file inside a wheel: {member!r} in {url}", hint)
-    distribution, version = normalized_distribution(name), version.lower()
+    # As package indexes compare names (PEP 503).
+    distribution, version = re.sub(r"[-_.]+", "-", name).lower(), version.lower()
     # The version is a level of its own, which holds folders only: dots and letters are safe in it.
     folder = version if _PLAIN.match(version) and len(version) <= _LONGEST_COMPONENT else ""
     base = f"{distribution}/{folder or _cleaned(version)}"

@@ -21,11 +21,11 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.artifacts.arrivals import Arrivals, Expected
+from iree_gauntlet.artifacts.arrivals import Arrivals
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.publishing import disk_errors, locked, publish, publishing
-from iree_gauntlet.artifacts.registry_file import Entry, Registry
+from iree_gauntlet.artifacts.registry_file import Entry, Pin, Registry
 from iree_gauntlet.artifacts.sources import (
     FileSource,
     MadeSource,
@@ -84,7 +84,7 @@ class ArtifactStore:
         self._located = functools.lru_cache(maxsize=16)(self._locate)
 
     def path(self, url: str) -> Path:
-        """Where the file lies or will lie; decided from the URL alone.
+        """Where the file is or will be; decided from the URL alone.
 
         Raises:
             ArtifactError: if the URL is malformed or of an unknown scheme.
@@ -92,7 +92,7 @@ class ArtifactStore:
         return self._located(url)[1]
 
     def known_hash(self, url: str) -> str:
-        """SHA-256 that the file has or must have; empty where nobody knows yet. Reads no artifact.
+        """SHA-256 that the file has or must have; empty where it is not known yet. Reads no artifact.
 
         Raises:
             ArtifactError: if the URL or the lock file is malformed.
@@ -142,7 +142,7 @@ class ArtifactStore:
 
         Args:
             url: what it is the file of.
-            temporary: where it lies, on the store's file system; taken from there.
+            temporary: where it is, on the store's file system; taken from there.
             sha256: what the caller has found it to be.
             progress: receives a note of a new hash.
 
@@ -158,9 +158,7 @@ class ArtifactStore:
                 return
             pin = self._pin(source)
             if pin is not None and pin.sha256 != sha256:
-                what = (
-                    f"wrong content: {url} has sha256 {sha256}, {pin.said_by} says {pin.sha256}; nothing was replaced"
-                )
+                what = f"wrong content: {url} has sha256 {sha256}, {pin.path} says {pin.sha256}; nothing was replaced"
                 raise ArtifactError(url, what, "Make the archive again from a cache that `cache.verify` calls good.")
             with disk_errors(path.parent, url):
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -174,15 +172,11 @@ class ArtifactStore:
         source = parse_source(url)
         return source, source.path if isinstance(source, FileSource) else self._artifacts / source.local_name
 
-    def _pin(self, source: Source) -> Expected | None:
+    def _pin(self, source: Source) -> Pin | None:
         if not isinstance(source, RemoteSource | PypiSource):
             return None
-        registry = self.registry
-        entry = registry.get(source.local_name)
-        if entry is None:
-            registry = self.learnt.registry()
-            entry = registry.get(source.local_name)
-        return Expected(entry.sha256, registry.path) if entry else None
+        name = source.local_name
+        return self.registry.pin(name, "registry") or self.learnt.registry().pin(name, "lock")
 
     def _hash(self, url: str, path: Path, expected: str = "") -> str:
         try:
@@ -204,7 +198,7 @@ class ArtifactStore:
             return self._make(source, path, progress), False
 
     def _usable(self, source: MadeSource, path: Path, progress: Progress) -> str:
-        """SHA-256 of the file that lies there; empty where there is none, or one that must go."""
+        """SHA-256 of the file that is there; empty where there is none, or one that must go."""
         if not path.is_file():
             return ""
         pin = self._pin(source)
@@ -249,7 +243,7 @@ class LearntHashes:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._read: tuple[tuple[int, int, int] | None, Registry] = (None, Registry(path))
+        self._read = functools.lru_cache(maxsize=1)(lambda _state: Registry.read(path))
 
     def registry(self) -> Registry:
         """As the file has it now; empty where there is none."""
@@ -257,12 +251,7 @@ class LearntHashes:
             status = self.path.stat()
         except OSError:
             return Registry(self.path)
-        state = (status.st_size, status.st_mtime_ns, status.st_ino)
-        seen, registry = self._read  # one tuple, so that threads never see halves
-        if state != seen:
-            registry = Registry.read(self.path)
-            self._read = (state, registry)
-        return registry
+        return self._read((status.st_size, status.st_mtime_ns, status.st_ino))
 
     def add(self, entry: Entry, lock: Path, progress: Progress) -> bool:
         """Add an entry; False where the cache is read-only and keeps nothing."""

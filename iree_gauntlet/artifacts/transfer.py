@@ -70,7 +70,7 @@ class Arrived:
     """A file that is whole, but not checked yet.
 
     Attributes:
-        path: where it lies, in the partial's folder.
+        path: where it is, in the partial's folder.
         file: what the server said of it.
         resumed: bytes of it that an earlier attempt had brought.
     """

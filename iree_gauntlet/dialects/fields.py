@@ -6,7 +6,6 @@ import re
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from iree_gauntlet.cases import SPEC_STAGES, OnnxImport
@@ -77,6 +76,8 @@ def _is_relative_path(text: str) -> bool:
 def _is_releases(text: str) -> bool:
     if not text or text[0] not in "<>=!~":
         return bool(_RELEASE.fullmatch(text))
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet  # noqa: PLC0415 - few specs need it
+
     try:
         SpecifierSet(text)
     except InvalidSpecifier:

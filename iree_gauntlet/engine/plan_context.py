@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.translate import Translation
 
 
-# What stands for the model in the name of a batch's chain.
-BATCH_MODEL = "batch"
 # Seconds. A fetch is bounded by its stall timeout, not by its size.
 DEFAULT_TIMEOUTS: dict[Stage, float] = {
     Stage.FETCH: 24 * 3600.0,

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.rounds.blocks import AB, CONTROL, BlockTaker, Pair, PairEvidence
-from iree_gauntlet.engine.rounds.taken_rounds import compile_round, timed
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.bisect_probe import Judged, candidate_run
 from iree_gauntlet.experiments.session_verdicts import CONTROL_BLOCKS
-from iree_gauntlet.experiments.sides import Side, prepare_side, rounds_asked, unready
+from iree_gauntlet.experiments.sides import Side, measured, prepare_side, rounds_asked, unready
 from iree_gauntlet.measuring.statistics.bisection import Placing, middle_of, place
 from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison, Verdict, compare
 from iree_gauntlet.measuring.statistics.paired import log_ratios
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.experiments.bisect_question import Question
     from iree_gauntlet.progress import Presenter
-    from iree_gauntlet.steps import Step
     from iree_gauntlet.toolchains.candidates import Candidate
 
 
@@ -53,11 +51,7 @@ class TimedBlocks:
     """
 
     def __init__(
-        self,
-        question: Question,
-        session: Session[Any],
-        earlier: dict[str, PairEvidence],
-        presenter: Presenter,
+        self, question: Question, session: Session[Any], earlier: dict[str, PairEvidence], presenter: Presenter
     ) -> None:
         self._presenter = presenter
         self._question = question
@@ -132,10 +126,9 @@ class TimedBlocks:
 
     def _pair(self, candidate: Candidate) -> Pair:
         assert self._good is not None, "a candidate is readied before it is measured"
-        measured = timed if self._question.metric == "time" else compile_round
-        sides = (self._good, self._sides[candidate.label])
-        steps = [self._steps(side)[self._question.chain] for side in sides]
-        good, other = (measured(step, self._rounds) for step in steps)
+        metric, sides = self._question.metric, (self._good, self._sides[candidate.label])
+        steps = [side.steps(metric)[self._question.chain] for side in sides]
+        good, other = (measured(step, metric, self._rounds) for step in steps)
         return Pair(self._name(candidate), good, other)
 
     def _prepared(self, candidate: Candidate) -> Judged:
@@ -148,13 +141,9 @@ class TimedBlocks:
         side = prepare_side(candidate.label, machine, candidate.iree, chosen, folder, presenter)
         if side.interrupted:
             raise KeyboardInterrupt
-        step = self._steps(side).get(self._question.chain)
+        step = side.steps(self._question.metric).get(self._question.chain)
         self._sides[candidate.label] = side
         return Judged(reason=unready(side, step) if step else "it has no such step", toolchain=side.toolchain)
-
-    def _steps(self, side: Side) -> dict[str, Step]:
-        """Those that are measured, by chain."""
-        return side.benchmarks if self._question.metric == "time" else side.compiles
 
 
 class BlockSource(Protocol):
@@ -251,7 +240,7 @@ class RoundsJudge:
 
 
 def _is_sharp(ends: Comparison) -> bool:
-    """Whether the middle of the ends is known well enough to tell candidates apart: the interval lies beyond it."""
+    """Whether the middle of the ends is known well enough to distinguish candidates: the interval lies beyond it."""
     return middle_of(ends.ratio, ends.low, ends.high) == middle_of(ends.ratio, ends.ratio, ends.ratio)
 
 

@@ -13,13 +13,12 @@ from iree_gauntlet.engine.modules.modules import read_statistics
 from iree_gauntlet.engine.profiling import Profiling, compared, profile_dispatches
 from iree_gauntlet.engine.rounds.blocks import Pair, PairEvidence, evidence_of
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError, lock_facts
-from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings, compile_round, timed
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.experiments.experiment_log import begun_by, recorded_end
 from iree_gauntlet.experiments.run import Chosen, choose
 from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, Rules, judge, summary_of
-from iree_gauntlet.experiments.sides import Side, prepare_side, rounds_asked, unready
+from iree_gauntlet.experiments.sides import Side, measured, prepare_side, rounds_asked, unready
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.measuring.profiles.dispatch_profile import merged
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.engine.processes.processes import Processes
-    from iree_gauntlet.engine.rounds.taken_rounds import Measurement
+    from iree_gauntlet.engine.rounds.taken_rounds import Measurement, RoundSettings
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.progress import Presenter
 
@@ -245,27 +244,18 @@ def _exit_code(verdicts: Mapping[str, ModelVerdict], left_out: Mapping[str, str]
 
 def _pairs(a: Side, b: Side, settings: _Settings) -> tuple[list[Pair], dict[str, str]]:
     """What can be measured on both sides, and why the rest cannot."""
-    compile_time = settings.metric == "compile-time"
-    steps = (a.compiles, b.compiles) if compile_time else (a.benchmarks, b.benchmarks)
+    sides = tuple((side, side.steps(settings.metric)) for side in (a, b))
     pairs: list[Pair] = []
     left_out: dict[str, str] = {}
-    for chain in sorted({*steps[0], *steps[1]}):
-        missing = [side.name for side, found in zip((a, b), steps, strict=True) if chain not in found]
-        if missing:
-            left_out[chain] = f"{missing[0]} has no such step"
-            continue
-        reasons = [
-            f"{side.name}: {reason}"
-            for side, found in zip((a, b), steps, strict=True)
-            if (reason := unready(side, found[chain]))
-        ]
+    for chain in sorted({chain for _, steps in sides for chain in steps}):
+        reasons = [f"{side.name} has no such step" for side, steps in sides if chain not in steps][:1]
+        if not reasons:
+            reasons = [f"{side.name}: {reason}" for side, steps in sides if (reason := unready(side, steps[chain]))]
         if reasons:
             left_out[chain] = "; ".join(reasons)
             continue
-        measured = compile_round if compile_time else timed
-        pairs.append(
-            Pair(chain, measured(steps[0][chain], settings.rounds), measured(steps[1][chain], settings.rounds))
-        )
+        ours, theirs = (measured(steps[chain], settings.metric, settings.rounds) for _, steps in sides)
+        pairs.append(Pair(chain, ours, theirs))
     return pairs, left_out
 
 

@@ -22,14 +22,7 @@ from iree_gauntlet.experiments.run import Chosen, choose, run
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.matrix_outcome import MATRIX_RECORD, MatrixRecord, read_matrix
 from iree_gauntlet.records.run_folder import asked_folder, is_begun, make_folder
-from iree_gauntlet.requests import (
-    KEPT_UNLESS_GIVEN,
-    Defaults,
-    RunRequest,
-    SelectionRequest,
-    given,
-    require_as_begun,
-)
+from iree_gauntlet.requests import KEPT_UNLESS_GIVEN, Defaults, RunRequest, SelectionRequest, given, require_as_begun
 from iree_gauntlet.settings import shown
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
 
@@ -40,6 +33,9 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.toolchains.toolchain import Toolchain
+
+    # The IREEs of a matrix, and what is run with each.
+    _Asked = tuple[tuple["AskedIree", ...], RunRequest]
 
 
 # Ends that a resumed matrix leaves as they are; errors and what was cut short are tried again.
@@ -65,14 +61,14 @@ def matrix(irees: Sequence[str], request: RunRequest, presenter: Presenter) -> E
     """
     named, resumed = asked_folder("matrix", request.folder, MATRIX_RECORD)
     earlier = read_matrix(named) if named and resumed else None
-    asked = _asked_before(earlier, irees, request) if earlier else _asked_now(irees, request)
+    asked, request = _asked_before(earlier, irees, request) if earlier else _asked_now(irees, request)
     # A mistake in the selection is reported before anything is installed.
-    chosen = choose(asked.request)
+    chosen = choose(request)
     folder = make_folder(named, "matrix")
     # Ctrl-C ends a matrix also between its runs, once: what there is is reported all the same.
     with interruptible(lambda: None):
         with EventLog(folder / MATRIX_RECORD, lambda: datetime.now(UTC)) as log:
-            log.write("matrix", _opening(folder, asked, chosen.selection.name))
+            log.write("matrix", _opening(folder, asked, chosen))
             _Runs(folder, asked, chosen, earlier, log, presenter).all()
         return presenter.ran(folder, brief=False)
 
@@ -82,7 +78,7 @@ class _Runs:
     """The runs of a matrix, one after the other; `record` is what an earlier part of it has done."""
 
     folder: Path
-    asked: _AskedMatrix
+    irees: tuple[AskedIree, ...]
     chosen: Chosen
     record: MatrixRecord | None
     log: EventLog
@@ -97,7 +93,7 @@ class _Runs:
         interrupted, stopped = False, ""
         try:
             # Found all before the first run: their leases keep them there, and a typo is reported at once.
-            machines = {iree.label: self._found(iree) for iree in self.asked.irees if self._earlier(iree) is None}
+            machines = {iree.label: self._found(iree) for iree in self.irees if self._earlier(iree) is None}
             stopped = self._each(machines)
         except KeyboardInterrupt:
             interrupted = True
@@ -105,7 +101,7 @@ class _Runs:
 
     def _each(self, machines: Mapping[str, Workbench | None]) -> str:
         """Runs with each; why it stopped early, else nothing."""
-        irees = self.asked.irees
+        irees = self.irees
         for place, iree in enumerate(irees, start=1):
             self.presenter.line(f"\n{iree.label} ({place} of {len(irees)})")
             code = self._earlier(iree)
@@ -117,7 +113,7 @@ class _Runs:
             else:
                 code = self._run(iree, machine)
             if code is ExitCode.INTERRUPTED:
-                # The run has dealt with the signal; the matrix does the same, and is deaf to more of them then.
+                # The run has dealt with the signal; the matrix does the same, and ignores further ones from then on.
                 signal.raise_signal(signal.SIGINT)
             if self.chosen.request.conduct.stops_early and code is not ExitCode.OK and place < len(irees):
                 return f"--fail-fast, and {iree.label} came out with exit code {int(code)}"
@@ -173,19 +169,19 @@ class _Runs:
         self.log.write("result", fields)
 
 
-def _opening(folder: Path, asked: _AskedMatrix, suite: str) -> dict[str, Any]:
+def _opening(folder: Path, asked: Sequence[AskedIree], chosen: Chosen) -> dict[str, Any]:
     """The fields of a `matrix` event."""
-    irees = [{"label": iree.label, "iree": iree.text, "folder": iree.folder} for iree in asked.irees]
-    request = asked.request
+    irees = [{"label": iree.label, "iree": iree.text, "folder": iree.folder} for iree in asked]
+    request = chosen.request
     others: dict[str, Any] = {"cache_dir": request.toolchain.cache_dir}
     for part in (request.conduct, request.folder, request.network):
         others |= asdict(part)
     return {
         "matrix": folder.name,
         **begun_by(),
-        "suite": suite,
+        "suite": chosen.selection.name,
         "irees": irees,
-        "selection": asked.kept,
+        "selection": {name: value for name, value in request.kept.items() if name in _KEPT},
         "defaults": asdict(request.defaults),
         "stages": [str(stage) for stage in request.stages] if request.stages else None,
         "options": {name: value for name, value in others.items() if name not in ("batch", "last_failed")},
@@ -200,25 +196,7 @@ def _described(toolchain: Toolchain) -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _AskedMatrix:
-    """What a matrix was asked for.
-
-    Attributes:
-        irees: in the order given.
-        request: what is run with each.
-    """
-
-    irees: tuple[AskedIree, ...]
-    request: RunRequest
-
-    @property
-    def kept(self) -> dict[str, Any]:
-        """Options that a resumed matrix keeps, by name."""
-        return {name: value for name, value in self.request.kept.items() if name in _KEPT}
-
-
-def _asked_now(irees: Sequence[str], request: RunRequest) -> _AskedMatrix:
+def _asked_now(irees: Sequence[str], request: RunRequest) -> _Asked:
     """What a command line asks for.
 
     Raises:
@@ -229,10 +207,10 @@ def _asked_now(irees: Sequence[str], request: RunRequest) -> _AskedMatrix:
             "--iree-compiler and --iree-runtime: with both, every run of the matrix would be of the same IREE",
             "Give one of them, to vary the other side alone, or none.",
         )
-    return _AskedMatrix(asked_irees(irees), request)
+    return asked_irees(irees), request
 
 
-def _asked_before(record: MatrixRecord, irees: Sequence[str], request: RunRequest) -> _AskedMatrix:
+def _asked_before(record: MatrixRecord, irees: Sequence[str], request: RunRequest) -> _Asked:
     """What the matrix of a record was asked for.
 
     Raises:
@@ -249,7 +227,7 @@ def _asked_before(record: MatrixRecord, irees: Sequence[str], request: RunReques
     require_as_begun("matrix", folder, now, before)
     stages = tuple(map(Stage, last["stages"] or ()))
     request = replace(request, defaults=Defaults.of(last["defaults"]), stages=stages)
-    return _AskedMatrix(known, request.with_kept(last["selection"]))
+    return known, request.with_kept(last["selection"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +236,7 @@ class AskedIree:
 
     Attributes:
         text: the value of `--iree`, as given.
-        label: its name in reports: the text, of a folder only as much of the end as tells it from the others.
+        label: its name in reports: the text, of a folder only as much of the end as distinguishes it from the others.
         folder: the name of its sub-folder.
     """
 
@@ -313,7 +291,7 @@ def _labels(choices: Sequence[Choice]) -> list[str]:
             for other, theirs in zip(choices, parts, strict=True)
             if other is not choice and other.kind is choice.kind
         ]
-        # POSIX lets `//` be another root than `/`: then the whole paths tell.
+        # POSIX lets `//` be another root than `/`: then the whole paths decide.
         ends = ["/".join(own[-size:]) for size in range(1, len(own) + 1)] + [str(choice.folder)]
         taken = [{*("/".join(theirs[-size:]) for theirs in others)} for size in range(1, len(own) + 1)] + [set()]
         end = next(text for text, used in zip(ends, taken, strict=True) if text not in used)

@@ -96,13 +96,11 @@ class Ran:
     """A run that is over.
 
     Attributes:
-        folder: of it.
         exit_code: INTERRUPTED where Ctrl-C or SIGTERM ended it.
         steps: all that were planned for it.
         held: steps that were planned with it and are left to the caller.
     """
 
-    folder: Path
     exit_code: ExitCode
     steps: tuple[Step, ...]
     held: tuple[Step, ...]
@@ -177,7 +175,7 @@ def run(
         with _engine(plan, shard, run_dir, machine, chosen, progress, runs) as (engine, steps, finished):
             code = engine.run(steps, finished)
     presenter.ran(run_dir, brief=brief)
-    return Ran(run_dir, code, plan.steps, later)
+    return Ran(code, plan.steps, later)
 
 
 @contextmanager

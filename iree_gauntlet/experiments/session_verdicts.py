@@ -103,15 +103,12 @@ def judge(
     """
     alone: dict[str, Comparison] = {}
     controls: dict[str, Comparison] = {}
-    failures: dict[str, str] = {}
     for chain, found in evidence.items():
         if found.failure:
-            failures[chain] = found.failure
             continue
         if found.control:
             controls[chain] = compare(found.control, rules.control_plan, rules.least, rules.band)
         if not found.blocks:
-            failures[chain] = _nothing(found, why_over)
             continue
         comparison = rules.judged(found.blocks)
         if rules.replace_disturbed and found.too_disturbed:
@@ -126,10 +123,11 @@ def judge(
             comparison = against_control(comparison, controls[chain])
         alone[chain] = comparison
     judged = control_discoveries(alone, DEFAULT_DISCOVERY_RATE)
-    return {
-        chain: ModelVerdict(chain, judged.get(chain), controls.get(chain), found, failures.get(chain, ""))
-        for chain, found in evidence.items()
-    }
+    verdicts = {}
+    for chain, found in evidence.items():
+        failure = "" if chain in judged else found.failure or _nothing(found, why_over)
+        verdicts[chain] = ModelVerdict(chain, judged.get(chain), controls.get(chain), found, failure)
+    return verdicts
 
 
 def summary_of(verdicts: Mapping[str, ModelVerdict]) -> dict[str, Any]:

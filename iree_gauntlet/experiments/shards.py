@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.engine.plan_context import BATCH_MODEL
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.records.earlier_runs import run_named
+from iree_gauntlet.steps import BATCH_MODEL
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import MAIN, Stage, Verdict
-from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings, parse_cpus
+from iree_gauntlet.engine.rounds.taken_rounds import Measurement, RoundSettings, compile_round, parse_cpus, timed
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.experiments.run import Chosen, run
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
@@ -58,6 +58,10 @@ class Side:
         """What it is, for the record."""
         return self.machine.toolchain.as_dict() if self.machine.toolchain else {}
 
+    def steps(self, metric: str) -> dict[str, Step]:
+        """Those that are measured for a metric, by chain."""
+        return self.benchmarks if metric == "time" else self.compiles
+
     def as_dict(self) -> dict[str, Any]:
         """For the log of the comparison."""
         return {"asked": self.asked, "folder": self.folder.name, "toolchain": self.toolchain}
@@ -91,6 +95,11 @@ def prepare_side(name: str, machine: Workbench, asked: str, chosen: Chosen, fold
         compiles={step.chain: step for step in compiles},
         interrupted=ran.exit_code is ExitCode.INTERRUPTED,
     )
+
+
+def measured(step: Step, metric: str, rounds: RoundSettings) -> Measurement:
+    """How rounds of a step are taken for a metric."""
+    return timed(step, rounds) if metric == "time" else compile_round(step, rounds)
 
 
 def unready(side: Side, step: Step) -> str:

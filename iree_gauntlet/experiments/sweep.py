@@ -33,7 +33,6 @@ from iree_gauntlet.torch_models.point_chain import DIALECT, PointChain
 from iree_gauntlet.torch_models.point_measurement import Measuring
 from iree_gauntlet.torch_models.point_session import PointSession
 from iree_gauntlet.torch_models.roofline import Roofline, machine_roofline, why_no_roofline
-from iree_gauntlet.torch_models.torch_chain import builder_identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Step
     from iree_gauntlet.toolchains.toolchain import Toolchain
-    from iree_gauntlet.torch_models.lookup import Registry
+    from iree_gauntlet.torch_models.plugins import Registry
     from iree_gauntlet.torch_models.torch_python import TorchPython
 
 
@@ -164,7 +163,7 @@ class MicroRun:
         torch: what makes the models.
         workbench: IREE and the caches.
         progress: shows how it goes.
-        earlier: the run that is gone on with; None for a new one.
+        earlier: the run that is resumed; None for a new one.
         run_dir: the run's folder, once it has begun.
     """
 
@@ -180,20 +179,23 @@ class MicroRun:
     _session: PointSession | None = field(init=False, default=None)
     _refused: dict[str, str] = field(init=False, default_factory=dict)
 
+    @property
+    def _iree(self) -> Toolchain:
+        assert self.workbench.toolchain is not None, "asked for"
+        return self.workbench.toolchain
+
     def measure(self) -> None:
         """All points that have not been measured yet; everything goes into the journal."""
-        toolchain = self.workbench.toolchain
-        assert toolchain is not None, "asked for"
-        require_importer(toolchain)
-        points = self._reachable(points_of(self.config), toolchain)
+        require_importer(self._iree)
+        points = self._reachable(points_of(self.config))
         for device in dict.fromkeys(iree_device(point.model.device) for point in points):
             # What is wrong with a device is said before anything is started.
             chosen_target(device, self.asked.target)
-            chosen_devices(device, 1, toolchain)
+            chosen_devices(device, 1, self._iree)
         self.run_dir = make_folder(self.earlier.folder if self.earlier else None, f"micro-{self.config.file.stem}")
-        done = {} if self.earlier is None else self.earlier.done(toolchain.compiler.identity)
-        context, builder = plan_context(self.workbench, self.run_dir), builder_identity()
-        chains = {point.name: self._chain(point, context, builder) for point in points}
+        done = {} if self.earlier is None else self.earlier.done(self._iree.compiler.identity)
+        context = plan_context(self.workbench, self.run_dir)
+        chains = {point.name: self._chain(point, context) for point in points}
         todo = [point for point in points if chains[point.name].id not in done]
         with model_session(self.run_dir, self.progress, self._event(chains, done)) as session:
             performers = dict.fromkeys((Stage.EXPORT, Stage.THRESHOLD, Stage.BENCHMARK), self._perform)
@@ -204,18 +206,18 @@ class MicroRun:
             with engine.recorded() as performed:
                 performed.verdicts = self._points(todo, len(points), chains, session, engine)
 
-    def _reachable(self, points: Sequence[Point], toolchain: Toolchain) -> list[Point]:
-        """The points whose devices are there; the others are refused, each with its reason, and the sweep goes on.
+    def _reachable(self, points: Sequence[Point]) -> list[Point]:
+        """The points whose devices are there; the others are refused, each with its reason, and the sweep continues.
 
         Raises:
             UsageError: there are none.
         """
         if self.asked.device:
-            # Nothing of the sweep goes on without it, and who names it is told by its name.
+            # Without it there is no sweep, and it is checked by its name.
             return list(points)
         found = []
         for point in points:
-            available = device_available(toolchain, iree_device(point.model.device))
+            available = device_available(self._iree, iree_device(point.model.device))
             if available.ok:
                 found.append(point)
                 continue
@@ -256,16 +258,13 @@ class MicroRun:
         return verdicts
 
     def _roofline(self, todo: Sequence[Point], session: Session[Journal]) -> Roofline | None:
-        """The machine's peaks; None where no point asks for them, or they cannot be had, which is told."""
-        toolchain = self.workbench.toolchain
-        assert toolchain is not None, "asked for"
+        """The machine's peaks; None where no point asks for them, or they cannot be had, which is reported."""
         if all(why_no_roofline(iree_device(point.model.device)) for point in todo):
             return None
         try:
             with session.quiet():
-                return machine_roofline(
-                    self.workbench.cache_dir / "machine", toolchain.compiler.python, machine_facts()
-                )
+                folder = self.workbench.cache_dir / "machine"
+                return machine_roofline(folder, self._iree.compiler.python, machine_facts())
         except WaitCancelledError:
             raise
         except GauntletError as error:
@@ -273,9 +272,7 @@ class MicroRun:
             self.progress.message(f"no shares of the machine's peak: {error.what} ({error.hint})")
             return None
 
-    def _chain(self, point: Point, context: PlanContext, builder: str) -> PointChain:
-        toolchain = self.workbench.toolchain
-        assert toolchain is not None, "asked for"
+    def _chain(self, point: Point, context: PlanContext) -> PointChain:
         device = iree_device(point.model.device)
         target = chosen_target(device, self.asked.target)
         return PointChain(
@@ -286,9 +283,8 @@ class MicroRun:
             device=device,
             flags=target_flags(target),
             context=context,
-            toolchain=toolchain,
+            toolchain=self._iree,
             torch=self.torch,
-            identity=builder,
         )
 
     def _event(self, chains: Mapping[str, PointChain], done: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, Any]:
@@ -328,7 +324,7 @@ class MicroRun:
 
 
 def _one_model_at_a_time(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
-    """Steps that may run beside each other: all compiles, whose programs lack their weights, and nothing else."""
+    """Steps that may run in parallel: all compiles, whose programs lack their weights, and nothing else."""
     light = [step for step in steps if step.stage in (Stage.IMPORT, Stage.COMPILE)]
     if light:
         yield light

@@ -1,6 +1,6 @@
 """The pytest plugin for suites of torch models; it does nothing unless `--test-file-directory` is given.
 
-Where model tests run, the conftest.py files that are loaded are those of the tests, and nobody else's options. A
+Where model tests run, the conftest.py files that are loaded are only those of the tests. A
 checkout of iree-test-suites has one next to its tests that defines our options. Two definitions of one option would
 end pytest with an error, so that file is left out. Where pytest is given nothing but a folder of model tests, those of
 the project's own Python tests are, too: they may import what is not there.

@@ -49,26 +49,26 @@ class FoundTest:
     markers: tuple[str, ...]
 
 
+@dataclass(frozen=True)
 class ModelTestSuite:
     """The tests below a folder.
 
-    Args:
+    Attributes:
         folder: where they are.
         modules: where module definitions are; None for that folder, or the one above it.
         external: where files without a URL are; None for `test_suite_files` there.
         artifacts: a folder below the tests', perhaps, that holds none.
     """
 
-    def __init__(self, folder: Path, modules: Path | None, external: Path | None, artifacts: Path) -> None:
-        self.folder = folder
-        self._modules = modules
-        self._external = external
-        self._artifacts = artifacts
+    folder: Path
+    modules: Path | None
+    external: Path | None
+    artifacts: Path
 
     @cached_property
     def tests(self) -> dict[Path, FoundTest]:
         """The tests by file, in order."""
-        specs = read_torch_specs(self.folder, self._external, self._modules, without=self._artifacts)
+        specs = read_torch_specs(self.folder, self.external, self.modules, without=self.artifacts)
         modules = TorchModules(specs)
         targets = [Target(family) for family in FAMILIES]
         found: dict[Path, FoundTest] = {}
@@ -144,13 +144,13 @@ class _TestOfFile(pytest.Item):
         return self.path, 0, self.name.removesuffix(".json")
 
     def add_own_marker(self, marker: str) -> None:
-        """Registered first: a suite's markers are nobody's misspelt ones, also with --strict-markers."""
+        """Add a marker that is registered first: with --strict-markers, a suite's markers are no spelling mistakes."""
         self.config.addinivalue_line("markers", f"{marker}: of model tests")
         self.add_marker(marker)
 
 
 class UnreadableTest(_TestOfFile):
-    """A file that cannot be used: an error where it is selected, and of nobody else.
+    """A file that cannot be used: an error where it is selected, and only there.
 
     Attributes:
         what: everything that is wrong with it.
@@ -203,7 +203,7 @@ class ModelTest(_TestOfFile):
             self.add_own_marker(marker)
 
     def setup(self) -> None:
-        """Fetch, import, compile and make up weights, as far as nobody has yet.
+        """Fetch, import, compile and make synthetic weights, as far as this was not done yet.
 
         Raises:
             StepError: something else than the compiler kept the test from running.

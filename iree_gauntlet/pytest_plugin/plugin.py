@@ -89,7 +89,7 @@ class ModelTestPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-        """Collect a test that is named by itself."""
+        """Collect a test that is named directly."""
         if file_path.suffix != ".json" or not self.suite.holds(file_path):
             return None
         found: pytest.Collector = SpecFile.from_parent(parent, path=file_path, suite=self.suite)

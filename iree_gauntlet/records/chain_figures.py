@@ -34,6 +34,7 @@ class ChainFigures:
         samples: repetitions of its benchmark.
         time, dispatches, size: checks of these metrics, the worst where there are several.
         dispatch_count, binary_size_bytes: measured, from the check or the compiler's statistics.
+        disturbed: whether other work on the machine disturbed the time.
     """
 
     compile_seconds: float | None
@@ -46,6 +47,7 @@ class ChainFigures:
     dispatch_count: float | None
     binary_size_bytes: float | None
     verdict: str
+    disturbed: bool
 
     @property
     def compile_cell(self) -> str:
@@ -80,10 +82,10 @@ class ChainFigures:
 
     @property
     def time_cell(self) -> str:
-        """`9.10 ± 0.12`, in ms."""
+        """`9.10 ± 0.12`, in ms; `9.10 ± 0.12 *` of a time that was disturbed."""
         if self.samples is None or not self.samples.real_time_ms:
             return NOTHING
-        return mean_and_spread(self.samples.mean_ms, self.samples.stdev_ms)
+        return mean_and_spread(self.samples.mean_ms, self.samples.stdev_ms) + (" *" if self.disturbed else "")
 
     @property
     def least_time_cell(self) -> str:
@@ -143,6 +145,7 @@ def chain_figures(chain: ChainOutcome) -> ChainFigures:
         dispatch_count=measured(dispatches, "dispatch_count"),
         binary_size_bytes=measured(size, "binary_size_bytes"),
         verdict="; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in by_verdict.items()) or verdict,
+        disturbed=bool(benchmarks and benchmarks[-1].statistics.get("disturbed")),
     )
 
 

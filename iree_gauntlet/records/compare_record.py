@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_events, read_journal
@@ -23,14 +23,12 @@ class ComparedSide:
         name: `A` or `B`.
         asked: as the command line named it.
         toolchain: what it was (the journal's record).
-        folder: of its run.
         run: the result of its run; None where there is none.
     """
 
     name: str
     asked: str
     toolchain: dict[str, Any]
-    folder: Path
     run: JournalRecord | None
 
     @property
@@ -45,7 +43,6 @@ class ComparisonRecord:
     """A comparison, whole or cut short.
 
     Attributes:
-        folder: where it lies.
         opening: the last `comparison` event: what was asked for, by which rules, on which machine.
         sides: A and B; none where the log has no opening.
         verdicts: the `verdict` events, by model; those that were not reached are missing.
@@ -55,7 +52,6 @@ class ComparisonRecord:
         end: the `end` event; None for one that was killed or is under way.
     """
 
-    folder: Path
     opening: dict[str, Any] = field(default_factory=dict)
     sides: tuple[ComparedSide, ...] = ()
     verdicts: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -91,34 +87,29 @@ def read_comparison(folder: Path) -> ComparisonRecord:
     Raises:
         GauntletError: there is no log, or it cannot be read.
     """
-    opening: dict[str, Any] = {}
-    verdicts: dict[str, dict[str, Any]] = {}
-    summary: dict[str, Any] = {}
-    where: dict[str, dict[str, Any]] = {}
-    begun: Counter[str] = Counter()
-    end: dict[str, Any] | None = None
+    record = ComparisonRecord()
     for _, event in read_events(folder / COMPARISON_FILE, "comparison").events:
         match event.get("event"):
             case "comparison":
                 # A resumed one judges again.
-                opening, verdicts, summary, where, end = event, {}, {}, {}, None
+                record = ComparisonRecord(event, begun=record.begun)
             case "prepared":
-                opening = {**opening, **event, "time": opening.get("time")}
+                record = replace(record, opening={**record.opening, **event, "time": record.opening.get("time")})
             case "block":
-                begun[str(event["chain"])] += 1
+                record.begun[str(event["chain"])] += 1
             case "verdict":
-                verdicts[str(event["chain"])] = event
+                record.verdicts[str(event["chain"])] = event
             case "summary":
-                summary = event
+                record = replace(record, summary=event)
             case "where":
-                where[str(event["chain"])] = event
+                record.where[str(event["chain"])] = event
             case "end":
-                end = event
-    sides = tuple(_side(name, side, folder) for name, side in (opening.get("sides") or {}).items())
-    return ComparisonRecord(folder, opening, sides, verdicts, summary, where, begun, end)
+                record = replace(record, end=event)
+    sides = tuple(_side(name, side, folder) for name, side in (record.opening.get("sides") or {}).items())
+    return replace(record, sides=sides)
 
 
 def _side(name: str, side: dict[str, Any], folder: Path) -> ComparedSide:
-    own = folder / str(side["folder"])
-    run = read_journal(own / JOURNAL) if (own / JOURNAL).is_file() else None
-    return ComparedSide(name, str(side["asked"]), dict(side.get("toolchain") or {}), own, run)
+    journal = folder / str(side["folder"]) / JOURNAL
+    run = read_journal(journal) if journal.is_file() else None
+    return ComparedSide(name, str(side["asked"]), dict(side.get("toolchain") or {}), run)

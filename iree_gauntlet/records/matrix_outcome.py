@@ -17,15 +17,15 @@ All that was measured is in the journals of the runs, `<folder>/journal.jsonl`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
 
 from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.journal_format import JOURNAL, read_events, read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_events, read_journal, refuse
 from iree_gauntlet.records.chain_figures import MatrixCell, matrix_cell
-from iree_gauntlet.records.outcome import RunOutcome, headline, outcome_of
+from iree_gauntlet.records.outcome import RunOutcome, headline, outcome_of, remarks_of_record
 
 MATRIX_RECORD = "matrix.jsonl"
 
@@ -210,20 +210,7 @@ def _rows(irees: tuple[MatrixIree, ...]) -> tuple[MatrixRow, ...]:
 
 
 def _remarks(record: MatrixRecord, irees: tuple[MatrixIree, ...]) -> tuple[str, ...]:
-    remarks = []
-    if not record.parts:
-        remarks.append("the record does not say what was to run: its first line is missing")
-    elif record.end is None:
-        remarks.append("the record has no end: the matrix was killed, or is still under way")
-    elif record.interrupted:
-        remarks.append("the matrix was interrupted")
-    elif record.stopped:
-        remarks.append(f"the matrix stopped before its end: {record.stopped}")
-    if record.torn:
-        remarks.append("a line of the record was cut short by a crash; it is left out")
-    if len(record.parts) > 1:
-        times = len(record.parts) - 1
-        remarks.append(f"the matrix was resumed {'once' if times == 1 else f'{times} times'}")
+    remarks = remarks_of_record("matrix", "record", len(record.parts), record.end, torn=record.torn)
     remarks += _of_irees(irees)
     for iree in irees:
         remarks += [f"{iree.label}: {remark}" for remark in (iree.outcome.remarks if iree.outcome else ())]
@@ -276,9 +263,9 @@ class MatrixRecord:
     """
 
     path: Path
-    parts: tuple[dict[str, Any], ...]
+    parts: tuple[dict[str, Any], ...] = ()
     toolchains: dict[str, dict[str, Any]] = field(default_factory=dict)
-    started: frozenset[str] = frozenset()
+    started: set[str] = field(default_factory=set)
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     end: dict[str, Any] | None = None
     torn: bool = False
@@ -307,35 +294,30 @@ def read_matrix(folder: Path) -> MatrixRecord:
     Raises:
         GauntletError: there is none, or it is damaged in another way than by a crash.
     """
-    record = read_events(folder / MATRIX_RECORD, "matrix")
-    parts: list[dict[str, Any]] = []
-    toolchains: dict[str, dict[str, Any]] = {}
-    results: dict[str, dict[str, Any]] = {}
-    started: set[str] = set()
-    end: dict[str, Any] | None = None
-    for number, event in record.events:
+    log = read_events(folder / MATRIX_RECORD, "matrix")
+    record = MatrixRecord(log.path, torn=log.torn)
+    for number, event in log.events:
         kind = event.get("event")
         if kind == "matrix":
             if not _names_irees(event):
-                record.refuse(number, "is a matrix event without a list of IREEs")
-            parts.append(event)
-            end = None
+                refuse(log.path, number, "is a matrix event without a list of IREEs")
+            record = replace(record, parts=(*record.parts, event), end=None)
         elif kind == "end":
-            end = event
+            record = replace(record, end=event)
         elif kind in ("toolchain", "start", "result"):
             label = event.get("label")
             if not isinstance(label, str):
-                record.refuse(number, f"is a {kind} event without a label")
+                refuse(log.path, number, f"is a {kind} event without a label")
             if kind == "toolchain":
-                toolchains[label] = event
+                record.toolchains[label] = event
             elif kind == "start":
-                started.add(label)
-                results.pop(label, None)
+                record.started.add(label)
+                record.results.pop(label, None)
             else:
                 if not isinstance(event.get("exit_code"), int):
-                    record.refuse(number, "is a result event without an exit code")
-                results[label] = event
-    return MatrixRecord(record.path, tuple(parts), toolchains, frozenset(started), results, end, record.torn)
+                    refuse(log.path, number, "is a result event without an exit code")
+                record.results[label] = event
+    return record
 
 
 def _names_irees(event: dict[str, Any]) -> bool:

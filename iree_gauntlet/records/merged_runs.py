@@ -27,12 +27,10 @@ class Merged:
 
     Attributes:
         events: its lines, in the order of their times behind the `run` event.
-        missing: the shards that are not among the runs, from 1.
         remarks: what a reader must know of it, one line each.
     """
 
     events: tuple[dict[str, Any], ...]
-    missing: tuple[int, ...]
     remarks: tuple[str, ...]
 
 
@@ -83,7 +81,7 @@ def merged(records: Sequence[JournalRecord], name: str, command: str, cwd: str, 
         selection = {**opening["asked"]["selection"], "shard": "", "shard_costs": ""}
         opening["asked"] = {**opening["asked"], "selection": selection}
     happened = sorted((event for record in records for event in _happened(record)), key=lambda event: event["time"])
-    return Merged((opening, *happened, *_end(records)), missing, tuple(remarks))
+    return Merged((opening, *happened, *_end(records)), tuple(remarks))
 
 
 def _last_run(record: JournalRecord) -> dict[str, Any]:

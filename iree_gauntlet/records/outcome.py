@@ -200,7 +200,7 @@ def outcome_of(record: JournalRecord) -> RunOutcome:
         imports=_cache_count(steps, "import"),
         downloads=CacheCount(sum(fetched.values()), len(fetched) - sum(fetched.values()) - made),
         made_inputs=made,
-        remarks=_remarks(record, state),
+        remarks=_remarks(record),
         markers=str(run.get("markers") or ""),
     )
 
@@ -350,20 +350,36 @@ def lock_remark(event: dict[str, Any]) -> list[str]:
     )
 
 
-def _remarks(record: JournalRecord, state: str) -> tuple[str, ...]:
+def remarks_of_record(kind: str, name: str, parts: int, end: dict[str, Any] | None, *, torn: bool) -> list[str]:
+    """What a reader must know of how a record was written, one line each.
+
+    Args:
+        kind: `run` or `matrix`.
+        name: of the record, for people.
+        parts: how often it was begun.
+        end: its `end` event.
+        torn: whether a crash cut a line of it short.
+    """
     remarks = []
-    if not record.runs:
-        remarks.append("the journal does not say what was to run: its first line is missing")
-    elif state == "unfinished":
-        remarks.append("the journal has no end: the run was killed, or is still under way")
-    elif state == "interrupted":
-        remarks.append("the run was interrupted")
-    if record.torn:
-        remarks.append("a line of the journal was cut short by a crash; it is left out")
+    if not parts:
+        remarks.append(f"the {name} does not say what was to run: its first line is missing")
+    elif end is None:
+        remarks.append(f"the {name} has no end: the {kind} was killed, or is still under way")
+    elif end.get("interrupted"):
+        remarks.append(f"the {kind} was interrupted")
+    elif end.get("stopped"):
+        remarks.append(f"the {kind} stopped before its end: {end['stopped']}")
+    if torn:
+        remarks.append(f"a line of the {name} was cut short by a crash; it is left out")
+    if parts > 1:
+        remarks.append(f"the {kind} was resumed {'once' if parts == 2 else f'{parts - 1} times'}")
+    return remarks
+
+
+def _remarks(record: JournalRecord) -> tuple[str, ...]:
+    remarks = remarks_of_record("run", "journal", len(record.runs), record.end, torn=record.torn)
     if len(record.runs) > 1:
-        times = len(record.runs) - 1
-        noun = "once" if times == 1 else f"{times} times"
-        remarks.append(f"the run was resumed {noun}; the results of all its parts are counted")
+        remarks[-1] += "; the results of all its parts are counted"
     if record.runs:
         remarks += [str(remark) for remark in record.runs[-1].get("remarks") or ()]
         remarks += lock_remark(record.runs[-1])
@@ -376,7 +392,7 @@ def _remarks(record: JournalRecord, state: str) -> tuple[str, ...]:
 
 
 def _of_the_environment(record: JournalRecord) -> list[str]:
-    """What was wrong with mirrors and the shared cache: the run went on without, and nobody would see it."""
+    """What was wrong with mirrors and the shared cache: the run continued without them, and it would not be seen."""
     notes = dict.fromkeys(
         note for result in record.results.values() for note in result.notes if _ENVIRONMENT.search(note)
     )

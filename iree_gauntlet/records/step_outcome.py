@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 _RESULT = tuple(field.name for field in fields(Result))
+_PLANNED = ("id", "chain", "dialect", "model", "submodel", "target", "stage")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,6 @@ def step_outcome(step: dict[str, Any], record: JournalRecord) -> StepOutcome:
         KeyError, TypeError, ValueError: the journal's objects are not what this version writes.
     """
     step_id = str(step["id"])
-    stage = str(step["stage"])
     started = record.starts.get(step_id, "")
     found = None if record.started_again(step_id) else record.results.get(step_id)
     result = _judged(started, record) if found is None else found
@@ -97,17 +97,11 @@ def step_outcome(step: dict[str, Any], record: JournalRecord) -> StepOutcome:
         "command": result.command or _typed(process),
         "notes": tuple(dict.fromkeys((*map(str, step.get("notes") or ()), *result.notes))),
     }
+    came_to |= {name: str(step[name]) for name in _PLANNED}
     return StepOutcome(
         **came_to,
-        id=step_id,
-        chain=str(step["chain"]),
-        dialect=str(step["dialect"]),
-        model=str(step["model"]),
-        submodel=str(step["submodel"]),
-        target=str(step["target"]),
         sku=str(step.get("sku") or ""),
-        stage=stage,
-        role=step_name(step).removeprefix(stage).removeprefix("."),
+        role=step_name(step).removeprefix(str(step["stage"])).removeprefix("."),
         unfinished=found is None,
         never_started=found is None and not started,
         started=started,

@@ -153,19 +153,16 @@ def changes(record: ComparisonRecord) -> list[Change]:
     # Rounds of compiles have measured these, and better.
     measured = ("compile memory",) if record.options.get("metric") == "compile-time" else ()
     found: list[Change] = _round_memory(record) if measured else []
-    for model in dict.fromkeys([*a, *b]):
-        one, other = a.get(model), b.get(model)
-        if one is None or other is None:
+    for model, one in a.items():
+        other = b.get(model)
+        if other is None:
             continue
         if one.verdict_text != other.verdict_text:
             found.append(Change(model, "checks", one.verdict_text, other.verdict_text, "", notable=True))
         for name, read, write, counted in FIGURES:
-            if name in measured:
-                continue
             before, after = read(one), read(other)
-            if before is None and after is None:
-                continue
-            found.append(_change(model, name, before, after, write, counted=counted))
+            if name not in measured and (before, after) != (None, None):
+                found.append(_change(model, name, before, after, write, counted=counted))
     return found
 
 

@@ -5,15 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cleaning import one_line
-from iree_gauntlet.figures import (
-    byte_size,
-    duration,
-    error_figure,
-    figure,
-    mean_and_spread,
-    percent,
-    whole,
-)
+from iree_gauntlet.figures import byte_size, duration, error_figure, figure, mean_and_spread, percent, whole
 
 if TYPE_CHECKING:
     from iree_gauntlet.records.step_outcome import StepOutcome

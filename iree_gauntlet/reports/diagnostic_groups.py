@@ -42,7 +42,7 @@ _NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:[.,]\d+)*(?:[eE][-+]?\d+)?(?![\w])")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Failures that are one to whoever fixes them.
+    """Failures that have one cause for the person who fixes them.
 
     Attributes:
         stage: in which they failed.

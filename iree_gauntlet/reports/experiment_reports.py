@@ -68,12 +68,14 @@ class ConsolePresenter:
         self._output.write(f"{text}\n")
 
     def ran(self, folder: Path, *, brief: bool) -> ExitCode:
-        """Writes the reports of what was recorded there, and shows its result."""
+        """Writes the reports of what was recorded there, shows its result, and gives its exit code."""
         reports = write_reports(folder)
         if brief:
             self.line(f"{reports.headline}; reports in {shown(folder)}")
         else:
             reports.print(shown(folder), self._output.stream, environ=os.environ)
+            for command in reports.commands(os.environ):
+                self.line(command)
         if self._output.lost:
             lost = f"standard output: {self._output.lost}; the run went on, see {shown(folder)}"
             sys.stderr.write(f"warning: {lost}\n")

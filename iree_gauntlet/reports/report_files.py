@@ -14,7 +14,7 @@ from iree_gauntlet.reports.render_markdown import markdown, shortened
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.document import Document
 
@@ -36,12 +36,14 @@ class Reports:
         document: what people read; it is given the folder, as the user knows it, for a terminal, and None elsewhere.
         exit_code: what the experiment ended with.
         headline: its result in a line.
+        commands: what a CI system reads in a log, given the environment.
     """
 
     files: Mapping[str, Callable[[], str]]
     document: Callable[[Path | None], Document]
     exit_code: ExitCode
     headline: str
+    commands: Callable[[Mapping[str, str]], Sequence[str]] = lambda _environ: ()
 
     def write(self, folder: Path) -> None:
         """Write them next to the record.

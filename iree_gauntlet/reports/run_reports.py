@@ -49,7 +49,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Metric, Statistic, Verdict
@@ -57,6 +57,7 @@ from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import ChainFigures, chain_figures
 from iree_gauntlet.records.outcome import RunOutcome, headline, outcome_of
+from iree_gauntlet.reports.github import error_commands
 from iree_gauntlet.reports.junit import junit_document
 from iree_gauntlet.reports.render_html import html_page
 from iree_gauntlet.reports.render_markdown import escape, markdown, table
@@ -128,7 +129,8 @@ def reports_of_run(outcome: RunOutcome) -> Reports:
         "summary.json": lambda: summary_json(outcome),
         **_job_summary(outcome),
     }
-    return Reports(files, document, outcome.exit_code, headline(outcome))
+    commands = partial(error_commands, outcome.bad_steps)
+    return Reports(files, document, outcome.exit_code, headline(outcome), commands)
 
 
 def write_job_summary(run_dir: Path, folder: Path) -> None:

@@ -5,13 +5,14 @@ Of a run with more than 200 chains (a suite of operators) its tables hold only w
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.cleaning import last_lines
 from iree_gauntlet.document import Block, Code, Column, Document, Heading, Items, Kind, Name, Paragraph, Table, Text
-from iree_gauntlet.figures import byte_size, duration
+from iree_gauntlet.figures import byte_size, counted, duration
 from iree_gauntlet.records.chain_figures import chain_figures
 from iree_gauntlet.records.outcome import BAD_VERDICTS, RunOutcome, cache_line, headline, version
 from iree_gauntlet.reports.details import finding_lines
@@ -26,11 +27,17 @@ if TYPE_CHECKING:
 
 # What files hold at most, and what of it a terminal shows.
 _MOST_FAILURES, _SHOWN_FAILURES = 200, 20
-_MOST_ROWS, _SHOWN_ROWS = 500, 60
+_MOST_ROWS, _SHOWN_ROWS = 500, 30
 _MOST_GROUPS, _SHOWN_GROUPS = 50, 20
 _SHOWN_FINDINGS = 12
 _GROUPED_FROM = 20
 _NAMED_STEPS = 8
+_COMPARED = (Verdict.PASSED, Verdict.FAILED, Verdict.XFAILED, Verdict.XPASSED)
+_VERDICT_WORDS = {
+    Verdict.ERROR: "in error",
+    Verdict.XFAILED: "failed as expected",
+    Verdict.XPASSED: "passed unexpectedly",
+}
 _COLUMNS = (
     Column("verdict", Kind.VERDICT),
     Column("model", Kind.NAME),
@@ -75,7 +82,8 @@ def run_document(outcome: RunOutcome, folder: Path | None = None) -> Document:
     idle = len(outcome.bad_steps) - len(bad)
     if idle:
         blocks.append(Paragraph((f"{idle} step{'s' if idle > 1 else ''} did not start.",)))
-    blocks += [*_figures(outcome), *_unchecked(outcome), Paragraph((cache_line(outcome),))]
+    blocks += [*_figures(outcome), *_unchecked(outcome)]
+    blocks += [Paragraph((line,)) for line in (*_judged(outcome), cache_line(outcome))]
     blocks.append(Paragraph((f"time: {duration(outcome.seconds)}{inside}",)))
     return Document(
         f"IREE Gauntlet: {f'suite {outcome.suite}, ' if outcome.suite else ''}run {outcome.run}",
@@ -91,6 +99,35 @@ def run_document(outcome: RunOutcome, folder: Path | None = None) -> Document:
 def _bad_steps(outcome: RunOutcome) -> tuple[StepOutcome, ...]:
     """Steps that began and came out badly: of those that an interrupted run never began there is nothing to say."""
     return tuple(step for step in outcome.bad_steps if not step.never_started)
+
+
+def _judged(outcome: RunOutcome) -> Iterator[str]:
+    """What the verdicts rest on: who reads `passed` is to know what was looked at, and which goldens were not."""
+    counts = Counter(chain.verdict for chain in outcome.chains)
+    verdicts = [f"{count} {_VERDICT_WORDS.get(verdict, verdict)}" for verdict, count in sorted(counts.items())]
+    checks = [(step, check) for step in outcome.steps for check in step.checks]
+    judged = Counter(check.metric for _, check in checks if check.passed is not None)
+    compared = (step for step in outcome.steps if step.stage == "threshold" and NOTHING_COMPARED not in step.notes)
+    numbers = sum(step.verdict in _COMPARED for step in compared)
+    timed = [step for step in outcome.steps if step.samples is not None]
+    unjudged = not judged["time_ms"] and any(check.metric == "time_ms" for _, check in checks)
+    unnamed = unjudged and not any(chain.sku for chain in outcome.chains)
+    disturbed = sum(bool(step.statistics.get("disturbed")) for step in timed)
+    yield (
+        f"{counted(len(outcome.chains), 'case' if outcome.many else 'model')}: {', '.join(verdicts)}; "
+        f"judged: numbers {numbers}, dispatches {judged['dispatch_count']}, sizes {judged['binary_size_bytes']}, "
+        f"times {judged['time_ms']}{' (no --sku)' if unnamed else ''}"
+        + (f"; {counted(disturbed, 'time')} disturbed (*)" if disturbed else "")
+    )
+    idle = [
+        (check.release, golden.release)
+        for step, check in checks
+        for golden in step.goldens
+        if check.passed is None and golden.metric == check.metric and golden.release
+    ]
+    if idle:
+        releases = ", ".join(sorted({release for _, release in idle}))
+        yield f"{counted(len(idle), 'golden')} not applied: for {releases}, this is {idle[0][0] or 'unknown'}"
 
 
 def _unchecked(outcome: RunOutcome) -> Iterator[Block]:

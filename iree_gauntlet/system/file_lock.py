@@ -31,7 +31,7 @@ def take_lock(
 
     Args:
         path: the file; a symbolic link is not followed.
-        exclusive: whether nobody else may hold it; otherwise others may share it.
+        exclusive: whether no other process may hold it; otherwise others may share it.
         wait: for those who hold it.
         create: make the file where there is none. Otherwise a shared lock needs no more than reading rights.
         mode: of a file that is made, whatever the umask says; by the umask for None.

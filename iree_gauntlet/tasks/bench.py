@@ -1,4 +1,4 @@
-"""`bench`: a model written as a Python function, made by torch, compiled by IREE, held against torch, measured."""
+"""`bench`: a model written as a Python function, made by torch, compiled by IREE, compared with torch, measured."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _report(session: BenchSession, run_dir: Path, output: Output, code: ExitCode
     record = read_journal(run_dir / JOURNAL)
     lines = result_lines(record, chain, session.build)
     if chain.options.output and code is not ExitCode.INTERRUPTED:
-        entry = perf_entry(record, chain, session.build, record.runs[-1]["time"], session.notes)
+        entry = perf_entry(record, chain, session.build, session.notes)
         appended = append_result(chain.options.output, entry, _locks(chain.options))
         lines.append(appended.note or f"result {appended.entries} of {appended.path}")
     for line in (*session.notes, *lines):

@@ -138,8 +138,8 @@ def _host(toolchain: Toolchain) -> Finding:
 
 
 def _drivers(toolchain: Toolchain) -> Finding:
-    names = ", ".join(driver.name for driver in drivers(toolchain))
-    return Finding("drivers", "info", f"drivers: {names}; devices: {', '.join(devices(toolchain)) or 'none'}")
+    names, there = ", ".join(drivers(toolchain)), ", ".join(devices(toolchain)) or "none"
+    return Finding("drivers", "info", f"drivers: {names}; devices: {there}")
 
 
 def _target(toolchain: Toolchain, target: str, backend: str, driver: str) -> Finding:

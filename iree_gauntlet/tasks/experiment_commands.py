@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from iree_gauntlet.requests import (
     RunRequest,
     ToolchainRequest,
 )
-from iree_gauntlet.tasks.task_options import CACHE, RUNNING, SELECTION, TOOLCHAIN, gauntlet_task
+from iree_gauntlet.tasks.task_options import CACHE, RUNNING, SELECTION, TOOLCHAIN, console_presenter, gauntlet_task
 from iree_gauntlet.torch_models.bench_options import OPTIONS, BenchOption, read_options
 
 if TYPE_CHECKING:
@@ -56,9 +55,8 @@ def compare_task(options: dict[str, Any]) -> ExitCode:
               compare --resume
     """
     from iree_gauntlet.experiments.compare import compare  # noqa: PLC0415
-    from iree_gauntlet.reports.experiment_reports import ConsolePresenter  # noqa: PLC0415
 
-    return compare(read(CompareRequest, options), RunRequest.of(options, Defaults()), ConsolePresenter(sys.stdout))
+    return compare(read(CompareRequest, options), RunRequest.of(options, Defaults()), console_presenter())
 
 
 _IREES = Option(
@@ -77,7 +75,7 @@ _IREES = Option(
         _IREES,
         *(replace(option, help=f"{option.help[:-1]}: the same in all runs.") for option in _SIDES),
         *_running(
-            # What failed lies in one run; a matrix has several.
+            # What failed is known of one run; a matrix has several.
             *(option.name for option in RUNNING if option.name != "last_failed"),
             fail_fast="Stop at the first failure, and after the first IREE that fails.",
             resume="Continue the newest matrix (or --run-dir): finished IREEs stay, the one that was killed continues.",
@@ -94,12 +92,11 @@ def matrix_task(options: dict[str, Any]) -> ExitCode:
               matrix --resume
     """
     from iree_gauntlet.experiments.matrix import matrix  # noqa: PLC0415 - `list` must not wait for it
-    from iree_gauntlet.reports.experiment_reports import ConsolePresenter  # noqa: PLC0415
 
     # Of several IREEs, which a request has one of.
     values = {name: value for name, value in options.items() if name != _IREES.name}
     request = RunRequest.of(values, Defaults(suite=DEFAULT_SUITE))
-    return matrix(options[_IREES.name], request, ConsolePresenter(sys.stdout))
+    return matrix(options[_IREES.name], request, console_presenter())
 
 
 @gauntlet_task(
@@ -127,9 +124,8 @@ def bisect_task(options: dict[str, Any]) -> ExitCode:
               bisect --good build:../a --bad build:../c --among build:../b --model toy --metric size
     """
     from iree_gauntlet.experiments.bisect import bisect  # noqa: PLC0415
-    from iree_gauntlet.reports.experiment_reports import ConsolePresenter  # noqa: PLC0415
 
-    return bisect(read(BisectRequest, options), RunRequest.of(options, Defaults()), ConsolePresenter(sys.stdout))
+    return bisect(read(BisectRequest, options), RunRequest.of(options, Defaults()), console_presenter())
 
 
 def _option(option: BenchOption) -> Option:

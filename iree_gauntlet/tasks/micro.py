@@ -16,16 +16,15 @@ from iree_gauntlet.reports.output import Output, open_progress, write_text
 from iree_gauntlet.reports.sweeps.sweep_reports import check_output, read_targets, write_micro_reports
 from iree_gauntlet.settings import shown
 from iree_gauntlet.torch_models.configuration import overridden, read_micro_config
-from iree_gauntlet.torch_models.plugins import entry_point_files, load_registry
+from iree_gauntlet.torch_models.plugins import REFUSED, entry_point_files, load_registry
 from iree_gauntlet.torch_models.recipe_registry import CUSTOM
-from iree_gauntlet.torch_models.refused_recipes import REFUSED
 from iree_gauntlet.torch_models.torch_python import find_torch_python
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from iree_gauntlet.requests import MicroRequest, ToolchainRequest
-    from iree_gauntlet.torch_models.lookup import Registry
+    from iree_gauntlet.torch_models.plugins import Registry
 
 
 def micro(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:

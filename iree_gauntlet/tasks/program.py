@@ -36,6 +36,7 @@ from iree_gauntlet.tasks.task_options import (
     SELECTION,
     SHARD,
     TOOLCHAIN,
+    console_presenter,
     gauntlet_task,
     with_defaults,
 )
@@ -70,9 +71,8 @@ _STAGES = options_of(RunRequest)
 
 def _runner() -> Callable[[RunRequest], ExitCode]:
     from iree_gauntlet.experiments.run import execute  # noqa: PLC0415 - `list` must not wait for it
-    from iree_gauntlet.reports.experiment_reports import ConsolePresenter  # noqa: PLC0415
 
-    return partial(execute, presenter=ConsolePresenter(sys.stdout))
+    return partial(execute, presenter=console_presenter())
 
 
 @gauntlet_task("list", (*SELECTION, *SHARD, *FORMAT))

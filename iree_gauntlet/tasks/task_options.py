@@ -28,6 +28,8 @@ from iree_gauntlet.requests import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from iree_gauntlet.progress import Presenter
+
 
 SELECTION = options_of(SelectionRequest)
 
@@ -130,6 +132,13 @@ def gauntlet_task(
     return decorate
 
 
+def console_presenter() -> Presenter:
+    """Shows runs on standard output; brings the reports, for which `--list` must not wait."""
+    from iree_gauntlet.reports.experiment_reports import ConsolePresenter  # noqa: PLC0415
+
+    return ConsolePresenter(sys.stdout)
+
+
 @dataclass
 class End:
     """What a command ends with."""
@@ -154,7 +163,7 @@ def ended() -> Iterator[End]:
         sys.stderr.write("interrupted\n")
         end.code = ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output went away (`| head`): nothing to say, and nobody to say it to.
+        # The reader of our output went away (`| head`): nothing is left to be said.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         end.code = ExitCode.OK
     sys.stdout.flush()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # Listing starts the drivers of every vendor, and a sick one hangs.
 _TIMEOUT_SECONDS = 20.0
-_DRIVER = re.compile(r"^\s+(?P<name>[\w-]+): (?P<description>.*)$", re.MULTILINE)
+_DRIVER = re.compile(r"^\s+([\w-]+): ", re.MULTILINE)
 # `c/runtime/src/…/file.c:155: UNAVAILABLE; what happened; what was being done`
 _STATUS = re.compile(r"^\S+:\d+: [A-Z_]+; (?P<message>.*)$", re.MULTILINE)
 
@@ -27,14 +27,6 @@ _HINTS = {
     "vulkan": "install the Vulkan loader (libvulkan.so.1) and the GPU's Vulkan driver, until vulkaninfo lists it",
     "metal": "only the runtime for macOS has it: run there",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Driver:
-    """A HAL driver that the runtime was built with; its devices may still be missing."""
-
-    name: str
-    description: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +57,14 @@ def compile_backends(toolchain: Toolchain) -> tuple[str, ...]:
 
 
 @functools.cache
-def drivers(toolchain: Toolchain) -> tuple[Driver, ...]:
-    """The HAL drivers of the runtime.
+def drivers(toolchain: Toolchain) -> tuple[str, ...]:
+    """Names of the HAL drivers that the runtime was built with; their devices may still be missing.
 
     Raises:
         ToolchainError: where the runtime does not answer.
     """
     answer = ask([toolchain.runtime.run_module, "--list_drivers"], timeout=_TIMEOUT_SECONDS)
-    found = tuple(Driver(d["name"], d["description"].strip()) for d in _DRIVER.finditer(answer.stdout))
+    found = tuple(_DRIVER.findall(answer.stdout))
     if not found:
         raise ToolchainError(
             f"{toolchain.runtime.run_module} --list_drivers listed none (exit code {answer.exit_code})",
@@ -118,7 +110,7 @@ def _found_device(toolchain: Toolchain, device: str) -> str:
         ToolchainError: it is not there, or the runtime does not answer.
     """
     driver, _, path = device.partition("://")
-    known = [found.name for found in drivers(toolchain)]
+    known = drivers(toolchain)
     if driver not in known:
         what = f"the runtime {toolchain.runtime.release} has no driver {driver}: it has {', '.join(known)}"
         raise ToolchainError(what, _HINTS.get(driver, "check the spelling of the device"))

@@ -6,7 +6,7 @@
 
 An environment is made aside and renamed when it is whole. What breaks when a virtual environment is moved are
 the scripts in `bin`, which name their interpreter by its path: they are left out. `bin/python` finds its
-packages from where it lies, and IREE's native programs find their libraries from where they lie.
+packages from where it is, and IREE's native programs find their libraries from where they are.
 
 The last thing that is written into it is its seal: what is in it, with sizes. An environment with another
 seal, without one, or with files missing or of another size is no environment: it is made again.
@@ -21,14 +21,15 @@ import secrets
 import shutil
 import sys
 import time
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
 from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
 from iree_gauntlet.toolchains.installed import COMPILER_WHEEL, RUNTIME_WHEEL, find_wheel, site_packages_of
 
@@ -96,40 +97,33 @@ def environment_tag() -> str:
     return f"py{sys.version_info.major}.{sys.version_info.minor}-{system}"
 
 
+@dataclass(frozen=True, slots=True)
 class Environments:
     """The environments of a cache.
 
-    Args:
-        folder: where they lie; made when the first one is.
+    Attributes:
+        folder: where they are; made with the first one.
         installer: what installs.
         offline: nothing is installed.
-        use: called with an environment's folder before it is looked for, so that nobody removes it.
+        use: called with an environment's folder before it is looked for, so that it is not removed.
         news: receives a line for each thing that takes long.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        installer: Installer,
-        *,
-        offline: bool,
-        use: Callable[[Path], None],
-        news: Callable[[str], None],
-    ) -> None:
-        self.folder = folder
-        self.installer = installer
-        self.offline = offline
-        self._use = use
-        self._news = news
+    folder: Path
+    installer: Installer
+    _: KW_ONLY
+    offline: bool
+    use: Callable[[Path], None]
+    news: Callable[[str], None]
 
     def path_of(self, label: str) -> Path:
-        """Where the environment of a label lies, if it is there."""
+        """Where the environment of a label is, if it is there."""
         return self.folder / f"{label}-{environment_tag()}"
 
     def find(self, label: str) -> Environment | None:
         """The environment of a label; None where there is no whole one. It is in use from now on."""
         path = self.path_of(label)
-        self._use(path)
+        self.use(path)
         found, _ = inspect(path)
         if found is not None:
             _touch(path / SEAL, found.last_use)
@@ -158,7 +152,7 @@ class Environments:
                 if (found := self.find(recipe.label)) is not None:
                     return found
                 if path.exists():
-                    self._news(f"{path} {why}: it is made again")
+                    self.news(f"{path} {why}: it is made again")
                 self._make(recipe, path, held)
         found, why = inspect(path)
         if found is None:
@@ -178,7 +172,7 @@ class Environments:
         return sorted(Version(found.label) for path, found in whole if path == self.path_of(found.label))
 
     def remove(self, path: Path, label: str) -> None:
-        """Delete an environment; the caller has made sure that nobody uses it.
+        """Delete an environment; the caller has made sure that it is not in use.
 
         Raises:
             ToolchainError: it cannot be deleted.
@@ -190,7 +184,7 @@ class Environments:
         """Hold the lock of an environment; its descriptor."""
 
         def waiting(seconds: float) -> None:
-            self._news(f"waiting for another process that installs IREE {label} ({seconds:.0f} s so far)")
+            self.news(f"waiting for another process that installs IREE {label} ({seconds:.0f} s so far)")
 
         return file_lock(self.folder / f".{self.path_of(label).name}.lock", waiting)
 
@@ -202,7 +196,7 @@ class Environments:
         started = time.monotonic()
 
         def news(text: str) -> None:
-            self._news(f"IREE {recipe.label}: {text}")
+            self.news(f"IREE {recipe.label}: {text}")
 
         news(f"installing with uv into {path}")
         try:
@@ -216,8 +210,7 @@ class Environments:
             self._discard(path)
             making.rename(path)
         finally:
-            if making.exists():
-                shutil.rmtree(making, ignore_errors=True)
+            shutil.rmtree(making, ignore_errors=True)
         news(f"installed in {time.monotonic() - started:.0f} s")
 
     def _discard(self, path: Path) -> None:
@@ -296,19 +289,14 @@ def _seal(path: Path, recipe: Recipe) -> None:
                 if not file.is_symlink():
                     files[file.relative_to(path).as_posix()] = file.stat().st_size
     document = {"format": _FORMAT, **asdict(recipe), "installer": "uv", "files": files}
-    with (path / SEAL).open("w", encoding="utf-8") as file_object:
-        json.dump(document, file_object)
-        file_object.flush()
-        # Large files that a crash of the machine would cut are seen by their sizes.
-        os.fsync(file_object.fileno())
+    # Large files that a crash of the machine would cut are seen by their sizes.
+    write_atomic(path / SEAL, json.dumps(document))
 
 
 def _touch(seal: Path, last_use: float) -> None:
     if time.time() - last_use > _USE_SECONDS:
-        try:
+        with suppress(PermissionError):  # another user's, or read-only: it is used all the same
             os.utime(seal)
-        except PermissionError:
-            return  # another user's, or read-only: it is used all the same
 
 
 def _python_in(path: Path) -> Path:

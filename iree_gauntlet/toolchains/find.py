@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 from packaging.tags import sys_tags
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageError
 from iree_gauntlet.toolchains.build_tree import BuildTree, compiler_of, runtime_of
@@ -114,45 +114,40 @@ def find_toolchain(compiler: Choice, runtime: Choice, place: Place) -> Toolchain
 
 
 def _compiler(choice: Choice, place: Place) -> Compiler:
-    python, tree = _where(choice, place, _COMPILER_TOOLS)
-    if tree is not None:
-        return compiler_of(tree, place.hash_of, place.environments.folder.with_name("bindings"))
-    if python is not None:
-        return compiler_on([str(path) for path in site_packages_of(python)], str(python), _name(choice))
-    return find_installed().compiler
+    found = _where(choice, place, _COMPILER_TOOLS)
+    if found is None:
+        return find_installed().compiler
+    if isinstance(found, BuildTree):
+        return compiler_of(found, place.hash_of, place.environments.folder.with_name("bindings"))
+    return compiler_on([str(path) for path in site_packages_of(found)], str(found), _name(choice))
 
 
 def _runtime(choice: Choice, place: Place) -> Runtime:
-    python, tree = _where(choice, place, _RUNTIME_TOOLS)
-    if tree is not None:
-        return runtime_of(tree, place.hash_of)
-    if python is not None:
-        return runtime_on([str(path) for path in site_packages_of(python)], str(python), _name(choice))
-    return find_installed().runtime
+    found = _where(choice, place, _RUNTIME_TOOLS)
+    if found is None:
+        return find_installed().runtime
+    if isinstance(found, BuildTree):
+        return runtime_of(found, place.hash_of)
+    return runtime_on([str(path) for path in site_packages_of(found)], str(found), _name(choice))
 
 
 def _name(choice: Choice) -> str:
     return str(choice.kind) if choice.folder or choice.kind is ChoiceKind.PATH else choice.text
 
 
-def _where(choice: Choice, place: Place, tools: tuple[str, ...]) -> tuple[Path | None, BuildTree | None]:
-    """The interpreter of an environment, or a build; neither for what is installed."""
+def _where(choice: Choice, place: Place, tools: tuple[str, ...]) -> Path | BuildTree | None:
+    """The interpreter of an environment, or a build; None for what is installed."""
     if choice.kind is ChoiceKind.INSTALLED:
-        return None, None
-    if choice.kind is ChoiceKind.BUILD:
-        assert choice.folder is not None
-        return None, BuildTree.of(choice.folder, tools)
-    if choice.kind is ChoiceKind.VENV:
-        assert choice.folder is not None
-        return _venv_python(choice.folder), None
+        return None
+    if choice.kind is ChoiceKind.BUILD and choice.folder:
+        return BuildTree.of(choice.folder, tools)
+    if choice.kind is ChoiceKind.VENV and choice.folder:
+        return _venv_python(choice.folder)
     if choice.kind is ChoiceKind.PATH:
         tool = _find_on_path(tools, place.search_path)
-        python = _environment_of(tool)
-        if python is not None:
-            return python, None
         native = tool.resolve()
-        return None, BuildTree(native.parent.parent, native.parent, f"path: {native.parent}")
-    return environment_for(choice, place).python, None
+        return _environment_of(tool) or BuildTree(native.parent.parent, native.parent, f"path: {native.parent}")
+    return environment_for(choice, place).python
 
 
 def _find_on_path(tools: Sequence[str], search_path: str) -> Path:
@@ -214,8 +209,7 @@ def environment_for(choice: Choice, place: Place) -> Environment:
         UsageError: the choice is of another kind.
     """
     environments = place.environments
-    if choice.kind is ChoiceKind.WHEELS:
-        assert choice.folder is not None
+    if choice.kind is ChoiceKind.WHEELS and choice.folder:
         return environments.ready(_wheels_recipe(choice.folder, place.hash_of))
     if choice.kind in (ChoiceKind.RELEASE, ChoiceKind.RANGE):
         sources = Sources()
@@ -304,9 +298,8 @@ def _wheels_recipe(folder: Path, hash_of: Callable[[Path], str]) -> Recipe:
         except InvalidWheelFilename:
             others.append(path.name)
             continue
-        kind = str(canonicalize_name(name))
-        if kind in (COMPILER_WHEEL.distribution, RUNTIME_WHEEL.distribution) and made_for & tags:
-            fitting.setdefault(kind, []).append((version, path))
+        if name in (COMPILER_WHEEL.distribution, RUNTIME_WHEEL.distribution) and made_for & tags:
+            fitting.setdefault(name, []).append((version, path))
         else:
             others.append(path.name)
     if not fitting:
@@ -319,12 +312,10 @@ def _wheels_recipe(folder: Path, hash_of: Callable[[Path], str]) -> Recipe:
         if len(found) > 1:
             names = ", ".join(path.name for _, path in found)
             raise ToolchainError(f"several wheels of one kind in {folder}: {names}", "Leave one of each kind.")
-    chosen = {kind: found[0] for kind, found in fitting.items()}
-    digest = hashlib.sha256("".join(f"{kind} {hash_of(path)}\n" for kind, (_, path) in sorted(chosen.items())).encode())
-    requirements = []
-    for kind, (_, path) in sorted(chosen.items()):
-        extra = "[onnx]" if kind == COMPILER_WHEEL.distribution else ""
-        requirements.append(f"{kind}{extra} @ {path.resolve().as_uri()}")
+    chosen = {kind: fitting[kind][0] for kind in sorted(fitting)}
+    digest = hashlib.sha256("".join(f"{kind} {hash_of(path)}\n" for kind, (_, path) in chosen.items()).encode())
+    extras = {COMPILER_WHEEL.distribution: "[onnx]"}
+    requirements = [f"{kind}{extras.get(kind, '')} @ {path.resolve().as_uri()}" for kind, (_, path) in chosen.items()]
     versions = {kind: str(version) for kind, (version, _) in chosen.items()}
     return Recipe(
         label=f"wheels-{digest.hexdigest()[:16]}",

@@ -9,6 +9,7 @@ import difflib
 import hashlib
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -206,12 +207,9 @@ def _kept(cache_dir: Path, toolchain: Toolchain, identity: str, tools: tuple[str
     made = {tool: _ask_tool(toolchain, tool) for tool in tools}
     body = {tool: {"names": sorted(f.names), "valued": sorted(f.valued)} for tool, f in made.items()}
     document = {"format": _FORMAT, "sha256": _digest(body), "tools": body}
-    try:
+    with suppress(OSError):  # a cache that is read-only or full: the answer is as good without being kept
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(document))
-    except OSError:
-        # A cache that is read-only or full: the answer is as good without being kept.
-        return made
     return made
 
 

@@ -1,6 +1,6 @@
 """The IREE wheels of a Python environment, found without importing them or starting anything.
 
-An unpacked wheel on a search path tells its files, versions and identity; nothing of it is run.
+An unpacked wheel on a search path tells its files, versions and identity; none of it is run.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ RUNTIME_WHEEL = WheelKind(
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """One of IREE's wheels as it lies unpacked.
+    """One of IREE's wheels, unpacked.
 
     Attributes:
         kind: which of the two.

@@ -123,7 +123,7 @@ class Installer:
         raise _unanswered(requirement, answer)
 
     def _run(self, argv: Sequence[str], held: int, news: Callable[[str], None], what: str) -> None:
-        # With the lock's descriptor: should we be killed, nobody begins again while this still writes.
+        # With the lock's descriptor: if we are killed, no other process begins again while this still writes.
         answer = self._uv(
             argv,
             timeout=math.inf,

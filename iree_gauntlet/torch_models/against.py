@@ -88,7 +88,7 @@ def iree_rounds(step: Step, command: Command) -> Measurement:
 def measure(
     session: Session[Any], names: Sequence[str], iree: Measurement, build: Path, place: AgainstPlace, seed: int
 ) -> list[Peer]:
-    """Measures peers beside IREE; blocks go into the log as they are taken.
+    """Measures peers next to IREE; blocks go into the log as they are taken.
 
     A peer that cannot be measured is one with a reason, and the others go on. One that was cut short is left out.
 
@@ -255,7 +255,7 @@ def _iree_times(text: str, _seconds: float) -> tuple[float, ...]:
     """The median of all calls, or generations; one figure, since a log of thousands of calls is of no use."""
     answer = json.loads(text)
     if "host_ms" in answer:
-        # Stages run beside each other: a call has no time of its own.
+        # Stages run in parallel: a call has no time of its own.
         times = [answer["total_s"] * _MS / answer["calls"]]
     elif "generations" in answer:
         times = [first + sum(rest) for first, rest in zip(answer["prefill_ms"], answer["decode_ms"], strict=True)]

@@ -89,7 +89,7 @@ class Gains:
     problem: str
 
     def as_dict(self) -> dict[str, Any]:
-        """For the record, beside what outputs agree by: of all of these, the limit here is the one that binds."""
+        """For the record, next to what outputs agree by: of all of these, the limit here is the one that binds."""
         found = {"worst": self.worst, "error": recorded(self.error), "limit": recorded(self.limit)}
         return {
             "rms_tolerance": recorded(self.rest_limit),

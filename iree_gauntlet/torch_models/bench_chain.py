@@ -6,23 +6,31 @@ once it is there.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from iree_gauntlet.cases import MAIN, Origin, Stage
 from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.settings import shown
 from iree_gauntlet.steps import Step, StepInput
 from iree_gauntlet.torch_models.discovery import sources
-from iree_gauntlet.torch_models.torch_chain import TorchChain, builder_identity, hash_of_files
+from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF
+from iree_gauntlet.torch_models.measuring_worker import (
+    GENERATIVE_WORKER,
+    MODULE_WORKER,
+    PIPELINE_WORKER,
+)
+from iree_gauntlet.torch_models.torch_chain import TorchChain, hash_of_files, runnable_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from iree_gauntlet.torch_models.bench_options import BenchOptions
     from iree_gauntlet.torch_models.build_folder import Build
     from iree_gauntlet.torch_models.build_plan import BuildPlan
     from iree_gauntlet.torch_models.model_registry import BenchmarkModel
+    from iree_gauntlet.torch_models.torch_chain import CompiledProgram
 
 
 DIALECT = "bench"
@@ -51,7 +59,7 @@ class Chain(TorchChain):
 
     Attributes:
         model: what is benchmarked.
-        plan: what the builder is told, but for the folder.
+        plan: of the builder, but for the folder.
         options: of the command line.
     """
 
@@ -74,18 +82,15 @@ class Chain(TorchChain):
 
     def export(self) -> Step:
         """Makes the model with torch and exports it."""
-        asked = {name: str(value) for name, value in asdict(self.plan).items() if name not in ("models_dirs", "output")}
         files = sources(self.model)
-        program = hash_of_files(files, self.model.file.parent)
-        return self.exporting(
-            MAIN, {"kind": "export", "program": program, **asked, "builder": builder_identity()}, files
-        )
+        ingredients = {"kind": "export", "program": hash_of_files(files, self.model.file.parent)}
+        return self.exporting(MAIN, self.plan, ingredients, files)
 
     def after_export(self, build: Build, hashes: Mapping[str, str]) -> tuple[Step, ...]:
         """The steps after the export.
 
         Args:
-            build: what it made, which lies in its folder.
+            build: what it made, in its folder.
             hashes: SHA-256 of its programs and their weights, by file name.
         """
         steps: list[Step] = []
@@ -99,10 +104,7 @@ class Chain(TorchChain):
             compiled = self.compiling(role, "_".join(self.names), self.flags, onnx, content, imported)
             steps += [imported, compiled]
             compiles.append(compiled.id)
-            runnable += [
-                StepInput("module", compiled.output("module")),
-                StepInput("parameters", imported.output("parameters")),
-            ]
+            runnable += runnable_files(compiled, imported)
         files = [item for program in build.programs for item in (*program.inputs, *program.outputs)]
         inputs = (*runnable, *(StepInput("input", str(self.exported() / item.file)) for item in files))
         ready = self.ran(self.step(Stage.THRESHOLD), inputs, tuple(compiles))
@@ -115,3 +117,82 @@ class Chain(TorchChain):
             beside = self.ran(self.step(Stage.BENCHMARK, AGAINST), inputs, (loop.id,), cores=0, device="")
             steps.append(beside)
         return tuple(steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The measuring programs of one benchmark.
+
+    Attributes:
+        chain: what is benchmarked.
+        build: as it was exported.
+        devices: that it runs on, one for each context.
+        contraction_type: type that the compiler narrows the inputs of matrix products to; empty for none.
+    """
+
+    chain: Chain
+    build: Build
+    devices: tuple[str, ...]
+    contraction_type: str
+
+    @property
+    def narrowed(self) -> float:
+        """How much larger the roundoff of contractions' inputs is than that of the data format; at least 1."""
+        own = UNIT_ROUNDOFF[self.chain.options.dataformat.element_type]
+        return max(1.0, UNIT_ROUNDOFF.get(self.contraction_type, own) / own)
+
+    @property
+    def exported(self) -> Path:
+        """The folder of what the builder made."""
+        return self.chain.exported()
+
+    def compiled(self, number: int) -> CompiledProgram:
+        """A program of the build."""
+        program = self.build.programs[number]
+        role = program.name if number else MAIN
+        return replace(self.chain.compiled(program, role, role), exported=self.exported)
+
+    def loop(self, calls: int) -> tuple[str, dict[str, Any]]:
+        """The program that measures, and its plan.
+
+        Args:
+            calls: of the model, over all devices; generations of a generative one.
+        """
+        if self.build.generation is not None:
+            return GENERATIVE_WORKER, self._generative_plan(calls)
+        plan = self._loop_plan(calls)
+        if not self.build.has_host_modules:
+            return MODULE_WORKER, plan
+        model = {
+            "torch_paths": list(self.chain.torch.paths),
+            "builder": asdict(self.chain.plan),
+            "host_inputs": self.compiled(0).arrays(self.build.host_inputs),
+        }
+        return PIPELINE_WORKER, {**plan, **model}
+
+    def _loop_plan(self, calls: int) -> dict[str, Any]:
+        plan = {**self.compiled(0).plan(self.devices, calls), "in_flight": self.chain.options.microbatch_count}
+        if self.build.kind == "training":
+            # The loss comes back, the gradients stay, as an optimiser on the device would take them.
+            plan["fetch"] = [0]
+            count = len(self.build.gradients)
+            if self.chain.options.microbatch_count > 1:
+                plan["carry"] = {"outputs": 1, "inputs": len(plan["inputs"]) - count, "count": count}
+        return plan
+
+    def _generative_plan(self, generations: int) -> dict[str, Any]:
+        made = self.build.generation
+        assert made is not None, "asked for a generative model alone"
+        prefill = self.compiled(0)
+        return {
+            "device": self.devices[0],
+            "prefill": {**prefill.called, "inputs": prefill.arrays(prefill.program.inputs)},
+            "decode": self.compiled(1).called,
+            "position": made.position,
+            "tokens": made.tokens,
+            "state": made.state,
+            "carried": made.carried,
+            "generations": generations,
+            "warm_up": 1,
+            "outputs": "",
+        }

@@ -8,7 +8,7 @@ from iree_gauntlet.cases import MAIN, Stage, Verdict
 from iree_gauntlet.figures import byte_size, duration, error_figure, milliseconds
 from iree_gauntlet.steps import step_id
 from iree_gauntlet.torch_models.bench_chain import AGAINST, TRACE, Chain
-from iree_gauntlet.torch_models.perf_file import About, failed_result, measured_result
+from iree_gauntlet.torch_models.perf_file import failed_result, measured_result
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,22 +24,25 @@ _FEW_CALLS = 20
 _UNSTEADY = 2.0
 
 
-def perf_entry(
-    record: JournalRecord, chain: Chain, build: Build | None, date: str, notes: tuple[str, ...]
-) -> dict[str, Any]:
+def perf_entry(record: JournalRecord, chain: Chain, build: Build | None, notes: tuple[str, ...]) -> dict[str, Any]:
     """What is appended to perf.json.
 
     Args:
         record: the journal of the run.
         chain: what was benchmarked.
         build: as it was exported; None where it was not.
-        date: of the run, ISO 8601.
         notes: what the user is to know of the options.
     """
     run = record.runs[-1]
     machine, toolchain = run["machine"], chain.toolchain
     source = (toolchain.compiler.commit or toolchain.compiler.identity)[:_HASH_LENGTH]
-    about = About(chain.options.as_args(), chain.target.name, str(machine["host"]), source, date)
+    about = {
+        "args": chain.options.as_args(),
+        "arch": chain.target.name,
+        "machine_name": str(machine["host"]),
+        "hash": source,
+        "date": run["time"],
+    }
     benchmark = _result(record, chain, Stage.BENCHMARK)
     more = _more(record, chain, build, notes)
     problem = _problem(record)
@@ -163,7 +166,7 @@ def _measured(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _notes(record: JournalRecord, chain: Chain) -> list[str]:
-    """Of all steps but those beside the benchmark, whose notes are their results."""
+    """Of all steps but those that follow the benchmark, whose notes are their results."""
     beside = {step_id(chain.id, Stage.BENCHMARK, role) for role in (AGAINST, TRACE)}
     results = [result for name, result in record.results.items() if name not in beside]
     return list(dict.fromkeys(note for result in results for note in result.notes))

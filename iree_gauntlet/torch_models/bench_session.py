@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import MAIN, Stage, Verdict
 from iree_gauntlet.engine.plan import blocked
-from iree_gauntlet.results import Result
+from iree_gauntlet.engine.rounds.taken_rounds import gpu_of
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.measuring.machine.disturbance import RoundWatch
+from iree_gauntlet.measuring.machine.machine_state import benchmark_warnings
+from iree_gauntlet.results import OutputComparison, Result, Samples, shorten
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 from iree_gauntlet.torch_models import tracing
 from iree_gauntlet.torch_models.against import AgainstPlace, iree_rounds, measure
-from iree_gauntlet.torch_models.bench_chain import AGAINST, TRACE, Chain
-from iree_gauntlet.torch_models.loop import run_loop
-from iree_gauntlet.torch_models.measuring_worker import Workers
-from iree_gauntlet.torch_models.model_check import check_outputs
+from iree_gauntlet.torch_models.agreement import agreement, found_gains, limits, recorded, relative_error
+from iree_gauntlet.torch_models.bench_chain import AGAINST, TRACE, Chain, Workers
+from iree_gauntlet.torch_models.build_folder import read_outputs, tensors
+from iree_gauntlet.torch_models.measuring_worker import MODULE_WORKER, ask, worker_command
 from iree_gauntlet.torch_models.peers import shown
 from iree_gauntlet.torch_models.torch_chain import Exporter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.engine.session import Session
@@ -29,8 +34,13 @@ if TYPE_CHECKING:
     from iree_gauntlet.torch_models.build_folder import Build
 
 
-# Of the coins that choose the order of rounds beside a peer: the same for everybody, so that a run can be repeated.
+# Of the coins that choose the order of rounds next to a peer: the same for everybody, so that a run can be repeated.
 _SEED = 1
+
+_PERCENTILES = (50, 90, 99)
+_MS = 1000.0
+# How much longer than the first call foretells a loop may take, before it counts as hanging.
+_SLACK = 20.0
 
 
 class BenchSession:
@@ -99,23 +109,23 @@ class BenchSession:
 
     def _workers(self) -> Workers:
         assert self.build is not None, "exported before"
-        return Workers(self.chain, self.build, self._devices)
+        return Workers(self.chain, self.build, self._devices, self._contraction_type)
 
     def _check(self, step: Step, processes: Processes) -> Result:
-        result = check_outputs(step, self._workers(), processes, self._contraction_type)
+        result = check_outputs(step, self._workers(), processes)
         if result.statistics:
             self._first_call_ms = float(result.statistics["first_call_ms"])
         return result
 
     def _loop(self, step: Step, processes: Processes) -> Result:
-        result = run_loop(step, self._workers(), processes, self._contraction_type, self._first_call_ms)
+        result = run_loop(step, self._workers(), processes, self._first_call_ms)
         if result.statistics and self.build is not None and self.build.generation is None:
             self._call_ms = float(result.statistics["latency_ms"]["p50"])
         return result
 
     def _against(self, step: Step, session: Session[Any]) -> Result:
         workers = self._workers()
-        command = workers.command(step, *workers.loop(len(self._devices)))
+        command = worker_command(self.chain, step, *workers.loop(len(self._devices)))
         options = self.chain.options
         replaced = options.disturbed == "replace"
         place = AgainstPlace(asdict(self.chain.plan), self.chain.torch.path, options.env, replaced)
@@ -139,3 +149,187 @@ class BenchSession:
             notes=tuple(lines),
             tool_seconds=sum(made.seconds for made in traces),
         )
+
+
+def check_outputs(step: Step, workers: Workers, processes: Processes) -> Result:
+    """Runs each program once, with the builder's inputs, and compares all outputs with those of the build.
+
+    The result's statistics have, of the main program: `error` (see `Agreement` and `Gains`), `to_f32` (the
+    error against f32 with weights that are not rounded), `first_call_ms` and `load_ms` of a process that had never
+    run it.
+
+    Args:
+        step: the threshold step.
+        workers: the measuring programs.
+        processes: starts them.
+    """
+    build = workers.build
+    narrowed, training = workers.narrowed, build.kind == "training"
+    result = Result(Verdict.PASSED, notes=step.notes)
+    statistics: dict[str, Any] = {}
+    outputs: list[OutputComparison] = []
+    for number, program in enumerate(build.programs):
+        name = f"{program.name}." if number else ""
+        folder = Path(step.folder) / f"{name}outputs"
+        folder.mkdir(parents=True, exist_ok=True)
+        plan = workers.compiled(number).plan(workers.devices[:1], 1, warm_up_calls=0, outputs=str(folder))
+        answer = ask(workers.chain, step, processes, MODULE_WORKER, plan, name)
+        step = answer.step
+        if answer.figures is None:
+            return replace(answer.failure, notes=(*result.notes, *answer.failure.notes))
+        result = answer.complete(result)
+        try:
+            actual = read_outputs(answer.figures["outputs"])
+            expected = tensors(workers.exported, program.outputs)
+            found = agreement(actual, expected, limits(program.outputs, narrowed), gradients=training)
+            gains = None
+            if program.directions is not None and not found.problem:
+                where = workers.exported, program.directions
+                gains = found_gains(actual, expected, *where, narrowed, gradients=training)
+            if number == 0:
+                against_f32 = tensors(workers.exported, build.reference) if build.reference else expected
+                statistics = {name: answer.figures[name] for name in ("load_ms", "first_call_ms")}
+                statistics["to_f32"] = recorded(relative_error(actual, against_f32))
+        except GauntletError as error:
+            return replace(result, verdict=Verdict.ERROR, reason=shorten(error.what))
+        except ValueError as error:
+            return replace(result, verdict=Verdict.ERROR, reason=shorten(f"{program.name}: {error}"))
+        outputs += found.comparisons
+        if number == 0:
+            statistics["error"] = found.as_dict() | (gains.as_dict() if gains else {})
+        if found.tells_nothing:
+            told = f"{program.name}: the expected outputs are all zero, and so agreeing with them proves nothing"
+            result = replace(result, notes=(*result.notes, told))
+        problem = found.problem or (gains.problem if gains else "")
+        if problem and result.verdict is Verdict.PASSED:
+            which = f"{program.name}: " if len(build.programs) > 1 else ""
+            result = replace(result, verdict=Verdict.FAILED, reason=shorten(f"{which}{problem}"))
+    return replace(result, outputs=tuple(outputs), statistics=statistics)
+
+
+def run_loop(step: Step, workers: Workers, processes: Processes, first_call_ms: float) -> Result:
+    """Measures; the result's statistics have `total_s`, `total_samples`, `samples_per_sec`, latencies and the rest.
+
+    Args:
+        step: the benchmark step; the machine is its alone.
+        workers: the measuring programs.
+        processes: starts them.
+        first_call_ms: of a call in a new process, by which the time limit grows with the loop.
+    """
+    options, build = workers.chain.options, workers.build
+    calls = options.loops(len(workers.devices))
+    script, plan = workers.loop(calls)
+    if build.has_host_modules:
+        plan = {**plan, "outputs": step.folder}
+    step = replace(step, timeout=step.timeout + _SLACK * calls * first_call_ms / _MS)
+    gpu = gpu_of(step)
+    watch = RoundWatch(gpu=bool(gpu), device=gpu)
+    answer = ask(workers.chain, step, processes, script, plan)
+    state = watch.ended(own_cpu_seconds=answer.outcome.cpu_seconds)
+    if answer.figures is None:
+        return replace(answer.failure, notes=(*step.notes, *answer.failure.notes))
+    generative = build.generation is not None
+    try:
+        problem = _wrong_tokens(workers, answer.figures) if generative else _wrong_host_outputs(workers, answer.figures)
+        figures = _generated(workers, answer.figures) if generative else _looped(workers, answer.figures)
+    except (GauntletError, KeyError, TypeError, ValueError) as error:
+        text = error.what if isinstance(error, GauntletError) else f"{type(error).__name__}: {error}"
+        return answer.complete(Result(Verdict.ERROR, shorten(f"the measuring program's answer cannot be read: {text}")))
+    if problem:
+        # No speed of what is not right.
+        return answer.complete(Result(Verdict.FAILED, shorten(problem), notes=step.notes))
+    times, remarks = figures.pop("times"), figures.pop("remarks")
+    result = Result(
+        Verdict.PASSED,
+        samples=Samples("bench", times, (), (1,) * len(times)),
+        statistics={**figures, "machine": state.as_dict(), "disturbed": list(state.disturbances())},
+        notes=(*step.notes, *remarks, *benchmark_warnings(state.watched)),
+        log=processes.log(step, "stdout.txt"),
+    )
+    return answer.complete(result)
+
+
+def latencies(times: Sequence[float]) -> dict[str, float]:
+    """Percentiles of times in ms (by linear interpolation), with the least and the largest."""
+    if len(times) == 1:
+        return dict.fromkeys(("min", *(f"p{percent}" for percent in _PERCENTILES), "max"), times[0])
+    cuts = statistics.quantiles(times, n=100, method="inclusive")
+    return {
+        "min": min(times),
+        **{f"p{percent}": cuts[percent - 1] for percent in _PERCENTILES},
+        "max": max(times),
+    }
+
+
+def _looped(workers: Workers, found: Mapping[str, Any]) -> dict[str, Any]:
+    times = tuple(float(value) for context in found["call_ms"] for value in context)
+    samples = int(found["calls"]) * workers.build.samples
+    remarks = []
+    if found.get("pushed") == "one by one" and workers.chain.options.microbatch_count > 1:
+        remarks.append("microbatches were pushed one by one: the module has no asynchronous entry")
+    return {
+        **_common(found, samples, float(found["total_s"])),
+        "times": times,
+        "latency_ms": latencies(times),
+        "remarks": remarks,
+        **({"host_ms": found["host_ms"]} if "host_ms" in found else {}),
+    }
+
+
+def _generated(workers: Workers, found: Mapping[str, Any]) -> dict[str, Any]:
+    made = workers.build.generation
+    assert made is not None, "of a generative model"
+    steps = [float(value) for generation in found["decode_ms"] for value in generation]
+    times = tuple(
+        float(first) + sum(map(float, rest))
+        for first, rest in zip(found["prefill_ms"], found["decode_ms"], strict=True)
+    )
+    total = float(found["total_s"])
+    generations = int(found["generations"])
+    return {
+        **_common(found, generations * workers.build.samples, total),
+        "times": times,
+        "latency_ms": latencies(times),
+        "tokens_per_sec": generations * workers.build.samples * made.tokens / total,
+        "prefill_ms": latencies([float(value) for value in found["prefill_ms"]]),
+        "decode_ms": latencies(steps) if steps else {},
+        "remarks": _other_tokens(workers, found),
+    }
+
+
+def _common(found: Mapping[str, Any], samples: int, total: float) -> dict[str, Any]:
+    return {
+        "total_s": total,
+        "total_samples": samples,
+        "samples_per_sec": samples / total,
+        "load_ms": found["load_ms"],
+        "overhead_us": found["overhead_us"],
+        "peak_rss_bytes": found["peak_rss_bytes"],
+        "device_memory": found["device_memory"],
+    }
+
+
+def _wrong_tokens(workers: Workers, found: Mapping[str, Any]) -> str:
+    """In f32 every token must be torch's; in a narrower type a near tie may fall otherwise."""
+    if workers.chain.options.dataformat.element_type != "f32" or workers.chain.options.math_fidelity != "HiFi4":
+        return ""
+    return next(iter(_other_tokens(workers, found)), "")
+
+
+def _other_tokens(workers: Workers, found: Mapping[str, Any]) -> list[str]:
+    made = workers.build.generation
+    assert made is not None, "of a generative model"
+    for sample, (mine, wanted) in enumerate(zip(found["chosen"], made.chosen, strict=True)):
+        for place, (token, right) in enumerate(zip(mine, wanted, strict=True)):
+            if token != right:
+                return [f"sample {sample}: token {place} of {len(wanted)} is {token}, torch eager chooses {right}"]
+    return []
+
+
+def _wrong_host_outputs(workers: Workers, found: Mapping[str, Any]) -> str:
+    """What the host's last module made of the device's outputs, against what the build has."""
+    if not workers.build.host.get("post"):
+        return ""
+    actual = read_outputs(found["host_outputs"])
+    expected = tensors(workers.exported, workers.build.host_outputs)
+    return agreement(actual, expected, limits(workers.build.host_outputs, workers.narrowed)).problem

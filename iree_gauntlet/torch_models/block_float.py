@@ -56,15 +56,6 @@ class BlockFormat:
     least_exponent: int
     greatest_exponent: int
 
-    @property
-    def greatest(self) -> float:
-        """The largest value."""
-        return float((2**self.magnitude_bits - 1) * 2.0 ** (self.greatest_exponent - self.magnitude_bits + 1))
-
-    def unit(self, exponent: int) -> float:
-        """The last place of a block with this exponent: its values are multiples of it."""
-        return float(2.0 ** (exponent - self.magnitude_bits + 1))
-
 
 _FORMATS = {
     made.name: made
@@ -80,23 +71,6 @@ _FORMATS = {
 def block_format(name: str) -> BlockFormat:
     """The format of a name; KeyError for one that is not a block format's."""
     return _FORMATS[name]
-
-
-@dataclass(frozen=True, slots=True)
-class RoundingError:
-    """What rounding did to an array; values that are not finite are left out.
-
-    Attributes:
-        max_abs: largest absolute difference.
-        max_rel_to_block: largest difference as a share of the largest original magnitude in its block of 16.
-        rmse: root of the mean squared difference.
-        sqnr_db: signal to quantisation noise, 10·log10(Σ original² / Σ difference²); inf where nothing changed.
-    """
-
-    max_abs: float
-    max_rel_to_block: float
-    rmse: float
-    sqnr_db: float
 
 
 def round_to_blocks(values: NDArray[Any], form: BlockFormat) -> NDArray[np.float32]:
@@ -123,40 +97,6 @@ def round_to_blocks(values: NDArray[Any], form: BlockFormat) -> NDArray[np.float
     # Adding zero makes -0 to +0.
     rounded = magnitudes * scale + np.float32(0)
     return _unblocked(np.where(finite, rounded, blocks), shape)
-
-
-def block_exponents(values: NDArray[Any], form: BlockFormat) -> NDArray[np.int64]:
-    """The shared exponent that each value has in its block; the shape is that of the values."""
-    blocks, shape = _blocks(values)
-    numbers = np.where(np.isfinite(blocks), blocks, np.float32(0))
-    exponents = np.repeat(_exponents(numbers, form)[:, np.newaxis], BLOCK, axis=1)
-    return _unblocked(exponents.astype(np.int64), shape)
-
-
-def rounding_error(original: NDArray[Any], rounded: NDArray[Any]) -> RoundingError:
-    """How far rounded values are from the original ones; zeros for arrays without finite values.
-
-    Raises:
-        ValueError: the shapes differ.
-    """
-    if original.shape != rounded.shape:
-        raise ValueError(f"shapes differ: {original.shape} and {rounded.shape}")
-    before, _ = _blocks(original)
-    after, _ = _blocks(rounded)
-    finite = np.isfinite(before) & np.isfinite(after)
-    count = int(finite.sum()) - (before.size - original.size)
-    signal = np.where(finite, before, np.float32(0)).astype(np.float64)
-    difference = np.where(finite, after, np.float32(0)).astype(np.float64) - signal
-    noise, power = float(np.sum(difference**2)), float(np.sum(signal**2))
-    largest = np.abs(signal).max(axis=1, initial=0.0)
-    worst = np.abs(difference).max(axis=1, initial=0.0)
-    shares = worst[largest > 0] / largest[largest > 0]
-    return RoundingError(
-        max_abs=float(worst.max(initial=0.0)),
-        max_rel_to_block=float(shares.max(initial=0.0)),
-        rmse=float(np.sqrt(noise / count)) if count else 0.0,
-        sqnr_db=float(10 * np.log10(power / noise)) if noise else float("inf"),
-    )
 
 
 def _exponents(numbers: NDArray[np.float32], form: BlockFormat) -> NDArray[np.int32]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.numerics.arrays import Tensor, read_npy
+from iree_gauntlet.recorded import Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ _SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Array:
+class Array(Recorded):
     """A tensor in a `.npy` file.
 
     Attributes:
@@ -37,11 +38,11 @@ class Array:
     file: str
     type: str
     shape: tuple[int, ...]
-    errors: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    errors: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Directions:
+class Directions(Recorded):
     """What errors of contractions look like in the outputs (see `directions.py`).
 
     Attributes:
@@ -54,12 +55,12 @@ class Directions:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class Program(Recorded):
     """A program that is compiled.
 
     Attributes:
         name: `main`, or `prefill` and `decode`.
-        onnx: name of its file; weights lie beside it.
+        onnx: name of its file; weights are next to it.
         inputs: what it is called with.
         outputs: what the model returns for them, computed in its data format.
         directions: None where they were not tried.
@@ -73,8 +74,8 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
-    """How a model makes tokens (see `registry.Generative`).
+class Generation(Recorded):
+    """How a model makes tokens (see `model_registry.Generative`).
 
     Attributes:
         position: of the first token that `decode` is given.
@@ -91,8 +92,8 @@ class Generation:
     chosen: tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Build:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Build(Recorded):
     """A built model.
 
     Attributes:
@@ -118,23 +119,23 @@ class Build:
     samples: int
     parameter_count: int
     programs: tuple[Program, ...]
-    host: Mapping[str, bool]
+    host: dict[str, bool]
     host_inputs: tuple[Array, ...]
     host_outputs: tuple[Array, ...]
-    generation: Generation | None
-    gradients: tuple[str, ...]
-    loss: str
-    contractions: int
-    flops: int
-    changed_bytes: int | None
+    generation: Generation | None = None
+    gradients: tuple[str, ...] = ()
+    loss: str = ""
+    contractions: int = 0
+    flops: int = 0
+    changed_bytes: int | None = None
     reference: tuple[Array, ...]
-    weight_error: float | None
-    versions: Mapping[str, str]
-    seconds: Mapping[str, float]
+    weight_error: float | None = None
+    versions: dict[str, str]
+    seconds: dict[str, float]
 
     @property
     def has_host_modules(self) -> bool:
-        """Whether torch modules run on the host beside the device's."""
+        """Whether torch modules run on the host, too."""
         return any(self.host.values())
 
 
@@ -175,56 +176,4 @@ def tensors(folder: Path, arrays: Sequence[Array]) -> list[Tensor]:
 def _build(found: Mapping[str, Any]) -> Build:
     if found["schema"] != _SCHEMA:
         raise ValueError(f"schema {found['schema']}, expected {_SCHEMA}")
-    made, training = found["generation"], found["training"] or {}
-    return Build(
-        kind=str(found["kind"]),
-        samples=int(found["samples"]),
-        parameter_count=int(found["parameter_count"]),
-        programs=tuple(
-            Program(
-                item["name"],
-                item["onnx"],
-                _arrays(item["inputs"]),
-                _arrays(item["outputs"]),
-                _directions(item.get("directions")),
-            )
-            for item in found["programs"]
-        ),
-        host={name: bool(value) for name, value in found["host"].items()},
-        host_inputs=_arrays(found["host_inputs"]),
-        host_outputs=_arrays(found["host_outputs"]),
-        generation=None
-        if made is None
-        else Generation(
-            int(made["position"]),
-            int(made["tokens"]),
-            int(made["state"]),
-            int(made["carried"]),
-            tuple(tuple(int(token) for token in sample) for sample in made["chosen"]),
-        ),
-        gradients=tuple(training.get("gradients", ())),
-        loss=str(training.get("loss", "")),
-        contractions=int(found.get("contractions", 0)),
-        flops=int(found.get("flops", 0)),
-        changed_bytes=found.get("changed_bytes"),
-        reference=_arrays(found["reference"]),
-        weight_error=found["weight_error"],
-        versions=dict(found["versions"]),
-        seconds=dict(found["seconds"]),
-    )
-
-
-def _arrays(found: Sequence[Mapping[str, Any]]) -> tuple[Array, ...]:
-    return tuple(
-        Array(
-            item["file"],
-            item["type"],
-            tuple(item["shape"]),
-            {kind: (float(rms), float(peak)) for kind, (rms, peak) in item.get("errors", {}).items()},
-        )
-        for item in found
-    )
-
-
-def _directions(found: Mapping[str, Any] | None) -> Directions | None:
-    return None if found is None else Directions(found["file"], tuple(found["names"]))
+    return Build.from_dict({**found, **(found["training"] or {})})

@@ -37,7 +37,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions(Plan):
-    """What a model function can be told.
+    """The options of a model function.
 
     Attributes:
         config: one of the model's configurations; None where it has none, or one alone.
@@ -139,7 +139,7 @@ class VariantPlan(Plan):
     """An architecture at a shape, as recipes change it.
 
     Attributes:
-        plugins: files with recipes and architectures beside the built-in ones, absolute.
+        plugins: files with recipes and architectures besides the built-in ones, absolute.
         model_type: as a configuration spells it: `ln_linear_gelu`.
         config: a configuration of the transformers library, or its folder, absolute; None for none.
         m, k, n: sizes, 0 or more.

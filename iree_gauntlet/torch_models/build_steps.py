@@ -51,7 +51,7 @@ class BuildSteps:
         form: its data format.
 
     Attributes:
-        model: what is built, and blamed; whoever finds it sets it.
+        model: what is built, and blamed; set by what finds it.
         folder: of the build; what an earlier one left is no result of this one.
         programs: that were exported, as `build.json` has them.
         reference: outputs of the first program in f32; empty where they are the same.
@@ -195,7 +195,7 @@ class BuildSteps:
 
         Args:
             model: its name.
-            fields: of it, beside what the steps have left and in place of what a plain pipeline has.
+            fields: of it, besides what the steps have left and in place of what a plain pipeline has.
         """
         record = {
             "schema": _SCHEMA,
@@ -246,7 +246,7 @@ class ExportFailedError(GauntletError):
 def export_program(
     module: Any, inputs: Sequence[Any], outputs: Sequence[Any], path: Path, *, model: str, optimize: bool = True
 ) -> None:
-    """Export a module with fixed shapes to ONNX, its weights in a file beside it.
+    """Export a module with fixed shapes to ONNX, its weights in a file next to it.
 
     Traces of where a node comes from in Python are left out: they are paths of this machine.
 

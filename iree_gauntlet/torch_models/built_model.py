@@ -19,7 +19,7 @@ from iree_gauntlet.torch_models.layers import Changed, changed_layers, fingerpri
 
 if TYPE_CHECKING:
     from iree_gauntlet.torch_models.build_plan import VariantPlan
-    from iree_gauntlet.torch_models.lookup import AskedRecipe, Registry
+    from iree_gauntlet.torch_models.plugins import AskedRecipe, Registry
 
 
 _SEED = 0

@@ -13,60 +13,28 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@activation("relu")
-def relu() -> Any:
-    """max(x, 0)."""
-    from torch import nn  # noqa: PLC0415 - the toolkit's Python lists these without torch
-
-    return nn.ReLU()
-
-
-@activation("sigmoid")
-def sigmoid() -> Any:
-    """1 / (1 + exp(-x))."""
-    from torch import nn  # noqa: PLC0415
-
-    return nn.Sigmoid()
+# By name: the class of torch, and what it computes.
+_ACTIVATIONS = {
+    "relu": ("ReLU", "max(x, 0)."),
+    "sigmoid": ("Sigmoid", "1 / (1 + exp(-x))."),
+    "leakyrelu": ("LeakyReLU", "Leaky: x, or x / 100 below zero."),
+    "relu6": ("ReLU6", "What lies between 0 and 6 of x."),
+    "gelu": ("GELU", "By erf: x times the share of the normal distribution below it."),
+    "silu": ("SiLU", "The swish: x / (1 + exp(-x))."),
+    "hardswish": ("Hardswish", "The swish of straight lines: x times (x + 3) / 6, which stays between 0 and 1."),
+}
 
 
-@activation("leakyrelu")
-def leakyrelu() -> Any:
-    """Leaky: x, or x / 100 below zero."""
-    from torch import nn  # noqa: PLC0415
+def _declare(name: str, kind: str, about: str) -> None:
+    @activation(name, about=about)
+    def made() -> Any:
+        from torch import nn  # noqa: PLC0415 - the toolkit's Python lists these without torch
 
-    return nn.LeakyReLU()
-
-
-@activation("relu6")
-def relu6() -> Any:
-    """What lies between 0 and 6 of x."""
-    from torch import nn  # noqa: PLC0415
-
-    return nn.ReLU6()
+        return getattr(nn, kind)()
 
 
-@activation("gelu")
-def gelu() -> Any:
-    """By erf: x times the share of the normal distribution below it."""
-    from torch import nn  # noqa: PLC0415
-
-    return nn.GELU()
-
-
-@activation("silu")
-def silu() -> Any:
-    """The swish: x / (1 + exp(-x))."""
-    from torch import nn  # noqa: PLC0415
-
-    return nn.SiLU()
-
-
-@activation("hardswish")
-def hardswish() -> Any:
-    """The swish of straight lines: x times (x + 3) / 6, which stays between 0 and 1."""
-    from torch import nn  # noqa: PLC0415
-
-    return nn.Hardswish()
+for _name, (_kind, _about) in _ACTIVATIONS.items():
+    _declare(_name, _kind, _about)
 
 
 @architecture("linear", about="one linear layer without bias: m rows, k inputs, n outputs")

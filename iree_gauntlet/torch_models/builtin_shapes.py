@@ -1,6 +1,6 @@
 """The sets of shapes of torchao's micro-benchmarks, with its names and defaults.
 
-Source: `benchmarks/microbenchmarks/benchmark_runner.py` and the README beside it. Layers of one name are told apart by
+Source: `benchmarks/microbenchmarks/benchmark_runner.py` and the README next to it. Layers of one name differ by
 their sizes, there as here.
 """
 

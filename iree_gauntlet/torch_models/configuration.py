@@ -1,6 +1,6 @@
 """Configurations of micro-benchmarks: YAML in torchao's dialect, read whole, with everything that is wrong at once.
 
-Source of the dialect: `benchmarks/microbenchmarks/benchmark_runner.py` of torchao, and the README beside it.
+Source of the dialect: `benchmarks/microbenchmarks/benchmark_runner.py` of torchao, and the README next to it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from iree_gauntlet.dialects.yaml_file import read_yaml
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.torch_models.configuration_schema import Context, File, ModelEntry
+from iree_gauntlet.torch_models.plugins import Shape, custom_shapes, shapes_of
 from iree_gauntlet.torch_models.recipe_registry import BASELINE, COMPILER, CUSTOM
-from iree_gauntlet.torch_models.shapes import Shape, custom_shapes, shapes_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.torch_models.lookup import AskedArchitecture, AskedRecipe, Registry
+    from iree_gauntlet.torch_models.plugins import AskedArchitecture, AskedRecipe, Registry
 
 
 _DType: TypeAlias = Literal["f32", "f16", "bf16"]
@@ -49,7 +49,7 @@ class Variant:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Of the compiler, beside the baseline's."""
+        """Of the compiler, in addition to the baseline's."""
         return (*self.quantization.recipe.flags, *(self.sparsity.recipe.flags if self.sparsity else ()))
 
     @property
@@ -111,14 +111,12 @@ class MicroConfig:
 
     Attributes:
         file: where it was read from.
-        mode: `inference`.
         variants: what every model is measured with at every shape; the baseline first.
         output_dir: for a copy of the results, relative to the working directory; empty for none.
         models: the entries of `model_params`.
     """
 
     file: Path
-    mode: str
     variants: tuple[Variant, ...]
     output_dir: str
     models: tuple[ModelParams, ...]
@@ -147,7 +145,7 @@ def read_micro_config(path: Path, registry: Registry) -> MicroConfig:
         models = [_model(entry, registry, read.line_of(["model_params", index])) for index, entry in enumerate(entries)]
     else:
         models = [_model(entries, registry, read.line_of(["model_params"]))]
-    return MicroConfig(path, "inference", _variants(file, registry), file.output_dir or "", _named(models))
+    return MicroConfig(path, _variants(file, registry), file.output_dir or "", _named(models))
 
 
 def _variants(file: File, registry: Registry) -> tuple[Variant, ...]:

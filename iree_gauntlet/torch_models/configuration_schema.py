@@ -1,4 +1,4 @@
-"""The fields of a configuration of micro-benchmarks: what may stand in each, and beside the others."""
+"""The fields of a configuration of micro-benchmarks: what each may be, and next to the others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from iree_gauntlet.dialects.spec_file import BRANCH, FieldError
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.settings import shown
 from iree_gauntlet.targets import target_of
-from iree_gauntlet.torch_models.lookup import Registry
+from iree_gauntlet.torch_models.plugins import Registry
 from iree_gauntlet.torch_models.recipe_registry import CUSTOM, HIGHEST_POWER
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Context:
         registry: what they may name.
         folder: of the configuration.
         sizes_known: whether a model's own configuration says its sizes: then k and n may be 0, which stands for those.
-        names: of the entries up to now; results are told apart by them.
+        names: of the entries up to now; results differ by them.
     """
 
     registry: Registry

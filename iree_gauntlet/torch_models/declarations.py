@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 INSTALL_HINT = 'install what models need, pip install "iree-gauntlet[models]", or name a Python that has it'
-# Of what stands in PyBuda's own model files alone.
+# Of what only PyBuda's own model files have.
 FROM_PYBUDA = "docs/how-to/bench-models.md says what becomes of a model file of PyBuda"
 _EXTRA = frozenset({"torch", "transformers", "onnxscript", "onnx"})
 # Of relative imports that fail, by what Python says of them.
@@ -134,7 +134,7 @@ def declaring(
 
     Args:
         kind: what it is declared as.
-        fields: takes the function and a list that it adds to what is wrong; gives the fields that the kind has beside
+        fields: takes the function and a list that it adds to what is wrong; gives the fields that the kind has besides
             those of every declaration and `function`.
         name: None for the function's own.
         about: one line for lists; the first of the function's docstring where it is empty.
@@ -222,7 +222,7 @@ def failure_problem(error: BaseException, folder: Path, file: Path, line: int, n
     Args:
         error: as it was caught.
         folder: of the user, absolute; or the only file.
-        file: blamed where no frame lies in the folder.
+        file: blamed where no frame is in the folder.
         line: of `file`, 0 where unknown.
         name: of what was declared; empty where it is the file that failed.
         hint: where the exception suggests none of its own.

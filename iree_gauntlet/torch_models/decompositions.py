@@ -132,7 +132,7 @@ def max_pool_backward(
     """`aten::max_pool2d_with_indices_backward`: the gradient goes to the first of the largest values of a window.
 
     Which place of the window that is, is found by comparing its places one after the other. Then, for each place, the
-    gradients that belong to it are spread to where it lies in the input, and all are summed up.
+    gradients that belong to it are spread to where it is in the input, and all are summed up.
     """
     first = values.ndim - 2
     kernel, stride, padding, dilation = (

@@ -142,7 +142,7 @@ def _imported(node: ast.ImportFrom, file: Path, root: Path) -> Iterator[Path]:
 def _reading() -> Iterator[list[Declaration]]:
     """Collect what is declared, and write no bytecode.
 
-    That is told from newer source by seconds and size: it could outlive an edit, and is no data of a folder.
+    It is compared with newer source by seconds and size: it could outlive an edit, and is no data of a folder.
     """
     before = sys.dont_write_bytecode
     sys.dont_write_bytecode = True

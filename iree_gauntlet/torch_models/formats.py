@@ -92,7 +92,7 @@ class Tolerance:
     peak: float
 
 
-def tolerance(form: DataFormat, contractions: int, contraction_type: str = "") -> Tolerance:
+def tolerance(element_type: str, contractions: int, contraction_type: str = "") -> Tolerance:
     """The tolerance of a model's outputs against torch eager with the same rounded weights in the same type.
 
     Errors of contractions that follow each other are independent: they add up by the root of their number. One
@@ -101,7 +101,7 @@ def tolerance(form: DataFormat, contractions: int, contraction_type: str = "") -
     Examples, as `rms`: 12 layers of 6 contractions are held to 1.0e-5 in f32, 0.081 in f16 and 0.17 in bf16.
 
     Args:
-        form: the data format; block formats have the tolerance of the type that holds them.
+        element_type: f32, f16 or bf16; block formats have the tolerance of the type that holds them.
         contractions: how many lie behind each other on the longest way through the model; at least 1.
         contraction_type: f16 or bf16 where math fidelity narrows the inputs of contractions.
 
@@ -111,8 +111,8 @@ def tolerance(form: DataFormat, contractions: int, contraction_type: str = "") -
     """
     if contractions < 1:
         raise ValueError(f"{contractions} contractions: at least one expected")
-    own = UNIT_ROUNDOFF[form.element_type]
-    error = _CONTRACTION[form.element_type] * own
+    own = UNIT_ROUNDOFF[element_type]
+    error = _CONTRACTION[element_type] * own
     if contraction_type and UNIT_ROUNDOFF[contraction_type] > own:
         error = math.hypot(error, _NARROWED * UNIT_ROUNDOFF[contraction_type])
     rms = _SAFETY * error * math.sqrt(contractions)
@@ -155,7 +155,7 @@ def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def read_contractions(path: Path) -> int:
     """The same for a file; its weights are not read."""
-    import onnx  # noqa: PLC0415 - graphs can be handed over by who has it
+    import onnx  # noqa: PLC0415 - graphs can be given by those who have it
 
     return longest_contraction_path(onnx.load(str(path), load_external_data=False).graph)
 

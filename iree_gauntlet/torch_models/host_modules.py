@@ -31,7 +31,7 @@ def build_host_modules(builder: object, inputs: Sequence[tuple[NDArray[Any], str
     """Build a model again, as it was built for the device, and keep what runs on the host.
 
     Args:
-        builder: what its builder was told: a `BuildPlan` as JSON has it.
+        builder: its builder's plan: a `BuildPlan` as JSON has it.
         inputs: of the device, with their element types.
 
     Raises:

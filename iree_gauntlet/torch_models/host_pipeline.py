@@ -1,4 +1,4 @@
-"""Three stages that run beside each other: before the device, on it, after it.
+"""Three stages that run in parallel: before the device, on it, after it.
 
 While a device computes one call, the host prepares the next one and finishes the one before. Each stage is a thread
 (of the device: one for each context), with room for a group of calls between them, so that no stage runs away.
@@ -45,7 +45,7 @@ class _Lane:
     """Calls on their way between two stages, in order.
 
     Args:
-        changed: of the whole pipeline, so that whoever waits hears of a failure.
+        changed: of the whole pipeline, so that all that wait learn of a failure.
         failures: of the whole pipeline; one is enough to end it.
         room: calls that fit.
     """
@@ -134,7 +134,7 @@ class _Run:
                 self.changed.notify_all()
 
     def _one_more(self) -> bool:
-        """Whether a group is left; whoever asks has it."""
+        """Whether a group is left; the one that asks has it."""
         with self.changed:
             self._begun += 1
             return self._begun <= self._groups

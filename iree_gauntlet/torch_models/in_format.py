@@ -109,7 +109,7 @@ def compute_in_format(
     Returns:
         The outputs; their spread, and that of what `post` returns; and directions, as `write_directions` has them.
     """
-    # In narrower formats the sums' errors are nothing beside the rounding of their results.
+    # In narrower formats the sums' errors are nothing next to the rounding of their results.
     kinds = _ERRORS if form is DataFormat.FP32 else _ERRORS[:1]
     with _attention_as_exported():
         with _InFormat() as exact:

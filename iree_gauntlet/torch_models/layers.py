@@ -59,7 +59,7 @@ def linear_layers(model: Any) -> dict[str, Any]:
 
 
 def replace_linear_layers(model: Any, make: Callable[[Any], Any], unfit: Callable[[Any], str] | None = None) -> Any:
-    """Put something else in the place of each linear layer; one that stands in two places is replaced in both by one.
+    """Put something else in the place of each linear layer; one that is in two places is replaced in both by one.
 
     Args:
         model: changed in place.

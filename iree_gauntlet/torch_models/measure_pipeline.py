@@ -1,4 +1,4 @@
-"""Push inputs through a model whose first or last module runs in torch on the host, beside the device.
+"""Push inputs through a model whose first or last module runs in torch on the host, next to the device.
 
     python measure_pipeline.py PLAN.json
 
@@ -6,12 +6,12 @@ Runs in the Python of the toolchain that is measured, which must have the versio
 imported from there. The plan is that of `workers/iree_side/measure_module.py`, and
 
     {"torch_paths": ["/…/site-packages"],   of the Python that has torch
-     "builder": {…},            what the builder was told: the model is built again, for its modules on the host
+     "builder": {…},            its builder's plan: the model is built again, for its modules on the host
      "host_inputs": [{"file", "type"}]}     of the module before the device; empty where there is none
 
 What that module returns is the device's input, and `inputs` says of which types; floats are cast to them, and floats
 of the device to f32. Of inputs beyond those (in training the targets) the plan's are pushed; in training nothing runs
-after the device. Each call goes through three stages that run beside each other: while the device computes one,
+after the device. Each call goes through three stages that run in parallel: while the device computes one,
 the host prepares the next and finishes the one before. Where there is nothing before the device, `inputs` are pushed.
 
 The answer is that of `measure_module.py`, and
@@ -30,7 +30,6 @@ from __future__ import annotations
 import contextlib
 import importlib.machinery
 import platform
-import resource
 import sys
 import time
 from pathlib import Path
@@ -38,15 +37,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":
-    # The package is the one that this script lies in; all else is found as this Python finds it, and not beside the
+    # The package is the one that has this script; all else is found as this Python finds it, and not next to the
     # script, where names such as `formats` lie.
     sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
     sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[1])]
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
 
 from iree_gauntlet.torch_models.host_pipeline import PipelineLoop, run_pipeline
-from iree_gauntlet.workers.iree_side.device_context import device_memory
-from iree_gauntlet.workers.iree_side.measure_module import Context, read_contexts
+from iree_gauntlet.workers.iree_side.measure_module import Context, figures, read_contexts
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_arrays, write_arrays
 
 if TYPE_CHECKING:
@@ -59,7 +57,6 @@ if TYPE_CHECKING:
 
 _OVERHEAD_CALLS = 500
 _NS_PER_MS = 1e6
-_NS_PER_S = 1e9
 _NS_PER_US = 1e3
 
 
@@ -113,15 +110,11 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
         for context in contexts:
             for _ in range(int(plan["warm_up_calls"])):
                 _loop(host, [context], types, 1)
-        in_flight = contexts[0].in_flight
-        loop = _loop(host, contexts, types, int(plan["calls"]) // in_flight)
+        loop = _loop(host, contexts, types, int(plan["calls"]) // contexts[0].in_flight)
         written = host.arrays(host_outputs)
     return {
-        "load_ms": (loaded - begin) / _NS_PER_MS,
-        "first_call_ms": (first - loaded) / _NS_PER_MS,
-        "total_s": loop.total_ns / _NS_PER_S,
+        **figures(contexts, (begin, loaded, first), loop.total_ns, loop.device_ns),
         "calls": int(plan["calls"]),
-        "call_ms": [[value / in_flight / _NS_PER_MS for value in times] for times in loop.device_ns],
         "host_ms": {
             "pre": [value / _NS_PER_MS for value in loop.pre_ns],
             "post": [value / _NS_PER_MS for value in loop.post_ns],
@@ -129,9 +122,6 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
         "overhead_us": _overhead_us(),
         "outputs": write_arrays(plan["outputs"], "output", outputs),
         "host_outputs": write_arrays(plan["outputs"], "host_output", written),
-        "pushed": "async" if contexts[0].pushed_async else "one by one",
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "device_memory": device_memory(context.program.device for context in contexts),
     }
 
 

@@ -1,6 +1,6 @@
 """What a compiled module shows of a recipe: the parameters that it reads, its dispatches, its size.
 
-The program that was handed to the compiler says what the parameters are; which of them are read, and what is done
+The program that was given to the compiler says what the parameters are; which of them are read, and what is done
 with them, is taken from the compiled module alone, since the compiler may turn narrow weights into wide ones:
 
 * at compile time, where the program has them inside: 3.5 to 3.7 do, and then there are wide constants in their place;
@@ -34,6 +34,7 @@ from iree_gauntlet.system.short_process import ask
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
+    from iree_gauntlet.artifacts.parameters.parameter import Parameter
     from iree_gauntlet.toolchains.toolchain import Toolchain
     from iree_gauntlet.torch_models.recipe_registry import Proof
 
@@ -54,21 +55,6 @@ _LARGEST_TABLE = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
-class ReadParameter:
-    """A parameter that a module reads.
-
-    Attributes:
-        name: its key in the archive.
-        element_type: MLIR's name, such as `i8`.
-        size: bytes.
-    """
-
-    name: str
-    element_type: str
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
 class ModuleFacts:
     """What a compiled module shows.
 
@@ -77,13 +63,13 @@ class ModuleFacts:
         unread: names of those that the program has and the module does not read.
         dispatches: names of what calls run, in their order; executables that are alike have one name.
         load_dispatches: names of what runs once, when the module is loaded.
-        constant_bytes: of the constants inside the module, each of 4 KiB or more; smaller ones cannot be told from
+        constant_bytes: of the constants inside the module, each of 4 KiB or more; smaller ones look like
             its strings.
         module_bytes: of the module's file.
         digest: hex SHA-256 of it.
     """
 
-    parameters: tuple[ReadParameter, ...]
+    parameters: tuple[Parameter, ...]
     unread: tuple[str, ...]
     dispatches: tuple[str, ...]
     load_dispatches: tuple[str, ...]
@@ -94,7 +80,7 @@ class ModuleFacts:
     @property
     def parameter_bytes(self) -> int:
         """All parameters that are read."""
-        return sum(parameter.size for parameter in self.parameters)
+        return sum(parameter.byte_size for parameter in self.parameters)
 
     @property
     def stored_bytes(self) -> int:
@@ -106,7 +92,7 @@ class ModuleFacts:
         """Bytes of the parameters by element type, the most first."""
         sizes: Counter[str] = Counter()
         for parameter in self.parameters:
-            sizes[parameter.element_type] += parameter.size
+            sizes[parameter.element_type] += parameter.byte_size
         return dict(sizes.most_common())
 
 
@@ -133,11 +119,7 @@ def read_module_facts(toolchain: Toolchain, program: Path, module: Path) -> Modu
     with module.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return ModuleFacts(
-        parameters=tuple(
-            ReadParameter(name, parameter.element_type, parameter.byte_size)
-            for name, parameter in declared.items()
-            if name in read
-        ),
+        parameters=tuple(parameter for name, parameter in declared.items() if name in read),
         unread=tuple(name for name in declared if name not in read),
         dispatches=tuple(name for name in names if not name.startswith(_INITIALIZER)),
         load_dispatches=tuple(name for name in names if name.startswith(_INITIALIZER)),
@@ -152,7 +134,7 @@ def _dispatch_names(data: Iterable[bytes]) -> list[str]:
     found = {match.decode() for part in data for match in _DISPATCH.findall(part)}
     # An executable is called like its dispatch, without what it does.
     short = {match[0] for name in found if (match := _NUMBERED.match(name)) and match[0] != name}
-    # The length of a text stands before it in some formats, and may look like a letter.
+    # The length of a text is before it in some formats, and may look like a letter.
     return sorted((name for name in found if name not in short and name[1:] not in found), key=_place)
 
 
@@ -264,7 +246,7 @@ class _Segment:
     """Data of a module.
 
     Attributes:
-        member: file name inside the archive; empty for what lies in `module.fb`.
+        member: file name inside the archive; empty for what is in `module.fb`.
         size: bytes.
         data: empty for a constant that is larger than any table.
     """
@@ -288,7 +270,7 @@ class _NameTable:
 
 
 def _read_segments(toolchain: Toolchain, module: Path) -> list[_Segment]:
-    """All data of a module: what lies in `module.fb`, and the files beside it, which come in the same order.
+    """All data of a module: what is in `module.fb`, and the files next to it, which come in the same order.
 
     Raises:
         GauntletError: the module cannot be read; ToolchainError where its toolchain's tool cannot be started.

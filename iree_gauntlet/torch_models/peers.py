@@ -55,7 +55,7 @@ CODE_FOLDER = "inductor"
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A peer beside IREE; a call is a generation where the model is a generative one.
+    """A peer next to IREE; a call is a generation where the model is a generative one.
 
     Attributes:
         name: `torch eager`, `torch.compile` or `onnxruntime`.
@@ -219,7 +219,7 @@ def peer_rounds(step: Step, command: Command, tool: str) -> Measurement:
 def try_peer(
     session: Session[Any], rounds: Measurement, name: str, outputs: Path, expected: Sequence[Expected]
 ) -> list[Tried]:
-    """Starts a peer once; it is no evidence, so that others may run beside it.
+    """Starts a peer once; it is no evidence, so that others may run meanwhile.
 
     Args:
         session: what it runs in.

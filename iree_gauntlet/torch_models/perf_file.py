@@ -14,7 +14,7 @@ import math
 import os
 import re
 import stat
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,30 +52,13 @@ def result_path(output: str | Path) -> Path:
     return path if path.name.endswith(".json") else path.with_name(f"{path.name}.json")
 
 
-@dataclass(frozen=True, slots=True)
-class About:
-    """What a result is of.
-
-    Attributes:
-        args: the options.
-        arch: what it ran on.
-        machine_name: the host.
-        hash: short hash of what was measured.
-        date: of that.
-    """
-
-    args: Mapping[str, Any]
-    arch: str
-    machine_name: str
-    hash: str
-    date: str
-
-
-def measured_result(about: About, *, total_time: float, total_samples: int, more: Mapping[str, Any]) -> dict[str, Any]:
+def measured_result(
+    about: Mapping[str, Any], *, total_time: float, total_samples: int, more: Mapping[str, Any]
+) -> dict[str, Any]:
     """One entry of a run that was measured.
 
     Args:
-        about: what it is of.
+        about: the document's fields of what was measured: `args`, `arch`, `machine_name`, `hash` and `date`.
         total_time: seconds from the first input pushed to the last output received.
         total_samples: what went through in that time.
         more: our own fields, which come after the document's; they may not take their names.
@@ -90,10 +73,10 @@ def measured_result(about: About, *, total_time: float, total_samples: int, more
         "total_samples": total_samples,
         "samples_per_sec": total_samples / total_time,
     }
-    return _with_more({**speed, **asdict(about)}, more)
+    return _with_more({**speed, **about}, more)
 
 
-def failed_result(about: About, *, error: str, more: Mapping[str, Any]) -> dict[str, Any]:
+def failed_result(about: Mapping[str, Any], *, error: str, more: Mapping[str, Any]) -> dict[str, Any]:
     """One entry of a run that failed: `error`, and no speed; the rest as in `measured_result`.
 
     Raises:
@@ -101,14 +84,14 @@ def failed_result(about: About, *, error: str, more: Mapping[str, Any]) -> dict[
     """
     if not error:
         raise ValueError("a failed run without an error")
-    return _with_more({**asdict(about), "error": error}, more)
+    return _with_more({**about, "error": error}, more)
 
 
 def append_result(output: str | Path, result: Mapping[str, Any], locks: Path) -> Appended:
     """Appends one result; folders that are missing are made.
 
     A file that is damaged, or is no list of results, is left as it is: the result goes to `<name>.new-1.json`
-    beside it, or to the first such file that is whole or not there.
+    next to it, or to the first such file that is whole or not there.
 
     Args:
         output: as given to `--output`.

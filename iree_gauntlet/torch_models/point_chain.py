@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from iree_gauntlet.artifacts.hashing import hash_file
@@ -13,7 +13,8 @@ from iree_gauntlet.settings import shown
 from iree_gauntlet.steps import Step, StepInput
 from iree_gauntlet.toolchains.toolchain import COMPILE
 from iree_gauntlet.torch_models.build_plan import VariantPlan
-from iree_gauntlet.torch_models.torch_chain import CompiledProgram, TorchChain
+from iree_gauntlet.torch_models.formats import Tolerance, tolerance
+from iree_gauntlet.torch_models.torch_chain import CompiledProgram, TorchChain, runnable_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 
 DIALECT = "micro"
 PROGRAM = "main.onnx"
-# What stands before a variant's label in the role of a benchmark step that traces it.
+# The role of a benchmark step that traces a variant: this, and the variant's label.
 TRACE = "trace."
+# The worst value of an output, in units of the tolerance of its rms (see `formats.py`).
+_PEAK = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +40,11 @@ class PointChain(TorchChain):
         point: what is measured.
         config: the file that it is written in.
         plugins: files with further recipes and architectures, absolute.
-        identity: of the code that makes the models (`builder_identity`).
     """
 
     point: Point
     config: Path
     plugins: tuple[Path, ...]
-    identity: str
 
     dialect: ClassVar[str] = DIALECT
     builder: ClassVar[str] = "iree_gauntlet.torch_models.building_variant"
@@ -68,7 +69,7 @@ class PointChain(TorchChain):
         )
 
     def plan(self, label: str) -> VariantPlan:
-        """What the builder is told, but for the folder."""
+        """The builder's plan, but for the folder."""
         recipes = {variant.side: variant.torch_recipes for variant in self.point.variants}
         quantization, sparsity = recipes[label]
         model, shape = self.point.model, self.point.shape
@@ -108,15 +109,12 @@ class PointChain(TorchChain):
             if lacking:
                 # The recipe's flag and not the program is what this compiler cannot read.
                 compiled = blocked(compiled, f"{lacking[0].message} ({lacking[0].hint})")
-            inputs = (
-                StepInput("module", compiled.output("module")),
-                StepInput("parameters", imports[label].output("parameters")),
-            )
-            steps += [compiled, self.ran(self.step(Stage.THRESHOLD, variant.label), inputs, (compiled.id,))]
+            check = self.step(Stage.THRESHOLD, variant.label)
+            steps += [compiled, self.ran(check, runnable_files(compiled, imports[label]), (compiled.id,))]
         return tuple(steps)
 
     def benchmark(self, variants: Sequence[Variant]) -> Step:
-        """Measures variants beside each other; it takes the machine for each block of rounds by itself."""
+        """Measures variants together; it takes the machine for each block of rounds by itself."""
         return self.ran(self.step(Stage.BENCHMARK), [self._input(variant) for variant in variants], cores=0)
 
     def profile(self, variant: Variant, kind: str) -> Step:
@@ -127,6 +125,17 @@ class PointChain(TorchChain):
     def made(self, variant: Variant, build: Build) -> CompiledProgram:
         """A variant as it was built and compiled."""
         return self.compiled(build.programs[0], variant.label, variant.side)
+
+    def allowed(self, variant: Variant, build: Build) -> Tolerance:
+        """How far IREE's outputs may be from torch eager's for the same recipe.
+
+        That of the data type, with what the recipe says of its own rounding (a value at a boundary of a quantisation
+        may fall to either side).
+        """
+        recipe = variant.quantization.recipe
+        plain = tolerance(self.point.model.dtype, max(1, build.contractions), recipe.contraction_type)
+        more = max(recipe.tolerance, variant.sparsity.recipe.tolerance if variant.sparsity else 0.0)
+        return Tolerance(plain.rms + more, plain.peak + _PEAK * more)
 
     def module(self, variant: Variant) -> Path:
         """The compiled module of a variant."""
@@ -140,14 +149,10 @@ class PointChain(TorchChain):
         return StepInput("module", str(self.module(variant)))
 
     def _export(self, label: str) -> Step:
-        plan = asdict(self.plan(label))
         config = self.point.model.config
-        asked = {name: str(plan[name]) for name in plan if name not in ("plugins", "config", "output")}
         ingredients = {
             "kind": "export of a recipe",
             "program": make_key({str(number): hash_file(path) for number, path in enumerate(self.plugins)}),
-            **asked,
             "config": hash_file(config) if config else "",
-            "builder": self.identity,
         }
-        return self.exporting(label, ingredients, (*self.plugins, *([config] if config else [])))
+        return self.exporting(label, self.plan(label), ingredients, (*self.plugins, *([config] if config else [])))

@@ -1,6 +1,6 @@
 """Rounds of all variants of a point, in IREE and in torch, interleaved: each can be compared with each other one.
 
-A block is one go over all programs in an order drawn by lot, and back in the opposite order: whatever grows linearly
+A block is one go over all programs in random order, and back in the opposite order: whatever grows linearly
 over it (a clock that heats up) falls on all of them alike. Each round of IREE is a process start of its own. Between
 the two halves stands one start of torch, which runs its own programs one after the other, each once, in an order drawn
 by lot too: a start of torch takes seconds. Before the first block, torch's programs are tried (`peers.py`).
@@ -31,7 +31,6 @@ from iree_gauntlet.torch_models.peers import (
     peer_rounds,
     try_peer,
 )
-from iree_gauntlet.torch_models.point_check import variant_tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +47,7 @@ EAGER = "eager"
 COMPILE = "compile"
 _ATTEMPTS = 3
 _KIND = "micro"
-# Under this name the start of torch stands in the log; it is no label of a recipe.
+# The start of torch has this name in the log; it is no label of a recipe.
 _TORCH = "torch "
 
 
@@ -114,7 +113,7 @@ class InterleavedRounds:
         """All blocks; fewer where a program fails, the machine is too busy, or it is cut short.
 
         Args:
-            progress: is told the number of each block before it begins, from 1 on.
+            progress: is called with the number of each block before it begins, from 1 on.
 
         Raises:
             GauntletError: a process cannot be started at all, or the log cannot be written.
@@ -206,7 +205,7 @@ def try_torch(
     expected = []
     for mode in modes:
         for side, variant in {variant.side: variant for variant in reversed(variants)}.items():
-            name, allowed = torch_name(mode, side), variant_tolerance(variant, chain.point.model.dtype, builds[side])
+            name, allowed = torch_name(mode, side), chain.allowed(variant, builds[side])
             programs[name] = {
                 "name": name,
                 "builder": asdict(chain.plan(side)),

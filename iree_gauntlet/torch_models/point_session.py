@@ -1,16 +1,21 @@
-"""A point while it runs: its models are made and exported, compiled and checked, and measured beside each other."""
+"""A point while it runs: its models are made and exported, compiled and checked, and measured together."""
 
 from __future__ import annotations
 
 import importlib.util
+import math
 import shutil
+import statistics
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from iree_gauntlet.cases import MAIN, Stage, Verdict
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.measuring.numerics.element_types import is_float
 from iree_gauntlet.measuring.profiles.memory_profile import (
     MEMORY_FILE,
     MEMORY_ROLE,
@@ -23,24 +28,35 @@ from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.steps import Step, step_id
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 from iree_gauntlet.torch_models import tracing
-from iree_gauntlet.torch_models.measuring_worker import ask, planned_command, worker_words
+from iree_gauntlet.torch_models.agreement import agreement, pieces, recorded
+from iree_gauntlet.torch_models.build_folder import Build, read_outputs, tensors
+from iree_gauntlet.torch_models.measuring_worker import MODULE_WORKER, ask
 from iree_gauntlet.torch_models.module_facts import ModuleFacts, prove, read_module_facts, shows
 from iree_gauntlet.torch_models.point_chain import TRACE, PointChain
-from iree_gauntlet.torch_models.point_check import check_variant
-from iree_gauntlet.torch_models.point_measurement import UNPROVEN, UNREAD, Measuring, PointMeasurement
-from iree_gauntlet.torch_models.point_record import MEASURED, SAME, VariantFigures
+from iree_gauntlet.torch_models.point_measurement import (
+    MEASURED,
+    SAME,
+    UNPROVEN,
+    UNREAD,
+    Measuring,
+    PointMeasurement,
+    VariantFigures,
+)
 from iree_gauntlet.torch_models.recipe_registry import BASELINE, COMPILER
 from iree_gauntlet.torch_models.torch_chain import Exporter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
-    from iree_gauntlet.torch_models.build_folder import Build
+    from iree_gauntlet.measuring.numerics.arrays import Tensor
     from iree_gauntlet.torch_models.configuration import Variant
-    from iree_gauntlet.torch_models.torch_chain import CompiledProgram
+
+
+# After the first one, whose outputs are looked at: they say how many calls a round has.
+_CALLS = 3
+_ALL_ZERO = "torch's outputs are all zero, and so agreeing with them proves nothing"
 
 
 @dataclass(slots=True)
@@ -94,8 +110,43 @@ class PointSession:
         return steps
 
     def _check(self, step: Step) -> Result:
+        """Runs a variant and compares its outputs.
+
+        Two questions, kept apart. Does IREE compute what torch computes for the same recipe? That is the verdict. And
+        what does the recipe cost in accuracy? That is a figure: the difference from the unchanged model in f32.
+
+        The result's statistics have `agreement` (with torch eager), `error` (from the unchanged model in f32: max,
+        relative and sqnr_db), `first_call_ms`, `call_ms`, `peak_rss_bytes` and `device_memory`.
+
+        Raises:
+            GauntletError: what torch or the module left cannot be read.
+        """
         variant = self._variant(step.role)
-        return check_variant(step, self.chain, variant, self._build(variant), self.session.processes)
+        build = self._build(variant)
+        folder = Path(step.folder) / "outputs"
+        folder.mkdir(parents=True, exist_ok=True)
+        compiled = self.chain.made(variant, build)
+        plan = compiled.plan([self.chain.device], _CALLS, warm_up_calls=0, outputs=str(folder))
+        answer = ask(self.chain, step, self.session.processes, MODULE_WORKER, plan)
+        if answer.figures is None:
+            return answer.failure
+        actual = read_outputs(answer.figures["outputs"])
+        expected = tensors(compiled.exported, build.programs[0].outputs)
+        found = agreement(actual, expected, self.chain.allowed(variant, build))
+        reference = tensors(compiled.exported, build.reference) if build.reference else expected
+        result = Result(
+            Verdict.FAILED if found.problem else Verdict.PASSED,
+            shorten(found.problem),
+            outputs=found.comparisons,
+            statistics={
+                "agreement": found.as_dict(),
+                "error": distance(actual, reference),
+                "call_ms": statistics.median(answer.figures["call_ms"][0]),
+                **{name: answer.figures[name] for name in ("first_call_ms", "peak_rss_bytes", "device_memory")},
+            },
+            notes=(*step.notes, *([_ALL_ZERO] if found.tells_nothing else [])),
+        )
+        return answer.complete(result)
 
     def _measured(self) -> Sequence[Step]:
         """The benchmark of all variants that are right, and whose modules show what their recipes promise."""
@@ -171,23 +222,39 @@ class PointSession:
             return PointMeasurement(
                 self.chain, self.session, self.measuring, self._exporter.builds, self._found, flops, self._began
             ).run(step)
-        kind = TRACE if step.role.startswith(TRACE) else MEMORY_ROLE
-        variant = self._variant(step.role.removeprefix(kind))
-        compiled = self.chain.made(variant, self._build(variant))
-        processes = self.session.processes
-        if kind == MEMORY_ROLE:
-            return _profile_memory(step, self.chain, compiled, processes)
+        return self._trace(step) if step.role.startswith(TRACE) else self._profile_memory(step)
+
+    def _trace(self, step: Step) -> Result:
+        variant = self._variant(step.role.removeprefix(TRACE))
         call_ms = float(self._found[variant.label].figures["call_ms"])
         flags = self.workbench.flags_of(BENCHMARK_MODULE)
-        path, toolchain = Path(step.folder) / variant.label, self.chain.toolchain
-        traced = tracing.traced_step(step, self.chain, compiled)
-        made = tracing.trace(traced, tracing.VERBOSE, path, toolchain, processes, flags, call_ms=call_ms)
+        path, processes = Path(step.folder) / variant.label, self.session.processes
+        traced = tracing.traced_step(step, self.chain, self.chain.made(variant, self._build(variant)))
+        made = tracing.trace(traced, tracing.VERBOSE, path, self.chain.toolchain, processes, flags, call_ms=call_ms)
         return Result(
             Verdict.PASSED,
             statistics={TRACE.rstrip("."): made.as_dict()},
             notes=tuple(tracing.shown(made)),
             tool_seconds=made.seconds,
         )
+
+    def _profile_memory(self, step: Step) -> Result:
+        """The high-water mark of memory by phase; the series of samples is written next to the logs, for its plot."""
+        variant = self._variant(step.role.removeprefix(MEMORY_ROLE))
+        plan = memory_plan(self.chain.made(variant, self._build(variant)).plan([self.chain.device], 1))
+        answer = ask(self.chain, step, self.session.processes, MEMORY_WORKER, plan)
+        if answer.figures is None:
+            return answer.failure
+        try:
+            profile = read_memory_profile(answer.figures)
+        except GauntletError as error:
+            return answer.complete(Result(Verdict.ERROR, shorten(error.what)))
+        write_memory_profile(profile, Path(step.folder) / MEMORY_FILE)
+        notes = profile.lines()
+        if importlib.util.find_spec("matplotlib") is None:
+            notes.append("no plot: matplotlib is not installed (pip install 'iree-gauntlet[plots]')")
+        figures = {name: value for name, value in profile.as_dict().items() if name != "series"}
+        return answer.complete(Result(Verdict.PASSED, statistics={"memory": figures}, notes=tuple(notes)))
 
     def _build(self, variant: Variant) -> Build:
         return self._exporter.builds[variant.side]
@@ -206,21 +273,30 @@ class PointSession:
         )
 
 
-def _profile_memory(step: Step, chain: PointChain, compiled: CompiledProgram, processes: Processes) -> Result:
-    """The high-water mark of memory by phase; the series of samples is written next to the logs, for its plot."""
-    plan = memory_plan(compiled.plan([chain.device], 1))
-    answer = ask(step, processes, planned_command(step, worker_words(chain.toolchain, MEMORY_WORKER), plan))
-    step = replace(step, command=answer.command)
-    if answer.figures is None:
-        return processes.complete(step, answer.outcome, answer.failure)
-    try:
-        profile = read_memory_profile(answer.figures)
-    except GauntletError as error:
-        return processes.complete(step, answer.outcome, Result(Verdict.ERROR, shorten(error.what)))
-    write_memory_profile(profile, Path(step.folder) / MEMORY_FILE)
-    notes = profile.lines()
-    if importlib.util.find_spec("matplotlib") is None:
-        notes.append("no plot: matplotlib is not installed (pip install 'iree-gauntlet[plots]')")
-    statistics = {name: value for name, value in profile.as_dict().items() if name != "series"}
-    result = Result(Verdict.PASSED, statistics={"memory": statistics}, notes=tuple(notes))
-    return processes.complete(step, answer.outcome, result)
+def distance(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> dict[str, float | str]:
+    """How far float outputs are from what they should be, all of them together.
+
+    Returns:
+        `max`, the largest difference; `relative`, the rms of differences over that of expected values; `sqnr_db`, the
+        signal-to-quantisation-noise ratio, 20·log10 of its inverse; "inf" where nothing differs.
+
+    Raises:
+        GauntletError: they differ in number or shape.
+    """
+    noise = power = peak = 0.0
+    if len(actual) != len(expected):
+        raise GauntletError(f"{len(actual)} outputs, and the unchanged model has {len(expected)}")
+    for mine, wanted in zip(actual, expected, strict=True):
+        if not is_float(wanted.element_type):
+            continue
+        if mine.shape != wanted.shape:
+            raise GauntletError(f"an output of shape {mine.shape}, and the unchanged model's is {wanted.shape}")
+        for found, right in pieces(mine, wanted):
+            difference = found - right
+            noise += float(np.dot(difference, difference))
+            power += float(np.dot(right, right))
+            # Not max(): NaN has to come through.
+            peak = float(np.maximum(peak, np.abs(difference).max()))
+    relative = math.sqrt(noise / power) if power else (math.inf if noise else 0.0)
+    decibel = math.inf if relative == 0 else -20.0 * math.log10(relative)
+    return {"max": recorded(peak), "relative": recorded(relative), "sqnr_db": recorded(decibel)}

@@ -1,6 +1,6 @@
 """Linear layers with quantised weights, written so that their quantised form survives the way through ONNX to IREE.
 
-Each stands in the place of a `torch.nn.Linear` and computes the same in torch eager and on IREE. Quantisation is
+Each takes the place of a `torch.nn.Linear` and computes the same in torch eager and on IREE. Quantisation is
 symmetric: the step of a group of values is its largest magnitude over the largest number of the type.
 """
 
@@ -104,7 +104,7 @@ class Int4Linear(QuantizedLinear):
     def product(self, rows: Any) -> Any:
         """In the type of the steps."""
         halves = rows.reshape(rows.shape[0], -1, 2, self.group // 2)
-        # The halves of a byte are told apart in a wider type: what stays a byte wide is taken for a constant by the
+        # The halves of a byte are separated in a wider type: what stays a byte wide is taken for a constant by the
         # compiler, which unpacks it once, when a module is loaded, and the weights are twice as large from then on.
         both = self.weight.to(self.step.dtype)
         upper = (both / 16).floor()
@@ -144,7 +144,7 @@ class Float8DynamicLinear(QuantizedLinear):
         return self._rounded((values / step).clamp(-_FLOAT8_MAX, _FLOAT8_MAX)), step
 
     def _rounded(self, values: Any) -> Any:
-        """In f8, what lies in its range; IREE 3.13 imports a quantisation by steps of 1, and no cast to f8."""
+        """In f8, what is in its range; IREE 3.13 imports a quantisation by steps of 1, and no cast to f8."""
         if torch.onnx.is_in_onnx_export():
             given = (values, self.unit, self.zero)
             return torch.onnx.ops.symbolic("QuantizeLinear", given, dtype=_FLOAT8, shape=values.shape)

@@ -76,8 +76,9 @@ class _InPlugin(Declaration):
 
     @classmethod
     def check_name(cls, name: object, messages: list[str]) -> None:
-        """Refuse what a configuration cannot name."""
-        _check_name(name, messages)
+        """Refuse what a configuration cannot name; a dash may part a name from arguments."""
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            messages.append(f"{name!r} is no name; letters, digits and _ . : make one, with single dashes between them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +90,11 @@ class Recipe(_InPlugin):
         function: takes the torch module and the arguments, returns a torch module; None for a compiler recipe.
         arguments: what it takes after dashes.
         proof: what its compiled module must show.
-        tolerance: relative root mean square of the difference from torch that rounding alone may make, beside what
+        tolerance: relative root mean square of the difference from torch that rounding alone may make, besides what
             the type allows; 0 where it makes none.
-        requires: Python modules that the function needs beside torch.
+        requires: Python modules that the function needs besides torch.
         beside: the quantization recipes that a sparsity recipe is combined with.
-        flags: of the compiler, beside the baseline's.
+        flags: of the compiler, in addition to the baseline's.
         contraction_type: `f16` or `bf16` where a compiler recipe narrows the inputs of contractions to that.
         check: takes the arguments, says what is wrong with them; None where any will do.
         refusal: why it is not made here; empty where it is.
@@ -112,7 +113,6 @@ class Recipe(_InPlugin):
     refusal: str = ""
 
     what: ClassVar[str] = "a recipe"
-    documented: ClassVar[str] = "see docs/how-to/recipes.md"
 
     @property
     def usage(self) -> str:
@@ -192,9 +192,9 @@ def recipe(
         about: one line for lists; the first of the function's docstring where it is empty.
         proof: what the compiled module must show.
         tolerance: relative root mean square of the difference from torch that rounding alone may make.
-        requires: Python modules that the function needs beside torch.
+        requires: Python modules that the function needs besides torch.
         beside: the quantization recipes that a sparsity recipe is combined with; each runs without it too.
-        flags: of the compiler, that the recipe is compiled with beside the baseline's.
+        flags: of the compiler, that the recipe is compiled with in addition to the baseline's.
         check: takes the arguments, says what is wrong with them, "" for nothing; called when a configuration is read.
 
     Raises:
@@ -247,7 +247,7 @@ def compiler_recipe(
     assert caller is not None, "a call has a caller"
     file, line = Path(caller.f_code.co_filename).absolute(), caller.f_lineno
     messages: list[str] = []
-    _check_name(name, messages)
+    Recipe.check_name(name, messages)
     _check_proof(proof, tolerance, messages)
     words = _flags(flags, messages)
     if not words:
@@ -342,12 +342,6 @@ def _check_proof(proof: object, tolerance: object, messages: list[str]) -> None:
     if proof.parameter_share is not None:
         what = "proof.parameter_share is a share of the baseline's bytes, such as 0.3"
         _check_positive(what, proof.parameter_share, messages)
-
-
-def _check_name(name: object, messages: list[str]) -> None:
-    """Checks a name, which a dash may part from arguments."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        messages.append(f"{name!r} is no name; letters, digits and _ . : make one, with single dashes between them")
 
 
 def _words_of(what: str, words: object, messages: list[str]) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ def why_no_roofline(device: str) -> str:
 def machine_roofline(folder: Path, python: str, machine: MachineFacts) -> Roofline:
     """The roofline of this machine's CPU; measured at the first three times, which takes some seconds.
 
-    Whoever calls it sees to it that the machine is quiet. Of several that ask at once, one measures at a time.
+    The caller makes sure that the machine is quiet. Of several that ask at once, one measures at a time.
 
     Args:
         folder: where it is kept; made where it is missing.

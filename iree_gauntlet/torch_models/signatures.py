@@ -54,7 +54,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class ArchitectureParameters:
-    """What an architecture takes beside m, k, n and dtype: `no`, `may` or `must` be given."""
+    """What an architecture takes besides m, k, n and dtype: `no`, `may` or `must` be given."""
 
     activation: Literal["no", "may", "must"]
     config: Literal["no", "may", "must"]

@@ -1,7 +1,7 @@
 """The modules of the built-in architectures.
 
 They are as torchao's `testing/model_architectures.py` describes them; and those of the transformers library, from a
-configuration that lies on this machine.
+configuration on this machine.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RootMeanSquareNorm(nn.Module):  # type: ignore[misc]
 
 
 class TransformerBlock(nn.Module):  # type: ignore[misc]
-    """Attention and a network of two layers, each behind a norm and beside a residual; no biases, no mask."""
+    """Attention and a network of two layers, each behind a norm and next to a residual; no biases, no mask."""
 
     def __init__(self, width: int, heads: int = 8, ratio: int = 4) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def configured_model(
     """Build a model without its head, with random weights, and a sequence of random tokens.
 
     Args:
-        path: a `config.json`, or the folder that it lies in.
+        path: a `config.json`, or its folder.
         tokens: length of the sequence.
         hidden_size: in place of the configuration's; 0 for that.
         intermediate_size: the same.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import shutil
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -44,6 +45,8 @@ FUNCTION = "main_graph"
 _MODULE = "module.vmfb"
 _PARAMETERS = "model.irpa"
 _OWN_FOLDER = Path(__file__).parent
+# Fields of plans: it is the content that a model depends on.
+_PATHS = ("output", "models_dirs", "plugins")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,17 +164,20 @@ class TorchChain(ABC):
             origin=self.origin,
         )
 
-    def exporting(self, role: str, ingredients: Mapping[str, str], sources: Sequence[Path]) -> Step:
+    def exporting(self, role: str, plan: Plan, ingredients: Mapping[str, str], sources: Sequence[Path]) -> Step:
         """Makes a model with torch and exports it.
 
         Args:
             role: of the step.
-            ingredients: what the model depends on, but for torch and the variables.
+            plan: of the builder.
+            ingredients: what the model depends on besides; in place of the plan's fields that are paths.
             sources: files that it is made from.
         """
         step = self.step(Stage.EXPORT, role)
+        asked = {name: str(value) for name, value in asdict(plan).items() if name not in _PATHS}
+        made_by = {"builder": _builder_identity(), "torch": self.torch.identity}
         environment = {"environment": _environment(self.env)} if self.env else {}
-        step = self._looked_up(step, {**ingredients, "torch": self.torch.identity, **environment})
+        step = self._looked_up(step, {**asked, **ingredients, **made_by, **environment})
         words = (*self.torch.running(self.builder), f"{step.folder}/{_PLAN_FILE}")
         inputs = tuple(StepInput("program", str(path)) for path in sources)
         return replace(step, command=Command(words, step.folder, self.env), inputs=inputs)
@@ -228,7 +234,7 @@ class TorchChain(ABC):
             step: what all steps of the chain have in common.
             inputs: files that it reads.
             needs: steps before it.
-            resources: what it takes beside the device; a core where nothing is said.
+            resources: what it takes besides the device; a core by default.
         """
         taken = Resources(**{"cores": 1, "device": self.device, **resources})
         every_time = CacheLookup(reason="runs every time")
@@ -239,9 +245,18 @@ class TorchChain(ABC):
         return replace(step, cache=replace(found, ingredients=tuple(ingredients.items())))
 
 
-def builder_identity() -> str:
+@cache
+def _builder_identity() -> str:
     """Changes where the toolkit's own code that makes models may have changed."""
     return hash_of_files(sorted(_OWN_FOLDER.glob("*.py")), _OWN_FOLDER)
+
+
+def runnable_files(compiled: Step, imported: Step) -> tuple[StepInput, ...]:
+    """What a step that runs a compiled program reads."""
+    return (
+        StepInput("module", compiled.output("module")),
+        StepInput("parameters", imported.output("parameters")),
+    )
 
 
 def hash_of_files(paths: Sequence[Path], root: Path) -> str:
@@ -282,7 +297,7 @@ class Exporter:
 
         Args:
             step: of the export.
-            plan: what the builder is told, but for the folder.
+            plan: of the builder, but for the folder.
 
         Raises:
             GauntletError: what was made cannot be read.

@@ -66,7 +66,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _run_as_script() -> int:
-    # The package is the one that this script lies in; all else is found as this Python finds it, and not beside the
+    # The package is the one that has this script; all else is found as this Python finds it, and not next to the
     # script, where names such as `formats` lie.
     own = Path(__file__).resolve().parent
     sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")

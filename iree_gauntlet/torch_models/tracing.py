@@ -288,7 +288,7 @@ def trace(
 ) -> Trace:
     """Runs a program under the profiler and writes what it is made of.
 
-    The caller sees to it that the machine and the device are quiet. The tools' files go into the step's folder.
+    The caller makes sure that the machine and the device are quiet. The tools' files go into the step's folder.
 
     Args:
         step: with the command of `benchmark_command`; gives folder and time limit, for each tool.

@@ -288,10 +288,9 @@ class _Import:
         if file.kind is PackedKind.MODULE:
             wanted = self.modules.lookup(file.name).entry is None
         else:
-            kind, pin = self.place.pins.of(file.name)
+            pin = self.place.pins.of(file.name)
             if pin is not None and pin.sha256 != file.sha256:
-                path = (self.place.pins.registry if kind == "registry" else self.place.pins.learnt).path
-                said = f"{file.url}: the archive has sha256 {file.sha256}, {path} says {pin.sha256}"
+                said = f"{file.url}: the archive has sha256 {file.sha256}, {pin.path} says {pin.sha256}"
                 self.problems.append(f"{said}; nothing was replaced")
                 return False
             wanted = self.store.verified.known(self.store.path(file.url)) != file.sha256
@@ -321,7 +320,7 @@ class _Import:
                 self.store.adopt(file.url, temporary, file.sha256, Progress())
             except ArtifactError as error:
                 return error.what
-            # Another file, of a hash that nobody has pinned, may have been there.
+            # Another file, of a hash that is not pinned, may have been there.
             held = self.store.known_hash(file.url)
             return "" if held == file.sha256 else f"{file.url}: the cache has one of sha256 {held}, which was kept"
         finally:

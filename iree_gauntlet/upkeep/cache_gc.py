@@ -77,13 +77,7 @@ def _collect(place: CachePlace, limits: Limits, *, delete: bool) -> ExitCode:
     if planned.goes:
         rows = [(byte_size(item.bytes), age_text(now - item.last_use), item.kind, item.name) for item in planned.goes]
         print_table([("SIZE", "LAST USE", "KIND", "NAME"), *rows])
-    if not delete:
-        _summary("would go", planned.goes, planned)
-        if dead:
-            sys.stdout.write(f"and {counted(len(dead), 'leftover')} of processes that have ended\n")
-        if planned.goes or dead:
-            sys.stdout.write("nothing was deleted: add --delete\n")
-    else:
+    if delete:
         sys.stdout.flush()
         gone = collect(place.root, planned.goes, place.leases)
         # Again: the stamps of what has gone are among them now.
@@ -93,8 +87,12 @@ def _collect(place: CachePlace, limits: Limits, *, delete: bool) -> ExitCode:
         kept = len(planned.goes) - len(gone)
         if kept:
             sys.stdout.write(f"{kept} items stay: they have been used, or went otherwise, since this began\n")
-        if dead:
-            sys.stdout.write(f"and {counted(len(dead), 'leftover')} of processes that have ended\n")
+    else:
+        _summary("would go", planned.goes, planned)
+    if dead:
+        sys.stdout.write(f"and {counted(len(dead), 'leftover')} of processes that have ended\n")
+    if not delete and (planned.goes or dead):
+        sys.stdout.write("nothing was deleted: add --delete\n")
     if limits.bytes is not None and planned.after > limits.bytes:
         sys.stdout.write(
             f"note: {byte_size(planned.after)} stay, more than {byte_size(limits.bytes)}: "
@@ -120,7 +118,7 @@ class Collection:
 
     Attributes:
         goes: in the order of going.
-        spared: what would go if nobody used it.
+        spared: what would go if it were not in use.
         before: bytes of the cache.
         after: bytes of the cache without what goes.
     """
@@ -218,7 +216,7 @@ def collect(root: Path, planned: Iterable[Item], leases: Leases) -> list[Item]:
 
 
 def leftovers(root: Path, leases: Leases, now: float) -> list[Path]:
-    """What the dead have left: files and folders that nobody will ever read again."""
+    """What dead processes have left: files and folders that will never be read again."""
     found = [*leases.dead(), *VerifiedHashes(root / "verified").gone()]
     for path in _candidates(root):
         age = now - _changed(path)
@@ -269,7 +267,7 @@ def _take(root: Path, item: Item, aside: Path) -> bool:
 
 @contextlib.contextmanager
 def _unfetched(root: Path, item: Item) -> Iterator[bool]:
-    """Whether nobody fetches it; nobody begins to meanwhile."""
+    """Whether no process fetches it; none begins to meanwhile."""
     lock = _lock(root, item)
     descriptor = lock_or_none(lock)
     try:
@@ -340,8 +338,7 @@ def parse_bytes(text: str, option: str) -> int:
     Raises:
         UsageError: it is none.
     """
-    number, factor = _parsed(text, _BYTES, option, "50GB")
-    return int(number * factor)
+    return int(_parsed(text, _BYTES, option, "50GB"))
 
 
 def parse_age(text: str, option: str) -> float:
@@ -350,11 +347,10 @@ def parse_age(text: str, option: str) -> float:
     Raises:
         UsageError: it is none.
     """
-    number, factor = _parsed(text, _SECONDS, option, "30d")
-    return float(number * factor)
+    return float(_parsed(text, _SECONDS, option, "30d"))
 
 
-def _parsed(text: str, units: dict[str, int], option: str, example: str) -> tuple[Decimal, int]:
+def _parsed(text: str, units: dict[str, int], option: str, example: str) -> Decimal:
     match = _QUANTITY.match(text)
     by_lower = {unit.lower(): factor for unit, factor in units.items()}
     factor = by_lower.get(match[2].lower()) if match else None
@@ -362,4 +358,4 @@ def _parsed(text: str, units: dict[str, int], option: str, example: str) -> tupl
         raise UsageError(
             f"{option} {text}: expected a number and a unit, such as {example}", f"Units: {', '.join(units)}."
         )
-    return Decimal(match[1]), factor
+    return Decimal(match[1]) * factor

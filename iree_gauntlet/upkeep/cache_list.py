@@ -91,8 +91,7 @@ def where(url: str, cache_dir: str, *, as_json: bool) -> ExitCode:
 def _tell_where(place: CachePlace, url: str, name: str, source: Source, *, as_json: bool) -> ExitCode:
     store = place.store(Progress(), offline=True)
     path, present = store.path(url), store.present(url)
-    pinned_by, entry = place.pins.of(name)
-    said_by = {"registry": place.pins.registry, "lock": place.pins.learnt}.get(pinned_by)
+    pin = place.pins.of(name)
     verified = present and bool(store.verified.known(path))
     places = _places(source, place.configuration)
     if as_json:
@@ -103,7 +102,7 @@ def _tell_where(place: CachePlace, url: str, name: str, source: Source, *, as_js
             "present": present,
             "verified": verified,
             "sha256": store.known_hash(url),
-            "pinned_in": str(said_by.path) if said_by else "",
+            "pinned_in": str(pin.path) if pin else "",
             "places": places,
         }
         sys.stdout.write(json.dumps(document, indent=1) + "\n")
@@ -116,8 +115,8 @@ def _tell_where(place: CachePlace, url: str, name: str, source: Source, *, as_js
     else:
         state = "present, verified" if verified else "present, not verified yet: its next use will"
     lines = [state]
-    if entry and said_by:
-        lines.append(f"pinned: sha256 {entry.sha256} in {said_by.path}")
+    if pin:
+        lines.append(f"pinned: sha256 {pin.sha256} in {pin.path}")
     elif isinstance(source, FileSource | RandomSource):
         lines.append("needs no pin")
     else:

@@ -97,12 +97,11 @@ def _read(place: CachePlace) -> tuple[Registry, Registry]:
 def _both_locked(place: CachePlace, progress: Progress) -> Iterator[None]:
     """Alone with the registry, also among users of other caches, and with what was learnt here."""
     registry, learnt = place.pins.registry.path, place.root / "locks" / "registry.lock"
-    with locked(registry.parent / "locks" / "registry.txt.lock", str(registry), progress):
+    with ExitStack() as stack:
+        stack.enter_context(locked(registry.parent / "locks" / "registry.txt.lock", str(registry), progress))
         if place.pins.learnt.path.exists():
-            with locked(learnt, str(place.pins.learnt.path), progress):
-                yield
-        else:
-            yield
+            stack.enter_context(locked(learnt, str(place.pins.learnt.path), progress))
+        yield
 
 
 @contextmanager

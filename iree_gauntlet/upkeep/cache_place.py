@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.artifacts.inventory import Pins
 from iree_gauntlet.artifacts.leases import Leases
-from iree_gauntlet.artifacts.registry_file import Registry
+from iree_gauntlet.artifacts.registry_file import Pins, Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import GauntletError, UsageError

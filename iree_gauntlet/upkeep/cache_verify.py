@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_watched
-from iree_gauntlet.artifacts.inventory import Item, ItemKind, Pins, take_inventory, url_of
+from iree_gauntlet.artifacts.inventory import Item, ItemKind, take_inventory, url_of
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.modules.module_entry import ENTRY_FILE, DamageError, open_sealed
 from iree_gauntlet.errors import ExitCode, GauntletError
@@ -30,6 +30,7 @@ from iree_gauntlet.upkeep.cache_place import CachePlace, open_cache, refusals_ex
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from iree_gauntlet.artifacts.registry_file import Pins
     from iree_gauntlet.reports.live.painter import Painter
     from iree_gauntlet.upkeep.upkeep_requests import VerifyRequest
 
@@ -175,7 +176,7 @@ class Finding:
     Attributes:
         item: what was checked.
         condition: what it is in.
-        what: what is wrong with it, or why nobody knows; empty where it is good.
+        what: what is wrong with it, or why that is unknown; empty where it is good.
         url: of an artifact, as far as it is known.
     """
 
@@ -189,10 +190,9 @@ def _check_artifact(
     path: Path, item: Item, pins: Pins, verified: VerifiedHashes, read: Callable[[int], None]
 ) -> Finding:
     """Hash an artifact. A damaged one is remembered to be in doubt, so that its next use notices, too."""
-    source, entry = pins.of(item.name)
-    expected = entry.sha256 if entry else verified.last(path)
-    said_by = str((pins.registry if source == "registry" else pins.learnt).path) if source else "when it was fetched"
-    url = url_of(item.name, entry)
+    pin = pins.of(item.name)
+    expected = pin.sha256 if pin else verified.last(path)
+    url = url_of(item.name, pin.url if pin else "")
     for _ in range(2):
         try:
             before = path.stat()
@@ -210,7 +210,7 @@ def _check_artifact(
         return Finding(item, Condition.UNKNOWN, "no record says what it should be", url)
     if sha256 != expected:
         verified.doubt(path)
-        what = f"sha256 {sha256[:12]}…, not {expected[:12]}… ({said_by})"
+        what = f"sha256 {sha256[:12]}…, not {expected[:12]}… ({pin.path if pin else 'when it was fetched'})"
         return Finding(item, Condition.DAMAGED, what, url)
     if verified.known(path) != sha256 and unchanged and time.time() - after.st_mtime > _SETTLED_SECONDS:
         verified.remember(path, sha256)

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
@@ -66,7 +67,8 @@ def list_toolchains(cache_dir: str, *, as_json: bool) -> ExitCode:
         document = {
             "installed": _flat(here) if here else None,
             "environments": [
-                {"path": str(path), "problem": why} | (_listed(found) if found else {}) for path, found, why in rows
+                {"path": str(path), "problem": why} | ({**asdict(found), "path": str(path)} if found else {})
+                for path, found, why in rows
             ],
         }
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
@@ -196,17 +198,6 @@ def _removable(name: str, place: Place) -> tuple[Path, str, int]:
 
 def _title(found: Environment) -> str:
     return found.label if found.label in (found.compiler, found.runtime) else f"{found.label} ({found.compiler or '-'})"
-
-
-def _listed(found: Environment) -> dict[str, Any]:
-    return {
-        "label": found.label,
-        "compiler": found.compiler,
-        "runtime": found.runtime,
-        "bytes": found.bytes,
-        "installer": found.installer,
-        "last_use": found.last_use,
-    }
 
 
 def version_text(part: Part, digits: int | None = None) -> str:

@@ -13,7 +13,6 @@ from iree_gauntlet.dialects.op_tests import DIALECT
 from iree_gauntlet.dialects.op_trees import OpSpec
 from iree_gauntlet.dialects.suite import read_suite
 from iree_gauntlet.dialects.trees import read_specs
-from iree_gauntlet.engine.plan_context import BATCH_MODEL
 from iree_gauntlet.errors import ExitCode, GauntletError, SpecError, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
@@ -23,6 +22,7 @@ from iree_gauntlet.records.run_folder import free_folder
 from iree_gauntlet.reports.diagnostic_groups import diagnostic_of
 from iree_gauntlet.requests import Defaults, FolderRequest, RunRequest
 from iree_gauntlet.settings import project_folder, shown
+from iree_gauntlet.steps import BATCH_MODEL
 from iree_gauntlet.upkeep.proposed_changes import FileChange
 
 if TYPE_CHECKING:

@@ -95,7 +95,7 @@ def _suite_of(run: Path, record: JournalRecord, suite: str) -> Path | None:
 
 
 def _is_over(entry: ExpectedFailure, record: JournalRecord) -> bool:
-    """Whether an expected failure is one no longer; what there is to know of it is reported."""
+    """Whether an expected failure is no longer one; why is reported."""
     verdicts = [
         record.results[step["id"]].verdict
         for step in record.steps

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.engine.modules.batches import Batched, flags_of, with_batches
-from iree_gauntlet.engine.plan_context import BATCH_MODEL
-from iree_gauntlet.steps import CacheLookup, Command, Step, StepInput
+from iree_gauntlet.steps import BATCH_MODEL, CacheLookup, Command, Step, StepInput
 
 _RUN = Path("/run")
 

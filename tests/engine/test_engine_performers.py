@@ -6,7 +6,6 @@ import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,6 +25,7 @@ from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.reports.live.progress_text import finished_text
 from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput
+from tests.support.clocks import Clock
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.sessions import session_in
 
@@ -198,23 +198,19 @@ def test_chains_whose_modules_are_in_the_cache_fill_the_time_of_compiles(tmp_pat
 
 
 def test_waiting_for_locks_is_no_part_of_a_steps_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-
-    def passes(seconds: float) -> None:
-        nonlocal now
-        now += seconds
+    clock = Clock()
 
     @contextmanager
     def contended(_locks: MachineLocks, **_asked: object) -> Iterator[None]:
-        passes(20.0)
+        clock.advance(20.0)
         yield
 
     def measured(_step: Step) -> Result:
-        passes(2.5)
+        clock.advance(2.5)
         # A part of which it waited itself, for another process.
         return Result(Verdict.PASSED, waited_seconds=0.5)
 
-    monkeypatch.setattr("iree_gauntlet.engine.engine.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("iree_gauntlet.engine.engine.time", clock)
     monkeypatch.setattr(MachineLocks, "quiet_machine", contended)
     step = replace(STEP, stage=Stage.BENCHMARK, resources=Resources(exclusive=True))
     _, kept, record = performed(tmp_path, [step], {Stage.BENCHMARK: measured})

@@ -221,13 +221,13 @@ def test_a_benchmark_that_crashes_is_no_verdict(project: Project, usual: MadeUpT
 def _seeing(monkeypatch: pytest.MonkeyPatch, disturbed: Container[int]) -> None:
     """What else the machine does during a round is synthetic: others keep it busy in rounds of these numbers."""
     numbers = itertools.count()
-    nothing = MachineState(2, *(None,) * 13)
+    nothing = MachineState(2, *(None,) * 11)
 
     class Watch(RoundWatch):
         def ended(self, *, own_cpu_seconds: float) -> RoundState:
             del own_cpu_seconds
             busy = 0.9 if next(numbers) in disturbed else 0.0
-            return RoundState(nothing, nothing, 1.0, CpuUse(2, busy, 0.0, 0.01))
+            return RoundState(nothing, nothing, 1.0, CpuUse(busy, 0.0, 0.01))
 
     monkeypatch.setattr(rounds, "RoundWatch", Watch)
     monkeypatch.setattr(blocks, "_PAUSE_SECONDS", 0.0)

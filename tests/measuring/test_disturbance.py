@@ -22,12 +22,10 @@ if TYPE_CHECKING:
 FIT = MachineState(
     cores=4,
     load_1m=0.1,
-    load_5m=0.1,
     busy_share=None,
     steal_share=None,
     governor="performance",
     frequency_mhz=3000,
-    max_frequency_mhz=3000,
     throttle_count=5,
     turbo=False,
     smt=False,
@@ -36,7 +34,7 @@ FIT = MachineState(
     on_battery=False,
     cpu_temperature_c=60.0,
 )
-QUIET = CpuUse(4, 0.01, 0.0, 0.005)
+QUIET = CpuUse(0.01, 0.0, 0.005)
 GPU = GpuState(0, "H200", clock_mhz=1980, utilization_percent=90, others=())
 
 
@@ -61,16 +59,16 @@ def test_an_undisturbed_round() -> None:
 @pytest.mark.parametrize(
     ("state", "cause"),
     [
-        (_state(whole=CpuUse(4, 0.34, 0, 0.005)), "other work kept the CPUs 34 % busy (10 % is let pass)"),
+        (_state(whole=CpuUse(0.34, 0, 0.005)), "other work kept the CPUs 34 % busy (10 % is let pass)"),
         (
-            _state(pinned=CpuUse(1, 0.06, 0, 0.015)),
+            _state(pinned=CpuUse(0.06, 0, 0.015)),
             "other work kept the round's own CPUs 6 % busy (2 % is let pass)",
         ),
         (
-            _state(pinned=CpuUse(1, 0.0, 0, 0.015), whole=CpuUse(4, 0.7, 0, 0.005)),
+            _state(pinned=CpuUse(0.0, 0, 0.015), whole=CpuUse(0.7, 0, 0.005)),
             "other work kept the CPUs 70 % busy (50 % is let pass)",
         ),
-        (_state(whole=CpuUse(4, 0, 0.05, 0.005)), "the hypervisor took 5 % of the CPU time (2 % is let pass)"),
+        (_state(whole=CpuUse(0, 0.05, 0.005)), "the hypervisor took 5 % of the CPU time (2 % is let pass)"),
         (_state(throttle_count=8), "the CPU throttled 3 times, at 60 °C (0 is let pass)"),
         (_state(governor="powersave"), "the frequency governor changed from performance to powersave"),
         (
@@ -107,14 +105,14 @@ def test_each_cause_has_its_line(state: RoundState, cause: str) -> None:
     "state",
     [
         # One's own pinned CPUs are quiet: a neighbour on others is let pass.
-        _state(pinned=CpuUse(1, 0.01, 0, 0.015), whole=CpuUse(4, 0.3, 0, 0.005)),
+        _state(pinned=CpuUse(0.01, 0, 0.015), whole=CpuUse(0.3, 0, 0.005)),
         # Nobody knows what a kernel of ticks has seen in so short a time.
-        _state(whole=CpuUse(4, 0.6, 0.6, 0.9)),
+        _state(whole=CpuUse(0.6, 0.6, 0.9)),
         _state(whole=None),
         # Nothing but the end of the load that the governor has answered to.
         RoundState(replace(FIT, governor="schedutil"), replace(FIT, governor="schedutil", frequency_mhz=800), 2, None),
         RoundState(replace(FIT, throttle_count=9, swap_used_bytes=2 << 30), FIT, 2.0, QUIET),
-        RoundState(MachineState(4, *(None,) * 13), MachineState(4, *(None,) * 13), 0.0, None),
+        RoundState(MachineState(4, *(None,) * 11), MachineState(4, *(None,) * 11), 0.0, None),
         # A GPU that is done falls asleep, and one at work draws what it may.
         _on_gpu(GPU, replace(GPU, clock_mhz=345, utilization_percent=0)),
         _on_gpu(GPU, replace(GPU, clock_mhz=345, reasons=(Slowdown.IDLE,))),
@@ -154,8 +152,8 @@ _SHARES = st.floats(0, 1)
 
 @given(share=_SHARES, steal=_SHARES, unsure=_SHARES, more=_SHARES)
 def test_more_disturbance_is_never_less_of_a_cause(share: float, steal: float, unsure: float, more: float) -> None:
-    state = _state(whole=CpuUse(2, share, steal, unsure))
-    worse = _state(whole=CpuUse(2, max(share, more), max(steal, more), unsure))
+    state = _state(whole=CpuUse(share, steal, unsure))
+    worse = _state(whole=CpuUse(max(share, more), max(steal, more), unsure))
     assert len(worse.disturbances()) >= len(state.disturbances())
     stricter = Limits(busy_share=0.01, steal_share=0.0)
     assert len(state.disturbances(stricter)) >= len(state.disturbances())
@@ -181,11 +179,9 @@ def test_counters_of_the_kernel(tmp_path: Path) -> None:
     after = read_cpu_times(_stat(tmp_path, "150 0 60 1130 10 5 5 20 50 0", "200 0 0 20 0 0 0 0 0 0"))
     first, use = cpu_use(before, after, 0.0, (0,)), cpu_use(before, after, 1.7)
     assert first is not None
-    assert [first.cpus, first.busy_share, first.steal_share, first.unsure] == pytest.approx(
-        [1, 0.7 / 2.2, 0.2 / 2.2, 0.03 / 2.2]
-    )
+    assert [first.busy_share, first.steal_share, first.unsure] == pytest.approx([0.7 / 2.2, 0.2 / 2.2, 0.03 / 2.2])
     assert use is not None
-    assert [use.cpus, use.busy_share, use.unsure] == pytest.approx([2, 1.0 / 4.4, 0.06 / 4.4])
+    assert [use.busy_share, use.unsure] == pytest.approx([1.0 / 4.4, 0.06 / 4.4])
     assert cpu_use(before, after, 99.0) == replace(use, busy_share=0.0)
     assert cpu_use(before, after, 0.0, (0, 7)) is None
     assert cpu_use(before, before, 0.0) is None

@@ -31,6 +31,7 @@ from tests.support.recorded_noise import (
     log_ratios_from_rounds,
     read_recording,
     simulated_rounds,
+    swapped,
 )
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def test_the_unit_of_time_is_no_matter(blocks: list[Block], power: int, location
 @given(_sessions())
 def test_swapping_the_sides_inverts_ratio_and_verdict(blocks: list[Block]) -> None:
     forth = compare(blocks, _PLAN)
-    back = compare([block.swapped() for block in blocks], _PLAN)
+    back = compare([swapped(block) for block in blocks], _PLAN)
     mirrored = {Verdict.SLOWER: Verdict.FASTER, Verdict.FASTER: Verdict.SLOWER}
     assert back.verdict == mirrored.get(forth.verdict, forth.verdict)
     assert back.p_value == forth.p_value

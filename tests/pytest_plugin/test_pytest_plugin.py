@@ -417,11 +417,11 @@ exit $code
 TOOLS_CONFTEST = """
 import os
 from dataclasses import replace
-from iree_gauntlet.engine import workbench
+from iree_gauntlet.toolchains import find
 os.environ["PYTEST_PID"] = str(os.getpid())
-found = workbench.find_installed()
+found = find.find_installed()
 found = replace(found, runtime=replace(found.runtime, **{tools!r}))
-workbench.find_installed = lambda: found
+find.find_installed = lambda: found
 """
 
 

@@ -422,6 +422,7 @@ def test_a_green_run_ends_in_its_table(tmp_path: Path) -> None:
         "verdict  model        compile  time ms  dispatches  bytes  quality",
         "passed   ocr/cls@cpu   cached        –          76      –  –",
         "",
+        "1 model: 1 passed; judged: numbers 0, dispatches 0, sizes 0, times 0",
         "compiles: 1 from cache, 0 made; downloads: 0 present, 0 fetched",
         "time: 1.00 s; IREE's tools ran for 1.25 s in all",
         "",
@@ -476,7 +477,7 @@ def test_many_failures_are_bounded_and_counted(tmp_path: Path) -> None:
     builder.end(1)
     text = printed(builder, tmp_path, io.StringIO())
     assert "80 more went wrong; junit.xml and summary.json have each of them." in text
-    assert "  and 90 more, in the reports" in text
+    assert "  and 120 more, in the reports" in text
     assert text.count("Reproduce:") == 20
     assert "    line 80\n" in text
     assert "    line 79\n" not in text

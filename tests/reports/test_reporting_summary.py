@@ -18,6 +18,7 @@ from iree_gauntlet.records.outcome import outcome_of
 from iree_gauntlet.reports import render_markdown
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.report_files import STEP_SUMMARY_LIMIT, append_step_summary
+from iree_gauntlet.steps import NOTHING_COMPARED
 from tests.support.journal_builder import RUN, JournalBuilder, check, comparison, every_verdict, samples
 from tests.support.places import DATA
 
@@ -52,6 +53,36 @@ def test_the_summary_is_what_it_was(tmp_path: Path) -> None:
     assert summary_of(every_verdict(), tmp_path) == (DATA / "summary.md").read_text(encoding="utf-8")
 
 
+def test_the_end_says_what_was_judged_and_which_goldens_were_not(tmp_path: Path) -> None:
+    builder = JournalBuilder()
+    golden = {"metric": "dispatch_count", "value": 19, "factor": 1.0, "statistic": "mean", "sku": ""}
+    goldens = [golden | {"release": "3.13.0", "origin": {"file": "x.json", "field": "golden_dispatch"}}]
+    threshold = builder.step("m", "a", "threshold")
+    counted = builder.step("m", "a", "compstat", goldens=goldens)
+    timed = builder.step("m", "a", "benchmark")
+    silent = builder.step("m", "b", "threshold", notes=[NOTHING_COMPARED])
+    broken = builder.step("m", "c", "threshold")
+    builder.begin()
+    builder.result(threshold, outputs=[comparison()])
+    builder.result(counted, checks=[check("dispatch_count", 20, None, release="3.12.0")])
+    builder.result(
+        timed,
+        samples=samples(9.0, 9.1),
+        checks=[check("time_ms", 9.05, None)],
+        statistics={"disturbed": ["another process"]},
+    )
+    builder.result(silent)
+    builder.result(broken, "error", "no such file")
+    builder.end(3)
+    text = summary_of(builder, tmp_path)
+    assert (
+        "3 models: 1 in error, 2 passed; judged: numbers 1, dispatches 0, sizes 0, times 0 (no --sku); "
+        "1 time disturbed (\\*)\n"
+    ) in text
+    assert "1 golden not applied: for 3.13.0, this is 3.12.0\n" in text
+    assert "9.05 ± 0.07 \\*" in text
+
+
 def test_chains_and_facts_name_each_target(tmp_path: Path) -> None:
     builder = JournalBuilder()
     for target, sku in (("cpu", ""), ("rocm-gfx942", "mi300")):
@@ -82,7 +113,7 @@ def test_the_table_holds_the_figures_against_their_goldens(tmp_path: Path) -> No
     builder.result(benchmark, samples=samples(9.0, 9.1, 9.2), checks=checks)
     builder.end()
     text = summary_of(builder, tmp_path)
-    assert cells(text.partition("## Figures")[2].partition("compiles:")[0])[1] == [
+    assert cells(text.partition("## Figures")[2].partition("1 model:")[0])[1] == [
         *("passed", "clip/text@cpu", "8.20 s", "9.10 ± 0.10", "55 / 55", "1,000,000 / 1,100,000"),
         "max error 5e-05 (≤ 0.0001 + 1e-05·|expected|)",
     ]

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
-from iree_gauntlet.artifacts.inventory import Item, Pins, take_inventory
-from iree_gauntlet.artifacts.registry_file import Entry, Registry
+from iree_gauntlet.artifacts.inventory import Item, take_inventory
+from iree_gauntlet.artifacts.registry_file import Entry, Pins, Registry
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 

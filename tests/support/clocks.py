@@ -1,4 +1,4 @@
-"""A clock that a test sets, for what takes a clock."""
+"""A clock that a test sets, for what takes a clock, and in place of the module `time`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+    monotonic = __call__
 
     def advance(self, seconds: float) -> None:
         """Lets time pass."""

@@ -97,6 +97,12 @@ def blocks_from_rounds(rounds: NDArray[np.float64], seed: int, factor: float = 1
     return tuple(blocks)
 
 
+def swapped(block: Block) -> Block:
+    """The same rounds with the sides' names exchanged."""
+    other = {BlockOrder.ABBA: BlockOrder.BAAB, BlockOrder.BAAB: BlockOrder.ABBA}
+    return Block(other[block.order], block.b, block.a)
+
+
 def log_ratios_from_rounds(figures: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
     """As `blocks_from_rounds` and `log_ratios`, from the one figure that stands for each round, and faster."""
     count = len(figures) // 4

@@ -15,13 +15,19 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.torch_models import perf_file
-from iree_gauntlet.torch_models.perf_file import About, Appended, failed_result, measured_result, result_path
+from iree_gauntlet.torch_models.perf_file import Appended, failed_result, measured_result, result_path
 from tests.support.budgets import part_of_the_examples
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.permissions import permissions_respected
 from tests.support.places import ROOT
 
-ABOUT = About({"model": "bert", "config": "tiny"}, "llvm-cpu", "box", "89ece87b", "26-10-16")
+ABOUT = {
+    "args": {"model": "bert", "config": "tiny"},
+    "arch": "llvm-cpu",
+    "machine_name": "box",
+    "hash": "89ece87b",
+    "date": "26-10-16",
+}
 WRITER = """
 import os, sys
 from pathlib import Path

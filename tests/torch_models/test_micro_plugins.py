@@ -16,7 +16,7 @@ from iree_gauntlet.torch_models.recipe_registry import PluginError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from iree_gauntlet.torch_models.lookup import Registry
+    from iree_gauntlet.torch_models.plugins import Registry
 
 SHAPES = BUILTIN_FILES[:1]
 HEAD = "from iree_gauntlet.micro.registry import activation, architecture, compiler_recipe, recipe, shape_set\n"

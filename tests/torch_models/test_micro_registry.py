@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.torch_models.declarations import by_name, declarations
-from iree_gauntlet.torch_models.lookup import Registry
-from iree_gauntlet.torch_models.plugins import load_registry
+from iree_gauntlet.torch_models.plugins import Registry, load_registry
 from iree_gauntlet.torch_models.recipe_registry import (
     Activation,
     Architecture,
@@ -392,7 +391,7 @@ def test_a_decorator_is_for_functions() -> None:
 
 def test_declaring_is_light() -> None:
     statement = (
-        "import sys, iree_gauntlet.torch_models.shapes; from iree_gauntlet.torch_models.plugins import load_registry;"
+        "import sys, iree_gauntlet.torch_models.plugins; from iree_gauntlet.torch_models.plugins import load_registry;"
         "load_registry();"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.torch_models.declarations import declarations
-from iree_gauntlet.torch_models.plugins import BUILTIN_FILES, load_registry
+from iree_gauntlet.torch_models.plugins import BUILTIN_FILES, Shape, custom_shapes, load_registry, shapes_of
 from iree_gauntlet.torch_models.recipe_registry import PluginError, ShapeSet, shape_set
-from iree_gauntlet.torch_models.shapes import Shape, custom_shapes, shapes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -106,8 +106,8 @@ def test_what_a_run_folder_holds_too_is_told(cache: CacheBuilder, tmp_path: Path
 )
 def test_plain_names_tell_their_url(url: str, *, known: bool) -> None:
     name = local_name(url)
-    assert url_of(name, None) == (url if known else "")
-    assert url_of(name, Entry(name, "0" * 64, url)) == url
+    assert url_of(name, "") == (url if known else "")
+    assert url_of(name, url) == url
 
 
 def test_a_last_use_is_written_once_an_hour(tmp_path: Path) -> None:

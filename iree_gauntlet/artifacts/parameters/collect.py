@@ -18,7 +18,6 @@ import re
 import subprocess
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
 from iree_gauntlet.artifacts.parameters.mlir_text import MARKER, references_in_text
@@ -173,12 +172,6 @@ class _DamagedError(Exception):
     """The file does not keep to the format."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Section:
-    offset: int
-    size: int
-
-
 def references_in_bytecode(file: BinaryIO, source: str) -> Iterator[Reference]:
     """Every parameter reference of a bytecode file, each once.
 
@@ -210,9 +203,9 @@ def _stored_references(reader: _Reader, source: str) -> Iterator[Reference]:
         if wanted not in sections:
             raise _DamagedError(f"section {wanted} is missing")
     attributes = sections[_ATTRIBUTES]
-    offset = attributes.offset
+    offset = attributes.start
     for dialect, size, encoded in list(_entries(reader, sections[_OFFSETS])):
-        if offset + size > attributes.offset + attributes.size:
+        if offset + size > attributes.stop:
             raise _DamagedError("an attribute lies beyond its section")
         if encoded:
             if _dialect_name(reader, sections, dialect, version) in _OWNERS:
@@ -233,22 +226,23 @@ def _references_of(reader: _Reader, offset: int, size: int, source: str) -> Iter
     yield from references_in_text(pieces, source, lines=False)
 
 
-def _sections(reader: _Reader) -> dict[int, _Section]:
-    sections: dict[int, _Section] = {}
+def _sections(reader: _Reader) -> dict[int, range]:
+    """Where each section is in the file, by its number."""
+    sections: dict[int, range] = {}
     while not reader.at_end():
         number = reader.take(1)[0]
         size = reader.varint()
         if number & _ALIGNED:
             reader.align(reader.varint())
-        section = _Section(reader.position, size)
-        reader.seek(section.offset + size)
+        section = range(reader.position, reader.position + size)
+        reader.seek(section.stop)
         sections.setdefault(number & ~_ALIGNED, section)
     return sections
 
 
-def _entries(reader: _Reader, section: _Section) -> Iterator[tuple[int, int, bool]]:
+def _entries(reader: _Reader, section: range) -> Iterator[tuple[int, int, bool]]:
     """Dialect number, bytes, and whether the encoding is the dialect's own, of every attribute."""
-    reader.seek(section.offset)
+    reader.seek(section.start)
     wanted = reader.varint()
     reader.varint()  # the number of types, whose offsets follow those of the attributes
     seen = 0
@@ -257,22 +251,22 @@ def _entries(reader: _Reader, section: _Section) -> Iterator[tuple[int, int, boo
         if not 0 < count <= wanted - seen:
             raise _DamagedError("the table of attributes does not add up")
         for _ in range(count):
-            if reader.position > section.offset + section.size:
+            if reader.position > section.stop:
                 raise _DamagedError("the table of attributes is cut short")
             value = reader.varint()
             yield dialect, value >> 1, bool(value & 1)
         seen += count
 
 
-def _dialect_name(reader: _Reader, sections: dict[int, _Section], number: int, version: int) -> str:
-    reader.seek(sections[_DIALECTS].offset)
+def _dialect_name(reader: _Reader, sections: dict[int, range], number: int, version: int) -> str:
+    reader.seek(sections[_DIALECTS].start)
     if number >= reader.varint():
         raise _DamagedError(f"dialect {number} does not exist")
     for _ in range(number):
         _dialect(reader, version)
     wanted = _dialect(reader, version)
     # The lengths, each with the NUL at its end, stand in reverse order before the strings.
-    reader.seek(sections[_STRINGS].offset)
+    reader.seek(sections[_STRINGS].start)
     count = reader.varint()
     lengths = [reader.varint() for _ in range(count)][::-1]
     if wanted >= count:

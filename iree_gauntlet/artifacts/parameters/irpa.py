@@ -76,7 +76,7 @@ def write_archive(path: Path, parameters: Sequence[Parameter], content: RandomCo
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A parameter and where its data lies.
+    """A parameter and where its data is.
 
     Attributes:
         parameter: as the program names it.

@@ -214,7 +214,7 @@ class _Scanner:
         end = len(text) if final else max(self._position, len(text) - len(MARKER) - _LONGEST_PREFIX)
         marker = alias = -1
         while True:
-            # Each is searched again only when it is passed; what is not there lies at the text's length.
+            # Each is searched again only when it is passed; what is not there is at the text's length.
             if marker < self._position:
                 marker = self._find(MARKER)
             if alias < self._position:

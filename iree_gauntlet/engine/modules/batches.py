@@ -21,10 +21,9 @@ from iree_gauntlet.engine.commands import makes_dumps
 from iree_gauntlet.engine.modules.module_cache import Entry, EntryGoneError, ModuleCache, link_or_copy
 from iree_gauntlet.engine.modules.module_key import join_flags, make_key
 from iree_gauntlet.engine.modules.modules import is_edited
-from iree_gauntlet.engine.plan_context import BATCH_MODEL
 from iree_gauntlet.engine.processes.compile_client import EXIT_DEFECT, EXIT_UNWRITABLE, CompileJob, CompileServer
 from iree_gauntlet.results import CacheUse, Result
-from iree_gauntlet.steps import CacheLookup, Step
+from iree_gauntlet.steps import BATCH_MODEL, CacheLookup, Step
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:

@@ -183,7 +183,7 @@ def _measured(golden: Golden, result: Result) -> list[float]:
     if golden.metric is Metric.TIME_MS:
         samples = result.samples
         if samples and samples.aggregated and golden.statistic is Statistic.MIN:
-            return []  # the mean of all, of which nobody knows the fastest
+            return []  # the mean of all: the fastest is not known
         return _confirming_times(result) or list(samples.real_time_ms if samples else ())
     figure = result.statistics.get(golden.metric.value)
     return [float(figure)] if figure is not None else []
@@ -247,7 +247,7 @@ def _new_value(golden: Golden, usable: Sequence[Evidence], size_headroom: float 
     figures = [item.measured for item in usable]
     match golden.metric:
         case Metric.TIME_MS:
-            # Of one run, the repetitions are all that tells how much it varies.
+            # Of one run, only the repetitions show how much it varies.
             alone = usable if len(usable) == 1 else ()
             lowest = min([*figures, *(item.lowest for item in alone)])
             highest = max([*figures, *(item.highest for item in alone)])

@@ -197,7 +197,6 @@ class Confirmation:
         low, high: its interval; 0 and infinity where there are too few rounds for one.
         limit: golden × factor.
         confidence: of the interval, whatever the stopping.
-        rounds: how many were looked at.
         next_look: at how many rounds more could be said; None where the verdict stands or the budget is spent.
     """
 
@@ -208,7 +207,6 @@ class Confirmation:
     high: float
     limit: float
     confidence: float
-    rounds: int
     next_look: int | None
 
 
@@ -249,7 +247,7 @@ def confirm_breach(
         reason += f"; all {plan.max_blocks} rounds are taken"
     ordered = sorted(figures[: looks[-1][0]] if looks else figures)
     middle = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-    return Confirmation(passed, reason, middle, low, high, limit, 1 - plan.alpha, len(rounds), next_look)
+    return Confirmation(passed, reason, middle, low, high, limit, 1 - plan.alpha, next_look)
 
 
 def _judge(low: float, high: float, limit: float) -> tuple[bool | None, str]:

@@ -1,17 +1,17 @@
-"""Whether a round was disturbed: what the machine did besides while it was taken, and what is let pass.
+"""Whether a round was disturbed: what else the machine did while it was taken, and what is tolerated.
 
 The rule that keeps the statistics honest: **a round may be discarded for its disturbance, never for its times.**
 Every cause here is read from the machine, and none of them sees what the round has measured. A round that is only
-slow counts; whoever leaves out slow rounds compares the luck of the two sides.
+slow counts: leaving out slow rounds would compare the luck of the two sides.
 
 What is judged, and why:
 
 - Other work on the CPUs, and time that a hypervisor takes, slow down whatever is measured at the same time. Where the
   round is pinned, its own CPUs are looked at closely, and the others only for the memory bandwidth and the power
-  that they share. The kernel counts in ticks: of a short round, what may be counting alone is let pass too.
-- A frequency tells something under the governor `performance` alone. Under the others, an idle CPU (which it is
+  that they share. The kernel counts in ticks: of a short round, what may be counting alone is tolerated too.
+- A frequency means something under the governor `performance` alone. Under the others, an idle CPU (which it is
   before and after a round) shows what it likes, and a round is not discarded for that. `doctor` says to set it.
-- A GPU's clock tells something where the GPU was at work in both readings. That a GPU runs at its power limit is
+- A GPU's clock means something where the GPU was at work in both readings. That a GPU runs at its power limit is
   how a large one works, and lies in what is measured, unless `Limits.power_capped_share` says otherwise.
 """
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _ROOT = Path("/")
 _MIB = 1 << 20
 _ASKED_CPUS = 16
+_SHARES = ("busy_share", "steal_share")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +66,8 @@ class RoundState:
         before, after = self.before, self.after
         found: dict[str, Any] = {
             "seconds": round(self.seconds, 3),
-            "busy_share": _share(self.whole.busy_share if self.whole else None),
-            "steal_share": _share(self.whole.steal_share if self.whole else None),
-            "pinned_busy_share": _share(self.pinned.busy_share if self.pinned else None),
-            "pinned_steal_share": _share(self.pinned.steal_share if self.pinned else None),
+            **_shares_of("", self.whole),
+            **_shares_of("pinned_", self.pinned),
             "load_1m": after.load_1m,
             "governor": after.governor,
             "frequency_mhz": _rounded(after.frequency_mhz),
@@ -86,7 +85,7 @@ class RoundState:
         """What disturbed the round and by how much, a line each; empty for a round that counts.
 
         Args:
-            limits: what is let pass.
+            limits: what is tolerated.
         """
         limits = limits or Limits()
         return (
@@ -195,8 +194,9 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _share(share: float | None) -> float | None:
-    return None if share is None else round(share, 4)
+def _shares_of(prefix: str, use: CpuUse | None) -> dict[str, float]:
+    """Of some CPUs, for the journal."""
+    return {} if use is None else {f"{prefix}{name}": round(getattr(use, name), 4) for name in _SHARES}
 
 
 def _rounded(value: float | None) -> float | None:
@@ -210,7 +210,7 @@ def _gpu_causes(before: Sequence[GpuState], after: Sequence[GpuState], seconds: 
         before: the GPUs before the round.
         after: the same after it; one that is not in both readings is judged by what there is.
         seconds: how long it took.
-        limits: what is let pass.
+        limits: what is tolerated.
     """
     earlier = {gpu.index: gpu for gpu in before}
     for gpu in after:
@@ -272,7 +272,7 @@ def _clock(first: GpuState | None, gpu: GpuState, limits: Limits) -> Iterator[st
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is let pass; the defaults are what a quiet machine keeps without effort.
+    """What is tolerated; the defaults are what a quiet machine keeps without effort.
 
     Attributes:
         busy_share: share of all CPUs that other work may take, where the round is not pinned. A tenth is what

@@ -1,8 +1,8 @@
 """The state of GPUs, as their vendor's tool reports it: `nvidia-smi`, `amd-smi`, else `rocm-smi`.
 
-Asked only for devices that are GPUs. A tool may be missing, fail, hang (a sick driver holds it) or print what nobody
-expects: the reading is then empty and says why, and never an exception, for a measurement does not fail because
-its thermometer does.
+Asked only for devices that are GPUs. A tool may be missing, fail, hang (a sick driver holds it) or print something
+unexpected: the reading is then empty and says why. It never raises: a measurement does not fail because its
+thermometer does.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ _CHUNK = 1 << 16
 _COLDEST, _HOTTEST = -40_000, 150_000
 
 _TICKS_PER_SECOND = 100
-# Each of the counters that are told apart (work, idle, stolen) may be a tick off.
+# Each of the counters that are distinguished (work, idle, stolen) may be a tick off.
 _UNSURE_SECONDS = 3 / _TICKS_PER_SECOND
 # Places in a line of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal.
 _IDLE, _STEAL, _FIELDS = (3, 4), 7, 8
@@ -59,13 +59,11 @@ class CpuUse:
     """What some CPUs have done in a time.
 
     Attributes:
-        cpus: how many.
         busy_share: share of their time that other work than ours has taken, 0 to 1.
         steal_share: share of their time that a hypervisor gave to others, 0 to 1.
         unsure: how much of a share may be nothing but the kernel's ticks.
     """
 
-    cpus: int
     busy_share: float
     steal_share: float
     unsure: float
@@ -127,7 +125,7 @@ def used_swap(root: Path = _ROOT) -> int | None:
 
 
 def cpu_model(root: Path) -> str:
-    """Name of the processor; `unknown` where nobody says."""
+    """Name of the processor; `unknown` where it is not shown."""
     for line in (read_text(root / "proc/cpuinfo") or "").splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("model name", "Model", "cpu model") and value.strip():
@@ -148,13 +146,13 @@ def cpu_temperature(root: Path) -> float | None:
     return None if hottest is None else hottest / 1000
 
 
-def load_averages(root: Path) -> tuple[float | None, float | None]:
-    """Of the last minute, and of the last five."""
+def load_average(root: Path) -> float | None:
+    """Of the last minute."""
     words = (read_text(root / "proc/loadavg") or "").split()
     try:
-        return float(words[0]), float(words[1])
+        return float(words[0])
     except (IndexError, ValueError):
-        return _asked_elsewhere(root, lambda: os.getloadavg()[:2]) or (None, None)
+        return _asked_elsewhere(root, lambda: os.getloadavg()[0])
 
 
 def on_battery(root: Path) -> bool | None:
@@ -327,7 +325,6 @@ def cpu_use(
     if total <= 0:
         return None
     return CpuUse(
-        cpus=len(asked),
         busy_share=max(0.0, work - own_seconds) / total,
         steal_share=steal / total,
         unsure=min(1.0, _UNSURE_SECONDS * len(asked) / total),

@@ -21,7 +21,7 @@ from iree_gauntlet.measuring.machine.machine_sensors import (
     cpu_use,
     flag,
     free_memory,
-    load_averages,
+    load_average,
     memory_limits,
     on_battery,
     read_cpu_times,
@@ -75,11 +75,11 @@ class MachineState:
 
     Attributes:
         cores: logical CPUs that this process may use.
-        load_1m, load_5m: load averages.
+        load_1m: load average of the last minute.
         busy_share: share of the watched time in which the CPUs did other work than ours, 0 to 1 (all CPUs together).
         steal_share: share of the watched time that a hypervisor gave to others.
         governor: frequency governors in use, joined by commas.
-        frequency_mhz, max_frequency_mhz: mean current and largest possible frequency.
+        frequency_mhz: mean current frequency.
         throttle_count: thermal throttling events since boot, all CPUs together.
         turbo: whether the processor may exceed its nominal frequency.
         smt: whether cores run more than one thread.
@@ -93,12 +93,10 @@ class MachineState:
 
     cores: int
     load_1m: float | None
-    load_5m: float | None
     busy_share: float | None
     steal_share: float | None
     governor: str | None
     frequency_mhz: float | None
-    max_frequency_mhz: float | None
     throttle_count: int | None
     turbo: bool | None
     smt: bool | None
@@ -108,10 +106,6 @@ class MachineState:
     cpu_temperature_c: float | None = None
     gpus: tuple[GpuState, ...] = ()
     gpu_problem: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """For the journal."""
-        return asdict(self)
 
 
 def machine_facts(root: Path = _ROOT) -> MachineFacts:
@@ -168,19 +162,15 @@ def machine_state(
         gpus: what the GPUs' tool has said, where they were asked about.
     """
     busy, steal = shares
-    load_1m, load_5m = load_averages(root)
     frequencies = [value for value in cpu_numbers(root, "cpufreq/scaling_cur_freq", cpus) if value > 0]
-    largest = [value for value in cpu_numbers(root, "cpufreq/cpuinfo_max_freq", cpus) if value > 0]
     throttles = cpu_numbers(root, "thermal_throttle/core_throttle_count")
     return MachineState(
         cores=usable_cores(root),
-        load_1m=load_1m,
-        load_5m=load_5m,
+        load_1m=load_average(root),
         busy_share=busy,
         steal_share=steal,
         governor=",".join(sorted(set(cpu_texts(root, "cpufreq/scaling_governor", cpus)))) or None,
         frequency_mhz=sum(frequencies) / len(frequencies) / 1000 if frequencies else None,
-        max_frequency_mhz=max(largest) / 1000 if largest else None,
         throttle_count=sum(throttles) if throttles else None,
         turbo=turbo(root),
         smt=flag(root / "sys/devices/system/cpu/smt/active"),

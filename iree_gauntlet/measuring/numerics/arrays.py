@@ -165,8 +165,7 @@ def _read_npy_argument(text: str, folder: Path, offsets: dict[str, int]) -> list
     mode, name = text[0], text[1:]
     if not name.endswith(".npy"):
         raise TensorError(
-            f"argument {text!r}: a file without a type must be a .npy",
-            f"name the type of a raw file: 1x64xf16=@{name}",
+            f"argument {text!r}: a file without a type must be a .npy", f"name the type of a raw file: 1x64xf16=@{name}"
         )
     path = folder / name
     offset = 0 if mode == "@" else offsets.get(name, 0)

@@ -1,7 +1,7 @@
 """The numeric tolerance of a comparison, from the flags of `iree-run-module`.
 
 Flags, types and defaults are those of 3.13 (runtime/src/iree/tooling/comparison.cc). The tool reads
-garbage as 0 and takes negative numbers; here both are errors, since nobody means them.
+garbage as 0 and takes negative numbers; here both are errors, since they are never meant.
 """
 
 from __future__ import annotations

@@ -87,24 +87,17 @@ def _checked(row: Any) -> dict[str, Any]:
 
 def _samples(name: str, rows: list[dict[str, Any]]) -> Samples:
     repetitions = [row for row in rows if row.get("run_type", "iteration") == "iteration"]
-    if repetitions:
-        return Samples(
-            name,
-            tuple(_milliseconds(row, "real_time") for row in repetitions),
-            tuple(_milliseconds(row, "cpu_time") for row in repetitions),
-            tuple(int(row.get("iterations", 0)) for row in repetitions),
-        )
-    mean = next((row for row in rows if row.get("aggregate_name") == "mean"), None)
-    if mean is None:
+    counted = repetitions or [row for row in rows if row.get("aggregate_name") == "mean"][:1]
+    if not counted:
         raise BenchmarkError(
             f"benchmark {name} has neither repetitions nor a mean", "leave out flags that thin out its report"
         )
     return Samples(
         name,
-        (_milliseconds(mean, "real_time"),),
-        (_milliseconds(mean, "cpu_time"),),
-        (int(mean.get("iterations", 0)),),
-        aggregated=True,
+        tuple(_milliseconds(row, "real_time") for row in counted),
+        tuple(_milliseconds(row, "cpu_time") for row in counted),
+        tuple(int(row.get("iterations", 0)) for row in counted),
+        aggregated=not repetitions,
     )
 
 

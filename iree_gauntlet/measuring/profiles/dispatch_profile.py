@@ -33,7 +33,7 @@ _DISPATCH = re.compile(r"(?P<function>.*?)(?:\$async)?_dispatch_(?P<number>\d+)(
 _ENCODING = re.compile(r"(?P<function>)_encoding_(?P<number>\d+)_(?P<work>.+)")
 # `256x256`, `4xD`: `D` stands for a dimension that is not known; the last may carry its type (`2xf32`).
 _SIZES = re.compile(r"(?:\d+|D)(?:x(?:\d+|D))*(?:x[a-z]+\d+\w*)?")
-# What a dispatch is counted as: the heaviest thing that its name tells of.
+# What a dispatch is counted as: the heaviest kind of work in its name.
 _KINDS = (
     ("attention", ("attention",)),
     ("conv", ("conv", "im2col", "winograd")),

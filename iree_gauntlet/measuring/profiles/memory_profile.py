@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Name of a profile's file in the folder of its step; plots have the same, with their own endings.
 MEMORY_FILE = "memory.json"
-# What stands before a variant's label in the role of a step that watches its memory.
+# The role of a step that watches a variant's memory: this, and the variant's label.
 MEMORY_ROLE = "memory."
 # Of `iree_gauntlet.workers.iree_side`.
 MEMORY_WORKER = "measure_memory.py"

@@ -174,7 +174,7 @@ def _event(row: ProfileRow, clocks: Mapping[int, _Clock]) -> _Event | None:
         return None
     if end < start:
         return None
-    # The host's rows tell the kind of work in a field; the device's have rows of their own for dispatches.
+    # The host's rows name the kind of work in a field; the device's have rows of their own for dispatches.
     if kind == _DISPATCH or row.fields.get("op") == "dispatch":
         return _Event(_Place(device, queue, _DISPATCHES), start, end, row.text("key"), "dispatch", details)
     family = _HOST if kind == _ON_HOST else _DEVICE

@@ -1,4 +1,4 @@
-"""What differs between two sides: where the time of their dispatches went, and what their compiles tell.
+"""What differs between two sides: where the time of their dispatches went, and the figures of their compiles.
 
 Of profiles, the dispatches are matched. Two compilers number dispatches otherwise and fuse otherwise, so this is done
 in two rounds:
@@ -13,7 +13,7 @@ Each dispatch is in one row, so the rows add up to the difference of the whole, 
 
 Of compiles, the compiler's statistics and the size of the module are compared. The statistics are the JSON of
 `--iree-scheduling-dump-statistics-format=json`: objects within objects, with numbers as leaves. Releases name and count
-other things: what one side does not tell is said as such, never taken for zero.
+other things: what one side does not report is shown as such, not counted as zero.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SUMMED = ("a_count", "b_count", "a_ns", "b_ns")
 _MOST_WORKS = 3
 _AGGREGATE = "stream-aggregate"
 _MODULE_SIZE = "module size"
-# What people call the figures, the most telling first.
+# What people call the figures, the most important first.
 _COMPILE_NAMES = {
     "execution/dispatch-count": "dispatches",
     "executable/executable-count": "executables",
@@ -243,7 +243,7 @@ class CompileChange:
 
     Attributes:
         name: for people (`transient memory`); the place in the statistics where it has no name here.
-        a, b: the figures; None where that side does not tell.
+        a, b: the figures; None where that side does not report it.
         unit: `bytes`, or empty for a count.
     """
 
@@ -254,7 +254,7 @@ class CompileChange:
 
     @property
     def ratio(self) -> float | None:
-        """B over A; None where a side does not tell, or A is 0."""
+        """B over A; None where a side does not report it, or A is 0."""
         return None if self.b is None or not self.a else self.b / self.a
 
     def as_dict(self) -> dict[str, Any]:
@@ -263,13 +263,9 @@ class CompileChange:
 
 
 def compile_changes(
-    a: Mapping[str, Any],
-    b: Mapping[str, Any],
-    *,
-    a_bytes: int | None = None,
-    b_bytes: int | None = None,
+    a: Mapping[str, Any], b: Mapping[str, Any], *, a_bytes: int | None = None, b_bytes: int | None = None
 ) -> tuple[CompileChange, ...]:
-    """The figures that differ, and those that one side alone tells; none where the compiles are alike.
+    """The figures that differ, and those that only one side reports; none where the compiles are alike.
 
     Args:
         a: the compiler's statistics, the content of its JSON file.

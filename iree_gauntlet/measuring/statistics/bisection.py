@@ -5,10 +5,9 @@ between is on the old end's side, on the new end's, or cannot be judged. Always 
 tried is next: then a broken one costs one try, and the change is found after at most ⌈log₂(n − 1)⌉ tries of n
 candidates and one for each that cannot be judged.
 
-On which side of the middle between two ends does a candidate lie? For times, which are never the same twice.
-
-The bad end was compared with the good one (`comparison_verdict`), and differs. The middle of the two is a fixed number
-from then on, on the log scale. A candidate is compared with the good end too, in blocks of its own, and is
+Times are never the same twice, so a candidate is placed on one side of the middle between the two ends. The bad end was
+compared with the good one (`comparison_verdict`), and differs. The middle of the two is a fixed number from then on, on
+the log scale. A candidate is compared with the good end too, in blocks of its own, and is
 
 - bad, where the whole interval of log(candidate/good) lies beyond the middle, on bad's side;
 - good, where it lies wholly on good's side;
@@ -184,7 +183,6 @@ class Placing:
         ratio: estimate of candidate / good.
         low, high: its interval; 0 and infinity where there are too few blocks for one.
         confidence: of the interval, whatever the stopping.
-        blocks: how many were looked at.
         next_look: at how many blocks it may be decided; None where it is, or the budget is spent.
     """
 
@@ -194,7 +192,6 @@ class Placing:
     low: float
     high: float
     confidence: float
-    blocks: int
     next_look: int | None
 
 
@@ -254,7 +251,6 @@ def place(ratios: NDArray[np.float64], plan: SequentialPlan, middle: float) -> P
         low=math.exp(interval.low),
         high=math.exp(interval.high),
         confidence=1 - plan.alpha,
-        blocks=int(ratios.size),
         next_look=next_look,
     )
 

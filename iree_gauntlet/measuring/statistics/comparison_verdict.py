@@ -66,8 +66,6 @@ class Comparison:
         low, high: its interval; 0 and infinity where there are too few blocks for one, and `low` above `high` where
             blocks contradict each other.
         confidence: of the interval, whatever the stopping: 1 − α.
-        least: δ, the minimum effect.
-        band: ε, the equivalence margin.
         blocks: how many were looked at.
         p_value: against "the difference is δ at most", valid whatever the stopping; 1 before the first look.
         next_look: at how many blocks more could be said; None where the verdict stands or the budget is spent.
@@ -79,8 +77,6 @@ class Comparison:
     low: float
     high: float
     confidence: float
-    least: float
-    band: float
     blocks: int
     p_value: float
     next_look: int | None
@@ -159,8 +155,6 @@ def compare_log_ratios(
         low=math.exp(interval.low),
         high=math.exp(interval.high),
         confidence=1 - plan.alpha,
-        least=least,
-        band=band,
         blocks=int(ratios.size),
         p_value=min(1.0, 2 * min(p_slower, p_faster)),
         next_look=next_look,

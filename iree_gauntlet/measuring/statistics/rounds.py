@@ -108,11 +108,6 @@ class Block:
         slow = sum(math.log(round_.location(kind)) for round_ in self.b)
         return (slow - sum(math.log(round_.location(kind)) for round_ in self.a)) / 2
 
-    def swapped(self) -> Block:
-        """The same rounds with the sides' names exchanged."""
-        other = {BlockOrder.ABBA: BlockOrder.BAAB, BlockOrder.BAAB: BlockOrder.ABBA}
-        return Block(other[self.order], self.b, self.a)
-
 
 def block_orders(count: int, seed: int) -> tuple[BlockOrder, ...]:
     """Draws the order of each block by a fair coin.

@@ -35,7 +35,7 @@ CHECKING = "checking"
 # Above this many steps only what did not come out as expected gets a line of its own: thousands of them would scroll
 # away what matters, and all are in the reports.
 _MANY_STEPS = 200
-# Steps of a suite are of a kind, but a cache may hold the first half of them: the last minute tells of the rest.
+# Steps of a suite are of a kind, but a cache may hold the first half of them: the last minute says more of the rest.
 _STEPS_SECONDS = 60.0
 _BYTES_SECONDS = 30.0
 # Before that, the rate of steps is that of those which were there already.

@@ -37,11 +37,7 @@ class PlainProgress(Painter):
     """
 
     def __init__(
-        self,
-        stream: TextIO,
-        *,
-        heartbeat: float = _HEARTBEAT_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
+        self, stream: TextIO, *, heartbeat: float = _HEARTBEAT_SECONDS, clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(clock)
         self._stream = stream

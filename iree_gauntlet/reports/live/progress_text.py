@@ -63,7 +63,7 @@ def pace_text(counts: Mapping[str, int], seconds: float, left: float | None) -> 
 
 
 def short_name(url: str, urls: Iterable[str]) -> str:
-    """The last component of a URL, with as many before it as tell it from every other URL."""
+    """The last component of a URL, with as many before it as distinguish it from every other URL."""
     parts = one_line(url, 1000).split("/")
     tails = ("/".join(parts[-count:]) for count in range(1, len(parts)))
     others = [f"/{other}" for other in urls if other != url]
@@ -87,7 +87,7 @@ def beginning_text(url: str, done: int, total: int | None, *, resumed: bool) -> 
 
 
 def arrived_text(name: str, total: float, arrived: float, seconds: float) -> str:
-    """`downloaded x (16.1 GB in 3 min 20 s, 80.1 MB/s)`; empty where it was so quick that nobody has waited."""
+    """`downloaded x (16.1 GB in 3 min 20 s, 80.1 MB/s)`; empty where it was too quick to wait for."""
     if seconds < _WORTH_SECONDS:
         return ""
     missing = f", the missing {byte_size(arrived)}" if arrived < total else ""
@@ -106,7 +106,7 @@ def speed_text(task: Task) -> str:
 
 
 def left_text(task: Task) -> str:
-    """`2 min 41 s left`; `nothing for 34 s` where it stands still; empty where nobody knows."""
+    """`2 min 41 s left`; `nothing for 34 s` where it stands still; empty where it is not known."""
     if task.finished:
         return ""
     silence = _silence(task)

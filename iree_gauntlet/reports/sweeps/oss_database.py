@@ -2,7 +2,7 @@
 
 The table is `clickhouse_db_schema/oss_ci_benchmark_v3/schema.sql` of pytorch/test-infra: `extra_info` maps hold text
 alone, counts are UInt32, values Float32. What the upload adds (repository, commit, workflow, time) is not in a record.
-Names of metrics, and what stands in `benchmark`, `model` and `metric`, follow torchao's `ci_microbenchmark_runner.py`,
+Names of metrics, and what is in `benchmark`, `model` and `metric`, follow torchao's `ci_microbenchmark_runner.py`,
 so that its dashboards find them. IREE's figures have the backend `iree`; torch's are next to them with the backends
 `eager` and `inductor` (torch.compile).
 
@@ -33,6 +33,7 @@ _Text = Annotated[str, Field(min_length=1)]
 _Extra = dict[str, str]
 SPEEDUP = "Fwd Speedup (x)"
 _BENCHMARK = "micro-benchmark api"
+_MODE = "inference"
 _TYPE = "micro-benchmark custom layer"
 _ORIGINS = ("iree",)
 # torchao writes this one for bf16, whatever the baseline's type is.
@@ -165,11 +166,6 @@ def check_oss_records(records: Sequence[dict[str, Any]]) -> None:
         raise GauntletError(f"record {where} of the benchmark database: {first['msg']}") from error
 
 
-def oss_json_schema() -> dict[str, Any]:
-    """The same as JSON Schema, for those who check the file elsewhere."""
-    return _RECORDS.json_schema()
-
-
 @dataclass(frozen=True, slots=True)
 class _Metric:
     name: str
@@ -183,14 +179,13 @@ def oss_json(
     header: Mapping[str, Any],
     *,
     targets: Mapping[str, Mapping[str, float]] | None = None,
-    mode: str = "inference",
 ) -> str:
     """The file: a JSON array of records, checked against the schema; arguments as for `oss_records`.
 
     Raises:
         GauntletError: a record is none that the database can take.
     """
-    records = oss_records(rows, header, targets=targets, mode=mode)
+    records = oss_records(rows, header, targets=targets)
     check_oss_records(records)
     return json.dumps(records, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
 
@@ -200,36 +195,34 @@ def oss_records(
     header: Mapping[str, Any],
     *,
     targets: Mapping[str, Mapping[str, float]] | None = None,
-    mode: str = "inference",
 ) -> list[dict[str, Any]]:
     """The records of all figures that are finite.
 
     Args:
         rows: of all points.
         header: of the run: `run`, `toolchain`, `machine`, `versions`, and `gpus` where it ran on some, each with
-            `name` and `memory_bytes`; `state`, which stands in every record where it is not `complete`.
+            `name` and `memory_bytes`; `state`, which is in every record where it is not `complete`.
         targets: the value that a metric should have, by its name and then by `<recipe>@<model.name>` or `<recipe>`; 0
             for those that are not named, which dashboards read as none.
-        mode: `inference`.
     """
-    baselines = {_point(row): row for row in rows if row.is_baseline}
+    baselines = {row.point: row for row in rows if row.is_baseline}
     shapes: dict[str, set[tuple[str, ...]]] = {}
     for row in rows:
-        shapes.setdefault(row.label, set()).add(_point(row))
+        shapes.setdefault(row.label, set()).add(row.point)
     dependencies = _dependencies(header)
     state = str(header.get("state") or "complete")
     records = []
     for row in rows:
         model = row.label if len(shapes[row.label]) == 1 else f"{row.name} {row.label}"
         runner = _runner(row, header)
-        for backend, metrics in _backends(row, baselines.get(_point(row))):
+        for backend, metrics in _backends(row, baselines.get(row.point)):
             for metric in metrics:
                 if metric.value is None or not fits_float32(metric.value):
                     continue
                 wanted = (targets or {}).get(metric.name, {})
                 records.append(
                     {
-                        "benchmark": _benchmark(row, backend, runner["type"], mode, state),
+                        "benchmark": _benchmark(row, backend, runner["type"], state),
                         "model": {
                             "name": model,
                             "type": _TYPE,
@@ -297,7 +290,7 @@ def _iree_metrics(row: Row) -> list[_Metric]:
     return found
 
 
-def _benchmark(row: Row, backend: str, arch: str, mode: str, state: str) -> dict[str, Any]:
+def _benchmark(row: Row, backend: str, arch: str, state: str) -> dict[str, Any]:
     facts = {
         "device": _device(row),
         "iree_device": row.device,
@@ -312,7 +305,7 @@ def _benchmark(row: Row, backend: str, arch: str, mode: str, state: str) -> dict
         "recipe_kind": row.kind,
         "status": row.status,
     }
-    return {"name": _BENCHMARK, "mode": mode, "dtype": row.recipe, "extra_info": _known(facts)}
+    return {"name": _BENCHMARK, "mode": _MODE, "dtype": row.recipe, "extra_info": _known(facts)}
 
 
 def _about(row: Row) -> dict[str, str]:
@@ -367,10 +360,6 @@ def _dependencies(header: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _dependency(repo: str, version: str, sha: str = "") -> dict[str, Any]:
     return {"repo": repo, "branch": "", "sha": sha, "version": version, "extra_info": {}}
-
-
-def _point(row: Row) -> tuple[str, str, str, str, str]:
-    return row.name, row.model_type, row.dtype, row.device, row.label
 
 
 def _device(row: Row) -> str:

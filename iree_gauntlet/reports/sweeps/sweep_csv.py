@@ -9,34 +9,71 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from iree_gauntlet.reports.sweeps.sweep_rows import Ratio, Row, Side
+    from iree_gauntlet.reports.sweeps.sweep_rows import Row
 
 
+# What stands in a column, of a variant and of the baseline at its point.
+_Column = Callable[["Row", "Row | None"], object]
 _TORCH_TYPES = {"f32": "torch.float32", "f16": "torch.float16", "bf16": "torch.bfloat16"}
 _SIDES = ("iree", "torch_eager", "torch_compile")
+_RATIO = {"": "ratio", "_low": "low", "_high": "high", "_word": "word"}
 
-CSV_COLUMNS = (
+
+def _at(path: str) -> _Column:
+    """What a variant has at the end of a path of fields; None where a part of it is None."""
+    return lambda row, _: _field(row, path)
+
+
+def _of_baseline(path: str) -> _Column:
+    return lambda _, baseline: _field(baseline, path)
+
+
+def _field(found: object, path: str) -> object:
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+def _eager_vs_compile(row: Row, _: Row | None) -> float | None:
+    eager, compiled = row.torch_eager, row.torch_compile
+    return eager.ms / compiled.ms if eager and compiled and compiled.ms else None
+
+
+CSV_COLUMNS: dict[str, _Column] = {
     # torchao's
-    *("name", "quantization", "sparsity", "m", "k", "n", "high_precision_dtype", "torch_compile_mode", "device"),
-    "model_type",
-    *("baseline_model_eager_inference_time_in_ms", "quantized_model_eager_inference_time_in_ms"),
-    *("baseline_model_compiled_inference_time_in_ms", "quantized_model_compiled_inference_time_in_ms"),
-    *("eager speedup on baseline", "compile speedup on baseline", "eager vs compile speedup"),
+    **{name: _at(name) for name in ("name", "quantization", "sparsity", "m", "k", "n")},
+    "high_precision_dtype": lambda row, _: _TORCH_TYPES.get(row.dtype, row.dtype),
+    **{name: _at(name) for name in ("torch_compile_mode", "device", "model_type")},
+    "baseline_model_eager_inference_time_in_ms": _of_baseline("torch_eager.ms"),
+    "quantized_model_eager_inference_time_in_ms": _at("torch_eager.ms"),
+    "baseline_model_compiled_inference_time_in_ms": _of_baseline("torch_compile.ms"),
+    "quantized_model_compiled_inference_time_in_ms": _at("torch_compile.ms"),
+    "eager speedup on baseline": _at("torch_eager.speedup.ratio"),
+    "compile speedup on baseline": _at("torch_compile.speedup.ratio"),
+    "eager vs compile speedup": _eager_vs_compile,
     # ours
-    *("shape", "recipe", "kind", "status", "reason"),
-    *("iree_baseline_ms", "iree_ms"),
-    *(f"{side}_speedup{part}" for side in _SIDES for part in ("", "_low", "_high", "_word")),
-    *(f"{side}_beside_iree{part}" for side in _SIDES[1:] for part in ("", "_low", "_high", "_word")),
-    *("max_error", "relative_error", "sqnr_db"),
-    *("module_bytes", "parameter_bytes", "peak_rss_bytes", "device_peak_bytes"),
-    *("compile_s", *(f"{side}_first_call_ms" for side in _SIDES), "flops", "roofline_share", "roofline_bound"),
-    *("blocks", "replaced", "seconds", "shows", "notes"),
-)
+    **{name: _at(name) for name in ("shape", "recipe", "kind", "status", "reason")},
+    "iree_baseline_ms": _of_baseline("iree.ms"),
+    "iree_ms": _at("iree.ms"),
+    **{f"{side}_speedup{part}": _at(f"{side}.speedup.{name}") for side in _SIDES for part, name in _RATIO.items()},
+    **{
+        f"{side}_beside_iree{part}": _at(f"{side}.beside_iree.{name}")
+        for side in _SIDES[1:]
+        for part, name in _RATIO.items()
+    },
+    **{name: _at(name) for name in ("max_error", "relative_error", "sqnr_db", "module_bytes", "parameter_bytes")},
+    **{name: _at(name) for name in ("peak_rss_bytes", "device_peak_bytes", "compile_s")},
+    **{f"{side}_first_call_ms": _at(f"{side}.first_call_ms") for side in _SIDES},
+    **{name: _at(name) for name in ("flops", "roofline_share", "roofline_bound", "blocks", "replaced", "seconds")},
+    "shows": lambda row, _: "; ".join(row.shows),
+    "notes": lambda row, _: "; ".join((*row.point_notes, *row.notes)),
+}
 
 
 def results_csv(rows: Sequence[Row], header: Mapping[str, Any] | None = None) -> str:
@@ -51,73 +88,16 @@ def results_csv(rows: Sequence[Row], header: Mapping[str, Any] | None = None) ->
     stream = io.StringIO(newline="")
     writer = csv.writer(stream)
     writer.writerow(CSV_COLUMNS)
-    baselines = {_point(row): row for row in rows if row.is_baseline}
+    baselines = {row.point: row for row in rows if row.is_baseline}
     for row in rows:
-        cells = csv_cells(row, baselines.get(_point(row)))
-        writer.writerow([_cell(cells[column]) for column in CSV_COLUMNS])
+        baseline = baselines.get(row.point)
+        writer.writerow([_cell(column(row, baseline)) for column in CSV_COLUMNS.values()])
     for item in (header or {}).get("missing") or ():
         name, _, label = item["point"].rpartition("/")
         sizes = dict(zip("mkn", label.split("-"), strict=True))
         missing = {"name": name, **sizes, "status": item["status"], "reason": item["reason"]}
         writer.writerow([missing.get(column, "") for column in CSV_COLUMNS])
     return stream.getvalue()
-
-
-def csv_cells(row: Row, baseline: Row | None) -> dict[str, object]:
-    """What stands in each column.
-
-    Args:
-        row: a variant at a point.
-        baseline: what it is held against; None where it is missing.
-    """
-    eager, compiled = _ms(row.torch_eager), _ms(row.torch_compile)
-    cells: dict[str, object] = {
-        "name": row.name,
-        "quantization": row.quantization,
-        "sparsity": row.sparsity,
-        "m": row.m,
-        "k": row.k,
-        "n": row.n,
-        "high_precision_dtype": _TORCH_TYPES.get(row.dtype, row.dtype),
-        "torch_compile_mode": row.torch_compile_mode,
-        "device": row.device,
-        "model_type": row.model_type,
-        "baseline_model_eager_inference_time_in_ms": _ms(baseline.torch_eager) if baseline else None,
-        "quantized_model_eager_inference_time_in_ms": eager,
-        "baseline_model_compiled_inference_time_in_ms": _ms(baseline.torch_compile) if baseline else None,
-        "quantized_model_compiled_inference_time_in_ms": compiled,
-        "eager speedup on baseline": _value(row.torch_eager.speedup if row.torch_eager else None),
-        "compile speedup on baseline": _value(row.torch_compile.speedup if row.torch_compile else None),
-        "eager vs compile speedup": eager / compiled if eager is not None and compiled else None,
-        "iree_baseline_ms": _ms(baseline.iree) if baseline else None,
-        "iree_ms": _ms(row.iree),
-    }
-    for name, side in zip(_SIDES, (row.iree, row.torch_eager, row.torch_compile), strict=True):
-        cells |= _ratio_cells(f"{name}_speedup", side.speedup if side else None)
-        cells |= _ratio_cells(f"{name}_beside_iree", side.beside_iree if side else None)
-        cells[f"{name}_first_call_ms"] = side.first_call_ms if side else None
-    own = ("shape", "recipe", "kind", "status", "reason")
-    same = ("max_error", "relative_error", "sqnr_db", "module_bytes", "parameter_bytes", "peak_rss_bytes", "flops")
-    more = ("device_peak_bytes", "compile_s", "roofline_share", "roofline_bound", "blocks")
-    cells |= {name: getattr(row, name) for name in (*own, *same, *more, "replaced", "seconds")}
-    return cells | {"shows": "; ".join(row.shows), "notes": "; ".join((*row.point_notes, *row.notes))}
-
-
-def _point(row: Row) -> tuple[str, str, str, str, str]:
-    return row.name, row.model_type, row.dtype, row.device, row.label
-
-
-def _ms(side: Side | None) -> float | None:
-    return side.ms if side else None
-
-
-def _value(ratio: Ratio | None) -> float | None:
-    return ratio.ratio if ratio else None
-
-
-def _ratio_cells(name: str, ratio: Ratio | None) -> Iterable[tuple[str, object]]:
-    values = (ratio.ratio, ratio.low, ratio.high, ratio.word) if ratio else (None,) * 4
-    return [(f"{name}{part}", value) for part, value in zip(("", "_low", "_high", "_word"), values, strict=True)]
 
 
 def _cell(value: object) -> str:

@@ -151,7 +151,7 @@ def heading_facts(header: Mapping[str, Any] | None, rows: Sequence[Row]) -> tupl
     """What a heading says below its title: the run, IREE, the machine, how much was measured."""
     header = header or {}
     toolchain, machine = header.get("toolchain") or {}, header.get("machine") or {}
-    points = len({(row.name, row.model_type, row.dtype, row.device, row.label) for row in rows})
+    points = len({row.point for row in rows})
     versions = [f"{name} {version}" for name, version in (header.get("versions") or {}).items()]
     cores = machine.get("cores")
     facts = (
@@ -269,7 +269,7 @@ def sweep_document(
 
 
 def speedup_table(entry: Entry) -> Table:
-    """Shapes and recipes, the longer axis down; beside the shapes the baseline's time in ms."""
+    """Shapes and recipes, the longer axis down; next to the shapes the baseline's time in ms."""
     shapes, recipes = entry.shapes, entry.recipes
     baselines = {shape: entry.baseline(shape) for shape in shapes}
     times = {shape: _time_text(row.iree if row else None) for shape, row in baselines.items()}

@@ -1,7 +1,7 @@
 """What reports read: the record of each point as flat rows, one a variant.
 
-A record is what the journal's benchmark step of a point has. Numbers that JSON lacks stand in it as "nan", "inf" and
-"-inf", and are numbers again here.
+A record is what the journal's benchmark step of a point has. Numbers that JSON lacks are "nan", "inf" and "-inf" in it,
+and are numbers again here.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cleaning import one_line
+from iree_gauntlet.recorded import Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ _TITLE = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
+class Ratio(Recorded):
     """How many times faster something is.
 
     Attributes:
@@ -32,13 +33,13 @@ class Ratio:
     """
 
     ratio: float
-    low: float | None
-    high: float | None
-    word: str
+    low: float | None = None
+    high: float | None = None
+    word: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class Side(Recorded):
     """What ran a variant: IREE, torch eager or torch.compile.
 
     Attributes:
@@ -49,13 +50,13 @@ class Side:
     """
 
     ms: float
-    speedup: Ratio | None
-    beside_iree: Ratio | None
+    speedup: Ratio | None = None
+    beside_iree: Ratio | None = None
     first_call_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(Recorded):
     """One variant at one point. None is what was not measured.
 
     Attributes:
@@ -93,37 +94,42 @@ class Row:
     label: str
     dtype: str
     device: str
-    torch_compile_mode: str
-    flops: float | None
+    torch_compile_mode: str = ""
+    flops: float | None = None
     recipe: str
     quantization: str
-    sparsity: str | None
+    sparsity: str | None = None
     kind: str
     status: str
-    reason: str
-    iree: Side | None
-    torch_eager: Side | None
-    torch_compile: Side | None
-    max_error: float | None
-    relative_error: float | None
-    sqnr_db: float | None
-    module_bytes: float | None
-    parameter_bytes: float | None
-    peak_rss_bytes: float | None
-    device_peak_bytes: float | None
-    compile_s: float | None
-    roofline_share: float | None
-    roofline_bound: str
-    shows: tuple[str, ...]
-    notes: tuple[str, ...]
-    point_notes: tuple[str, ...]
-    blocks: int
-    replaced: int
-    seconds: float | None
+    reason: str = ""
+    iree: Side | None = None
+    torch_eager: Side | None = None
+    torch_compile: Side | None = None
+    max_error: float | None = None
+    relative_error: float | None = None
+    sqnr_db: float | None = None
+    module_bytes: float | None = None
+    parameter_bytes: float | None = None
+    peak_rss_bytes: float | None = None
+    device_peak_bytes: float | None = None
+    compile_s: float | None = None
+    roofline_share: float | None = None
+    roofline_bound: str = ""
+    shows: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    point_notes: tuple[str, ...] = ()
+    blocks: int = 0
+    replaced: int = 0
+    seconds: float | None = None
+
+    @property
+    def point(self) -> tuple[str, str, str, str, str]:
+        """What tells its point from others."""
+        return self.name, self.model_type, self.dtype, self.device, self.label
 
     @property
     def is_baseline(self) -> bool:
-        """Whether the others are held against it."""
+        """Whether the others are compared with it."""
         return self.recipe == _BASELINE
 
     @property
@@ -168,7 +174,7 @@ class Entry:
         return next((row for row in reversed(self.rows) if (row.recipe, row.label) == (recipe, shape)), None)
 
     def baseline(self, shape: str) -> Row | None:
-        """What the others at a shape are held against."""
+        """What the others at a shape are compared with."""
         return self.row(_BASELINE, shape)
 
     def of_recipe(self, recipe: str) -> tuple[Row, ...]:
@@ -183,16 +189,16 @@ def read_rows(records: Iterable[Mapping[str, Any]]) -> tuple[Row, ...]:
         records: of points, as the journal has them.
 
     Raises:
-        KeyError: a record lacks what each has.
+        KeyError, TypeError: a record lacks what each has.
     """
     return tuple(_row(record, variant) for record in records for variant in record["variants"])
 
 
 def entries(rows: Iterable[Row]) -> tuple[Entry, ...]:
     """The rows by entry of `model_params`, in the order of their first ones."""
-    found: dict[tuple[str, str, str, str], list[Row]] = {}
+    found: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        found.setdefault((row.name, row.model_type, row.dtype, row.device), []).append(row)
+        found.setdefault(row.point[:-1], []).append(row)
     return tuple(Entry(tuple(own)) for own in found.values())
 
 
@@ -203,64 +209,20 @@ def mean_ratio(ratios: Sequence[float]) -> float | None:
 
 
 def _row(record: Mapping[str, Any], variant: Mapping[str, Any]) -> Row:
-    point = record["point"]
-    error = variant.get("error") or {}
-    roofline = variant.get("roofline") or {}
-    return Row(
-        name=str(point["name"]),
-        model_type=str(point["model_type"]),
-        shape=str(point["shape"]),
-        m=int(point["m"]),
-        k=int(point["k"]),
-        n=int(point["n"]),
-        label=str(point["label"]),
-        dtype=str(point["dtype"]),
-        device=str(point["device"]),
-        torch_compile_mode=str(point.get("torch_compile_mode") or ""),
-        flops=_number(point.get("flops")),
-        recipe=str(variant["label"]),
-        quantization=str(variant["quantization"]),
-        sparsity=str(variant["sparsity"]) if variant.get("sparsity") else None,
-        kind=str(variant["kind"]),
-        status=str(variant["status"]),
-        reason=str(variant.get("reason") or ""),
-        iree=_side(variant.get("iree"), variant.get("first_call_ms")),
-        torch_eager=_side(variant.get("torch_eager")),
-        torch_compile=_side(variant.get("torch_compile")),
-        max_error=_number(error.get("max")),
-        relative_error=_number(error.get("relative")),
-        sqnr_db=_number(error.get("sqnr_db")),
-        module_bytes=_number(variant.get("module_bytes")),
-        parameter_bytes=_number(variant.get("parameter_bytes")),
-        peak_rss_bytes=_number(variant.get("peak_rss_bytes")),
-        device_peak_bytes=_number(variant.get("device_peak_bytes")),
-        compile_s=_number(variant.get("compile_s")),
-        roofline_share=_number(roofline.get("share")),
-        roofline_bound=str(roofline.get("bound") or ""),
-        shows=tuple(map(str, variant.get("shows") or ())),
-        notes=tuple(map(str, variant.get("notes") or ())),
-        point_notes=tuple(map(str, record.get("notes") or ())),
-        blocks=int(record.get("blocks") or 0),
-        replaced=int(record.get("replaced") or 0),
-        seconds=_number(record.get("seconds")),
+    error, roofline = variant.get("error") or {}, variant.get("roofline") or {}
+    first_call = {"first_call_ms": variant.get("first_call_ms")}
+    return Row.from_dict(
+        {
+            **record,
+            **variant,
+            **record["point"],
+            "recipe": variant["label"],
+            "iree": {**first_call, **variant["iree"]} if variant.get("iree") else None,
+            "max_error": error.get("max"),
+            "relative_error": error.get("relative"),
+            "sqnr_db": error.get("sqnr_db"),
+            "roofline_share": roofline.get("share"),
+            "roofline_bound": roofline.get("bound"),
+            "point_notes": record.get("notes"),
+        }
     )
-
-
-def _side(side: Mapping[str, Any] | None, first_call_ms: object = None) -> Side | None:
-    ms = _number(side.get("ms")) if side else None
-    if side is None or ms is None:
-        return None
-    first = _number(side.get("first_call_ms", first_call_ms))
-    return Side(ms, _ratio(side.get("speedup")), _ratio(side.get("beside_iree")), first)
-
-
-def _ratio(ratio: Mapping[str, Any] | None) -> Ratio | None:
-    value = _number(ratio.get("ratio")) if ratio else None
-    if ratio is None or value is None:
-        return None
-    return Ratio(value, _number(ratio.get("low")), _number(ratio.get("high")), str(ratio["word"]))
-
-
-def _number(value: object) -> float | None:
-    """A number, also one that JSON lacks and that stands as text."""
-    return float(value) if isinstance(value, int | float | str) else None

@@ -4,7 +4,7 @@
 
 `prefill` takes the inputs and returns the logits of the next token and the state; `decode` takes the token, its
 position and the state, and returns the next logits and new values of the state's first tensors. The next token is the
-most likely one, found on the host; the state stays on the device, handed on from one call to the next. The plan:
+most likely one, found on the host; the state stays on the device, from one call to the next. The plan:
 
     {"device": "local-task",
      "prefill": {"modules": ["/…/prefill.vmfb"],   in the order of loading; the last one has the function
@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if __name__ == "__main__":
-    # The package is the one that this script lies in; all else is found as this Python finds it.
+    # The package is the one that has this script; all else is found as this Python finds it.
     sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
     sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
 

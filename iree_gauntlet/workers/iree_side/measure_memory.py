@@ -45,7 +45,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
 
 if __name__ == "__main__":
-    # The package is the one that this script lies in; all else is found as this Python finds it.
+    # The package is the one that has this script; all else is found as this Python finds it.
     sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
     sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
 

@@ -50,7 +50,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":
-    # The package is the one that this script lies in; all else is found as this Python finds it.
+    # The package is the one that has this script; all else is found as this Python finds it.
     sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
     sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
 
@@ -298,14 +298,32 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
             context.group()
     in_flight = contexts[0].in_flight
     loop = run_loop([context.group for context in contexts], int(plan["calls"]) // in_flight)
+    written = write_arrays(plan["outputs"], "output", outputs)
+    found = figures(contexts, (begin, loaded, first), loop.total_ns, loop.call_ns)
+    return {**found, "calls": int(plan["calls"]), "overhead_us": overhead_us() / in_flight, "outputs": written}
+
+
+def figures(
+    contexts: Sequence[Context],
+    starts: tuple[int, int, int],
+    total_ns: int,
+    call_ns: Sequence[Sequence[int]],
+) -> dict[str, Any]:
+    """What an answer says of times and memory.
+
+    Args:
+        contexts: that were called.
+        starts: of loading, of the first call, and its end, in ns.
+        total_ns: of the loop.
+        call_ns: of each group of calls, by context.
+    """
+    begin, loaded, first = starts
+    in_flight = contexts[0].in_flight
     return {
         "load_ms": (loaded - begin) / _NS_PER_MS,
         "first_call_ms": (first - loaded) / _NS_PER_MS,
-        "total_s": loop.total_ns / _NS_PER_S,
-        "calls": int(plan["calls"]),
-        "call_ms": [[value / in_flight / _NS_PER_MS for value in times] for times in loop.call_ns],
-        "overhead_us": overhead_us() / in_flight,
-        "outputs": write_arrays(plan["outputs"], "output", outputs),
+        "total_s": total_ns / _NS_PER_S,
+        "call_ms": [[value / in_flight / _NS_PER_MS for value in times] for times in call_ns],
         "pushed": "async" if contexts[0].pushed_async else "one by one",
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "device_memory": device_memory(context.program.device for context in contexts),

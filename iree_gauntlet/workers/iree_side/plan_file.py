@@ -52,7 +52,7 @@ def host_type(name: str) -> np.dtype[Any]:
 
 
 def array_bits(array: NDArray[Any], name: str) -> NDArray[Any]:
-    """An array as it is handed to the runtime: contiguous, and of the type that holds its bits.
+    """An array as the runtime takes it: contiguous, and of the type that holds its bits.
 
     Raises:
         PlanError: where it has another one.

@@ -21,7 +21,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -33,18 +33,30 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 
-_EXIT_INFERENCE_FAILED = 1
-_EXIT_REFUSED = 2
 _LARGEST_BYTES = 1_000_000
 _CHUNK_BYTES = 1 << 20
 
 
-class RefusedError(Exception):
-    """The command cannot be carried out, or an output is worth nothing as a golden; one line."""
+class GoldenError(Exception):
+    """There is no golden; the text is one line.
+
+    Attributes:
+        exit_code: that the command ends with.
+    """
+
+    exit_code: ClassVar[int]
 
 
-class InferenceFailedError(Exception):
-    """onnxruntime could not load or run the model; one line."""
+class RefusedError(GoldenError):
+    """The command cannot be carried out, or an output is worth nothing as a golden."""
+
+    exit_code = 2
+
+
+class InferenceFailedError(GoldenError):
+    """onnxruntime could not load or run the model."""
+
+    exit_code = 1
 
 
 def check_output(name: str, array: Array, tolerance: float) -> None:
@@ -313,9 +325,9 @@ def run_command(name: str, work: Callable[[], str]) -> int:
     """Carry a command out and print what it returns, or, on stderr, its name and why it failed; the exit code."""
     try:
         text = work()
-    except (RefusedError, InferenceFailedError) as error:
+    except GoldenError as error:
         print(f"{name}: {error}", file=sys.stderr)
-        return _EXIT_REFUSED if isinstance(error, RefusedError) else _EXIT_INFERENCE_FAILED
+        return error.exit_code
     print(text)
     return 0
 

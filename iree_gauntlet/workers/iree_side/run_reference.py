@@ -35,7 +35,7 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
     sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.record_golden import InferenceFailedError, RefusedError, run_model
+from iree_gauntlet.workers.iree_side.record_golden import GoldenError, RefusedError, run_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 
-_EXIT_INFERENCE_FAILED = 1
-_EXIT_REFUSED = 2
 # onnxruntime's names of the types that upstream makes inputs of.
 _INTEGERS = {"tensor(int32)": np.int32, "tensor(int64)": np.int64}
 
@@ -123,12 +121,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         _make(arguments.model, arguments.output)
-    except RefusedError as error:
-        print(f"error: {arguments.model.name}: {error}", file=sys.stderr)
-        return _EXIT_REFUSED
-    except InferenceFailedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return _EXIT_INFERENCE_FAILED
+    except GoldenError as error:
+        model = f"{arguments.model.name}: " if isinstance(error, RefusedError) else ""
+        print(f"error: {model}{error}", file=sys.stderr)
+        return error.exit_code
     return 0
 
 

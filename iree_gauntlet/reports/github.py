@@ -1,0 +1,71 @@
+"""What went wrong in a run as annotations of GitHub Actions: shown at the spec's lines in a pull request.
+
+Source: docs.github.com, "Workflow commands for GitHub Actions", setting an error message.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.cases import Verdict
+from iree_gauntlet.cleaning import one_line
+from iree_gauntlet.dialects.json_text import line_of, path_of, without_comments
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from iree_gauntlet.cases import Origin
+    from iree_gauntlet.records.step_outcome import StepOutcome
+
+
+# GitHub shows ten errors and ten warnings of a step, and drops the rest.
+_MOST = 10
+_ESCAPES = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
+_ESCAPES_OF_PROPERTIES = _ESCAPES | str.maketrans({":": "%3A", ",": "%2C"})
+
+
+def error_commands(bad_steps: Iterable[StepOutcome], environ: Mapping[str, str]) -> Sequence[str]:
+    """The workflow commands for steps that are not as expected; none outside of GitHub Actions.
+
+    Args:
+        bad_steps: what went wrong; not those that did not run for it.
+        environ: the environment.
+    """
+    if environ.get("GITHUB_ACTIONS") != "true":
+        return ()
+    workspace = environ.get("GITHUB_WORKSPACE", "")
+    found: dict[str, list[str]] = {"error": [], "warning": []}
+    for step in bad_steps:
+        level = "warning" if step.verdict is Verdict.INCONCLUSIVE else "error"
+        properties = {**_place(_origin(step), workspace), "title": f"{one_line(step.title)} {step.verdict}"}
+        words = ",".join(f"{name}={value.translate(_ESCAPES_OF_PROPERTIES)}" for name, value in properties.items())
+        found[level].append(f"::{level} {words}::{one_line(step.reason).translate(_ESCAPES) or step.verdict}")
+    return [line for lines in found.values() for line in lines[:_MOST]]
+
+
+def _origin(step: StepOutcome) -> Origin:
+    """Where what failed is written: of a figure, its golden."""
+    broken = {check.metric for check in step.checks if check.passed is False}
+    goldens = (golden.origin for golden in step.goldens if golden.metric in broken and golden.origin.field)
+    return next(goldens, step.origin)
+
+
+def _place(origin: Origin, workspace: str) -> dict[str, str]:
+    """File and line of where a case is written, as GitHub names them: from the checkout."""
+    from iree_gauntlet.dialects.spec_file import load_json  # noqa: PLC0415 - it brings pydantic
+
+    if not origin.file:
+        return {}
+    path = Path(origin.file).absolute()
+    inside = bool(workspace) and path.is_relative_to(workspace)
+    place = {"file": path.relative_to(workspace).as_posix() if inside else origin.file}
+    document, text, _ = load_json(path, origin.file, without_comments)
+    if document is None:
+        # A flagfile or YAML, or gone since: the file is a place too.
+        return place
+    try:
+        return place | {"line": str(line_of(text, path_of(document, origin.field)))}
+    except KeyError:
+        # Not there any more.
+        return place
