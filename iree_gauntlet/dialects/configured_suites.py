@@ -180,13 +180,13 @@ def markers_of(target: Target, kind: Kind) -> frozenset[str]:
 def with_own_names(configs: Sequence[_Config]) -> list[_Config]:
     """The same configs; those that share a name, as IREE's O0 and O2 do, are called by their files."""
     names = Counter(config.target.config for config in configs if config.document)
-    stems = {config: PurePosixPath(config.name).stem for config in configs if names[config.target.config] > 1}
-    return [
-        replace(config, target=replace(config.target, config=stems[config]))
-        if config in stems and _CONFIG_NAME.fullmatch(stems[config])
-        else config
-        for config in configs
-    ]
+
+    def named(config: _Config) -> _Config:
+        stem = PurePosixPath(config.name).stem
+        shared = names[config.target.config] > 1 and _CONFIG_NAME.fullmatch(stem)
+        return replace(config, target=replace(config.target, config=stem)) if shared else config
+
+    return list(map(named, configs))
 
 
 def same_names(config: Config, others: Iterable[Config]) -> Iterator[Problem]:

@@ -66,9 +66,7 @@ def resolve_url(spec: Spec, path: Sequence[str | int], source: str) -> str | Pro
     return resolved.as_uri()
 
 
-def file_beside(
-    spec: Spec, path: Sequence[str | int], source: str, module_folders: Sequence[Path] = ()
-) -> str | Problem:
+def torch_url(spec: Spec, path: Sequence[str | int], source: str, module_folders: Sequence[Path] = ()) -> str | Problem:
     """The URL that a torch model's `url` or `mlir` means.
 
     A source with a scheme stays as it is; another is a file in one of `module_folders` where some are given, else

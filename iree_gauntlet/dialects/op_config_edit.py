@@ -31,7 +31,6 @@ _UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]+")
 _REST_OF_LINE = re.compile(r"(?:[ \t]|/\*[^\n]*?\*/)*(?://[^\n]*?)?\r?\n")
 _REMARKS = re.compile(r"(?:[ \t]*/\*[^\n]*?\*/)*")
 _BLANK_LINES = re.compile(r"\A(?:[ \t]*\r?\n)+")
-_INDENTATION = re.compile(r"[ \t]*\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,9 +206,8 @@ def _style(text: str, document: Container) -> _Style:
 
 def _indentation(text: str, position: int) -> str:
     """The space before a position, where nothing else stands before it on its line."""
-    found = _INDENTATION.search(text, 0, position)
-    start = found.start() if found else position
-    return text[start:position] if start == 0 or text[start - 1] == "\n" else ""
+    line = text[text.rfind("\n", 0, position) + 1 : position]
+    return "" if line.strip(" \t") else line
 
 
 def _edited(text: str, container: Container, changes: Sequence[Removal | Addition], style: _Style) -> str:

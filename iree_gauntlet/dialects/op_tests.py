@@ -128,6 +128,7 @@ def _cases(
     expected = next((config.expected[key] for key in spec.keys if key in config.expected), ())
     written = [flag for flag in document.iree_run_module_flags if flag.startswith(_OUTPUT)]
     run_flags = tuple(flag for flag in document.iree_run_module_flags if flag not in written)
+    called = (f"--function={read.function}",) if read.function else ()
     case = Case(
         dialect=DIALECT,
         model=spec.model,
@@ -141,7 +142,7 @@ def _cases(
         expected_outputs=read.expected,
         outputs=(*(_output(flag.removeprefix(_OUTPUT)) for flag in written), *read.outputs),
         device=devices_of_flags((*run_flags, *read.flags)),
-        run_flags=(*_function_flags(read), *run_flags),
+        run_flags=(*called, *run_flags),
         own_flags=read.flags,
         order=ArgumentOrder.MODULES_FIRST,
         expectations=_expectations(expected, compared=not read.benchmark),
@@ -203,10 +204,6 @@ def _without_comparing(flags: Sequence[str]) -> tuple[str, ...]:
 def _output(value: str) -> Argument:
     """A file that the run writes, by its name alone: it goes into the step's folder, never into the suite."""
     return Argument(value[0] + value[1:].rpartition("/")[2] if value[:1] in ("@", "+") else value)
-
-
-def _function_flags(read: OpInputs) -> tuple[str, ...]:
-    return (f"--function={read.function}",) if read.function else ()
 
 
 def _exported(path: str) -> str:

@@ -200,13 +200,18 @@ def problem_of_field(file: str, field: str, message: str, hint: str = "") -> Pro
 
 def strings_of(path: Path, keys: Collection[str]) -> Iterator[tuple[str, str]]:
     """(field, text) of the strings under some keys, however deep, of a JSON file that may not be a valid spec."""
-    todo: list[tuple[list[str | int], object]] = [([], load_json(path, str(path), without_comments)[0])]
-    while todo:
-        place, value = todo.pop()
-        if isinstance(value, str) and place[-1] in keys:
+    for place, value in strings_in(load_json(path, str(path), without_comments)[0]):
+        if place[-1] in keys:
             yield _dotted(place), value
-        inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        todo += [([*place, key], item) for key, item in inside]
+
+
+def strings_in(value: object, *path: str | int) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """(path of keys and indices, text) of the strings in a JSON value."""
+    if isinstance(value, str):
+        yield path, value
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inside:
+        yield from strings_in(item, *path, key)
 
 
 def problems_of(error: ValidationError, model: type[BaseModel], name: str, text: str) -> list[Problem]:

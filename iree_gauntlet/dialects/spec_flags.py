@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.dialects.json_text import without_comments
 from iree_gauntlet.dialects.locations import problem
-from iree_gauntlet.dialects.spec_file import load_json, problem_at
+from iree_gauntlet.dialects.spec_file import load_json, problem_at, strings_in
 from iree_gauntlet.errors import GauntletError, Problem
 from iree_gauntlet.targets import Target, target_of
 
@@ -104,7 +104,7 @@ def problem_of_flag(file: str, flag: str, message: str, hint: str = "") -> Probl
     path = Path(file)
     try:
         document, text, _ = load_json(path, file, without_comments)
-        place = next(_places(document, flag), None)
+        place = next((place for place, found in strings_in(document) if found.strip() == flag.strip()), None)
         if place is not None:
             return problem_at(file, text, place, message, hint)
     except GauntletError:
@@ -116,11 +116,3 @@ def problem_of_flag(file: str, flag: str, message: str, hint: str = "") -> Probl
         lines = []
     line = next((number for number, line in enumerate(lines, 1) if flag in line), 0)
     return Problem(file, line, "", message, hint)
-
-
-def _places(value: object, flag: str, *path: str | int) -> Iterator[tuple[str | int, ...]]:
-    if isinstance(value, str) and value.strip() == flag.strip():
-        yield path
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in inside:
-        yield from _places(item, flag, *path, key)

@@ -24,7 +24,7 @@ from iree_gauntlet.cases import (
     Stage,
     Statistic,
 )
-from iree_gauntlet.dialects.locations import file_beside
+from iree_gauntlet.dialects.locations import torch_url
 from iree_gauntlet.dialects.spec import SourceFields
 from iree_gauntlet.dialects.spec_flags import devices_of_flags, resolved_flags
 from iree_gauntlet.dialects.torch_modules import DIALECT, DefinedModule, TorchModules
@@ -93,6 +93,7 @@ def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> 
     asked = next((each for each in targets if each.covers(target)), None)
     sku = asked.sku if asked else ""
     kind = Kind(document.type)
+    expected_failure = Expectation(_CHECKS[kind], "marked 'xfail'", Origin(spec.name, "markers"))
     case = Case(
         dialect=DIALECT,
         model=spec.model,
@@ -110,7 +111,7 @@ def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> 
         order=ArgumentOrder.MODULES_FIRST,
         goldens=_goldens(spec, document, sku),
         golden_keys=(document.sku,) if isinstance(document, BenchmarkTest) and document.sku else (),
-        expectations=_expectations(spec, document.markers, kind),
+        expectations=(expected_failure,) if "xfail" in document.markers else (),
         markers=frozenset({*document.markers, document.type}),
         timeouts=tuple((Stage(stage), seconds) for stage, seconds in document.timeouts.items()),
         skip_reason=f"marked 'skip' ({spec.name})" if "skip" in document.markers else "",
@@ -157,7 +158,7 @@ class _Builder:
         )
 
     def _url(self, field: Sequence[str | int], source: str) -> str:
-        found = file_beside(self._spec, field, source)
+        found = torch_url(self._spec, field, source)
         if isinstance(found, Problem):
             self.problems.append(found)
             return ""
@@ -184,9 +185,3 @@ def _goldens(spec: Spec, document: QualityTest | BenchmarkTest | CompstatTest, s
         for metric, field, value in bounds
         if value is not None
     )
-
-
-def _expectations(spec: Spec, markers: Sequence[str], kind: Kind) -> tuple[Expectation, ...]:
-    if "xfail" not in markers:
-        return ()
-    return (Expectation(_CHECKS[kind], "marked 'xfail'", Origin(spec.name, "markers")),)

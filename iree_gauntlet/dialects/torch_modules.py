@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet.cases import MAIN, Case, Kind, Module, Origin, Program, Stage
-from iree_gauntlet.dialects.locations import file_beside, problem
+from iree_gauntlet.dialects.locations import problem, torch_url
 from iree_gauntlet.dialects.spec_file import nearest
 from iree_gauntlet.dialects.spec_flags import resolved_flags, target_of_flags
 from iree_gauntlet.dialects.torch_schema import ModuleDefinition
@@ -119,7 +119,7 @@ def _defined(spec: Spec, folders: Sequence[Path]) -> DefinedModule | tuple[Probl
     assert isinstance(document, ModuleDefinition), "read as one"
     folder = next((folder for folder in folders if spec.path.is_relative_to(folder)), spec.path.parent)
     name = spec.path.relative_to(folder).with_suffix("").as_posix()
-    url = file_beside(spec, ["mlir"], document.mlir, folders if document.type == "git-lfs" else ())
+    url = torch_url(spec, ["mlir"], document.mlir, folders if document.type == "git-lfs" else ())
     if isinstance(url, Problem):
         return (url,)
     flags, problems = resolved_flags(spec, "compiler_flags", document.compiler_flags)

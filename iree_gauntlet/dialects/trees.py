@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from iree_gauntlet.dialects.json_text import without_comments
 from iree_gauntlet.dialects.onnx_models import OUTCOMES, ModelSpec, has_word, is_models_suite, read_model_specs
 from iree_gauntlet.dialects.op_trees import CONFIGS, CaseFolder, OpSpec, is_case_folder, read_op_specs
 from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
-from iree_gauntlet.dialects.spec import SHARKTANK_FAMILIES, Document, Spec, SpecTree
+from iree_gauntlet.dialects.spec import SHARKTANK_FAMILIES, Spec, SpecTree
 from iree_gauntlet.dialects.spec_file import load_json, problem_at, without_strange_fields
 from iree_gauntlet.dialects.spec_flags import flag_variables
 from iree_gauntlet.dialects.torch_schema import TEST_TYPES, ModuleDefinition, torch_document
@@ -241,22 +242,19 @@ def _torch_specs(tree: SpecTree, root: Path, without: Path | None = None) -> Ite
 def _read_torch(tree: SpecTree, root: Path, path: Path) -> Spec | None:
     """A test or module definition; None for a JSON file that is neither."""
     name = _shown(path)
+    spec = partial(Spec, tree, root, path, name, torch=True)
     content, text, problems = load_json(path, name, without_comments)
-    document: Document | None = None
-    kind: type[Document] | str | None = None
-    warnings: list[Problem] = []
-    if content is not None:
-        kind = torch_document(content)
-        if kind is None:
-            return None
-        if isinstance(kind, str):
-            problems = [problem_at(name, text, ["type"], kind, _TORCH_HINT)]
-        else:
-            content, warnings = without_strange_fields(content, _TORCH_FIELDS, name, text)
-            document, problems = validated(kind, content, name, text)
-    known = kind if isinstance(kind, type) else None
-    words = _words(content, str(content["type"])) if content and known not in (None, ModuleDefinition) else None
-    return Spec(tree, root, path, name, document, tuple(problems), tuple(warnings), torch=True, kind=known, words=words)
+    if content is None:
+        return spec(None, tuple(problems))
+    kind = torch_document(content)
+    if kind is None:
+        return None
+    if isinstance(kind, str):
+        return spec(None, (problem_at(name, text, ["type"], kind, _TORCH_HINT),))
+    content, warnings = without_strange_fields(content, _TORCH_FIELDS, name, text)
+    document, problems = validated(kind, content, name, text)
+    words = None if kind is ModuleDefinition else _words(content, str(content["type"]))
+    return spec(document, tuple(problems), tuple(warnings), kind=kind, words=words)
 
 
 def _words(content: dict[str, Any], kind: str) -> frozenset[str] | None:
@@ -285,15 +283,15 @@ def _json_in(folder: Path) -> list[Path]:
 
 def _read_sharktank(tree: SpecTree, root: Path, path: Path) -> Spec:
     name = _shown(path)
+    spec = partial(Spec, tree, root, path, name)
     content, text, problems = load_json(path, name)
-    document: Document | None = None
-    kind: type[Document] | str | None = None
-    if content is not None:
-        kind = _sharktank_document(content, root, path)
-        if isinstance(kind, str):
-            problems = [Problem(name, 1, "", kind, _DOCS_HINT)]
-        else:
-            document, problems = validated(kind, content, name, text)
+    if content is None:
+        return spec(None, tuple(problems))
+    kind = _sharktank_document(content, root, path)
+    if isinstance(kind, str):
+        return spec(None, (Problem(name, 1, "", kind, _DOCS_HINT),))
+    words = _words(content, "benchmark" if kind is Benchmark else "quality")
+    document, problems = validated(kind, content, name, text)
     family = path.stem.rpartition("_")[2]
     first = isinstance(document, RegressionV1) or (isinstance(document, Benchmark) and document.device is None)
     if document is not None and not first and family not in SHARKTANK_FAMILIES:
@@ -302,9 +300,7 @@ def _read_sharktank(tree: SpecTree, root: Path, path: Path) -> Spec:
     if isinstance(document, Benchmark) and first and family == "cpu":
         problems = [problem_at(name, text, ["device"], "is missing: only the first generation, for ROCm, has none")]
         document = None
-    known = kind if isinstance(kind, type) else None
-    words = _words(content, "benchmark" if known is Benchmark else "quality") if content and known else None
-    return Spec(tree, root, path, name, document, tuple(problems), kind=known, words=words)
+    return spec(document, tuple(problems), kind=kind, words=words)
 
 
 def _sharktank_document(

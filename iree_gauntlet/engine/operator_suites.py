@@ -12,7 +12,6 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -194,13 +193,9 @@ class OperatorRun:
     made_again: Path | None
     runs: RunServers | None
 
-    @property
-    def memory_bytes(self) -> int:
-        """What one compile or run may take, so that all at once fit into the machine; 0 for no limit."""
-        return _share_of_memory(self.jobs)
-
 
 def _share_of_memory(jobs: int) -> int:
+    """What one compile or run may take, so that all at once fit into the machine; 0 for no limit."""
     total = total_memory()
     return 0 if total is None else max(_LEAST_MEMORY, int(total * _MEMORY_SHARE / jobs))
 
@@ -256,7 +251,8 @@ def operator_performers(
         ) as scratch,
         CompileServer(toolchain.compiler.python, Path(scratch), _environment(toolchain)) as compiles,
     ):
-        processes = ServedCompiles(session.supervisor, folder, compiles, run.memory_bytes)
+        memory = _share_of_memory(run.jobs)
+        processes = ServedCompiles(session.supervisor, folder, compiles, memory)
         maker = ModuleMaker(session, machine, made_again=run.made_again, processes=processes)
         batches = None
         if plan.wanted:
@@ -264,8 +260,7 @@ def operator_performers(
                 compiles,
                 machine.modules,
                 plan.members,
-                memory_bytes=run.memory_bytes,
-                clock=lambda: datetime.now(UTC),
+                memory_bytes=memory,
                 forced=run.made_again is not None,
             )
         by_id = {step.id: step for step in mine if step.stage is Stage.COMPILE}

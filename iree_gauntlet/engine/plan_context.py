@@ -79,7 +79,7 @@ class PlanContext:
 
 
 def parameters_role(scope: str, made: MadeValues) -> str:
-    """What tells the step that makes an archive from others of its chain: kind of values and scope."""
+    """What distinguishes the step that makes an archive from others of its chain: kind of values and scope."""
     return f"{made.label}.{archive_name(scope).removesuffix('.irpa')}"
 
 
@@ -120,13 +120,12 @@ class Places:
             chain = owner.chain if owner else f"{made.module.name}.{made.module.target.name}"
             folder = self.folder(chain, Stage.PARAMETERS, parameters_role(parameters.scope, made))
             return f"{folder}/{archive_name(parameters.scope)}"
-        return self._splat_path(parameters.splat_of) if parameters.splat_of else ""
-
-    def _splat_path(self, module_id: str) -> str:
-        owner = self.owners.get(module_id)
+        if not parameters.splat_of:
+            return ""
+        owner = self.owners.get(parameters.splat_of)
         if owner is None:
-            return f"{self.run_dir}/steps/{module_id.replace('@', '.')}/splat.irpa"
-        module = next(item for item in owner.modules if item.id == module_id)
+            return f"{self.run_dir}/steps/{parameters.splat_of.replace('@', '.')}/splat.irpa"
+        module = next(item for item in owner.modules if item.id == parameters.splat_of)
         return f"{self.module_folder(module)}/splat.irpa"
 
 

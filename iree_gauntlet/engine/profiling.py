@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _PROFILE = "iree-profile"
 _MODE = "device_profiling_mode"
-# The mode alone tells nothing: releases before 3.12 have one too, which writes nothing on a CPU.
+# The mode alone proves nothing: releases before 3.12 have one too, which writes nothing on a CPU.
 _OUTPUT = "device_profiling_output"
 # What the tool's help names: a CPU's dispatches are work of the host, a GPU's are timed by the device.
 _CPU_MODE = "queue-events,host-execution"

@@ -12,6 +12,7 @@ import hashlib
 import json
 import threading
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,6 @@ from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from datetime import datetime
 
     from iree_gauntlet.engine.processes.supervisor import Outcome
 
@@ -165,7 +165,6 @@ class BatchCompiler:
         cache: what was compiled before.
         members: compile steps of each batch, by the id of its step.
         memory_bytes: that a compile may take; 0 for no limit.
-        clock: gives the present time, with a time zone.
         forced: whether the cache is not to be looked into.
     """
 
@@ -176,14 +175,12 @@ class BatchCompiler:
         members: Mapping[str, Sequence[Step]],
         *,
         memory_bytes: int,
-        clock: Callable[[], datetime],
         forced: bool,
     ) -> None:
         self._server = server
         self._cache = cache
         self._members = members
         self._memory_bytes = memory_bytes
-        self._clock = clock
         self._forced = forced
         self._place = {
             step.id: (batch, number) for batch, steps in members.items() for number, step in enumerate(steps)
@@ -207,7 +204,7 @@ class BatchCompiler:
         kept = self._kept(found, folder)
         if kept is None:
             missing = [number for number, member in enumerate(members) if not member.cache.hit]
-            parts = self._compile(step, members, missing, folder, tally)
+            parts = self._compile(step, missing, tally)
             whole = len(missing) == len(members) and not tally.disturbed and len(parts) <= _MOST_MODULES
             if whole and not any(is_edited(member) for member in members):
                 if self._forced:
@@ -284,10 +281,9 @@ class BatchCompiler:
                     return part.module, names
         return None
 
-    def _compile(
-        self, step: Step, members: Sequence[Step], numbers: list[int], folder: Path, tally: _Tally
-    ) -> list[_Part]:
+    def _compile(self, step: Step, numbers: list[int], tally: _Tally) -> list[_Part]:
         """Compiles some cases of a batch as one, without those that keep it from compiling."""
+        members, folder = self._members[step.id], Path(step.folder)
         while len(numbers) > 1:
             module = folder / f"module{tally.attempts}.vmfb"
             log = folder / f"attempt{tally.attempts}"
@@ -315,8 +311,8 @@ class BatchCompiler:
                 continue
             # A crash, a hang, or an error that names nobody.
             half = len(numbers) // 2
-            head = self._compile(step, members, numbers[:half], folder, tally)
-            return [*head, *self._compile(step, members, numbers[half:], folder, tally)]
+            head = self._compile(step, numbers[:half], tally)
+            return [*head, *self._compile(step, numbers[half:], tally)]
         return []
 
     def _publish(self, step: Step, parts: Sequence[_Part]) -> None:
@@ -327,7 +323,7 @@ class BatchCompiler:
             name=step.id,
             ingredients=dict(step.cache.ingredients),
             metadata={"functions": functions},
-            created=self._clock(),
+            created=datetime.now(UTC),
         )
 
 

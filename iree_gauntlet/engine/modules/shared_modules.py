@@ -1,6 +1,6 @@
 """A store of modules that several machines share: asked after the local one, and filled after a compile.
 
-    <url>/v1/<first two of key>/<key>.tar     an entry, as `module_archive` packs it
+    <url>/v1/<first two of key>/<key>.tar     an entry, as `module_entry.pack` makes it
 
 Whoever may write there decides what code runs on the machines that read there; see docs/how-to/artifacts.md. What
 is read is checked whole before it is used. A store that cannot be reached or refuses is a note, never an error,

@@ -139,7 +139,7 @@ class CompileServer:
             How it ended; the public functions of each program, under the names that they have in the module (empty
             where the merge was not reached); and, after a failure, indices of programs that are at fault: those that
             do not parse, or else those that the compiler's errors point at. The compiler may stop at the first.
-            Empty where nothing tells.
+            Empty where neither is known.
 
         Raises:
             ToolchainError: the server cannot be started.

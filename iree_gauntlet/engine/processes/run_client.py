@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _START_SECONDS = 120.0
 # Processes that are tried for a case which none of them reads.
 _MOST_STARTS = 3
-# What of a case its process is told.
+# What of a case is sent to its process.
 _SENT = ("cwd", "device", "module", "function", "inputs", "expected", "allclose", "kept")
 
 
@@ -263,7 +263,7 @@ class RunServers:
             ToolchainError: it does not.
         """
         if worker is not None and not worker.get_ready(_START_SECONDS):
-            # Started early, and ended by somebody before it had anything to do: whether one can serve, the next tells.
+            # Started early, and ended by somebody before it had anything to do: the next one shows whether any serves.
             worker.kill()
             self._ended(worker)
             worker = None

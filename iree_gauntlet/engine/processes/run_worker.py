@@ -104,7 +104,7 @@ class RunWorker:
     def ask(self, request: bytes, timeout: float) -> dict[str, Any] | None:
         """Has a request answered; None where the process died, or did not answer in time.
 
-        `taken` tells whether it had begun to read it: one that somebody ended while it had nothing to do has not.
+        `taken` says whether it had begun to read it: a process that was ended while it was idle has not.
         """
         deadline = time.monotonic() + timeout
         self.cases += 1

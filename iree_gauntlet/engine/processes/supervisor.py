@@ -93,19 +93,11 @@ class Supervisor:
     Args:
         grace: seconds between SIGTERM and SIGKILL.
         kill_patience: seconds after SIGKILL until a process is given up as stuck.
-        environment: what processes inherit; the toolkit's own environment by default.
     """
 
-    def __init__(
-        self,
-        *,
-        grace: float = _GRACE_SECONDS,
-        kill_patience: float = _KILL_PATIENCE_SECONDS,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, *, grace: float = _GRACE_SECONDS, kill_patience: float = _KILL_PATIENCE_SECONDS) -> None:
         self._grace = grace
         self._kill_patience = kill_patience
-        self._environment = environment
         self._lock = threading.Lock()
         self._reaper: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -182,13 +174,10 @@ class Supervisor:
             reaper.wait()
 
     def _request(self, command: Command, stdout: Path, stderr: Path, timeout: float, private: Path) -> Request:
-        environment = dict(os.environ if self._environment is None else self._environment)
-        environment["TMPDIR"] = str(private)
-        environment.update(command.env)
         return Request(
             argv=list(command.argv),
             cwd=str(Path(command.cwd).absolute()),
-            env=environment,
+            env={**os.environ, "TMPDIR": str(private), **dict(command.env)},
             stdout=str(stdout.absolute()),
             stderr=str(stderr.absolute()),
             timeout=timeout,

@@ -146,7 +146,7 @@ class Pair:
 
 
 def evidence_of(events: Iterable[dict[str, Any]]) -> dict[str, PairEvidence]:
-    """What the blocks of a log say, by model: to go on with a comparison that was cut short."""
+    """What the blocks of a log say, by model: to resume a comparison that was cut short."""
     found: dict[str, PairEvidence] = {}
     for event in events:
         if event.get("event") == "block":
@@ -237,7 +237,7 @@ def seed_of(seed: int, chain: str, kind: str) -> int:
 
 
 def _name(kind: str, side: str) -> str:
-    """Whose a round is. Both sides of a control are A; they have two names so that its rounds can be told apart."""
+    """Whose a round is. Both sides of a control are A; the log has two names, to tell its rounds apart."""
     return "A" if kind == CONTROL else side.strip()
 
 

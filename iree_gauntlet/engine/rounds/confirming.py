@@ -18,7 +18,6 @@ from iree_gauntlet.results import Check, shorten
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable
 
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.measuring.statistics.rounds import Round
@@ -77,12 +76,7 @@ def confirm_rules(budget: float = _CONFIRM_SECONDS, *, replace_disturbed: bool =
 
 
 def confirm_time(
-    step: Step,
-    check: Check,
-    processes: Processes,
-    rules: ConfirmRules,
-    cancelled: threading.Event,
-    clock: Callable[[], float] = time.monotonic,
+    step: Step, check: Check, processes: Processes, rules: ConfirmRules, cancelled: threading.Event
 ) -> Confirmed:
     """Takes rounds of a benchmark until it is clear whether its golden is broken.
 
@@ -92,7 +86,6 @@ def confirm_time(
         processes: starts the rounds.
         rules: when it is clear.
         cancelled: set to end it.
-        clock: seconds.
 
     Raises:
         GauntletError: a process cannot be started at all.
@@ -100,7 +93,7 @@ def confirm_time(
     assert check.golden is not None, "a broken golden has a value"
     assert check.factor is not None, "and a factor"
     measurement = as_written(step)
-    deadline = clock() + rules.budget
+    deadline = time.monotonic() + rules.budget
     rounds: list[Round] = []
     records: list[dict[str, Any]] = []
     disturbance, seconds, failure = "", 0.0, ""
@@ -110,7 +103,7 @@ def confirm_time(
         if replaced > _SPARE_ROUNDS + len(rounds):
             failure = f"{replaced} of {len(records)} more rounds were disturbed; such as: {disturbance}"
             break
-        if clock() >= deadline:
+        if time.monotonic() >= deadline:
             break
         taken = take_round(measurement, processes, "confirm.")
         seconds += taken.seconds

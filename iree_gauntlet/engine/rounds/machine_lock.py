@@ -344,7 +344,7 @@ class QuietStretch:
 
 @dataclass(slots=True)
 class _Stretch:
-    """One holding of the lock, and how many steps go on under it."""
+    """One holding of the lock, and how many steps run under it."""
 
     held: contextlib.ExitStack
     began: float

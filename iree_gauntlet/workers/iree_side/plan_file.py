@@ -27,22 +27,11 @@ _NS_PER_MS = 1e6
 
 # Element types by their names, with the runtime's name and the NumPy type that holds their bits.
 ELEMENT_TYPES = {
-    "f64": ("FLOAT_64", "<f8"),
-    "f32": ("FLOAT_32", "<f4"),
-    "f16": ("FLOAT_16", "<f2"),
+    **{f"f{bits}": (f"FLOAT_{bits}", f"<f{bits // 8}") for bits in (64, 32, 16)},
     "bf16": ("BFLOAT_16", "<u2"),
-    "i64": ("INT_64", "<i8"),
-    "i32": ("INT_32", "<i4"),
-    "i16": ("INT_16", "<i2"),
-    "i8": ("INT_8", "<i1"),
-    "si64": ("SINT_64", "<i8"),
-    "si32": ("SINT_32", "<i4"),
-    "si16": ("SINT_16", "<i2"),
-    "si8": ("SINT_8", "<i1"),
-    "ui64": ("UINT_64", "<u8"),
-    "ui32": ("UINT_32", "<u4"),
-    "ui16": ("UINT_16", "<u2"),
-    "ui8": ("UINT_8", "<u1"),
+    **{f"i{bits}": (f"INT_{bits}", f"<i{bits // 8}") for bits in (64, 32, 16, 8)},
+    **{f"si{bits}": (f"SINT_{bits}", f"<i{bits // 8}") for bits in (64, 32, 16, 8)},
+    **{f"ui{bits}": (f"UINT_{bits}", f"<u{bits // 8}") for bits in (64, 32, 16, 8)},
     "i1": ("BOOL_8", "|b1"),
 }
 

@@ -50,7 +50,7 @@ _INTEGERS = {"tensor(int32)": np.int32, "tensor(int64)": np.int64}
 
 
 def make_inputs(inputs: Sequence[Any]) -> list[Array]:
-    """Make up a value for each input of a session, in order.
+    """Generate a value for each input of a session, in order.
 
     Raises:
         RefusedError: upstream makes none of its type.

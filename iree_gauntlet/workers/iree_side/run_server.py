@@ -181,7 +181,7 @@ class RunServer:
         """The device, the module that offers it to programs, and its allocator.
 
         Raises:
-            UnsupportedError: there is none, which the tool tells of programs that need one only.
+            UnsupportedError: there is none; the tool reports that only for programs that need one.
         """
         if uri in self._no_devices:
             raise UnsupportedError(self._no_devices[uri])
