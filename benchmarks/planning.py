@@ -138,19 +138,11 @@ def _torch_tree(folder: Path, count: int) -> Iterator[str]:
         }
         flags = ["--function=main", "--device=local-task"]
         tests: tuple[tuple[str, dict[str, Any]], ...] = (
-            (
-                "quality",
-                {**loaded, "run_args": [*flags, "--expected_f16_threshold=0.2f"], "expected_outputs": outputs},
-            ),
+            ("quality", {**loaded, "run_args": [*flags, "--expected_f16_threshold=0.2f"], "expected_outputs": outputs}),
             ("benchmark", {**loaded, "run_args": [*flags, *_BENCHMARK_FLAGS], "golden_time_ms": 42.0}),
             (
                 "compstat",
-                {
-                    "markers": ["cpu"],
-                    "module": module,
-                    "golden_dispatch_count": 1463,
-                    "golden_binary_size": 2000000,
-                },
+                {"markers": ["cpu"], "module": module, "golden_dispatch_count": 1463, "golden_binary_size": 2000000},
             ),
         )
         _write(root / f"{module}.json", {"mlir": f"{files}/program.mlir", "compiler_flags": _COMPILER_FLAGS})

@@ -111,13 +111,7 @@ def _export(folder: Path) -> list[Path]:
     tokens = torch.from_numpy(prompt(architecture))
     # Without the optimiser: it would fold `1 + weight` of a norm into a new constant and lose the weight.
     program = torch.onnx.export(
-        module,
-        (tokens,),
-        dynamo=True,
-        optimize=False,
-        verbose=False,
-        input_names=["tokens"],
-        output_names=["logits"],
+        module, (tokens,), dynamo=True, optimize=False, verbose=False, input_names=["tokens"], output_names=["logits"]
     )
     model = _named_model(program.model_proto, architecture)
     with tempfile.TemporaryDirectory() as name:

@@ -29,10 +29,7 @@ EXAMPLE = """{
 }"""
 _RUNS = (Stage.THRESHOLD, Stage.BENCHMARK)
 # The stages that the entries of a list do without, and those at which they are expected to fail; whether by a crash.
-_SKIPS: dict[str, tuple[Stage, ...]] = {
-    "skip_compile_tests": (Stage.COMPILE, *_RUNS),
-    "skip_run_tests": _RUNS,
-}
+_SKIPS: dict[str, tuple[Stage, ...]] = {"skip_compile_tests": (Stage.COMPILE, *_RUNS), "skip_run_tests": _RUNS}
 _FAILURES: dict[str, tuple[tuple[Stage, ...], bool]] = {
     "expected_compile_crashes": ((Stage.COMPILE,), True),
     "expected_compile_failures": ((Stage.COMPILE,), False),

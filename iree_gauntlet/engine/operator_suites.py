@@ -257,11 +257,7 @@ def operator_performers(
         batches = None
         if plan.wanted:
             batches = BatchCompiler(
-                compiles,
-                machine.modules,
-                plan.members,
-                memory_bytes=memory,
-                forced=run.made_again is not None,
+                compiles, machine.modules, plan.members, memory_bytes=memory, forced=run.made_again is not None
             )
         by_id = {step.id: step for step in mine if step.stage is Stage.COMPILE}
         session.on_cancel(compiles.cancel)

@@ -15,11 +15,7 @@ from iree_gauntlet.settings import shown
 from iree_gauntlet.steps import Step, StepInput
 from iree_gauntlet.torch_models.discovery import sources
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF
-from iree_gauntlet.torch_models.measuring_worker import (
-    GENERATIVE_WORKER,
-    MODULE_WORKER,
-    PIPELINE_WORKER,
-)
+from iree_gauntlet.torch_models.measuring_worker import GENERATIVE_WORKER, MODULE_WORKER, PIPELINE_WORKER
 from iree_gauntlet.torch_models.torch_chain import TorchChain, hash_of_files, runnable_files
 
 if TYPE_CHECKING:

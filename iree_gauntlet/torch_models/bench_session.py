@@ -253,11 +253,7 @@ def latencies(times: Sequence[float]) -> dict[str, float]:
     if len(times) == 1:
         return dict.fromkeys(("min", *(f"p{percent}" for percent in _PERCENTILES), "max"), times[0])
     cuts = statistics.quantiles(times, n=100, method="inclusive")
-    return {
-        "min": min(times),
-        **{f"p{percent}": cuts[percent - 1] for percent in _PERCENTILES},
-        "max": max(times),
-    }
+    return {"min": min(times), **{f"p{percent}": cuts[percent - 1] for percent in _PERCENTILES}, "max": max(times)}
 
 
 def _looped(workers: Workers, found: Mapping[str, Any]) -> dict[str, Any]:

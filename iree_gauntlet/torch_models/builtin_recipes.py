@@ -130,19 +130,10 @@ def semi_sparse(model: Any) -> Any:
     return _two_of_four(model)
 
 
-@recipe(
-    "2:4",
-    kind="sparsity",
-    about="the same as semi-sparse",
-    beside=("baseline", "int8dq", "float8dq"),
-)
+@recipe("2:4", kind="sparsity", about="the same as semi-sparse", beside=("baseline", "int8dq", "float8dq"))
 def _two_of_four(model: Any) -> Any:
     """The two of largest magnitude stay."""
-    from iree_gauntlet.torch_models.layers import (  # noqa: PLC0415
-        keep_two_of_four,
-        prune_linear_layers,
-        unfit_for_fours,
-    )
+    from iree_gauntlet.torch_models.layers import keep_two_of_four, prune_linear_layers, unfit_for_fours  # noqa: PLC0415
 
     return prune_linear_layers(model, keep_two_of_four, unfit_for_fours)
 
@@ -155,11 +146,7 @@ def _two_of_four(model: Any) -> Any:
 )
 def block(model: Any, size: int = 64) -> Any:
     """The blocks of the largest sum of squares stay."""
-    from iree_gauntlet.torch_models.layers import (  # noqa: PLC0415
-        keep_blocks,
-        prune_linear_layers,
-        unfit_for_blocks,
-    )
+    from iree_gauntlet.torch_models.layers import keep_blocks, prune_linear_layers, unfit_for_blocks  # noqa: PLC0415
 
     return prune_linear_layers(
         model, lambda weight: keep_blocks(weight, size), lambda layer: unfit_for_blocks(layer, size)
@@ -175,11 +162,7 @@ for _level in ("O0", "O1", "O2", "O3"):
         proof=Proof(different=_level not in ("O0", "O1")),
     )
 
-compiler_recipe(
-    "data-tiling",
-    flags=("--iree-opt-data-tiling",),
-    about="operands of products are packed into tiles",
-)
+compiler_recipe("data-tiling", flags=("--iree-opt-data-tiling",), about="operands of products are packed into tiles")
 
 for _type in ("f16", "bf16"):
     compiler_recipe(

@@ -176,8 +176,5 @@ def run_pipeline(
     if run.failures:
         raise run.failures[0]
     return PipelineLoop(
-        run.end_ns - run.begin_ns,
-        tuple(run.pre_ns),
-        tuple(tuple(times) for times in run.device_ns),
-        tuple(run.post_ns),
+        run.end_ns - run.begin_ns, tuple(run.pre_ns), tuple(tuple(times) for times in run.device_ns), tuple(run.post_ns)
     )

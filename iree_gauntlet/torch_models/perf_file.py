@@ -68,11 +68,7 @@ def measured_result(
     """
     if not (math.isfinite(total_time) and total_time > 0 and total_samples > 0):
         raise ValueError(f"{total_samples} samples in {total_time} s are no speed")
-    speed = {
-        "total_time": total_time,
-        "total_samples": total_samples,
-        "samples_per_sec": total_samples / total_time,
-    }
+    speed = {"total_time": total_time, "total_samples": total_samples, "samples_per_sec": total_samples / total_time}
     return _with_more({**speed, **about}, more)
 
 

@@ -267,13 +267,7 @@ class PointMeasurement:
         if self.session.cancelled.is_set():
             return Result(Verdict.ERROR, "interrupted")
         record = _point_record(
-            point,
-            self.chain.device,
-            self.flops,
-            self.found,
-            blocks,
-            trial.first_call_ms,
-            time.monotonic() - self.began,
+            point, self.chain.device, self.flops, self.found, blocks, trial.first_call_ms, time.monotonic() - self.began
         )
         record["notes"] = list(notes)
         verdict, reason = self._verdict(blocks)

@@ -253,10 +253,7 @@ def _builder_identity() -> str:
 
 def runnable_files(compiled: Step, imported: Step) -> tuple[StepInput, ...]:
     """What a step that runs a compiled program reads."""
-    return (
-        StepInput("module", compiled.output("module")),
-        StepInput("parameters", imported.output("parameters")),
-    )
+    return (StepInput("module", compiled.output("module")), StepInput("parameters", imported.output("parameters")))
 
 
 def hash_of_files(paths: Sequence[Path], root: Path) -> str:

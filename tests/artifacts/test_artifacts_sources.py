@@ -9,13 +9,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from iree_gauntlet.artifacts.sources import (
-    FileSource,
-    PypiSource,
-    RandomSource,
-    local_name,
-    parse_source,
-)
+from iree_gauntlet.artifacts.sources import FileSource, PypiSource, RandomSource, local_name, parse_source
 from iree_gauntlet.errors import ArtifactError
 
 # Characters that make trouble, with ordinary ones.
@@ -149,14 +143,7 @@ def test_a_name_made_for_one_url_is_no_other_urls(base: str, one: str, other: st
 
 @given(st.text(max_size=30))
 def test_any_text_is_a_source_or_an_artifact_error(text: str) -> None:
-    for url in (
-        text,
-        f"https://{text}",
-        f"pypi://{text}",
-        f"pypi://d==1/{text}",
-        f"file:{text}",
-        f"random://{text}",
-    ):
+    for url in (text, f"https://{text}", f"pypi://{text}", f"pypi://d==1/{text}", f"file:{text}", f"random://{text}"):
         name = _name_or_none(url)
         if name:
             _check_safe(name)
@@ -282,8 +269,7 @@ def test_a_revision_that_moves_is_refused(revision: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url",
-    ["az://a/c/x?sig=SECRET", "s3://b/x?X-Amz-Signature=SECRET", "az://a:SECRET@b/c/x", "gs://b/SECRET/x#1"],
+    "url", ["az://a/c/x?sig=SECRET", "s3://b/x?X-Amz-Signature=SECRET", "az://a:SECRET@b/c/x", "gs://b/SECRET/x#1"]
 )
 def test_queries_and_passwords_of_stores_are_not_repeated(url: str) -> None:
     with pytest.raises(ArtifactError, match="query, a fragment or a user") as caught:

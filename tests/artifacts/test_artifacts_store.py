@@ -88,14 +88,7 @@ def test_a_wrong_hash_replaces_nothing(server: Server, tmp_path: Path, *, by_loc
     with pytest.raises(ArtifactError) as caught:
         store.fetch(url)
     message = str(caught.value)
-    for part in (
-        url,
-        _SHA256,
-        hashlib.sha256(b"tampered").hexdigest(),
-        "8 B",
-        "registry",
-        "nothing was replaced",
-    ):
+    for part in (url, _SHA256, hashlib.sha256(b"tampered").hexdigest(), "8 B", "registry", "nothing was replaced"):
         assert part in message
     assert store.path(url).read_bytes() == b"what was there"
     assert _files(tmp_path) == [local_name(url)]

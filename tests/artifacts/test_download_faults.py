@@ -164,10 +164,7 @@ def test_a_connection_that_is_cut(
     proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None], *, reset: bool
 ) -> None:
     """In the first part, and in a later one: each continues where it broke off."""
-    proxy.faults += [
-        Fault(cut_after=300_000, reset=reset),
-        Fault(cut_after=400_000, reset=reset, from_byte=2 * PART),
-    ]
+    proxy.faults += [Fault(cut_after=300_000, reset=reset), Fault(cut_after=400_000, reset=reset, from_byte=2 * PART)]
     fetched = _heals(tmp_path, url)
     for note in fetched.notes[:2]:
         listed(note)

@@ -99,10 +99,7 @@ def test_an_object_that_is_not_there(s3: Bucket, tmp_path: Path, *, private: boo
 def test_a_cut_and_a_busy_bucket(s3: Bucket, tmp_path: Path, *, private: bool) -> None:
     s3.put("llama/weights.irpa", content(), public=True)
     with proxying(s3.endpoint) as proxy:
-        proxy.faults += [
-            Fault(from_byte=2 * PART, cut_after=300_000),
-            Fault(from_byte=3 * PART, status=503),
-        ]
+        proxy.faults += [Fault(from_byte=2 * PART, cut_after=300_000), Fault(from_byte=3 * PART, status=503)]
         configuration = _with_key(proxy.base) if private else _anonymous(proxy.base)
         fetched = store(tmp_path, configuration=configuration).fetch(_S3_URL)
         assert fetched.path.read_bytes() == content()

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FLOATS = ["f16", "bf16", "f32", "f64", "f8E4M3FN", "f8E4M3FNUZ", "f8E5M2"]
-INTEGERS = [
-    *("i1", "i8", "i16", "i32", "i64", "si8", "si16", "si32", "si64"),
-    *("ui8", "ui16", "ui32", "ui64"),
-]
+INTEGERS = [*("i1", "i8", "i16", "i32", "i64", "si8", "si16", "si32", "si64"), *("ui8", "ui16", "ui32", "ui64")]
 SHAPES = st.lists(st.integers(0, 5), max_size=4).map(tuple)
 
 # SHA-256 of the bytes of the whole file: these never change, or every recorded golden is worth nothing.
@@ -324,8 +321,7 @@ def test_iree_reads_the_files(url: str, typed: str, printed: str, tmp_path: Path
     module = tmp_path / "m.vmfb"
     module.write_bytes(
         compiler.compile_str(
-            source,
-            extra_args=["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=vmvx"],
+            source, extra_args=["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=vmvx"]
         )
     )
     path = tmp_path / "x.npy"

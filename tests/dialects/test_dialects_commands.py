@@ -497,11 +497,7 @@ def test_corpus_first_generation() -> None:
         ]
     folder = "/run/steps/sdxl/unet_fp16.rocm-gfx942"
     rocm = argv_of(made, "sdxl/unet_fp16@rocm-gfx942:compile")
-    assert rocm[:3] == [
-        "iree-compile",
-        f"{HERE}sai/sdxl-scheduled-unet/model.mlir",
-        "--iree-opt-const-eval=false",
-    ]
+    assert rocm[:3] == ["iree-compile", f"{HERE}sai/sdxl-scheduled-unet/model.mlir", "--iree-opt-const-eval=false"]
     assert rocm[-5:] == [
         "--iree-hal-target-backends=rocm",
         "--iree-hip-target=gfx942",

@@ -143,15 +143,7 @@ def test_output_that_proves_nothing_is_refused(scripts: Any, values: NDArray[np.
         scripts.sound_output(values.astype(np.float32))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"rope_theta": 20000.0},
-        {"rope_theta": 1.0},
-        {"norm_epsilon": 2e-6},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("change", [{"rope_theta": 20000.0}, {"rope_theta": 1.0}, {"norm_epsilon": 2e-6}], ids=str)
 def test_another_architecture_is_seen(
     scripts: Any, architecture: Any, weights: Weights, change: dict[str, float]
 ) -> None:

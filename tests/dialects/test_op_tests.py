@@ -110,10 +110,7 @@ def test_expectations_and_skips_reach_the_steps(tmp_path: Path) -> None:
     for name in ("crash", "fail", "skip"):
         add_onnx(tmp_path, f"n/{name}")
     config(
-        tmp_path,
-        expected_compile_crashes=["n/crash"],
-        expected_run_failures=["n/fail"],
-        skip_compile_tests=["n/skip"],
+        tmp_path, expected_compile_crashes=["n/crash"], expected_run_failures=["n/fail"], skip_compile_tests=["n/skip"]
     )
     made = plan(load_ops(tmp_path), RUN)
     crash = step_of(made, "n/crash@cpu:compile")

@@ -43,10 +43,7 @@ FILES = [
 TESTS = [row for row in FILES if row[1].parts[0] != "benchmarks"]
 BENCHMARKS = [row for row in FILES if row[1].parts[0] == "benchmarks"]
 
-pytestmark = [
-    pytest.mark.corpus,
-    pytest.mark.skipif(not FILES, reason="the corpus is not next to the checkout"),
-]
+pytestmark = [pytest.mark.corpus, pytest.mark.skipif(not FILES, reason="the corpus is not next to the checkout")]
 
 
 # What today's programs execute. It reads nothing but the JSON.

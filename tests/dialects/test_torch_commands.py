@@ -29,10 +29,7 @@ ALL = (Stage.COMPILE, Stage.THRESHOLD, Stage.COMPSTAT, Stage.BENCHMARK)
 CHECKS = {"quality": "threshold", "benchmark": "benchmark", "compstat": "compstat"}
 STATISTICS = "--iree-scheduling-dump-statistics-"
 
-on_the_corpus = [
-    pytest.mark.corpus,
-    pytest.mark.skipif(not FILES, reason="the corpus is not next to the checkout"),
-]
+on_the_corpus = [pytest.mark.corpus, pytest.mark.skipif(not FILES, reason="the corpus is not next to the checkout")]
 
 
 # What today's program executes. It reads nothing but the JSON.
@@ -356,7 +353,7 @@ def test_a_module_has_the_name_of_a_test(tmp_path: Path) -> None:
     made = plan(load_torch(tmp_path / "suite", modules=tmp_path / "defs"), ALL)
     module = "--module=/run/steps/m/add.cpu/compile/module.vmfb"
     assert [step.id for step in made.steps] == [
-        *("m/add@cpu:fetch", "m/add@cpu:compile", "m/add@cpu:threshold", "m/other@cpu:benchmark"),
+        *("m/add@cpu:fetch", "m/add@cpu:compile", "m/add@cpu:threshold", "m/other@cpu:benchmark")
     ]
     assert argv_of(made, "m/add@cpu:threshold")[1] == module
     assert argv_of(made, "m/other@cpu:benchmark")[2] == module

@@ -38,10 +38,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.engine.processes.supervisor import Outcome
 
-pytestmark = [
-    pytest.mark.iree,
-    pytest.mark.skipif(sys.platform != "linux", reason="the compile server needs Linux"),
-]
+pytestmark = [pytest.mark.iree, pytest.mark.skipif(sys.platform != "linux", reason="the compile server needs Linux")]
 
 OPERATORS = CORPUS / "onnx_ops" / "onnx" / "node" / "generated"
 FLAGS = (
@@ -51,11 +48,7 @@ FLAGS = (
     "--iree-opt-level=O0",
 )
 # Operators of many kinds; the last of the first few, and the last, fail.
-CASES = (
-    "test_castlike_DOUBLE_to_FLOAT16_expanded",
-    "test_split_zero_size_splits_opset13",
-    "test_affine_grid_2d",
-)
+CASES = ("test_castlike_DOUBLE_to_FLOAT16_expanded", "test_split_zero_size_splits_opset13", "test_affine_grid_2d")
 MORE_CASES = (
     "test_and2d",
     "test_argmax_no_keepdims_example",
@@ -207,9 +200,7 @@ def test_the_tool_and_the_server_make_the_same(
         program, ours, theirs = OPERATORS / case / "model.mlir", tmp_path / f"{case}.ours", tmp_path / f"{case}.theirs"
         stdout, stderr = tmp_path / f"{case}.out", tmp_path / f"{case}.err"
         code, text = native(program, theirs)
-        outcome = server.compile(
-            replace(job, output=ours, cwd=str(program.parent), stdout=stdout, stderr=stderr),
-        )
+        outcome = server.compile(replace(job, output=ours, cwd=str(program.parent), stdout=stdout, stderr=stderr))
         assert outcome.exit_code == code, case
         assert stderr.read_text() == text, case
         assert stdout.read_text() == "", case

@@ -184,15 +184,9 @@ def test_folder_of_a_stranger_or_a_link_is_refused(tmp_path: Path) -> None:
         pytest.fail("used it")
     plain = tmp_path / "plain"
     plain.touch()
-    with (
-        pytest.raises(GauntletError, match="not a folder of yours"),
-        locks_in(plain).device_lock("x", silent),
-    ):
+    with pytest.raises(GauntletError, match="not a folder of yours"), locks_in(plain).device_lock("x", silent):
         pytest.fail("used it")
-    with (
-        pytest.raises(GauntletError, match="cannot make"),
-        locks_in(tmp_path / "a/b").device_lock("x", silent),
-    ):
+    with pytest.raises(GauntletError, match="cannot make"), locks_in(tmp_path / "a/b").device_lock("x", silent):
         pytest.fail("used it")
     assert list(elsewhere.iterdir()) == []
 
@@ -201,10 +195,7 @@ def test_foreign_owner_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch)
     folder.mkdir()
     owner = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
-    with (
-        pytest.raises(GauntletError, match="not a folder of yours"),
-        locks_in(folder).device_lock("x", silent),
-    ):
+    with pytest.raises(GauntletError, match="not a folder of yours"), locks_in(folder).device_lock("x", silent):
         pytest.fail("used it")
 
 

@@ -343,10 +343,7 @@ def test_killed_publisher_leaves_no_half_entry(tmp_path: Path) -> None:
 
 
 def test_two_publishers_of_the_same_keys(cache: ModuleCache, tmp_path: Path) -> None:
-    with (
-        start_publisher(cache, tmp_path / "a", 30) as first,
-        start_publisher(cache, tmp_path / "b", 30) as second,
-    ):
+    with start_publisher(cache, tmp_path / "a", 30) as first, start_publisher(cache, tmp_path / "b", 30) as second:
         go(first)
         go(second)
     assert (first.returncode, second.returncode) == (0, 0)
@@ -383,11 +380,7 @@ def test_miss_is_explained(cache: ModuleCache, tmp_path: Path) -> None:
         ({"f": '["--a=<:11>"]'}, {"f": '["--a=<:22>"]'}, "file of flag changed: --a"),
         ({"f": '["-a", "-b"]'}, {"f": '["-b", "-a"]'}, "order or repetition of flags changed"),
         ({"f": "[x"}, {"f": "[y"}, "f changed: [x → [y"),
-        (
-            {},
-            {"a": "1", "b": "2", "c": "3", "d": "4", "e": "5"},
-            "a changed; b changed; c changed; and 2 more",
-        ),
+        ({}, {"a": "1", "b": "2", "c": "3", "d": "4", "e": "5"}, "a changed; b changed; c changed; and 2 more"),
     ],
 )
 def test_changes_are_described(before: dict[str, str], after: dict[str, str], text: str) -> None:
@@ -412,17 +405,7 @@ def content_hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:8]
 
 
-VALUES = [
-    "--x={}",
-    "--x=scope={}",
-    "--x={}@entry",
-    "--x=scope={}@entry",
-    "--x=1,{}",
-    "--x={},{}",
-    "-x={}",
-    "{}",
-    "@{}",
-]
+VALUES = ["--x={}", "--x=scope={}", "--x={}@entry", "--x=scope={}@entry", "--x=1,{}", "--x={},{}", "-x={}", "{}", "@{}"]
 
 
 @pytest.mark.parametrize("form", VALUES)

@@ -263,10 +263,7 @@ def test_expectations_belong_to_a_stage(tree: Path) -> None:
 
 
 def test_expectations_of_the_first_generation(tmp_path: Path) -> None:
-    spec = FIRST | {
-        "cpu_run_test_expecting_to_fail": True,
-        "rocm_compile_chip_expecting_to_fail": ["gfx942"],
-    }
+    spec = FIRST | {"cpu_run_test_expecting_to_fail": True, "rocm_compile_chip_expecting_to_fail": ["gfx942"]}
     made = plan(load(write_tree(tmp_path, {"m/s.json": spec}), CPU, MI300), ALL)
     found = {step.id: bool(step.expect_failure) for step in made.steps if step.stage is not Stage.FETCH}
     assert found == {

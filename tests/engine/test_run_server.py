@@ -611,10 +611,7 @@ def test_a_python_without_a_runtime_is_named(tmp_path: Path) -> None:
         pytest.raises(ToolchainError, match=r"cannot run modules: .*no iree here"),
     ):
         servers.run(RunJob("m.vmfb", "local-sync", LIMIT_SECONDS))
-    with (
-        RunServers(str(tmp_path / "python"), 1) as servers,
-        pytest.raises(ToolchainError, match="No such file"),
-    ):
+    with RunServers(str(tmp_path / "python"), 1) as servers, pytest.raises(ToolchainError, match="No such file"):
         servers.start()
 
 

@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 
 
 def step(
-    name: str,
-    *needs: str,
-    stage: Stage = Stage.COMPILE,
-    cores: int = 1,
-    exclusive: bool = False,
-    device: str = "",
+    name: str, *needs: str, stage: Stage = Stage.COMPILE, cores: int = 1, exclusive: bool = False, device: str = ""
 ) -> Step:
     return Step(
         id=name,

@@ -383,11 +383,7 @@ def test_each_module_is_compiled_once_for_all_machines(tmp_path: Path) -> None:
     done = second.gauntlet("threshold", "--offline", "--model", "toy")
     assert done.code == 0, done.text
     result = second.result(step)
-    assert result["cache"] == {
-        "hit": True,
-        "key": cache["key"],
-        "reason": f"from the shared cache {shared.as_uri()}",
-    }
+    assert result["cache"] == {"hit": True, "key": cache["key"], "reason": f"from the shared cache {shared.as_uri()}"}
     assert result["tool_seconds"] == 0
     assert result["statistics"]["dispatch_count"] == first.result(step)["statistics"]["dispatch_count"]
     modules = [next(project.newest.rglob("module.vmfb")).read_bytes() for project in machines]

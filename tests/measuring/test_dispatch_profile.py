@@ -161,10 +161,7 @@ def test_profiles_of_two_programs_are_not_merged() -> None:
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
-        (
-            "main$async_dispatch_12_matmul_256x256x256_f32",
-            DispatchName("main", 12, "matmul_256x256x256_f32", "matmul"),
-        ),
+        ("main$async_dispatch_12_matmul_256x256x256_f32", DispatchName("main", 12, "matmul_256x256x256_f32", "matmul")),
         ("main_dispatch_3_matvec_like_10x40_f32", DispatchName("main", 3, "matvec_like_10x40_f32", "matmul")),
         ("a-b$async_dispatch_7_conv_12x96x8x3x3_f32", DispatchName("a-b", 7, "conv_12x96x8x3x3_f32", "conv")),
         ("m_dispatch_2_conv_2d_nchw_fchw_1x64x7xD_f32", DispatchName("m", 2, "conv_2d_nchw_fchw_1x64x7xD_f32", "conv")),

@@ -60,10 +60,7 @@ def test_an_undisturbed_round() -> None:
     ("state", "cause"),
     [
         (_state(whole=CpuUse(0.34, 0, 0.005)), "other work kept the CPUs 34 % busy (10 % is let pass)"),
-        (
-            _state(pinned=CpuUse(0.06, 0, 0.015)),
-            "other work kept the round's own CPUs 6 % busy (2 % is let pass)",
-        ),
+        (_state(pinned=CpuUse(0.06, 0, 0.015)), "other work kept the round's own CPUs 6 % busy (2 % is let pass)"),
         (
             _state(pinned=CpuUse(0.0, 0, 0.015), whole=CpuUse(0.7, 0, 0.005)),
             "other work kept the CPUs 70 % busy (50 % is let pass)",

@@ -280,13 +280,7 @@ def test_rocm_smi_where_amd_smi_is_missing_or_sick(tmp_path: Path) -> None:
     _rocm(tmp_path, {"card0": _CARD, "system": {"Driver version": "6.8"}}, '{"system": {"PID4242": "python, 1, 0"}}')
     (gpu,) = read_gpus("hip", path=str(tmp_path)).gpus
     assert gpu == GpuState(
-        0,
-        "Radeon Pro W7900",
-        clock_mhz=2100,
-        temperature_c=51,
-        utilization_percent=7,
-        power_w=28.123,
-        others=(4242,),
+        0, "Radeon Pro W7900", clock_mhz=2100, temperature_c=51, utilization_percent=7, power_w=28.123, others=(4242,)
     )
     _tool(tmp_path, "amd-smi", "exit 1")
     assert read_gpus("hip", path=str(tmp_path)).gpus == (gpu,)

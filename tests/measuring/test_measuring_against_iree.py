@@ -146,10 +146,7 @@ def test_threshold_is_a_single_precision_number(name: str, identity: Path, tmp_p
     for threshold in (0.001, 0.1, 0.01, 1e-4):
         for actual in neighbours(threshold, dtype, 1):
             judges.agree_on_values(
-                name,
-                np.array([actual], dtype),
-                np.zeros(1, dtype),
-                f"--expected_{name}_threshold={threshold}f",
+                name, np.array([actual], dtype), np.zeros(1, dtype), f"--expected_{name}_threshold={threshold}f"
             )
     assert judges.passed
     assert judges.failed
@@ -197,18 +194,7 @@ def test_other_types_must_be_equal(name: str, identity: Path, tmp_path: Path) ->
 
 def test_verdict_on_shapes_types_and_counts(identity: Path, tmp_path: Path) -> None:
     judges = Judges(identity, tmp_path)
-    for dtype in (
-        "bool",
-        "int8",
-        "uint8",
-        "int32",
-        "uint32",
-        "int64",
-        "float16",
-        "float32",
-        "float64",
-        "complex64",
-    ):
+    for dtype in ("bool", "int8", "uint8", "int32", "uint32", "int64", "float16", "float32", "float64", "complex64"):
         np.save(tmp_path / f"{dtype}.npy", np.array([1, 0, 1, 1], dtype))
     values = ["4xf32=1 0 1 1", "4x1xf32=1 0 1 1", "1x4xf32=1 0 1 1", "2x2xf32=1 0 1 1", "3xf32=1 0 1"]
     values += ["@float32.npy", "@float64.npy", "@int32.npy", "4xi32=1 0 1 1", "4xui32=1 0 1 1"]
@@ -277,12 +263,7 @@ def judge_case(case: Path, folder: Path) -> tuple[bool, bool] | None:
     flags = (case / "run_module_io_flags.txt").read_text().split("\n")
     inputs = [flag for flag in flags if flag.startswith("--input=")]
     outputs = [flag for flag in flags if flag.startswith("--expected_output=")]
-    command = [
-        native("iree._runtime_libs", "iree-run-module"),
-        f"--module={module}",
-        "--device=local-sync",
-        *inputs,
-    ]
+    command = [native("iree._runtime_libs", "iree-run-module"), f"--module={module}", "--device=local-sync", *inputs]
     judged = subprocess.run([*command, *outputs], cwd=case, capture_output=True, text=True, check=False)
     expected = [tensor for tensor in read_arguments((flag.partition("=")[2] for flag in outputs), case) if tensor]
     files = [

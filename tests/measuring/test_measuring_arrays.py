@@ -25,22 +25,7 @@ from iree_gauntlet.measuring.numerics.element_types import TensorError, TensorTy
 if TYPE_CHECKING:
     from pathlib import Path
 
-NAMES = [
-    "i1",
-    "i4",
-    "i8",
-    "si16",
-    "ui32",
-    "i64",
-    "f16",
-    "bf16",
-    "f32",
-    "f64",
-    "cf64",
-    "f8E4M3FN",
-    "*16",
-    "f128",
-]
+NAMES = ["i1", "i4", "i8", "si16", "ui32", "i64", "f16", "bf16", "f32", "f64", "cf64", "f8E4M3FN", "*16", "f128"]
 
 
 @settings(deadline=None)

@@ -112,11 +112,7 @@ def test_rows_of_the_tool(tmp_path: Path) -> None:
     source.write_text("func.func @f(%a: tensor<4xf32>) -> tensor<4xf32> { return %a : tensor<4xf32> }")
     flags = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=vmvx"]
     subprocess.run([str(Path(compiler[0]) / "iree-compile"), str(source), *flags, f"-o={module}"], check=True)
-    benchmark = [
-        str(Path(libraries[0]) / "iree-benchmark-module"),
-        f"--module={module}",
-        "--device=local-sync",
-    ]
+    benchmark = [str(Path(libraries[0]) / "iree-benchmark-module"), f"--module={module}", "--device=local-sync"]
     benchmark += ["--input=4xf32=1", "--benchmark_format=json", "--benchmark_min_time=2x"]
 
     def run(*more: str) -> str:

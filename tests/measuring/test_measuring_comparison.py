@@ -43,11 +43,7 @@ def reference(actual: float, expected: float, atol: float, rtol: float) -> bool:
 
 
 @settings(deadline=None)
-@given(
-    st.lists(st.tuples(st.floats(), st.floats()), min_size=1, max_size=20),
-    st.floats(0, 10),
-    st.floats(0, 2),
-)
+@given(st.lists(st.tuples(st.floats(), st.floats()), min_size=1, max_size=20), st.floats(0, 10), st.floats(0, 2))
 def test_f64_follows_the_rule(pairs: list[tuple[float, float]], atol: float, rtol: float) -> None:
     actual, expected = zip(*pairs, strict=True)
     result = compare(actual, expected, "f64", f64=atol, rtol=rtol)
@@ -56,10 +52,7 @@ def test_f64_follows_the_rule(pairs: list[tuple[float, float]], atol: float, rto
 
 
 @settings(deadline=None)
-@given(
-    st.lists(st.floats(width=32), min_size=1),
-    st.sampled_from(["f16", "bf16", "f32", "f64", "f8E5M2", "cf64"]),
-)
+@given(st.lists(st.floats(width=32), min_size=1), st.sampled_from(["f16", "bf16", "f32", "f64", "f8E5M2", "cf64"]))
 def test_equal_outputs_pass(values: list[float], name: str) -> None:
     with np.errstate(all="ignore"):
         result = compare(values, values, name, exact=True)
@@ -182,11 +175,7 @@ def test_the_record_is_the_journals() -> None:
     record = result[0].as_dict()
     assert set(record) == RECORD
     assert record["worst_index"] == [1]
-    assert (record["worst_actual"], record["actual_path"], record["expected_path"]) == (
-        "nan",
-        "a.npy",
-        "e.npy",
-    )
+    assert (record["worst_actual"], record["actual_path"], record["expected_path"]) == ("nan", "a.npy", "e.npy")
     assert (record["atol"], record["rtol"]) == (1e-4, 1e-5)
     json.dumps(record, allow_nan=False)
 

@@ -112,14 +112,7 @@ def test_broken_line_in_the_middle_is_refused_with_its_place(tmp_path: Path) -> 
     path = tmp_path / "journal.jsonl"
     write_run(path)
     lines = path.read_bytes().split(b"\n")
-    for broken in (
-        b"garbage",
-        b"[1]",
-        b'{"event":"result"',
-        b'{"event":"result","x":NaN}',
-        b"\xff\xfe",
-        b"[" * 9999,
-    ):
+    for broken in (b"garbage", b"[1]", b'{"event":"result"', b'{"event":"result","x":NaN}', b"\xff\xfe", b"[" * 9999):
         path.write_bytes(b"\n".join([lines[0], broken, *lines[1:]]))
         with pytest.raises(GauntletError, match=r"journal\.jsonl:2:"):
             read_journal(path)

@@ -64,15 +64,7 @@ def test_everything_that_can_happen_is_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("verdict", "code"),
-    [
-        ("passed", 0),
-        ("xfailed", 0),
-        ("skipped", 0),
-        ("failed", 1),
-        ("xpassed", 1),
-        ("error", 3),
-        ("inconclusive", 4),
-    ],
+    [("passed", 0), ("xfailed", 0), ("skipped", 0), ("failed", 1), ("xpassed", 1), ("error", 3), ("inconclusive", 4)],
 )
 def test_exit_code_of_one_verdict(tmp_path: Path, verdict: str, code: int) -> None:
     builder = one_step(verdict)

@@ -112,9 +112,7 @@ def test_on_a_terminal_the_answer_comes_last() -> None:
 def test_a_terminal_shows_the_first_of_many_and_counts_the_rest() -> None:
     table = Table((Column("n", Kind.NUMBER),), ((1.0,), (2.0,), (3.0,)), 2)
     document = Document("T", "done", (), (Heading("Many"), Items((("a",), ("b",)), 1), Heading("Rows", 3), table))
-    assert printed(document)[3:11] == [
-        *("Many", "  a", "  and 1 more, in the reports", "", "Rows", "n", "1", "2"),
-    ]
+    assert printed(document)[3:11] == [*("Many", "  a", "  and 1 more, in the reports", "", "Rows", "n", "1", "2")]
     assert "  and 1 more, in the reports" in printed(document)[11:]
     assert all(text in markdown(document) for text in ("- b", "### Rows", "| 3 |"))
     assert lxml.html.fromstring(html_page(document)).findtext(".//h3") == "Rows"

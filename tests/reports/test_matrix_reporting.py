@@ -288,10 +288,7 @@ def test_what_a_run_is_expected_to_fail_counts_as_not_working(tmp_path: Path) ->
 
 def test_times_are_told_by_the_statistic_of_the_dialect(tmp_path: Path) -> None:
     least = chain()
-    least["benchmark"] = {
-        "samples": samples(8.0, 9.0, 10.0),
-        "checks": [check("time_ms", 8.0, None, statistic="min")],
-    }
+    least["benchmark"] = {"samples": samples(8.0, 9.0, 10.0), "checks": [check("time_ms", 8.0, None, statistic="min")]}
     (row,) = matrix_outcome(write_record(tmp_path, {"a": release_run("a", x=least)})).rows
     cell = row.cells["a"]
     assert (cell.time_ms, cell.statistic, cell.repetitions) == (8.0, "min", 3)

@@ -68,10 +68,7 @@ def test_the_file_needs_nothing_else() -> None:
     assert not re.search(r"(?:src|href)=\"(?!#)", page)
     assert "@import" not in page
     # Names of formats are no addresses that a browser goes to.
-    assert set(re.findall(r"https?://[^\"\s]+", page)) <= {
-        "http://www.w3.org/1999/xlink",
-        "http://www.w3.org/2000/svg",
-    }
+    assert set(re.findall(r"https?://[^\"\s]+", page)) <= {"http://www.w3.org/1999/xlink", "http://www.w3.org/2000/svg"}
     assert "prefers-color-scheme: dark" in page
 
 

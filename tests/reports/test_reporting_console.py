@@ -468,11 +468,7 @@ def test_many_failures_are_bounded_and_counted(tmp_path: Path) -> None:
     for index, step in enumerate(steps):
         tail = [f"line {number}" for number in range(100)]
         builder.result(
-            step,
-            "failed" if index >= 50 else "passed",
-            "why",
-            tail=tail,
-            checks=[check("dispatch_count", 2, 1)] * 40,
+            step, "failed" if index >= 50 else "passed", "why", tail=tail, checks=[check("dispatch_count", 2, 1)] * 40
         )
     builder.end(1)
     text = printed(builder, tmp_path, io.StringIO())

@@ -28,22 +28,14 @@ def test_durations(seconds: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [
-        (1350.23, "1350.2"),
-        (9.1, "9.10"),
-        (0.0801, "0.0801"),
-        (0.0, "0.0000"),
-        (2e-4, "0.0002"),
-        (math.nan, "nan"),
-    ],
+    [(1350.23, "1350.2"), (9.1, "9.10"), (0.0801, "0.0801"), (0.0, "0.0000"), (2e-4, "0.0002"), (math.nan, "nan")],
 )
 def test_milliseconds(value: float, text: str) -> None:
     assert figures.milliseconds(value) == text
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0 B"), (512, "512 B"), (600_000, "600.0 kB"), (69.1e6, "69.1 MB"), (16e9, "16.0 GB")],
+    ("value", "text"), [(0, "0 B"), (512, "512 B"), (600_000, "600.0 kB"), (69.1e6, "69.1 MB"), (16e9, "16.0 GB")]
 )
 def test_byte_sizes(value: float, text: str) -> None:
     assert figures.byte_size(value) == text

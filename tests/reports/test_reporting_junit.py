@@ -74,12 +74,7 @@ def test_a_suite_for_each_chain_and_a_case_for_each_step(schema: Any) -> None:
     ("suite", "name", "element", "attributes"),
     [
         ("ocr/detector@cpu", "threshold", "failure", ("failed", "output 0 differs: 12 of 384 elements")),
-        (
-            "dtln/two@cpu",
-            "compile",
-            "failure",
-            ("xpassed", "unexpected pass: it was expected to fail: no scatter"),
-        ),
+        ("dtln/two@cpu", "compile", "failure", ("xpassed", "unexpected pass: it was expected to fail: no scatter")),
         ("minilm/l3@cpu", "compile", "error", ("SIGSEGV", "iree-compile was killed by SIGSEGV")),
         ("magika/v3@cpu", "compile", "error", ("timeout", "timed out after 60 s")),
         ("dtln/one@cpu", "compile", "skipped", ("skipped", "expected failure: no scatter")),

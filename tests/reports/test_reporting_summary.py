@@ -118,7 +118,7 @@ def test_the_table_holds_the_figures_against_their_goldens(tmp_path: Path) -> No
         "max error 5e-05 (≤ 0.0001 + 1e-05·|expected|)",
     ]
     assert cells(text.partition("## Times")[2].partition("##")[0])[1] == [
-        *("clip/text@cpu", "9.10 ± 0.10", "9.00", "9.00 (limit 9.90, mean)"),
+        *("clip/text@cpu", "9.10 ± 0.10", "9.00", "9.00 (limit 9.90, mean)")
     ]
 
 

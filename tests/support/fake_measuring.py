@@ -163,9 +163,4 @@ def _memory(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def _common() -> dict[str, Any]:
-    return {
-        "load_ms": LOAD_MS,
-        "overhead_us": OVERHEAD_US,
-        "peak_rss_bytes": PEAK_RSS_BYTES,
-        "device_memory": {},
-    }
+    return {"load_ms": LOAD_MS, "overhead_us": OVERHEAD_US, "peak_rss_bytes": PEAK_RSS_BYTES, "device_memory": {}}

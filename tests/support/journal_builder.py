@@ -35,13 +35,7 @@ class JournalBuilder:
         needs = [step["id"] for step in self.steps if step["chain"] == chain][-1:]
         argv = {
             "import": ("iree-import-onnx", "program.onnx", "-o", "program.mlirbc"),
-            "compile": (
-                "iree-compile",
-                "program.mlirbc",
-                "--iree-hal-target-backends=llvm-cpu",
-                "-o",
-                "m.vmfb",
-            ),
+            "compile": ("iree-compile", "program.mlirbc", "--iree-hal-target-backends=llvm-cpu", "-o", "m.vmfb"),
             "threshold": ("iree-run-module", "--device=local-task", "--module=m.vmfb", "--input=@in 0.npy"),
             "benchmark": ("iree-benchmark-module", "--device=local-task", "--module=m.vmfb"),
         }.get(stage)
@@ -256,10 +250,7 @@ def every_verdict() -> JournalBuilder:
     }
     builder.result(wrong[0], fetched=[file], seconds=2.0)
     builder.result(
-        wrong[1],
-        cache=MISS,
-        statistics={"dispatch_count": 130, "binary_size_bytes": 1_176_754},
-        seconds=18.25,
+        wrong[1], cache=MISS, statistics={"dispatch_count": 130, "binary_size_bytes": 1_176_754}, seconds=18.25
     )
     builder.result(
         wrong[2],
@@ -270,10 +261,7 @@ def every_verdict() -> JournalBuilder:
             comparison(index=1, type="1xi64", max_abs_error=0, max_rel_error=None, atol=0.0, rtol=0.0),
         ],
         exit_code=1,
-        tail=[
-            "[FAILED] result[0]: element at index 3 (4) does not match | `tick`",
-            "\x1b[31merror\x1b[0m: <end>",
-        ],
+        tail=["[FAILED] result[0]: element at index 3 (4) does not match | `tick`", "\x1b[31merror\x1b[0m: <end>"],
     )
     builder.result(
         wrong[3],

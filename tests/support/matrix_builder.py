@@ -156,11 +156,7 @@ def four_releases(folder: Path) -> Path:
             cls=chain(ms=2.75, size=833_674, error=1e-4),
         ),
         "3.13.0": release_run(
-            "3.13.0",
-            l3=chain(ms=9.0),
-            rec=chain(ms=99.0),
-            common=chain(ms=40.0),
-            cls=chain(ms=3.2, size=833_586),
+            "3.13.0", l3=chain(ms=9.0), rec=chain(ms=99.0), common=chain(ms=40.0), cls=chain(ms=3.2, size=833_586)
         ),
     }
     return write_record(folder, runs, results={"3.5.0": 1, "3.9.0": 1, "3.12.0": 0, "3.13.0": 0})

@@ -91,25 +91,11 @@ def variant(label: str, ms: float, speedup: dict[str, Any] | None, **changes: An
         "status": "measured",
         "reason": "",
         "iree": {"ms": ms, "speedup": speedup},
-        "torch_eager": {
-            "ms": 1.5 * ms,
-            "first_call_ms": 8 * ms,
-            "speedup": torch_speedup,
-            "beside_iree": ratio(1.5),
-        },
-        "torch_compile": {
-            "ms": 0.9 * ms,
-            "first_call_ms": 4000.5,
-            "speedup": torch_speedup,
-            "beside_iree": ratio(0.9),
-        },
+        "torch_eager": {"ms": 1.5 * ms, "first_call_ms": 8 * ms, "speedup": torch_speedup, "beside_iree": ratio(1.5)},
+        "torch_compile": {"ms": 0.9 * ms, "first_call_ms": 4000.5, "speedup": torch_speedup, "beside_iree": ratio(0.9)},
         "error": {"max": 0.01, "relative": 0.005, "sqnr_db": 46.02}
         if speedup
-        else {
-            "max": 0.0,
-            "relative": 0.0,
-            "sqnr_db": "inf",
-        },
+        else {"max": 0.0, "relative": 0.0, "sqnr_db": "inf"},
         "module_bytes": 14_236,
         "parameter_bytes": 1_048_576 if speedup else 4_194_304,
         "peak_rss_bytes": 61_000_000,

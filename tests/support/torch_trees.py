@@ -15,16 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-__all__ = [
-    "BENCHMARK",
-    "COMPSTAT",
-    "EVERYWHERE",
-    "MODULE",
-    "QUALITY",
-    "TREE",
-    "load_torch",
-    "without",
-]
+__all__ = ["BENCHMARK", "COMPSTAT", "EVERYWHERE", "MODULE", "QUALITY", "TREE", "load_torch", "without"]
 
 # Targets that cover every test.
 EVERYWHERE = (CPU, *(Target(family) for family in ("rocm", "cuda", "vulkan", "metal", "vmvx")))

@@ -271,13 +271,7 @@ def test_reading_options_is_light() -> None:
         "import sys; from iree_gauntlet.torch_models.bench_options import parse; parse(['-m', 'bert'])\n"
         "print({n.partition('.')[0] for n in sys.modules} & {'numpy', 'torch', 'pydantic', 'invoke'})"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
 

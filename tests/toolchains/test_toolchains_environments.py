@@ -62,11 +62,7 @@ class Releases:
 
     def place(self, *, offline: bool = False, news: Callable[[str], None] | None = None) -> Place:
         environments = Environments(
-            self.folder,
-            Installer(),
-            offline=offline,
-            use=self.used.append,
-            news=news or self.news.append,
+            self.folder, Installer(), offline=offline, use=self.used.append, news=news or self.news.append
         )
         return Place(environments, str(self.links), hash_file, "")
 

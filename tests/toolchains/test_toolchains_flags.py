@@ -178,12 +178,7 @@ def test_a_tool_that_lists_no_flags(toolchain: Toolchain, tmp_path: Path) -> Non
 
 @pytest.mark.iree
 def test_the_compilers_own_complaints(toolchain: Toolchain) -> None:
-    flags = (
-        "--iree-rocm-waves-per-eu=abc",
-        "--no-such-flag",
-        "--iree-opt-level=O9",
-        "--iree-rocm-target=gfx942",
-    )
+    flags = ("--iree-rocm-waves-per-eu=abc", "--no-such-flag", "--iree-opt-level=O9", "--iree-rocm-target=gfx942")
     complaints = flag_complaints(toolchain, flags)
     assert len(complaints) == 3
     assert "value invalid" in complaints[0]

@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.toolchains import host
-from iree_gauntlet.toolchains.host import (
-    compiler_host_cpu,
-    host_cpu,
-    host_identity,
-    means_host,
-    parse_cpuinfo,
-)
+from iree_gauntlet.toolchains.host import compiler_host_cpu, host_cpu, host_identity, means_host, parse_cpuinfo
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import with_fields
 

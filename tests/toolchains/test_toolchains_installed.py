@@ -26,13 +26,7 @@ _VERSION_FILE = {"compiler": "iree/compiler/version.py", "runtime": "iree/_runti
 
 
 def unpack_wheel(
-    site: Path,
-    noun: str,
-    *,
-    release: str = "3.13.0",
-    version: str = "",
-    content: bytes = b"x",
-    record: bool = True,
+    site: Path, noun: str, *, release: str = "3.13.0", version: str = "", content: bytes = b"x", record: bool = True
 ) -> None:
     """What an installer leaves of a wheel of IREE."""
     rows = []
@@ -141,9 +135,7 @@ def test_the_identity_is_of_the_content_not_of_the_place(tmp_path: Path) -> None
     assert found[0].runtime.identity == found[2].runtime.identity
 
 
-def test_a_library_replaced_by_one_of_another_size_has_another_identity(
-    environment: tuple[Path, Path],
-) -> None:
+def test_a_library_replaced_by_one_of_another_size_has_another_identity(environment: tuple[Path, Path]) -> None:
     unpack_wheel(environment[1], "compiler")
     unpack_wheel(environment[1], "runtime")
     before = find(environment).compiler.identity
@@ -205,11 +197,7 @@ def test_files_without_package_metadata_are_no_wheel(environment: tuple[Path, Pa
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [
-        ("VERSION = ", "cannot be read"),
-        ("REVISIONS = {}\n", "has no VERSION"),
-        ("VERSION = f()\n", "cannot be read"),
-    ],
+    [("VERSION = ", "cannot be read"), ("REVISIONS = {}\n", "has no VERSION"), ("VERSION = f()\n", "cannot be read")],
 )
 def test_a_damaged_version_file(environment: tuple[Path, Path], text: str, said: str) -> None:
     unpack_wheel(environment[1], "compiler")

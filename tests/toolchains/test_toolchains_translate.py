@@ -168,11 +168,7 @@ def test_new_names_for_an_old_compiler(new: list[str], old: list[str]) -> None:
         (["--iree-rocm-use-spirv"], _OLD, "3.12.0 and 3.13.0 have it, 3.5.0 and 3.9.0 have not; use one of those"),
         (["--iree-rocm-targt=gfx942"], _NEW, "did you mean --iree-rocm-target?"),
         (["--nothing-like-it"], _NEW, "see all flags: iree-compile --help-list-hidden"),
-        (
-            ["--iree-hip-target=gfx942"],
-            FlagSet(frozenset({"verify"})),
-            "--iree-rocm-target, is not known either",
-        ),
+        (["--iree-hip-target=gfx942"], FlagSet(frozenset({"verify"})), "--iree-rocm-target, is not known either"),
         ([f"{_STAGES}=3"], _OLD, f"{_PREFETCH} here, which can say {_STAGES}=0, 1, 2 only"),
         ([f"{_PREFETCH}=maybe"], _NEW, "can say --iree-llvmgpu-enable-prefetch=true, 1, false, 0 only"),
         ([f"{_OPERATIONS}=all"], _OLD, f"together with {_TYPE}=bf16: the spec must give both"),

@@ -12,12 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from iree_gauntlet.torch_models.block_float import (
-    BLOCK,
-    BlockFormat,
-    block_format,
-    round_to_blocks,
-)
+from iree_gauntlet.torch_models.block_float import BLOCK, BlockFormat, block_format, round_to_blocks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,8 +25,7 @@ formats = st.sampled_from(FORMATS)
 every_float = st.floats(width=32, allow_nan=False, allow_infinity=False)
 # Far inside the range of all four formats, also after scaling.
 usual_float = st.one_of(
-    st.just(0.0),
-    st.floats(2.0**-4, 2.0**4, width=32).flatmap(lambda value: st.sampled_from((value, -value))),
+    st.just(0.0), st.floats(2.0**-4, 2.0**4, width=32).flatmap(lambda value: st.sampled_from((value, -value)))
 )
 sizes = st.one_of(st.sampled_from((0, 1, 15, 16, 17, 31, 32, 33)), st.integers(0, 70))
 

@@ -125,11 +125,6 @@ def test_formats_need_the_standard_library_and_numpy_only() -> None:
         "print('numpy' in light, {n.partition('.')[0] for n in sys.modules} & heavy)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=LIMIT_SECONDS,
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=LIMIT_SECONDS
     )
     assert done.stdout.strip() == "False set()"

@@ -200,11 +200,7 @@ def test_parameters_without_defaults_are_always_given() -> None:
 
 
 def test_options_that_a_model_does_not_have() -> None:
-    many, one, none = (
-        declare(sized, configs=["tiny", "base"]),
-        declare(sized, configs=["tiny"]),
-        declare(plain),
-    )
+    many, one, none = (declare(sized, configs=["tiny", "base"]), declare(sized, configs=["tiny"]), declare(plain))
     assert check_options(many, BuildOptions(config="base", microbatch=2)).config == "base"
     assert check_options(one, BuildOptions()).config == "tiny"
     for model, options, said in (

@@ -139,13 +139,7 @@ def test_the_models_of_the_documentation(bench: Bench) -> None:
     folder.mkdir()
     for name, text in re.findall(r"```python\n# my-models/(\w+\.py)\n(.*?)```", page, re.DOTALL):
         (folder / name).write_text(text, encoding="utf-8")
-    for words in (
-        ("-m", "perceptron", "-c", "small"),
-        (
-            "-m",
-            "brightness",
-        ),
-    ):
+    for words in (("-m", "perceptron", "-c", "small"), ("-m", "brightness")):
         done = bench.run(*words, "--models-dir", "my-models")
         assert done.code == 0, done.text
     assert [entry["samples_per_call"] for entry in bench.perf] == [16, 8]

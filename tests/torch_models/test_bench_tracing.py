@@ -241,9 +241,7 @@ def test_a_release_without_profiles_fails_nothing(
     older = replace(toolchain, runtime=replace(toolchain.runtime, release="3.11.0"))
     flags = FlagSet(frozenset({"device_profiling_mode", "device_profiling_file"}))
     found = trace(made, VERBOSE, tmp_path / "traces" / "main", older, processes, flags)
-    assert shown(found) == [
-        f"no trace of main: {found.reason}",
-    ]
+    assert shown(found) == [f"no trace of main: {found.reason}"]
     assert found.reason == (
         "iree-benchmark-module of 3.11.0 writes no profiles (it has no --device_profiling_output); "
         "releases from 3.12.0 on do"
@@ -424,11 +422,7 @@ def exported() -> list[str]:
 def test_a_gpus_events_stand_on_the_hosts_clock() -> None:
     document = perfetto_trace(exported(), "vulkan")
     check_trace_events(document)
-    assert thread_names(document) == {
-        "queue 0: submissions",
-        "queue 0: execution on the device",
-        "queue 0: dispatches",
-    }
+    assert thread_names(document) == {"queue 0: submissions", "queue 0: execution on the device", "queue 0: dispatches"}
     events = [event for event in document["traceEvents"] if event["ph"] == "X"]
     dispatches = [event for event in events if event["cat"] == "dispatch"]
     executions = [event for event in events if event["name"] == "execute"]

@@ -510,10 +510,7 @@ model_params:
         ("output_dir: !!timestamp x", "output_dir: expected a string, found x"),
         ("output_dir: !!set {a}", "output_dir: expected a string, found "),
         ("output_dir: !!binary aGk=", "output_dir: expected a string, found aGk="),
-        (
-            "output_dir: 2026-13-41",
-            'found 2026-13-41\n    Write it in quotes: "2026-13-41".',
-        ),
+        ("output_dir: 2026-13-41", 'found 2026-13-41\n    Write it in quotes: "2026-13-41".'),
         ("benchmark_mode: inferense", "expected inference, found 'inferense'"),
         ("benchmark_mode: no", 'expected a string, found no\n    Write it in quotes: "no".'),
         ("quantization_config_recipe_names: int8wo", 'expected an array, found the string "int8wo"'),

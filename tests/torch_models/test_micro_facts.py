@@ -228,8 +228,7 @@ def test_what_a_recipe_promises_is_asked_of_its_module() -> None:
 
 def test_signs_of_types_do_not_matter_as_names_of_dispatches_have_none() -> None:
     unsigned = _facts(
-        parameters=(_parameter("w", "ui8", 1000),),
-        load_dispatches=("_initializer_0_dispatch_0_elementwise_9_i8xf32",),
+        parameters=(_parameter("w", "ui8", 1000),), load_dispatches=("_initializer_0_dispatch_0_elementwise_9_i8xf32",)
     )
     assert widened_at_load(unsigned, "ui8") == unsigned.load_dispatches
     assert widened_at_load(unsigned, "i4") == ()

@@ -29,13 +29,7 @@ pytestmark = pytest.mark.models
 def measured(folder: Path, models: list[dict[str, Any]], **given: Any) -> subprocess.CompletedProcess[str]:
     outputs = folder / "outputs"
     outputs.mkdir(exist_ok=True)
-    plan = {
-        "models": models,
-        "warm_up_calls": 1,
-        "compile_threads": 1,
-        "outputs": str(outputs),
-        **given,
-    }
+    plan = {"models": models, "warm_up_calls": 1, "compile_threads": 1, "outputs": str(outputs), **given}
     (folder / "measure.json").write_text(json.dumps(plan), encoding="utf-8")
     return subprocess.run(
         [*WORDS, str(folder / "measure.json")],

@@ -141,9 +141,7 @@ def test_doubt_forgets_neither_the_hash_nor_the_use(tmp_path: Path) -> None:
     assert (verified.known(path), verified.last(path), verified.last_use(path)) == ("", "0" * 64, 1_700_000_000.0)
 
 
-def test_what_is_listed_is_looked_at_once_and_not_opened(
-    cache: CacheBuilder,
-) -> None:
+def test_what_is_listed_is_looked_at_once_and_not_opened(cache: CacheBuilder) -> None:
     """How long thousands of entries take: test_cache_speed.py."""
     path = cache.artifact(URL, b"abc")
     for number in range(20):

@@ -76,11 +76,7 @@ def test_each_weight_is_tried_also_those_of_inner_graphs(tmp_path: Path, capsys:
     assert main(words) == 0
     found = {item["name"]: (item["elements"], item["effect"]) for item in json.loads(capsys.readouterr().out)}
     # 1 % of 3 is 30 tolerances; 1 % of a thousandth is a hundredth of one.
-    assert found == {
-        "unused": (1, 0.0),
-        "w": (2, pytest.approx(30, rel=1e-3)),
-        "c": (2, pytest.approx(0.01, rel=2e-2)),
-    }
+    assert found == {"unused": (1, 0.0), "w": (2, pytest.approx(30, rel=1e-3)), "c": (2, pytest.approx(0.01, rel=2e-2))}
 
 
 def test_what_cannot_be_run_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

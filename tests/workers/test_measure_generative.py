@@ -229,10 +229,7 @@ def test_a_function_that_gives_no_logits(built: Path, run: _Run) -> None:
     plan = _plan(built, state=0, carried=0)
     plan["prefill"] |= {"function": "ids"}
     done = run(plan)
-    assert (done.code, done.err) == (
-        2,
-        "prefill returned i64 first: expected logits, of f64, f32, f16, bf16\n",
-    )
+    assert (done.code, done.err) == (2, "prefill returned i64 first: expected logits, of f64, f32, f16, bf16\n")
 
 
 def test_the_plan_lacks_something(run: _Run) -> None:

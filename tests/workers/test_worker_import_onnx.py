@@ -39,10 +39,7 @@ def model(
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "w"], ["y"])],
         name,
-        [
-            helper.make_tensor_value_info("x", FLOAT, shape),
-            helper.make_tensor_value_info("w", FLOAT, [3, 4]),
-        ],
+        [helper.make_tensor_value_info("x", FLOAT, shape), helper.make_tensor_value_info("w", FLOAT, [3, 4])],
         [helper.make_tensor_value_info("y", FLOAT, output)],
         [weight],
     )
@@ -164,11 +161,7 @@ def test_what_the_importer_refuses_exits_1_and_leaves_nothing(
     ],
 )
 def test_unusable_commands_exit_2(
-    content: bytes | None,
-    arguments: list[str],
-    said: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    content: bytes | None, arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "m.onnx"
     if content is not None:
@@ -235,14 +228,7 @@ def recording(saved: Path, tmp_path: Path) -> list[str]:
     pytest.importorskip("onnxruntime")
     np.save(tmp_path / "x.npy", np.arange(6, dtype=np.float32).reshape(2, 3))
     # The declared output is wrong, which onnxruntime warns about only.
-    return [
-        "--model",
-        str(saved),
-        "--input",
-        str(tmp_path / "x.npy"),
-        "--output-folder",
-        str(tmp_path / "out"),
-    ]
+    return ["--model", str(saved), "--input", str(tmp_path / "x.npy"), "--output-folder", str(tmp_path / "out")]
 
 
 def test_outputs_are_recorded_with_their_provenance(recording: list[str], tmp_path: Path) -> None:
@@ -276,11 +262,7 @@ def test_outputs_are_recorded_with_their_provenance(recording: list[str], tmp_pa
     ],
 )
 def test_recordings_that_cannot_be(
-    recording: list[str],
-    extra: list[str],
-    outcome: tuple[int, str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    recording: list[str], extra: list[str], outcome: tuple[int, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     extra = [text.replace("{x}", str(tmp_path / "x.npy")) for text in extra]
     assert record_golden.main([*recording, *extra]) == outcome[0]

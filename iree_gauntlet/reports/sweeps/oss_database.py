@@ -37,11 +37,7 @@ _MODE = "inference"
 _TYPE = "micro-benchmark custom layer"
 _ORIGINS = ("iree",)
 # torchao writes this one for bf16, whatever the baseline's type is.
-_BASELINE_TIMES = {
-    "bf16": "Bfloat16 Fwd Time (ms)",
-    "f16": "Float16 Fwd Time (ms)",
-    "f32": "Float32 Fwd Time (ms)",
-}
+_BASELINE_TIMES = {"bf16": "Bfloat16 Fwd Time (ms)", "f16": "Float16 Fwd Time (ms)", "f32": "Float32 Fwd Time (ms)"}
 _RECIPE_TIMES = {"quantization": "Quantized Fwd Time (ms)", "sparsity": "Sparse Fwd Time (ms)"}
 _OTHER_TIME = "Recipe Fwd Time (ms)"
 _REPOSITORIES = {
@@ -175,10 +171,7 @@ class _Metric:
 
 
 def oss_json(
-    rows: Sequence[Row],
-    header: Mapping[str, Any],
-    *,
-    targets: Mapping[str, Mapping[str, float]] | None = None,
+    rows: Sequence[Row], header: Mapping[str, Any], *, targets: Mapping[str, Mapping[str, float]] | None = None
 ) -> str:
     """The file: a JSON array of records, checked against the schema; arguments as for `oss_records`.
 
@@ -191,10 +184,7 @@ def oss_json(
 
 
 def oss_records(
-    rows: Sequence[Row],
-    header: Mapping[str, Any],
-    *,
-    targets: Mapping[str, Mapping[str, float]] | None = None,
+    rows: Sequence[Row], header: Mapping[str, Any], *, targets: Mapping[str, Mapping[str, float]] | None = None
 ) -> list[dict[str, Any]]:
     """The records of all figures that are finite.
 

@@ -304,10 +304,7 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def figures(
-    contexts: Sequence[Context],
-    starts: tuple[int, int, int],
-    total_ns: int,
-    call_ns: Sequence[Sequence[int]],
+    contexts: Sequence[Context], starts: tuple[int, int, int], total_ns: int, call_ns: Sequence[Sequence[int]]
 ) -> dict[str, Any]:
     """What an answer says of times and memory.
 
