@@ -227,9 +227,9 @@ class Engine:
             case Stage.IMPORT | Stage.PARAMETERS | Stage.COMPILE | Stage.REFERENCE:
                 return self._maker.make(step)
             case Stage.THRESHOLD:
-                from iree_gauntlet.engine.threshold import check_threshold  # noqa: PLC0415 - it brings NumPy
+                from iree_gauntlet.engine.threshold import check_error, check_threshold  # noqa: PLC0415 - it brings NumPy
 
-                return check_threshold(step, self._session.processes)
+                return check_error(step, check_threshold(step, self._session.processes))
             case Stage.COMPSTAT:
                 from iree_gauntlet.engine.performance import check_compile_statistics  # noqa: PLC0415
 

@@ -54,19 +54,6 @@ _LONG_RUN_SECONDS = 120.0
 
 def check_threshold(step: Step, processes: Processes) -> Result:
     """Runs a threshold step."""
-    result = _checked(step, processes)
-    if not step.goldens or result.verdict is not Verdict.PASSED:
-        return result
-    error = result.max_abs_error
-    if error is None:
-        note = f"its error is not held against {step.goldens[0].origin.file}: no output was compared value by value"
-        return replace(result, notes=(*result.notes, note))
-    check = check_figure(Metric.MAX_ABS_ERROR, error, step.goldens, "")
-    verdict, reason = (Verdict.FAILED, shorten(describe(check))) if check.passed is False else (result.verdict, "")
-    return replace(result, verdict=verdict, reason=reason, checks=(check,))
-
-
-def _checked(step: Step, processes: Processes) -> Result:
     step = _with_reference(step)
     assert step.command is not None, "planned with a command"
     if step.allclose is not None:
@@ -84,6 +71,19 @@ def _checked(step: Step, processes: Processes) -> Result:
     if step.outputs and not (passed and outcome.seconds > _LONG_RUN_SECONDS):
         result = _with_figures(step, step.command, processes, result, _of_other_types(complaints))
     return processes.complete(step, outcome, result)
+
+
+def check_error(step: Step, result: Result) -> Result:
+    """The result of a threshold step, with its error held against that of an earlier run where it has one."""
+    if not step.goldens or result.verdict is not Verdict.PASSED:
+        return result
+    error = result.max_abs_error
+    if error is None:
+        note = f"its error is not held against {step.goldens[0].origin.file}: no output was compared value by value"
+        return replace(result, notes=(*result.notes, note))
+    check = check_figure(Metric.MAX_ABS_ERROR, error, step.goldens, "")
+    verdict, reason = (Verdict.FAILED, shorten(describe(check))) if check.passed is False else (result.verdict, "")
+    return replace(result, verdict=verdict, reason=reason, checks=(check,))
 
 
 def _not_run(step: Step, outcome: Outcome, processes: Processes) -> Result:

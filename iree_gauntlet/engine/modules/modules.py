@@ -93,31 +93,23 @@ class ModuleMaker:
         # Synthetic weights are large, and made faster than they are fetched. Dumps are in no cache.
         shared = None if dumps or step.stage in _OURS else self._shared
         with self._cache.making(key, self._cancelled) as waited:
-            result = self._made(step, key, ingredients, shared, dumps=dumps)
-        made = result.cache is not None and not result.cache.hit
-        if shared is not None and made and result.verdict is Verdict.PASSED:
+            # Again: another process may have made it meanwhile.
+            forced, found = self._is_forced(step, key), Found()
+            result = None if dumps or forced else self._looked_up(step, key)
+            if result is None and shared is not None and not forced:
+                found, result = self._from_shared(shared, step, key)
+            made = result is None
+            if result is None:
+                previous, reason = self._why(step, key, ingredients, dumps=dumps, forced=forced)
+                result = _with_shared(self._by_tool(step, key, ingredients, reason, previous), found)
+            if forced and self._made_again is not None and result.verdict is Verdict.PASSED:
+                self._made_again.mkdir(parents=True, exist_ok=True)
+                (self._made_again / key).touch()
+        if made and shared is not None and result.verdict is Verdict.PASSED:
             # Outside of the lock: nobody here waits for what others will use.
             note = shared.offer(key, self._cache, self._cancelled)
             result = replace(result, notes=(*result.notes, note)) if note else result
         return replace(result, waited_seconds=waited)
-
-    def _made(
-        self, step: Step, key: str, ingredients: Mapping[str, str], shared: SharedModules | None, *, dumps: bool
-    ) -> Result:
-        """What a step makes, under its key's lock; another process may have made it meanwhile."""
-        forced = self._is_forced(step, key)
-        result = None if dumps or forced else self._looked_up(step, key)
-        found = Found()
-        if result is None and shared is not None and not forced:
-            found, result = self._from_shared(shared, step, key)
-        if result is not None:
-            return result
-        previous, reason = self._why(step, key, ingredients, dumps=dumps, forced=forced)
-        result = self._by_tool(step, key, ingredients, reason, previous)
-        if forced and self._made_again is not None and result.verdict is Verdict.PASSED:
-            self._made_again.mkdir(parents=True, exist_ok=True)
-            (self._made_again / key).touch()
-        return _with_shared(result, found)
 
     def _from_shared(self, shared: SharedModules, step: Step, key: str) -> tuple[Found, Result | None]:
         """What the shared store has, put where the step wants it."""
