@@ -18,7 +18,7 @@ import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.modules.module_key import make_key
@@ -82,7 +82,6 @@ def _gauntlet(folder: Path, name: str) -> Path:
 def _module(folder: Path, run: Path) -> tuple[list[float], list[float]]:
     record = read_journal(run / "journal.jsonl")
     step = next(step for step in record.steps if step["stage"] == "compile")
-    argv = list(step["command"]["argv"])
     module = Path(dict(step["outputs"])["module"])
     ingredients = {"kind": "benchmark"}
     first = ModuleCache(folder / "modules")
@@ -96,7 +95,7 @@ def _module(folder: Path, run: Path) -> tuple[list[float], list[float]]:
     ours, theirs = [], []
     for _ in range(_WARM_ROUNDS):
         ours.append(_timed(from_cache))
-        theirs.append(_timed(lambda: subprocess.run(argv, check=True, capture_output=True)))
+        theirs.append(_timed(functools.partial(_quietly, step["command"])))
     return ours, theirs
 
 
@@ -107,13 +106,13 @@ def _warm_run(folder: Path) -> tuple[list[float], list[float]]:
         record = read_journal(_gauntlet(folder, f"warm{number}") / "journal.jsonl")
         assert record.end is not None
         ours.append(float(record.end["seconds"]))
-        commands = [step["command"]["argv"] for step in record.steps if step["stage"] in ("threshold", "benchmark")]
-        theirs.append(sum(_timed(functools.partial(_quietly, argv)) for argv in commands))
+        commands = [step["command"] for step in record.steps if step["stage"] in ("threshold", "benchmark")]
+        theirs.append(sum(_timed(functools.partial(_quietly, command)) for command in commands))
     return ours, theirs
 
 
-def _quietly(argv: list[str]) -> None:
-    subprocess.run(argv, check=True, capture_output=True)
+def _quietly(command: dict[str, Any]) -> None:
+    subprocess.run(command["argv"], cwd=command["cwd"], check=True, capture_output=True)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # Metadata of a field that the journal does not have.
 UNRECORDED: dict[str, Any] = {"recorded": False}
+# What stays as it is in a journal.
+_PLAIN = frozenset({str, int, bool, type(None)})
 
 
 class Recorded:
@@ -29,7 +31,10 @@ class Recorded:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for the journal; a dict that the object holds is not copied."""
-        return {name: _plain(getattr(self, name)) for name in self._readers()}
+        # Most are as they should be; thousands of results are written one by one.
+        return {
+            name: value if type(value := getattr(self, name)) in _PLAIN else _plain(value) for name in self._readers()
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -79,13 +84,13 @@ def number(value: Any) -> float | None:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value] if value else []
     if isinstance(value, Recorded):
         return value.as_dict()
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, Path) or (isinstance(value, float) and not math.isfinite(value)):
-        return str(value)
-    return value
+    return str(value) if isinstance(value, Path) else value
 
 
 def strict_json(value: Any) -> Any:

@@ -165,7 +165,7 @@ class Engine:
     def _work(self, step: Step) -> Verdict:
         if self._cancelled.is_set():
             return Verdict.ERROR
-        began = time.monotonic()
+        began, waited = time.monotonic(), 0.0
         self._session.log.start(step.id)
         self._progress.step_started(_event_fields(step))
         try:
@@ -175,7 +175,6 @@ class Engine:
             else:
                 with self._locks(step) as waited:
                     result = self._execute(step)
-                result = replace(result, waited_seconds=round(result.waited_seconds + waited, 6))
         except GauntletError as error:
             notes = (*step.notes, *(error.notes if isinstance(error, ArtifactError) else ()))
             result = Result(Verdict.ERROR, error.what, notes=notes, tail=tuple(error.hint.splitlines()))
@@ -189,13 +188,15 @@ class Engine:
             # What was cut short has no result: the journal shows it as unfinished, and a resumed run does it.
             return Verdict.ERROR
         result = with_expectation(step, result, lenient=self._options.lenient)
-        return self._finish(step, result, round(time.monotonic() - began - result.waited_seconds, 6))
+        # What is shorter is the cost of asking.
+        waited = round(result.waited_seconds + waited, 3)
+        return self._finish(step, result, round(time.monotonic() - began - waited, 6), waited)
 
     def _skip(self, step: Step, reason: str) -> Verdict:
         return self._finish(step, Result(Verdict.SKIPPED, reason), 0.0)
 
-    def _finish(self, step: Step, result: Result, seconds: float) -> Verdict:
-        result = self.results[step.id] = replace(result, seconds=seconds)
+    def _finish(self, step: Step, result: Result, seconds: float, waited: float = 0.0) -> Verdict:
+        result = self.results[step.id] = replace(result, seconds=seconds, waited_seconds=waited)
         self._session.log.result(step.id, result)
         self._progress.step_finished(_event_fields(step), result)
         return result.verdict
