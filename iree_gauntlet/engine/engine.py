@@ -188,9 +188,9 @@ class Engine:
             # What was cut short has no result: the journal shows it as unfinished, and a resumed run does it.
             return Verdict.ERROR
         result = with_expectation(step, result, lenient=self._options.lenient)
-        # What is shorter is the cost of asking.
-        waited = round(result.waited_seconds + waited, 3)
-        return self._finish(step, result, round(time.monotonic() - began - waited, 6), waited)
+        waited += result.waited_seconds
+        # Less than a millisecond is the cost of asking.
+        return self._finish(step, result, round(time.monotonic() - began - waited, 6), round(waited, 3))
 
     def _skip(self, step: Step, reason: str) -> Verdict:
         return self._finish(step, Result(Verdict.SKIPPED, reason), 0.0)
