@@ -52,7 +52,7 @@ def read_table(path: Path, model: type[_Document], kind: str = "spec files") -> 
         SpecError: with everything that is wrong with it.
     """
     # It brings pydantic; `--help` answers without it.
-    from iree_gauntlet.dialects.fields import validated  # noqa: PLC0415
+    from iree_gauntlet.dialects.fields import validated  # noqa: PLC0415 - it brings pydantic
 
     text, content = read_toml(path, kind)
     table, problems = validated(model, content, str(path), "{}")

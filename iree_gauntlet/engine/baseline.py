@@ -62,7 +62,7 @@ def held_against(plan: Plan, record: JournalRecord, name: str, release: str) -> 
 
 
 def _goldens(step: Step, record: JournalRecord, origin: Origin, release: str) -> Iterator[Golden]:
-    """What an earlier run measured of a step's chain; nothing of steps that did not pass."""
+    """What an earlier run measured of a step's chain; no error of outputs that were not as expected."""
     if step.stage is Stage.THRESHOLD:
         checked = record.results.get(step.id)
         error = checked.max_abs_error if checked is not None and checked.verdict is Verdict.PASSED else None

@@ -55,7 +55,7 @@ def missing_files(
             for item in step.inputs:
                 wanted.setdefault(item.url, []).append(step.id)
     # It brings pydantic.
-    from iree_gauntlet.dialects.load import urls_of  # noqa: PLC0415
+    from iree_gauntlet.dialects.load import urls_of  # noqa: PLC0415 - it brings pydantic
 
     missing = [url for url in wanted if _needs_network(store, url)]
     fields: dict[str, list[str]] = {url: [] for url in missing}

@@ -82,7 +82,7 @@ class Selection:
         """URLs of the selected cases, and of files that have other problems too, that mean no source."""
         # Random sources bring NumPy; `list` answers without it.
         from iree_gauntlet.artifacts.sources import parse_source  # noqa: PLC0415
-        from iree_gauntlet.dialects.load import SOURCE_NAMES, urls_of  # noqa: PLC0415
+        from iree_gauntlet.dialects.load import SOURCE_NAMES, urls_of  # noqa: PLC0415 - it brings pydantic
         from iree_gauntlet.dialects.spec_file import strings_of  # noqa: PLC0415
 
         named = {(case.origin.file, field, url) for case in self._cases for field, url in urls_of(case)}
@@ -202,7 +202,7 @@ def _require_known(targets: Sequence[Target], specs: Iterable[AnySpec]) -> None:
 
 def _configs_of(specs: Iterable[AnySpec]) -> list[Config]:
     """The configs of operator suites and of ONNX models that could be read."""
-    from iree_gauntlet.dialects.configured_suites import ConfiguredSpec  # noqa: PLC0415
+    from iree_gauntlet.dialects.configured_suites import ConfiguredSpec  # noqa: PLC0415 - it brings pydantic
 
     suites = {id(spec.suite): spec.suite for spec in specs if isinstance(spec, ConfiguredSpec)}
     configs = {config.name: config for suite in suites.values() for config in suite.configs if config.document}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -12,9 +10,10 @@ from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_markdown import markdown, shortened
 from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.system.collector import uncollected
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from iree_gauntlet.document import Document
 
@@ -82,18 +81,6 @@ class Reports:
                 f"{path}: cannot append the summary: {error.strerror}",
                 f"{_STEP_SUMMARY} must name a file that can be written, or not be set",
             ) from error
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """No search for cycles: reports make none, and among the millions of objects of a large run it takes long."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def write_report(path: Path, content: str | bytes, folder: Path) -> None:

@@ -61,8 +61,9 @@ from iree_gauntlet.reports.github import error_commands
 from iree_gauntlet.reports.junit import junit_document
 from iree_gauntlet.reports.render_html import html_page
 from iree_gauntlet.reports.render_markdown import escape, markdown, table
-from iree_gauntlet.reports.report_files import Reports, uncollected, write_report
+from iree_gauntlet.reports.report_files import Reports, write_report
 from iree_gauntlet.reports.summary import run_document
+from iree_gauntlet.system.collector import uncollected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

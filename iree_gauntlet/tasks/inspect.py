@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import shlex
 import sys
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +17,7 @@ from iree_gauntlet.figures import counted
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.requests import Defaults, RunRequest, SelectionRequest, ShardRequest, ToolchainRequest
 from iree_gauntlet.settings import runs_folder
+from iree_gauntlet.system.collector import uncollected
 from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:
@@ -31,19 +30,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """No search for garbage: all that these tasks make is held until they end, and looking through it is slow."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-@_uncollected()
+@uncollected()
 def list_cases(request: SelectionRequest, shard: ShardRequest, *, as_json: bool) -> ExitCode:
     """Prints what can be selected: a line for each model, submodel and target."""
     selection = select(request, Defaults(targets=FAMILIES))
@@ -68,7 +55,7 @@ def list_cases(request: SelectionRequest, shard: ShardRequest, *, as_json: bool)
     return code
 
 
-@_uncollected()
+@uncollected()
 def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
     """Prints what would run, and why each step would or would not come from the cache."""
     # The planner's context brings pydantic, numpy and the caches; `list` answers without them.
@@ -110,7 +97,7 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
     return ExitCode.USAGE if plan.problems else ExitCode.OK
 
 
-@_uncollected()
+@uncollected()
 def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitCode:
     """Reads every selected spec, with all that is wrong with them at once; flags too, where an IREE is given."""
     from iree_gauntlet.engine.tolerance_flags import loose_tolerances, wrong_tolerances  # noqa: PLC0415
@@ -159,7 +146,7 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
 
 def _missing_files(cases: Iterable[Case]) -> list[Problem]:
     """Files that specs name by their paths, and that are not there."""
-    from iree_gauntlet.dialects.load import urls_of  # noqa: PLC0415
+    from iree_gauntlet.dialects.load import urls_of  # noqa: PLC0415 - it brings pydantic
     from iree_gauntlet.dialects.spec_file import problem_of_field  # noqa: PLC0415
 
     missing = {

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -500,10 +501,29 @@ def test_one_process_at_a_time_makes_a_module_and_a_dead_one_keeps_nobody_out(ca
 
 
 def test_making_leaves_no_lock_behind(cache: ModuleCache) -> None:
-    with cache.making(make_key(INGREDIENTS), threading.Event()) as waited:
+    with cache.making(make_key(INGREDIENTS), threading.Event()):
         assert leftovers(cache)
     assert not leftovers(cache)
-    assert waited >= 0
+
+
+def test_who_makes_a_module_hears_how_long_it_waited(cache: ModuleCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, key = Clock(), make_key(INGREDIENTS)
+    monkeypatch.setattr(module_cache, "time", clock)
+    held = ExitStack()
+
+    class FreedWhileWaiting(threading.Event):
+        """The other maker ends after three seconds."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            assert timeout is not None
+            clock.advance(3.0)
+            held.close()
+            return False
+
+    with held:
+        assert held.enter_context(cache.making(key, threading.Event())) == 0
+        with cache.making(key, FreedWhileWaiting()) as waited:
+            assert waited == 3.0
 
 
 class CancelledWhileWaiting(threading.Event):
