@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # Colours of verdicts on a terminal, by rich's names.
 STYLES = {
@@ -97,3 +101,14 @@ def figure(value: float, unit: str) -> str:
         return error_figure(value)
     text = milliseconds(value) if unit == "ms" else whole(value)
     return text if unit == "dispatches" else f"{text} {unit}"
+
+
+def cpus_text(cpus: Sequence[int]) -> str:
+    """Rising numbers of CPUs as taskset and `lscpu` write them: `0,4-7`; `all` for none."""
+    groups: list[list[int]] = []
+    for number in cpus:
+        if groups and number == groups[-1][-1] + 1:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in groups) or "all"

@@ -273,7 +273,7 @@ class CompareRequest:
     budget: float = option(30.0, "Minutes for the rounds of all models together.", unit="minutes")
     repetitions: int = option(5, "Repetitions of a benchmark in each process.", unit="a number")
     min_time: float = option(0.05, "Seconds that a repetition takes at least.", unit="seconds")
-    cpus: str = option("", "Logical CPUs that rounds run on, such as 2 or 4-7 (default: all).")
+    cpus: str = option("", "CPUs that rounds run on: 2, 4-7, or all (default: where each model is steadiest).")
     seed: int = option(1, "Seed of the random order of rounds.")
 
 
@@ -292,7 +292,7 @@ class BisectRequest:
     min_time: float = option(
         0.0, "Seconds that a repetition takes at least (default 0.05; times only).", unit="seconds"
     )
-    cpus: str = option("", "Logical CPUs that rounds run on, such as 2 or 4-7 (default: all; times only).")
+    cpus: str = option("", "CPUs that rounds run on: 2, 4-7, or all (default: the steadiest; times only).")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import Stage
-from iree_gauntlet.engine.rounds.blocks import AB, CONTROL, BlockTaker, Pair, PairEvidence
+from iree_gauntlet.engine.rounds.blocks import AB, CONTROL, BlockTaker, Cpus, Pair, PairEvidence
+from iree_gauntlet.engine.rounds.ways import choose_way
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.bisect_probe import Judged, candidate_run
 from iree_gauntlet.experiments.session_verdicts import CONTROL_BLOCKS
-from iree_gauntlet.experiments.sides import Side, measured, prepare_side, rounds_asked, unready
+from iree_gauntlet.experiments.sides import Side, pair_of, prepare_side, rounds_asked, unready
+from iree_gauntlet.figures import cpus_text
 from iree_gauntlet.measuring.statistics.bisection import Placing, middle_of, place
 from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison, Verdict, compare
 from iree_gauntlet.measuring.statistics.paired import log_ratios
@@ -67,6 +69,7 @@ class TimedBlocks:
         self._sides: dict[str, Side] = {}
         self._given: dict[str, int] = {}
         self._deadlines: dict[str, float] = {}
+        self.cpus: Cpus = ()
 
     def ready(self, candidate: Candidate) -> Judged:
         """Compile for a candidate, and check its numbers.
@@ -94,17 +97,32 @@ class TimedBlocks:
         deadline = self._deadlines.setdefault(candidate.label, self._measuring_seconds() + self._budget)
         begin = self._given.get(candidate.label, 0)
         end = begin + count
-        while len(evidence.blocks) < end and not self._taker.gives_up(evidence):
-            left = deadline - self._measuring_seconds()
-            if left <= 0 or self._cancelled.is_set():
-                break
+
+        def goes_on() -> bool:
+            in_time = self._measuring_seconds() < deadline and not self._cancelled.is_set()
+            return in_time and not self._taker.gives_up(evidence)
+
+        # All candidates are measured on the same CPUs: their ratios are held against each other.
+        evidence.cpus = self._known_cpus(pair)
+        choose_way(pair, evidence, self._taker, _SEED, goes_on)
+        self.cpus = evidence.cpus or ()
+        while evidence.cpus is not None and len(evidence.blocks) < end and goes_on():
+            left = max(0.0, deadline - self._measuring_seconds())
             self._progress.status(f"{pair.chain}: block {len(evidence.blocks) + 1} of {end}, {left / 60:.0f} min left")
-            self._taker.take(pair.block(AB, evidence, _SEED), evidence)
-            if len(evidence.control) < min(CONTROL_BLOCKS, len(evidence.blocks)):
-                self._taker.take(pair.block(CONTROL, evidence, _SEED), evidence)
+            self._taker.take(pair.block(AB, evidence, _SEED, evidence.cpus), evidence)
+            if len(evidence.against_itself) < min(CONTROL_BLOCKS, len(evidence.blocks)):
+                self._taker.take(pair.block(CONTROL, evidence, _SEED, evidence.cpus), evidence)
         found = evidence.blocks[begin:end]
         self._given[candidate.label] = begin + len(found)
         return found
+
+    def _known_cpus(self, pair: Pair) -> Cpus | None:
+        """Those of the blocks that were taken so far; None before the first."""
+        begun = (evidence for evidence in self._evidence.values() if evidence.attempts)
+        known = next(begun, None)
+        if known is None:
+            return None
+        return pair.ways[0] if known.cpus is None else known.cpus
 
     def _measuring_seconds(self) -> float:
         return time.monotonic() - self._taker.waited
@@ -116,7 +134,10 @@ class TimedBlocks:
             return evidence.failure
         if self._taker.gives_up(evidence):
             return f"{evidence.replaced} blocks were disturbed and replaced; such as: {evidence.main_disturbance}"
-        if evidence.control and compare(evidence.control, sequential_plan(DEFAULT_ALPHA, CONTROL_BLOCKS)).differs:
+        if (
+            evidence.against_itself
+            and compare(evidence.against_itself, sequential_plan(DEFAULT_ALPHA, CONTROL_BLOCKS)).differs
+        ):
             return "void: the good end differs from itself; find what differs, and repeat"
         return ""
 
@@ -128,8 +149,7 @@ class TimedBlocks:
         assert self._good is not None, "a candidate is readied before it is measured"
         metric, sides = self._question.metric, (self._good, self._sides[candidate.label])
         steps = [side.steps(metric)[self._question.chain] for side in sides]
-        good, other = (measured(step, metric, self._rounds) for step in steps)
-        return Pair(self._name(candidate), good, other)
+        return pair_of(self._name(candidate), (steps[0], steps[1]), metric, self._rounds)
 
     def _prepared(self, candidate: Candidate) -> Judged:
         return candidate_run(candidate, self._folder, self._presenter, partial(self._prepare, candidate))
@@ -147,7 +167,13 @@ class TimedBlocks:
 
 
 class BlockSource(Protocol):
-    """Takes rounds of a candidate against the good end."""
+    """Takes rounds of a candidate against the good end.
+
+    Attributes:
+        cpus: that they are pinned to; none for all.
+    """
+
+    cpus: Cpus
 
     def ready(self, candidate: Candidate) -> Judged:
         """Compile for a candidate; the `reason` says why it cannot be measured."""
@@ -197,7 +223,7 @@ class RoundsJudge:
                 break
         reason = "" if found.differs else f"the ends do not differ for certain: {found.verdict}: {found.reason}"
         reason = self._source.trouble(candidate) or reason
-        return _measured(ready, found, bad=True, reason=reason)
+        return self._measured(ready, found, bad=True, reason=reason)
 
     def begin(self, good: Judged, bad: Judged) -> str:
         """Take the middle of the ends."""
@@ -229,7 +255,7 @@ class RoundsJudge:
         reason = "" if bad is not None else trouble or found.reason
         if not trouble and bad is None and found.next_look is not None:
             reason += "; the time is up"
-        return _measured(ready, found, bad=bad, reason=reason)
+        return self._measured(ready, found, bad=bad, reason=reason)
 
     def _to_next_look(self, candidate: Candidate, blocks: list[Block]) -> bool:
         """Takes blocks up to the plan's next look, as far as they can be had; whether there were any."""
@@ -238,20 +264,20 @@ class RoundsJudge:
         blocks += more
         return bool(more)
 
+    def _measured(self, ready: Judged, found: Comparison | Placing, *, bad: bool | None, reason: str) -> Judged:
+        where = f", on CPU {cpus_text(self._source.cpus)}" if self._source.cpus else ""
+        return replace(
+            ready,
+            bad=bad,
+            value=found.ratio,
+            text=f"{found.ratio:.3f} × the good end's time ({found.low:.3f} to {found.high:.3f}{where})",
+            reason=reason,
+            confidence=found.confidence,
+            low=found.low,
+            high=found.high,
+        )
+
 
 def _is_sharp(ends: Comparison) -> bool:
     """Whether the middle of the ends is known well enough to distinguish candidates: the interval lies beyond it."""
     return middle_of(ends.ratio, ends.low, ends.high) == middle_of(ends.ratio, ends.ratio, ends.ratio)
-
-
-def _measured(ready: Judged, found: Comparison | Placing, *, bad: bool | None, reason: str) -> Judged:
-    return replace(
-        ready,
-        bad=bad,
-        value=found.ratio,
-        text=f"{found.ratio:.3f} × the good end's time ({found.low:.3f} to {found.high:.3f})",
-        reason=reason,
-        confidence=found.confidence,
-        low=found.low,
-        high=found.high,
-    )

@@ -18,7 +18,7 @@ from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.experiments.experiment_log import begun_by, recorded_end
 from iree_gauntlet.experiments.run import Chosen, choose
 from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, Rules, judge, summary_of
-from iree_gauntlet.experiments.sides import Side, measured, prepare_side, rounds_asked, unready
+from iree_gauntlet.experiments.sides import Side, pair_of, prepare_side, rounds_asked, unready
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.measuring.profiles.dispatch_profile import merged
@@ -152,26 +152,28 @@ def _explain(
     """
     by_chain = {pair.chain: pair for pair in pairs}
     for verdict in different:
-        pair = by_chain[verdict.chain]
-        session.progress.status(f"{pair.chain}: looking for where the time went")
-        a, b = sides
-        with session.quiet(pair.a.device):
-            dispatches = _dispatches(a, b, pair, session.processes, verdict)
-        compiled = [change.as_dict() for change in _compile_changes(a, b, pair)]
-        session.log.write("where", {"chain": pair.chain, "dispatches": dispatches, "compile": compiled})
+        chain = verdict.chain
+        session.progress.status(f"{chain}: looking for where the time went")
+        measured = by_chain[chain].measured(verdict.evidence.cpus or ())
+        with session.quiet(measured[0].device):
+            dispatches = _dispatches(sides, measured, session.processes, verdict)
+        compiled = [change.as_dict() for change in _compile_changes(sides, measured)]
+        session.log.write("where", {"chain": chain, "dispatches": dispatches, "compile": compiled})
 
 
-def _dispatches(a: Side, b: Side, pair: Pair, processes: Processes, verdict: ModelVerdict) -> dict[str, Any]:
+def _dispatches(
+    sides: tuple[Side, Side], measured: tuple[Measurement, Measurement], processes: Processes, verdict: ModelVerdict
+) -> dict[str, Any]:
     """Two profiles a side, taken in turn like rounds: one pair alone is weak evidence on a machine that wanders."""
     times = verdict.as_dict()["time_ms"]
     medians = (float(times["A"]["median"]), float(times["B"]["median"]))
-    sides = {"A": (a, pair.a, medians[0]), "B": (b, pair.b, medians[1])}
+    named = dict(zip("AB", zip(sides, measured, medians, strict=True), strict=True))
     taken: dict[str, list[Profiling]] = {"A": [], "B": []}
     for name in _PROFILE_ORDER:
         failed = any(profiling.profile is None for profiling in (*taken["A"], *taken["B"]))
         # Where one side fails, the other is asked all the same: both reasons are reported.
         if not failed or not taken[name]:
-            side, measurement, median = sides[name]
+            side, measurement, median = named[name]
             taken[name].append(_profile(side, measurement, processes, median, len(taken[name]) + 1))
     return compared(_joined(taken["A"]), _joined(taken["B"]), medians)
 
@@ -203,9 +205,9 @@ def _joined(profilings: Sequence[Profiling]) -> Profiling:
     )
 
 
-def _compile_changes(a: Side, b: Side, pair: Pair) -> tuple[CompileChange, ...]:
+def _compile_changes(sides: tuple[Side, Side], measured: tuple[Measurement, Measurement]) -> tuple[CompileChange, ...]:
     """What the compiler says of the two main modules."""
-    ours, theirs = _main_module(a, pair.a), _main_module(b, pair.b)
+    ours, theirs = map(_main_module, sides, measured)
     if ours is None or theirs is None:
         return ()
     sizes = [Path(outputs["module"]).stat().st_size for outputs in (ours, theirs)]
@@ -254,8 +256,8 @@ def _pairs(a: Side, b: Side, settings: _Settings) -> tuple[list[Pair], dict[str,
         if reasons:
             left_out[chain] = "; ".join(reasons)
             continue
-        ours, theirs = (measured(steps[chain], settings.metric, settings.rounds) for _, steps in sides)
-        pairs.append(Pair(chain, ours, theirs))
+        ours, theirs = (steps[chain] for _, steps in sides)
+        pairs.append(pair_of(chain, (ours, theirs), settings.metric, settings.rounds))
     return pairs, left_out
 
 

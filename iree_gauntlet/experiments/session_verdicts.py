@@ -12,7 +12,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.engine.rounds.blocks import AB, CONTROL, BlockTaker, Pair, PairEvidence
+from iree_gauntlet.engine.rounds.blocks import AB, CONTROL, OWN, BlockTaker, Pair, PairEvidence
+from iree_gauntlet.engine.rounds.ways import choose_way, spread
+from iree_gauntlet.figures import cpus_text
 from iree_gauntlet.measuring.statistics.comparison_verdict import (
     Comparison,
     Verdict,
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
 _BOOTSTRAP_SEED = 1
 # Blocks of A against itself: as many as its one look takes.
 CONTROL_BLOCKS = 10
+# Blocks in the spec's own way, next to those on other CPUs: as few as give an interval at this level.
+OWN_BLOCKS = 6
+_OWN_ALPHA = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +53,19 @@ class ModelVerdict:
         chain: which.
         comparison: B against A; None where nothing could be measured.
         control: A against A; None where it was not.
+        own: B against A in the spec's own way; None where that is the way of the comparison, or was cut short.
         evidence: what it was judged by.
         failure: why there is no comparison; empty where there is one.
+        contradicted: whether the spec's own way rules out what the comparison says.
     """
 
     chain: str
     comparison: Comparison | None
     control: Comparison | None
+    own: Comparison | None
     evidence: PairEvidence
     failure: str
+    contradicted: bool = False
 
     @property
     def verdict(self) -> str:
@@ -73,18 +82,24 @@ class ModelVerdict:
             "verdict": self.verdict,
             "reason": self.comparison.reason if self.comparison else self.failure,
             "blocks": len(evidence.blocks),
-            "control_blocks": len(evidence.control),
+            "control_blocks": len(evidence.against_itself),
             "replaced_blocks": evidence.replaced,
             "marked_blocks": evidence.marked,
             "disturbance": evidence.main_disturbance if evidence.replaced else "",
             "peak_rss_bytes": dict(sorted(evidence.peak_bytes.items())),
+            "cpus": list(evidence.cpus or ()),
         }
+        if evidence.trials:
+            # Of rounds of a block, by the CPUs that were tried.
+            record["tried"] = {cpus_text(cpus): spread(blocks) for cpus, blocks in evidence.trials.items() if blocks}
         if self.comparison is not None:
             record |= _figures(self.comparison)
             record |= {"time_ms": {"A": _side(evidence.blocks, "a"), "B": _side(evidence.blocks, "b")}}
             record["bootstrap"] = _bootstrap(evidence.blocks, 1 - self.comparison.confidence)
         if self.control is not None:
             record["control"] = {"verdict": str(self.control.verdict), **_figures(self.control)}
+        if self.own is not None and self.comparison is not None:
+            record["own_way"] = {**_figures(self.own), "contradicts": self.contradicted}
         return record
 
 
@@ -106,8 +121,8 @@ def judge(
     for chain, found in evidence.items():
         if found.failure:
             continue
-        if found.control:
-            controls[chain] = compare(found.control, rules.control_plan, rules.least, rules.band)
+        if found.against_itself:
+            controls[chain] = compare(found.against_itself, rules.control_plan, rules.least, rules.band)
         if not found.blocks:
             continue
         comparison = rules.judged(found.blocks)
@@ -126,7 +141,9 @@ def judge(
     verdicts = {}
     for chain, found in evidence.items():
         failure = "" if chain in judged else found.failure or _nothing(found, why_over)
-        verdicts[chain] = ModelVerdict(chain, judged.get(chain), controls.get(chain), found, failure)
+        own, control = rules.judged_own(found.own), controls.get(chain)
+        contradicted = chain in judged and own is not None and rules.contradicts(own, judged[chain])
+        verdicts[chain] = ModelVerdict(chain, judged.get(chain), control, own, found, failure, contradicted)
     return verdicts
 
 
@@ -220,6 +237,27 @@ class Rules:
         """B against A, by these rules."""
         return compare(blocks, self.plan, self.least, self.band, allow=self.allow)
 
+    def judged_own(self, blocks: Sequence[Block]) -> Comparison | None:
+        """B against A in the spec's own way; None where there are too few blocks."""
+        if len(blocks) < OWN_BLOCKS:
+            return None
+        return compare(blocks, sequential_plan(_OWN_ALPHA, OWN_BLOCKS), self.least, self.band)
+
+    def contradicts(self, own: Comparison, comparison: Comparison) -> bool:
+        """Whether the interval in the spec's own way rules out what a comparison on other CPUs says."""
+        slower, same = 1 + self.least, 1 + self.band
+        match comparison.verdict:
+            case Verdict.SLOWER:
+                return own.high < slower
+            case Verdict.FASTER:
+                return own.low > 1 / slower
+            case Verdict.SAME:
+                return own.low > same or own.high < 1 / same
+            case Verdict.NOT_SLOWER:
+                return own.low > 1 + self.allow
+            case Verdict.INCONCLUSIVE:
+                return False
+
 
 class Comparer:
     """Takes the rounds.
@@ -260,6 +298,8 @@ class Comparer:
                 if self._next_look(evidence) is not None:
                     still.append(pair)
             waiting = still
+        for pair in pairs:
+            self._take_own(pair, found[pair.chain])
         return found
 
     def _over(self) -> bool:
@@ -283,14 +323,24 @@ class Comparer:
         def goes_on() -> bool:
             return not self._over() and not self._taker.gives_up(evidence)
 
-        while len(evidence.blocks) < look and goes_on():
+        self._progress.status(f"{place} {pair.chain}: looking for the CPUs on which it is steadiest")
+        choose_way(pair, evidence, self._taker, self._rules.seed, goes_on)
+        seed, cpus = self._rules.seed, evidence.cpus
+        while cpus is not None and len(evidence.blocks) < look and goes_on():
             left = max(0.0, self._left())
             self._progress.status(
                 f"{place} {pair.chain}: block {len(evidence.blocks) + 1} of {look}, at most {left / 60:.1f} min left"
             )
-            self._taker.take(pair.block(AB, evidence, self._rules.seed), evidence)
-            while len(evidence.control) < min(CONTROL_BLOCKS, len(evidence.blocks)) and goes_on():
-                self._taker.take(pair.block(CONTROL, evidence, self._rules.seed), evidence)
+            self._taker.take(pair.block(AB, evidence, seed, cpus), evidence)
+            while len(evidence.against_itself) < min(CONTROL_BLOCKS, len(evidence.blocks)) and goes_on():
+                self._taker.take(pair.block(CONTROL, evidence, seed, cpus), evidence)
+
+    def _take_own(self, pair: Pair, evidence: PairEvidence) -> None:
+        """Blocks in the spec's own way, where another was chosen: with what is left of the budget."""
+        decided = evidence.cpus and len(pair.ways) > 1 and self._next_look(evidence) is None
+        while decided and evidence.own_tried < OWN_BLOCKS and not self._over() and not self._taker.gives_up(evidence):
+            self._progress.status(f"{pair.chain}: block {len(evidence.own) + 1} of {OWN_BLOCKS} on all CPUs")
+            self._taker.take(pair.block(OWN, evidence, self._rules.seed, ()), evidence)
 
     def _tell(self, pair: Pair, evidence: PairEvidence) -> None:
         if evidence.failure or not evidence.blocks:
@@ -298,5 +348,5 @@ class Comparer:
             return
         so_far = self._rules.judged(evidence.blocks)
         more = "" if so_far.next_look is None or so_far.verdict is not Verdict.INCONCLUSIVE else "; more rounds follow"
-        change = f"{100 * (so_far.ratio - 1):+.1f} %"
+        change = f"{100 * (so_far.ratio - 1):+.1f} %, CPUs: {cpus_text(evidence.cpus or ())}"
         self._progress.message(f"{pair.chain}: {so_far.verdict} ({change}) after {len(evidence.blocks)} blocks{more}")

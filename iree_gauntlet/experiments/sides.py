@@ -7,11 +7,13 @@ A side is what one IREE makes of a selection: its modules, its figures and its v
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import MAIN, Stage, Verdict
+from iree_gauntlet.engine.rounds.blocks import Cpus, Pair
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, RoundSettings, compile_round, parse_cpus, timed
+from iree_gauntlet.engine.rounds.ways import ways
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.experiments.run import Chosen, run
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 _BEFORE = (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE)
 _LONGEST_REPETITION = 3600.0
+_ALL_CPUS = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +100,22 @@ def prepare_side(name: str, machine: Workbench, asked: str, chosen: Chosen, fold
     )
 
 
-def measured(step: Step, metric: str, rounds: RoundSettings) -> Measurement:
-    """How rounds of a step are taken for a metric."""
-    return timed(step, rounds) if metric == "time" else compile_round(step, rounds)
+def pair_of(chain: str, steps: tuple[Step, Step], metric: str, rounds: RoundSettings) -> Pair:
+    """How rounds of a step of A and the same of B are taken for a metric.
+
+    Raises:
+        UsageError: CPUs are asked for, and there is no taskset.
+    """
+
+    def measured(cpus: Cpus) -> tuple[Measurement, Measurement]:
+        a, b = (make(step, replace(rounds, cpus=cpus)) for step in steps)
+        return a, b
+
+    make = timed if metric == "time" else compile_round
+    # A compile that is to be timed on other CPUs than all would be tried for minutes.
+    pair = Pair(chain, ways(steps[0]) if rounds.choose and metric == "time" else (rounds.cpus,), measured)
+    pair.measured(pair.ways[0])
+    return pair
 
 
 def unready(side: Side, step: Step) -> str:
@@ -131,5 +147,6 @@ def rounds_asked(asked: CompareRequest | BisectRequest) -> RoundSettings:
             f"--min-time {min_time:g}: expected less than an hour", f"Leave it out for {usual.min_time:g}."
         )
     affinity = getattr(os, "sched_getaffinity", None)  # Linux alone can say and pin
-    cpus = parse_cpus(asked.cpus, frozenset(affinity(0)) if affinity else frozenset())
-    return RoundSettings(asked.repetitions or usual.repetitions, min_time, cpus)
+    named = "" if asked.cpus == _ALL_CPUS else asked.cpus
+    cpus = parse_cpus(named, frozenset(affinity(0)) if affinity else frozenset())
+    return RoundSettings(asked.repetitions or usual.repetitions, min_time, cpus, choose=not asked.cpus)

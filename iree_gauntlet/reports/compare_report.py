@@ -12,7 +12,7 @@ import junit_xml
 from iree_gauntlet.cleaning import clean, one_line
 from iree_gauntlet.document import Block, Cell, Column, Document, Heading, Items, Kind, Name, Notes, Paragraph, Table
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import byte_size, duration, milliseconds, whole
+from iree_gauntlet.figures import byte_size, cpus_text, duration, milliseconds, whole
 from iree_gauntlet.records.compare_record import ComparisonRecord, read_comparison
 from iree_gauntlet.records.outcome import lock_remark
 from iree_gauntlet.reports.compare_rows import TimeRow, changes, ratio_text, span_text, time_rows, verdict_counts
@@ -35,6 +35,7 @@ _TIME_COLUMNS = (
     Column("B against A", Kind.NUMBER),
     Column("interval", Kind.NUMBER, rank=3),
     Column("A against A", Kind.NUMBER, rank=4),
+    Column("CPUs", rank=6),
     Column("rounds", rank=5),
 )
 _CHANGE_COLUMNS = (
@@ -106,9 +107,15 @@ def _comparison_document(record: ComparisonRecord) -> Document:
     rows = time_rows(record)
     rules = tuple((line,) for line in _rule_lines(record))
     blocks: list[Block] = [Items(rules)] if rules else []
-    cells = ((row.verdict, row.model, row.a, row.b, row.ratio, row.span, row.floor, row.rounds) for row in rows)
+    cells = (
+        (row.verdict, row.model, row.a, row.b, row.ratio, row.span, row.floor, row.cpus, row.rounds) for row in rows
+    )
     blocks.append(Table(_TIME_COLUMNS, tuple(cells)))
-    reasons = tuple((Name(row.model), f" {row.verdict}: {row.reason}") for row in rows if row.verdict != "same")
+    reasons = tuple(
+        (Name(row.model), f" {row.verdict}: {'; '.join(filter(None, (row.reason, row.own_way)))}")
+        for row in rows
+        if row.verdict != "same" or row.own_way
+    )
     blocks += [Heading("Why"), Items(reasons)] if reasons else []
     for model, where in record.where.items():
         blocks.append(Heading(f"Where {model} is {record.verdicts[model]['verdict']}"))
@@ -146,7 +153,9 @@ def _rule_lines(record: ComparisonRecord) -> list[str]:
     else:
         process = f"{rounds['repetitions']} repetitions of {rounds['min_time']:g} s a process"
     cpus = rounds.get("cpus") or []
-    where = f"on CPU {', '.join(map(str, cpus))}" if cpus else "on all CPUs"
+    where = f"on CPU {cpus_text(cpus)}" if cpus else "on all CPUs"
+    if rounds.get("choose"):
+        where = "on the CPUs where A against itself is steadiest"
     looks = ", ".join(map(str, rules["looks"]))
     allowed = f"not slower: below +{100 * rules['allow']:g} %; " if "allow" in rules else ""
     return [
@@ -190,6 +199,7 @@ def _comparison_junit(record: ComparisonRecord) -> str:
 
 def _case(row: TimeRow, record: ComparisonRecord) -> junit_xml.TestCase:
     figures = f"A {row.a} ms, B {row.b} ms: {row.ratio} ({row.span}); A against A {row.floor}" if row.ratio else ""
+    figures += f"; {row.own_way}" if row.own_way else ""
     case = junit_xml.TestCase(
         name=str(record.options.get("metric") or "time"), classname=one_line(f"compare.{row.model}"), stdout=figures
     )

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.figures import byte_size, error_figure, milliseconds, whole
+from iree_gauntlet.figures import byte_size, cpus_text, error_figure, milliseconds, whole
 from iree_gauntlet.records.chain_figures import MatrixCell, matrix_cell
 from iree_gauntlet.records.outcome import outcome_of
 
@@ -33,6 +33,8 @@ class TimeRow:
         span: its interval.
         floor: what A against itself showed, by how much at most.
         rounds: process starts of the comparison, and how many of its blocks were replaced.
+        cpus: that they ran on.
+        own_way: what the spec's own way says against the verdict; empty where it does not.
         reason: why it is that verdict and not more.
     """
 
@@ -45,6 +47,8 @@ class TimeRow:
     floor: str = ""
     rounds: str = ""
     reason: str = ""
+    cpus: str = ""
+    own_way: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,16 @@ def _row(model: str, verdict: dict[str, Any]) -> TimeRow:
         floor=floor,
         rounds=rounds,
         reason=reason,
+        cpus=cpus_text(verdict["cpus"]) if "cpus" in verdict else "",
+        own_way=_own_way(verdict.get("own_way") or {}),
     )
+
+
+def _own_way(own: dict[str, Any]) -> str:
+    if not own.get("contradicts"):
+        return ""
+    change = f"{span_text(own['low'], own['high'])} ({100 * own['confidence']:g} %, {own['looked_at']} blocks)"
+    return f"on all CPUs, as its spec runs it, B is {change}, which contradicts that"
 
 
 def _time(side: dict[str, float]) -> str:

@@ -205,16 +205,14 @@ class _Peers:
         if tried.problem:
             return replace(found, reason=tried.problem)
         calls = self._calls(home, tried.call_ms)
-        pair = Pair(
-            f"{self.iree.step.chain} against {name}",
-            _planned(self.iree, home, "iree", self._iree_plan(calls)),
-            # Compiled before: torch.compile's processes would be work next to what is measured.
-            script.with_plan(home, "peer", calls, compile_threads=1),
-        )
+        ours = _planned(self.iree, home, "iree", self._iree_plan(calls))
+        # Compiled before: torch.compile's processes would be work next to what is measured.
+        theirs = script.with_plan(home, "peer", calls, compile_threads=1)
+        pair = Pair(f"{self.iree.step.chain} against {name}", ((),), lambda _: (ours, theirs))
         evidence = PairEvidence()
         while evidence.count < BLOCKS and self.taker.goes_on(evidence):
             session.progress.status(f"{name}: block {evidence.count + 1} of {BLOCKS}")
-            self.taker.take(pair.block(AB, evidence, self.seed), evidence)
+            self.taker.take(pair.block(AB, evidence, self.seed, ()), evidence)
         return judged(replace(found, calls=calls), evidence)
 
     def _calls(self, home: Path, peer_ms: float) -> int:

@@ -181,6 +181,7 @@ class _Rounds:
         self._chance = np.random.default_rng(5)
         self.taken = 0
         self.void = ""
+        self.cpus: tuple[int, ...] = ()
 
     def ready(self, candidate: Candidate) -> Judged:
         known = self._ratios[_LABELS.index(candidate.label)] is not None

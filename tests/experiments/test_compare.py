@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.iree
 
 # What else the machine does has no say.
-_QUICK = ("--repetitions", "2", "--disturbed", "count")
+_QUICK = ("--repetitions", "2", "--disturbed", "count", "--cpus", "all")
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ def test_a_block_with_a_disturbed_round_is_taken_again(
 ) -> None:
     # In the third round of a block against B, and in the first one of A against itself after it.
     _seeing(monkeypatch, {2, 7})
-    done = project.gauntlet("compare", usual.iree, slow.iree, "--model", "toy", "--run-dir", "cmp")
+    done = project.gauntlet("compare", usual.iree, slow.iree, "--model", "toy", "--run-dir", "cmp", "--cpus", "all")
     assert done.code == 1, done.text
     model = _document(project)["models"]["toy/abs@cpu"]
     assert (model["verdict"], model["blocks"], model["control_blocks"]) == ("slower", 10, 10)

@@ -50,6 +50,8 @@ exec {real} "$@"
 _TIMES = """
 # NAME
 folder=${0%/*}/../synthetic
+times=$folder/times
+[ "$(nproc)" -gt 1 ] && [ -e "$folder/unpinned" ] && times=$folder/unpinned
 read -r started < "$folder/started"
 [ -e "$folder/hang-after" ] && read -r most < "$folder/hang-after" && [ "$started" -ge "$most" ] && HANG
 echo $((started + 1)) > "$folder/started"
@@ -68,7 +70,7 @@ NR > first && NR <= first + count {
   printf "\\"iterations\\": 7, \\"real_time\\": %s, \\"cpu_time\\": %s, \\"time_unit\\": \\"ms\\"}", $1, $1
   comma = ", "
 }
-END { print "]}" }' "$folder/times"
+END { print "]}" }' "$times"
 """
 # Times of a list, what they are in the mean, and by what share they scatter.
 _COUNT, _MS, _NOISE = 2400, 10.0, 0.004
@@ -137,9 +139,18 @@ class MadeUpTimes:
         self.iree = tree(root, iree_benchmark_module=script, **before)
         self._folder = root / "synthetic"
         self._folder.mkdir()
-        noise = np.random.default_rng(list(root.name.encode())).normal(0, _NOISE, _COUNT)
-        (self._folder / "times").write_text("".join(f"{time:.9g}\n" for time in _MS * factor * np.exp(noise)))
+        self._write("times", factor, _NOISE)
         (self._folder / "started").write_text("0\n")
+
+    def unpinned(self, factor: float, noise: float) -> MadeUpTimes:
+        """The same with other times in processes that are not pinned to one CPU."""
+        self._write("unpinned", factor, noise)
+        return self
+
+    def _write(self, name: str, factor: float, noise: float) -> None:
+        seed = list(self._folder.parent.name.encode())
+        times = _MS * factor * np.exp(np.random.default_rng(seed).normal(0, noise, _COUNT))
+        (self._folder / name).write_text("".join(f"{time:.9g}\n" for time in times))
 
     def hang_after(self, starts: int) -> None:
         """The next start after so many never finishes."""

@@ -15,20 +15,25 @@ import re
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, TakenRound, take_round
 from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, Round, block_orders
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.engine.session import Session
 
 
+# CPUs that rounds are pinned to; none for the spec's own way, on all of them.
+Cpus: TypeAlias = tuple[int, ...]
 # Kinds of blocks: B against A, and A against itself.
 AB = "ab"
 CONTROL = "aa"
+# A against itself, to see on which CPUs it is steadiest; and B against A in the spec's own way, where that is another.
+TRIAL = "trial"
+OWN = "own"
 # Blocks that may be replaced for a disturbance, beyond one for each that counts.
 _SPARE_BLOCKS = 5
 _PAUSE_SECONDS = 1.0
@@ -44,6 +49,7 @@ class PlannedBlock:
         order: of its rounds, as the log has it.
         rounds: whose, and how each is started.
         attempts: how often a round is taken while other work disturbs it, before the block is given up.
+        cpus: that its rounds are pinned to.
     """
 
     chain: str
@@ -51,6 +57,7 @@ class PlannedBlock:
     order: str | Sequence[str]
     rounds: Sequence[tuple[str, Measurement]]
     attempts: int = 1
+    cpus: Cpus = ()
 
 
 @dataclass(slots=True)
@@ -106,43 +113,77 @@ class PairEvidence(Evidence):
         blocks: of B against A, those that count.
         control: of A against itself.
         marked: blocks that count although they were disturbed.
+        cpus: that rounds are pinned to; None until it is decided.
+        trials: of A against itself, those that count, by the CPUs that were tried.
+        own: of B against A in the spec's own way, where the rounds are taken in another.
+        tried: how many blocks of a trial were begun, by CPUs.
+        own_tried: how many blocks in the spec's own way were begun.
     """
 
     blocks: list[Block] = field(default_factory=list)
     control: list[Block] = field(default_factory=list)
     marked: int = 0
+    cpus: Cpus | None = None
+    trials: dict[Cpus, list[Block]] = field(default_factory=dict)
+    own: list[Block] = field(default_factory=list)
+    tried: Counter[Cpus] = field(default_factory=Counter)
+    own_tried: int = 0
+
+    @property
+    def against_itself(self) -> list[Block]:
+        """A against A as B is measured: those of the trial count too, as it looks at their spread and at no sign."""
+        return [*self.trials.get(self.cpus or (), ()), *self.control]
 
     def add(self, event: Mapping[str, Any]) -> None:
         """A block, as it stands in the log."""
-        Evidence.add(self, event)
-        if event["counted"]:
+        kind, cpus = event["kind"], tuple(event.get("cpus") or ())
+        into = {AB: self.blocks, CONTROL: self.control, OWN: self.own}.get(kind)
+        # Blocks beside the comparison say nothing of how disturbed it is.
+        if kind == OWN:
+            self.own_tried += 1
+        elif kind == TRIAL:
+            self.tried[cpus] += 1
+            into = self.trials.setdefault(cpus, [])
+        else:
+            Evidence.add(self, event)
+            # A log from before there was a choice does not say.
+            self.cpus = cpus if "cpus" in event else self.cpus
+        if event["counted"] and into is not None:
             rounds = [Round(tuple(item["times_ms"])) for item in event["rounds"]]
-            block = Block.of_rounds(BlockOrder(event["order"]), rounds)
-            (self.blocks if event["kind"] == AB else self.control).append(block)
-            self.marked += any(item["disturbed"] for item in event["rounds"])
+            into.append(Block.of_rounds(BlockOrder(event["order"]), rounds))
+            self.marked += kind in (AB, CONTROL) and any(item["disturbed"] for item in event["rounds"])
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A model, as both sides run it."""
+    """A model, as both sides run it.
+
+    Attributes:
+        chain: its name.
+        ways: CPUs that its rounds may be pinned to: one that was asked for, or those to choose from.
+        measured: how rounds of A and of B are taken on some CPUs.
+    """
 
     chain: str
-    a: Measurement
-    b: Measurement
+    ways: tuple[Cpus, ...]
+    measured: Callable[[Cpus], tuple[Measurement, Measurement]]
 
-    def block(self, kind: str, evidence: Evidence, seed: int) -> PlannedBlock:
+    def block(self, kind: str, evidence: PairEvidence, seed: int, cpus: Cpus) -> PlannedBlock:
         """The next block of a kind.
 
         Args:
-            kind: `AB`, or `CONTROL`: B's rounds are A's too.
+            kind: `AB` or `OWN`; or `CONTROL` or `TRIAL`, in which B's rounds are A's too.
             evidence: what there is so far.
             seed: of the coins that choose the order of each block.
+            cpus: that its rounds are pinned to.
         """
-        number = evidence.attempts[kind]
+        begun = {OWN: evidence.own_tried, TRIAL: evidence.tried[cpus]}
+        number = begun.get(kind, evidence.attempts[kind])
         order = block_orders(number + 1, seed_of(seed, self.chain, kind))[number]
-        other = self.b if kind == AB else self.a
-        rounds = [(side, self.a if side == "A" else other) for side in order]
-        return PlannedBlock(self.chain, kind, str(order), rounds)
+        a, b = self.measured(cpus)
+        other = b if kind in (AB, OWN) else a
+        rounds = [(side, a if side == "A" else other) for side in order]
+        return PlannedBlock(self.chain, kind, str(order), rounds, cpus=cpus)
 
 
 def evidence_of(events: Iterable[dict[str, Any]]) -> dict[str, PairEvidence]:
@@ -204,6 +245,7 @@ class BlockTaker:
             "kind": block.kind,
             "order": block.order,
             "counted": counted,
+            "cpus": list(block.cpus),
             "rounds": [{"side": side, **taken.as_dict()} for side, taken in rounds],
         }
         self._session.log.write("block", event)
@@ -238,7 +280,7 @@ def seed_of(seed: int, chain: str, kind: str) -> int:
 
 def _name(kind: str, side: str) -> str:
     """Whose a round is. Both sides of a control are A; the log has two names, to tell its rounds apart."""
-    return "A" if kind == CONTROL else side.strip()
+    return "A" if kind in (CONTROL, TRIAL) else side.strip()
 
 
 def _without_figures(cause: str) -> str:

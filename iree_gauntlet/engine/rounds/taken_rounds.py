@@ -34,7 +34,8 @@ _TIMING_FLAGS = (
     "--benchmark_enable_random_interleaving",
     "--benchmark_time_unit",
 )
-_TOPOLOGY = "--task_topology_"
+# Flags that say how many workers a program has, and where.
+TOPOLOGY = "--task_topology_"
 _MS_PER_SECOND = 1000.0
 
 
@@ -46,11 +47,13 @@ class RoundSettings:
         repetitions: of a benchmark within its process.
         min_time: seconds that a repetition lasts at least.
         cpus: logical CPUs that rounds run on; empty for all.
+        choose: whether they run where the program is steadiest instead (`ways`).
     """
 
     repetitions: int = 5
     min_time: float = 0.05
     cpus: tuple[int, ...] = ()
+    choose: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,7 @@ def timed(step: Step, settings: RoundSettings) -> Measurement:
         f"--benchmark_min_time={settings.min_time:g}s",
         f"--benchmark_min_warmup_time={settings.min_time:g}",
     )
-    if settings.cpus and step.resources.device == "local-task" and not any(word.startswith(_TOPOLOGY) for word in argv):
+    if settings.cpus and step.resources.device == "local-task" and not any(word.startswith(TOPOLOGY) for word in argv):
         # As many workers as CPUs, which taskset holds there. Not --task_topology_cpu_ids: workers that are pinned one
         # by one fight the thread that waits for them, and times become multiples of the scheduler's tick (4 ms).
         argv = (*argv, f"--task_topology_group_count={len(settings.cpus)}")

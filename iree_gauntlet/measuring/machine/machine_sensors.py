@@ -206,6 +206,21 @@ def cpu_numbers(root: Path, name: str, cpus: Collection[int] = ()) -> list[int]:
     return [int(text) for text in cpu_texts(root, name, cpus) if text.isdecimal()]
 
 
+def fastest_cores(root: Path, cpus: Collection[int]) -> list[int]:
+    """One logical CPU of each physical core, of the fastest kind where cores differ; rising.
+
+    Args:
+        root: where /sys is looked for; what it does not say, does not differ.
+        cpus: those that may be used; all where empty.
+    """
+    cores: dict[str, tuple[int, int]] = {}
+    for number in sorted(cpus) or cpus_there(root):
+        core = next(iter(cpu_texts(root, "topology/thread_siblings_list", (number,))), str(number))
+        cores[core] = next(iter(cpu_numbers(root, "cpufreq/cpuinfo_max_freq", (number,))), 0), number
+    fastest = max((speed for speed, _ in cores.values()), default=0)
+    return sorted(number for speed, number in cores.values() if speed == fastest)
+
+
 def flag(path: Path) -> bool | None:
     """What a file with 0 or 1 says."""
     return {"0": False, "1": True}.get(read_text(path) or "")
