@@ -314,6 +314,11 @@ def _build(spec: Spec, target: Target, library: _Library, problems: set[Problem]
     return [case] if case else []
 
 
+def with_expectations(case: Case, expected: Sequence[ExpectedFailure]) -> Case:
+    """The case with those of the expected failures that name it."""
+    return _adjust(case, expected, "")
+
+
 def _adjust(case: Case, expected: Sequence[ExpectedFailure], device: str) -> Case:
     name = f"{case.model}/{case.submodel}"
     added = tuple(

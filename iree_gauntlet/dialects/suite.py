@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, Field
 
 from iree_gauntlet.cases import SPEC_STAGES, Origin, Stage
 from iree_gauntlet.dialects.fields import Document, expecting, one_of
-from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure
+from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, with_expectations
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, unmatched
 from iree_gauntlet.dialects.toml_file import read_table
 from iree_gauntlet.errors import Problem, SpecError, UsageError
 from iree_gauntlet.targets import FAMILIES, Target, target_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
+    from collections.abc import Iterable, Sequence
 
+    from iree_gauntlet.cases import Case
     from iree_gauntlet.dialects.trees import AnySpec
 
 
@@ -155,6 +156,41 @@ def idle_includes(suite: Suite, specs: Iterable[AnySpec]) -> list[Problem]:
                 Problem(str(suite.path), 0, f"include[{index}]", f"fits no spec: {why[0].lower()}{why[1:]}", hint)
             )
     return found
+
+
+def with_failures_of(suites: Sequence[Suite], cases: CaseSet) -> tuple[CaseSet, list[str]]:
+    """What was selected without a suite, with the expected failures of the suites that select it too.
+
+    Args:
+        suites: of the project; the first that names a case and stage counts.
+        cases: what was selected.
+
+    Returns:
+        The cases, and a line for each suite whose list applies.
+    """
+    changed: dict[str, Case] = {}
+    notes = []
+    for suite in suites:
+        folders = [folder.resolve() for folder in suite.spec_dirs]
+        applied: dict[str, None] = {}
+        for case in (*cases.cases, *cases.required):
+            known = changed.get(case.id, case)
+            name, stages = f"{case.model}/{case.submodel}", {item.stage for item in known.expectations}
+            found = [
+                item
+                for item in suite.expected_failures
+                if fnmatchcase(name, item.case) and item.stage not in stages and suite.target.covers(case.target)
+            ]
+            if found and any(folder in Path(case.origin.file).resolve().parents for folder in folders):
+                changed[case.id] = with_expectations(known, found)
+                applied.update({f"{name} {item.stage}": None for item in found})
+        if applied:
+            notes.append(f"expected to fail, as {suite.path} lists them: {', '.join(applied)}")
+    return replace(
+        cases,
+        cases=tuple(changed.get(case.id, case) for case in cases.cases),
+        required=tuple(changed.get(case.id, case) for case in cases.required),
+    ), notes
 
 
 def unselected_failures(suite: Suite, selected: CaseSet) -> list[Problem]:

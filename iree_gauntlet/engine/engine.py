@@ -89,6 +89,7 @@ class Engine:
         self.results: dict[str, Result] = {}
         self._session = session
         self._store = workbench.store
+        self._modules = workbench.modules
         self._release = workbench.toolchain.compiler.release if workbench.toolchain else ""
         self._progress = session.progress
         self._options = options
@@ -234,7 +235,7 @@ class Engine:
             case Stage.COMPSTAT:
                 from iree_gauntlet.engine.performance import check_compile_statistics  # noqa: PLC0415
 
-                return check_compile_statistics(step, self._release)
+                return check_compile_statistics(step, self._release, self._modules)
             case Stage.BENCHMARK:
                 from iree_gauntlet.engine.performance import run_benchmark  # noqa: PLC0415
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Metric, Verdict
 from iree_gauntlet.engine.judging import after_process
+from iree_gauntlet.engine.modules.dispatch_changes import describe_dispatch_changes
 from iree_gauntlet.engine.modules.modules import dispatch_count, read_statistics
 from iree_gauntlet.engine.rounds.confirming import Confirmed, ConfirmRules, confirm_time
 from iree_gauntlet.engine.rounds.taken_rounds import gpu_of
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Sequence
 
+    from iree_gauntlet.engine.modules.module_cache import ModuleCache
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.steps import Step
 
@@ -79,8 +81,14 @@ def _confirmed(result: Result, breach: Check, confirmed: Confirmed) -> Result:
     )
 
 
-def check_compile_statistics(step: Step, release: str) -> Result:
-    """Holds a module's dispatch count and size against its goldens; every figure is reported."""
+def check_compile_statistics(step: Step, release: str, cache: ModuleCache) -> Result:
+    """Holds a module's dispatch count and size against its goldens; every figure is reported.
+
+    Args:
+        step: names the module and its statistics.
+        release: of the compiler.
+        cache: has earlier modules, to say which dispatches are new.
+    """
     paths = {item.role: Path(item.path) for item in step.inputs}
     figures = {
         Metric.DISPATCH_COUNT: dispatch_count(read_statistics(paths["statistics"])),
@@ -92,7 +100,9 @@ def check_compile_statistics(step: Step, release: str) -> Result:
         if measured is not None
     ]
     statistics: dict[str, Any] = {metric.value: measured for metric, measured in figures.items()}
-    return replace(_judged(checks), statistics=statistics, notes=step.notes)
+    broken = [check for check in checks if check.metric == Metric.DISPATCH_COUNT and check.passed is False]
+    why = [text for check in broken if (text := describe_dispatch_changes(cache, step, check))]
+    return replace(_judged(checks), statistics=statistics, notes=(*step.notes, *why))
 
 
 def _judged(checks: Sequence[Check]) -> Result:

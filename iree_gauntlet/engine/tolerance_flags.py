@@ -6,12 +6,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.measuring.numerics.tolerances import parse_tolerances, passes_everything
+from iree_gauntlet.measuring.numerics.tolerances import DEFAULT_RTOL, parse_tolerances, tolerance_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from iree_gauntlet.cases import Case
+
+
+# Nothing that is compared differs by so much; of f16 nothing can.
+_MOST = 1e6
+_MOST_F16 = 65504.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +48,24 @@ def wrong_tolerances(case: Case) -> Iterator[FlagFinding]:
 def loose_tolerances(case: Case) -> Iterator[FlagFinding]:
     """Tolerances that no value can exceed: a check that cannot fail."""
     for file, flag in _flags(case):
-        if passes_everything(flag):
+        kind, value = tolerance_of(flag) or ("", 0.0)
+        if value >= (_MOST_F16 if kind == "f16" else _MOST):
             message = f"flag {flag!r}: so large a tolerance lets every value pass"
             yield FlagFinding(file, flag, message, "Give what the outputs may differ by, such as 1e-3.")
+
+
+def void_tolerances(case: Case) -> Iterator[FlagFinding]:
+    """Absolute tolerances below the relative one that iree-run-module adds unasked, for values of 1 and more."""
+    written = [(file, flag, *tolerance) for file, flag in _flags(case) if (tolerance := tolerance_of(flag))]
+    if any(kind == "rtol" for _, _, kind, _ in written):
+        return
+    for file, flag, _, value in written:
+        if value < DEFAULT_RTOL:
+            message = (
+                f"flag {flag!r}: iree-run-module adds {DEFAULT_RTOL:g}·|expected| to it,"
+                f" which is more for values above {value / DEFAULT_RTOL:.2g}"
+            )
+            yield FlagFinding(file, flag, message, "Write the relative part too: --expected_rtol=0, or what you mean.")
 
 
 def _flags(case: Case) -> Iterator[tuple[str, str]]:

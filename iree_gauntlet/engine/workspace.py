@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.requests import Defaults, SelectionRequest
 
 
+_MOST_NAMES = 5
 _DIRS_HINT = "Write it relative to the suite's file."
 # Options that leave the default suite in place: they say how it is run.
 _BESIDE_A_SUITE = ("suite", "external_file_directory", "sku", "device")
@@ -43,6 +44,7 @@ class Selection:
         specs: every spec file that was read.
         cases: what was selected.
         not_asked: a line for each config that was named and is for a target that was not asked for.
+        notes: what was selected otherwise than its options alone say, a line each.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Selection:
     specs: tuple[Spec, ...]
     cases: CaseSet
     not_asked: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def require_sound(self) -> None:
         """Raises SpecError where a selected spec has problems."""
@@ -136,7 +139,7 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
     # Specs bring pydantic; `--help` answers without it.
     from iree_gauntlet.dialects.load import load_cases  # noqa: PLC0415
     from iree_gauntlet.dialects.spec import Spec  # noqa: PLC0415
-    from iree_gauntlet.dialects.suite import DEFAULT_STAGES, idle_includes, unselected_failures  # noqa: PLC0415
+    from iree_gauntlet.dialects.suite import DEFAULT_STAGES, idle_includes, unselected_failures, with_failures_of  # noqa: PLC0415
     from iree_gauntlet.dialects.trees import read_specs  # noqa: PLC0415
 
     suite = _suite(request, defaults)
@@ -165,6 +168,11 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
             whole = load_cases(specs, suite.includes, targets)
             useless = _with_lines_of(suite, unselected_failures(suite, whole))
             cases = replace(cases, warnings=(*cases.warnings, *useless))
+    notes: list[str] = []
+    if suite is None and not request.spec_dir:
+        suites, notes = _project_suites()
+        cases, applied = with_failures_of(suites, cases)
+        notes += [*applied, *_formats(cases)]
     if not (cases.cases or cases.problems or (for_problems and cases.left_out)):
         families = {target.family for target in targets}
         unread = sorted({problem.file for problem in cases.left_out})
@@ -176,7 +184,35 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
         specs=tuple(spec for spec in specs if isinstance(spec, Spec)),
         cases=cases,
         not_asked=_not_asked(specs, targets) if configs else (),
+        notes=tuple(notes),
     )
+
+
+def _project_suites() -> tuple[list[Suite], list[str]]:
+    """Suites of the project, and a line for each that cannot be read."""
+    from iree_gauntlet.dialects.suite import read_suite  # noqa: PLC0415 - it brings pydantic
+
+    suites, broken = [], []
+    for path in sorted((project_folder() / "suites").glob("*.toml")):
+        try:
+            suites.append(read_suite(shown(path)))
+        except SpecError:
+            why = f"`lint --suite {path.stem}` shows why"
+            broken.append(f"{shown(path)} cannot be used, so its expected failures do not apply; {why}")
+    return suites, broken
+
+
+def _formats(cases: CaseSet) -> Iterator[str]:
+    """A line where models are selected in several formats: they are compiled and run in each of them."""
+    formats: dict[str, dict[str, str]] = {}
+    for case in cases.cases:
+        # A regression and a benchmark of sharktank's are one chain.
+        formats.setdefault(case.model, {}).setdefault(case.dialect.partition("-")[0], case.origin.file)
+    several = [model for model, files in formats.items() if len(files) > 1]
+    if several:
+        names = ", ".join(several[:_MOST_NAMES]) + (" …" if len(several) > _MOST_NAMES else "")
+        files = " and ".join(sorted(formats[several[0]].values()))
+        yield f"selected in several formats, each of which is run: {names} ({files}); --suite or --spec-dir takes one"
 
 
 def _with_lines_of(suite: Suite, problems: Sequence[Problem]) -> tuple[Problem, ...]:

@@ -159,6 +159,8 @@ def run(
     request, stages = chosen.request, chosen.stages
     for warning in chosen.selection.warnings():
         sys.stderr.write(f"warning: {warning}\n")
+    for note in chosen.selection.notes:
+        sys.stderr.write(f"note: {note}\n")
     named, _ = asked_folder("run", request.folder, JOURNAL)
     there = named is not None and named.exists()
     with presenter.progress() as progress, ExitStack() as held:

@@ -41,7 +41,7 @@ _BOOTSTRAP_SEED = 1
 # Blocks of A against itself: as many as its one look takes.
 CONTROL_BLOCKS = 10
 # Blocks in the spec's own way, next to those on other CPUs: as few as give an interval at this level.
-OWN_BLOCKS = 6
+_OWN_BLOCKS = 6
 _OWN_ALPHA = 0.05
 
 
@@ -239,9 +239,9 @@ class Rules:
 
     def judged_own(self, blocks: Sequence[Block]) -> Comparison | None:
         """B against A in the spec's own way; None where there are too few blocks."""
-        if len(blocks) < OWN_BLOCKS:
+        if len(blocks) < _OWN_BLOCKS:
             return None
-        return compare(blocks, sequential_plan(_OWN_ALPHA, OWN_BLOCKS), self.least, self.band)
+        return compare(blocks, sequential_plan(_OWN_ALPHA, _OWN_BLOCKS), self.least, self.band)
 
     def contradicts(self, own: Comparison, comparison: Comparison) -> bool:
         """Whether the interval in the spec's own way rules out what a comparison on other CPUs says."""
@@ -338,8 +338,8 @@ class Comparer:
     def _take_own(self, pair: Pair, evidence: PairEvidence) -> None:
         """Blocks in the spec's own way, where another was chosen: with what is left of the budget."""
         decided = evidence.cpus and len(pair.ways) > 1 and self._next_look(evidence) is None
-        while decided and evidence.own_tried < OWN_BLOCKS and not self._over() and not self._taker.gives_up(evidence):
-            self._progress.status(f"{pair.chain}: block {len(evidence.own) + 1} of {OWN_BLOCKS} on all CPUs")
+        while decided and evidence.own_tried < _OWN_BLOCKS and not self._over() and not self._taker.gives_up(evidence):
+            self._progress.status(f"{pair.chain}: block {len(evidence.own) + 1} of {_OWN_BLOCKS} on all CPUs")
             self._taker.take(pair.block(OWN, evidence, self._rules.seed, ()), evidence)
 
     def _tell(self, pair: Pair, evidence: PairEvidence) -> None:

@@ -69,6 +69,8 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
     selection = select(request.selection, request.defaults)
     selection.require_sound()
     _warn(selection.warnings())
+    for note in selection.notes:
+        sys.stderr.write(f"note: {note}\n")
     name, cases, stages = selection.name, selection.cases, request.stages or selection.stages
     # What the specs say takes more memory than the steps, which find room where it was.
     del selection
@@ -100,7 +102,7 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
 @uncollected()
 def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitCode:
     """Reads every selected spec, with all that is wrong with them at once; flags too, where an IREE is given."""
-    from iree_gauntlet.engine.tolerance_flags import loose_tolerances, wrong_tolerances  # noqa: PLC0415
+    from iree_gauntlet.engine.tolerance_flags import loose_tolerances, void_tolerances, wrong_tolerances  # noqa: PLC0415
 
     selection = select(request, Defaults(targets=FAMILIES), for_problems=True)
     _warn(selection.file_warnings())
@@ -126,11 +128,11 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
             problems += more
     for line in each_once(sorted(warnings)):
         sys.stdout.write(f"warning: {line}\n")
-    loose = _tolerance_problems(found.cases, loose_tolerances)
+    doubtful = [*_tolerance_problems(found.cases, loose_tolerances), *_tolerance_problems(found.cases, void_tolerances)]
     part = any((request.model, request.submodel, request.filename, request.markers))
     # Of a part of a suite, `file_warnings` has said how many entries name none of its cases.
     unmatched = () if part or len(found.unmatched) > len(found.cases) else found.unmatched
-    passed_over = (*found.warnings, *unmatched, *loose)
+    passed_over = (*found.warnings, *unmatched, *doubtful)
     for problem in passed_over:
         sys.stdout.write(f"warning: {problem}\n")
     for note in notes:

@@ -7,8 +7,6 @@ with them, is taken from the compiled module alone, since the compiler may turn 
 * when the module is loaded (`--iree-opt-const-expr-hoisting`): then the parameter is read, and a dispatch of an
   initializer, which runs once, makes of it what calls work with. 3.12 and 3.13 do so where the weights grow by no
   more than `--iree-opt-const-expr-max-size-increase-threshold`, which is 1 MiB.
-
-Names of dispatches stand among the module's strings (3.13) or in its executables (3.5 to 3.12).
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ from iree_gauntlet.artifacts.parameters.collect import collect_parameters
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import byte_size
 from iree_gauntlet.measuring.numerics.element_types import bit_count
+from iree_gauntlet.measuring.profiles.dispatch_names import dispatch_names
 from iree_gauntlet.measuring.profiles.dispatch_profile import dispatch_name
 from iree_gauntlet.system.short_process import ask
 
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.torch_models.recipe_registry import Proof
 
 
-_DISPATCH = re.compile(rb"[\w$.]*_(?:dispatch|encoding)_\d+(?:_\w+)?")
-_NUMBERED = re.compile(r".*_(?:dispatch|encoding)_\d+")
 _INITIALIZER = "_initializer_"
 _TYPE = r"(?:i[0-9]+|bf16|f[0-9]+(?:E[0-9]+M[0-9]+[A-Z0-9]*)?)"
 _TYPES = re.compile(rf"{_TYPE}(?:x{_TYPE})*")
@@ -115,7 +112,7 @@ def read_module_facts(toolchain: Toolchain, program: Path, module: Path) -> Modu
     sizes = [tuple(declared[name].byte_size for name in table.names) for table in tables]
     aside = {data for table in tables for data in table.data}
     aside |= {segment.data for segment in segments if span_lengths(segment.data) in sizes}
-    names = _dispatch_names(segment.data for segment in segments if segment.data not in aside)
+    names = dispatch_names(segment.data for segment in segments if segment.data not in aside)
     with module.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return ModuleFacts(
@@ -127,21 +124,6 @@ def read_module_facts(toolchain: Toolchain, program: Path, module: Path) -> Modu
         module_bytes=module.stat().st_size,
         digest=digest,
     )
-
-
-def _dispatch_names(data: Iterable[bytes]) -> list[str]:
-    """Names of dispatches in any data, in their order; the shorter of two for the same one is left out."""
-    found = {match.decode() for part in data for match in _DISPATCH.findall(part)}
-    # An executable is called like its dispatch, without what it does.
-    short = {match[0] for name in found if (match := _NUMBERED.match(name)) and match[0] != name}
-    # The length of a text is before it in some formats, and may look like a letter.
-    return sorted((name for name in found if name not in short and name[1:] not in found), key=_place)
-
-
-def _place(name: str) -> tuple[str, int, str]:
-    """Where a dispatch stands: its numbers are given in the order of the program."""
-    parts = dispatch_name(name)
-    return parts.function, -1 if parts.number is None else parts.number, name
 
 
 def dispatch_types(name: str) -> tuple[str, ...]:

@@ -194,6 +194,50 @@ def test_expected_failures_of_a_suite_reach_the_cases_they_match(project: Path) 
         assert reasons == ([(Stage.COMPILE, "a known bug: https://h/issue")] if case.model == "a" else [])
 
 
+def _named(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Selection:
+    """What is selected without a suite, in a project that has one."""
+    monkeypatch.chdir(folder)
+    (folder / "trees").rename(folder / "specs")
+    write(folder, SUITE.replace('["trees"]', '["../specs"]'))
+    return select(read(SelectionRequest, {"target": ["gfx942"], **options}), Defaults())
+
+
+def test_a_model_that_is_named_keeps_the_suites_expected_failures(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    selection = _named(project, monkeypatch, model="a")
+    assert [[item.reason for item in case.expectations] for case in selection.cases.cases] == [
+        ["a known bug: https://h/issue"]
+    ] * 2
+    assert selection.notes == ("expected to fail, as suites/x.toml lists them: a/x compile",)
+
+
+@pytest.mark.parametrize("options", [{"model": "b"}, {"model": "a", "target": ["gfx1100"]}])
+def test_the_expected_failures_of_other_models_and_targets_do_not_apply(
+    project: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    selection = _named(project, monkeypatch, **options)
+    assert not any(case.expectations for case in selection.cases.cases)
+    assert selection.notes == ()
+
+
+def test_a_suite_that_cannot_be_read_is_named_and_stops_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(project, "name = ", "suites/z.toml")
+    selection = _named(project, monkeypatch, model="b")
+    assert selection.cases.cases
+    (note,) = selection.notes
+    assert note.startswith("suites/z.toml cannot be used, so its expected failures do not apply")
+
+
+def test_a_model_of_several_formats_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    selection = select(read(SelectionRequest, {"target": ["cpu"], "model": "dtln"}), Defaults())
+    (note,) = selection.notes
+    assert note.startswith("selected in several formats, each of which is run: dtln (specs/")
+    assert "specs/torch_models/dtln/" in note
+    assert "--suite or --spec-dir takes one" in note
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

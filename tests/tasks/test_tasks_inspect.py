@@ -420,6 +420,27 @@ def test_lint_checks_tolerances(project: Path, run: Any, name: str) -> None:
     assert (valid.code, "warning" in valid.out) == (0, False)
 
 
+def test_lint_warns_of_a_tolerance_that_the_tool_itself_makes_void(project: Path, run: Any) -> None:
+    def linted(*flags: str) -> Result:
+        write_tree(project, {"specs/regression_tests/b/y.json": FIRST | {"cpu_threshold_args": list(flags)}})
+        result: Result = run("lint", "--model", "b", "--target", "cpu")
+        assert result.code == 0
+        return result
+
+    found = linted("--expected_f32_threshold=2e-06")
+    assert (
+        "specs/regression_tests/b/y.json:27: cpu_threshold_args[0]: flag '--expected_f32_threshold=2e-06':"
+        " iree-run-module adds 1e-05·|expected| to it, which is more for values above 0.2"
+    ) in found.out
+    assert "--expected_rtol=0" in found.out
+    for flags in (
+        ("--expected_f32_threshold=1e-05",),
+        ("--expected_f32_threshold=2e-06", "--expected_rtol=0"),
+        ("--expected_rtol=1e-05", "--expected_f64_threshold=1e-12"),
+    ):
+        assert "warning" not in linted(*flags).out, flags
+
+
 @pytest.mark.iree
 def test_lint_with_the_toolchain_knows_the_flags(project: Path, run: Any) -> None:
     flags = ["--iree-hal-target-backends=llvm-cpu", "--iree-no-such-flag"]

@@ -26,9 +26,7 @@ _NUMBERS = {
 _MODE = "equality_mode"
 # The tool keeps these three in a C float.
 _SINGLE = frozenset({"f16", "f32", "bf16"})
-# Nothing that is compared differs by so much; of f16 nothing can.
-_MOST = 1e6
-_MOST_F16 = 65504.0
+DEFAULT_RTOL = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,7 @@ class Tolerances:
     f32: float = 1e-4
     f64: float = 1e-4
     bf16: float = 1e-2
-    rtol: float = 1e-5
+    rtol: float = DEFAULT_RTOL
     exact: bool = False
 
     def applies_to(self, element_type: str) -> bool:
@@ -93,16 +91,15 @@ def parse_tolerances(flags: Iterable[str]) -> Tolerances:
     return tolerances
 
 
-def passes_everything(flag: str) -> bool:
-    """Whether a valid flag is a tolerance so large that its check cannot fail."""
+def tolerance_of(flag: str) -> tuple[str, float] | None:
+    """`("f32", 1e-4)` or `("rtol", 1e-5)` for a flag that is a valid tolerance; None for any other."""
     name, _, text = flag.strip().removeprefix("--").partition("=")
     if not flag.strip().startswith("--") or name not in _NUMBERS:
-        return False
+        return None
     try:
-        value = _number(flag, name, text)
+        return _NUMBERS[name], _number(flag, name, text)
     except UsageError:
-        return False
-    return value >= (_MOST_F16 if _NUMBERS[name] == "f16" else _MOST)
+        return None
 
 
 def _number(flag: str, name: str, text: str) -> float:
