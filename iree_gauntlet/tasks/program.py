@@ -17,7 +17,7 @@ from invoke.program import Program
 
 from iree_gauntlet import __version__
 from iree_gauntlet.cases import Stage
-from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.option import Option, dashed, options_of, read
 from iree_gauntlet.requests import (
     DEFAULT_SUITE,
@@ -260,6 +260,24 @@ def _nearest(word: str, known: Iterable[str]) -> str:
     return next(iter(get_close_matches(word, list(known), n=1)), "")
 
 
+def _completed(argv: Sequence[str]) -> bool:
+    """Whether a shell asked for the values of an option, and they are printed; Invoke knows the rest."""
+    if list(argv[1:2]) != ["--complete"]:
+        return False
+    from iree_gauntlet.tasks.completion import option_values  # noqa: PLC0415 - it looks through the specs
+
+    # Shells hand the line over as words, or as one.
+    words = [part for word in argv[3:] for part in word.split()]
+    task = next((word for word in words[1:] if word in namespace.task_names), "")
+    try:
+        values = option_values(words, namespace[task].options) if task else []
+    except GauntletError:
+        # A folder of specs that cannot be read: whoever presses Tab gets no message, and `list` has it.
+        values = []
+    sys.stdout.write("".join(f"{value}\n" for value in values))
+    return bool(values)
+
+
 def main() -> None:
     """Entry point of the console command."""
     try:
@@ -267,6 +285,8 @@ def main() -> None:
     except FileNotFoundError:
         sys.stderr.write("error: the working folder was removed\n  Change to one that exists.\n")
         sys.exit(ExitCode.USAGE)
+    if _completed(sys.argv):
+        return
     try:
         _Gauntlet(name="gauntlet", binary="gauntlet", namespace=namespace, version=__version__).run()
     except BrokenPipeError:
