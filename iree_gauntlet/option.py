@@ -77,6 +77,6 @@ def _value(item: Option, value: Any) -> Any:
             raise UsageError(f"{dashed(item.name)} {word}: unknown", f"Known: {', '.join(item.choices)}.")
     # 0 stands for an option that is left out.
     if item.unit and (value or item.default) and not 0 < value < math.inf:
-        hint = f"Leave it out for {item.default:g}." if item.default else "Leave it out, or give 0, for the default."
+        hint = f"Leave it out for {item.default:g}." if item.default else "Leave it out for the default."
         raise UsageError(f"{dashed(item.name)} {value:g}: expected {item.unit} above 0", hint)
     return tuple(value) if isinstance(item.default, list) else value

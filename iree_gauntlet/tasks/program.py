@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from invoke.collection import Collection
 from invoke.exceptions import Exit, ParseError
+from invoke.parser.context import ParserContext
 from invoke.program import Program
 
 from iree_gauntlet import __version__
 from iree_gauntlet.cases import Stage
-from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.option import Option, dashed, options_of, read
 from iree_gauntlet.requests import (
     DEFAULT_SUITE,
@@ -46,6 +47,9 @@ from iree_gauntlet.torch_models.bench_options import nearest_option, spelled_out
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from invoke.parser.argument import Argument
+    from invoke.vendor.lexicon import Lexicon
+
 
 # The sharktank programs' own defaults, so that their command lines mean the same here.
 _THRESHOLD = Defaults(model="sdxl", targets=("cpu", "rocm"), sku="mi300")
@@ -58,6 +62,8 @@ _AS_OPTION = {"compare": "--sides"}
 _FOLDERS = frozenset({"report", "shard.costs"})
 # How the tasks without --iree, and with two of them, have them named.
 _NAMES_IREES = {"compare": "compare A B", "bisect": "--good A --bad B"}
+# Those of Invoke's options that mean something here; the others are about shell commands that its tasks run.
+_CORE = ("complete", "help", "list", "list-depth", "list-format", "print-completion-script", "version")
 # What Invoke says.
 _UNKNOWN = re.compile(r"No idea what '(.*)' is!")
 _LACKS_WORDS = re.compile(r"'(.*)' did not receive required positional arguments")
@@ -170,7 +176,18 @@ namespace = _namespace()
 
 
 class _Gauntlet(Program):
-    """Invoke's program with our exit code for a command line that cannot be read."""
+    """Invoke's program with our exit code for a command line that cannot be read, and those of its options that do."""
+
+    def core_args(self) -> list[Argument]:
+        """Invoke's own options, but for those of the shell commands that its tasks run: there are none here."""
+        return [item for item in super().core_args() if item.name in _CORE]
+
+    @property
+    def args(self) -> Lexicon:
+        """Invoke's own options with their values; those that cannot be given have their defaults."""
+        found: Lexicon = ParserContext(args=super().core_args()).args
+        found.update(super().args)
+        return found
 
     def parse_core(self, argv: list[str] | None) -> None:
         """Parse the options before the first task."""
@@ -181,11 +198,22 @@ class _Gauntlet(Program):
         """Parse the tasks and their options."""
         with _usage_errors():
             super().parse_tasks()
+            for context in self.tasks:
+                _refuse_zeros(context)
 
     def parse_cleanup(self) -> None:
         """Do what the options before the first task ask for, such as a task's help."""
         with _usage_errors():
             super().parse_cleanup()
+
+
+def _refuse_zeros(context: ParserContext) -> None:
+    """A 0 that was typed is not the 0 that stands for an option which was left out."""
+    units = {item.name: item.unit for item in namespace[context.name].options if item.unit and not item.default}
+    for argument in context.args.values():
+        unit = units.get(str(argument.attr_name or argument.name).replace("-", "_"))
+        if unit and argument.got_value and argument.value == 0:
+            raise UsageError(f"{dashed(argument.name)} 0: expected {unit} above 0", "Leave it out for the default.")
 
 
 def _spelled_out(argv: list[str]) -> list[str]:
@@ -216,6 +244,9 @@ def _several_in_one(argv: Sequence[str]) -> list[str]:
 def _usage_errors() -> Iterator[None]:
     try:
         yield
+    except UsageError as error:
+        sys.stderr.write(f"error: {error}\n")
+        raise Exit(code=int(ExitCode.USAGE)) from error
     except (ParseError, ValueError) as error:
         # A ValueError is Python's own, for an option that takes a number: it ends with what was given.
         what = _plainly(error) if isinstance(error, ParseError) else f"{str(error).rpartition(': ')[2]} is not a number"

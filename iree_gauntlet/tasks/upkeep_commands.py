@@ -64,18 +64,18 @@ def golden_sensitivity_task(options: dict[str, Any]) -> ExitCode:
     return sensitivity(RunRequest.of(options, Defaults()), write=options["write"])
 
 
-@gauntlet_task("update", options_of(GoldenUpdateRequest))
+@gauntlet_task("update", (*SELECTION, *options_of(GoldenUpdateRequest)))
 def golden_update_task(options: dict[str, Any]) -> ExitCode:
     """Propose golden times, dispatch counts and sizes from what runs have measured, as a diff of the specs.
 
     Figures of failed, unfinished or disturbed measurements do not count, and are reported.
 
     Examples: golden.update --last 5
-              golden.update --match 'dtln/*' --write
+              golden.update --model dtln --write
     """
     from iree_gauntlet.upkeep.spec_goldens import update  # noqa: PLC0415
 
-    return update(read(GoldenUpdateRequest, options))
+    return update(read(SelectionRequest, options), read(GoldenUpdateRequest, options))
 
 
 @gauntlet_task(

@@ -43,6 +43,7 @@ from iree_gauntlet.upkeep.proposed_changes import FileChange, hand_out
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from iree_gauntlet.measuring.goldens.golden_evidence import Evidence
     from iree_gauntlet.upkeep.upkeep_requests import GoldenShowRequest, GoldenUpdateRequest
 
 
@@ -187,8 +188,12 @@ def _row(standing: Standing) -> tuple[Cell, ...]:
     )
 
 
-def update(asked: GoldenUpdateRequest) -> ExitCode:
+def update(request: SelectionRequest, asked: GoldenUpdateRequest) -> ExitCode:
     """Shows, and with `write` makes, the goldens that runs speak for.
+
+    Args:
+        request: the selection; where none is asked for, all goldens of the runs.
+        asked: which runs speak, and what becomes of the diff.
 
     Raises:
         UsageError: there is no such run, or an option is out of range.
@@ -201,13 +206,14 @@ def update(asked: GoldenUpdateRequest) -> ExitCode:
     names = ", ".join(record.path.parent.name for record in records)
     wanted = {
         golden: items
-        for golden, items in evidence.items()
+        for golden, items in _as_written(evidence, request).items()
         if not asked.match or fnmatch.fnmatch(items[0].chain, asked.match)
     }
     if not wanted:
         raise NothingSelectedError(
-            f"no golden was measured in {names}{f' that fits --match {asked.match}' if asked.match else ''}",
-            "A golden must stand in the spec to be updated (docs/how-to/goldens.md); times only with their --sku.",
+            f"no golden was measured in {names}{' that is asked for' if evidence else ''}",
+            "A golden must stand in the spec to be updated (docs/how-to/goldens.md); times only with their --sku."
+            " More runs: --last N, or --run.",
         )
     proposals: list[Proposal] = []
     for golden in sorted(wanted, key=lambda golden: (golden.origin.file, golden.origin.field)):
@@ -227,6 +233,27 @@ def update(asked: GoldenUpdateRequest) -> ExitCode:
     ]
     hand_out(changes, asked.output, write=asked.write)
     return ExitCode.OK
+
+
+def _as_written(evidence: Mapping[Golden, list[Evidence]], request: SelectionRequest) -> dict[Golden, list[Evidence]]:
+    """The figures by the goldens that stand in the specs today, which may have been edited since the runs.
+
+    Where nothing is selected, goldens of other specs than the project's stay as the runs have recorded them.
+    """
+    everything = request == SelectionRequest()
+    try:
+        selection = select(request, Defaults(targets=FAMILIES))
+    except (UsageError, NothingSelectedError):
+        if not everything:
+            raise
+        return dict(evidence)
+    today = {(golden.origin.file, golden.origin.field): golden for _, golden in _goldens(selection, request)}
+    found: dict[Golden, list[Evidence]] = {}
+    for golden, items in evidence.items():
+        present = today.get((golden.origin.file, golden.origin.field), golden if everything else None)
+        if present is not None:
+            found.setdefault(present, []).extend(items)
+    return found
 
 
 def _runs(asked: GoldenUpdateRequest) -> list[Path]:

@@ -243,7 +243,7 @@ def test_a_block_with_a_disturbed_round_is_taken_again(
     model = _document(project)["models"]["toy/abs@cpu"]
     assert (model["verdict"], model["blocks"], model["control_blocks"]) == ("slower", 10, 10)
     assert model["replaced_blocks"] == 2
-    assert model["disturbance"] == "other work kept the CPUs 90 % busy (10 % is let pass)"
+    assert model["disturbance"] == "other work kept the CPUs 90 % busy (10 % is tolerated)"
     record = read_events(project.folder / "cmp" / "comparison.jsonl", "comparison")
     left_out = [event for _, event in record.events if event["event"] == "block" and not event["counted"]]
     assert [(block["kind"], len(block["rounds"])) for block in left_out] == [("ab", 3), ("aa", 1)]

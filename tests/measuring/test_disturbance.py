@@ -1,4 +1,4 @@
-"""What disturbs a round is seen, and what does not is let pass: on synthetic machines."""
+"""What disturbs a round is seen, and what does not is tolerated: on synthetic machines."""
 
 from __future__ import annotations
 
@@ -59,28 +59,28 @@ def test_an_undisturbed_round() -> None:
 @pytest.mark.parametrize(
     ("state", "cause"),
     [
-        (_state(whole=CpuUse(0.34, 0, 0.005)), "other work kept the CPUs 34 % busy (10 % is let pass)"),
-        (_state(pinned=CpuUse(0.06, 0, 0.015)), "other work kept the round's own CPUs 6 % busy (2 % is let pass)"),
+        (_state(whole=CpuUse(0.34, 0, 0.005)), "other work kept the CPUs 34 % busy (10 % is tolerated)"),
+        (_state(pinned=CpuUse(0.06, 0, 0.015)), "other work kept the round's own CPUs 6 % busy (2 % is tolerated)"),
         (
             _state(pinned=CpuUse(0.0, 0, 0.015), whole=CpuUse(0.7, 0, 0.005)),
-            "other work kept the CPUs 70 % busy (50 % is let pass)",
+            "other work kept the CPUs 70 % busy (50 % is tolerated)",
         ),
-        (_state(whole=CpuUse(0, 0.05, 0.005)), "the hypervisor took 5 % of the CPU time (2 % is let pass)"),
-        (_state(throttle_count=8), "the CPU throttled 3 times, at 60 °C (0 is let pass)"),
+        (_state(whole=CpuUse(0, 0.05, 0.005)), "the hypervisor took 5 % of the CPU time (2 % is tolerated)"),
+        (_state(throttle_count=8), "the CPU throttled 3 times, at 60 °C (0 is tolerated)"),
         (_state(governor="powersave"), "the frequency governor changed from performance to powersave"),
         (
             _state(frequency_mhz=2400),
-            "the CPU frequency was 2400 MHz, 20 % below the 3000 MHz at its begin (10 % is let pass)",
+            "the CPU frequency was 2400 MHz, 20 % below the 3000 MHz at its begin (10 % is tolerated)",
         ),
-        (_state(swap_used_bytes=(1 << 30) + (64 << 20)), "64 MiB went to swap (16 MiB is let pass)"),
+        (_state(swap_used_bytes=(1 << 30) + (64 << 20)), "64 MiB went to swap (16 MiB is tolerated)"),
         (_state(on_battery=True), "the machine ran on battery"),
         (
             _on_gpu(replace(GPU, others=(17,)), replace(GPU, others=(17, 42))),
-            "2 other processes on GPU 0 (H200) (pid 17, 42; 0 is let pass)",
+            "2 other processes on GPU 0 (H200) (pid 17, 42; 0 is tolerated)",
         ),
         (
             _on_gpu(replace(GPU, throttled=((Slowdown.HEAT, 5.0),)), replace(GPU, throttled=((Slowdown.HEAT, 5.5),))),
-            "GPU 0 (H200) was slowed down for 25 % of the round: heat (2 % is let pass)",
+            "GPU 0 (H200) was slowed down for 25 % of the round: heat (2 % is tolerated)",
         ),
         (
             _on_gpu(GPU, replace(GPU, reasons=(Slowdown.POWER_BRAKE,), temperature_c=91.0)),
@@ -89,7 +89,7 @@ def test_an_undisturbed_round() -> None:
         (_on_gpu(None, replace(GPU, reasons=(Slowdown.HARDWARE,))), "GPU 0 (H200) is slowed down: slowed down by"),
         (
             _on_gpu(GPU, replace(GPU, clock_mhz=1200)),
-            "the clock of GPU 0 (H200) fell from 1980 to 1200 MHz, by 39 % (10 % is let pass)",
+            "the clock of GPU 0 (H200) fell from 1980 to 1200 MHz, by 39 % (10 % is tolerated)",
         ),
     ],
 )
@@ -101,7 +101,7 @@ def test_each_cause_has_its_line(state: RoundState, cause: str) -> None:
 @pytest.mark.parametrize(
     "state",
     [
-        # One's own pinned CPUs are quiet: a neighbour on others is let pass.
+        # One's own pinned CPUs are quiet: a neighbour on others is tolerated.
         _state(pinned=CpuUse(0.01, 0, 0.015), whole=CpuUse(0.3, 0, 0.005)),
         # Nobody knows what a kernel of ticks has seen in so short a time.
         _state(whole=CpuUse(0.6, 0.6, 0.9)),
@@ -141,7 +141,7 @@ def test_the_power_limit_of_a_gpu_can_be_judged() -> None:
     )
     assert state.disturbances() == ()
     (line,) = state.disturbances(Limits(power_capped_share=0.2))
-    assert line == "GPU 0 (H200) was slowed down for 40 % of the round: at its power limit (20 % is let pass)"
+    assert line == "GPU 0 (H200) was slowed down for 40 % of the round: at its power limit (20 % is tolerated)"
 
 
 _SHARES = st.floats(0, 1)
@@ -242,7 +242,7 @@ def test_a_watch_sees_what_changes_between_its_readings(tmp_path: Path) -> None:
     ]
     assert state.as_dict()["throttle_events"] == 2
     state = pinned.ended(own_cpu_seconds=1.9)
-    assert state.disturbances()[0] == "other work kept the round's own CPUs 5 % busy (2 % is let pass)"
+    assert state.disturbances()[0] == "other work kept the round's own CPUs 5 % busy (2 % is tolerated)"
 
 
 def test_a_watch_of_a_gpu_asks_its_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,7 @@ def test_a_watch_of_a_gpu_asks_its_tool(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", str(tmp_path))
     state = RoundWatch(gpu=True, device="cuda://0", root=tmp_path).ended(own_cpu_seconds=0.0)
     assert state.after.gpus[0].others == (17, 4242)
-    assert state.disturbances() == ("2 other processes on GPU 0 (NVIDIA H200) (pid 17, 4242; 0 is let pass)",)
+    assert state.disturbances() == ("2 other processes on GPU 0 (NVIDIA H200) (pid 17, 4242; 0 is tolerated)",)
     assert state.as_dict()["gpus"][0]["clock_mhz"] == 1980
     tool.unlink()
     state = RoundWatch(gpu=True, root=tmp_path).ended(own_cpu_seconds=0.0)

@@ -15,9 +15,11 @@ from iree_gauntlet.cases import Golden, Metric, Origin, Statistic
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.measuring.goldens.golden_evidence import Evidence, Proposal, propose
 from iree_gauntlet.option import read
+from iree_gauntlet.requests import SelectionRequest
 from iree_gauntlet.upkeep.spec_goldens import update
 from iree_gauntlet.upkeep.upkeep_requests import GoldenUpdateRequest
 from tests.support.journal_builder import JournalBuilder, samples
+from tests.support.toy_project import Project
 from tests.support.unified_diff import apply_diff
 
 if TYPE_CHECKING:
@@ -91,7 +93,7 @@ def _run(
 
 
 def _update(**asked: Any) -> ExitCode:
-    return update(read(GoldenUpdateRequest, asked))
+    return update(SelectionRequest(), read(GoldenUpdateRequest, asked))
 
 
 def test_the_diff_changes_the_values_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,6 +228,30 @@ def test_a_spec_that_has_changed_since_is_not_overwritten(project: Path) -> None
     (project / _FILE).unlink()
     with pytest.raises(GauntletError, match=_FILE):
         _update(write=True)
+
+
+@pytest.mark.iree
+def test_todays_goldens_are_judged_and_selected_as_golden_show_does(tmp_path: Path) -> None:
+    toy = Project(tmp_path)
+    toy.benchmark(golden_dispatch={"cpu": 3})
+    assert toy.gauntlet("run", "--stages", "compstat").code == 0
+    # Edited since.
+    toy.benchmark(golden_dispatch={"cpu": 0})
+    shown = json.loads(toy.gauntlet("golden.show", "--format", "json").out)["goldens"]
+    assert [(item["golden"], item["measured"], item["verdict"]) for item in shown] == [(0, 1, "broken")]
+    for selection in ((), ("--model", "toy", "--target", "cpu"), ("--suite", "s")):
+        toy.suite('[[include]]\nmodel = "toy"\n')
+        done = toy.gauntlet("golden.update", *selection)
+        assert done.code == 0, done.text
+        assert "golden_dispatch.cpu 0 → 1" in done.err, done.text
+    other = toy.gauntlet("golden.update", "--model", "other")
+    assert (other.code, "no case matches --model other" in other.err) == (5, True), other.text
+    toy.add("negated", "arith.negf %a : tensor<4xf32>")
+    toy.benchmark("negated", golden_dispatch={"cpu": 1})
+    other = toy.gauntlet("golden.update", "--submodel", "negated")
+    assert other.code == 5, other.text
+    assert "More runs: --last N, or --run." in other.err
+    toy.close()
 
 
 def test_mistakes_of_the_command_line(project: Path) -> None:

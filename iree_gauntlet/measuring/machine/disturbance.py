@@ -100,18 +100,18 @@ class RoundState:
         if self.pinned is not None and _over(self.pinned.busy_share, self.pinned, limits.pinned_busy_share):
             yield (
                 f"other work kept the round's own CPUs {_percent(self.pinned.busy_share)} busy"
-                f" ({_percent(limits.pinned_busy_share)} is let pass)"
+                f" ({_percent(limits.pinned_busy_share)} is tolerated)"
             )
         limit = limits.busy_share if self.pinned is None else limits.busy_share_beside_pinned
         if self.whole is not None and _over(self.whole.busy_share, self.whole, limit):
-            yield f"other work kept the CPUs {_percent(self.whole.busy_share)} busy ({_percent(limit)} is let pass)"
+            yield f"other work kept the CPUs {_percent(self.whole.busy_share)} busy ({_percent(limit)} is tolerated)"
 
     def _steal(self, limits: Limits) -> Iterator[str]:
         use = self.pinned or self.whole
         if use is not None and _over(use.steal_share, use, limits.steal_share):
             yield (
                 f"the hypervisor took {_percent(use.steal_share)} of the CPU time"
-                f" ({_percent(limits.steal_share)} is let pass)"
+                f" ({_percent(limits.steal_share)} is tolerated)"
             )
 
     def _clock(self, limits: Limits) -> Iterator[str]:
@@ -119,20 +119,20 @@ class RoundState:
         events = _grown(before.throttle_count, after.throttle_count)
         if events is not None and events > limits.throttle_events:
             hot = f", at {after.cpu_temperature_c:.0f} °C" if after.cpu_temperature_c is not None else ""
-            yield f"the CPU throttled {events} times{hot} ({limits.throttle_events} is let pass)"
+            yield f"the CPU throttled {events} times{hot} ({limits.throttle_events} is tolerated)"
         first, last, drop = before.frequency_mhz, after.frequency_mhz, limits.frequency_drop
         if before.governor != after.governor:
             yield f"the frequency governor changed from {before.governor} to {after.governor}"
         elif after.governor == "performance" and first and last is not None and last < first * (1 - drop):
             yield (
                 f"the CPU frequency was {last:.0f} MHz, {_percent(1 - last / first)} below the {first:.0f} MHz"
-                f" at its begin ({_percent(drop)} is let pass)"
+                f" at its begin ({_percent(drop)} is tolerated)"
             )
 
     def _memory_and_power(self, limits: Limits) -> Iterator[str]:
         swapped = _grown(self.before.swap_used_bytes, self.after.swap_used_bytes)
         if swapped is not None and swapped > limits.swap_grown_bytes:
-            passes = f"({limits.swap_grown_bytes / _MIB:.0f} MiB is let pass)"
+            passes = f"({limits.swap_grown_bytes / _MIB:.0f} MiB is tolerated)"
             yield f"{swapped / _MIB:.0f} MiB went to swap {passes}"
         if self.before.on_battery or self.after.on_battery:
             yield "the machine ran on battery"
@@ -221,7 +221,7 @@ def _gpu_causes(before: Sequence[GpuState], after: Sequence[GpuState], seconds: 
         if len(others) > limits.gpu_others:
             named = ", ".join(map(str, others[:4])) + (" …" if len(others) > 4 else "")
             noun = "process" if len(others) == 1 else "processes"
-            yield f"{len(others)} other {noun} on {gpu.label} (pid {named}; {limits.gpu_others} is let pass)"
+            yield f"{len(others)} other {noun} on {gpu.label} (pid {named}; {limits.gpu_others} is tolerated)"
 
 
 def _slowed(first: GpuState | None, gpu: GpuState, seconds: float, limits: Limits) -> Iterator[str]:
@@ -234,7 +234,7 @@ def _slowed(first: GpuState | None, gpu: GpuState, seconds: float, limits: Limit
             counted.add(cause)
             yield (
                 f"{gpu.label} was slowed down for {100 * share:.0f} % of the round: {cause}{heat}"
-                f" ({100 * limit:.0f} % is let pass)"
+                f" ({100 * limit:.0f} % is tolerated)"
             )
     # What is so at the moment of a reading, of causes that are not counted.
     seen = (*(first.ill_reasons if first else ()), *gpu.ill_reasons)
@@ -266,7 +266,7 @@ def _clock(first: GpuState | None, gpu: GpuState, limits: Limits) -> Iterator[st
         drop = 100 * (1 - gpu.clock_mhz / first.clock_mhz)
         yield (
             f"the clock of {gpu.label} fell from {first.clock_mhz:.0f} to {gpu.clock_mhz:.0f} MHz, by {drop:.0f} %"
-            f" ({100 * limits.frequency_drop:.0f} % is let pass)"
+            f" ({100 * limits.frequency_drop:.0f} % is tolerated)"
         )
 
 
