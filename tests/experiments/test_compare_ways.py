@@ -10,6 +10,7 @@ import pytest
 
 from iree_gauntlet.journal_format import read_events
 from tests.support.faulty_iree import MadeUpTimes, compiled_before
+from tests.support.processes import wait_until
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
@@ -82,6 +83,26 @@ def test_a_difference_on_all_cpus_alone_contradicts(project: Project, tmp_path: 
     assert model["own_way"]["contradicts"] is True
     for text in (done.out, (project.folder / "cmp" / "comparison.md").read_text()):
         assert "on all CPUs, as its spec runs it, B is" in " ".join(text.split())
+
+
+def test_a_trial_that_was_cut_short_is_continued(project: Project, tmp_path: Path) -> None:
+    a, b = MadeUpTimes(tmp_path / "a"), MadeUpTimes(tmp_path / "b", 1.5)
+    # In the second block of the trial.
+    a.hang_after(5)
+    log = project.folder / "cmp" / "comparison.jsonl"
+    process = project.start("compare", a.iree, b.iree, *_QUICK)
+    wait_until(lambda: log.exists() and '"kind":"trial"' in log.read_text())
+    process.kill()
+    process.wait()
+    a.go_on()
+    done = project.gauntlet("compare", "--resume", "--run-dir", "cmp")
+    assert done.code == 1, done.text
+    kinds = [block["kind"] for block in _blocks(project)]
+    assert kinds[:6] == ["trial"] * 6
+    assert "trial" not in kinds[6:]
+    model = _model(project)
+    assert (model["blocks"], model["control_blocks"]) == (10, 10), "three of A against itself are the trial's"
+    assert kinds.count("aa") == 7
 
 
 def test_asked_for_one_way_nothing_is_tried(project: Project, tmp_path: Path) -> None:
