@@ -5,7 +5,7 @@ A document is made from what is known, without a thought for where it is read. T
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,8 @@ from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.figures import duration, milliseconds, whole
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from iree_gauntlet.errors import ExitCode
 
 
@@ -225,7 +227,26 @@ class Document:
         return "" if code is None else f"exit code {int(code)}: {code.meaning}"
 
     @property
+    def brief(self) -> Document:
+        """The answer alone."""
+        return replace(self, title="", facts=(), blocks=(), details=(), remarks=())
+
+    @property
+    def whole(self) -> Document:
+        """All that files have, for a terminal: every row, and nothing folded."""
+        return replace(self, blocks=tuple(_unfolded((*self.blocks, *self.details))), details=())
+
+    @property
     def in_files(self) -> tuple[Block, ...]:
         """All that files have below the answer."""
         remarks = (Notes(self.remarks),) if self.remarks else ()
         return (*remarks, *self.blocks, *self.details)
+
+
+def _unfolded(blocks: Iterable[Block]) -> Iterator[Block]:
+    for block in blocks:
+        if isinstance(block, Folded):
+            yield Heading(block.title)
+            yield from _unfolded(block.blocks)
+        else:
+            yield replace(block, most=0) if isinstance(block, Items | Table) else block

@@ -112,6 +112,16 @@ class FormatRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputRequest:
+    """How much is said on the way to a result."""
+
+    quiet: bool = option(
+        False, "Neither progress nor notes, and where all is as expected one line; warnings stay.", short="q"
+    )
+    verbose: bool = option(False, "Each step with its command, cache key and log; reports with every row.", short="v")
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkRequest:
     """How files are fetched."""
 

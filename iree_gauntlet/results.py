@@ -145,6 +145,12 @@ class Samples(Recorded):
         """Sample standard deviation (n − 1); None for a single repetition."""
         return statistics.stdev(self.real_time_ms) if len(self.real_time_ms) > 1 else None
 
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """What follows from the repetitions, by the names of JSON and JUnit; None for what is not known."""
+        most = max(self.real_time_ms, default=None)
+        return {"mean_ms": self.mean_ms, "stdev_ms": self.stdev_ms, "min_ms": self.min_ms, "max_ms": most}
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data for the journal, in a unit that it names."""
         return {

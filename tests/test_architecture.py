@@ -24,7 +24,7 @@ ROOMS = {
     **dict.fromkeys(
         ("cases", "cleaning", "document", "errors", "figures", "journal_format", "option", "progress", "recorded"), 0
     ),
-    **dict.fromkeys(("requests", "results", "settings", "steps", "targets", "__version__"), 0),
+    **dict.fromkeys(("messages", "requests", "results", "settings", "steps", "targets", "__version__"), 0),
     "system": 1,
     **dict.fromkeys(("artifacts", "dialects", "measuring", "records", "toolchains"), 2),
     "engine": 3,

@@ -23,6 +23,7 @@ from iree_gauntlet.requests import (
     FolderRequest,
     FormatRequest,
     NetworkRequest,
+    OutputRequest,
     SelectionRequest,
     ShardRequest,
     ToolchainRequest,
@@ -63,6 +64,7 @@ _GROUPS = {
     "Network": ("How files are fetched.", options_of(NetworkRequest)),
     "Shard": ("Which part of a selection.", options_of(ShardRequest)),
     "Cache": ("Where downloads, modules and releases of IREE are kept.", options_of(CacheRequest)),
+    "Output": ("How much is said; every command takes them.", options_of(OutputRequest)),
     "Format": ("How the result is shown.", options_of(FormatRequest)),
 }
 _HEAD = "| option | value | default | |\n| --- | --- | --- | --- |\n"

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet import messages
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.engine.baseline import held_against, with_counts
 from iree_gauntlet.engine.engine import Engine, RunOptions
@@ -158,9 +159,9 @@ def run(
     """
     request, stages = chosen.request, chosen.stages
     for warning in chosen.selection.warnings():
-        sys.stderr.write(f"warning: {warning}\n")
+        messages.warn(warning)
     for note in chosen.selection.notes:
-        sys.stderr.write(f"note: {note}\n")
+        messages.note(note)
     named, _ = asked_folder("run", request.folder, JOURNAL)
     there = named is not None and named.exists()
     with presenter.progress() as progress, ExitStack() as held:
@@ -227,7 +228,7 @@ def _with_baseline(plan: Plan, folder: Path, machine: Workbench) -> Plan:
     plan, missing = held_against(plan, read_journal(folder / JOURNAL), str(shown(folder)), release)
     if missing:
         some = ", ".join(missing[:_MOST_NAMED]) + (", …" if len(missing) > _MOST_NAMED else "")
-        sys.stderr.write(f"warning: not held against {shown(folder)}, which has no figures of it: {some}\n")
+        messages.warn(f"not held against {shown(folder)}, which has no figures of it: {some}")
     return plan
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING, TextIO
 
+from iree_gauntlet import messages
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.records.bisect_outcome import BISECT_RECORD
 from iree_gauntlet.records.compare_record import COMPARISON_FILE
@@ -78,7 +78,7 @@ class ConsolePresenter:
                 self.line(command)
         if self._output.lost:
             lost = f"standard output: {self._output.lost}; the run went on, see {shown(folder)}"
-            sys.stderr.write(f"warning: {lost}\n")
+            messages.warn(lost)
         # Last, so that a summary file that cannot be written hides no verdict.
         if not brief:
             reports.append_to_step_summary(os.environ)

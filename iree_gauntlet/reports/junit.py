@@ -155,9 +155,8 @@ def _properties(chain: ChainOutcome, outcome: RunOutcome, *, first: bool) -> lis
             found.append((f"{step.name}.flags", " ".join(step.flags)))
             found += [(f"{step.name}.{key}", _flat(value)) for key, value in sorted(step.statistics.items())]
         if step.samples is not None and step.samples.real_time_ms:
-            found.append((f"{step.name}.mean_ms", f"{step.samples.mean_ms:.6g}"))
-            least = step.samples.min_ms
-            found.append((f"{step.name}.min_ms", None if least is None else f"{least:.6g}"))
+            figures = step.samples.figures.items()
+            found += [(f"{step.name}.{key}", None if value is None else f"{value:.6g}") for key, value in figures]
         for check in step.checks:
             if check.measured is not None:
                 found.append((f"{step.name}.{check.metric}", f"{check.measured:.10g}"))

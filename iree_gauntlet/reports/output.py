@@ -7,6 +7,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, TextIO, cast
 
+from iree_gauntlet import messages
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -26,12 +28,15 @@ def write_text(stream: TextIO, text: str) -> None:
 
 
 def open_progress(stream: TextIO) -> Painter:
-    """Live progress where `stream` is a terminal that can show it, lines elsewhere."""
+    """Live progress where `stream` is a terminal that can show it, lines elsewhere and where all is wanted."""
     # rich takes long to import.
     from iree_gauntlet.reports.live.live_progress import LiveProgress  # noqa: PLC0415
+    from iree_gauntlet.reports.live.no_progress import NoProgress  # noqa: PLC0415
     from iree_gauntlet.reports.live.plain_progress import PlainProgress  # noqa: PLC0415
 
-    if is_live(stream, os.environ):
+    if messages.is_quiet():
+        return NoProgress()
+    if is_live(stream, os.environ) and not messages.is_verbose():
         return LiveProgress(stream, colour=not os.environ.get("NO_COLOR"))
     return PlainProgress(stream)
 

@@ -68,7 +68,8 @@ def print_document(
                 _line(console, "")
             _print(console, block)
             before = block
-        _line(console, "")
+        if document.title:
+            _line(console, "")
         _print(console, Notes(document.remarks))
         _line(console, f"{one_line(document.answer, 400)}{facts}", "bold")
         if reports:

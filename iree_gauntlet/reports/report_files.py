@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from iree_gauntlet import messages
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_markdown import markdown, shortened
@@ -55,7 +56,7 @@ class Reports:
                 write_report(folder / name, make(), folder)
 
     def print(self, folder: Path, stream: TextIO, *, environ: Mapping[str, str], width: int | None = None) -> None:
-        """Print what people read; commands are never broken over lines.
+        """Print what people read, as much of it as is wanted; commands are never broken over lines.
 
         Args:
             folder: of the record, as the user knows it.
@@ -64,7 +65,12 @@ class Reports:
             width: columns; None for the terminal's own, or 160 where there is none.
         """
         where = f"{folder}: {', '.join(self.files)}"
-        print_document(self.document(folder), stream, where, environ=environ, width=width)
+        document = self.document(folder)
+        if messages.is_quiet() and self.exit_code is ExitCode.OK:
+            document = document.brief
+        elif messages.is_verbose():
+            document = document.whole
+        print_document(document, stream, where, environ=environ, width=width)
 
     def append_to_step_summary(self, environ: Mapping[str, str]) -> None:
         """Append what people read to the file that `GITHUB_STEP_SUMMARY` names, where there is one.

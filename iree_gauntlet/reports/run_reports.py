@@ -4,44 +4,8 @@
 test, with the columns and words that its readers know: `PASSED`, `FAILED` (also for what an error kept from being
 judged), `N/A` for what did not run; and `XFAILED`, which that suite has not.
 
-`summary.json` is the result of a run, for programs.
-The document, `"schema": 1`. Within one schema number keys are only added. Times are in seconds unless the
-key says `_ms`; a figure that was not measured is null; NaN and infinities are the strings `"nan"`, `"inf"`,
-`"-inf"`, so that every JSON reader takes the file. Of a run with more than 200 chains, each chain is on one line.
-
-    {
-      "schema": 1,
-      "run": str, "suite": str, "version": str, "command": str, "cwd": str, "started": ISO 8601,
-      "state": "complete" | "interrupted" | "unfinished",
-      "resumed": int, "torn": bool, "remarks": [str],
-      "exit_code": int, "exit_meaning": str,
-      "seconds": number, "tool_seconds": number,
-      "counts": {"passed": int, "failed": int, "error": int, "skipped": int, "xfailed": int,
-                 "xpassed": int, "inconclusive": int},
-      "cache": {"compiles" | "imports" | "downloads": {"hits": int, "misses": int}},
-      "targets": [{"name": str, "sku": str}],
-      "toolchain": {...}, "machine": {...},                  as in the journal
-      "chains": [{
-        "id": str, "dialect": str, "model": str, "submodel": str, "target": str, "sku": str,
-        "verdict": verdict,
-        "compile": {"seconds": number | null, "cached": bool},
-        "quality": comparison | null,                        the output that is furthest off
-        "time_ms": {"mean", "stdev", "min", "max": number | null, "repetitions": int,
-                    "golden", "limit": number | null, "passed": bool | null} | null,
-        "dispatch_count", "binary_size_bytes":
-                   {"measured": number, "golden", "limit": number | null, "passed": bool | null} | null,
-        "steps": [{
-          "id": str, "stage": str, "role": str, "verdict": verdict, "reason": str, "behind": step id | "",
-          "seconds": number, "waited_seconds": number,
-          "cpu_seconds": number, "tool_seconds": number, "peak_rss_bytes": int,
-          "exit_code": int | null, "signal": str, "timed_out": bool, "command": str, "device": str,
-          "cache": {"hit": bool, "key": str, "reason": str} | null,
-          "checks": [check], "outputs": [comparison],        as in the journal
-          "real_time_ms": [number], "cpu_time_ms": [number], "statistics": {...},
-          "notes": [str], "log": str, "origin": {"file": str, "field": str}
-        }]
-      }]
-    }
+`summary.json` is the result of a run, for programs; docs/reference/results.md has its shape. Within one schema number
+keys are only added. NaN and infinities are strings, so that every JSON reader takes the file.
 """
 
 from __future__ import annotations
@@ -276,6 +240,7 @@ def _step(step: StepOutcome) -> dict[str, Any]:
         "cache": None if step.cache is None else _fields(step.cache),
         "checks": [_fields(check) | {"factor": 1.0 if check.factor is None else check.factor} for check in step.checks],
         "outputs": [_output(output) for output in step.outputs],
+        "figures": step.samples.figures if step.samples else {},
         "real_time_ms": step.samples.real_time_ms if step.samples else (),
         "cpu_time_ms": step.samples.cpu_time_ms if step.samples else (),
         "statistics": step.statistics,

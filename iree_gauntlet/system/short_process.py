@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from iree_gauntlet import messages
 from iree_gauntlet.errors import ToolchainError
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def run_short(
         OSError: it cannot be started.
         subprocess.TimeoutExpired: its time is up; `output` is what it had said.
     """
+    messages.detail(f"$ {shlex.join(map(str, argv))}")
     process = subprocess.Popen(
         argv,
         stdin=subprocess.PIPE,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from iree_gauntlet import messages
 from iree_gauntlet.document import Cell, Column, Document, Kind, Table
 from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.engine.run_start import model_engine, model_session, require_importer, run_event
@@ -75,7 +76,7 @@ def bench(options: BenchOptions) -> ExitCode:
     if options.list:
         return ExitCode.OK
     for problem in passed_over:
-        sys.stderr.write(f"warning: {problem}\n")
+        messages.warn(str(problem))
     model = find_model(models, options.model)
     plan = check_options(model, _plan(options, folders))
     options = replace(options, config=plan.config or "")

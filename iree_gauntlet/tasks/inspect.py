@@ -9,6 +9,7 @@ import sys
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet import messages
 from iree_gauntlet.dialects.locations import file_path
 from iree_gauntlet.engine.workspace import Selection, each_once, select
 from iree_gauntlet.errors import ExitCode, Problem, SpecError, ToolchainError
@@ -70,7 +71,7 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
     selection.require_sound()
     _warn(selection.warnings())
     for note in selection.notes:
-        sys.stderr.write(f"note: {note}\n")
+        messages.note(note)
     name, cases, stages = selection.name, selection.cases, request.stages or selection.stages
     # What the specs say takes more memory than the steps, which find room where it was.
     del selection
@@ -163,7 +164,7 @@ def _missing_files(cases: Iterable[Case]) -> list[Problem]:
 
 def _warn(warnings: Iterable[str]) -> None:
     for text in warnings:
-        sys.stderr.write(f"warning: {text}\n")
+        messages.warn(text)
 
 
 def _flag_problems(toolchain: ToolchainRequest, selection: Selection) -> tuple[list[Problem], list[str]]:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from iree_gauntlet import messages
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.records.merged_runs import merged
@@ -119,8 +120,9 @@ def _merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:
         raise GauntletError(
             f"--merge {into}: cannot be written: {error.strerror}", "Make room there, or give another folder."
         ) from error
-    sys.stderr.writelines(f"note: {remark}\n" for remark in whole.remarks)
-    sys.stderr.write(f"merged into {shown(into.resolve())}\n")
+    for remark in whole.remarks:
+        messages.note(remark)
+    messages.news(f"merged into {shown(into.resolve())}")
 
 
 def _take_logs(record: JournalRecord, into: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from invoke.exceptions import Exit
 from invoke.tasks import Task, task
 
+from iree_gauntlet import messages
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.option import Option, options_of
 from iree_gauntlet.requests import (
@@ -20,6 +21,7 @@ from iree_gauntlet.requests import (
     FolderRequest,
     FormatRequest,
     NetworkRequest,
+    OutputRequest,
     SelectionRequest,
     ShardRequest,
     ToolchainRequest,
@@ -48,6 +50,8 @@ RUNNING = (
 )
 
 FORMAT = options_of(FormatRequest)
+
+OUTPUT = options_of(OutputRequest)
 
 
 def with_defaults(options: tuple[Option, ...], **defaults: str) -> tuple[Option, ...]:
@@ -98,6 +102,7 @@ def gauntlet_task(
         positional: the option that is given without `--`; empty for none.
         usage: how it is typed, where it has such an option.
     """
+    options = (*options, *OUTPUT)
 
     def decorate(function: Callable[[dict[str, Any]], ExitCode]) -> Task[Any]:
         def body(_context: Any, **values: Any) -> None:
@@ -107,7 +112,7 @@ def gauntlet_task(
                 return
             # Invoke turns bytecode off for all that is imported from here on: each start would compile it again.
             sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)
-            with ended() as end:
+            with ended() as end, messages.loudness(quiet=values.pop("quiet"), verbose=values.pop("verbose")):
                 end.code = function(values)
 
         parameters = [inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD)]

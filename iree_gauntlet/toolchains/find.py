@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from packaging.tags import sys_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageError
+from iree_gauntlet.messages import news
 from iree_gauntlet.toolchains.build_tree import BuildTree, compiler_of, runtime_of
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.environments import Environment, Environments, Recipe, environment_tag
@@ -92,13 +92,8 @@ def toolchain_place(
         hash_of: SHA-256 of a file's content.
         offline: nothing is installed.
     """
-    environments = Environments(cache_dir / "toolchains" / "envs", Installer(), offline=offline, use=use, news=_say)
+    environments = Environments(cache_dir / "toolchains" / "envs", Installer(), offline=offline, use=use, news=news)
     return Place(environments, configuration.nightly_links, hash_of, os.environ.get("PATH", ""))
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
 
 
 def find_toolchain(compiler: Choice, runtime: Choice, place: Place) -> Toolchain:

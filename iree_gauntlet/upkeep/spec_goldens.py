@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet import messages
 from iree_gauntlet.cases import Golden, Metric, Statistic
 from iree_gauntlet.dialects.json_text import path_of, with_number, with_string, without_comments
 from iree_gauntlet.dialects.sharktank_schema import Benchmark
@@ -129,7 +130,7 @@ def _records(folder: Path, last: int) -> Iterator[JournalRecord]:
         try:
             yield read_journal(path)
         except GauntletError as error:
-            sys.stderr.write(f"warning: passed over: {error.what}\n")
+            messages.warn(f"passed over: {error.what}")
 
 
 def _record(standing: Standing) -> dict[str, Any]:

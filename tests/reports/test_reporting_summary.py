@@ -20,12 +20,12 @@ from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.report_files import STEP_SUMMARY_LIMIT, append_step_summary
 from iree_gauntlet.steps import NOTHING_COMPARED
 from tests.support.journal_builder import RUN, JournalBuilder, check, comparison, every_verdict, samples
-from tests.support.places import DATA
+from tests.support.places import ROOT
+from tests.support.reference_reports import FOLDER, reference_reports
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-DATA = DATA / "report"
 GITHUB_LIKE = MarkdownIt("commonmark").enable("table")
 anything = st.text(st.characters(codec=None, exclude_categories=()), max_size=60)
 # Whatever means something to Markdown, thickly.
@@ -48,9 +48,11 @@ def cells(text: str) -> list[list[str]]:
     return rows
 
 
-def test_the_summary_is_what_it_was(tmp_path: Path) -> None:
-    # Where a change is meant: put the new text there, after reading it.
-    assert summary_of(every_verdict(), tmp_path) == (DATA / "summary.md").read_text(encoding="utf-8")
+def test_reports_are_what_they_were() -> None:
+    # Where a change is meant: `python -m tests.support.reference_reports`, and read the difference.
+    assert reference_reports() == {
+        name: (FOLDER / name).read_text(encoding="utf-8") for name in ("junit.xml", "summary.md")
+    }
 
 
 def test_the_end_says_what_was_judged_and_which_goldens_were_not(tmp_path: Path) -> None:
@@ -328,3 +330,12 @@ def test_the_page_has_what_the_markdown_has(tmp_path: Path) -> None:
         *(line for line in summary.splitlines() if line.startswith("### ")),
     ]
     assert [len(rows.findall("tr")) for rows in page.iter("tbody")] == [8, 3, 13]
+
+
+def test_every_key_of_the_json_is_documented(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "reference" / "results.md").read_text(encoding="utf-8")
+    shape = page.partition("### summary.json")[2].partition("###")[0]
+    summary_of(every_verdict(), tmp_path)
+    document = json.loads((tmp_path / RUN / "summary.json").read_text(encoding="utf-8"))
+    named = [document, *document["chains"], *(step for chain in document["chains"] for step in chain["steps"])]
+    assert {key for item in named for key in item if f'"{key}"' not in shape} == set()

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import rich.progress
 
+from iree_gauntlet import messages
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.live.progress_text import (
     arrived_text,
     beginning_text,
+    detail_lines,
     finished_text,
     is_worth_a_line,
     pace_text,
@@ -110,8 +112,10 @@ class Painter(Progress):
             self._status = ""
             self._counts[verdict] = self._counts.get(verdict, 0) + 1
             self._steps.advance(self._run_id)
-            if not self._many or is_worth_a_line(verdict):
+            if not self._many or is_worth_a_line(verdict) or messages.is_verbose():
                 self._line(finished_text(step, result, self._place), verdict)
+            for line in detail_lines(result) if messages.is_verbose() else ():
+                self._line(line)
 
     def download(self, url: str, done: int, total: int | None) -> None:
         """Show how far it is; one that was checked in vain begins again."""

@@ -54,6 +54,18 @@ def finished_text(step: dict[str, Any], result: Result, place: str) -> str:
     return f"{place} {result.verdict:<7} {step_title(step)}{took}{reason}"
 
 
+def detail_lines(result: Result) -> list[str]:
+    """How a step came to its result: its command, what the cache had, its notes and where its output is."""
+    cache = result.cache
+    parts = (
+        ("$", result.command),
+        ("cache:", f"{cache.reason} (key {cache.key[:12]})" if cache and cache.key else cache.reason if cache else ""),
+        *(("note:", note) for note in result.notes),
+        ("log:", result.log),
+    )
+    return [f"    {word} {one_line(text, 4000)}" for word, text in parts if text]
+
+
 def pace_text(counts: Mapping[str, int], seconds: float, left: float | None) -> str:
     """`3 failed, 760 passed; 2 min 01 s, about 4 min 10 s left`."""
     worst_first = sorted(counts.items(), key=lambda item: (not is_worth_a_line(item[0]), item[0]))
