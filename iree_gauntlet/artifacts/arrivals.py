@@ -19,10 +19,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from iree_gauntlet.artifacts.hashing import hash_watched
 from iree_gauntlet.artifacts.pypi import Wheels
-from iree_gauntlet.artifacts.remote import MissingError, Remote
+from iree_gauntlet.artifacts.remote import NETWORK_HINT, MissingError, Remote, UnresolvedError
 from iree_gauntlet.artifacts.sources import MadeSource, PypiSource, RandomSource, RemoteSource, arrival_name
 from iree_gauntlet.artifacts.transfer import Arrived, Policy, Transfer
 from iree_gauntlet.errors import ArtifactError
@@ -85,6 +86,8 @@ class Arrivals:
         self._offline = offline
         self._wheels = Wheels(root, offline=offline)
         self._slots = threading.BoundedSemaphore(policy.all_connections)
+        # Hosts that one file was waited for in vain.
+        self._unresolved: set[str] = set()
 
     @contextmanager
     def arriving(self, source: MadeSource, expected: Pin | None, progress: Progress) -> Iterator[Checked]:
@@ -154,7 +157,11 @@ class Arrivals:
         failures: list[ArtifactError],
     ) -> Checked | None:
         """The file from one place; None, and why among the failures, where it is not available there."""
-        mirror = place != source.url
+        mirror, host = place != source.url, urlsplit(place).hostname
+        if host in self._unresolved:
+            what = f"the host {host} cannot be resolved, as for an earlier file: {place}"
+            failures.append(ArtifactError(source.url, what, NETWORK_HINT))
+            return None
         from iree_gauntlet.artifacts.remotes import remotes_of  # noqa: PLC0415
 
         remotes = remotes_of(place, self._configuration, self._policy.stall_timeout)
@@ -168,6 +175,8 @@ class Arrivals:
                 if mirror and not isinstance(error, MissingError):
                     progress.note(source.url, f"not from the mirror: {error.what}")
                 failures.append(error)
+                if isinstance(error.__cause__, UnresolvedError):
+                    self._unresolved.add(error.__cause__.host)
                 continue
             if mirror and expected is None:
                 progress.note(source.url, f"its hash is learnt from the mirror {remote.url}, not from itself")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import requests
-from urllib3.exceptions import HTTPError, ProtocolError, ReadTimeoutError, SSLError
+from urllib3.exceptions import HTTPError, NameResolutionError, ProtocolError, ReadTimeoutError, SSLError
 
 from iree_gauntlet import __version__
 from iree_gauntlet.artifacts.remote import (
@@ -29,6 +29,7 @@ from iree_gauntlet.artifacts.remote import (
     MissingError,
     RemoteFile,
     TransientError,
+    UnresolvedError,
     without_queries,
 )
 from iree_gauntlet.errors import ArtifactError
@@ -197,6 +198,9 @@ class _HttpConnection:
             case requests.exceptions.Timeout() | ReadTimeoutError():
                 late = True
             case requests.exceptions.ConnectionError() | requests.exceptions.ChunkedEncodingError() | ProtocolError():
+                asked = getattr(error, "request", None)
+                if isinstance(getattr(error.args[0], "reason", None), NameResolutionError) and asked is not None:
+                    return UnresolvedError(urlsplit(asked.url).hostname or "", _cause(error))
                 if not late:
                     return TransientError(f"connection lost after {byte_size(done)}: {_cause(error)}")
         if late:

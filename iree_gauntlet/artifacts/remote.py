@@ -19,6 +19,8 @@ BLOCK_BYTES = 1 << 18
 # Temporary by their meaning (RFC 9110, RFC 6585). Of the others from 500 on, a repetition changes nothing.
 TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
+NETWORK_HINT = "Run again later: what has arrived is kept. Check the network and the proxy settings (HTTPS_PROXY)."
+
 _QUERY = re.compile(r"\?[^\s'\")]+")
 
 
@@ -65,6 +67,18 @@ class TransientError(Exception):
     def __init__(self, reason: str, wait: float | None = None) -> None:
         super().__init__(reason)
         self.wait = wait
+
+
+class UnresolvedError(TransientError):
+    """A host whose address nobody knows.
+
+    Attributes:
+        host: its name.
+    """
+
+    def __init__(self, host: str, reason: str) -> None:
+        super().__init__(f"the host {host} cannot be resolved: {reason}")
+        self.host = host
 
 
 class ChangedError(Exception):

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.partial import Partial, Span, missing
 from iree_gauntlet.artifacts.publishing import require_space
-from iree_gauntlet.artifacts.remote import Body, ChangedError, Connection, Remote, RemoteFile, TransientError
+from iree_gauntlet.artifacts.remote import (
+    NETWORK_HINT,
+    Body,
+    ChangedError,
+    Connection,
+    Remote,
+    RemoteFile,
+    TransientError,
+)
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.figures import byte_size
 
@@ -289,8 +297,7 @@ class Transfer:
         policy = self.policy
         if failures > policy.retries:
             what = f"{error} ({failures} attempts): {self.remote.url}"
-            hint = "Run again later: what has arrived is kept. Check the network and the proxy settings (HTTPS_PROXY)."
-            raise ArtifactError(self.name, what, hint) from error
+            raise ArtifactError(self.name, what, NETWORK_HINT) from error
         if error.wait is not None and error.wait > policy.longest_wait:
             what = f"{error}, and the server asks to wait {error.wait:.0f} s: {self.remote.url}"
             raise ArtifactError(self.name, what, "Try again after that time.") from error

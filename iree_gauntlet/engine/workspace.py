@@ -196,7 +196,7 @@ def _project_suites() -> tuple[list[Suite], list[str]]:
     for path in sorted((project_folder() / "suites").glob("*.toml")):
         try:
             suites.append(read_suite(shown(path)))
-        except SpecError:
+        except (SpecError, UsageError):
             why = f"`lint --suite {path.stem}` shows why"
             broken.append(f"{shown(path)} cannot be used, so its expected failures do not apply; {why}")
     return suites, broken

@@ -8,6 +8,7 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -372,3 +373,27 @@ def test_an_abandoned_download_gives_its_files_to_nobody(tmp_path: Path) -> None
     with pytest.raises(OSError, match="Bad file descriptor"):
         partial.write(0, b"x")
     assert (tmp_path / "p" / "data").stat().st_size == 0
+
+
+def test_a_host_that_cannot_be_resolved_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def nobody(host: str, *_: object, **__: object) -> None:
+        asked.append(host)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", nobody)
+    files = store(tmp_path)
+    with pytest.raises(ArtifactError) as first:
+        files.fetch("https://weights.invalid/a.bin")
+    assert first.value.what.startswith("the host weights.invalid cannot be resolved: ")
+    assert asked == ["weights.invalid"] * (1 + QUICK.retries)
+    with pytest.raises(ArtifactError) as second:
+        files.fetch("https://weights.invalid/b.bin")
+    assert second.value.what == (
+        "the host weights.invalid cannot be resolved, as for an earlier file: https://weights.invalid/b.bin"
+    )
+    assert len(asked) == 1 + QUICK.retries
+    with pytest.raises(ArtifactError):
+        files.fetch("https://other.invalid/b.bin")
+    assert asked[-1] == "other.invalid"
