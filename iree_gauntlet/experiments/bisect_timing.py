@@ -13,14 +13,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.rounds.blocks import AB, CONTROL, BlockTaker, Cpus, Pair, PairEvidence
-from iree_gauntlet.engine.rounds.ways import choose_way
+from iree_gauntlet.engine.rounds.ways import choose_way, take_own
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.bisect_probe import Judged, candidate_run
-from iree_gauntlet.experiments.session_verdicts import CONTROL_BLOCKS
+from iree_gauntlet.experiments.session_verdicts import CONTROL_BLOCKS, in_own_way
 from iree_gauntlet.experiments.sides import Side, pair_of, prepare_side, rounds_asked, unready
 from iree_gauntlet.figures import cpus_text
 from iree_gauntlet.measuring.statistics.bisection import Placing, middle_of, place
-from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison, Verdict, compare
+from iree_gauntlet.measuring.statistics.comparison_verdict import (
+    DEFAULT_BAND,
+    DEFAULT_LEAST,
+    Comparison,
+    Verdict,
+    compare,
+)
 from iree_gauntlet.measuring.statistics.paired import log_ratios
 from iree_gauntlet.measuring.statistics.rounds import Block, EvidenceError
 from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, sequential_plan
@@ -116,6 +122,14 @@ class TimedBlocks:
         self._given[candidate.label] = begin + len(found)
         return found
 
+    def own_way(self, candidate: Candidate) -> Comparison | None:
+        """The candidate against the good end in the spec's own way; None where that is how it was measured anyway."""
+        pair = self._pair(candidate)
+        evidence = self._evidence.setdefault(pair.chain, PairEvidence())
+        self._progress.status(f"{pair.chain}: rounds as its spec has it")
+        take_own(pair, evidence, self._taker, _SEED, lambda: self._taker.goes_on(evidence))
+        return in_own_way(evidence.own, DEFAULT_LEAST, DEFAULT_BAND)
+
     def _known_cpus(self, pair: Pair) -> Cpus | None:
         """Those of the blocks that were taken so far; None before the first."""
         begun = (evidence for evidence in self._evidence.values() if evidence.attempts)
@@ -183,6 +197,10 @@ class BlockSource(Protocol):
         """Further blocks, the good end as A and the candidate as B; fewer than asked for where no more can be had."""
         ...
 
+    def own_way(self, candidate: Candidate) -> Comparison | None:
+        """The candidate against the good end in the spec's own way; None where that is how it was measured anyway."""
+        ...
+
     def trouble(self, candidate: Candidate) -> str:
         """Why its blocks are no evidence after all; empty where they are."""
         ...
@@ -223,7 +241,13 @@ class RoundsJudge:
                 break
         reason = "" if found.differs else f"the ends do not differ for certain: {found.verdict}: {found.reason}"
         reason = self._source.trouble(candidate) or reason
-        return self._measured(ready, found, bad=True, reason=reason)
+        judged = self._measured(ready, found, bad=True, reason=reason)
+        own = None if reason else self._source.own_way(candidate)
+        if own is not None:
+            # The others are held against the good end on the same CPUs: once is enough.
+            against = ", which contradicts that" if own.low > found.high or own.high < found.low else ""
+            judged = replace(judged, text=f"{judged.text}; as its spec has it {own.low:.3f} to {own.high:.3f}{against}")
+        return judged
 
     def begin(self, good: Judged, bad: Judged) -> str:
         """Take the middle of the ends."""

@@ -12,8 +12,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.engine.rounds.blocks import AB, CONTROL, OWN, BlockTaker, Pair, PairEvidence
-from iree_gauntlet.engine.rounds.ways import choose_way, spread
+from iree_gauntlet.engine.rounds.blocks import AB, CONTROL, BlockTaker, Pair, PairEvidence
+from iree_gauntlet.engine.rounds.ways import OWN_BLOCKS, choose_way, spread, take_own
 from iree_gauntlet.figures import cpus_text
 from iree_gauntlet.measuring.statistics.comparison_verdict import (
     Comparison,
@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 _BOOTSTRAP_SEED = 1
 # Blocks of A against itself: as many as its one look takes.
 CONTROL_BLOCKS = 10
-# Blocks in the spec's own way, next to those on other CPUs: as few as give an interval at this level.
-_OWN_BLOCKS = 6
+# Of an interval in the spec's own way.
 _OWN_ALPHA = 0.05
 
 
@@ -103,6 +102,13 @@ class ModelVerdict:
         return record
 
 
+def in_own_way(blocks: Sequence[Block], least: float, band: float) -> Comparison | None:
+    """B against A in the spec's own way; None where there are too few blocks."""
+    if len(blocks) < OWN_BLOCKS:
+        return None
+    return compare(blocks, sequential_plan(_OWN_ALPHA, OWN_BLOCKS), least, band)
+
+
 def judge(
     evidence: Mapping[str, PairEvidence], rules: Rules, why_over: str = "the time is up"
 ) -> dict[str, ModelVerdict]:
@@ -141,7 +147,7 @@ def judge(
     verdicts = {}
     for chain, found in evidence.items():
         failure = "" if chain in judged else found.failure or _nothing(found, why_over)
-        own, control = rules.judged_own(found.own), controls.get(chain)
+        own, control = in_own_way(found.own, rules.least, rules.band), controls.get(chain)
         contradicted = chain in judged and own is not None and rules.contradicts(own, judged[chain])
         verdicts[chain] = ModelVerdict(chain, judged.get(chain), control, own, found, failure, contradicted)
     return verdicts
@@ -237,12 +243,6 @@ class Rules:
         """B against A, by these rules."""
         return compare(blocks, self.plan, self.least, self.band, allow=self.allow)
 
-    def judged_own(self, blocks: Sequence[Block]) -> Comparison | None:
-        """B against A in the spec's own way; None where there are too few blocks."""
-        if len(blocks) < _OWN_BLOCKS:
-            return None
-        return compare(blocks, sequential_plan(_OWN_ALPHA, _OWN_BLOCKS), self.least, self.band)
-
     def contradicts(self, own: Comparison, comparison: Comparison) -> bool:
         """Whether the interval in the spec's own way rules out what a comparison on other CPUs says."""
         slower, same = 1 + self.least, 1 + self.band
@@ -305,6 +305,9 @@ class Comparer:
     def _over(self) -> bool:
         return self._cancelled.is_set() or self._left() <= 0
 
+    def _goes_on(self, evidence: PairEvidence) -> bool:
+        return not self._over() and not self._taker.gives_up(evidence)
+
     def _left(self) -> float:
         """Seconds of the budget; waiting for other runs does not use it up."""
         return self._rules.budget - (time.monotonic() - self._began - self._taker.waited)
@@ -321,7 +324,7 @@ class Comparer:
         """Blocks up to a look; those of A against itself between them, so that they see the same machine."""
 
         def goes_on() -> bool:
-            return not self._over() and not self._taker.gives_up(evidence)
+            return self._goes_on(evidence)
 
         self._progress.status(f"{place} {pair.chain}: looking for the CPUs on which it is steadiest")
         choose_way(pair, evidence, self._taker, self._rules.seed, goes_on)
@@ -337,10 +340,9 @@ class Comparer:
 
     def _take_own(self, pair: Pair, evidence: PairEvidence) -> None:
         """Blocks in the spec's own way, where another was chosen: with what is left of the budget."""
-        decided = evidence.cpus and len(pair.ways) > 1 and self._next_look(evidence) is None
-        while decided and evidence.own_tried < _OWN_BLOCKS and not self._over() and not self._taker.gives_up(evidence):
-            self._progress.status(f"{pair.chain}: block {len(evidence.own) + 1} of {_OWN_BLOCKS} on all CPUs")
-            self._taker.take(pair.block(OWN, evidence, self._rules.seed, ()), evidence)
+        if self._next_look(evidence) is None:
+            self._progress.status(f"{pair.chain}: {OWN_BLOCKS} blocks as its spec has it")
+            take_own(pair, evidence, self._taker, self._rules.seed, lambda: self._goes_on(evidence))
 
     def _tell(self, pair: Pair, evidence: PairEvidence) -> None:
         if evidence.failure or not evidence.blocks:

@@ -136,7 +136,7 @@ def _own_way(own: dict[str, Any]) -> str:
     if not own.get("contradicts"):
         return ""
     change = f"{span_text(own['low'], own['high'])} ({100 * own['confidence']:g} %, {own['looked_at']} blocks)"
-    return f"on all CPUs, as its spec runs it, B is {change}, which contradicts that"
+    return f"as its spec runs it, B is {change}, which contradicts that"
 
 
 def _time(side: dict[str, float]) -> str:

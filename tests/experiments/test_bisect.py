@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.dialects.load import CaseSet
+from iree_gauntlet.engine.rounds.ways import OWN_BLOCKS
 from iree_gauntlet.engine.workspace import Selection
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.experiments.bisect import BisectSearch
@@ -21,7 +22,9 @@ from iree_gauntlet.experiments.bisect_probe import ExactJudge, Judged
 from iree_gauntlet.experiments.bisect_question import Question
 from iree_gauntlet.experiments.bisect_timing import RoundsJudge
 from iree_gauntlet.experiments.run import Chosen
+from iree_gauntlet.experiments.session_verdicts import in_own_way
 from iree_gauntlet.measuring.statistics.bisection import most_comparisons
+from iree_gauntlet.measuring.statistics.comparison_verdict import DEFAULT_BAND, DEFAULT_LEAST
 from iree_gauntlet.records.bisect_outcome import BISECT_RECORD, BisectOutcome, bisect_outcome
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.reports.bisect_document import bisect_document, bisect_json
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.experiments.bisect_probe import Judge
+    from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison
     from iree_gauntlet.measuring.statistics.rounds import Block
     from tests.support.command_line import Done
 
@@ -182,6 +186,8 @@ class _Rounds:
         self.taken = 0
         self.void = ""
         self.cpus: tuple[int, ...] = ()
+        # In the spec's own way; None where that is the way of the others.
+        self.own: float | None = None
 
     def ready(self, candidate: Candidate) -> Judged:
         known = self._ratios[_LABELS.index(candidate.label)] is not None
@@ -194,6 +200,13 @@ class _Rounds:
         assert ratio is not None
         times = np.exp(self._chance.normal(0, self._spread, (4 * count, 5)))
         return blocks_from_rounds(times, self.taken, ratio)
+
+    def own_way(self, candidate: Candidate) -> Comparison | None:
+        assert candidate.label == "g", "the bad end alone"
+        if self.own is None:
+            return None
+        times = np.exp(self._chance.normal(0, self._spread, (4 * OWN_BLOCKS, 5)))
+        return in_own_way(blocks_from_rounds(times, 1, self.own), DEFAULT_LEAST, DEFAULT_BAND)
 
     def trouble(self, candidate: Candidate) -> str:
         return "void: the good end differs from itself" if candidate.label in self.void else ""
@@ -213,6 +226,17 @@ def test_times_are_judged_by_their_ratio_to_the_good_end(tmp_path: Path) -> None
         RoundsJudge(_Rounds([1, 1, 0.9, 0.9, 0.9, 0.9, 0.9], 0.01), most_comparisons(7), 0.01, 40)
     )
     assert found.answer == "first bad: c; last good: b"
+
+
+@pytest.mark.parametrize(("own", "contradicted"), [(None, False), (1.0, True), (1.07, False)])
+def test_the_bad_end_is_seen_in_its_specs_own_way_too(tmp_path: Path, own: float | None, contradicted: bool) -> None:
+    rounds = _Rounds([1, 1, 1, 1, 1.07, 1.07, 1.07], 0.01)
+    rounds.own = own
+    found, done = Bisects(tmp_path).run(RoundsJudge(rounds, most_comparisons(7), 0.01, 40))
+    assert (found.answer, done[0]) == ("first bad: e; last good: d", ExitCode.OK)
+    text = found.judged["g"]["text"]
+    assert ("; as its spec has it " in text) == (own is not None)
+    assert text.endswith(", which contradicts that") == contradicted
 
 
 def test_times_that_stay_in_the_middle_end_the_search_with_a_range(tmp_path: Path) -> None:

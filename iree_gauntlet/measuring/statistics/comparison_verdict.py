@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.measuring.statistics.sequential import SequentialPlan
 
 
-_DEFAULT_LEAST = 0.01
-_DEFAULT_BAND = 0.03
+DEFAULT_LEAST = 0.01
+DEFAULT_BAND = 0.03
 
 
 class Verdict(StrEnum):
@@ -90,8 +90,8 @@ class Comparison:
 def compare(
     blocks: Sequence[Block],
     plan: SequentialPlan,
-    least: float = _DEFAULT_LEAST,
-    band: float = _DEFAULT_BAND,
+    least: float = DEFAULT_LEAST,
+    band: float = DEFAULT_BAND,
     location: Location = Location.MIN,
     allow: float | None = None,
 ) -> Comparison:
@@ -114,8 +114,8 @@ def compare(
 def compare_log_ratios(
     ratios: NDArray[np.float64],
     plan: SequentialPlan,
-    least: float = _DEFAULT_LEAST,
-    band: float = _DEFAULT_BAND,
+    least: float = DEFAULT_LEAST,
+    band: float = DEFAULT_BAND,
     allow: float | None = None,
 ) -> Comparison:
     """As `compare`, from the log ratio log(B/A) of each block.
