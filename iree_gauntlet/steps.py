@@ -50,12 +50,14 @@ class Resources:
     Attributes:
         cores: 0 for steps that wait on something else (a download).
         exclusive: nothing else of any run on this machine may run at the same time.
-        device: the device that it uses (`local-task`, `hip`), empty for none.
+        device: the device that it uses: `local-task`, or a device's own URI once that is known; empty for none.
+        software: that device computes on the CPU, though its driver is a GPU's.
     """
 
     cores: int = 1
     exclusive: bool = False
     device: str = ""
+    software: bool = False
 
 
 @dataclass(frozen=True, slots=True)

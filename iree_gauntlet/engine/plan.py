@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.dialects.load import CaseSet
     from iree_gauntlet.errors import Problem
+    from iree_gauntlet.toolchains.devices import Device
     from iree_gauntlet.toolchains.translate import Translation
 
 
@@ -58,11 +59,13 @@ class Plan:
         steps: the steps.
         problems: flags of whole specs.
         broken: flags of single cases of operator suites, whose steps are blocked: all others can run.
+        devices: what it runs on besides the CPU, once that is known.
     """
 
     steps: tuple[Step, ...]
     problems: tuple[Problem, ...] = ()
     broken: tuple[Problem, ...] = ()
+    devices: tuple[Device, ...] = ()
 
 
 def make_plan(cases: CaseSet, stages: Iterable[Stage], context: PlanContext) -> Plan:
@@ -96,11 +99,9 @@ class _Planner:
         self._made = {made.module.id: made.module for case in self._active for _, made in self._made_values(case)}
         # A selected case that these stages leave out (a quality case while benchmarking) still makes its own module.
         others = [case for case in cases.cases if not stages & _work(case) and _makes_modules(case)]
-        needed = self._used | self._made.keys()
-        self._needed = needed
-        self._required = [
-            case for case in (*cases.required, *others) if any(module.id in needed for module in case.modules)
-        ]
+        self._needed = self._used | self._made.keys()
+        needed = (case for case in (*cases.required, *others) if self._needed & {module.id for module in case.modules})
+        self._required = list(needed)
         self._required_ids = {case.id for case in self._required}
         self._owners: dict[str, Case] = {}
         for case in (*self._active, *self._required):
@@ -353,8 +354,7 @@ class _Planner:
 
     def _reference(self, case: Case) -> None:
         """Has onnxruntime run a program that compiles: the compiler reports one that does not, once."""
-        compiled = self._module_needs(case.modules)
-        step = self._step(case, Stage.REFERENCE, needs=compiled, resources=Resources(cores=1))
+        step = self._step(case, Stage.REFERENCE, needs=self._module_needs(case.modules))
         self._add(reference_step(step, case.modules[-1], self._context))
 
     def _run_inputs(self, case: Case) -> tuple[StepInput, ...]:
@@ -364,8 +364,8 @@ class _Planner:
         files = [("input", item.url) for item in case.inputs]
         files += [("expected_output", item.url) for item in case.expected_outputs]
         files += [("parameters", item.url) for item in case.parameters]
-        paths = [self._places.archive_path(item) for item in case.parameters if not item.url]
-        made = [StepInput("parameters", path) for path in paths if path]
+        archives = map(self._places.archive_path, (item for item in case.parameters if not item.url))
+        made = [StepInput("parameters", path) for path in archives if path]
         if case.reference:
             made.append(StepInput("reference", f"{self._places.folder(case.chain, Stage.REFERENCE)}/reference.zip"))
         return (*modules, *made, *(self._file(role, url) for role, url in files if url))

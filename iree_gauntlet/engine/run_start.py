@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.records.event_log import Journal
-from iree_gauntlet.toolchains.devices import device_available
+from iree_gauntlet.toolchains.devices import Device, find_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,8 +32,12 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 
-def without_missing_devices(plan: Plan, machine: Workbench) -> Plan:
-    """Blocks the steps that no device or importer here can do: a demand that cannot be met fails at once."""
+def on_devices_here(plan: Plan, machine: Workbench) -> Plan:
+    """Every step with the device that it runs on by its own name, so that two names of one device are one.
+
+    What no device or importer here can do is blocked: a demand that cannot be met fails at once.
+    """
+    found: dict[str, Device | ToolchainError] = {}
 
     def checked(step: Step) -> Step:
         if step.stage is Stage.IMPORT and machine.toolchain is not None and not machine.toolchain.compiler.python:
@@ -45,12 +49,18 @@ def without_missing_devices(plan: Plan, machine: Workbench) -> Plan:
         device = step.resources.device
         if not device or device.startswith("local-") or machine.toolchain is None:
             return step
-        available = device_available(machine.toolchain, device)
-        return (
-            step if available.ok else blocked(step, f"no device {device!r} here: {available.reason}; {available.hint}")
-        )
+        if device not in found:
+            try:
+                found[device] = find_device(machine.toolchain, device)
+            except ToolchainError as problem:
+                found[device] = problem
+        here = found[device]
+        if isinstance(here, ToolchainError):
+            return blocked(step, f"no device {device!r} here: {here.what}; {here.hint}")
+        return replace(step, resources=replace(step.resources, device=here.uri, software=here.software))
 
-    return replace(plan, steps=tuple(checked(step) for step in plan.steps))
+    steps = tuple(checked(step) for step in plan.steps)
+    return replace(plan, steps=steps, devices=tuple(item for item in found.values() if isinstance(item, Device)))
 
 
 def run_event(
@@ -74,7 +84,7 @@ def run_event(
         "cwd": str(Path.cwd()),
         "target": [{"name": target.name, "sku": target.sku} for target in targets],
         "toolchain": machine.toolchain.as_dict() if machine.toolchain else {},
-        "machine": machine_facts().as_dict(),
+        "machine": machine_facts().as_dict() | ({"devices": list(map(asdict, plan.devices))} if plan.devices else {}),
         **lock_facts(os.environ),
         "resumed": False,
         "steps": list(plan.steps),

@@ -17,7 +17,7 @@ from iree_gauntlet.engine.offline import missing_files, missing_text
 from iree_gauntlet.engine.operator_suites import OperatorRun, batched, operator_performers, started_runs
 from iree_gauntlet.engine.plan import Plan, make_plan
 from iree_gauntlet.engine.rounds.confirming import ConfirmRules, confirm_rules
-from iree_gauntlet.engine.run_start import run_event, without_missing_devices
+from iree_gauntlet.engine.run_start import on_devices_here, run_event
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
 from iree_gauntlet.engine.workspace import Selection, select
@@ -213,7 +213,7 @@ def _planned(chosen: Chosen, machine: Workbench, run_dir: Path) -> tuple[Plan, d
     restricted = begun_with(run_dir) if request.folder.resume else None
     if restricted is not None:
         plan = replace(plan, steps=tuple(step for step in plan.steps if step.id in restricted))
-    plan = without_missing_devices(plan, machine)
+    plan = on_devices_here(plan, machine)
     if not plan.steps:
         raise NothingSelectedError(
             f"nothing to do: the selected specs have no {' or '.join(stages)} stage",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.figures import byte_size, duration, error_figure, figure, mean_and_spread, percent, whole
+from iree_gauntlet.toolchains.devices import Device
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from iree_gauntlet.records.step_outcome import StepOutcome
     from iree_gauntlet.results import Check, OutputComparison
 
@@ -119,3 +122,9 @@ def measured_lines(step: StepOutcome) -> list[str]:
         how = "present" if file.cached else f"fetched in {duration(file.seconds)}"
         lines.append(f"file: {one_line(file.url)} ({byte_size(file.bytes)}, {how})")
     return lines
+
+
+def device_text(machine: Mapping[str, Any]) -> str:
+    """The devices of a run besides the CPU: `llvmpipe (LLVM 15.0.6), llvmpipe Mesa 22.3.6, software: vulkan://GPU-…`."""
+    devices = (Device(**item) for item in machine.get("devices", ()))
+    return "; ".join(f"{device.text}: {device.uri}" if device.text else device.uri for device in devices)

@@ -19,7 +19,7 @@ import junit_xml
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.cleaning import clean, last_lines, one_line
 from iree_gauntlet.figures import byte_size
-from iree_gauntlet.reports.details import finding_lines, measured_lines
+from iree_gauntlet.reports.details import device_text, finding_lines, measured_lines
 
 if TYPE_CHECKING:
     from iree_gauntlet.records.outcome import ChainOutcome, RunOutcome
@@ -187,6 +187,7 @@ def _of_the_machine(outcome: RunOutcome) -> list[tuple[str, object]]:
         ("machine.cpu", machine.get("cpu")),
         ("machine.cores", machine.get("cores")),
         ("machine.memory", byte_size(machine["memory_bytes"]) if machine.get("memory_bytes") else ""),
+        ("machine.devices", device_text(machine)),
         ("machine.os", machine.get("os")),
         ("machine.python", machine.get("python")),
     ]

@@ -15,7 +15,7 @@ from iree_gauntlet.document import Block, Code, Column, Document, Heading, Items
 from iree_gauntlet.figures import byte_size, counted, duration
 from iree_gauntlet.records.chain_figures import chain_figures
 from iree_gauntlet.records.outcome import BAD_VERDICTS, RunOutcome, cache_line, headline, version
-from iree_gauntlet.reports.details import finding_lines
+from iree_gauntlet.reports.details import device_text, finding_lines
 from iree_gauntlet.reports.diagnostic_groups import group_failures
 from iree_gauntlet.steps import NOTHING_COMPARED
 
@@ -273,6 +273,7 @@ def _facts(outcome: RunOutcome) -> tuple[tuple[str, object], ...]:
         ("CPU", machine.get("cpu")),
         ("cores", machine.get("cores")),
         ("memory", byte_size(memory) if memory else ""),
+        ("devices", device_text(machine)),
         ("system", machine.get("os")),
         ("Python", machine.get("python")),
         ("command", outcome.command),

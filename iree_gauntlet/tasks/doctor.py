@@ -11,13 +11,14 @@ import time
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError
 from iree_gauntlet.measuring.machine.machine_state import CpuWatch, benchmark_warnings, machine_facts, machine_state
+from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.settings import Configuration, cache_folder, project_folder
-from iree_gauntlet.toolchains.devices import compile_backends, device_available, devices, drivers
+from iree_gauntlet.toolchains.devices import Device, compile_backends, devices, drivers, find_device, known_devices
 from iree_gauntlet.toolchains.find import chosen, find_toolchain
 from iree_gauntlet.toolchains.host import compiler_host_cpu, host_identity
 from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Toolchain
@@ -145,17 +146,22 @@ def _drivers(toolchain: Toolchain) -> Finding:
 def _target(toolchain: Toolchain, target: str, backend: str, driver: str) -> Finding:
     area = f"target {target}"
     compiles = backend in compile_backends(toolchain)
-    device = device_available(toolchain, driver)
-    if compiles and device.ok:
-        return Finding(area, "ok", f"compiles ({backend}) and runs ({device.reason})")
-    if compiles:
-        # Only the CPU is expected everywhere; a GPU that is not there is no fault.
-        status: Status = "missing" if target == "cpu" else "info"
-        return Finding(area, status, f"compiles ({backend}), does not run: {device.reason}", device.hint)
-    runs = "runs" if device.ok else "does not run either"
+    # Only the CPU is expected everywhere; a GPU that is not there is no fault.
+    status: Status = "missing" if target == "cpu" else "info"
+    try:
+        device = find_device(toolchain, driver)
+    except ToolchainError as problem:
+        if compiles:
+            return Finding(area, status, f"compiles ({backend}), does not run: {problem.what}", problem.hint)
+        runs = "does not run either"
+    else:
+        if compiles:
+            where = f"{device.uri}: {device.text}" if device.text else device.uri
+            return Finding(area, "ok", f"compiles ({backend}) and runs ({where})")
+        runs = "runs"
     return Finding(
         area,
-        "missing" if target == "cpu" else "info",
+        status,
         f"does not compile: the compiler has no backend {backend}; {runs}",
         "use a compiler that was built with it",
     )
@@ -225,6 +231,36 @@ def _asked_toolchain(request: ToolchainRequest) -> Toolchain | ToolchainError:
         return find_toolchain(compiler, runtime, open_place(request.cache_dir, configuration, offline=True))
     except ToolchainError as error:
         return error
+
+
+def list_devices(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
+    """Prints every device of every driver; exits with ERROR where there is no IREE to ask.
+
+    Raises:
+        ToolchainError: there is none.
+    """
+    toolchain = _asked_toolchain(request)
+    if isinstance(toolchain, ToolchainError):
+        raise toolchain
+    found: list[dict[str, Any]] = []
+    for driver in drivers(toolchain):
+        try:
+            here = known_devices(toolchain, driver)
+        except ToolchainError as problem:
+            found.append({"driver": driver, "devices": [], "problem": problem.what, "hint": problem.hint})
+        else:
+            found.append({"driver": driver, "devices": [asdict(device) for device in here], "problem": "", "hint": ""})
+    if as_json:
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        return ExitCode.OK
+    rows = [("DRIVER", "DEVICE", "WHAT IT IS")]
+    for item in found:
+        rows += [(item["driver"], device["uri"], Device(**device).text) for device in item["devices"]]
+        if not item["devices"]:
+            why = f"{item['problem']}; {item['hint']}" if item["hint"] else item["problem"] or "no device"
+            rows.append((item["driver"], "–", why))
+    print_table(rows)
+    return ExitCode.OK
 
 
 def doctor(request: ToolchainRequest, *, as_json: bool) -> ExitCode:

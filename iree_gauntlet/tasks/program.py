@@ -161,10 +161,21 @@ def doctor_task(options: dict[str, Any]) -> ExitCode:
     return doctor(read(ToolchainRequest, options), as_json=read(FormatRequest, options).as_json)
 
 
+@gauntlet_task("devices", (*TOOLCHAIN, *FORMAT))
+def devices_task(options: dict[str, Any]) -> ExitCode:
+    """List the devices that IREE can run on here, by driver, with their names and driver versions.
+
+    What --device takes: a driver (vulkan), an ordinal of it (hip://1), or a device's own name (vulkan://GPU-…).
+    """
+    from iree_gauntlet.tasks.doctor import list_devices  # noqa: PLC0415
+
+    return list_devices(read(ToolchainRequest, options), as_json=read(FormatRequest, options).as_json)
+
+
 def _namespace() -> Collection:
     collection = Collection(
-        list_task, plan_task, lint_task, doctor_task, fetch_task, compile_task, threshold_task, benchmark_task,
-        run_task, bench_task, micro_task, matrix_task, compare_task, bisect_task, report_task,
+        list_task, plan_task, lint_task, doctor_task, devices_task, fetch_task, compile_task, threshold_task,
+        benchmark_task, run_task, bench_task, micro_task, matrix_task, compare_task, bisect_task, report_task,
     )  # fmt: skip
     for upkeep in upkeep_collections():
         collection.add_collection(upkeep)

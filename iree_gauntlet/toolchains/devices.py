@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 # Listing starts the drivers of every vendor, and a sick one hangs.
 _TIMEOUT_SECONDS = 20.0
 _DRIVER = re.compile(r"^\s+([\w-]+): ", re.MULTILINE)
+# A device in a dump: `# --device=URI`, a line with its name, facts as `key: value` below the rule.
+_DUMPED = re.compile(
+    r"^# --device=(?P<uri>\S+)\n#\s*(?P<name>.*)\n# ===[-=]+\n(?P<facts>(?:(?!# ).*\n?)*)", re.MULTILINE
+)
+# Vulkan's word for a device that computes on the processor, and drivers that do.
+_SOFTWARE = re.compile(r"^type: cpu$|^name: (?:llvmpipe|SwiftShader)", re.MULTILINE)
 # `c/runtime/src/…/file.c:155: UNAVAILABLE; what happened; what was being done`
 _STATUS = re.compile(r"^\S+:\d+: [A-Z_]+; (?P<message>.*)$", re.MULTILINE)
 
@@ -24,7 +30,9 @@ _HINTS = {
     "hip": "install AMD's ROCm runtime (it brings libamdhip64.so) on a machine with a supported AMD GPU; "
     "/dev/kfd and /dev/dri must be accessible (groups render and video)",
     "cuda": "install NVIDIA's driver (it brings libcuda.so) on a machine with an NVIDIA GPU, until nvidia-smi lists it",
-    "vulkan": "install the Vulkan loader (libvulkan.so.1) and the GPU's Vulkan driver, until vulkaninfo lists it",
+    "vulkan": "install the Vulkan loader and a driver, until `vulkaninfo --summary` lists a device; Mesa's are "
+    "apt install mesa-vulkan-drivers (Debian, Ubuntu), dnf install mesa-vulkan-drivers vulkan-loader (Fedora), "
+    "pacman -S vulkan-icd-loader vulkan-swrast (Arch), with lavapipe, which needs no GPU",
     "metal": "only the runtime for macOS has it: run there",
 }
 
@@ -42,6 +50,29 @@ class Availability:
     ok: bool
     reason: str
     hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device, as a runtime sees it.
+
+    Attributes:
+        uri: its own name to IREE: `vulkan://GPU-6d65…`, `local-task://`.
+        name: of the product; empty where the runtime does not say.
+        driver: the driver and its version; empty where the runtime does not say.
+        software: it computes on the CPU, though its driver is a GPU's.
+    """
+
+    uri: str
+    name: str = ""
+    driver: str = ""
+    software: bool = False
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        parts = (self.name, self.driver, "software" if self.software else "")
+        return ", ".join(filter(None, parts))
 
 
 @functools.cache
@@ -87,6 +118,41 @@ def devices(toolchain: Toolchain, driver: str = "") -> tuple[str, ...]:
         reason = status["message"].strip().rstrip(":") if status else f"exit code {answer.exit_code}"
         raise ToolchainError(f"{question} failed: {reason}", _HINTS.get(driver, ""))
     return tuple(line.strip() for line in answer.stdout.splitlines() if "://" in line)
+
+
+@functools.cache
+def known_devices(toolchain: Toolchain, driver: str) -> tuple[Device, ...]:
+    """The devices of a driver, with what the runtime says of each.
+
+    Raises:
+        ToolchainError: as for `devices`.
+    """
+    uris = devices(toolchain, driver)
+    dump = ask([toolchain.runtime.run_module, f"--dump_devices={driver}"], timeout=_TIMEOUT_SECONDS).stdout
+    told = {match["uri"]: _described(match) for match in _DUMPED.finditer(dump)}
+    return tuple(told.get(uri, Device(uri)) for uri in uris)
+
+
+def _described(match: re.Match[str]) -> Device:
+    facts = dict(line.split(": ", 1) for line in match["facts"].splitlines() if ": " in line)
+    name = facts.get("name", "" if match["name"] == "default" else match["name"].strip())
+    driver = " ".join(filter(None, (facts.get("driver", ""), facts.get("driver_info", ""))))
+    return Device(match["uri"], name, driver, software=bool(_SOFTWARE.search(match["facts"])))
+
+
+def find_device(toolchain: Toolchain, device: str) -> Device:
+    """The device that is meant, as `--device=` names it: a driver (`hip`), an ordinal (`hip://1`), or its own URI.
+
+    Raises:
+        ToolchainError: it is not there, or the runtime does not answer.
+    """
+    uri = _found_device(toolchain, device)
+    return next(item for item in known_devices(toolchain, uri.partition("://")[0]) if item.uri == uri)
+
+
+def is_software(toolchain: Toolchain, device: str) -> bool:
+    """Whether a device that is there computes on the CPU, though its driver is a GPU's."""
+    return not device.startswith("local-") and find_device(toolchain, device).software
 
 
 @functools.cache

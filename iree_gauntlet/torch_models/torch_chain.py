@@ -21,6 +21,7 @@ from iree_gauntlet.engine.plan_modules import compile_step
 from iree_gauntlet.results import CacheUse, Result, shorten
 from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput, step_id
 from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.toolchains.devices import is_software
 from iree_gauntlet.torch_models.build_folder import BUILD_FILE, Build, read_build
 
 if TYPE_CHECKING:
@@ -236,7 +237,8 @@ class TorchChain(ABC):
             needs: steps before it.
             resources: what it takes besides the device; a core by default.
         """
-        taken = Resources(**{"cores": 1, "device": self.device, **resources})
+        software = is_software(self.toolchain, self.device)
+        taken = Resources(**{"cores": 1, "device": self.device, "software": software, **resources})
         every_time = CacheLookup(reason="runs every time")
         return replace(step, needs=needs, inputs=tuple(inputs), cache=every_time, resources=taken)
 

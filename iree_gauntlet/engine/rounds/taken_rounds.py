@@ -168,9 +168,9 @@ def timed(step: Step, settings: RoundSettings) -> Measurement:
 
 
 def gpu_of(step: Step) -> str:
-    """The GPU that a step runs on; empty for a CPU."""
+    """The GPU that a step runs on; empty for a CPU, and for a device that computes on it."""
     device = step.resources.device
-    return "" if device.startswith("local-") else device
+    return "" if device.startswith("local-") or step.resources.software else device
 
 
 def as_written(step: Step) -> Measurement:

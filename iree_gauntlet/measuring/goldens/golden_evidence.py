@@ -163,6 +163,8 @@ def _figures(
             figures = _measured(golden, result)
             if not figures or not golden.origin.field:
                 continue
+            if golden.metric is Metric.TIME_MS and (step.get("resources") or {}).get("software"):
+                refused = refused or f"{step['resources']['device']} is a software device"
             disturbed = f"disturbed: {'; '.join(causes)}" if golden.metric is Metric.TIME_MS and causes else ""
             least = golden.statistic is Statistic.MIN
             evidence = Evidence(
