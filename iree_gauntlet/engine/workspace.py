@@ -156,6 +156,8 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
     configs = [Path(config) for config in request.config] or list(suite.configs if suite else ())
     specs = read_specs(folders, external, modules, configs, request.model_root)
     _require_known(targets, specs)
+    if configs and not (request.target or request.backend):
+        targets = _with_configs(targets, specs, request.sku)
     includes = _includes(request, defaults, suite)
     failures = suite.expected_failures if suite else ()
     cases = load_cases(specs, includes, targets, failures, request.device)
@@ -243,6 +245,22 @@ def _configs_of(specs: Iterable[AnySpec]) -> list[Config]:
     suites = {id(spec.suite): spec.suite for spec in specs if isinstance(spec, ConfiguredSpec)}
     configs = {config.name: config for suite in suites.values() for config in suite.configs if config.document}
     return [configs[name] for name in sorted(configs)]
+
+
+def _with_configs(targets: Sequence[Target], specs: Iterable[AnySpec], sku: str) -> Sequence[Target]:
+    """The targets that configs of operator suites are for, in place of those that nobody named.
+
+    The others stay where there are specs that no config is for.
+    """
+    from iree_gauntlet.dialects.spec import Spec  # noqa: PLC0415
+
+    chips: dict[str, set[str]] = {}
+    for config in _configs_of(specs):
+        chips.setdefault(config.target.family, set()).add(config.target.chip)
+    # Of several chips of a family, each config has its own.
+    implied = [Target(family, min(named) if len(named) == 1 else "", sku) for family, named in chips.items()]
+    kept = targets if not implied or any(isinstance(spec, Spec) for spec in specs) else ()
+    return [*(target for target in kept if target.family not in chips), *implied]
 
 
 def _not_asked(specs: Iterable[AnySpec], targets: Sequence[Target]) -> tuple[str, ...]:

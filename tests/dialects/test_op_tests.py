@@ -334,9 +334,29 @@ def test_a_target_of_a_plugin_can_be_named(tmp_path: Path) -> None:
         select(read(SelectionRequest, {**options, "target": ["amd-ai"]}), Defaults())
     # One that is named, and for what was not asked for, is not left out in silence.
     cpu = config(tmp_path, "host")
-    both = select(read(SelectionRequest, {**options, "config": [str(path), str(cpu)]}), Defaults())
-    (warning,) = both.warnings()
+    configs = {**options, "config": [str(path), str(cpu)]}
+    one = select(read(SelectionRequest, {**configs, "target": ["cpu"]}), Defaults())
+    (warning,) = one.warnings()
     assert "cpu.json is for amd-aie, which was not asked for" in warning
+    # Where no target is named, the configs are asked for all that they are for.
+    both = select(read(SelectionRequest, configs), Defaults())
+    assert {case.target.family for case in both.cases.cases} == {"amd-aie", "cpu"}
+    assert list(both.warnings()) == []
+
+
+def test_a_config_keeps_the_sku_and_a_suite_of_cases_alone_loses_the_default_target(tmp_path: Path) -> None:
+    add_onnx(tmp_path)
+    chips = [
+        config(tmp_path, name, iree_compile_flags=["--iree-hal-target-device=hip", f"--iree-rocm-target={name}"])
+        for name in ("gfx942", "gfx1100")
+    ]
+    asked = {"spec_dir": [str(tmp_path)], "config": [str(path) for path in chips], "sku": "mi300"}
+    found = select(read(SelectionRequest, asked), Defaults())
+    assert {(case.target.chip, case.target.sku) for case in found.cases.cases} == {
+        ("gfx942", "mi300"),
+        ("gfx1100", "mi300"),
+    }
+    assert [target.name for target in found.targets] == ["rocm"]
 
 
 def test_a_folder_of_cases_may_be_called_as_other_specs_are(tmp_path: Path) -> None:
