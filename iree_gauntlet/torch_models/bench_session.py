@@ -21,7 +21,7 @@ from iree_gauntlet.torch_models.agreement import agreement, found_gains, limits,
 from iree_gauntlet.torch_models.bench_chain import AGAINST, TRACE, Chain, Workers
 from iree_gauntlet.torch_models.build_folder import read_outputs, tensors
 from iree_gauntlet.torch_models.measuring_worker import MODULE_WORKER, ask, worker_command
-from iree_gauntlet.torch_models.peers import shown
+from iree_gauntlet.torch_models.peers import SEED, shown
 from iree_gauntlet.torch_models.torch_chain import Exporter
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.torch_models.build_folder import Build
 
 
-# Of the coins that choose the order of rounds next to a peer: the same for everybody, so that a run can be repeated.
-_SEED = 1
 _PERCENTILES = (50, 90, 99)
 _MS = 1000.0
 # How much longer than the first call foretells a loop may take, before it counts as hanging.
@@ -128,7 +126,7 @@ class BenchSession:
         options = self.chain.options
         replaced = options.disturbed == "replace"
         place = AgainstPlace(asdict(self.chain.plan), self.chain.torch.path, options.env, replaced)
-        peers = measure(session, options.against, iree_rounds(step, command), workers.exported, place, _SEED)
+        peers = measure(session, options.against, iree_rounds(step, command), workers.exported, place, SEED)
         lines = shown(peers)
         return Result(Verdict.PASSED, statistics={AGAINST: [peer.as_dict() for peer in peers]}, notes=tuple(lines))
 

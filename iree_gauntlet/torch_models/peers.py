@@ -47,6 +47,8 @@ _WORDS = {
     Verdict.SAME: "same",
     Verdict.INCONCLUSIVE: "inconclusive",
 }
+# Of the lots that choose the order of rounds: the same for everybody, so that a run can be repeated.
+SEED = 1
 TRIAL_CALLS = 3
 WARM_UP_CALLS = 1
 # Code that torch.compile makes, kept from round to round: a process's TMPDIR does not outlive it.

@@ -47,6 +47,8 @@ EAGER = "eager"
 COMPILE = "compile"
 _ATTEMPTS = 3
 _KIND = "micro"
+# How long the calls of a round take, of a program that is fast enough for three of them in that time.
+_ROUND_MS = 100.0
 # The start of torch has this name in the log; it is no label of a recipe.
 _TORCH = "torch "
 
@@ -170,9 +172,9 @@ def torch_name(mode: str, label: str) -> str:
     return f"torch {mode} {label}"
 
 
-def calls_of(call_ms: float, round_ms: float) -> int:
+def calls_of(call_ms: float) -> int:
     """How many calls a round has."""
-    return max(TRIAL_CALLS, math.ceil(round_ms / call_ms))
+    return max(TRIAL_CALLS, math.ceil(_ROUND_MS / call_ms))
 
 
 def try_torch(
@@ -181,7 +183,6 @@ def try_torch(
     builds: Mapping[str, Build],
     variants: Sequence[Variant],
     modes: Sequence[str],
-    round_ms: float,
     session: Session[Any],
 ) -> TorchTrial:
     """Runs each program of torch once, checks its outputs, and decides how many calls a round of it has.
@@ -192,7 +193,6 @@ def try_torch(
         builds: what torch made before, by label.
         variants: that are measured.
         modes: `eager`, `compile`.
-        round_ms: how long the calls of a round take.
         session: what it runs in.
 
     Raises:
@@ -232,7 +232,7 @@ def try_torch(
             del programs[name]
             continue
         trial.first_call_ms[name] = tried.first_call_ms
-        programs[name]["calls"] = calls_of(tried.call_ms, round_ms)
+        programs[name]["calls"] = calls_of(tried.call_ms)
     shutil.rmtree(outputs)
     if programs:
         # Compiled before: torch.compile's processes would be work next to what is measured.
