@@ -219,7 +219,6 @@ class BenchOptions:
 OPTIONS: tuple[BenchOption, ...] = tuple(
     replace(item.metadata["option"], name=item.name) for item in fields(BenchOptions)
 )
-_BY_NAME = {option.name: option for option in OPTIONS}
 
 
 def read_options(values: Mapping[str, Any]) -> BenchOptions:
@@ -275,7 +274,7 @@ def nearest_option(word: str) -> str:
     typed = word.partition("=")[0]
     bare = typed.strip("-").replace("-", "_")
     shorts = {option.short: f"-{option.short}" for option in OPTIONS if option.short}
-    names = {name: f"--{name}" for name in _BY_NAME}
+    names = {option.name: f"--{option.name}" for option in OPTIONS}
     if not typed.startswith("--"):
         names = shorts | names if typed.startswith("-") else {}
     begun = [name for name in names if bare and name.startswith(bare)]
@@ -358,7 +357,7 @@ def build_parser(prog: str = _PROGRAM) -> argparse.ArgumentParser:
                 *names,
                 dest=option.name,
                 action="append" if repeatable else "store",
-                metavar=_metavar(option),
+                metavar=f"{{{','.join(option.choices)}}}" if option.choices else option.name.upper(),
                 help=option.help.replace("%", "%%"),
             )
     return parser
@@ -382,7 +381,3 @@ def parse(arguments: Sequence[str], prog: str = _PROGRAM) -> BenchOptions:
             f"{unknown[0]}: no such option{f'; did you mean {near}?' if near else ''}", f"See {prog} --help."
         )
     return read_options(vars(found))
-
-
-def _metavar(option: BenchOption) -> str:
-    return f"{{{','.join(option.choices)}}}" if option.choices else option.name.upper()

@@ -21,7 +21,7 @@ from iree_gauntlet.torch_models.agreement import agreement, found_gains, limits,
 from iree_gauntlet.torch_models.bench_chain import AGAINST, TRACE, Chain, Workers
 from iree_gauntlet.torch_models.build_folder import read_outputs, tensors
 from iree_gauntlet.torch_models.measuring_worker import MODULE_WORKER, ask, worker_command
-from iree_gauntlet.torch_models.peers import SEED, shown
+from iree_gauntlet.torch_models.peers import shown
 from iree_gauntlet.torch_models.torch_chain import Exporter
 
 if TYPE_CHECKING:
@@ -93,11 +93,8 @@ class BenchSession:
     def _impossible(self, build: Build) -> str:
         """What an option asks of a kind of model that it does not have; empty where all is well."""
         options = self.chain.options
-        if build.kind == "pipeline" and not build.has_host_modules:
-            return ""
-        what = {"generative": "a model that generates", "pipeline": "a model with modules on the host"}.get(
-            build.kind, ""
-        )
+        kinds = {"generative": "a model that generates", "pipeline": "a model with modules on the host"}
+        what = "" if build.kind == "pipeline" and not build.has_host_modules else kinds.get(build.kind, "")
         if what and len(self._devices) > 1:
             return f"--chips {options.chips}: {what} runs on one device"
         if what and options.microbatch_count > 1:
@@ -126,9 +123,12 @@ class BenchSession:
         options = self.chain.options
         replaced = options.disturbed == "replace"
         place = AgainstPlace(asdict(self.chain.plan), self.chain.torch.path, options.env, replaced)
-        peers = measure(session, options.against, iree_rounds(step, command), workers.exported, place, SEED)
-        lines = shown(peers)
-        return Result(Verdict.PASSED, statistics={AGAINST: [peer.as_dict() for peer in peers]}, notes=tuple(lines))
+        peers = measure(session, options.against, iree_rounds(step, command), workers.exported, place)
+        return Result(
+            Verdict.PASSED,
+            statistics={AGAINST: [asdict(peer) for peer in peers]},
+            notes=tuple(shown(peer) for peer in peers),
+        )
 
     def _trace(self, step: Step, processes: Processes, workbench: Workbench) -> Result:
         workers, toolchain = self._workers(), self.chain.toolchain

@@ -131,10 +131,10 @@ def round_weights(array: NDArray[Any], form: DataFormat) -> NDArray[np.float32]:
     """
     import numpy as np  # noqa: PLC0415 - options are read without it
 
-    from iree_gauntlet.torch_models.block_float import block_format, round_to_blocks  # noqa: PLC0415
+    from iree_gauntlet.torch_models.block_float import BLOCK_FORMATS, round_to_blocks  # noqa: PLC0415
 
     if form.emulated:
-        return round_to_blocks(array, block_format(form.value))
+        return round_to_blocks(array, BLOCK_FORMATS[form.value])
     with np.errstate(over="ignore"):
         values = np.array(array, dtype=np.float32, order="C")
         if form is DataFormat.FP16:

@@ -44,7 +44,6 @@ _TYPES = re.compile(rf"{_TYPE}(?:x{_TYPE})*")
 _HEAVY = ("matmul", "conv", "attention")
 _SHOWN = 4
 _DUMP_TOOL = "iree-dump-module"
-_DUMP_SECONDS = 120.0
 _MODULE = "module.fb"
 _CONSTANTS = "_const"
 _PAIR, _SPAN = struct.Struct("<II"), struct.Struct("<QQQ")
@@ -189,7 +188,7 @@ def shows(facts: ModuleFacts) -> list[str]:
     if facts.load_dispatches:
         lines.append(f"made of them at load: {_some(_works(facts.load_dispatches))}")
     heavy = [name for name in facts.dispatches if dispatch_name(name).kind in _HEAVY]
-    if heavy or facts.dispatches:
+    if facts.dispatches:
         lines.append(f"dispatches: {_some(_works(heavy or facts.dispatches))}")
     return lines
 
@@ -286,7 +285,7 @@ def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Segment:
 def _described(toolchain: Toolchain, module: Path) -> list[dict[str, Any]]:
     """The data segments as the toolchain describes them."""
     tool = Path(toolchain.runtime.run_module).with_name(_DUMP_TOOL)
-    answer = ask([str(tool), "--output=flatbuffer-json", str(module)], timeout=_DUMP_SECONDS)
+    answer = ask([str(tool), "--output=flatbuffer-json", str(module)], timeout=120.0)
     try:
         described: list[dict[str, Any]] = json.loads(answer.stdout)["rodata_segments"]
     except (ValueError, KeyError) as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, take_round
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 
 BLOCKS = 6
-_LEVEL = 0.05
-ONE_LOOK = SequentialPlan(_LEVEL, (BLOCKS,), (1.0,))
+# At a level of 5 %.
+ONE_LOOK = SequentialPlan(0.05, (BLOCKS,), (1.0,))
 # What IREE is where the peer is that.
 _WORDS = {
     Verdict.SLOWER: "faster",
@@ -91,10 +91,6 @@ class Peer:
     compile_s: float | None = None
     reason: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data, for the journal and the result file."""
-        return asdict(self)
-
 
 def judged(peer: Peer, evidence: PairEvidence) -> Peer:
     """The peer with what its blocks say: A is IREE, B the peer."""
@@ -127,12 +123,8 @@ def ratio_figures(found: Comparison) -> dict[str, Any]:
     return {"ratio": found.ratio, "low": low, "high": high, "word": _WORDS[found.verdict]}
 
 
-def shown(peers: Sequence[Peer]) -> list[str]:
-    """A line for each."""
-    return [_line(peer) for peer in peers]
-
-
-def _line(peer: Peer) -> str:
+def shown(peer: Peer) -> str:
+    """The line about it."""
     if peer.ratio is None or peer.call_ms is None:
         return f"{_title(peer)}: no ratio: {peer.reason}"
     own = f", IREE {_time(peer.iree_ms)}" if peer.iree_ms is not None else ""
@@ -237,7 +229,7 @@ def try_peer(
         GauntletError: the process cannot be started, or what it left cannot be read.
     """
     with session.quiet(exclusive=False):
-        taken = take_round(replace(rounds, read=_no_times), session.processes, name)
+        taken = take_round(replace(rounds, read=lambda _text, _seconds: ()), session.processes, name)
     if taken.failure:
         return [Tried(taken.failure)] * len(expected)
     answer = _answer(session.processes.stdout(rounds.step, name))
@@ -251,10 +243,6 @@ def try_peer(
         call_ms = statistics.median(found["call_ms"])
         tried.append(Tried(problem, version, float(found["first_call_ms"]), found["compile_s"], call_ms))
     return tried
-
-
-def _no_times(_text: str, _seconds: float) -> tuple[float, ...]:
-    return ()
 
 
 def _answer(text: str) -> dict[str, Any]:

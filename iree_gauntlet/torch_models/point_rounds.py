@@ -31,6 +31,7 @@ from iree_gauntlet.torch_models.peers import (
     peer_rounds,
     try_peer,
 )
+from iree_gauntlet.torch_models.torch_python import running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -216,7 +217,7 @@ def try_torch(
             }
             expected.append(Expected(chain.exported(side), builds[side].programs[0].outputs, allowed))
 
-    words = chain.torch.running("iree_gauntlet.torch_models.measure_torch")
+    words = running(chain.torch.path, "iree_gauntlet.torch_models.measure_torch")
     env = (("TORCHINDUCTOR_CACHE_DIR", str(folder / CODE_FOLDER)),)
     plan: dict[str, Any] = {
         "models": list(programs.values()),

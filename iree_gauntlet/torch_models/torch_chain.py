@@ -22,6 +22,7 @@ from iree_gauntlet.results import CacheUse, Result, shorten
 from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput, step_id
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.torch_models.build_folder import BUILD_FILE, Build, read_build
+from iree_gauntlet.torch_models.torch_python import running
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 
 _PLAN_FILE = "plan.json"
-_TOOL = "the export"
 _EXIT_USAGE = 2
 _LOGS = ("stdout.txt", "stderr.txt", _PLAN_FILE)
 # What torch.onnx.export calls its graph, and so the importer the function.
@@ -178,7 +178,7 @@ class TorchChain(ABC):
         made_by = {"builder": _builder_identity(), "torch": self.torch.identity}
         environment = {"environment": _environment(self.env)} if self.env else {}
         step = self._looked_up(step, {**asked, **ingredients, **made_by, **environment})
-        words = (*self.torch.running(self.builder), f"{step.folder}/{_PLAN_FILE}")
+        words = (*running(self.torch.path, self.builder), f"{step.folder}/{_PLAN_FILE}")
         inputs = tuple(StepInput("program", str(path)) for path in sources)
         return replace(step, command=Command(words, step.folder, self.env), inputs=inputs)
 
@@ -383,4 +383,4 @@ class Exporter:
         if outcome.exit_code in (1, _EXIT_USAGE) and lines and not outcome.signal:
             reason = next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: ")
             return Result(Verdict.ERROR, shorten(reason), tail=tuple(outcome.tail))
-        return replace(after_process(step, outcome, lines, tool=_TOOL, reason=""), verdict=Verdict.ERROR)
+        return replace(after_process(step, outcome, lines, tool="the export", reason=""), verdict=Verdict.ERROR)
