@@ -61,6 +61,7 @@ from iree_gauntlet.workers.iree_side.run_arguments import (
     UnsupportedError,
     Value,
     byte_count,
+    open_file,
     read_value,
     storage_of,
 )
@@ -154,10 +155,7 @@ class RunServer:
         return _describe(actual, verdicts, len(expected), request["kept"])
 
     def _module(self, path: str) -> Any:
-        try:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except (OSError, ValueError) as error:
-            raise UnsupportedError(f"{path}: {error}") from error
+        file = open_file(path)
         try:
             if os.fstat(file).st_size > _SMALL_MODULE_BYTES:
                 return self._runtime.VmModule.mmap(self._instance, path)
