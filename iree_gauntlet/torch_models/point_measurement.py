@@ -22,7 +22,7 @@ from iree_gauntlet.measuring.statistics.comparison_verdict import compare_log_ra
 from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.torch_models.against import iree_rounds
 from iree_gauntlet.torch_models.measuring_worker import MODULE_WORKER, worker_command
-from iree_gauntlet.torch_models.peers import BLOCKS, ONE_LOOK, SEED, ratio_figures
+from iree_gauntlet.torch_models.peers import BLOCKS, ONE_LOOK, ratio_figures
 from iree_gauntlet.torch_models.point_rounds import (
     COMPILE,
     EAGER,
@@ -189,9 +189,7 @@ class PointMeasurement:
             command = worker_command(self.chain, step, MODULE_WORKER, plan, f"{variant.label}.")
             programs[variant.label] = iree_rounds(step, command)
         replaced = self.measuring.replace_disturbed
-        rounds = InterleavedRounds(
-            self.session, self.chain.id, programs, self._trial.round, SEED, replace_disturbed=replaced
-        )
+        rounds = InterleavedRounds(self.session, self.chain.id, programs, self._trial.round, replace_disturbed=replaced)
         self._blocks = rounds.take(lambda number: self.session.progress.status(f"block {number}"))
 
     def _record(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from iree_gauntlet.torch_models.measuring_worker import planned_command
 from iree_gauntlet.torch_models.peers import (
     BLOCKS,
     CODE_FOLDER,
+    SEED,
     TRIAL_CALLS,
     WARM_UP_CALLS,
     Expected,
@@ -90,7 +91,6 @@ class InterleavedRounds:
         name: of the point, for its coins and the log.
         iree: programs of IREE, by name.
         torch: those of torch; None for none.
-        seed: of the coins.
         replace_disturbed: whether a disturbed round is taken again.
     """
 
@@ -100,7 +100,6 @@ class InterleavedRounds:
         name: str,
         iree: Mapping[str, Measurement],
         torch: TorchRound | None,
-        seed: int,
         *,
         replace_disturbed: bool,
     ) -> None:
@@ -110,7 +109,7 @@ class InterleavedRounds:
         self._torch = torch
         self._torch_order: list[str] = []
         # It draws lots for orders, and nothing secret.
-        self._lots = random.Random(seed_of(seed, name, _KIND))  # noqa: S311
+        self._lots = random.Random(seed_of(SEED, name, _KIND))  # noqa: S311
 
     def take(self, progress: Callable[[int], None]) -> PointEvidence:
         """All blocks; fewer where a program fails, the machine is too busy, or it is cut short.

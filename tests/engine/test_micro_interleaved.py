@@ -69,7 +69,7 @@ class _Bench:
             EventLog(self.folder / "journal.jsonl", lambda: datetime.now(UTC)) as log,
             session_in(self.folder, log, cancelled=self.cancelled) as session,
         ):
-            rounds = InterleavedRounds(session, _CHAIN, iree, torch, 1, replace_disturbed=replace)
+            rounds = InterleavedRounds(session, _CHAIN, iree, torch, replace_disturbed=replace)
             return rounds.take(self.progress.append)
 
     def blocks(self) -> list[dict[str, Any]]:

@@ -220,7 +220,9 @@ def sweep_document(
         blocks += _entry(entry, [plot for plot in plots if plot.entry == entry.title])
     blocks += [Heading("How to read it", 3), Items(tuple((line,) for line in LEGEND))] if rows else []
     *facts, answer = heading_facts(header, rows)
-    return Document(_TITLE, answer, tuple(facts), tuple(blocks), remarks=remarks(header, rows))
+    return Document(
+        "IREE Gauntlet: micro-benchmarks", answer, tuple(facts), tuple(blocks), remarks=remarks(header, rows)
+    )
 
 
 def speedup_table(entry: Entry) -> Table:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.journal_format import JournalRecord
 
 
-_OSS_FILE = "benchmark_results.json"
 _TARGETS = TypeAdapter(dict[str, dict[str, float]])
 _NO_PLOTS = "no plots: matplotlib is not installed (pip install 'iree-gauntlet[plots]')"
 
@@ -57,7 +56,7 @@ def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) ->
         "results.md": markdown(document),
         "results.json": json.dumps({"header": header, "points": records}, indent=1) + "\n",
         "results.html": html_page(document),
-        _OSS_FILE: oss,
+        "benchmark_results.json": oss,
         **{f"{plot.name}.svg": plot.svg for plot in plots},
         **{f"{plot.name}.png": plot.png for plot in plots},
     }
