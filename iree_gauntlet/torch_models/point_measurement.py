@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from iree_gauntlet.cases import Verdict
+from iree_gauntlet.engine.rounds.blocks import BlockTaker
 from iree_gauntlet.measuring.statistics.comparison_verdict import compare_log_ratios
 from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.torch_models.against import iree_rounds
@@ -188,8 +189,8 @@ class PointMeasurement:
             plan = compiled.plan([self.chain.device], calls)
             command = worker_command(self.chain, step, MODULE_WORKER, plan, f"{variant.label}.")
             programs[variant.label] = iree_rounds(step, command)
-        replaced = self.measuring.replace_disturbed
-        rounds = InterleavedRounds(self.session, self.chain.id, programs, self._trial.round, replace_disturbed=replaced)
+        taker = BlockTaker(self.session, replace_disturbed=self.measuring.replace_disturbed)
+        rounds = InterleavedRounds(taker, self.chain.id, programs, self._trial.round)
         self._blocks = rounds.take(lambda number: self.session.progress.status(f"block {number}"))
 
     def _record(self) -> dict[str, Any]:

@@ -83,33 +83,27 @@ class PointEvidence(Evidence):
     marked: int = 0
 
 
+@dataclass(slots=True)
 class InterleavedRounds:
     """Takes blocks of a point.
 
-    Args:
-        session: what it runs in; its log takes every block.
+    Attributes:
+        taker: of the blocks.
         name: of the point, for its coins and the log.
         iree: programs of IREE, by name.
         torch: those of torch; None for none.
-        replace_disturbed: whether a disturbed round is taken again.
     """
 
-    def __init__(
-        self,
-        session: Session[Any],
-        name: str,
-        iree: Mapping[str, Measurement],
-        torch: TorchRound | None,
-        *,
-        replace_disturbed: bool,
-    ) -> None:
-        self._taker = BlockTaker(session, replace_disturbed=replace_disturbed)
-        self._name = name
-        self._iree = iree
-        self._torch = torch
-        self._torch_order: list[str] = []
+    taker: BlockTaker
+    name: str
+    iree: Mapping[str, Measurement]
+    torch: TorchRound | None
+    _torch_order: list[str] = field(default_factory=list)
+    _lots: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
         # It draws lots for orders, and nothing secret.
-        self._lots = random.Random(seed_of(SEED, name, _KIND))  # noqa: S311
+        self._lots = random.Random(seed_of(SEED, self.name, _KIND))  # noqa: S311
 
     def take(self, progress: Callable[[int], None]) -> PointEvidence:
         """All blocks; fewer where a program fails, the machine is too busy, or it is cut short.
@@ -121,17 +115,17 @@ class InterleavedRounds:
             GauntletError: a process cannot be started at all, or the log cannot be written.
         """
         found = PointEvidence()
-        while found.count < BLOCKS and self._taker.goes_on(found):
+        while found.count < BLOCKS and self.taker.goes_on(found):
             progress(found.count + 1)
-            self._keep(found, self._taker.take(self._block(), found))
+            self._keep(found, self.taker.take(self._block(), found))
         return found
 
     def _block(self) -> PlannedBlock:
-        order = list(self._iree)
+        order = list(self.iree)
         self._lots.shuffle(order)
-        there = [(name, self._iree[name]) for name in order]
-        middle = [] if self._torch is None else [(_TORCH, self._torch_round(self._torch))]
-        return PlannedBlock(self._name, _KIND, order, [*there, *middle, *there[::-1]], _ATTEMPTS)
+        there = [(name, self.iree[name]) for name in order]
+        middle = [] if self.torch is None else [(_TORCH, self._torch_round(self.torch))]
+        return PlannedBlock(self.name, _KIND, order, [*there, *middle, *there[::-1]], _ATTEMPTS)
 
     def _torch_round(self, torch: TorchRound) -> Measurement:
         self._torch_order = list(torch.programs)

@@ -351,12 +351,8 @@ class Exporter:
         write_atomic(folder / _PLAN_FILE, replace(plan, output=step.folder).to_json())
         cache = CacheUse(False, key, self._cache.explain_miss(step.id, ingredients))
         outcome = self._processes.run(step)
-        if outcome.exit_code != 0:
+        if outcome.exit_code != 0 or not (folder / BUILD_FILE).is_file():
             return self._processes.complete(step, outcome, replace(self._failed(step, outcome), cache=cache))
-        if not (folder / BUILD_FILE).is_file():
-            what = "the builder ended without a result, and with exit code 0: does the model end the process?"
-            ended = Result(Verdict.ERROR, what, cache=cache, tail=tuple(outcome.tail))
-            return self._processes.complete(step, outcome, ended)
         # What cannot be read is not kept.
         build = read_build(folder)
         files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in _LOGS}
@@ -379,6 +375,9 @@ class Exporter:
 
     def _failed(self, step: Step, outcome: Any) -> Result:
         """A model that is written wrong, or cannot be exported: torch's side, so an error and no failure of IREE's."""
+        if outcome.exit_code == 0:
+            what = "the builder ended without a result, and with exit code 0: does the model end the process?"
+            return Result(Verdict.ERROR, what, tail=tuple(outcome.tail))
         lines = [line for line in self._processes.error_lines(step) if line.strip()]
         if outcome.exit_code in (1, _EXIT_USAGE) and lines and not outcome.signal:
             reason = next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: ")

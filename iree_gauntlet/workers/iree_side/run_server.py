@@ -322,11 +322,8 @@ def _describe(
                 "file": _keep(value, Path(kept[index])) if index < len(kept) else "",
             }
         )
-    missing = range(len(actual), expected)
-    return answers + [
-        {"index": index, "type": "", "passed": False, "count": 0, "max_abs_error": None, "file": ""}
-        for index in missing
-    ]
+    missing = {"type": "", "passed": False, "count": 0, "max_abs_error": None, "file": ""}
+    return answers + [{"index": index, **missing} for index in range(len(actual), expected)]
 
 
 def _keep(value: Value, path: Path) -> str:
