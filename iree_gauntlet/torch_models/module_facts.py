@@ -227,19 +227,14 @@ class _Segment:
     """Data of a module.
 
     Attributes:
-        member: file name inside the archive; empty for what is in `module.fb`.
         size: bytes.
         data: empty for a constant that is larger than any table.
+        is_constant: whether it is one of the files that hold constants.
     """
 
-    member: str
     size: int
     data: bytes
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether it is one of the files that hold constants."""
-        return self.member.startswith(_CONSTANTS)
+    is_constant: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,12 +269,13 @@ def _read_segments(toolchain: Toolchain, module: Path) -> list[_Segment]:
             f"{module}: its description tells of {len(expected)} files inside, and there are others",
             "it has to be written and described by one release of IREE",
         )
-    return [*outside, *(_Segment("", len(data), data) for data in inside)]
+    return [*outside, *(_Segment(len(data), data) for data in inside)]
 
 
 def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Segment:
-    skipped = info.filename.startswith(_CONSTANTS) and info.file_size > _LARGEST_TABLE
-    return _Segment(info.filename, info.file_size, b"" if skipped else archive.read(info))
+    is_constant = info.filename.startswith(_CONSTANTS)
+    skipped = is_constant and info.file_size > _LARGEST_TABLE
+    return _Segment(info.file_size, b"" if skipped else archive.read(info), is_constant)
 
 
 def _described(toolchain: Toolchain, module: Path) -> list[dict[str, Any]]:

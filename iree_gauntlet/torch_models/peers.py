@@ -118,8 +118,7 @@ def ratio_figures(found: Comparison) -> dict[str, Any]:
         `ratio` (time of B / its own), `low` and `high` (None where there are too few blocks for an interval) and `word`
         (what A is: faster, slower, same, inconclusive).
     """
-    bounded = math.isfinite(found.high)
-    low, high = (found.low, found.high) if bounded else (None, None)
+    low, high = (found.low, found.high) if math.isfinite(found.high) else (None, None)
     return {"ratio": found.ratio, "low": low, "high": high, "word": _WORDS[found.verdict]}
 
 
