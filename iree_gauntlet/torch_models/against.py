@@ -9,6 +9,7 @@ A B B A or B A A B by the fall of a coin, and blocks with a disturbed round are 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import math
@@ -30,6 +31,7 @@ from iree_gauntlet.torch_models.build_folder import Build, read_build
 from iree_gauntlet.torch_models.peers import (
     BLOCKS,
     CODE_FOLDER,
+    SEED,
     TRIAL_CALLS,
     WARM_UP_CALLS,
     Expected,
@@ -54,8 +56,6 @@ _SLOW_ROUND_MS = 5000.0
 _TRIAL = "trial."
 _MS = 1000.0
 _TORCH = {"torch": {"torch eager": "eager", "torch.compile": "compile"}, "torch-eager": {"torch eager": "eager"}}
-_MEASURE_TORCH = "iree_gauntlet.torch_models.measure_torch"
-_MEASURE_ONNX = "iree_gauntlet.torch_models.measure_onnx"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def iree_rounds(step: Step, command: Command) -> Measurement:
 
 
 def measure(
-    session: Session[Any], names: Sequence[str], iree: Measurement, build: Path, place: AgainstPlace, seed: int
+    session: Session[Any], names: Sequence[str], iree: Measurement, build: Path, place: AgainstPlace
 ) -> list[Peer]:
     """Measures peers next to IREE; blocks go into the log as they are taken.
 
@@ -98,24 +98,21 @@ def measure(
         iree: as `iree_rounds` gives it. The plan is written again for each peer, with its number of calls.
         build: folder of the built model.
         place: where peers run.
-        seed: of the coins that choose the order of each block.
 
     Raises:
         GauntletError: IREE cannot be measured, or the build folder cannot be read.
     """
     taker = BlockTaker(session, replace_disturbed=place.replace_disturbed)
     plan = json.loads(Path(iree.command.argv[-1]).read_text(encoding="utf-8"))
-    peers = _Peers(session, iree, plan, build, read_build(build), place, taker, seed)
+    peers = _Peers(session, iree, plan, build, read_build(build), place, taker)
     found: list[Peer] = []
-    try:
+    with contextlib.suppress(WaitCancelledError):
         for peer in peers.peers(names):
             measured = peers.against(peer)
             if session.cancelled.is_set():
                 break
             found.append(measured)
-            session.progress.message(*shown([measured]))
-    except WaitCancelledError:
-        return found
+            session.progress.message(shown(measured))
     return found
 
 
@@ -156,7 +153,6 @@ class _Peers:
     build: Build
     place: AgainstPlace
     taker: BlockTaker
-    seed: int
     iree_ms: float = 0.0
 
     def peers(self, names: Sequence[str]) -> Iterator[_Script]:
@@ -168,16 +164,16 @@ class _Peers:
             if name in _TORCH:
                 for peer, mode in _TORCH[name].items():
                     asked = {**model, "mode": mode, "compile_mode": None}
-                    yield self._script(peer, place.torch_python, _MEASURE_TORCH, asked)
+                    yield self._script(peer, place.torch_python, "measure_torch", asked)
             else:
                 # Host modules run in torch, and onnxruntime with them then.
                 own = importlib.util.find_spec(name) is not None and not self.build.has_host_modules
-                yield self._script(name, sys.executable if own else place.torch_python, _MEASURE_ONNX, model)
+                yield self._script(name, sys.executable if own else place.torch_python, "measure_onnx", model)
 
     def _script(self, name: str, python: str, module: str, model: Mapping[str, Any]) -> _Script:
         env = (*self.place.env, ("TORCHINDUCTOR_CACHE_DIR", str(self._home(name) / CODE_FOLDER)))
         # The plan takes the place of the last word.
-        command = Command((*running(python, module), ""), "", env)
+        command = Command((*running(python, f"iree_gauntlet.torch_models.{module}"), ""), "", env)
         return _Script(peer_rounds(self.iree.step, command, name), {"name": name, **model})
 
     def against(self, script: _Script) -> Peer:
@@ -212,7 +208,7 @@ class _Peers:
         evidence = PairEvidence()
         while evidence.count < BLOCKS and self.taker.goes_on(evidence):
             session.progress.status(f"{name}: block {evidence.count + 1} of {BLOCKS}")
-            self.taker.take(pair.block(AB, evidence, self.seed, ()), evidence)
+            self.taker.take(pair.block(AB, evidence, SEED, ()), evidence)
         return judged(replace(found, calls=calls), evidence)
 
     def _calls(self, home: Path, peer_ms: float) -> int:

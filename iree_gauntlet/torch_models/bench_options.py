@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.option import Option
+from iree_gauntlet.option import Option, options_of
+from iree_gauntlet.requests import ToolchainRequest
 from iree_gauntlet.torch_models.formats import DataFormat
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ _LOOPS_A_CHIP = 5
 _MOST_DIGITS = 9
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PROGRAM = "python -m iree_gauntlet.bench"
+# Texts of the options that other commands have too.
+_SHARED = {option.name: option.help for option in options_of(ToolchainRequest)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,19 +185,10 @@ class BenchOptions:
         "Python that has torch, where the toolkit's own has none.",
         "Models are built there; the toolkit itself never imports torch.",
     )
-    iree: str = _option(
-        "",
-        "Which IREE: installed (the default, or $IREE_GAUNTLET_IREE), 3.12.0, '>=3.9,<3.12', nightly, "
-        "wheels:DIR, venv:DIR, build:DIR, path.",
-        "Compiler and runtime that are measured.",
-    )
-    iree_compiler: str = _option("", "The compiler, where it is not that of --iree.", "As for every other command.")
-    iree_runtime: str = _option("", "The runtime, where it is not that of --iree.", "As for every other command.")
-    cache_dir: str = _option(
-        "",
-        "Folder of downloads and modules (default: cache/ of the project).",
-        "Built models and compiled modules are kept there, made once.",
-    )
+    iree: str = _option("", _SHARED["iree"], "Compiler and runtime that are measured.")
+    iree_compiler: str = _option("", _SHARED["iree_compiler"], "As for every other command.")
+    iree_runtime: str = _option("", _SHARED["iree_runtime"], "As for every other command.")
+    cache_dir: str = _option("", _SHARED["cache_dir"], "Built models and compiled modules are kept there, made once.")
 
     def loops(self, chips: int) -> int:
         """How often to loop on so many chips (`--chips 0` counted): the option, or 5 for each chip.
@@ -219,7 +213,6 @@ class BenchOptions:
 OPTIONS: tuple[BenchOption, ...] = tuple(
     replace(item.metadata["option"], name=item.name) for item in fields(BenchOptions)
 )
-_BY_NAME = {option.name: option for option in OPTIONS}
 
 
 def read_options(values: Mapping[str, Any]) -> BenchOptions:
@@ -275,7 +268,7 @@ def nearest_option(word: str) -> str:
     typed = word.partition("=")[0]
     bare = typed.strip("-").replace("-", "_")
     shorts = {option.short: f"-{option.short}" for option in OPTIONS if option.short}
-    names = {name: f"--{name}" for name in _BY_NAME}
+    names = {option.name: f"--{option.name}" for option in OPTIONS}
     if not typed.startswith("--"):
         names = shorts | names if typed.startswith("-") else {}
     begun = [name for name in names if bare and name.startswith(bare)]
@@ -358,7 +351,7 @@ def build_parser(prog: str = _PROGRAM) -> argparse.ArgumentParser:
                 *names,
                 dest=option.name,
                 action="append" if repeatable else "store",
-                metavar=_metavar(option),
+                metavar=f"{{{','.join(option.choices)}}}" if option.choices else option.name.upper(),
                 help=option.help.replace("%", "%%"),
             )
     return parser
@@ -382,7 +375,3 @@ def parse(arguments: Sequence[str], prog: str = _PROGRAM) -> BenchOptions:
             f"{unknown[0]}: no such option{f'; did you mean {near}?' if near else ''}", f"See {prog} --help."
         )
     return read_options(vars(found))
-
-
-def _metavar(option: BenchOption) -> str:
-    return f"{{{','.join(option.choices)}}}" if option.choices else option.name.upper()

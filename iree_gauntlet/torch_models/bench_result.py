@@ -8,7 +8,6 @@ from iree_gauntlet.cases import MAIN, Stage, Verdict
 from iree_gauntlet.figures import byte_size, duration, error_figure, milliseconds
 from iree_gauntlet.steps import step_id
 from iree_gauntlet.torch_models.bench_chain import AGAINST, TRACE, Chain
-from iree_gauntlet.torch_models.perf_file import failed_result, measured_result
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,10 +46,11 @@ def perf_entry(record: JournalRecord, chain: Chain, build: Build | None, notes: 
     more = _more(record, chain, build, notes)
     problem = _problem(record)
     if problem or benchmark is None:
-        return failed_result(about, error=problem or "interrupted", more=more)
+        return {**about, "error": problem or "interrupted", **more}
     figures = benchmark.statistics
-    samples = figures["total_samples"]
-    return measured_result(about, total_time=figures["total_s"], total_samples=samples, more=more | _measured(figures))
+    total, samples = figures["total_s"], figures["total_samples"]
+    speed = {"total_time": total, "total_samples": samples, "samples_per_sec": samples / total}
+    return {**speed, **about, **more, **_measured(figures)}
 
 
 def result_lines(record: JournalRecord, chain: Chain, build: Build | None) -> list[str]:

@@ -27,15 +27,12 @@ from iree_gauntlet.torch_models.torch_chain import Exporter
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.steps import Step
     from iree_gauntlet.torch_models.build_folder import Build
 
 
-# Of the coins that choose the order of rounds next to a peer: the same for everybody, so that a run can be repeated.
-_SEED = 1
 _PERCENTILES = (50, 90, 99)
 _MS = 1000.0
 # How much longer than the first call foretells a loop may take, before it counts as hanging.
@@ -51,6 +48,9 @@ class BenchSession:
         contraction_type: type that the compiler narrows the inputs of matrix products to; empty for none.
         notes: what the user is to know of the options.
     """
+
+    _session: Session[Any]
+    _workbench: Workbench
 
     def __init__(self, chain: Chain, devices: tuple[str, ...], contraction_type: str, notes: tuple[str, ...]) -> None:
         self.chain = chain
@@ -68,18 +68,12 @@ class BenchSession:
 
     def performers(self, session: Session[Any], workbench: Workbench) -> Mapping[Stage, Callable[[Step], Result]]:
         """What executes each stage; import and compile are the engine's own."""
-        processes = session.processes
+        self._session, self._workbench = session, workbench
         self._exporter = exporter = Exporter(session, workbench)
-
-        def benchmark(step: Step) -> Result:
-            if step.role == AGAINST:
-                return self._against(step, session)
-            return self._trace(step, processes, workbench) if step.role == TRACE else self._loop(step, processes)
-
         return {
             Stage.EXPORT: lambda step: exporter.perform(step, self.chain.plan),
-            Stage.THRESHOLD: lambda step: self._check(step, processes),
-            Stage.BENCHMARK: benchmark,
+            Stage.THRESHOLD: self._check,
+            Stage.BENCHMARK: self._benchmark,
         }
 
     def steps_after_export(self) -> tuple[Step, ...]:
@@ -95,50 +89,135 @@ class BenchSession:
     def _impossible(self, build: Build) -> str:
         """What an option asks of a kind of model that it does not have; empty where all is well."""
         options = self.chain.options
-        if build.kind == "pipeline" and not build.has_host_modules:
-            return ""
-        what = {"generative": "a model that generates", "pipeline": "a model with modules on the host"}.get(
-            build.kind, ""
-        )
+        kinds = {"generative": "a model that generates", "pipeline": "a model with modules on the host"}
+        what = "" if build.kind == "pipeline" and not build.has_host_modules else kinds.get(build.kind, "")
         if what and len(self._devices) > 1:
             return f"--chips {options.chips}: {what} runs on one device"
         if what and options.microbatch_count > 1:
             return f"--microbatch_count {options.microbatch_count}: {what} takes one at a time"
         return ""
 
+    @property
     def _workers(self) -> Workers:
         assert self.build is not None, "exported before"
         return Workers(self.chain, self.build, self._devices, self._contraction_type)
 
-    def _check(self, step: Step, processes: Processes) -> Result:
-        result = check_outputs(step, self._workers(), processes)
-        if result.statistics:
-            self._first_call_ms = float(result.statistics["first_call_ms"])
-        return result
+    def _benchmark(self, step: Step) -> Result:
+        if step.role == AGAINST:
+            return self._against(step)
+        return self._trace(step) if step.role == TRACE else self._loop(step)
 
-    def _loop(self, step: Step, processes: Processes) -> Result:
-        result = run_loop(step, self._workers(), processes, self._first_call_ms)
-        if result.statistics and self.build is not None and self.build.generation is None:
-            self._call_ms = float(result.statistics["latency_ms"]["p50"])
-        return result
+    def _check(self, step: Step) -> Result:
+        """Runs each program once, with the builder's inputs, and compares all outputs with those of the build.
 
-    def _against(self, step: Step, session: Session[Any]) -> Result:
-        workers = self._workers()
+        The result's statistics have, of the main program: `error` (see `Agreement` and `Gains`), `to_f32` (the
+        error against f32 with weights that are not rounded), `first_call_ms` and `load_ms` of a process that had never
+        run it.
+        """
+        workers = self._workers
+        build = workers.build
+        narrowed, training = workers.narrowed, build.kind == "training"
+        result = Result(Verdict.PASSED, notes=step.notes)
+        statistics: dict[str, Any] = {}
+        outputs: list[OutputComparison] = []
+        for number, program in enumerate(build.programs):
+            name = f"{program.name}." if number else ""
+            folder = Path(step.folder) / f"{name}outputs"
+            folder.mkdir(parents=True, exist_ok=True)
+            plan = workers.compiled(number).plan(workers.devices[:1], 1, warm_up_calls=0, outputs=str(folder))
+            answer = ask(workers.chain, step, self._session.processes, MODULE_WORKER, plan, name)
+            step = answer.step
+            if answer.figures is None:
+                return replace(answer.failure, notes=(*result.notes, *answer.failure.notes))
+            result = answer.complete(result)
+            try:
+                actual = read_outputs(answer.figures["outputs"])
+                expected = tensors(workers.exported, program.outputs)
+                found = agreement(actual, expected, limits(program.outputs, narrowed), gradients=training)
+                gains = None
+                if program.directions is not None and not found.problem:
+                    where = workers.exported, program.directions
+                    gains = found_gains(actual, expected, *where, narrowed, gradients=training)
+                if number == 0:
+                    against_f32 = tensors(workers.exported, build.reference) if build.reference else expected
+                    statistics = {name: answer.figures[name] for name in ("load_ms", "first_call_ms")}
+                    self._first_call_ms = float(statistics["first_call_ms"])
+                    statistics["to_f32"] = recorded(relative_error(actual, against_f32))
+            except GauntletError as error:
+                return replace(result, verdict=Verdict.ERROR, reason=shorten(error.what))
+            except ValueError as error:
+                return replace(result, verdict=Verdict.ERROR, reason=shorten(f"{program.name}: {error}"))
+            outputs += found.comparisons
+            if number == 0:
+                statistics["error"] = found.as_dict() | (gains.as_dict() if gains else {})
+            if found.tells_nothing:
+                note = f"{program.name}: the expected outputs are all zero, and so agreeing with them proves nothing"
+                result = replace(result, notes=(*result.notes, note))
+            problem = found.problem or (gains.problem if gains else "")
+            if problem and result.verdict is Verdict.PASSED:
+                which = f"{program.name}: " if len(build.programs) > 1 else ""
+                result = replace(result, verdict=Verdict.FAILED, reason=shorten(f"{which}{problem}"))
+        return replace(result, outputs=tuple(outputs), statistics=statistics)
+
+    def _loop(self, step: Step) -> Result:
+        """Measures; the result's statistics have `total_s`, `total_samples`, `samples_per_sec`, latencies and more."""
+        workers, processes = self._workers, self._session.processes
+        build = workers.build
+        calls = self.chain.options.loops(len(workers.devices))
+        script, plan = workers.loop(calls)
+        if build.has_host_modules:
+            plan = {**plan, "outputs": step.folder}
+        step = replace(step, timeout=step.timeout + _SLACK * calls * self._first_call_ms / _MS)
+        gpu = gpu_of(step)
+        watch = RoundWatch(gpu=bool(gpu), device=gpu)
+        answer = ask(workers.chain, step, processes, script, plan)
+        state = watch.ended(own_cpu_seconds=answer.outcome.cpu_seconds)
+        found = answer.figures
+        if found is None:
+            return replace(answer.failure, notes=(*step.notes, *answer.failure.notes))
+        generative = build.generation is not None
+        try:
+            problem = _wrong_tokens(workers, found) if generative else _wrong_host_outputs(workers, found)
+            figures = _generated(workers, found) if generative else _looped(workers, found)
+        except (GauntletError, KeyError, TypeError, ValueError) as error:
+            text = error.what if isinstance(error, GauntletError) else f"{type(error).__name__}: {error}"
+            reason = shorten(f"the measuring program's answer cannot be read: {text}")
+            return answer.complete(Result(Verdict.ERROR, reason))
+        if problem:
+            # No speed of what is not right.
+            return answer.complete(Result(Verdict.FAILED, shorten(problem), notes=step.notes))
+        if not generative:
+            self._call_ms = float(figures["latency_ms"]["p50"])
+        times, remarks = figures.pop("times"), figures.pop("remarks")
+        result = Result(
+            Verdict.PASSED,
+            samples=Samples("bench", times, (), (1,) * len(times)),
+            statistics={**figures, "machine": state.as_dict(), "disturbed": list(state.disturbances())},
+            notes=(*step.notes, *remarks, *benchmark_warnings(state.watched)),
+            log=processes.log(step, "stdout.txt"),
+        )
+        return answer.complete(result)
+
+    def _against(self, step: Step) -> Result:
+        workers = self._workers
         command = worker_command(self.chain, step, *workers.loop(len(self._devices)))
         options = self.chain.options
         replaced = options.disturbed == "replace"
         place = AgainstPlace(asdict(self.chain.plan), self.chain.torch.path, options.env, replaced)
-        peers = measure(session, options.against, iree_rounds(step, command), workers.exported, place, _SEED)
-        lines = shown(peers)
-        return Result(Verdict.PASSED, statistics={AGAINST: [peer.as_dict() for peer in peers]}, notes=tuple(lines))
+        peers = measure(self._session, options.against, iree_rounds(step, command), workers.exported, place)
+        return Result(
+            Verdict.PASSED,
+            statistics={AGAINST: [asdict(peer) for peer in peers]},
+            notes=tuple(shown(peer) for peer in peers),
+        )
 
-    def _trace(self, step: Step, processes: Processes, workbench: Workbench) -> Result:
-        workers, toolchain = self._workers(), self.chain.toolchain
+    def _trace(self, step: Step) -> Result:
+        workers, toolchain, processes = self._workers, self.chain.toolchain, self._session.processes
         traces = []
         for number, program in enumerate(workers.build.programs):
             path = Path(step.folder) / program.name
             traced = tracing.traced_step(replace(step, folder=str(path)), self.chain, workers.compiled(number))
-            flags = workbench.flags_of(BENCHMARK_MODULE)
+            flags = self._workbench.flags_of(BENCHMARK_MODULE)
             level = self.chain.options.trace
             traces.append(tracing.trace(traced, level, path, toolchain, processes, flags, call_ms=self._call_ms))
         lines = [line for made in traces for line in tracing.shown(made)]
@@ -148,104 +227,6 @@ class BenchSession:
             notes=tuple(lines),
             tool_seconds=sum(made.seconds for made in traces),
         )
-
-
-def check_outputs(step: Step, workers: Workers, processes: Processes) -> Result:
-    """Runs each program once, with the builder's inputs, and compares all outputs with those of the build.
-
-    The result's statistics have, of the main program: `error` (see `Agreement` and `Gains`), `to_f32` (the
-    error against f32 with weights that are not rounded), `first_call_ms` and `load_ms` of a process that had never
-    run it.
-
-    Args:
-        step: the threshold step.
-        workers: the measuring programs.
-        processes: starts them.
-    """
-    build = workers.build
-    narrowed, training = workers.narrowed, build.kind == "training"
-    result = Result(Verdict.PASSED, notes=step.notes)
-    statistics: dict[str, Any] = {}
-    outputs: list[OutputComparison] = []
-    for number, program in enumerate(build.programs):
-        name = f"{program.name}." if number else ""
-        folder = Path(step.folder) / f"{name}outputs"
-        folder.mkdir(parents=True, exist_ok=True)
-        plan = workers.compiled(number).plan(workers.devices[:1], 1, warm_up_calls=0, outputs=str(folder))
-        answer = ask(workers.chain, step, processes, MODULE_WORKER, plan, name)
-        step = answer.step
-        if answer.figures is None:
-            return replace(answer.failure, notes=(*result.notes, *answer.failure.notes))
-        result = answer.complete(result)
-        try:
-            actual = read_outputs(answer.figures["outputs"])
-            expected = tensors(workers.exported, program.outputs)
-            found = agreement(actual, expected, limits(program.outputs, narrowed), gradients=training)
-            gains = None
-            if program.directions is not None and not found.problem:
-                where = workers.exported, program.directions
-                gains = found_gains(actual, expected, *where, narrowed, gradients=training)
-            if number == 0:
-                against_f32 = tensors(workers.exported, build.reference) if build.reference else expected
-                statistics = {name: answer.figures[name] for name in ("load_ms", "first_call_ms")}
-                statistics["to_f32"] = recorded(relative_error(actual, against_f32))
-        except GauntletError as error:
-            return replace(result, verdict=Verdict.ERROR, reason=shorten(error.what))
-        except ValueError as error:
-            return replace(result, verdict=Verdict.ERROR, reason=shorten(f"{program.name}: {error}"))
-        outputs += found.comparisons
-        if number == 0:
-            statistics["error"] = found.as_dict() | (gains.as_dict() if gains else {})
-        if found.tells_nothing:
-            note = f"{program.name}: the expected outputs are all zero, and so agreeing with them proves nothing"
-            result = replace(result, notes=(*result.notes, note))
-        problem = found.problem or (gains.problem if gains else "")
-        if problem and result.verdict is Verdict.PASSED:
-            which = f"{program.name}: " if len(build.programs) > 1 else ""
-            result = replace(result, verdict=Verdict.FAILED, reason=shorten(f"{which}{problem}"))
-    return replace(result, outputs=tuple(outputs), statistics=statistics)
-
-
-def run_loop(step: Step, workers: Workers, processes: Processes, first_call_ms: float) -> Result:
-    """Measures; the result's statistics have `total_s`, `total_samples`, `samples_per_sec`, latencies and the rest.
-
-    Args:
-        step: the benchmark step; the machine is its alone.
-        workers: the measuring programs.
-        processes: starts them.
-        first_call_ms: of a call in a new process, by which the time limit grows with the loop.
-    """
-    options, build = workers.chain.options, workers.build
-    calls = options.loops(len(workers.devices))
-    script, plan = workers.loop(calls)
-    if build.has_host_modules:
-        plan = {**plan, "outputs": step.folder}
-    step = replace(step, timeout=step.timeout + _SLACK * calls * first_call_ms / _MS)
-    gpu = gpu_of(step)
-    watch = RoundWatch(gpu=bool(gpu), device=gpu)
-    answer = ask(workers.chain, step, processes, script, plan)
-    state = watch.ended(own_cpu_seconds=answer.outcome.cpu_seconds)
-    if answer.figures is None:
-        return replace(answer.failure, notes=(*step.notes, *answer.failure.notes))
-    generative = build.generation is not None
-    try:
-        problem = _wrong_tokens(workers, answer.figures) if generative else _wrong_host_outputs(workers, answer.figures)
-        figures = _generated(workers, answer.figures) if generative else _looped(workers, answer.figures)
-    except (GauntletError, KeyError, TypeError, ValueError) as error:
-        text = error.what if isinstance(error, GauntletError) else f"{type(error).__name__}: {error}"
-        return answer.complete(Result(Verdict.ERROR, shorten(f"the measuring program's answer cannot be read: {text}")))
-    if problem:
-        # No speed of what is not right.
-        return answer.complete(Result(Verdict.FAILED, shorten(problem), notes=step.notes))
-    times, remarks = figures.pop("times"), figures.pop("remarks")
-    result = Result(
-        Verdict.PASSED,
-        samples=Samples("bench", times, (), (1,) * len(times)),
-        statistics={**figures, "machine": state.as_dict(), "disturbed": list(state.disturbances())},
-        notes=(*step.notes, *remarks, *benchmark_warnings(state.watched)),
-        log=processes.log(step, "stdout.txt"),
-    )
-    return answer.complete(result)
 
 
 def latencies(times: Sequence[float]) -> dict[str, float]:

@@ -27,15 +27,13 @@ Where sources disagree, and what is done here:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-
-_T = TypeVar("_T", bound=np.generic)
 
 BLOCK = 16
 """How many values share an exponent."""
@@ -46,31 +44,22 @@ class BlockFormat:
     """A block floating point format.
 
     Attributes:
-        name: as the benchmarks' options have it.
         magnitude_bits: bits of a magnitude, the leading 1 among them.
         least_exponent, greatest_exponent: of the shared exponent, without a bias.
     """
 
-    name: str
     magnitude_bits: int
     least_exponent: int
     greatest_exponent: int
 
 
-_FORMATS = {
-    made.name: made
-    for made in (
-        BlockFormat("Bfp8", 7, -14, 15),
-        BlockFormat("Bfp8_b", 7, -126, 127),
-        BlockFormat("Bfp4", 3, -14, 15),
-        BlockFormat("Bfp4_b", 3, -126, 127),
-    )
+# By their names as the benchmarks' options have them.
+BLOCK_FORMATS = {
+    "Bfp8": BlockFormat(7, -14, 15),
+    "Bfp8_b": BlockFormat(7, -126, 127),
+    "Bfp4": BlockFormat(3, -14, 15),
+    "Bfp4_b": BlockFormat(3, -126, 127),
 }
-
-
-def block_format(name: str) -> BlockFormat:
-    """The format of a name; KeyError for one that is not a block format's."""
-    return _FORMATS[name]
 
 
 def round_to_blocks(values: NDArray[Any], form: BlockFormat) -> NDArray[np.float32]:
@@ -118,7 +107,7 @@ def _blocks(values: NDArray[Any]) -> tuple[NDArray[np.float32], tuple[int, ...]]
     return padded.reshape((-1, BLOCK)), numbers.shape
 
 
-def _unblocked(blocks: NDArray[_T], shape: tuple[int, ...]) -> NDArray[_T]:
+def _unblocked(blocks: NDArray[np.float32], shape: tuple[int, ...]) -> NDArray[np.float32]:
     length = shape[-1] if shape else 1
     rows = blocks.reshape((-1, -(-length // BLOCK) * BLOCK)) if length else blocks.reshape((0, 0))
     return rows[:, :length].reshape(shape)

@@ -125,13 +125,8 @@ def float8dq(model: Any, granularity: Literal["tensor", "row"] = "tensor") -> An
     about="two of four neighbouring weights are zero; IREE computes with the zeros: the numbers, and no speed",
     beside=("baseline", "int8dq", "float8dq"),
 )
-def semi_sparse(model: Any) -> Any:
-    """The two of largest magnitude stay."""
-    return _two_of_four(model)
-
-
 @recipe("2:4", kind="sparsity", about="the same as semi-sparse", beside=("baseline", "int8dq", "float8dq"))
-def _two_of_four(model: Any) -> Any:
+def semi_sparse(model: Any) -> Any:
     """The two of largest magnitude stay."""
     from iree_gauntlet.torch_models.layers import keep_two_of_four, prune_linear_layers, unfit_for_fours  # noqa: PLC0415
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _DType: TypeAlias = Literal["f32", "f16", "bf16"]
 
-_KIND = "micro-benchmark configurations"
 _TYPES: dict[str, _DType] = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 # Of a model that is asked for without shapes: 128 tokens, and its own sizes.
 _OWN_SIZES = Shape("config", 128, 0, 0)
@@ -138,7 +137,7 @@ def read_micro_config(path: Path, registry: Registry) -> MicroConfig:
         others = sorted(str(other) for other in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
         hint = f"Configurations there: {', '.join(others)}." if others else "Configurations are YAML files."
         raise UsageError(f"configuration {path} does not exist", hint)
-    read = read_yaml(path, _KIND, "docs/how-to/micro.md")
+    read = read_yaml(path, "micro-benchmark configurations", "docs/how-to/micro.md")
     file = read.as_(File, Context(registry, path.parent))
     entries = file.model_params
     if isinstance(entries, list):

@@ -61,10 +61,10 @@ def discover(folders: Sequence[Path], passed_over: list[Problem] | None = None) 
             problems.append(Problem(str(shown(folder)), 0, "", "none of its files declares a model", _EXAMPLE))
     models = by_name(declared, BenchmarkModel, problems)
     problems = list(dict.fromkeys(problems))
-    if problems and passed_over is None:
-        raise ModelError(problems)
     if passed_over is not None:
         passed_over += problems
+    elif problems:
+        raise ModelError(problems)
     return models
 
 

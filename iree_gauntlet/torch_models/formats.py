@@ -131,10 +131,10 @@ def round_weights(array: NDArray[Any], form: DataFormat) -> NDArray[np.float32]:
     """
     import numpy as np  # noqa: PLC0415 - options are read without it
 
-    from iree_gauntlet.torch_models.block_float import block_format, round_to_blocks  # noqa: PLC0415
+    from iree_gauntlet.torch_models.block_float import BLOCK_FORMATS, round_to_blocks  # noqa: PLC0415
 
     if form.emulated:
-        return round_to_blocks(array, block_format(form.value))
+        return round_to_blocks(array, BLOCK_FORMATS[form.value])
     with np.errstate(over="ignore"):
         values = np.array(array, dtype=np.float32, order="C")
         if form is DataFormat.FP16:
@@ -160,7 +160,7 @@ def read_contractions(path: Path) -> int:
     return longest_contraction_path(onnx.load(str(path), load_external_data=False).graph)
 
 
-def longest_contraction_path(graph: Any) -> int:
+def longest_contraction_path(graph: Any, outer: dict[str, int] | None = None) -> int:
     """The largest number of contractions on a way from an input to an output.
 
     Matrix products, convolutions, transposed ones and Einsum count. A branch or the body of a loop counts as if it
@@ -169,23 +169,14 @@ def longest_contraction_path(graph: Any) -> int:
     Args:
         graph: an ONNX GraphProto, sorted as ONNX demands: values before those who use them. Its functions are
             inlined.
+        outer: the longest way to each value around it, of a graph inside another one.
     """
-    return _longest(graph, {})
-
-
-def _longest(graph: Any, outer: dict[str, int]) -> int:
-    """The longest way through a graph that also sees the values around it.
-
-    Args:
-        graph: the graph.
-        outer: the longest way to each value outside.
-    """
-    ways = dict(outer)
+    ways = dict(outer or {})
     longest = 0
     for node in graph.node:
         before = max((ways.get(name, 0) for name in node.input), default=0)
         # What an inner graph takes from around it is on its ways already.
-        inside = max((_longest(inner, ways) for inner in _inner_graphs(node)), default=0)
+        inside = max((longest_contraction_path(inner, ways) for inner in _inner_graphs(node)), default=0)
         way = max(before + (node.op_type in _CONTRACTIONS), inside)
         ways.update((name, way) for name in node.output if name)
         longest = max(longest, way)

@@ -44,7 +44,6 @@ _TYPES = re.compile(rf"{_TYPE}(?:x{_TYPE})*")
 _HEAVY = ("matmul", "conv", "attention")
 _SHOWN = 4
 _DUMP_TOOL = "iree-dump-module"
-_DUMP_SECONDS = 120.0
 _MODULE = "module.fb"
 _CONSTANTS = "_const"
 _PAIR, _SPAN = struct.Struct("<II"), struct.Struct("<QQQ")
@@ -189,7 +188,7 @@ def shows(facts: ModuleFacts) -> list[str]:
     if facts.load_dispatches:
         lines.append(f"made of them at load: {_some(_works(facts.load_dispatches))}")
     heavy = [name for name in facts.dispatches if dispatch_name(name).kind in _HEAVY]
-    if heavy or facts.dispatches:
+    if facts.dispatches:
         lines.append(f"dispatches: {_some(_works(heavy or facts.dispatches))}")
     return lines
 
@@ -228,19 +227,14 @@ class _Segment:
     """Data of a module.
 
     Attributes:
-        member: file name inside the archive; empty for what is in `module.fb`.
         size: bytes.
         data: empty for a constant that is larger than any table.
+        is_constant: whether it is one of the files that hold constants.
     """
 
-    member: str
     size: int
     data: bytes
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether it is one of the files that hold constants."""
-        return self.member.startswith(_CONSTANTS)
+    is_constant: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,18 +269,19 @@ def _read_segments(toolchain: Toolchain, module: Path) -> list[_Segment]:
             f"{module}: its description tells of {len(expected)} files inside, and there are others",
             "it has to be written and described by one release of IREE",
         )
-    return [*outside, *(_Segment("", len(data), data) for data in inside)]
+    return [*outside, *(_Segment(len(data), data) for data in inside)]
 
 
 def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Segment:
-    skipped = info.filename.startswith(_CONSTANTS) and info.file_size > _LARGEST_TABLE
-    return _Segment(info.filename, info.file_size, b"" if skipped else archive.read(info))
+    is_constant = info.filename.startswith(_CONSTANTS)
+    skipped = is_constant and info.file_size > _LARGEST_TABLE
+    return _Segment(info.file_size, b"" if skipped else archive.read(info), is_constant)
 
 
 def _described(toolchain: Toolchain, module: Path) -> list[dict[str, Any]]:
     """The data segments as the toolchain describes them."""
     tool = Path(toolchain.runtime.run_module).with_name(_DUMP_TOOL)
-    answer = ask([str(tool), "--output=flatbuffer-json", str(module)], timeout=_DUMP_SECONDS)
+    answer = ask([str(tool), "--output=flatbuffer-json", str(module)], timeout=120.0)
     try:
         described: list[dict[str, Any]] = json.loads(answer.stdout)["rodata_segments"]
     except (ValueError, KeyError) as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, take_round
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 
 BLOCKS = 6
-_LEVEL = 0.05
-ONE_LOOK = SequentialPlan(_LEVEL, (BLOCKS,), (1.0,))
+# At a level of 5 %.
+ONE_LOOK = SequentialPlan(0.05, (BLOCKS,), (1.0,))
 # What IREE is where the peer is that.
 _WORDS = {
     Verdict.SLOWER: "faster",
@@ -47,6 +47,8 @@ _WORDS = {
     Verdict.SAME: "same",
     Verdict.INCONCLUSIVE: "inconclusive",
 }
+# Of the lots that choose the order of rounds: the same for everybody, so that a run can be repeated.
+SEED = 1
 TRIAL_CALLS = 3
 WARM_UP_CALLS = 1
 # Code that torch.compile makes, kept from round to round: a process's TMPDIR does not outlive it.
@@ -89,10 +91,6 @@ class Peer:
     compile_s: float | None = None
     reason: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data, for the journal and the result file."""
-        return asdict(self)
-
 
 def judged(peer: Peer, evidence: PairEvidence) -> Peer:
     """The peer with what its blocks say: A is IREE, B the peer."""
@@ -120,17 +118,12 @@ def ratio_figures(found: Comparison) -> dict[str, Any]:
         `ratio` (time of B / its own), `low` and `high` (None where there are too few blocks for an interval) and `word`
         (what A is: faster, slower, same, inconclusive).
     """
-    bounded = math.isfinite(found.high)
-    low, high = (found.low, found.high) if bounded else (None, None)
+    low, high = (found.low, found.high) if math.isfinite(found.high) else (None, None)
     return {"ratio": found.ratio, "low": low, "high": high, "word": _WORDS[found.verdict]}
 
 
-def shown(peers: Sequence[Peer]) -> list[str]:
-    """A line for each."""
-    return [_line(peer) for peer in peers]
-
-
-def _line(peer: Peer) -> str:
+def shown(peer: Peer) -> str:
+    """The line about it."""
     if peer.ratio is None or peer.call_ms is None:
         return f"{_title(peer)}: no ratio: {peer.reason}"
     own = f", IREE {_time(peer.iree_ms)}" if peer.iree_ms is not None else ""
@@ -235,7 +228,7 @@ def try_peer(
         GauntletError: the process cannot be started, or what it left cannot be read.
     """
     with session.quiet(exclusive=False):
-        taken = take_round(replace(rounds, read=_no_times), session.processes, name)
+        taken = take_round(replace(rounds, read=lambda _text, _seconds: ()), session.processes, name)
     if taken.failure:
         return [Tried(taken.failure)] * len(expected)
     answer = _answer(session.processes.stdout(rounds.step, name))
@@ -249,10 +242,6 @@ def try_peer(
         call_ms = statistics.median(found["call_ms"])
         tried.append(Tried(problem, version, float(found["first_call_ms"]), found["compile_s"], call_ms))
     return tried
-
-
-def _no_times(_text: str, _seconds: float) -> tuple[float, ...]:
-    return ()
 
 
 def _answer(text: str) -> dict[str, Any]:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _LOCK_SECONDS = 60.0
 _MOST_NAMES = 1000
-_SPEED = ("total_time", "total_samples", "samples_per_sec")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,37 +51,6 @@ def result_path(output: str | Path) -> Path:
     return path if path.name.endswith(".json") else path.with_name(f"{path.name}.json")
 
 
-def measured_result(
-    about: Mapping[str, Any], *, total_time: float, total_samples: int, more: Mapping[str, Any]
-) -> dict[str, Any]:
-    """One entry of a run that was measured.
-
-    Args:
-        about: the document's fields of what was measured: `args`, `arch`, `machine_name`, `hash` and `date`.
-        total_time: seconds from the first input pushed to the last output received.
-        total_samples: what went through in that time.
-        more: our own fields, which come after the document's; they may not take their names.
-
-    Raises:
-        ValueError: a time or a number of samples that gives no speed, or a field of the document in `more`.
-    """
-    if not (math.isfinite(total_time) and total_time > 0 and total_samples > 0):
-        raise ValueError(f"{total_samples} samples in {total_time} s are no speed")
-    speed = {"total_time": total_time, "total_samples": total_samples, "samples_per_sec": total_samples / total_time}
-    return _with_more({**speed, **about}, more)
-
-
-def failed_result(about: Mapping[str, Any], *, error: str, more: Mapping[str, Any]) -> dict[str, Any]:
-    """One entry of a run that failed: `error`, and no speed; the rest as in `measured_result`.
-
-    Raises:
-        ValueError: no error, or a field of the document in `more`.
-    """
-    if not error:
-        raise ValueError("a failed run without an error")
-    return _with_more({**about, "error": error}, more)
-
-
 def append_result(output: str | Path, result: Mapping[str, Any], locks: Path) -> Appended:
     """Appends one result; folders that are missing are made.
 
@@ -91,16 +59,13 @@ def append_result(output: str | Path, result: Mapping[str, Any], locks: Path) ->
 
     Args:
         output: as given to `--output`.
-        result: of `measured_result` or `failed_result`. Numbers that JSON does not have are written as "nan",
-            "inf" and "-inf", as in the journal.
+        result: has a speed or an error. Numbers that JSON does not have are written as "nan", "inf" and "-inf", as in
+            the journal.
         locks: folder of the cache's locks, made where it is missing: those who share a cache take turns.
 
     Raises:
         GauntletError: nothing could be written there. What was there is untouched.
-        ValueError: neither a speed nor an error, or both.
     """
-    if ("error" in result) == any(field in result for field in _SPEED):
-        raise ValueError("a result has a speed or an error, and not both")
     line = json.dumps(_of_json(result), ensure_ascii=False, allow_nan=False)
     asked = result_path(output)
     with _disk_errors(asked):
@@ -146,13 +111,6 @@ def check_output(output: str | Path, locks: Path) -> None:
                 probe.touch()
             finally:
                 probe.unlink(missing_ok=True)
-
-
-def _with_more(result: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    taken = sorted({*_SPEED, *result, "error"} & set(more))
-    if taken:
-        raise ValueError(f"fields of the document: {', '.join(taken)}")
-    return {**result, **more}
 
 
 def _of_json(value: Any) -> Any:

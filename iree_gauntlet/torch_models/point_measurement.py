@@ -8,7 +8,6 @@ is one by itself: of a hundred of them, five may miss.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import time
@@ -19,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from iree_gauntlet.cases import Verdict
-from iree_gauntlet.engine.rounds.taken_rounds import Measurement, gpu_of
+from iree_gauntlet.engine.rounds.blocks import BlockTaker
 from iree_gauntlet.measuring.statistics.comparison_verdict import compare_log_ratios
 from iree_gauntlet.results import Result, shorten
+from iree_gauntlet.torch_models.against import iree_rounds
 from iree_gauntlet.torch_models.measuring_worker import MODULE_WORKER, worker_command
 from iree_gauntlet.torch_models.peers import BLOCKS, ONE_LOOK, ratio_figures
 from iree_gauntlet.torch_models.point_rounds import (
@@ -38,12 +38,13 @@ from iree_gauntlet.torch_models.recipe_registry import BASELINE
 from iree_gauntlet.torch_models.roofline import Roofline, why_no_roofline
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
+    from iree_gauntlet.engine.rounds.taken_rounds import Measurement
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.steps import Step
     from iree_gauntlet.torch_models.build_folder import Build
-    from iree_gauntlet.torch_models.configuration import Point, Variant
+    from iree_gauntlet.torch_models.configuration import Variant
     from iree_gauntlet.torch_models.point_chain import PointChain
 
 
@@ -53,10 +54,6 @@ SAME = "same module"
 # How the reason of a variant begins whose module does not show what its recipe promises, or shows nothing.
 UNREAD = "what its module shows cannot be read"
 UNPROVEN = "the module is not what the recipe promises"
-# Of the lots that choose the order of rounds: the same for everybody, so that a run can be repeated.
-_SEED = 1
-# How long the calls of a round take, of a program that is fast enough for three of them in that time.
-_ROUND_MS = 100.0
 _MODES = {"torch": (EAGER, COMPILE), "torch-eager": (EAGER,), "none": ()}
 
 
@@ -84,98 +81,6 @@ class VariantFigures:
     shows: list[str] = field(default_factory=list)
     roofline: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
-
-
-def _point_record(
-    point: Point,
-    device: str,
-    flops: int,
-    found: Mapping[str, VariantFigures],
-    blocks: PointEvidence,
-    first_call_ms: Mapping[str, float],
-    seconds: float,
-) -> dict[str, Any]:
-    """The record, but for its notes.
-
-    Args:
-        point: what was measured.
-        device: what IREE ran on.
-        flops: of one call of the unchanged model.
-        found: by label of each variant.
-        blocks: programs of IREE by that label, those of torch by `torch_name`.
-        first_call_ms: of the programs of torch.
-        seconds: that the point took.
-    """
-    model, shape = point.model, point.shape
-    return {
-        "point": {
-            "name": model.name,
-            "model_type": model.model_type.text,
-            "shape": shape.name,
-            "m": shape.m,
-            "k": shape.k,
-            "n": shape.n,
-            "label": shape.label,
-            "dtype": model.dtype,
-            "device": device,
-            "flops": flops,
-            "torch_compile_mode": model.torch_compile_mode,
-        },
-        "variants": [_variant(variant, found[variant.label], blocks, first_call_ms) for variant in point.variants],
-        "blocks": blocks.count,
-        # One that failed ends them: no other took its place.
-        "replaced": blocks.replaced - bool(blocks.failure),
-        "seconds": round(seconds, 3),
-    }
-
-
-def _variant(
-    variant: Variant, known: VariantFigures, blocks: PointEvidence, first_call_ms: Mapping[str, float]
-) -> dict[str, Any]:
-    # One that is the baseline's module has the baseline's times.
-    name = BASELINE if known.status == SAME else variant.label
-    beside = not variant.is_baseline and known.status == MEASURED
-    own = median_ms(blocks, name)
-    memory = known.figures.get("device_memory", {})
-    return {
-        "label": variant.label,
-        "quantization": variant.quantization.text,
-        "sparsity": variant.sparsity.text if variant.sparsity else None,
-        "kind": "sparsity" if variant.sparsity else variant.quantization.recipe.kind,
-        "status": known.status,
-        "reason": known.reason,
-        "iree": None if own is None else {"ms": own, "speedup": speedup(blocks, name, BASELINE) if beside else None},
-        "torch_eager": _torch(variant, EAGER, name, blocks, first_call_ms),
-        "torch_compile": _torch(variant, COMPILE, name, blocks, first_call_ms),
-        "error": known.figures.get("error"),
-        "agreement": known.figures.get("agreement"),
-        "first_call_ms": known.figures.get("first_call_ms"),
-        "module_bytes": known.module_bytes,
-        "parameter_bytes": known.parameter_bytes,
-        "peak_rss_bytes": blocks.peak_bytes.get(name) or known.figures.get("peak_rss_bytes"),
-        "device_peak_bytes": memory.get("device_bytes_peak"),
-        "compile_s": known.compile_s,
-        "roofline": known.roofline,
-        "shows": known.shows,
-        "notes": known.notes,
-    }
-
-
-def _torch(
-    variant: Variant, mode: str, own: str, blocks: PointEvidence, first_call_ms: Mapping[str, float]
-) -> dict[str, Any] | None:
-    """Torch's time of what torch makes for a variant, next to torch's baseline and to IREE's variant."""
-    side = variant.side
-    name = torch_name(mode, side)
-    time = median_ms(blocks, name)
-    if time is None:
-        return None
-    return {
-        "ms": time,
-        "first_call_ms": first_call_ms.get(name),
-        "speedup": None if side == BASELINE else speedup(blocks, name, torch_name(mode, BASELINE)),
-        "beside_iree": speedup(blocks, own, name),
-    }
 
 
 def speedup(blocks: PointEvidence, name: str, over: str) -> dict[str, Any] | None:
@@ -243,6 +148,9 @@ class PointMeasurement:
     flops: int
     began: float
 
+    _trial: TorchTrial = field(default_factory=TorchTrial)
+    _blocks: PointEvidence = field(default_factory=PointEvidence)
+
     @property
     def wanted(self) -> list[Variant]:
         """The variants that can be measured."""
@@ -254,53 +162,105 @@ class PointMeasurement:
         Raises:
             GauntletError: a process cannot be started at all, or what it left cannot be read.
         """
-        point = self.chain.point
         Path(step.folder).mkdir(parents=True, exist_ok=True)
-        wanted = self.wanted
-        trial, blocks = TorchTrial(), PointEvidence()
-        if wanted:
-            trial = self._try_torch(step, wanted)
-            blocks = self._rounds(step, wanted, trial)
-        notes = self._notes(blocks, trial)
-        for variant in wanted:
-            self.found[variant.label].roofline = self._share(variant, blocks)
+        if self.wanted:
+            self._try_torch(step)
+            self._take_rounds(step)
+        for variant in self.wanted:
+            self.found[variant.label].roofline = self._share(variant)
         if self.session.cancelled.is_set():
             return Result(Verdict.ERROR, "interrupted")
-        record = _point_record(
-            point, self.chain.device, self.flops, self.found, blocks, trial.first_call_ms, time.monotonic() - self.began
-        )
-        record["notes"] = list(notes)
-        verdict, reason = self._verdict(blocks)
-        return Result(verdict, reason, statistics={"micro": record}, notes=notes)
+        verdict, reason = self._verdict()
+        record = self._record()
+        return Result(verdict, reason, statistics={"micro": record}, notes=tuple(record["notes"]))
 
-    def _try_torch(self, step: Step, wanted: Sequence[Variant]) -> TorchTrial:
+    def _try_torch(self, step: Step) -> None:
         compiles = self.chain.point.model.torch_compile
         modes = [mode for mode in _MODES[self.measuring.against] if compiles or mode == EAGER]
-        if not modes or not self.chain.device.startswith("local-"):
-            # Torch runs on the CPU here: next to another device that says nothing.
-            return TorchTrial()
-        return try_torch(step, self.chain, self.builds, wanted, modes, _ROUND_MS, self.session)
+        # Torch runs on the CPU here: next to another device that says nothing.
+        if modes and self.chain.device.startswith("local-"):
+            self._trial = try_torch(step, self.chain, self.builds, self.wanted, modes, self.session)
 
-    def _rounds(self, step: Step, wanted: Sequence[Variant], trial: TorchTrial) -> PointEvidence:
+    def _take_rounds(self, step: Step) -> None:
         programs: dict[str, Measurement] = {}
-        for variant in wanted:
+        for variant in self.wanted:
             compiled = self.chain.made(variant, self.builds[variant.side])
-            calls = calls_of(float(self.found[variant.label].figures["call_ms"]), _ROUND_MS)
+            calls = calls_of(float(self.found[variant.label].figures["call_ms"]))
             plan = compiled.plan([self.chain.device], calls)
             command = worker_command(self.chain, step, MODULE_WORKER, plan, f"{variant.label}.")
-            programs[variant.label] = Measurement(step, command, "the measuring program", _iree_times, gpu_of(step))
-        rounds = InterleavedRounds(
-            self.session,
-            self.chain.id,
-            programs,
-            trial.round,
-            _SEED,
-            replace_disturbed=self.measuring.replace_disturbed,
-        )
-        return rounds.take(lambda number: self.session.progress.status(f"block {number}"))
+            programs[variant.label] = iree_rounds(step, command)
+        taker = BlockTaker(self.session, replace_disturbed=self.measuring.replace_disturbed)
+        rounds = InterleavedRounds(taker, self.chain.id, programs, self._trial.round)
+        self._blocks = rounds.take(lambda number: self.session.progress.status(f"block {number}"))
 
-    def _notes(self, blocks: PointEvidence, trial: TorchTrial) -> tuple[str, ...]:
-        notes = [f"{name}: not measured: {problem}" for name, problem in trial.problems.items()]
+    def _record(self) -> dict[str, Any]:
+        model, shape, blocks = self.chain.point.model, self.chain.point.shape, self._blocks
+        return {
+            "point": {
+                "name": model.name,
+                "model_type": model.model_type.text,
+                "shape": shape.name,
+                "m": shape.m,
+                "k": shape.k,
+                "n": shape.n,
+                "label": shape.label,
+                "dtype": model.dtype,
+                "device": self.chain.device,
+                "flops": self.flops,
+                "torch_compile_mode": model.torch_compile_mode,
+            },
+            "variants": [self._variant(variant) for variant in self.chain.point.variants],
+            "blocks": blocks.count,
+            # One that failed ends them: no other took its place.
+            "replaced": blocks.replaced - bool(blocks.failure),
+            "seconds": round(time.monotonic() - self.began, 3),
+            "notes": self._notes(),
+        }
+
+    def _variant(self, variant: Variant) -> dict[str, Any]:
+        known, blocks = self.found[variant.label], self._blocks
+        # One that is the baseline's module has the baseline's times.
+        name = BASELINE if known.status == SAME else variant.label
+        ratio = None if variant.is_baseline or known.status != MEASURED else speedup(blocks, name, BASELINE)
+        own = median_ms(blocks, name)
+        memory = known.figures.get("device_memory", {})
+        return {
+            "label": variant.label,
+            "quantization": variant.quantization.text,
+            "sparsity": variant.sparsity.text if variant.sparsity else None,
+            "kind": "sparsity" if variant.sparsity else variant.quantization.recipe.kind,
+            "status": known.status,
+            "reason": known.reason,
+            "iree": None if own is None else {"ms": own, "speedup": ratio},
+            "torch_eager": self._torch(EAGER, variant.side, name),
+            "torch_compile": self._torch(COMPILE, variant.side, name),
+            **{figure: known.figures.get(figure) for figure in ("error", "agreement", "first_call_ms")},
+            "module_bytes": known.module_bytes,
+            "parameter_bytes": known.parameter_bytes,
+            "peak_rss_bytes": blocks.peak_bytes.get(name) or known.figures.get("peak_rss_bytes"),
+            "device_peak_bytes": memory.get("device_bytes_peak"),
+            "compile_s": known.compile_s,
+            "roofline": known.roofline,
+            "shows": known.shows,
+            "notes": known.notes,
+        }
+
+    def _torch(self, mode: str, side: str, own: str) -> dict[str, Any] | None:
+        """Torch's time of what torch makes for a variant, next to torch's baseline and to IREE's variant."""
+        blocks, name = self._blocks, torch_name(mode, side)
+        time = median_ms(blocks, name)
+        if time is None:
+            return None
+        return {
+            "ms": time,
+            "first_call_ms": self._trial.first_call_ms.get(name),
+            "speedup": None if side == BASELINE else speedup(blocks, name, torch_name(mode, BASELINE)),
+            "beside_iree": speedup(blocks, own, name),
+        }
+
+    def _notes(self) -> list[str]:
+        blocks = self._blocks
+        notes = [f"{name}: not measured: {problem}" for name, problem in self._trial.problems.items()]
         if blocks.too_disturbed:
             notes.append(
                 f"{blocks.count} of {BLOCKS} blocks: the machine is too busy, such as: {blocks.main_disturbance}"
@@ -308,11 +268,11 @@ class PointMeasurement:
         if blocks.marked:
             rounds = "1 round was" if blocks.marked == 1 else f"{blocks.marked} rounds were"
             notes.append(f"{rounds} disturbed, such as: {blocks.main_disturbance}")
-        return tuple(notes)
+        return notes
 
-    def _share(self, variant: Variant, blocks: PointEvidence) -> dict[str, Any] | None:
+    def _share(self, variant: Variant) -> dict[str, Any] | None:
         """How much of what the machine can do at best a variant reaches."""
-        time_ms = median_ms(blocks, variant.label)
+        time_ms = median_ms(self._blocks, variant.label)
         roofline = self.measuring.roofline
         known = self.found[variant.label]
         if roofline is None or why_no_roofline(self.chain.device) or time_ms is None or known.parameter_bytes is None:
@@ -323,23 +283,21 @@ class PointMeasurement:
         share, bound = roofline.share(self.flops, known.parameter_bytes + tensors, time_ms)
         return {"share": share, "bound": bound}
 
-    def _verdict(self, blocks: PointEvidence) -> tuple[Verdict, str]:
-        reasons = {label: known.reason for label, known in self.found.items()}
-        unproven = [f"{label}: {reason}" for label, reason in reasons.items() if reason.startswith(UNPROVEN)]
-        unread = [f"{label}: {known.reason}" for label, known in self.found.items() if known.reason.startswith(UNREAD)]
-        if unread:
-            return Verdict.ERROR, shorten("; ".join(unread))
+    def _verdict(self) -> tuple[Verdict, str]:
+        blocks = self._blocks
+        if unread := self._reasons(UNREAD):
+            return Verdict.ERROR, unread
         if blocks.failure:
             return Verdict.ERROR, shorten(blocks.failure)
-        if unproven:
-            return Verdict.FAILED, shorten("; ".join(unproven))
+        if unproven := self._reasons(UNPROVEN):
+            return Verdict.FAILED, unproven
         if not self.wanted:
             return Verdict.SKIPPED, "no variant came as far as to be measured"
         if blocks.count < BLOCKS:
             return Verdict.INCONCLUSIVE, shorten(f"{blocks.count} of {BLOCKS} blocks: {blocks.main_disturbance}")
         return Verdict.PASSED, ""
 
-
-def _iree_times(text: str, _seconds: float) -> tuple[float, ...]:
-    """The median of all calls of a round; one figure, since a log of thousands of calls is of no use."""
-    return (statistics.median(json.loads(text)["call_ms"][0]),)
+    def _reasons(self, start: str) -> str:
+        """Of all variants whose reason begins so."""
+        reasons = {label: known.reason for label, known in self.found.items()}
+        return shorten("; ".join(f"{label}: {said}" for label, said in reasons.items() if said.startswith(start)))

@@ -25,12 +25,14 @@ from iree_gauntlet.torch_models.measuring_worker import planned_command
 from iree_gauntlet.torch_models.peers import (
     BLOCKS,
     CODE_FOLDER,
+    SEED,
     TRIAL_CALLS,
     WARM_UP_CALLS,
     Expected,
     peer_rounds,
     try_peer,
 )
+from iree_gauntlet.torch_models.torch_python import running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -47,6 +49,8 @@ EAGER = "eager"
 COMPILE = "compile"
 _ATTEMPTS = 3
 _KIND = "micro"
+# How long the calls of a round take, of a program that is fast enough for three of them in that time.
+_ROUND_MS = 100.0
 # The start of torch has this name in the log; it is no label of a recipe.
 _TORCH = "torch "
 
@@ -79,35 +83,27 @@ class PointEvidence(Evidence):
     marked: int = 0
 
 
+@dataclass(slots=True)
 class InterleavedRounds:
     """Takes blocks of a point.
 
-    Args:
-        session: what it runs in; its log takes every block.
+    Attributes:
+        taker: of the blocks.
         name: of the point, for its coins and the log.
         iree: programs of IREE, by name.
         torch: those of torch; None for none.
-        seed: of the coins.
-        replace_disturbed: whether a disturbed round is taken again.
     """
 
-    def __init__(
-        self,
-        session: Session[Any],
-        name: str,
-        iree: Mapping[str, Measurement],
-        torch: TorchRound | None,
-        seed: int,
-        *,
-        replace_disturbed: bool,
-    ) -> None:
-        self._taker = BlockTaker(session, replace_disturbed=replace_disturbed)
-        self._name = name
-        self._iree = iree
-        self._torch = torch
-        self._torch_order: list[str] = []
+    taker: BlockTaker
+    name: str
+    iree: Mapping[str, Measurement]
+    torch: TorchRound | None
+    _torch_order: list[str] = field(default_factory=list)
+    _lots: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
         # It draws lots for orders, and nothing secret.
-        self._lots = random.Random(seed_of(seed, name, _KIND))  # noqa: S311
+        self._lots = random.Random(seed_of(SEED, self.name, _KIND))  # noqa: S311
 
     def take(self, progress: Callable[[int], None]) -> PointEvidence:
         """All blocks; fewer where a program fails, the machine is too busy, or it is cut short.
@@ -119,17 +115,17 @@ class InterleavedRounds:
             GauntletError: a process cannot be started at all, or the log cannot be written.
         """
         found = PointEvidence()
-        while found.count < BLOCKS and self._taker.goes_on(found):
+        while found.count < BLOCKS and self.taker.goes_on(found):
             progress(found.count + 1)
-            self._keep(found, self._taker.take(self._block(), found))
+            self._keep(found, self.taker.take(self._block(), found))
         return found
 
     def _block(self) -> PlannedBlock:
-        order = list(self._iree)
+        order = list(self.iree)
         self._lots.shuffle(order)
-        there = [(name, self._iree[name]) for name in order]
-        middle = [] if self._torch is None else [(_TORCH, self._torch_round(self._torch))]
-        return PlannedBlock(self._name, _KIND, order, [*there, *middle, *there[::-1]], _ATTEMPTS)
+        there = [(name, self.iree[name]) for name in order]
+        middle = [] if self.torch is None else [(_TORCH, self._torch_round(self.torch))]
+        return PlannedBlock(self.name, _KIND, order, [*there, *middle, *there[::-1]], _ATTEMPTS)
 
     def _torch_round(self, torch: TorchRound) -> Measurement:
         self._torch_order = list(torch.programs)
@@ -170,9 +166,9 @@ def torch_name(mode: str, label: str) -> str:
     return f"torch {mode} {label}"
 
 
-def calls_of(call_ms: float, round_ms: float) -> int:
+def calls_of(call_ms: float) -> int:
     """How many calls a round has."""
-    return max(TRIAL_CALLS, math.ceil(round_ms / call_ms))
+    return max(TRIAL_CALLS, math.ceil(_ROUND_MS / call_ms))
 
 
 def try_torch(
@@ -181,7 +177,6 @@ def try_torch(
     builds: Mapping[str, Build],
     variants: Sequence[Variant],
     modes: Sequence[str],
-    round_ms: float,
     session: Session[Any],
 ) -> TorchTrial:
     """Runs each program of torch once, checks its outputs, and decides how many calls a round of it has.
@@ -192,7 +187,6 @@ def try_torch(
         builds: what torch made before, by label.
         variants: that are measured.
         modes: `eager`, `compile`.
-        round_ms: how long the calls of a round take.
         session: what it runs in.
 
     Raises:
@@ -216,7 +210,7 @@ def try_torch(
             }
             expected.append(Expected(chain.exported(side), builds[side].programs[0].outputs, allowed))
 
-    words = chain.torch.running("iree_gauntlet.torch_models.measure_torch")
+    words = running(chain.torch.path, "iree_gauntlet.torch_models.measure_torch")
     env = (("TORCHINDUCTOR_CACHE_DIR", str(folder / CODE_FOLDER)),)
     plan: dict[str, Any] = {
         "models": list(programs.values()),
@@ -232,7 +226,7 @@ def try_torch(
             del programs[name]
             continue
         trial.first_call_ms[name] = tried.first_call_ms
-        programs[name]["calls"] = calls_of(tried.call_ms, round_ms)
+        programs[name]["calls"] = calls_of(tried.call_ms)
     shutil.rmtree(outputs)
     if programs:
         # Compiled before: torch.compile's processes would be work next to what is measured.

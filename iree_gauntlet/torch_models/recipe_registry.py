@@ -338,7 +338,10 @@ def _check_proof(proof: object, tolerance: object, messages: list[str]) -> None:
         messages.append(f"proof is a Proof(…), not {proof!r}")
         return
     _words_of("proof.parameter_types", proof.parameter_types, messages)
-    _check_dispatch(proof.dispatch, messages)
+    try:
+        re.compile(str(proof.dispatch))
+    except re.error as error:
+        messages.append(f"proof.dispatch is no regular expression: {error}")
     if proof.parameter_share is not None:
         what = "proof.parameter_share is a share of the baseline's bytes, such as 0.3"
         _check_positive(what, proof.parameter_share, messages)
@@ -350,14 +353,6 @@ def _words_of(what: str, words: object, messages: list[str]) -> tuple[str, ...]:
         return tuple(words)
     messages.append(f'{what} is a tuple of strings, ("one",), not {words!r}')
     return ()
-
-
-def _check_dispatch(pattern: object, messages: list[str]) -> None:
-    """Checks a regular expression."""
-    try:
-        re.compile(str(pattern))
-    except re.error as error:
-        messages.append(f"proof.dispatch is no regular expression: {error}")
 
 
 def _check_positive(what: str, number: object, messages: list[str]) -> None:

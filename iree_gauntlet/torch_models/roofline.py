@@ -41,8 +41,6 @@ _SECONDS = 1.0
 # STREAM asks for four times the last cache: that is enough for 128 MiB of it.
 _COPY_BYTES = 1 << 29
 _LARGEST_MEMORY_SHARE = 8
-_VERSION_SECONDS = 60.0
-_MEASURING_SECONDS = 600.0
 _NUMPY_VERSION = "import importlib.metadata; print(importlib.metadata.version('numpy'))"
 _MS_PER_S = 1e3
 
@@ -109,7 +107,8 @@ def machine_roofline(folder: Path, python: str, machine: MachineFacts) -> Roofli
         with file_lock(folder / f".{path.stem}.lock"):
             kept, times = _kept(path, measured_on)
             if times < _MEASUREMENTS:
-                kept = _better(_measured(python, machine), kept)
+                found = _measured(python, machine)
+                kept = Roofline(max(found.flops_per_s, kept.flops_per_s), max(found.bytes_per_s, kept.bytes_per_s))
                 document = {
                     "format": _FORMAT,
                     "machine": measured_on,
@@ -126,7 +125,7 @@ def machine_roofline(folder: Path, python: str, machine: MachineFacts) -> Roofli
 
 
 def _numpy_version(python: str) -> str:
-    answer = ask([python, "-c", _NUMPY_VERSION], timeout=_VERSION_SECONDS)
+    answer = ask([python, "-c", _NUMPY_VERSION], timeout=60.0)
     if answer.exit_code != 0:
         raise ToolchainError(f"{python} has no NumPy, which measures the machine's peaks", "pip install numpy there")
     return answer.stdout.strip()
@@ -143,10 +142,6 @@ def _kept(path: Path, measured_on: Mapping[str, Any]) -> tuple[Roofline, int]:
     return Roofline(0.0, 0.0), 0
 
 
-def _better(one: Roofline, other: Roofline) -> Roofline:
-    return Roofline(max(one.flops_per_s, other.flops_per_s), max(one.bytes_per_s, other.bytes_per_s))
-
-
 def _measured(python: str, machine: MachineFacts) -> Roofline:
     script = Path(iree_side.__file__).with_name(_WORKER)
     most = machine.memory_bytes
@@ -159,7 +154,7 @@ def _measured(python: str, machine: MachineFacts) -> Roofline:
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "plan.json"
         path.write_text(json.dumps(plan), encoding="utf-8")
-        answer = ask([python, "-B", str(script), str(path)], timeout=_MEASURING_SECONDS)
+        answer = ask([python, "-B", str(script), str(path)], timeout=600.0)
     try:
         return _checked(json.loads(answer.stdout))
     except (ValueError, KeyError, TypeError) as error:

@@ -23,6 +23,7 @@ from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.toolchains.devices import is_software
 from iree_gauntlet.torch_models.build_folder import BUILD_FILE, Build, read_build
+from iree_gauntlet.torch_models.torch_python import running
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 
 _PLAN_FILE = "plan.json"
-_TOOL = "the export"
 _EXIT_USAGE = 2
 _LOGS = ("stdout.txt", "stderr.txt", _PLAN_FILE)
 # What torch.onnx.export calls its graph, and so the importer the function.
@@ -179,7 +179,7 @@ class TorchChain(ABC):
         made_by = {"builder": _builder_identity(), "torch": self.torch.identity}
         environment = {"environment": _environment(self.env)} if self.env else {}
         step = self._looked_up(step, {**asked, **ingredients, **made_by, **environment})
-        words = (*self.torch.running(self.builder), f"{step.folder}/{_PLAN_FILE}")
+        words = (*running(self.torch.path, self.builder), f"{step.folder}/{_PLAN_FILE}")
         inputs = tuple(StepInput("program", str(path)) for path in sources)
         return replace(step, command=Command(words, step.folder, self.env), inputs=inputs)
 
@@ -353,12 +353,8 @@ class Exporter:
         write_atomic(folder / _PLAN_FILE, replace(plan, output=step.folder).to_json())
         cache = CacheUse(False, key, self._cache.explain_miss(step.id, ingredients))
         outcome = self._processes.run(step)
-        if outcome.exit_code != 0:
+        if outcome.exit_code != 0 or not (folder / BUILD_FILE).is_file():
             return self._processes.complete(step, outcome, replace(self._failed(step, outcome), cache=cache))
-        if not (folder / BUILD_FILE).is_file():
-            what = "the builder ended without a result, and with exit code 0: does the model end the process?"
-            ended = Result(Verdict.ERROR, what, cache=cache, tail=tuple(outcome.tail))
-            return self._processes.complete(step, outcome, ended)
         # What cannot be read is not kept.
         build = read_build(folder)
         files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in _LOGS}
@@ -381,8 +377,11 @@ class Exporter:
 
     def _failed(self, step: Step, outcome: Any) -> Result:
         """A model that is written wrong, or cannot be exported: torch's side, so an error and no failure of IREE's."""
+        if outcome.exit_code == 0:
+            what = "the builder ended without a result, and with exit code 0: does the model end the process?"
+            return Result(Verdict.ERROR, what, tail=tuple(outcome.tail))
         lines = [line for line in self._processes.error_lines(step) if line.strip()]
         if outcome.exit_code in (1, _EXIT_USAGE) and lines and not outcome.signal:
             reason = next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: ")
             return Result(Verdict.ERROR, shorten(reason), tail=tuple(outcome.tail))
-        return replace(after_process(step, outcome, lines, tool=_TOOL, reason=""), verdict=Verdict.ERROR)
+        return replace(after_process(step, outcome, lines, tool="the export", reason=""), verdict=Verdict.ERROR)

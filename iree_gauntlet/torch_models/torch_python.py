@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 _PROCESS = Path(__file__).with_name("torch_process.py")
-_TIMEOUT_SECONDS = 60.0
-_MOST_SAID = 80
 # Nothing is imported: torch takes seconds.
 _PROBE = """
 import importlib.metadata as metadata, json, sys, sysconfig
@@ -58,10 +56,6 @@ class TorchPython:
             [f"python {self.python}", *(f"{name} {found}" for name, found in sorted(self.versions.items()))]
         )
 
-    def running(self, module: str) -> tuple[str, ...]:
-        """The words that run a module of this package there, but for its plan."""
-        return running(self.path, module)
-
 
 def running(python: str, module: str) -> tuple[str, ...]:
     """The words that run a module of this package in a Python (see `torch_process.py`), but for its plan."""
@@ -85,14 +79,14 @@ def find_torch_python(named: str) -> TorchPython:
         )
     if not named and importlib.util.find_spec("torch") is None:
         raise GauntletError(f"models are built with torch, and {path} has none", f"{INSTALL_HINT} with --torch_python.")
-    answer = ask([path, "-c", _PROBE], timeout=_TIMEOUT_SECONDS)
+    answer = ask([path, "-c", _PROBE], timeout=60.0)
     try:
         found = json.loads(answer.stdout)
         python = ".".join(map(str, found["python"]))
         result = TorchPython(path, python, dict(found["versions"]), tuple(found["paths"]))
     except (ValueError, KeyError, TypeError):
         said = next(iter(answer.stderr.strip().splitlines()), f"exit code {answer.exit_code}")
-        raise UsageError(f"--torch_python {named}: no Python answers there: {said[:_MOST_SAID]}") from None
+        raise UsageError(f"--torch_python {named}: no Python answers there: {said[:80]}") from None
     missing = [name for name in ("torch", "onnxscript", "onnx") if name not in result.versions]
     if missing:
         raise GauntletError(f"{path} lacks {', '.join(missing)}, which models are built with", f"{INSTALL_HINT}.")

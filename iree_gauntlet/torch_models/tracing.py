@@ -47,7 +47,6 @@ _LONGEST_NAME = 80
 _NS_PER_MS = 1e6
 # The first word of a name that gives sizes, `128x2x64` or `4xDxf32`, and the types behind it.
 _SHAPE = re.compile(r"(?:^|_)(?P<shape>(?:\d+|D)(?:x(?:\d+|D))*(?:x[a-z]+\d+\w*?)?(?:_[a-z]+\d+[^_]*)?)(?=_|$)")
-LIGHT = "light"
 VERBOSE = "verbose"
 _VIEWER = "https://ui.perfetto.dev"
 _PROFILE = "iree-profile"
@@ -299,12 +298,7 @@ def trace(
         processes: starts the tools.
         known: the flags of its `iree-benchmark-module`.
         call_ms: what a call takes, to choose how many there are (5 to 100); 5 where not known.
-
-    Raises:
-        ValueError: another level.
     """
-    if level not in (LIGHT, VERBOSE):
-        raise ValueError(f"{level!r} is no level of a trace")
     folder, name = path.parent, path.name
     prefix = f"{name}.profile."
     profiling = profile_dispatches(step, toolchain, processes, known, invocation_ms=call_ms, name=prefix)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.engine.rounds import blocks as taking
+from iree_gauntlet.engine.rounds.blocks import BlockTaker
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, TakenRound
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.steps import Command, Resources, Step
@@ -69,7 +70,7 @@ class _Bench:
             EventLog(self.folder / "journal.jsonl", lambda: datetime.now(UTC)) as log,
             session_in(self.folder, log, cancelled=self.cancelled) as session,
         ):
-            rounds = InterleavedRounds(session, _CHAIN, iree, torch, 1, replace_disturbed=replace)
+            rounds = InterleavedRounds(BlockTaker(session, replace_disturbed=replace), _CHAIN, iree, torch)
             return rounds.take(self.progress.append)
 
     def blocks(self) -> list[dict[str, Any]]:

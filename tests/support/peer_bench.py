@@ -81,7 +81,7 @@ class PeerBench:
             EventLog(self.folder / "journal.jsonl", lambda: datetime.now(UTC)) as log,
             session_in(self.folder, log, self.shown, self.cancelled) as session,
         ):
-            return measure(session, names, iree_rounds(step, command), build, where, seed=7)
+            return measure(session, names, iree_rounds(step, command), build, where)
 
     def blocks(self) -> list[dict[str, Any]]:
         lines = (self.folder / "journal.jsonl").read_text().splitlines()

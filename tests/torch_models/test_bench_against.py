@@ -10,7 +10,7 @@ import math
 import shutil
 import sys
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -75,10 +75,10 @@ def test_peers_are_measured_beside_iree(tmp_path: Path, pipeline: Path) -> None:
         assert ours["warm_up_calls"] == its["warm_up_calls"] == 1
         assert (ours["outputs"], its["outputs"]) == ("", "")
         assert not (bench.folder / "step" / "against" / home / "outputs").exists()
-        assert json.loads(json.dumps(peer.as_dict()))["ratio"] == peer.ratio
+        assert json.loads(json.dumps(asdict(peer)))["ratio"] == peer.ratio
     assert (eager.compile_s, eager.first_call_ms) == (None, 30.0)
     assert (compiled.compile_s, compiled.first_call_ms) == (4.0, 4000.0)
-    assert bench.shown.messages == shown([eager, compiled])
+    assert bench.shown.messages == [shown(eager), shown(compiled)]
     blocks = bench.blocks()
     assert [event["chain"] for event in blocks] == [
         *[f"{CHAIN} against torch eager"] * BLOCKS,
@@ -137,7 +137,7 @@ def test_a_program_that_a_peer_cannot_load_is_a_reason(bench: PeerBench, pipelin
     (peer,) = bench.measure(["onnxruntime"], folder, builder={"dataformat": "Fp16_b"})
     assert "onnxruntime failed with exit code 1: NotImplemented" in peer.reason
     assert "MatMul" in peer.reason
-    assert shown([peer]) == [f"onnxruntime: no ratio: {peer.reason}"]
+    assert shown(peer) == f"onnxruntime: no ratio: {peer.reason}"
 
 
 @pytest.mark.iree
@@ -210,7 +210,7 @@ def test_words_are_those_of_the_interval(ratios: Sequence[float], word: str, lin
     assert peer.word == word
     assert [peer.low, peer.high] == pytest.approx([min(ratios), max(ratios)])
     assert peer.iree_ms == pytest.approx(2.025)
-    assert shown([peer]) == [f"torch 2.13.0 eager {peer.call_ms:.3g} ms a call (median), IREE 2.02 ms: {line}"]
+    assert [shown(peer)] == [f"torch 2.13.0 eager {peer.call_ms:.3g} ms a call (median), IREE 2.02 ms: {line}"]
 
 
 def test_fewer_blocks_have_a_ratio_and_no_interval() -> None:
@@ -223,7 +223,7 @@ def test_fewer_blocks_have_a_ratio_and_no_interval() -> None:
     assert (peer.blocks, peer.replaced) == (2, 9)
     assert peer.reason == "2 of 6 blocks; the others were disturbed, such as: other work kept the CPUs 30 % busy"
     times = f"{peer.call_ms:.3g} ms a call (median), IREE {peer.iree_ms:.3g} ms"
-    assert shown([peer]) == [f"torch 2.13.0 compile {times}: no verdict, 2.00 × IREE's time ({peer.reason})"]
+    assert [shown(peer)] == [f"torch 2.13.0 compile {times}: no verdict, 2.00 × IREE's time ({peer.reason})"]
 
 
 def test_without_blocks_there_is_a_reason() -> None:
@@ -239,7 +239,7 @@ def test_without_blocks_there_is_a_reason() -> None:
 
 def test_long_calls_are_shown_in_seconds() -> None:
     peer = judged(Peer("onnxruntime", version="1.31.1"), _evidence([1000.0] * BLOCKS))
-    assert shown([peer]) == [
+    assert [shown(peer)] == [
         "onnxruntime 1.31.1 2.02 s a call (median), IREE 2.02 ms: IREE is 1000.00 × as fast (1000.00 to 1000.00)"
     ]
     assert math.isclose(peer.ratio or 0, 1000)

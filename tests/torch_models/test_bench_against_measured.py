@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,7 +38,7 @@ def test_onnxruntime_is_measured_beside_iree(bench: PeerBench, tmp_path: Path) -
     assert peer.call_ms is not None
     assert peer.iree_ms is not None
     assert peer.word in {"faster", "slower", "same", "inconclusive"}
-    assert bench.shown.messages == shown([peer])
+    assert bench.shown.messages == [shown(peer)]
     blocks = bench.blocks()
     assert [event["chain"] for event in blocks] == [f"{CHAIN} against onnxruntime"] * BLOCKS
     for event in blocks:
@@ -47,7 +48,7 @@ def test_onnxruntime_is_measured_beside_iree(bench: PeerBench, tmp_path: Path) -
     assert ours["calls"] == its["calls"] == peer.calls >= 3
     assert ours["warm_up_calls"] == its["warm_up_calls"] >= 1
     assert not (bench.folder / "step" / "against" / "onnxruntime" / "outputs").exists()
-    assert json.loads(json.dumps(peer.as_dict()))["ratio"] == peer.ratio
+    assert json.loads(json.dumps(asdict(peer)))["ratio"] == peer.ratio
 
 
 @pytest.mark.iree

@@ -12,14 +12,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from iree_gauntlet.torch_models.block_float import BLOCK, BlockFormat, block_format, round_to_blocks
+from iree_gauntlet.torch_models.block_float import BLOCK, BLOCK_FORMATS, BlockFormat, round_to_blocks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 NAMES = ("Bfp8", "Bfp8_b", "Bfp4", "Bfp4_b")
-FORMATS = tuple(block_format(name) for name in NAMES)
+FORMATS = tuple(BLOCK_FORMATS[name] for name in NAMES)
 
 formats = st.sampled_from(FORMATS)
 every_float = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -140,8 +140,8 @@ def test_order_inside_a_block_does_not_matter(values: Floats, form: BlockFormat,
 @settings(deadline=None)
 @given(vectors(every_float), st.sampled_from(("", "_b")))
 def test_fewer_bits_are_a_coarser_grid(values: Floats, kind: str) -> None:
-    fine = block_format(f"Bfp8{kind}")
-    coarse = round_to_blocks(values, block_format(f"Bfp4{kind}"))
+    fine = BLOCK_FORMATS[f"Bfp8{kind}"]
+    coarse = round_to_blocks(values, BLOCK_FORMATS[f"Bfp4{kind}"])
     assert same_bits(round_to_blocks(coarse, fine), coarse)
 
 
@@ -149,7 +149,7 @@ def test_fewer_bits_are_a_coarser_grid(values: Floats, kind: str) -> None:
 @pytest.mark.parametrize("scale", [1e-3, 0.02, 1.0, 100.0])
 def test_errors_of_bfp4_are_larger_in_the_mean(kind: str, scale: float) -> None:
     values = np.random.default_rng(3).normal(0, scale, (64, 48)).astype(np.float32)
-    errors = [np.abs(round_to_blocks(values, block_format(f"Bfp{n}{kind}")) - values).mean() for n in (8, 4)]
+    errors = [np.abs(round_to_blocks(values, BLOCK_FORMATS[f"Bfp{n}{kind}"]) - values).mean() for n in (8, 4)]
     assert errors[1] > 10 * errors[0] > 0
 
 
@@ -185,7 +185,7 @@ def test_shapes_stay(form: BlockFormat, shape: tuple[int, ...]) -> None:
 
 
 def test_other_float_types_are_taken() -> None:
-    form = block_format("Bfp8_b")
+    form = BLOCK_FORMATS["Bfp8_b"]
     values = np.random.default_rng(1).normal(size=100)
     assert same_bits(round_to_blocks(values, form), round_to_blocks(values.astype(np.float32), form))
     half = values.astype(np.float16)
@@ -215,7 +215,7 @@ def test_other_float_types_are_taken() -> None:
     ],
 )
 def test_single_values(name: str, value: float, expected: float) -> None:
-    form = block_format(name)
+    form = BLOCK_FORMATS[name]
     assert round_to_blocks(np.array([value]), form).tolist() == [expected]
     assert greatest(form) >= abs(expected)
 
@@ -223,7 +223,7 @@ def test_single_values(name: str, value: float, expected: float) -> None:
 def test_small_values_of_a_block_with_a_large_one_vanish() -> None:
     values = np.full(17, 1.0, np.float32)
     values[0] = 1000.0
-    rounded = round_to_blocks(values, block_format("Bfp4"))
+    rounded = round_to_blocks(values, BLOCK_FORMATS["Bfp4"])
     assert rounded[0] == 1024 - 128
     assert (rounded[1:16] == 0).all()
     assert rounded[16] == 1

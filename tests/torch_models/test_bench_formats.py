@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from iree_gauntlet.torch_models.block_float import block_format, round_to_blocks
+from iree_gauntlet.torch_models.block_float import BLOCK_FORMATS, round_to_blocks
 from iree_gauntlet.torch_models.formats import DataFormat, round_weights, tolerance
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT
@@ -40,7 +40,7 @@ def test_the_formats_are_the_documents() -> None:
 
 @pytest.mark.parametrize("form", BLOCKS, ids=lambda form: form.value)
 def test_the_type_that_holds_a_block_format_holds_every_value_of_its_grid(form: DataFormat) -> None:
-    block = block_format(form.value)
+    block = BLOCK_FORMATS[form.value]
     magnitudes = np.arange(2**block.magnitude_bits)
     for exponent in range(block.least_exponent, block.greatest_exponent + 1):
         grid = magnitudes * 2.0 ** (exponent - block.magnitude_bits + 1)

@@ -29,7 +29,6 @@ from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.torch_models.build_folder import Array, Program
 from iree_gauntlet.torch_models.torch_chain import CompiledProgram
 from iree_gauntlet.torch_models.tracing import (
-    LIGHT,
     VERBOSE,
     Trace,
     TraceTable,
@@ -182,7 +181,7 @@ def test_light_gives_a_table(
     toolchain: Toolchain, known: FlagSet, built: Path, processes: Processes, tmp_path: Path, device: str
 ) -> None:
     made = step(command(toolchain, built, tmp_path / "run", device))
-    found = trace(made, LIGHT, tmp_path / "traces" / "main", toolchain, processes, known, call_ms=100.0)
+    found = trace(made, "light", tmp_path / "traces" / "main", toolchain, processes, known, call_ms=100.0)
     table = without_reason(found)
     assert table.calls == 20
     matmul = [row for row in table.rows if row.kind == "matmul"]
@@ -264,7 +263,7 @@ def test_what_the_tool_says_is_the_reason(
 ) -> None:
     made = command(toolchain, built, tmp_path / "run")
     wrong = replace(made, argv=(*made.argv, "--input=4xf32"))
-    found = trace(step(wrong), LIGHT, tmp_path / "traces" / "main", toolchain, processes, known)
+    found = trace(step(wrong), "light", tmp_path / "traces" / "main", toolchain, processes, known)
     assert found.table is None
     assert found.reason.startswith("iree-benchmark-module failed with exit code 1")
     assert found.log == "run/main.profile.stderr.txt"
@@ -276,7 +275,7 @@ def test_a_folder_that_cannot_be_made_leaves_the_table(
 ) -> None:
     (tmp_path / "file").write_text("")
     made = step(command(toolchain, built, tmp_path / "run"))
-    found = trace(made, LIGHT, tmp_path / "file" / "traces" / "main", toolchain, processes, known)
+    found = trace(made, "light", tmp_path / "file" / "traces" / "main", toolchain, processes, known)
     assert found.table is not None
     assert found.files == ()
     assert found.reason.endswith("Not a directory")
@@ -303,18 +302,6 @@ def test_an_export_that_fails_leaves_the_table(
     assert found.reason == "no file for Perfetto: iree-profile failed with exit code 3: no such command"
     assert "perfetto" not in dict(found.files)
     assert shown(found)[-2:] == [f"note: {found.reason}", f"all functions: {dict(found.files)['table']}"]
-
-
-def test_another_level_is_a_mistake(tmp_path: Path) -> None:
-    with Supervisor() as supervisor, pytest.raises(ValueError, match="'none' is no level"):
-        trace(
-            step(Command(("true",), str(tmp_path))),
-            "none",
-            tmp_path / "main",
-            find_installed(),
-            Processes(supervisor, tmp_path),
-            FlagSet(frozenset()),
-        )
 
 
 def test_the_console_has_ten_rows_and_one_for_the_rest() -> None:

@@ -32,14 +32,9 @@ _Count = Annotated[int, Field(ge=0, lt=2**32)]
 _Text = Annotated[str, Field(min_length=1)]
 _Extra = dict[str, str]
 SPEEDUP = "Fwd Speedup (x)"
-_BENCHMARK = "micro-benchmark api"
-_MODE = "inference"
-_TYPE = "micro-benchmark custom layer"
-_ORIGINS = ("iree",)
 # torchao writes this one for bf16, whatever the baseline's type is.
 _BASELINE_TIMES = {"bf16": "Bfloat16 Fwd Time (ms)", "f16": "Float16 Fwd Time (ms)", "f32": "Float32 Fwd Time (ms)"}
 _RECIPE_TIMES = {"quantization": "Quantized Fwd Time (ms)", "sparsity": "Sparse Fwd Time (ms)"}
-_OTHER_TIME = "Recipe Fwd Time (ms)"
 _REPOSITORIES = {
     "numpy": "numpy/numpy",
     "onnx": "onnx/onnx",
@@ -215,9 +210,9 @@ def oss_records(
                         "benchmark": _benchmark(row, backend, runner["type"], state),
                         "model": {
                             "name": model,
-                            "type": _TYPE,
+                            "type": "micro-benchmark custom layer",
                             "backend": backend,
-                            "origins": list(_ORIGINS),
+                            "origins": ["iree"],
                             "extra_info": _about(row),
                         },
                         "metric": {
@@ -254,7 +249,7 @@ def _times(row: Row, side: Side | None, baseline: Side | None) -> list[_Metric]:
     return [
         _Metric(SPEEDUP, speedup.ratio if speedup else None, "x", speedup),
         _Metric(own, baseline.ms if baseline else None, "ms"),
-        _Metric(_RECIPE_TIMES.get(row.kind, _OTHER_TIME), side.ms, "ms"),
+        _Metric(_RECIPE_TIMES.get(row.kind, "Recipe Fwd Time (ms)"), side.ms, "ms"),
     ]
 
 
@@ -295,7 +290,7 @@ def _benchmark(row: Row, backend: str, arch: str, state: str) -> dict[str, Any]:
         "recipe_kind": row.kind,
         "status": row.status,
     }
-    return {"name": _BENCHMARK, "mode": _MODE, "dtype": row.recipe, "extra_info": _known(facts)}
+    return {"name": "micro-benchmark api", "mode": "inference", "dtype": row.recipe, "extra_info": _known(facts)}
 
 
 def _about(row: Row) -> dict[str, str]:

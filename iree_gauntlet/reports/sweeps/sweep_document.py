@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.document import Block, Column, Document, Folded, Heading, Items, Judged, Kind, Picture, Table
@@ -38,53 +37,6 @@ _TITLE = "IREE Gauntlet: micro-benchmarks"
 _BASELINE = "baseline, ms"
 # What a terminal shows.
 _MOST_ROWS, _MOST_DOUBTS = 60, 12
-
-
-@dataclass(frozen=True, slots=True)
-class RecipeSummary:
-    """The result of a recipe over all shapes of an entry.
-
-    Attributes:
-        recipe: its label.
-        mean: geometric mean of its speed-ups; None where none was measured.
-        least, most: speed-ups.
-        faster, slower, undecided, missing: at how many shapes it was that, or not measured.
-        sqnr_db: the worst.
-        parameter_share: bytes of its parameters over the baseline's, geometric mean.
-        eager, compiled: time of torch eager and torch.compile over IREE's, geometric means.
-    """
-
-    recipe: str
-    mean: float | None
-    least: float | None
-    most: float | None
-    faster: int
-    slower: int
-    undecided: int
-    missing: int
-    sqnr_db: float | None
-    parameter_share: float | None
-    eager: float | None
-    compiled: float | None
-
-    def cells(self) -> tuple[str, ...]:
-        """In the order of a summary's columns."""
-        spread = NOTHING if self.least is None or self.most is None else f"{times(self.least)} … {times(self.most)}"
-        return (
-            self.recipe,
-            _times_or_nothing(self.mean),
-            spread,
-            *(str(count) if count else NOTHING for count in (self.faster, self.slower, self.undecided, self.missing)),
-            decibels(self.sqnr_db),
-            NOTHING if self.parameter_share is None else f"{100 * self.parameter_share:.0f} %",
-            _times_or_nothing(self.eager),
-            _times_or_nothing(self.compiled),
-        )
-
-
-def summaries(entry: Entry) -> tuple[RecipeSummary, ...]:
-    """One of the baseline, and one of each recipe."""
-    return tuple(_summary(entry, recipe) for recipe in dict.fromkeys(row.recipe for row in entry.rows))
 
 
 def times(ratio: float) -> str:
@@ -187,7 +139,11 @@ def remarks(header: Mapping[str, Any] | None, rows: Sequence[Row]) -> tuple[str,
     return (f"{UNREACHED[state]}: {measured} of {total} points measured; micro --resume continues it", *said)
 
 
-def _summary(entry: Entry, recipe: str) -> RecipeSummary:
+def summary(entry: Entry, recipe: str) -> tuple[str, ...]:
+    """The result of a recipe over all shapes of an entry, in the order of a summary's columns.
+
+    Means are geometric; the signal-to-noise ratio is the worst; weights are a share of the baseline's.
+    """
     rows = entry.of_recipe(recipe)
     found = [row.speedup for row in rows if row.speedup]
     ratios = [ratio.ratio for ratio in found]
@@ -198,29 +154,28 @@ def _summary(entry: Entry, recipe: str) -> RecipeSummary:
         baseline = entry.baseline(row.label)
         if baseline and baseline.parameter_bytes and row.parameter_bytes is not None:
             shares.append(row.parameter_bytes / baseline.parameter_bytes)
+    share = mean_ratio(shares)
+    same = sum(row.status == "same module" for row in rows)
+    faster, slower = words.count("faster"), words.count("slower")
     missing = sum(row.iree is None for row in rows) + len(entry.shapes) - len({row.label for row in rows})
-    return RecipeSummary(
+    return (
         recipe,
-        mean_ratio(ratios),
-        min(ratios, default=None),
-        max(ratios, default=None),
-        words.count("faster"),
-        words.count("slower"),
-        sum(word not in ("faster", "slower") for word in words) + sum(row.status == "same module" for row in rows),
-        missing,
-        min(noises, default=None),
-        mean_ratio(shares),
-        _beside(row.torch_eager for row in rows),
-        _beside(row.torch_compile for row in rows),
+        _mean(ratios),
+        f"{times(min(ratios))} … {times(max(ratios))}" if ratios else NOTHING,
+        *(str(count) if count else NOTHING for count in (faster, slower, len(words) - faster - slower + same, missing)),
+        decibels(min(noises, default=None)),
+        NOTHING if share is None else f"{100 * share:.0f} %",
+        *(_beside(row.torch_eager for row in rows), _beside(row.torch_compile for row in rows)),
     )
 
 
-def _beside(sides: Iterable[Side | None]) -> float | None:
-    return mean_ratio([side.beside_iree.ratio for side in sides if side and side.beside_iree])
+def _beside(sides: Iterable[Side | None]) -> str:
+    return _mean([side.beside_iree.ratio for side in sides if side and side.beside_iree])
 
 
-def _times_or_nothing(ratio: float | None) -> str:
-    return NOTHING if ratio is None else times(ratio)
+def _mean(ratios: Sequence[float]) -> str:
+    mean = mean_ratio(ratios)
+    return NOTHING if mean is None else times(mean)
 
 
 def _some(labels: Sequence[str]) -> str:
@@ -265,7 +220,9 @@ def sweep_document(
         blocks += _entry(entry, [plot for plot in plots if plot.entry == entry.title])
     blocks += [Heading("How to read it", 3), Items(tuple((line,) for line in LEGEND))] if rows else []
     *facts, answer = heading_facts(header, rows)
-    return Document(_TITLE, answer, tuple(facts), tuple(blocks), remarks=remarks(header, rows))
+    return Document(
+        "IREE Gauntlet: micro-benchmarks", answer, tuple(facts), tuple(blocks), remarks=remarks(header, rows)
+    )
 
 
 def speedup_table(entry: Entry) -> Table:
@@ -284,7 +241,7 @@ def speedup_table(entry: Entry) -> Table:
 
 def _entry(entry: Entry, plots: Sequence[Plot]) -> Iterator[Block]:
     yield Heading(entry.title)
-    yield _table(_SUMMARY, [summary.cells() for summary in summaries(entry)])
+    yield _table(_SUMMARY, [summary(entry, recipe) for recipe in dict.fromkeys(row.recipe for row in entry.rows)])
     for plot in plots:
         yield Picture(f"{plot.name}.svg", plot.svg, plot.title.removeprefix(f"{entry.title}: "))
     yield Heading("Speed-ups", 3)

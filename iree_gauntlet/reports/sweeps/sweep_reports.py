@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from pydantic import TypeAdapter, ValidationError
+
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.measuring.profiles.memory_profile import MEMORY_FILE, MEMORY_ROLE, written_memory_profile
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.journal_format import JournalRecord
 
 
-_OSS_FILE = "benchmark_results.json"
+_TARGETS = TypeAdapter(dict[str, dict[str, float]])
 _NO_PLOTS = "no plots: matplotlib is not installed (pip install 'iree-gauntlet[plots]')"
 
 
@@ -54,7 +56,7 @@ def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) ->
         "results.md": markdown(document),
         "results.json": json.dumps({"header": header, "points": records}, indent=1) + "\n",
         "results.html": html_page(document),
-        _OSS_FILE: oss,
+        "benchmark_results.json": oss,
         **{f"{plot.name}.svg": plot.svg for plot in plots},
         **{f"{plot.name}.png": plot.png for plot in plots},
     }
@@ -104,23 +106,16 @@ def read_targets(name: str) -> Mapping[str, Mapping[str, float]]:
     if not name:
         return {}
     try:
-        found = json.loads(Path(name).expanduser().read_text(encoding="utf-8"))
+        return _TARGETS.validate_python(json.loads(Path(name).expanduser().read_text(encoding="utf-8")), strict=True)
     except OSError as error:
         raise UsageError(f"--targets {name}: {error.strerror}", "Name a JSON file.") from error
-    except ValueError as error:
-        raise UsageError(f"--targets {name}: no JSON: {error}", "See docs/reference/micro.md.") from error
-    fits = isinstance(found, dict) and all(
-        isinstance(values, dict)
-        and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values.values())
-        for values in found.values()
-    )
-    if not fits:
+    except ValidationError as error:
         raise UsageError(
             f"--targets {name}: expected an object of objects of numbers",
             'Such as {"Fwd Speedup (x)": {"int8wo": 1.2, "int8wo@1-4096-4096": 1.5}}.',
-        )
-    targets: dict[str, dict[str, float]] = found
-    return targets
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"--targets {name}: no JSON: {error}", "See docs/reference/micro.md.") from error
 
 
 def _records(record: JournalRecord, points: Sequence[str]) -> list[dict[str, Any]]:

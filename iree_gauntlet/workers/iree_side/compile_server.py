@@ -71,7 +71,7 @@ class _Child:
     gone: bool = False
     asked: bool = False
     killed: bool = False
-    answer: dict[str, Any] = field(default_factory=dict)
+    answer: dict[str, Any] = field(default_factory=lambda: {"status": 0, "cpu_seconds": 0.0, "peak_rss_bytes": 0})
 
 
 class _Server:
@@ -213,13 +213,7 @@ class _Server:
 
     def _finish(self, child: _Child, *, stuck: bool = False) -> None:
         del self._children[child.pid]
-        if not child.gone:
-            child.answer = {
-                "status": 0,
-                "seconds": self._clock() - child.begun,
-                "cpu_seconds": 0.0,
-                "peak_rss_bytes": 0,
-            }
+        child.answer.setdefault("seconds", self._clock() - child.begun)
         detail = None
         if child.request["prefixes"] is not None:
             # Missing, or torn where it was killed while it wrote.

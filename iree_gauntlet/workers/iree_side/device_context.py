@@ -136,13 +136,9 @@ class Program:
         if self._function is None:
             raise PlanError(f"{modules[-1]} has no function {function!r}: {', '.join(mains[-1].function_names)}")
         self._async_function = mains[-1].lookup_function(function + _ASYNC)
+        self.has_async = self._async_function is not None
         # Whoever holds a module needs what it was made with.
         self._kept = (loaded, mains)
-
-    @property
-    def has_async(self) -> bool:
-        """Whether the function can be started without waiting for it."""
-        return self._async_function is not None
 
     def invoke(self, arguments: Sequence[Any]) -> list[Any]:
         """One call with arguments on the device; its outputs there, computed."""

@@ -44,6 +44,7 @@ import resource
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -222,29 +223,16 @@ def run_loop(
         begin = clock()
         times = call_times(contexts[0], shares[0], clock)
         return Loop(clock() - begin, (times,))
-    found: list[tuple[int, ...]] = [()] * len(contexts)
-    failures: list[BaseException] = []
     begun: list[int] = []
-    # Before any of them begins: this thread may be the last one to continue.
-    start = threading.Barrier(len(contexts) + 1, action=lambda: begun.append(clock()))
+    start = threading.Barrier(len(contexts), action=lambda: begun.append(clock()))
 
-    def work(index: int) -> None:
+    def work(context: Callable[[], object], share: int) -> tuple[int, ...]:
         start.wait()
-        try:
-            found[index] = call_times(contexts[index], shares[index], clock)
-        except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
-            failures.append(error)
+        return call_times(context, share, clock)
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(contexts))]
-    for thread in threads:
-        thread.start()
-    start.wait()
-    for thread in threads:
-        thread.join()
-    total = clock() - begun[0]
-    if failures:
-        raise failures[0]
-    return Loop(total, tuple(found))
+    with ThreadPoolExecutor(len(contexts)) as pool:
+        found = tuple(pool.map(work, contexts, shares))
+        return Loop(clock() - begun[0], found)
 
 
 def overhead_us(clock: Callable[[], int] = time.perf_counter_ns) -> float:

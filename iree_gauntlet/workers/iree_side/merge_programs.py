@@ -12,11 +12,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 
 _DIALECTS = "iree.compiler.dialects"
-_PRIVATE = '"private"'
 _FUNCTIONS = ("func.func", "util.func")
 
 
@@ -89,12 +88,9 @@ def merge_programs(programs: Sequence[str], prefixes: Sequence[str]) -> Merged:
 
 
 def _attributes(operation: Any) -> dict[str, Any]:
-    return {name: operation.attributes[name] for name in _names(operation.attributes) if name != "sym_name"}
-
-
-def _names(attributes: Any) -> Iterable[str]:
-    # Releases differ in what iterating over it gives: names, or names with values.
-    return [item if isinstance(item, str) else item.name for item in attributes]
+    # Releases differ in what iterating over attributes gives: names, or names with values.
+    names = [item if isinstance(item, str) else item.name for item in operation.attributes]
+    return {name: operation.attributes[name] for name in names if name != "sym_name"}
 
 
 def _take_over(ir: Any, whole: Any, part: Any, prefix: str) -> list[str]:
@@ -122,5 +118,5 @@ def _take_over(ir: Any, whole: Any, part: Any, prefix: str) -> list[str]:
 
 def _is_entry(function: Any) -> bool:
     attributes = function.attributes
-    public = "sym_visibility" not in attributes or str(attributes["sym_visibility"]) != _PRIVATE
+    public = "sym_visibility" not in attributes or str(attributes["sym_visibility"]) != '"private"'
     return public and len(function.regions[0].blocks) > 0

@@ -81,15 +81,15 @@ def check_output(name: str, array: Array, tolerance: float) -> None:
     least, most = array.min(), array.max()
     if array.size > 1 and least == most:
         raise RefusedError(f"output {name!r} ({shape}) is {least} everywhere: try another input")
-    if array.dtype.kind == "f" and max(abs(float(least)), abs(float(most))) <= tolerance:
-        largest = max(abs(float(least)), abs(float(most)))
+    largest, spread = max(abs(float(least)), abs(float(most))), float(most) - float(least)
+    if array.dtype.kind == "f" and largest <= tolerance:
         raise RefusedError(
             f"output {name!r} ({shape}) never exceeds {largest:.3g}, within the tolerance of {tolerance:g}: "
             "zeros would pass; try another input or a smaller tolerance"
         )
-    if array.dtype.kind == "f" and array.size > 1 and float(most) - float(least) <= tolerance:
+    if array.dtype.kind == "f" and array.size > 1 and spread <= tolerance:
         raise RefusedError(
-            f"output {name!r} ({shape}) varies by {float(most) - float(least):.3g}, within the tolerance of "
+            f"output {name!r} ({shape}) varies by {spread:.3g}, within the tolerance of "
             f"{tolerance:g}: a constant would pass; try another input or a smaller tolerance"
         )
 

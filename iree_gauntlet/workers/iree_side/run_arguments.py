@@ -147,45 +147,51 @@ def _storage(shape: tuple[int, ...], element_type: str) -> tuple[tuple[int, ...]
     return shape, count * dtype.itemsize, dtype
 
 
-def _read(path: str, offset: int, count: int) -> bytes | memoryview:
-    """So many bytes of a file, from an offset on."""
+def open_file(path: str) -> int:
+    """A descriptor that reads a file.
+
+    Raises:
+        UnsupportedError: it cannot be read.
+    """
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         raise UnsupportedError(f"{path}: {error}") from error
+
+
+def _read(path: str, offset: int, count: int) -> bytes | memoryview:
+    """So many bytes of a file, from an offset on."""
+    if count < _MAPPED_BYTES:
+        data = _read_some(path, offset, count)
+        if len(data) < count:
+            raise UnsupportedError(f"{path}: shorter than its type says")
+        return data
+    file = open_file(path)
     try:
-        if count >= _MAPPED_BYTES:
-            if os.fstat(file).st_size < offset + count:
-                raise UnsupportedError(f"{path}: shorter than its type says")
-            return memoryview(mmap.mmap(file, offset + count, access=mmap.ACCESS_READ))[offset:]
-        data = os.pread(file, count, offset)
+        if os.fstat(file).st_size < offset + count:
+            raise UnsupportedError(f"{path}: shorter than its type says")
+        return memoryview(mmap.mmap(file, offset + count, access=mmap.ACCESS_READ))[offset:]
     except OSError as error:
         raise UnsupportedError(f"{path}: {error}") from error
     finally:
         os.close(file)
-    if len(data) < count:
-        raise UnsupportedError(f"{path}: shorter than its type says")
-    return data
 
 
 def _read_npy(path: str) -> Value:
     # A header has a multiple of 64 bytes, and most are the shortest.
-    head = bytes(_read_some(path, 128))
+    head = _read_some(path, 0, 128)
     if len(head) < 10 or not head.startswith(_NPY_MAGIC) or head[6] != 1:
         raise UnsupportedError(f"{path}: not a .npy of version 1")
     start = 10 + int.from_bytes(head[8:10], "little")
-    header = head[10:start] if start <= len(head) else bytes(_read_some(path, start))[10:]
+    header = head[10:start] if start <= len(head) else _read_some(path, 0, start)[10:]
     shape, element_type = _parse_npy_header(header)
     return Value(shape, element_type, _read(path, start, byte_count(shape, element_type)))
 
 
-def _read_some(path: str, most: int) -> bytes:
+def _read_some(path: str, offset: int, most: int) -> bytes:
+    file = open_file(path)
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:
-        raise UnsupportedError(f"{path}: {error}") from error
-    try:
-        return os.pread(file, most, 0)
+        return os.pread(file, most, offset)
     except OSError as error:
         raise UnsupportedError(f"{path}: {error}") from error
     finally:

@@ -61,6 +61,7 @@ from iree_gauntlet.workers.iree_side.run_arguments import (
     UnsupportedError,
     Value,
     byte_count,
+    open_file,
     read_value,
     storage_of,
 )
@@ -154,10 +155,7 @@ class RunServer:
         return _describe(actual, verdicts, len(expected), request["kept"])
 
     def _module(self, path: str) -> Any:
-        try:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except (OSError, ValueError) as error:
-            raise UnsupportedError(f"{path}: {error}") from error
+        file = open_file(path)
         try:
             if os.fstat(file).st_size > _SMALL_MODULE_BYTES:
                 return self._runtime.VmModule.mmap(self._instance, path)
@@ -324,11 +322,8 @@ def _describe(
                 "file": _keep(value, Path(kept[index])) if index < len(kept) else "",
             }
         )
-    missing = range(len(actual), expected)
-    return answers + [
-        {"index": index, "type": "", "passed": False, "count": 0, "max_abs_error": None, "file": ""}
-        for index in missing
-    ]
+    missing = {"type": "", "passed": False, "count": 0, "max_abs_error": None, "file": ""}
+    return answers + [{"index": index, **missing} for index in range(len(actual), expected)]
 
 
 def _keep(value: Value, path: Path) -> str:
