@@ -15,6 +15,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.recorded import Recorded
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
@@ -57,7 +59,7 @@ def hash_watched(path: Path, read: Callable[[int], None], algorithms: Collection
 
 
 @dataclass(frozen=True, slots=True)
-class _Stamp:
+class _Stamp(Recorded):
     path: str
     size: int
     mtime_ns: int
@@ -72,19 +74,9 @@ class _Stamp:
     def read(cls, file: Path) -> _Stamp | None:
         """The stamp in a file; None where it is missing or damaged, which costs one hashing."""
         try:
-            document = json.loads(file.read_bytes())
-            return cls(
-                str(document["path"]),
-                int(document["size"]),
-                int(document["mtime_ns"]),
-                int(document["inode"]),
-                str(document["sha256"]),
-            )
-        except (OSError, ValueError, TypeError, KeyError):
+            return cls.from_dict(json.loads(file.read_bytes()))
+        except (OSError, ValueError, TypeError, AttributeError):
             return None
-
-    def text(self) -> str:
-        return json.dumps({name: getattr(self, name) for name in self.__slots__}) + "\n"
 
 
 class VerifiedHashes:
@@ -194,7 +186,7 @@ class VerifiedHashes:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             # Not fsynced: what a power cut leaves of it reads as no stamp, and the file is hashed again.
-            temporary.write_text(stamp.text(), encoding="utf-8")
+            temporary.write_text(json.dumps(stamp.as_dict()) + "\n", encoding="utf-8")
             temporary.replace(file)
         except OSError as error:
             temporary.unlink(missing_ok=True)

@@ -125,11 +125,8 @@ class Leases:
     def _leases(self) -> Iterator[tuple[Path, bool]]:
         """Every lease file, and whether its process lives; that of a dead one is locked until the next is asked for."""
         for file in sorted(self._folder.glob("*.txt")):
-            descriptor = lock_or_none(file, shared=True)
-            try:
-                yield file, descriptor is None
-            finally:
-                _close(-1 if descriptor is None else descriptor)
+            with tried_lock(file, shared=True) as locked:
+                yield file, not locked
 
     def _relative(self, path: Path) -> str:
         """The path as it stands in lease files; empty for one outside of the cache."""
@@ -185,17 +182,22 @@ class _Own:
         _close(self.guard)
 
 
-def lock_or_none(path: Path, *, shared: bool = False) -> int | None:
-    """A descriptor that holds the flock of a file, to be closed; None where the file is missing, closed to us, or held.
+@contextmanager
+def tried_lock(path: Path, *, shared: bool = False) -> Iterator[bool]:
+    """Hold the flock of a file if it can be had; whether it is: not where the file is missing, closed to us, or held.
 
     Args:
         path: the file.
         shared: only check that no process holds it exclusively; reading rights are enough.
     """
     try:
-        return take_lock(path, exclusive=not shared, create=False)
+        descriptor = take_lock(path, exclusive=not shared, create=False)
     except OSError:
-        return None
+        descriptor = None
+    try:
+        yield descriptor is not None
+    finally:
+        _close(-1 if descriptor is None else descriptor)
 
 
 def _lines(file: Path) -> list[str]:

@@ -13,7 +13,7 @@ import json
 import re
 from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,14 +25,6 @@ _WORDS = re.compile(rf"{_STRING}|(?P<comment>{_COMMENT})", re.DOTALL)
 _TOKEN = re.compile(rf"{_STRING}|\S")
 _CLOSING = re.compile(r"\s*[\]}]")
 _NOT_SPACE = re.compile(r"[^\n\r]")
-_SPAN = re.compile(
-    r"""(?P<space>[ \t\r\n\ufeff]+)
-    |(?P<comment>//[^\n]*?(?=\r?\n|\Z)|/\*.*?\*/)
-    |(?P<string>"(?:[^"\\\n]|\\.)*")
-    |(?P<mark>[{}\[\]:,])
-    |(?P<word>[^\s"{}\[\]:,/]+)""",
-    re.DOTALL | re.VERBOSE,
-)
 _SPACE = " \t\n\r\ufeff"
 _INDEX = re.compile(r"\[(\d+)\]")
 
@@ -110,93 +102,42 @@ class Container:
     members: tuple[Member, ...]
 
 
-class _Token(NamedTuple):
-    kind: str
-    start: int
-    end: int
-
-
 def read_spans(text: str) -> Container:
     """The places of a document that is an array or an object.
 
     Raises:
         ValueError: it is none, by this grammar.
     """
-    reader = _Reader(text)
-    member = reader.value("")
-    reader.expect_end()
-    if member.container is None:
-        raise ValueError("the document is neither an object nor an array")
-    return member.container
+    plain = plain_json(text)
+    opening = _skip(plain, 0)
+    document, end = json.JSONDecoder().raw_decode(plain, opening)
+    if not isinstance(document, dict | list) or not is_blank(plain[end:]):
+        raise ValueError("the document is not one object or array")
+    return _container(plain, without_comments(text), opening, end)
+
+
+def _container(plain: str, with_commas: str, opening: int, end: int) -> Container:
+    """The places of what is between two positions; the second text has the commas before closing brackets, too."""
+    members: list[Member] = []
+    for key, start, position in _members(plain, opening):
+        value, stop = json.JSONDecoder().raw_decode(plain, position)
+        behind = _skip(with_commas, stop)
+        members.append(
+            Member(
+                start,
+                stop,
+                comma=behind if with_commas[behind] == "," else None,
+                text=value if isinstance(value, str) else None,
+                key=key if isinstance(key, str) else "",
+                container=_container(plain, with_commas, position, stop) if isinstance(value, dict | list) else None,
+            )
+        )
+    return Container(opening, end - 1, tuple(members))
 
 
 def is_blank(text: str) -> bool:
     """Whether a text between tokens is space alone, without comments."""
     return not text.strip(_SPACE)
-
-
-class _Reader:
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._tokens = self._scan(text)
-        self._next = 0
-
-    @staticmethod
-    def _scan(text: str) -> list[_Token]:
-        tokens = []
-        position = 0
-        while position < len(text):
-            match = _SPAN.match(text, position)
-            if match is None or match.lastgroup is None:
-                raise ValueError(f"unexpected {text[position]!r}")
-            if match.lastgroup not in ("space", "comment"):
-                tokens.append(_Token(match.lastgroup, match.start(), match.end()))
-            position = match.end()
-        return tokens
-
-    def value(self, key: str, start: int | None = None) -> Member:
-        token = self._take()
-        start = token.start if start is None else start
-        word = self._text[token.start : token.end]
-        if token.kind != "mark":
-            return Member(start, token.end, None, json.loads(word) if token.kind == "string" else None, key)
-        if word not in ("[", "{"):
-            raise ValueError(f"unexpected {word!r}")
-        container = self._container(token.start, "]" if word == "[" else "}")
-        return Member(start, container.closing + 1, None, None, key, container)
-
-    def expect_end(self) -> None:
-        if self._next < len(self._tokens):
-            raise ValueError("more text behind the end of the document")
-
-    def _container(self, opening: int, closing: str) -> Container:
-        members: list[Member] = []
-        while self._peek() != closing:
-            if members and members[-1].comma is None:
-                raise ValueError("a comma is missing")
-            start, key = self._key() if closing == "}" else (None, "")
-            member = self.value(key, start)
-            comma = self._take().start if self._peek() == "," else None
-            members.append(Member(member.start, member.end, comma, member.text, key, member.container))
-        return Container(opening, self._take().start, tuple(members))
-
-    def _key(self) -> tuple[int, str]:
-        token = self._take()
-        if token.kind != "string" or self._peek() != ":":
-            raise ValueError("a key is missing")
-        self._take()
-        return token.start, json.loads(self._text[token.start : token.end])
-
-    def _peek(self) -> str:
-        if self._next == len(self._tokens):
-            raise ValueError("the text ends too early")
-        token = self._tokens[self._next]
-        return self._text[token.start : token.end] if token.kind == "mark" else ""
-
-    def _take(self) -> _Token:
-        self._peek()
-        self._next += 1
-        return self._tokens[self._next - 1]
 
 
 def line_of(text: str, path: Sequence[str | int]) -> int:
@@ -223,7 +164,7 @@ def lines_of_items(text: str, path: Sequence[str | int]) -> list[int]:
         return []
     lines: list[int] = []
     line, counted = 1, 0
-    for _, start in _members(text, position):
+    for _, _, start in _members(text, position):
         line += text.count("\n", counted, start)
         counted = start
         lines.append(line)
@@ -294,15 +235,15 @@ def _find(text: str, path: Sequence[str | int]) -> tuple[int, Sequence[str | int
     """Position of the value at a path, or of its nearest parent, and what of the path is not there."""
     position = _skip(text, 0)
     for depth, part in enumerate(path):
-        found = next((start for key, start in _members(text, position) if key == part), None)
+        found = next((start for key, _, start in _members(text, position) if key == part), None)
         if found is None:
             return position, path[depth:]
         position = found
     return position, ()
 
 
-def _members(text: str, position: int) -> Iterator[tuple[str | int, int]]:
-    """(key or index, position of the value) of the members of the container that starts at `position`."""
+def _members(text: str, position: int) -> Iterator[tuple[str | int, int, int]]:
+    """(key or index, position, position of the value) of the members of the container that starts at `position`."""
     opening = text[position : position + 1]
     if opening not in ("{", "["):
         return
@@ -311,10 +252,11 @@ def _members(text: str, position: int) -> Iterator[tuple[str | int, int]]:
     position = _skip(text, position + 1)
     while text[position] not in "}]":
         key: str | int = index
+        start = position
         if opening == "{":
             key, position = scanstring(text, position + 1, True)
             position = _skip(text, _skip(text, position) + 1)
-        yield key, position
+        yield key, start, position
         _, position = decoder.raw_decode(text, position)
         position = _skip(text, position)
         if text[position] == ",":

@@ -12,7 +12,7 @@ from iree_gauntlet.errors import NothingSelectedError, UsageError
 from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from iree_gauntlet.dialects.trees import AnySpec
 
@@ -97,20 +97,18 @@ class MarkerExpression:
         return self._tokens[self._position] if self._position < len(self._tokens) else ""
 
     def _evaluate_or(self, markers: frozenset[str]) -> bool:
-        result = self._evaluate_and(markers)
-        while self._peek() == "or":
-            self._position += 1
-            right = self._evaluate_and(markers)
-            result = result or right
-        return result
+        return any(self._parted_by("or", self._evaluate_and, markers))
 
     def _evaluate_and(self, markers: frozenset[str]) -> bool:
-        result = self._evaluate_not(markers)
-        while self._peek() == "and":
+        return all(self._parted_by("and", self._evaluate_not, markers))
+
+    def _parted_by(self, word: str, part: Callable[[frozenset[str]], bool], markers: frozenset[str]) -> list[bool]:
+        """The values of all parts, also where the first decides: the next token is the one behind them."""
+        values = [part(markers)]
+        while self._peek() == word:
             self._position += 1
-            right = self._evaluate_not(markers)
-            result = result and right
-        return result
+            values.append(part(markers))
+        return values
 
     def _evaluate_not(self, markers: frozenset[str]) -> bool:
         word = self._peek()

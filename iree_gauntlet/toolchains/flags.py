@@ -20,7 +20,7 @@ from iree_gauntlet.system.short_process import ask
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, Toolchain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 
@@ -107,13 +107,7 @@ def parse_compiler_help(text: str) -> FlagSet:
 
     Lines of values (`    =none`) and continued descriptions are no flags.
     """
-    names: set[str] = set()
-    valued: set[str] = set()
-    for option in _COMPILER_OPTION.finditer(text):
-        names.add(option["name"])
-        if option["value"]:
-            valued.add(option["name"])
-    return FlagSet(frozenset(names), frozenset(valued))
+    return _flag_set((option["name"], bool(option["value"])) for option in _COMPILER_OPTION.finditer(text))
 
 
 def parse_runtime_help(text: str) -> FlagSet:
@@ -124,19 +118,18 @@ def parse_runtime_help(text: str) -> FlagSet:
     take values with `=` only.
     """
     lines = text.splitlines()
-    names: set[str] = set()
-    valued: set[str] = set()
+    found = [(flag["name"], not flag["switch"]) for flag in _BENCHMARK_FLAG.finditer(text)]
     for line, following in zip_longest(lines, lines[1:], fillvalue=""):
         flag = _RUNTIME_FLAG.match(line)
         if flag and (not line.startswith("#") or not following.strip()):
-            names.add(flag["name"])
-            if flag["value"]:
-                valued.add(flag["name"])
-    for flag in _BENCHMARK_FLAG.finditer(text):
-        names.add(flag["name"])
-        if not flag["switch"]:
-            valued.add(flag["name"])
-    return FlagSet(frozenset(names), frozenset(valued))
+            found.append((flag["name"], bool(flag["value"])))
+    return _flag_set(found)
+
+
+def _flag_set(found: Iterable[tuple[str, bool]]) -> FlagSet:
+    """Of the names of flags, and whether each takes a value."""
+    flags = list(found)
+    return FlagSet(frozenset(name for name, _ in flags), frozenset(name for name, valued in flags if valued))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,24 +158,6 @@ def known_flags(toolchain: Toolchain, cache_dir: Path) -> KnownFlags:
     compiler = _kept(cache_dir, toolchain, toolchain.compiler.identity, (COMPILE,))
     runtime = _kept(cache_dir, toolchain, toolchain.runtime.identity, (RUN_MODULE, BENCHMARK_MODULE))
     return KnownFlags(compiler[COMPILE], runtime[RUN_MODULE], runtime[BENCHMARK_MODULE])
-
-
-def flag_complaints(toolchain: Toolchain, flags: tuple[str, ...]) -> tuple[str, ...]:
-    """What the compiler itself says against flags and their values; nothing is compiled (0.1 s).
-
-    It also knows the few flags that no help lists. A flag that ends the program (`--help`) hides what
-    follows it.
-
-    Raises:
-        ToolchainError: where the compiler does not answer.
-    """
-    # --version makes it parse the command line, then print and leave, whatever the line was like.
-    answer = ask([toolchain.compiler.compile, *flags, "--version"], timeout=_TIMEOUT_SECONDS)
-    return tuple(
-        line.removeprefix(f"{COMPILE}: ").split("  Try: ")[0]
-        for line in answer.stderr.splitlines()
-        if line.startswith(f"{COMPILE}: ") and "Did you mean" not in line
-    )
 
 
 def _ask_tool(toolchain: Toolchain, tool: str) -> FlagSet:

@@ -7,7 +7,6 @@ rename, and is deleted then: a reader sees it whole or not at all, and makes it 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
 import sys
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.inventory import Item, ItemKind, take_inventory
-from iree_gauntlet.artifacts.leases import Leases, lock_or_none
+from iree_gauntlet.artifacts.leases import Leases, tried_lock
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.errors import ArtifactError, ExitCode, UsageError
 from iree_gauntlet.figures import byte_size, counted
@@ -39,15 +38,8 @@ _LEFTOVER_SECONDS = 86400.0
 _LOCK_SECONDS = 3600.0
 _QUANTITY = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([A-Za-z]*)\s*\Z")
 _BYTES = {
-    "B": 1,
-    "kB": 1000,
-    "MB": 1000**2,
-    "GB": 1000**3,
-    "TB": 1000**4,
-    "KiB": 1 << 10,
-    "MiB": 1 << 20,
-    "GiB": 1 << 30,
-    "TiB": 1 << 40,
+    **{unit: 1000**power for power, unit in enumerate(("B", "kB", "MB", "GB", "TB"))},
+    **{unit: 1024**power for power, unit in enumerate(("KiB", "MiB", "GiB", "TiB"), start=1)},
 }
 _SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -236,11 +228,10 @@ def remove_leftovers(paths: Iterable[Path]) -> None:
     """
     for path in paths:
         if path.suffix == ".lock":
-            descriptor = lock_or_none(path)
-            if descriptor is not None:
-                # Removed while it is held: who waits for it sees that it is gone, and makes it again.
-                path.unlink(missing_ok=True)
-                os.close(descriptor)
+            with tried_lock(path) as locked:
+                if locked:
+                    # Removed while it is held: who waits for it sees that it is gone, and makes it again.
+                    path.unlink(missing_ok=True)
         elif path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
@@ -269,12 +260,8 @@ def _take(root: Path, item: Item, aside: Path) -> bool:
 def _unfetched(root: Path, item: Item) -> Iterator[bool]:
     """Whether no process fetches it; none begins to meanwhile."""
     lock = _lock(root, item)
-    descriptor = lock_or_none(lock)
-    try:
-        yield descriptor is not None or not lock.exists()
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
+    with tried_lock(lock) as locked:
+        yield locked or not lock.exists()
 
 
 def _lock(root: Path, item: Item) -> Path:
@@ -311,12 +298,8 @@ def _changed(path: Path) -> float:
 
 def _held(lock: Path) -> bool:
     """Whether someone holds a lock."""
-    if not lock.exists():
-        return False
-    descriptor = lock_or_none(lock, shared=True)
-    if descriptor is not None:
-        os.close(descriptor)
-    return descriptor is None
+    with tried_lock(lock, shared=True) as locked:
+        return not locked and lock.exists()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage, Verdict
-from iree_gauntlet.dialects.op_config_edit import Addition, Removal, with_changes
+from iree_gauntlet.dialects.op_config_edit import EXPECTED_LISTS, Addition, Removal, with_changes
 from iree_gauntlet.dialects.op_tests import DIALECT
 from iree_gauntlet.dialects.op_trees import OpSpec
 from iree_gauntlet.dialects.suite import read_suite
@@ -35,12 +36,8 @@ if TYPE_CHECKING:
 # Folder of a run that holds the runs which were made to see whether it comes out the same again.
 _AGAIN = "again"
 _RUNS = (Stage.THRESHOLD, Stage.BENCHMARK)
-_LISTS = {
-    ("compile", False): "expected_compile_failures",
-    ("compile", True): "expected_compile_crashes",
-    ("run", False): "expected_run_failures",
-    ("run", True): "expected_run_crashes",
-}
+# By stage, and whether the tool crashes there.
+_LISTS = dict(zip(itertools.product(("compile", "run"), (False, True)), EXPECTED_LISTS, strict=True))
 _LONGEST_DIAGNOSTIC = 120
 # What `--lenient` leaves of an unexpected pass.
 _LENIENT = "passed although expected to fail"

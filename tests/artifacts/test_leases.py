@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.artifacts.leases import Leases, lock_or_none
+from iree_gauntlet.artifacts.leases import Leases, tried_lock
 from iree_gauntlet.errors import ArtifactError, GauntletError
 from tests.support.processes import wait_until
 
@@ -211,16 +211,10 @@ def test_a_file_in_the_place_of_a_folder_is_an_error_that_says_so(tmp_path: Path
 
 def test_locks_can_be_tried(tmp_path: Path) -> None:
     path = tmp_path / "x.lock"
-    assert lock_or_none(path) is None
+    with tried_lock(path) as missing:
+        assert not missing
     path.touch()
-    first = lock_or_none(path, shared=True)
-    second = lock_or_none(path, shared=True)
-    assert first is not None
-    assert second is not None
-    assert lock_or_none(path) is None
-    os.close(first)
-    os.close(second)
-    alone = lock_or_none(path)
-    assert alone is not None
-    assert lock_or_none(path, shared=True) is None
-    os.close(alone)
+    with tried_lock(path, shared=True) as first, tried_lock(path, shared=True) as second, tried_lock(path) as alone:
+        assert (first, second, alone) == (True, True, False)
+    with tried_lock(path) as alone, tried_lock(path, shared=True) as second:
+        assert (alone, second) == (True, False)

@@ -12,7 +12,6 @@ from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.toolchains.flags import (
     FlagSet,
     KnownFlags,
-    flag_complaints,
     known_flags,
     parse_compiler_help,
     parse_runtime_help,
@@ -21,6 +20,7 @@ from iree_gauntlet.toolchains.flags import (
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, Toolchain
 from tests.support.command_line import with_fields
+from tests.support.compiler_complaints import flag_complaints
 from tests.support.places import DATA
 
 if TYPE_CHECKING:

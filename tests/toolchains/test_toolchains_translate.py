@@ -7,17 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.toolchains.flags import (
-    FlagSet,
-    KnownFlags,
-    flag_complaints,
-    known_flags,
-    parse_compiler_help,
-    parse_runtime_help,
-)
+from iree_gauntlet.toolchains.flags import FlagSet, KnownFlags, known_flags, parse_compiler_help, parse_runtime_help
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE
 from iree_gauntlet.toolchains.translate import FLAG_RELEASES, RENAMED, flag_releases, translate
+from tests.support.compiler_complaints import flag_complaints
 from tests.support.places import CORPUS, DATA
 
 _DATA = DATA / "toolchains"

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.artifacts.inventory import Item, ItemKind
-from iree_gauntlet.artifacts.leases import Leases, lock_or_none
+from iree_gauntlet.artifacts.leases import Leases, tried_lock
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.upkeep.cache_gc import (
@@ -139,12 +139,9 @@ def _plan(cache: CacheBuilder, limits: Limits) -> tuple[Item, ...]:
 @contextmanager
 def _held(path: Path) -> Iterator[None]:
     path.touch()
-    descriptor = lock_or_none(path)
-    assert descriptor is not None
-    try:
+    with tried_lock(path) as locked:
+        assert locked
         yield
-    finally:
-        os.close(descriptor)
 
 
 def test_what_was_not_used_for_long_goes_whole(cache: CacheBuilder) -> None:
@@ -218,17 +215,15 @@ def test_leftovers_of_the_dead_go_and_others_stay(cache: CacheBuilder) -> None:
     code += "Leases(Path(sys.argv[1])).use(Path(sys.argv[1]) / 'a')"
     subprocess.run([sys.executable, "-c", code, str(cache.root)], check=True)
 
-    descriptor = lock_or_none(making / "held.lock")
-    assert descriptor is not None
-    found = leftovers(cache.root, Leases(cache.root), cache.now())
-    names = {path.name for path in found if path.parent.parent.name != "verified" and path.parent.name != "leases"}
-    assert names == {"damaged-old", "free.lock", ".0123.part"}
-    assert len(found) == 5
-    remove_leftovers(found)
+    with tried_lock(making / "held.lock"):
+        found = leftovers(cache.root, Leases(cache.root), cache.now())
+        names = {path.name for path in found if path.parent.parent.name != "verified" and path.parent.name != "leases"}
+        assert names == {"damaged-old", "free.lock", ".0123.part"}
+        assert len(found) == 5
+        remove_leftovers(found)
     assert {path.name for path in making.iterdir()} == {"0123-new", "held.lock"}
     assert cache.verified.last(kept)
     assert not cache.verified.last(gone)
-    os.close(descriptor)
 
 
 # It says what it has seen, and looks again once it is answered.
