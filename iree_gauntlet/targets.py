@@ -1,9 +1,13 @@
-"""A target: where a case runs, and how people name it."""
+"""A target: where a case runs, how people name it, and what the compiler and the runtime are given for it."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 FAMILIES = ("cpu", "rocm", "cuda", "vulkan", "metal", "vmvx")
 
@@ -25,6 +29,26 @@ _FAMILY_NAMES = {
     "metal-spirv": "metal",
     "vmvx": "vmvx",
 }
+# What is compiled for where a spec does not say it itself, and where that runs.
+_TARGET_FLAGS = {
+    "cpu": (
+        "--iree-hal-target-device=local",
+        "--iree-hal-local-target-device-backends=llvm-cpu",
+        "--iree-llvmcpu-target-cpu=host",
+    ),
+    "rocm": ("--iree-hal-target-device=hip",),
+    "cuda": ("--iree-hal-target-device=cuda",),
+    "vulkan": ("--iree-hal-target-device=vulkan",),
+    "metal": ("--iree-hal-target-device=metal",),
+    "vmvx": ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=vmvx"),
+}
+CHIP_FLAGS = {"rocm": "--iree-rocm-target", "cuda": "--iree-cuda-target", "vulkan": "--iree-vulkan-target"}
+DEVICES = {family: family for family in FAMILIES} | {"cpu": "local-task", "rocm": "hip", "vmvx": "local-task"}
+# Flags that name a target, or are of the code generator of one.
+_OF_ONE_TARGET = re.compile(
+    r"--?iree-(?:hal-target-|hal-local-|(?:hip|rocm|cuda|vulkan|metal|vmvx|spirv|llvmcpu|llvmgpu)-"
+    r"|codegen-(?:llvmcpu|llvmgpu|spirv)-)"
+)
 _CHIP = re.compile(r"[a-z0-9][a-z0-9._]*")
 
 
@@ -79,3 +103,14 @@ def target_of(name: str, *, chip: str = "", sku: str = "") -> Target | None:
     if family in ("cuda", "vulkan", "metal") and _CHIP.fullmatch(rest):
         return Target(family, rest, sku)
     return None
+
+
+def target_flags(target: Target) -> tuple[str, ...]:
+    """What tells the compiler to compile for a target; a CPU is compiled for as it is here, as other frameworks do."""
+    chip = (f"{CHIP_FLAGS[target.family]}={target.chip}",) if target.chip else ()
+    return (*_TARGET_FLAGS[target.family], *chip)
+
+
+def flags_for(target: Target, flags: Iterable[str]) -> tuple[str, ...]:
+    """Compile flags of one target as those of another: what is of a target is left out, and the other one named."""
+    return (*target_flags(target), *(flag for flag in flags if not _OF_ONE_TARGET.match(flag)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping  # noqa: TC003 - pydantic looks it up
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
@@ -10,9 +11,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from iree_gauntlet.cases import SPEC_STAGES, OnnxImport
 from iree_gauntlet.dialects.spec_file import FieldError, did_you_mean, problems_of, without_strange_fields
+from iree_gauntlet.targets import DEVICES, FAMILIES, Target, flags_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
 
     from iree_gauntlet.errors import Problem
 
@@ -137,11 +139,46 @@ class Document(BaseModel):
 _Document = TypeVar("_Document", bound=Document)
 
 
+def _family(name: str) -> str:
+    if name not in FAMILIES:
+        known = f"; known are {', '.join(FAMILIES)}"
+        raise ValueError(f"unknown target {name!r}{did_you_mean(name, FAMILIES) or known}")
+    return name
+
+
+Family = Annotated[str, AfterValidator(_family)]
+
+
 class ImportOptions(Document):
     """How an `.onnx` program is prepared and imported (*ours*)."""
 
     opset: Annotated[int, Field(ge=1, le=64)] | None = None
     shapes: dict[Text, list[Count]] = Field(default_factory=dict)
+
+
+class TargetOptions(Document):
+    """What is otherwise on a further target (*ours*)."""
+
+    compiler_flags: list[Flag] = Field(default_factory=list)
+    device: Text | None = None
+
+
+OWN_TARGET = "is what the file is for anyway"
+OWN_TARGET_HINT = "Name further targets only."
+
+
+class WithTargets(Document):
+    """What means further targets besides its own (*ours*)."""
+
+    targets: Mapping[Family, TargetOptions] = Field(default_factory=dict)
+
+    def flags_for(self, target: Target, flags: Iterable[str]) -> tuple[str, ...]:
+        """The compile flags of its own target, on a further one."""
+        return (*flags_for(target, flags), *self.targets[target.family].compiler_flags)
+
+    def device_for(self, target: Target) -> str:
+        """What a further target runs on."""
+        return self.targets[target.family].device or DEVICES[target.family]
 
 
 class ProgramDocument(Document):

@@ -17,10 +17,11 @@ from iree_gauntlet.dialects.sharktank_regression import Regression, build_regres
 from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
 from iree_gauntlet.dialects.spec import Spec
 from iree_gauntlet.dialects.spec_file import did_you_mean
+from iree_gauntlet.dialects.spec_flags import names_device, with_device
 from iree_gauntlet.dialects.torch_models import build_test
 from iree_gauntlet.dialects.torch_modules import TorchModules
 from iree_gauntlet.errors import Problem
-from iree_gauntlet.targets import Target, target_of
+from iree_gauntlet.targets import FAMILIES, Target, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -104,6 +105,15 @@ class _Library:
             self.problems.update(problems)
         return self._built[key]
 
+    def further(self, spec: Spec) -> Iterator[str]:
+        """The further targets of the regression that defines a benchmark's module: it runs there as well."""
+        if not isinstance(spec.document, Benchmark):
+            return
+        name = f"{spec.model}_{spec.document.submodel_name or spec.submodel}"
+        for family in FAMILIES:
+            if any(family in getattr(other.document, "targets", ()) for other in self._specs.get((name, family), [])):
+                yield family
+
     def find(self, name: str, target: Target) -> Regression | None:
         specs = self._specs.get((name, target.family), [])
         if not specs:
@@ -177,7 +187,8 @@ class _Loader:
 
     def add_sharktank(self, spec: Spec, chosen: Sequence[Include]) -> None:
         """Adds what a spec for the CPU or ROCm means on the targets that it is for."""
-        fitting = [_with_chip(target) for target in self._targets if chosen and target.family in spec.families]
+        families = {*spec.families, *self._library.further(spec)}
+        fitting = [_with_chip(target) for target in self._targets if chosen and target.family in families]
         self._known.update(*(_words(spec, target) for target in fitting))
         wanted = [target for target in fitting if spec.words is None or self._matches(_words(spec, target), chosen)]
         (self._problems if wanted else self._left_out).update(spec.problems)
@@ -204,10 +215,13 @@ class _Loader:
         problems.update(found)
         if test is None or not chosen:
             return
-        if not any(target.covers(test.case.target) for target in self._targets):
+        here = [test] if any(target.covers(test.case.target) for target in self._targets) else []
+        here += test.further(self._targets)
+        if not here:
             self._elsewhere.add(test.case.target.name)
-        elif self._add(test.case, chosen):
-            self._require(test.required)
+        for each in here:
+            if self._add(each.case, chosen):
+                self._require(each.required)
 
     def add_built(self, spec: OpSpec | ModelSpec, chosen: Sequence[Include]) -> None:
         """Adds the cases of a spec that stands for itself, such as an operator's folder: one for each config."""
@@ -332,15 +346,8 @@ def _adjust(case: Case, expected: Sequence[ExpectedFailure], device: str) -> Cas
         return replace(case, device=device) if case.device else case
     if case.kind not in (Kind.QUALITY, Kind.BENCHMARK):
         return case
-    # Among the run arguments, one --device stands for all that were there.
-    flags, own = ([flag for flag in each if not _names_device(flag)] for each in (case.run_flags, case.own_flags))
-    place = next((index for index, flag in enumerate(case.run_flags) if _names_device(flag)), len(flags))
-    flags.insert(place, f"--device={device}")
-    return replace(case, device=device, run_flags=tuple(flags), own_flags=tuple(own))
-
-
-def _names_device(flag: str) -> bool:
-    return flag.lstrip("-").startswith("device=")
+    own = tuple(flag for flag in case.own_flags if not names_device(flag))
+    return replace(case, device=device, run_flags=with_device(case.run_flags, device), own_flags=own)
 
 
 def _required(cases: Sequence[Case], library: _Library) -> dict[str, Case]:

@@ -25,6 +25,7 @@ from iree_gauntlet.dialects.locations import EXTERNAL_HINT, external_file, is_ur
 from iree_gauntlet.dialects.sharktank_schema import Benchmark
 from iree_gauntlet.dialects.spec import SourceFields
 from iree_gauntlet.errors import Problem
+from iree_gauntlet.targets import flags_for
 
 if TYPE_CHECKING:
     from iree_gauntlet.dialects.sharktank_regression import Regression
@@ -93,6 +94,9 @@ def build_benchmark(spec: Spec, target: Target, find: _FindRegression) -> tuple[
     parameters.extend(weights)
     if problems:
         return None, problems
+    own_target = target.family in spec.families
+    if not own_target and document.compilation_required:
+        main = replace(main, flags=flags_for(target, main.flags))
     skip = ""
     ignored = [*document.specific_chip_to_ignore, *document.specific_rocm_chip_to_ignore]
     if target.chip and target.chip in ignored:
@@ -108,10 +112,10 @@ def build_benchmark(spec: Spec, target: Target, find: _FindRegression) -> tuple[
         parameters=tuple(parameters),
         inputs=tuple(Argument(value=text) for text in document.inputs),
         function=document.function_run,
-        device=document.device or _FIRST_DEVICE,
+        device=(document.device or _FIRST_DEVICE) if own_target or paired is None else paired.case.device,
         run_flags=_run_flags(document),
         compile_statistics=True,
-        goldens=_goldens(spec, document, target),
+        goldens=_goldens(spec, document, target, "" if own_target else f"{target.family}-"),
         golden_keys=tuple(document.golden_time or document.golden_time_ms),
         markers=frozenset({*document.markers, target.family, target.chip or target.family, "benchmark"}),
         timeouts=tuple((Stage(stage), seconds) for stage, seconds in document.timeouts.items()),
@@ -201,16 +205,19 @@ def _run_flags(document: Benchmark) -> tuple[str, ...]:
     return (*first, *flags, *document.benchmark_flags)
 
 
-def _goldens(spec: Spec, document: Benchmark, target: Target) -> tuple[Golden, ...]:
-    """Golden times belong to their SKU alone; counts and sizes to the SKU, or to the whole target family."""
+def _goldens(spec: Spec, document: Benchmark, target: Target, prefix: str) -> tuple[Golden, ...]:
+    """Golden times belong to their SKU alone; counts and sizes to the SKU, or to the whole target family.
+
+    Those of a further target have its family before the SKU: `vulkan-mi300`.
+    """
     goldens: list[Golden] = []
-    sku = target.sku
+    sku = f"{prefix}{target.sku}" if target.sku else ""
     field = "golden_time" if document.golden_time else "golden_time_ms"
     times = document.golden_time or document.golden_time_ms
     if sku in times:
         factor = document.golden_time_tolerance_multiplier.get(sku, 1.0)
         origin = Origin(spec.name, f"{field}.{sku}")
-        goldens.append(Golden(Metric.TIME_MS, times[sku], factor, Statistic.MEAN, sku, "", origin))
+        goldens.append(Golden(Metric.TIME_MS, times[sku], factor, Statistic.MEAN, target.sku, "", origin))
     figures = (
         (Metric.DISPATCH_COUNT, "golden_dispatch", document.golden_dispatch),
         (Metric.BINARY_SIZE_BYTES, "golden_size", document.golden_size),
@@ -220,5 +227,6 @@ def _goldens(spec: Spec, document: Benchmark, target: Target) -> tuple[Golden, .
         if key in values:
             origin = Origin(spec.name, f"{field}.{key}")
             release = document.golden_compiler or ""
-            goldens.append(Golden(metric, float(values[key]), 1.0, Statistic.MEAN, key, release, origin))
+            named = target.sku if key == sku else key
+            goldens.append(Golden(metric, float(values[key]), 1.0, Statistic.MEAN, named, release, origin))
     return tuple(goldens)

@@ -192,6 +192,18 @@ def _first(document: RegressionV1, target: Target, tuner: tuple[str, ...]) -> _F
 
 
 def _second(document: RegressionV2, target: Target, tuner: tuple[str, ...]) -> _Fields:
+    if target.family in document.targets:
+        own = document.targets[target.family].threshold_args
+        return _Fields(
+            flags=(*document.flags_for(target, document.compiler_flags), *tuner),
+            pipeline_flags=document.flags_for(target, document.pipeline_compiler_flags),
+            threshold_args=tuple(document.threshold_args if own is None else own),
+            function=document.run_function or "",
+            device=document.device_for(target),
+            run_fails="",
+            chips_failing=("", ""),
+            splat=not document.real_weights,
+        )
     chip = (f"--iree-rocm-target={target.chip}",) if target.family == "rocm" else ()
     fails = bool(target.chip) and target.chip in document.compile_chip_expecting_to_fail
     return _Fields(

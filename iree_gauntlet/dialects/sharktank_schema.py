@@ -6,6 +6,7 @@ that those programs ignore.
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003 - pydantic looks it up
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -13,6 +14,7 @@ from pydantic import Field, model_validator
 from iree_gauntlet.dialects.fields import (
     Count,
     Document,
+    Family,
     Flag,
     InputText,
     PlainName,
@@ -20,11 +22,13 @@ from iree_gauntlet.dialects.fields import (
     ProgramDocument,
     RelativePath,
     Releases,
+    TargetOptions,
     TensorType,
     Text,
     Timeouts,
     Truth,
     WholeNumber,
+    WithTargets,
     Word,
     require_no_type,
 )
@@ -85,12 +89,19 @@ class RegressionV1(_Regression):
     rocm_tests_only: Truth = False
 
 
-class RegressionV2(_Regression):
-    """Generation 2: a file for each backend."""
+class RegressionTarget(TargetOptions):
+    """What is otherwise on a further target of a regression test (*ours*)."""
+
+    threshold_args: list[Flag] | None = None
+
+
+class RegressionV2(_Regression, WithTargets):
+    """Generation 2: a file for each backend; with `targets`, for others as well."""
 
     compiler_flags: list[Flag] = Field(default_factory=list)
     pipeline_compiler_flags: list[Flag] = Field(default_factory=list)
     threshold_args: list[Flag] = Field(default_factory=list)
+    targets: Mapping[Family, RegressionTarget] = Field(default_factory=dict)  # ours
     run_function: Text | None = None
     device: Text | None = None
     run_test_expecting_to_fail: Truth = False

@@ -132,4 +132,6 @@ class Spec:
         if isinstance(self.document, Benchmark) and self.document.device is None:
             return ("rocm",)
         family = self.stem.rpartition("_")[2]
-        return (family,) if family in SHARKTANK_FAMILIES else SHARKTANK_FAMILIES
+        own = (family,) if family in SHARKTANK_FAMILIES else SHARKTANK_FAMILIES
+        further = self.document.targets if isinstance(self.document, RegressionV2) else ()
+        return (*own, *(family for family in further if family not in own))

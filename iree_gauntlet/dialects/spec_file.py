@@ -237,7 +237,9 @@ def problems_at(
     """
     problems = []
     for item in error.errors(include_url=False):
-        location = [part for part in item["loc"] if not (isinstance(part, str) and part.startswith(BRANCH))]
+        # What pydantic adds is no part of a field's path.
+        added = (BRANCH, "[key]")
+        location = [part for part in item["loc"] if not (isinstance(part, str) and part.startswith(added))]
         cause = item.get("ctx", {}).get("error")
         hint = ""
         if isinstance(cause, FieldError):

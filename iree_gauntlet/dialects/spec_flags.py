@@ -96,6 +96,18 @@ def devices_of_flags(flags: Iterable[str]) -> str:
     return ",".join(dict.fromkeys(values))
 
 
+def names_device(flag: str) -> bool:
+    """Whether a run's flag names a device."""
+    return flag.lstrip("-").startswith("device=")
+
+
+def with_device(flags: Sequence[str], device: str) -> tuple[str, ...]:
+    """A run's flags with one device in place of all that they name."""
+    kept = [flag for flag in flags if not names_device(flag)]
+    place = next((index for index, flag in enumerate(flags) if names_device(flag)), len(kept))
+    return (*kept[:place], f"--device={device}", *kept[place:])
+
+
 def problem_of_flag(file: str, flag: str, message: str, hint: str = "") -> Problem:
     """A problem of a flag: at the first value of a JSON file that is the flag, else at the first line that has it.
 

@@ -26,16 +26,16 @@ from iree_gauntlet.cases import (
 )
 from iree_gauntlet.dialects.locations import torch_url
 from iree_gauntlet.dialects.spec import SourceFields
-from iree_gauntlet.dialects.spec_flags import devices_of_flags, resolved_flags
+from iree_gauntlet.dialects.spec_flags import devices_of_flags, resolved_flags, with_device
 from iree_gauntlet.dialects.torch_modules import DIALECT, DefinedModule, TorchModules
 from iree_gauntlet.dialects.torch_schema import ArgumentSpec, BenchmarkTest, CompstatTest, QualityTest, Weight
 from iree_gauntlet.errors import Problem
+from iree_gauntlet.targets import Target, target_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from iree_gauntlet.dialects.spec import Spec
-    from iree_gauntlet.targets import Target
 
 
 SOURCES = SourceFields("inputs[{}].url", "expected_outputs[{}].url", "weights[{}].url", ("mlir",))
@@ -53,11 +53,50 @@ class TorchTest:
 
     Attributes:
         case: the test's own.
-        required: of the definitions of its modules, and of those whose programs name its synthetic weights.
+        definitions: of its modules, and of those whose programs name its synthetic weights.
     """
 
     case: Case
-    required: tuple[Case, ...]
+    definitions: tuple[DefinedModule, ...]
+
+    @property
+    def required(self) -> tuple[Case, ...]:
+        """Those that make what it needs."""
+        return tuple(item.case for item in self.definitions)
+
+    def further(self, targets: Sequence[Target]) -> Iterator[TorchTest]:
+        """The same on those of some targets that all of its modules name as further ones, without its goldens.
+
+        A test that is there for its goldens has no other target.
+        """
+        for target in targets:
+            if self.case.kind is Kind.COMPSTAT or self.case.golden_keys or target.covers(self.case.target):
+                continue
+            if self.definitions and all(target.family in item.document.targets for item in self.definitions):
+                yield self._on(target)
+
+    def _on(self, target: Target) -> TorchTest:
+        definitions = tuple(item.on(target) for item in self.definitions)
+        modules = {before.module.id: after.module for before, after in zip(self.definitions, definitions, strict=True)}
+        weights = tuple(
+            replace(item, made=replace(item.made, module=modules[item.made.module.id])) if item.made else item
+            for item in self.case.parameters
+        )
+        device = definitions[-1].document.device_for(target)
+        words = {word for word in self.case.markers if target_of(word) is None}
+        case = replace(
+            self.case,
+            target=target,
+            modules=tuple(modules[module.id] for module in self.case.modules),
+            parameters=weights,
+            device=device,
+            run_flags=with_device(self.case.run_flags, device),
+            goldens=(),
+            golden_keys=(),
+            expectations=(),
+            markers=frozenset({*words, target.family, *filter(None, (target.chip,))}),
+        )
+        return TorchTest(case, definitions)
 
 
 def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> tuple[TorchTest | None, list[Problem]]:
@@ -129,7 +168,7 @@ class _Builder:
         self._spec = spec
         self._modules = modules
         self.problems: list[Problem] = []
-        self.required: dict[str, Case] = {}
+        self.required: dict[str, DefinedModule] = {}
 
     def modules(self, field: list[str | int], names: Sequence[str]) -> tuple[Module, ...]:
         places = [[*field, index] if field == ["modules"] else field for index in range(len(names))]
@@ -141,7 +180,7 @@ class _Builder:
         if not isinstance(found, DefinedModule):
             self.problems.extend(found)
             return None
-        self.required[found.module.id] = found.case
+        self.required[found.module.id] = found
         return found.module
 
     def parameters(self, index: int, weight: Weight) -> Parameters:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet.cases import MAIN, Case, Kind, Module, Origin, Program, Stage
+from iree_gauntlet.dialects.fields import OWN_TARGET, OWN_TARGET_HINT
 from iree_gauntlet.dialects.locations import problem, torch_url
 from iree_gauntlet.dialects.spec_file import nearest
 from iree_gauntlet.dialects.spec_flags import resolved_flags, target_of_flags
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from iree_gauntlet.dialects.spec import Spec
+    from iree_gauntlet.targets import Target
 
 
 DIALECT = "torch-models"
@@ -33,10 +35,17 @@ class DefinedModule:
     Attributes:
         module: what tests load.
         case: compiles it; of it, only what tests need is planned.
+        document: as it is written.
     """
 
     module: Module
     case: Case
+    document: ModuleDefinition
+
+    def on(self, target: Target) -> DefinedModule:
+        """The same on one of its further targets."""
+        module = replace(self.module, target=target, flags=self.document.flags_for(target, self.module.flags))
+        return replace(self, module=module, case=replace(self.case, target=target, modules=(module,)))
 
 
 class TorchModules:
@@ -126,6 +135,8 @@ def _defined(spec: Spec, folders: Sequence[Path]) -> DefinedModule | tuple[Probl
     if problems:
         return tuple(problems)
     target = target_of_flags(flags)
+    if target.family in document.targets:
+        return (problem(spec, ["targets", target.family], OWN_TARGET, OWN_TARGET_HINT),)
     model, _, submodel = name.rpartition("/")
     model = model or folder.name
     module = Module(
@@ -149,7 +160,7 @@ def _defined(spec: Spec, folders: Sequence[Path]) -> DefinedModule | tuple[Probl
         working_directory=str(spec.tree.external) if spec.tree.external.is_dir() else "",
         origin=Origin(spec.name),
     )
-    return DefinedModule(module, case)
+    return DefinedModule(module, case, document)
 
 
 def _lfs_pointer(document: ModuleDefinition, url: str) -> str:

@@ -22,6 +22,7 @@ from iree_gauntlet.dialects.fields import (
     Releases,
     Text,
     Timeouts,
+    WithTargets,
     Word,
     require_no_type,
 )
@@ -71,7 +72,7 @@ _ModuleName = Annotated[Text, AfterValidator(_module_name)]
 _RunFlag = Annotated[Flag, AfterValidator(_run_flag)]
 
 
-class ModuleDefinition(ProgramDocument):
+class ModuleDefinition(ProgramDocument, WithTargets):
     """What is compiled, and how: `<module folder>/<name>.json`."""
 
     type: Literal["azure", "git-lfs"] | None = None

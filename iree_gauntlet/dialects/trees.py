@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.dialects.fields import validated
+from iree_gauntlet.dialects.fields import OWN_TARGET, OWN_TARGET_HINT, validated
 from iree_gauntlet.dialects.json_text import without_comments
 from iree_gauntlet.dialects.onnx_models import OUTCOMES, ModelSpec, has_word, is_models_suite, read_model_specs
 from iree_gauntlet.dialects.op_trees import CONFIGS, CaseFolder, OpSpec, is_case_folder, read_op_specs
@@ -297,6 +297,8 @@ def _read_sharktank(tree: SpecTree, root: Path, path: Path) -> Spec:
     if document is not None and not first and family not in SHARKTANK_FAMILIES:
         message = f"the file name does not say the backend: expected {path.stem}_cpu.json or {path.stem}_rocm.json"
         problems = [*problems, Problem(name, 0, "", message, "Rename the file.")]
+    if isinstance(document, RegressionV2) and family in document.targets:
+        problems = [*problems, problem_at(name, text, ["targets", family], OWN_TARGET, OWN_TARGET_HINT)]
     if isinstance(document, Benchmark) and first and family == "cpu":
         problems = [problem_at(name, text, ["device"], "is missing: only the first generation, for ROCm, has none")]
         document = None

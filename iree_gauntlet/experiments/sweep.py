@@ -25,8 +25,9 @@ from iree_gauntlet.records.run_folder import make_folder
 from iree_gauntlet.requests import MicroRequest, ToolchainRequest, given, require_as_begun
 from iree_gauntlet.settings import runs_folder, shown
 from iree_gauntlet.steps import step_id
+from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.devices import device_available
-from iree_gauntlet.torch_models.compiler_options import chosen_devices, chosen_target, target_flags
+from iree_gauntlet.torch_models.compiler_options import chosen_devices, chosen_target
 from iree_gauntlet.torch_models.configuration import MicroConfig, Point, points_of
 from iree_gauntlet.torch_models.configuration_schema import iree_device
 from iree_gauntlet.torch_models.point_chain import DIALECT, PointChain

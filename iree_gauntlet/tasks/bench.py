@@ -21,6 +21,7 @@ from iree_gauntlet.reports.output import Output, open_progress
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.requests import ToolchainRequest
 from iree_gauntlet.settings import cache_folder, project_folder, shown
+from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.toolchain import COMPILE
 from iree_gauntlet.torch_models.bench_chain import DIALECT, Chain
 from iree_gauntlet.torch_models.bench_result import perf_entry, result_lines
@@ -32,7 +33,6 @@ from iree_gauntlet.torch_models.compiler_options import (
     chosen_target,
     fidelity_flags,
     opt_level_flags,
-    target_flags,
 )
 from iree_gauntlet.torch_models.discovery import discover, find_model
 from iree_gauntlet.torch_models.instantiate import check_options

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ToolchainError, UsageError
-from iree_gauntlet.targets import Target, target_of
+from iree_gauntlet.targets import CHIP_FLAGS, Target, target_of
 from iree_gauntlet.toolchains.devices import device_available, devices
 
 if TYPE_CHECKING:
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
 
 DEFAULT_DEVICE = "local-task"
-_HOST = ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu")
-_CHIP_FLAGS = {"rocm": "--iree-rocm-target", "cuda": "--iree-cuda-target", "vulkan": "--iree-vulkan-target"}
-_TARGET_DEVICES = {"rocm": "hip", "cuda": "cuda", "vulkan": "vulkan", "metal": "metal"}
 _LEVEL = "iree-opt-level"
 _GREATEST_LEVEL = 3
 # From this level on the compiler rewrites matrix products as generic operations, before it looks for products whose
@@ -52,21 +49,11 @@ def chosen_target(device: str, chip: str) -> Target:
             raise UsageError(f"--device {device}: which chip is it?", "Name it with --target, such as gfx942.")
         return family
     target = target_of(chip) or target_of(f"{family.family}-{chip}")
-    if target is None or target.family != family.family or family.family not in _CHIP_FLAGS:
+    if target is None or target.family != family.family or family.family not in CHIP_FLAGS:
         raise UsageError(
             f"--target {chip}: {device} is no device of that", "Such as gfx942 with hip://0, sm_90 with cuda://0."
         )
     return target
-
-
-def target_flags(target: Target) -> tuple[str, ...]:
-    """What tells the compiler so; a CPU is compiled for as it is here, as other frameworks do."""
-    if target.family == "cpu":
-        return (*_HOST, "--iree-llvmcpu-target-cpu=host")
-    flags: tuple[str, ...] = (f"--iree-hal-target-device={_TARGET_DEVICES[target.family]}",)
-    if target.chip:
-        flags = (*flags, f"{_CHIP_FLAGS[target.family]}={target.chip}")
-    return flags
 
 
 def chosen_devices(device: str, chips: int, toolchain: Toolchain) -> tuple[str, ...]:

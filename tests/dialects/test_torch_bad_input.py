@@ -47,6 +47,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         "onnx_import": {"opset": 17, "shapes": {"x": [1, 2]}},
         "description": "a module",
         "timeouts": {"compile": 60},
+        "targets": {},
     },
     "m/quality.json": QUALITY
     | {
@@ -245,6 +246,12 @@ ERRORS: dict[str, list[tuple[str, Any, str, str]]] = {
         ("mlir", "../a.onnx", "", "leaves the external files folder"),
         *(("mlir", value, "", f"expected a string, found {found}") for value, found in TEXT_ERRORS),
         *(("compiler_flags", *error) for error in FLAG_ERRORS),
+        ("targets", [], "", "expected an object"),
+        ("targets", {"vulkan": []}, ".vulkan", "expected an object"),
+        ("targets", {"vulcan": {}}, ".vulcan", "did you mean 'vulkan'?"),
+        ("targets", {"cpu": {}}, ".cpu", "is what the file is for anyway"),
+        ("targets", {"cuda": {"threshold_args": []}}, ".cuda.threshold_args", "unknown field"),
+        *(("targets", {"cuda": {"device": value}}, ".cuda.device", found) for value, found in TEXT_ERRORS[1:4]),
         ("onnx_import", [], "", "expected an object"),
         ("onnx_import", {"opset": 0}, ".opset", "greater than or equal to 1"),
         ("onnx_import", {"opset": "17"}, ".opset", "expected a whole number"),
