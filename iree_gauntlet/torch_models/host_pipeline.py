@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -161,12 +162,9 @@ def run_pipeline(
     """
     run = _Run(groups, group, len(devices))
     stages: list[tuple[str, Callable[[], None]]] = [
-        ("before the device", lambda: run.prepare(pre)),
-        *(
-            ("on the device", lambda device=device, context=context: run.compute(device, context))
-            for context, device in enumerate(devices)
-        ),
-        ("after the device", lambda: run.finish(post)),
+        ("before the device", partial(run.prepare, pre)),
+        *(("on the device", partial(run.compute, device, context)) for context, device in enumerate(devices)),
+        ("after the device", partial(run.finish, post)),
     ]
     threads = [threading.Thread(target=run.guarded, args=stage, daemon=True) for stage in stages]
     for thread in threads:
