@@ -242,8 +242,7 @@ class Registry:
             UsageError: there is none.
         """
         if name not in self.shape_sets:
-            names = sorted([*self.shape_sets, "custom"])
-            raise unknown_name(f"there is no shape set {name!r}", name, names)
+            raise unknown_name(f"there is no shape set {name!r}", name, sorted([*self.shape_sets, CUSTOM]))
         return self.shape_sets[name]
 
 
