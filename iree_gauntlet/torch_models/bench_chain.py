@@ -156,7 +156,13 @@ class Workers:
         """
         if self.build.generation is not None:
             return GENERATIVE_WORKER, self._generative_plan(calls)
-        plan = self._loop_plan(calls)
+        plan = {**self.compiled(0).plan(self.devices, calls), "in_flight": self.chain.options.microbatch_count}
+        if self.build.kind == "training":
+            # The loss comes back, the gradients stay, as an optimiser on the device would take them.
+            plan["fetch"] = [0]
+            count = len(self.build.gradients)
+            if self.chain.options.microbatch_count > 1:
+                plan["carry"] = {"outputs": 1, "inputs": len(plan["inputs"]) - count, "count": count}
         if not self.build.has_host_modules:
             return MODULE_WORKER, plan
         model = {
@@ -165,16 +171,6 @@ class Workers:
             "host_inputs": self.compiled(0).arrays(self.build.host_inputs),
         }
         return PIPELINE_WORKER, {**plan, **model}
-
-    def _loop_plan(self, calls: int) -> dict[str, Any]:
-        plan = {**self.compiled(0).plan(self.devices, calls), "in_flight": self.chain.options.microbatch_count}
-        if self.build.kind == "training":
-            # The loss comes back, the gradients stay, as an optimiser on the device would take them.
-            plan["fetch"] = [0]
-            count = len(self.build.gradients)
-            if self.chain.options.microbatch_count > 1:
-                plan["carry"] = {"outputs": 1, "inputs": len(plan["inputs"]) - count, "count": count}
-        return plan
 
     def _generative_plan(self, generations: int) -> dict[str, Any]:
         made = self.build.generation

@@ -10,10 +10,14 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+
+_clock = time.perf_counter_ns
 
 
 class StageError(RuntimeError):
@@ -92,31 +96,28 @@ class _Run:
         self._begun = 0
 
     def prepare(self, pre: Callable[[], Any]) -> None:
-        clock = time.perf_counter_ns
-        self.begin_ns = clock()
+        self.begin_ns = _clock()
         for _ in range(self._groups * self._group):
-            begin = clock()
+            begin = _clock()
             item = pre()
-            self.pre_ns.append(clock() - begin)
+            self.pre_ns.append(_clock() - begin)
             self.to_device.put([item])
 
     def compute(self, device: Callable[[list[Any]], Sequence[Any]], context: int) -> None:
-        clock = time.perf_counter_ns
         while self._one_more():
             items = self.to_device.take(self._group)
-            begin = clock()
+            begin = _clock()
             outputs = device(items)
-            self.device_ns[context].append(clock() - begin)
+            self.device_ns[context].append(_clock() - begin)
             self.to_host.put(outputs)
 
     def finish(self, post: Callable[[Any], object]) -> None:
-        clock = time.perf_counter_ns
         for _ in range(self._groups * self._group):
             [item] = self.to_host.take(1)
-            begin = clock()
+            begin = _clock()
             post(item)
-            self.post_ns.append(clock() - begin)
-        self.end_ns = clock()
+            self.post_ns.append(_clock() - begin)
+        self.end_ns = _clock()
 
     def guarded(self, name: str, stage: Callable[[], None]) -> None:
         """A thread's work; what it raises ends all others."""
@@ -161,12 +162,9 @@ def run_pipeline(
     """
     run = _Run(groups, group, len(devices))
     stages: list[tuple[str, Callable[[], None]]] = [
-        ("before the device", lambda: run.prepare(pre)),
-        *(
-            ("on the device", lambda device=device, context=context: run.compute(device, context))
-            for context, device in enumerate(devices)
-        ),
-        ("after the device", lambda: run.finish(post)),
+        ("before the device", partial(run.prepare, pre)),
+        *(("on the device", partial(run.compute, device, context)) for context, device in enumerate(devices)),
+        ("after the device", partial(run.finish, post)),
     ]
     threads = [threading.Thread(target=run.guarded, args=stage, daemon=True) for stage in stages]
     for thread in threads:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 MODULE_WORKER = "measure_module.py"
 GENERATIVE_WORKER = "measure_generative.py"
 PIPELINE_WORKER = "measure_pipeline.py"
-_OWN_CODE = Path(__file__).parent
 _TOOL = "the measuring program"
 
 
@@ -62,7 +61,7 @@ def worker_command(chain: TorchChain, step: Step, script: str, plan: Mapping[str
         plan: of it.
         name: prefix of its files in the step's folder.
     """
-    home = _OWN_CODE if script == PIPELINE_WORKER else Path(iree_side.__file__).parent
+    home = Path(__file__).parent if script == PIPELINE_WORKER else Path(iree_side.__file__).parent
     return planned_command(step, (chain.toolchain.compiler.python, "-B", str(home / script)), plan, name, chain.env)
 
 

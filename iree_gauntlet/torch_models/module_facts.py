@@ -107,9 +107,9 @@ def read_module_facts(toolchain: Toolchain, program: Path, module: Path) -> Modu
     declared = {parameter.name: parameter for parameter in collect_parameters(program, toolchain.compiler.ir_tool)}
     segments = _read_segments(toolchain, module)
     tables = name_tables([segment.data for segment in segments], declared.keys())
-    read = {name for table in tables for name in table.names}
-    sizes = [tuple(declared[name].byte_size for name in table.names) for table in tables]
-    aside = {data for table in tables for data in table.data}
+    read = {name for names in tables.values() for name in names}
+    sizes = [tuple(declared[name].byte_size for name in names) for names in tables.values()]
+    aside = {data for pair in tables for data in pair}
     aside |= {segment.data for segment in segments if span_lengths(segment.data) in sizes}
     names = dispatch_names(segment.data for segment in segments if segment.data not in aside)
     with module.open("rb") as file:
@@ -237,14 +237,6 @@ class _Segment:
     is_constant: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _NameTable:
-    """Names of parameters that one initializer reads, and the data that they stand in."""
-
-    names: tuple[str, ...]
-    data: tuple[bytes, bytes]
-
-
 def _read_segments(toolchain: Toolchain, module: Path) -> list[_Segment]:
     """All data of a module: what is in `module.fb`, and the files next to it, which come in the same order.
 
@@ -292,9 +284,12 @@ def _described(toolchain: Toolchain, module: Path) -> list[dict[str, Any]]:
     return described
 
 
-def name_tables(data: Sequence[bytes], known: Collection[str]) -> list[_NameTable]:
-    """The tables of names of parameters; equal data is stored once, so a text need not follow its table."""
-    found = []
+def name_tables(data: Sequence[bytes], known: Collection[str]) -> dict[tuple[bytes, bytes], list[str]]:
+    """The names of parameters by the data that they stand in, a table and its text.
+
+    Each is what one initializer reads. Equal data is stored once, so a text need not follow its table.
+    """
+    found = {}
     for table in filter(None, data):
         if len(table) % _PAIR.size:
             continue
@@ -307,7 +302,7 @@ def name_tables(data: Sequence[bytes], known: Collection[str]) -> list[_NameTabl
                 continue
             names = [text[offset : offset + length].decode("utf-8", "surrogateescape") for offset, length in pairs]
             if all(name in known for name in names):
-                found.append(_NameTable(tuple(names), (table, text)))
+                found[table, text] = names
     return found
 
 

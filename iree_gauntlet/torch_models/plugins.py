@@ -108,7 +108,7 @@ def shapes_of(declared: ShapeSet, least: int | None = None, most: int | None = N
     shapes, messages = [], []
     for number, row in enumerate(given):
         name, sizes = _parts(row, number)
-        if len(sizes) == 3 and all(_is_size(size) for size in sizes):
+        if len(sizes) == 3 and all(type(size) is int and size > 0 for size in sizes):
             shapes.append(Shape(f"{declared.name}_{name}", *sizes))
         else:
             messages.append(f"it gave {row!r}: expected (m, k, n) or (name, m, k, n), whole numbers above 0")
@@ -128,10 +128,6 @@ def _parts(row: object, number: int) -> tuple[str, tuple[int, ...]]:
     if len(row) == 4 and isinstance(row[0], str) and row[0]:
         return row[0], tuple(row[1:])
     return str(number), tuple(row)
-
-
-def _is_size(size: object) -> bool:
-    return isinstance(size, int) and not isinstance(size, bool) and size > 0
 
 
 def _refused_recipe(text: str) -> Recipe | None:
@@ -246,8 +242,7 @@ class Registry:
             UsageError: there is none.
         """
         if name not in self.shape_sets:
-            names = sorted([*self.shape_sets, "custom"])
-            raise unknown_name(f"there is no shape set {name!r}", name, names)
+            raise unknown_name(f"there is no shape set {name!r}", name, sorted([*self.shape_sets, CUSTOM]))
         return self.shape_sets[name]
 
 

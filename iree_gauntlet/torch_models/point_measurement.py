@@ -68,7 +68,6 @@ class VariantFigures:
         module_bytes, parameter_bytes: of its files; None where there are none.
         compile_s: seconds of its compiler, when the module was made.
         shows: what its module shows of the recipe, a line each.
-        roofline: share of the machine's peak and what bounds it; None where that is not known.
         notes: what a person should know.
     """
 
@@ -79,7 +78,6 @@ class VariantFigures:
     parameter_bytes: int | None = None
     compile_s: float | None = None
     shows: list[str] = field(default_factory=list)
-    roofline: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -135,7 +133,7 @@ class PointMeasurement:
         session: what it runs in.
         measuring: how it is measured.
         builds: what torch made, by label.
-        found: what is known of each variant, by label; roofline shares are added.
+        found: what is known of each variant, by label.
         flops: of one call of the unchanged model.
         began: when the point began, by the monotonic clock.
     """
@@ -166,8 +164,6 @@ class PointMeasurement:
         if self.wanted:
             self._try_torch(step)
             self._take_rounds(step)
-        for variant in self.wanted:
-            self.found[variant.label].roofline = self._share(variant)
         if self.session.cancelled.is_set():
             return Result(Verdict.ERROR, "interrupted")
         verdict, reason = self._verdict()
@@ -240,7 +236,7 @@ class PointMeasurement:
             "peak_rss_bytes": blocks.peak_bytes.get(name) or known.figures.get("peak_rss_bytes"),
             "device_peak_bytes": memory.get("device_bytes_peak"),
             "compile_s": known.compile_s,
-            "roofline": known.roofline,
+            "roofline": self._share(variant),
             "shows": known.shows,
             "notes": known.notes,
         }

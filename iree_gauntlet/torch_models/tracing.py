@@ -169,9 +169,8 @@ def _headline(table: TraceTable) -> str:
     dispatches = f"{_ms(table.dispatched_ns)} ms in {count} dispatches of {len(table.rows)} functions"
     clock = "device" if table.on_device else "host"
     timed = f"medians of {table.calls} calls under the profiler, by the {clock}'s clock"
-    if table.call_ns is None:
-        return f"{dispatches} ({timed})"
-    return f"{_ms(table.call_ns)} ms a call, {dispatches} ({timed})"
+    call = "" if table.call_ns is None else f"{_ms(table.call_ns)} ms a call, "
+    return f"{call}{dispatches} ({timed})"
 
 
 def _notes(table: TraceTable) -> tuple[str, ...]:

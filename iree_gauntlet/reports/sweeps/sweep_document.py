@@ -87,15 +87,10 @@ def doubts(rows: Iterable[Row]) -> tuple[str, ...]:
     """What was not measured and why, and the notes, each once."""
     found: dict[str, list[str]] = {}
     for row in rows:
-        for note in row.point_notes:
-            labels = found.setdefault(note, [])
-            if row.label not in labels:
-                labels.append(row.label)
-        if row.status != "measured":
-            reason = f": {row.reason}" if row.reason else ""
-            found.setdefault(f"{row.recipe}: {row.status}{reason}", []).append(row.label)
-        for note in row.notes:
-            found.setdefault(f"{row.recipe}: {note}", []).append(row.label)
+        reason = f": {row.reason}" if row.reason else ""
+        status = [] if row.status == "measured" else [f"{row.status}{reason}"]
+        for text in (*row.point_notes, *(f"{row.recipe}: {said}" for said in (*status, *row.notes))):
+            found.setdefault(text, []).append(row.label)
     return tuple(f"{text} ({_some(labels)})" for text, labels in found.items())
 
 

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 
-_NAMES = {"Darwin": "libIREECompiler.dylib", "Windows": "IREECompiler.dll"}
-_NAME = "libIREECompiler.so"
+_NAME = {"Darwin": "libIREECompiler.dylib", "Windows": "IREECompiler.dll"}.get(platform.system(), "libIREECompiler.so")
 _TOOL = "iree-compile"
 _BANNER = b"IREE compilation driver\n"
 _DISABLE_THREADING = "mlir-disable-threading"
@@ -70,7 +69,7 @@ class CompilerLibrary:
     def __init__(self, package: Path) -> None:
         path = next((found for found in _candidates(package) if found.exists()), None)
         if path is None:
-            raise LibraryMissingError(f"{package} has no {_library_name()}")
+            raise LibraryMissingError(f"{package} has no {_NAME}")
         self.path = path
         neighbour = path.with_name(_TOOL)
         # What the tool would see as its own name; it stands in the compiler's crash reports.
@@ -170,15 +169,11 @@ def find_package() -> Path:
     return Path(folders[0])
 
 
-def _library_name() -> str:
-    return _NAMES.get(platform.system(), _NAME)
-
-
 def _candidates(package: Path) -> Iterator[Path]:
     """Where the library may lie: in the package, or in the build tree around it (as `iree.compiler.api` looks)."""
-    yield package / "_mlir_libs" / _library_name()
+    yield package / "_mlir_libs" / _NAME
     for folder in package.resolve().parents:
         if (folder / "tools" / _TOOL).exists():
             for part in ("lib", "tools", "bin"):
-                yield folder / part / _library_name()
+                yield folder / part / _NAME
             return

@@ -61,12 +61,6 @@ def parse_shape(text: str) -> tuple[str, Shape]:
     return name, tuple(int(part) for part in parts)
 
 
-def _graph_inputs(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
-    """Inputs that a caller passes: files of old IR versions list initializers among them."""
-    constants = {tensor.name for tensor in model.graph.initializer}
-    return {value.name: value for value in model.graph.input if value.name not in constants}
-
-
 def _describe(value: onnx.ValueInfoProto) -> str:
     dimensions = value.type.tensor_type.shape.dim
     sizes = [str(dim.dim_value) if dim.dim_value > 0 else dim.dim_param or "?" for dim in dimensions]
@@ -74,7 +68,9 @@ def _describe(value: onnx.ValueInfoProto) -> str:
 
 
 def _freeze(model: onnx.ModelProto, shapes: dict[str, Shape]) -> None:
-    inputs = _graph_inputs(model)
+    # Those that a caller passes: files of old IR versions list initializers among them.
+    constants = {tensor.name for tensor in model.graph.initializer}
+    inputs = {value.name: value for value in model.graph.input if value.name not in constants}
     for name, shape in shapes.items():
         if name not in inputs:
             known = ", ".join(_describe(value) for value in inputs.values())
@@ -182,11 +178,9 @@ def _first_line(error: Exception) -> str:
 
 
 def _load(path: Path) -> onnx.ModelProto:
-    try:
-        import onnx  # noqa: PLC0415
-        from google.protobuf.message import DecodeError  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise InputError(f"no module {error.name!r} in {sys.executable}; {_INSTALL}") from error
+    import onnx  # noqa: PLC0415
+    from google.protobuf.message import DecodeError  # noqa: PLC0415
+
     try:
         model = onnx.load(path)
     except OSError as error:
@@ -201,13 +195,10 @@ def _load(path: Path) -> onnx.ModelProto:
 def _import_to_mlir(model: onnx.ModelProto, folder: Path) -> Path:
     """Run the toolchain's own importer on a prepared model, with its files in a folder of ours."""
     import onnx  # noqa: PLC0415
+    from iree.compiler.extras import onnx_importer  # noqa: PLC0415
+    from iree.compiler.ir import MLIRError  # noqa: PLC0415
+    from iree.compiler.tools.import_onnx import __main__ as importer  # noqa: PLC0415
 
-    try:
-        from iree.compiler.extras import onnx_importer  # noqa: PLC0415
-        from iree.compiler.ir import MLIRError  # noqa: PLC0415
-        from iree.compiler.tools.import_onnx import __main__ as importer  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise InputError(f"no module {error.name!r} in {sys.executable}; {_INSTALL}") from error
     prepared = folder / "prepared.onnx"
     imported = folder / "imported.mlir"
     onnx.save(model, prepared)
@@ -273,6 +264,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         functions = _run(arguments)
+    except ModuleNotFoundError as error:
+        print(f"import_onnx: no module {error.name!r} in {sys.executable}; {_INSTALL}", file=sys.stderr)
+        return _EXIT_USAGE
     except InputError as error:
         print(f"import_onnx: {error}", file=sys.stderr)
         return _EXIT_USAGE

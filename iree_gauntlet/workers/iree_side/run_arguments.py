@@ -9,6 +9,7 @@ says what it thinks of it.
 from __future__ import annotations
 
 import ast
+import math
 import mmap
 import os
 import re
@@ -137,9 +138,7 @@ def _storage(shape: tuple[int, ...], element_type: str) -> tuple[tuple[int, ...]
     """Shape, bytes and type of the array that holds a tensor."""
     number, code = ELEMENT_TYPES[element_type]
     dtype = np.dtype(code)
-    count = 1
-    for dim in shape:
-        count *= dim
+    count = math.prod(shape)
     bits = number & 0xFF
     if bits < 8:
         size = (count * bits + 7) // 8
