@@ -127,11 +127,7 @@ def _misnamed_tests(config: ModelsConfig, known: Iterable[str]) -> Iterator[Prob
             yield problem_at(config.name, config.text, [OUTCOMES, entry], message, "Correct or remove the entry.")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ModelsSuite(ConfiguredSuite):
-    """Tests of models with one root."""
-
-    configs: tuple[ModelsConfig, ...]
+_Suite = ConfiguredSuite[ModelsConfig]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,7 +141,7 @@ class ModelSpec(ConfiguredSpec):
         submodel: what `--submodel` selects.
     """
 
-    suite: ModelsSuite
+    suite: _Suite
     document: ModelTest | None
     submodel: str
 
@@ -191,7 +187,7 @@ def read_model_specs(
         hint = f"Give one as --config, or write {_CONFIGS}/NAME.json there (docs/reference/onnx-models.md)."
         without = Problem(str(root).removeprefix(prefix), 0, "", "this suite of ONNX models has no config", hint)
         specs += _specs(
-            ModelsSuite(tuple(configs), () if paths else (without,)),
+            ConfiguredSuite(tuple(configs), () if paths else (without,)),
             read,
             partial(_whole_url, base=base, other_base=other_base),
         )
@@ -252,7 +248,7 @@ def _checked(configs: Sequence[ModelsConfig], known: Sequence[str]) -> list[Mode
 
 
 def _specs(
-    suite: ModelsSuite, read: Iterable[tuple[str, list[ModelTest], list[Problem]]], whole: Callable[[str], str]
+    suite: _Suite, read: Iterable[tuple[str, list[ModelTest], list[Problem]]], whole: Callable[[str], str]
 ) -> Iterator[ModelSpec]:
     """The specs of files of tests, each test once."""
     seen: set[str] = set()
@@ -266,7 +262,7 @@ def _specs(
                 yield _spec(suite, name, test, whole)
 
 
-def _spec(suite: ModelsSuite, name: str, test: ModelTest, whole: Callable[[str], str]) -> ModelSpec:
+def _spec(suite: _Suite, name: str, test: ModelTest, whole: Callable[[str], str]) -> ModelSpec:
     """The spec of a test.
 
     `…/classification_models_test.py::test_models[mnist/model/mnist-12.onnx]` is the model `classification/mnist/model`

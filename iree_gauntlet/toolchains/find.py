@@ -221,13 +221,10 @@ def environment_for(choice: Choice, place: Place) -> Environment:
             f"{choice.text} is not installed by this toolkit", "Name a release, a range, a nightly or wheels:DIR."
         )
     version = choice.version or _newest(choice, place, sources)
-    label = str(version)
-    if environments.offline or environments.find(label) is not None:
-        return environments.ready(_recipe(version, sources))
     try:
         return environments.ready(_recipe(version, sources))
     except ToolchainError as error:
-        nearest = _nearest(version, place, sources)
+        nearest = None if environments.offline else _nearest(version, place, sources)
         if nearest is None:
             raise
         raise NoSuchToolchainError(f"there is no IREE {version} for this Python and platform", nearest) from error

@@ -197,26 +197,9 @@ def _content_of(kind: WheelKind, root: Path, record: str | None) -> list[tuple[s
     return content
 
 
-def find_installed(python: str | None = None) -> Toolchain:
-    """The IREE wheels of a Python environment.
-
-    The native programs inside the wheels are taken, not the wrapper scripts next to the interpreter, which
-    cost a Python start each.
-
-    Args:
-        python: interpreter of a virtual environment; None for the running one.
-
-    Raises:
-        ToolchainError: where a wheel is missing or damaged; it names what, in which Python, and the command
-            that installs it.
-    """
-    if python is None:
-        return _find_on(sys.path, sys.executable)
-    # The path as given: resolving the link would lead out of the virtual environment.
-    path = Path(python).absolute()
-    if not path.is_file():
-        raise ToolchainError(f"{python} is not a Python interpreter: there is no such file")
-    return _find_on([str(p) for p in site_packages_of(path)], str(path))
+def find_installed() -> Toolchain:
+    """The IREE wheels of the running Python; see `find_on`."""
+    return find_on(sys.path, sys.executable)
 
 
 def site_packages_of(python: Path) -> list[Path]:
@@ -275,7 +258,16 @@ def runtime_on(search_path: Sequence[str], python: str, source: str) -> Runtime:
     )
 
 
-def _find_on(search_path: Sequence[str], python: str) -> Toolchain:
+def find_on(search_path: Sequence[str], python: str) -> Toolchain:
+    """The IREE wheels on a search path.
+
+    The native programs inside the wheels are taken, not the wrapper scripts next to the interpreter, which
+    cost a Python start each.
+
+    Raises:
+        ToolchainError: where a wheel is missing or damaged; it names what, in which Python, and the command
+            that installs it.
+    """
     try:
         compiler = compiler_on(search_path, python, "installed")
     except ToolchainError as problem:
