@@ -132,9 +132,7 @@ class Wheels:
                 shutil.rmtree(leftover)
             progress.note(source.url, f"downloading the wheel of {requirement} with pip")
             with tempfile.TemporaryDirectory(prefix=".pip-", dir=folder) as temporary:
-                fetched = download_wheel(
-                    source.url, source.distribution, source.version, Path(temporary), timeout=self.timeout
-                )
+                fetched = download_wheel(source, Path(temporary), timeout=self.timeout)
                 wheel = folder / fetched.name
                 publish(fetched, wheel)
             return wheel
@@ -187,20 +185,18 @@ def pip_command() -> tuple[str, ...]:
     return (find_uv_bin(), "tool", "run", "pip", "--python", sys.executable)
 
 
-def download_wheel(url: str, distribution: str, version: str, folder: Path, *, timeout: float) -> Path:
+def download_wheel(source: PypiSource, folder: Path, *, timeout: float) -> Path:
     """Download one wheel, without its dependencies, into a folder that has no wheel yet.
 
     Args:
-        url: the artifact that it is for, for messages.
-        distribution: its name.
-        version: its exact version.
+        source: the artifact that it is for.
         folder: where it goes; exists.
         timeout: seconds for all of pip's work, its own retries included.
 
     Raises:
         ArtifactError: if there is no such wheel, or pip fails or takes too long.
     """
-    requirement = f"{distribution}=={version}"
+    url, requirement = source.url, f"{source.distribution}=={source.version}"
     command = [
         *pip_command(),
         "download",

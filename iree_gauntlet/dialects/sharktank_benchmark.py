@@ -57,8 +57,7 @@ def build_benchmark(spec: Spec, target: Target, find: _FindRegression) -> tuple[
         defines is no such problem: the case is blocked and says so.
     """
     document = spec.document
-    if not isinstance(document, Benchmark):
-        raise TypeError(f"{spec.name} is no benchmark spec")
+    assert isinstance(document, Benchmark), "only these are built"
     problems: list[Problem] = []
     missing: list[str] = []
     modules: list[Module] = []

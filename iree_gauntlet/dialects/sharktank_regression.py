@@ -57,7 +57,7 @@ class _Fields:
     function: str
     device: str
     run_fails: str
-    chips_failing: tuple[str, str]
+    chips_failing: str
     splat: bool
 
 
@@ -68,8 +68,7 @@ def build_regression(spec: Spec, target: Target) -> tuple[Regression | None, lis
         The regression, or None where its problems leave nothing to run; and the problems.
     """
     document = spec.document
-    if not isinstance(document, RegressionV1 | RegressionV2):
-        raise TypeError(f"{spec.name} is no regression spec")
+    assert isinstance(document, RegressionV1 | RegressionV2), "only these are built"
     problems: list[Problem] = []
 
     def url(path: Sequence[str | int], source: str) -> str:
@@ -173,45 +172,43 @@ def _first(document: RegressionV1, target: Target, tuner: tuple[str, ...]) -> _F
             threshold_args=tuple(document.cpu_threshold_args),
             function=document.run_cpu_function or "",
             device="local-task",
-            run_fails="cpu_run_test_expecting_to_fail" if document.cpu_run_test_expecting_to_fail else "",
-            chips_failing=("", ""),
+            run_fails="cpu_run_test_expecting_to_fail",
+            chips_failing="",
             splat=False,
         )
     rocm = ("--iree-hal-target-backends=rocm", f"--iree-hip-target={target.chip}")
-    fails = target.chip in document.rocm_compile_chip_expecting_to_fail
     return _Fields(
         flags=(*document.rocm_compiler_flags, *rocm, *tuner),
         pipeline_flags=(*document.rocm_pipeline_compiler_flags, *rocm),
         threshold_args=tuple(document.rocm_threshold_args),
         function=document.run_rocm_function or "",
         device="hip",
-        run_fails="rocm_run_test_expecting_to_fail" if document.rocm_run_test_expecting_to_fail else "",
-        chips_failing=("rocm_compile_chip_expecting_to_fail", target.chip if fails else ""),
+        run_fails="rocm_run_test_expecting_to_fail",
+        chips_failing="rocm_compile_chip_expecting_to_fail",
         splat=False,
     )
 
 
 def _second(document: RegressionV2, target: Target, tuner: tuple[str, ...]) -> _Fields:
     chip = (f"--iree-rocm-target={target.chip}",) if target.family == "rocm" else ()
-    fails = bool(target.chip) and target.chip in document.compile_chip_expecting_to_fail
     return _Fields(
         flags=(*document.compiler_flags, *tuner, *chip),
         pipeline_flags=(*document.pipeline_compiler_flags, *chip),
         threshold_args=tuple(document.threshold_args),
         function=document.run_function or "",
         device=document.device or "",
-        run_fails="run_test_expecting_to_fail" if document.run_test_expecting_to_fail else "",
-        chips_failing=("compile_chip_expecting_to_fail", target.chip if fails else ""),
+        run_fails="run_test_expecting_to_fail",
+        chips_failing="compile_chip_expecting_to_fail",
         splat=not document.real_weights,
     )
 
 
 def _expectations(spec: Spec, fields: _Fields, target: Target) -> tuple[Expectation, ...]:
     found: list[Expectation] = []
-    field, chip = fields.chips_failing
-    if chip:
+    field = fields.chips_failing
+    if target.chip and target.chip in getattr(spec.document, field, ()):
         found.append(Expectation(Stage.COMPILE, f"{field} lists {target.chip}", Origin(spec.name, field)))
-    if fields.run_fails:
+    if getattr(spec.document, fields.run_fails):
         found.append(Expectation(Stage.THRESHOLD, f"{fields.run_fails} is true", Origin(spec.name, fields.run_fails)))
     return tuple(found)
 

@@ -74,8 +74,7 @@ def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> 
         and the problems.
     """
     document = spec.document
-    if not isinstance(document, QualityTest | BenchmarkTest | CompstatTest):
-        raise TypeError(f"{spec.name} is no test of torch models")
+    assert isinstance(document, QualityTest | BenchmarkTest | CompstatTest), "only these are built"
     builder = _Builder(spec, modules)
     if isinstance(document, CompstatTest):
         loaded = builder.modules(["module"], [document.module])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -65,7 +66,7 @@ class TorchModules:
         # iree-test-suites takes what follows a dot for a suffix: `clip.v2` is its `clip.json`.
         files = (f"{name}.json", PurePosixPath(name).with_suffix(".json"))
         places = (folder / file for file in files for folder in folders)
-        path = next((path for path in places if _is_file(path)), None)
+        path = next((path for path in places if os.path.isfile(path)), None)  # noqa: PTH113 - a name may be too long
         if path is None:
             return (self._missing(spec, field, name, folders),)
         if path in self._unread:
@@ -104,14 +105,6 @@ def _module_folders(spec: Spec) -> tuple[Path, ...]:
     if spec.tree.modules is not None:
         return (spec.tree.modules,)
     return (spec.root, spec.root.parent)
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:
-        # A name longer than a file can have.
-        return False
 
 
 def _defined(spec: Spec, folders: Sequence[Path]) -> DefinedModule | tuple[Problem, ...]:

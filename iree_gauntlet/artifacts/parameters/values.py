@@ -26,7 +26,7 @@ import numpy as np
 from iree_gauntlet.artifacts.parameters.parameter import PARAMETERS_FORMAT, ElementType, Kind, Parameter, ParameterError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -221,20 +221,13 @@ def quantiles() -> NDArray[np.float64]:
     centre = distance <= _CENTRE
     near = distance[centre]
     square = 0.180625 - near * near
-    upper[centre] = near * _polynomial(_NEAR_MEDIAN[0], square) / _polynomial(_NEAR_MEDIAN[1], square)
+    upper[centre] = near * np.polyval(_NEAR_MEDIAN[0], square) / np.polyval(_NEAR_MEDIAN[1], square)
     root = np.sqrt(np.array([_minus_log(0.5 - q) for q in distance[~centre].tolist()]))
     assert root.max() <= _FAR, "the table ends before the far tail, which has coefficients of its own"
-    upper[~centre] = _polynomial(_IN_TAIL[0], root - 1.6) / _polynomial(_IN_TAIL[1], root - 1.6)
+    upper[~centre] = np.polyval(_IN_TAIL[0], root - 1.6) / np.polyval(_IN_TAIL[1], root - 1.6)
     table = np.concatenate([-upper[::-1], upper])
     table.flags.writeable = False
     return table
-
-
-def _polynomial(coefficients: Sequence[float], x: NDArray[Any]) -> NDArray[Any]:
-    result = np.full_like(x, coefficients[0])
-    for coefficient in coefficients[1:]:
-        result = result * x + coefficient
-    return result
 
 
 def _minus_log(p: float) -> float:
