@@ -39,7 +39,6 @@ from iree_gauntlet.settings import Configuration, is_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from io import FileIO
 
     from obstore import GetResult
     from obstore.store import ObjectStore
@@ -241,12 +240,8 @@ class _FileRemote:
             if version and present != version:
                 raise ChangedError(f"{self.path} was written to")
             file.seek(start)
-            yield Body(RemoteFile(status.st_size, present, ranged=True), start, _blocks(file))
-
-
-def _blocks(file: FileIO) -> Iterator[bytes]:
-    while block := file.read(BLOCK_BYTES):
-        yield block
+            blocks = iter(lambda: file.read(BLOCK_BYTES), b"")
+            yield Body(RemoteFile(status.st_size, present, ranged=True), start, blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,13 +325,9 @@ class ObjectRemote:
         if not status and not isinstance(error, OSError) and "HTTP error" not in reason:
             # An identity that is not available, for one: it will not be there in a moment, either.
             return ArtifactError(self.url, f"{reason}: {self.url}", self.access_hint)
-        return TransientError(f"HTTP {status}" if status else f"connection lost: {_cause(error, reason)}")
-
-
-def _cause(error: Exception, reason: str) -> str:
-    """What the system said, which obstore has only inside of its text."""
-    match = _SYSTEM.search(str(error))
-    return match[1] if match else reason
+        # What the system said, which obstore has only inside of its text.
+        system = _SYSTEM.search(str(error))
+        return TransientError(f"HTTP {status}" if status else f"connection lost: {system[1] if system else reason}")
 
 
 def _status(error: Exception) -> int:

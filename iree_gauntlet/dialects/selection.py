@@ -54,6 +54,9 @@ class Include:
 class MarkerExpression:
     """A boolean expression over words: `and`, `or`, `not`, parentheses; as pytest's `-m`.
 
+    Attributes:
+        words: the markers that it names.
+
     Raises:
         UsageError: the expression cannot be read.
     """
@@ -62,18 +65,13 @@ class MarkerExpression:
         self.text = text
         self._tokens = self._split(text)
         self._position = 0
-        self._words: set[str] = set()
+        self.words: set[str] = set()
         if sum(token in ("(", "not") for token in self._tokens) > _MOST_DEPTH:
             self._fail(f"more than {_MOST_DEPTH} times 'not' or '('")
         if self._tokens:
             self._evaluate_or(frozenset())
             if self._position != len(self._tokens):
                 self._fail(f"unexpected {self._tokens[self._position]!r}")
-
-    @property
-    def words(self) -> frozenset[str]:
-        """The markers that it names."""
-        return frozenset(self._words)
 
     def matches(self, markers: Collection[str]) -> bool:
         """Whether a set of markers satisfies it; an empty expression matches everything."""
@@ -123,7 +121,7 @@ class MarkerExpression:
             return result
         if word in ("", ")", "and", "or"):
             self._fail(f"expected a marker, found {word or 'the end'!r}")
-        self._words.add(word)
+        self.words.add(word)
         return word in markers
 
     def _fail(self, message: str) -> NoReturn:

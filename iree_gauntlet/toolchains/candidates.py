@@ -110,12 +110,11 @@ def candidates_among(good: str, bad: str, among: Sequence[str]) -> tuple[Candida
     whole = [*([] if keys and keys[0] == _key(first) else [first]), *row]
     whole += [] if keys and keys[-1] == _key(last) else [last]
     seen: set[str] = set()
+    labels: list[str] = []
     for choice in whole:
         if _key(choice) in seen:
             raise UsageError(f"--among: {choice.text} is there twice", "Name each IREE once.")
         seen.add(_key(choice))
-    labels: list[str] = []
-    for choice in whole:
         labels.append(_free(_label_of(choice), labels))
     return tuple(Candidate(label, choice.text) for label, choice in zip(labels, whole, strict=True))
 

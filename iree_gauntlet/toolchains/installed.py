@@ -129,12 +129,6 @@ def find_wheel(kind: WheelKind, search_path: Sequence[str], python: str) -> Whee
     return Wheel(kind, root, distribution.version, version, commit, identity_of(ingredients))
 
 
-def _optional_executable_of(wheel: Wheel, name: str) -> str:
-    """Path of a native program that a wheel may lack; empty where it does."""
-    path = wheel.root / wheel.kind.tools / name
-    return str(path) if path.is_file() and os.access(path, os.X_OK) else ""
-
-
 def _executable_of(wheel: Wheel, name: str, python: str) -> str:
     """Path of a native program of a wheel.
 
@@ -230,6 +224,7 @@ def compiler_on(search_path: Sequence[str], python: str, source: str) -> Compile
     """
     wheel = find_wheel(COMPILER_WHEEL, search_path, python)
     onnx = next(iter(Distribution.discover(name="onnx", path=list(search_path))), None)
+    opt = wheel.root / wheel.kind.tools / "iree-opt"
     return Compiler(
         source=f"{source}: {wheel.root}",
         python=python,
@@ -240,7 +235,7 @@ def compiler_on(search_path: Sequence[str], python: str, source: str) -> Compile
         release=wheel.release,
         commit=wheel.commit,
         identity=wheel.identity,
-        ir_tool=_optional_executable_of(wheel, "iree-opt"),
+        ir_tool=str(opt) if opt.is_file() and os.access(opt, os.X_OK) else "",
     )
 
 
