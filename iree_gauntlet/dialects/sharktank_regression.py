@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.cases import MAIN, Argument, Case, Expectation, Kind, Module, Origin, Parameters, Program, Stage
 from iree_gauntlet.dialects.locations import EXTERNAL_HINT, external_file, is_url, resolve_url
 from iree_gauntlet.dialects.sharktank_schema import Blob, RegressionV1, RegressionV2
-from iree_gauntlet.dialects.spec import SourceFields
+from iree_gauntlet.dialects.spec import SourceFields, base_case
 from iree_gauntlet.errors import Problem
 
 if TYPE_CHECKING:
@@ -106,14 +106,8 @@ def build_regression(spec: Spec, target: Target) -> tuple[Regression | None, lis
         parameters = (Parameters("model", splat_of=main.id),)
     inputs = _arguments(document.inputs, "inputs", url)
     outputs = _arguments(document.outputs, "outputs", url)
-    case = Case(
-        dialect=DIALECT,
-        model=spec.model,
-        submodel=spec.submodel,
-        stem=spec.stem,
-        kind=Kind.COMPILE if document.compile_only else Kind.QUALITY,
-        target=target,
-        modules=(main,),
+    case = replace(
+        base_case(spec, DIALECT, Kind.COMPILE if document.compile_only else Kind.QUALITY, target, (main,)),
         extra_modules=pipeline if document.add_pipeline_module or document.compile_only else (),
         parameters=parameters,
         inputs=inputs,
@@ -123,10 +117,7 @@ def build_regression(spec: Spec, target: Target) -> tuple[Regression | None, lis
         run_flags=fields.threshold_args,
         expectations=_expectations(spec, fields, target),
         markers=frozenset({*document.markers, target.family, target.chip or target.family, "quality"}),
-        timeouts=tuple((Stage(stage), seconds) for stage, seconds in document.timeouts.items()),
         blocked_reason=tuner.blocked,
-        working_directory=str(spec.tree.external) if spec.tree.external.is_dir() else "",
-        origin=Origin(spec.name),
     )
     if problems:
         return None, problems

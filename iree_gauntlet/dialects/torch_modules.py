@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from iree_gauntlet.cases import MAIN, Case, Kind, Module, Origin, Program, Stage
+from iree_gauntlet.cases import MAIN, Case, Kind, Module, Origin, Program
 from iree_gauntlet.dialects.locations import problem, torch_url
+from iree_gauntlet.dialects.spec import base_case
 from iree_gauntlet.dialects.spec_file import nearest
 from iree_gauntlet.dialects.spec_flags import resolved_flags, target_of_flags
 from iree_gauntlet.dialects.torch_schema import ModuleDefinition
@@ -120,7 +121,6 @@ def _defined(spec: Spec, folders: Sequence[Path]) -> DefinedModule | tuple[Probl
         return tuple(problems)
     target = target_of_flags(flags)
     model, _, submodel = name.rpartition("/")
-    model = model or folder.name
     module = Module(
         name=name,
         role=MAIN,
@@ -129,18 +129,12 @@ def _defined(spec: Spec, folders: Sequence[Path]) -> DefinedModule | tuple[Probl
         flags=flags,
         origin=Origin(spec.name, "mlir"),
     )
-    case = Case(
-        dialect=DIALECT,
-        model=model,
+    case = replace(
+        base_case(spec, DIALECT, Kind.COMPILE, target, (module,)),
+        model=model or folder.name,
         submodel=submodel,
         stem=submodel,
-        kind=Kind.COMPILE,
-        target=target,
-        modules=(module,),
-        timeouts=tuple((Stage(stage), seconds) for stage, seconds in document.timeouts.items()),
         blocked_reason=_lfs_pointer(document, url),
-        working_directory=str(spec.tree.external) if spec.tree.external.is_dir() else "",
-        origin=Origin(spec.name),
     )
     return DefinedModule(module, case)
 
