@@ -15,7 +15,6 @@ from iree_gauntlet.cases import (
     Argument,
     ArgumentOrder,
     Case,
-    Expectation,
     Golden,
     Kind,
     Metric,
@@ -125,6 +124,9 @@ def _cases(
     module = Module(f"{spec.model}/{spec.stem}", MAIN, target, program, flags, origin, flags_origin=flags_origin)
     # In each table under whichever of its names.
     expected = next((config.expected[key] for key in spec.keys if key in config.expected), ())
+    if not read.benchmark:
+        # One that is compared too, and gives wrong numbers, can still be measured.
+        expected = tuple(item for item in expected if item.stage is not Stage.BENCHMARK or item.crash)
     written = [flag for flag in document.iree_run_module_flags if flag.startswith(_OUTPUT)]
     run_flags = tuple(flag for flag in document.iree_run_module_flags if flag not in written)
     called = (f"--function={read.function}",) if read.function else ()
@@ -144,7 +146,7 @@ def _cases(
         run_flags=(*called, *run_flags),
         own_flags=read.flags,
         order=ArgumentOrder.MODULES_FIRST,
-        expectations=_expectations(expected, compared=not read.benchmark),
+        expectations=expected,
         markers=markers_of(target, Kind.QUALITY),
         timeouts=_TIMEOUTS,
         blocked_reason="; ".join(problem.in_one_line for problem in read.problems),
@@ -159,13 +161,6 @@ def _cases(
         yield case
     if read.benchmark or golden:
         yield _benchmark(case, spec, read, config, golden)
-
-
-def _expectations(found: tuple[Expectation, ...], *, compared: bool) -> tuple[Expectation, ...]:
-    """What is expected of a case; one that is compared too, and gives wrong numbers, can still be measured."""
-    if not compared:
-        return found
-    return tuple(item for item in found if item.stage is not Stage.BENCHMARK or item.crash)
 
 
 def _benchmark(case: Case, spec: OpSpec, read: OpInputs, config: SuiteConfig, key: str) -> Case:

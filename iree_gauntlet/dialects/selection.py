@@ -150,7 +150,8 @@ def no_match(
         unread: files that cannot be used, and may hold what is meant.
     """
     everywhere = [spec for spec in specs if not spec.defines_module]
-    inside = [spec for spec in everywhere if any(_is_within(include, spec) for include in includes)]
+    within = [include.within or Include() for include in includes]
+    inside = [spec for spec in everywhere if any(include.matches_spec(spec) for include in within)]
     # Tests of torch models may be for any target until their modules are read; then `elsewhere` says for which.
     here = [
         spec
@@ -177,10 +178,6 @@ def no_match(
     target = "" if set(families) >= set(FAMILIES) else f" for target {' or '.join(sorted(families))}"
     what = f"no case matches {wanted}" if wanted else f"no case{target}" if target else "there is no case"
     return NothingSelectedError(f"nothing selected: {what}", "\n  ".join(dict.fromkeys(lines)))
-
-
-def _is_within(include: Include, spec: AnySpec) -> bool:
-    return include.within is None or include.within.matches_spec(spec)
 
 
 def unmatched(include: Include, specs: Sequence[AnySpec]) -> str:

@@ -232,10 +232,7 @@ def _files_below(root: Path, without: Path | None = None) -> Iterator[Path]:
 
 
 def _torch_specs(tree: SpecTree, root: Path, without: Path | None = None) -> Iterator[Spec]:
-    for path in _files_below(root, without):
-        spec = _read_torch(tree, root, path)
-        if spec is not None:
-            yield spec
+    return (spec for path in _files_below(root, without) if (spec := _read_torch(tree, root, path)))
 
 
 def _read_torch(tree: SpecTree, root: Path, path: Path) -> Spec | None:
