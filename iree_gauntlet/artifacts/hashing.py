@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -164,8 +165,9 @@ class VerifiedHashes:
         """Stamps of files that are no longer there, and what killed writers have left."""
         for file in sorted(self._folder.glob("*/*")):
             if file.name.startswith("."):
-                if _age(file) > _USE_SECONDS:
-                    yield file
+                with suppress(OSError):  # it is gone meanwhile
+                    if time.time() - file.stat().st_mtime > _USE_SECONDS:
+                        yield file
                 continue
             stamp = _Stamp.read(file)
             if stamp is None or not os.path.lexists(stamp.path):
@@ -190,11 +192,3 @@ class VerifiedHashes:
             temporary.unlink(missing_ok=True)
             if error.errno not in _UNWRITABLE:
                 raise
-
-
-def _age(file: Path) -> float:
-    """Seconds since a file was written; 0 where it is gone."""
-    try:
-        return time.time() - file.stat().st_mtime
-    except OSError:
-        return 0.0

@@ -127,7 +127,8 @@ class Parameter:
     @property
     def label(self) -> str:
         """Scope and name for people, such as `"model"::"w"`; what cannot be printed is escaped."""
-        texts = [text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for text in self._path]
+        path = (self.scope, self.name) if self.scope else (self.name,)
+        texts = [text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for text in path]
         quoted = ["".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in t) for t in texts]
         return "::".join(f'"{text}"' for text in quoted)
 
@@ -140,10 +141,6 @@ class Parameter:
     def byte_size(self) -> int:
         """Bytes of all values, dense, sub-byte values packed."""
         return (self.count * self.element.bits + 7) // 8
-
-    @property
-    def _path(self) -> tuple[str, ...]:
-        return (self.scope, self.name) if self.scope else (self.name,)
 
     def check(self) -> None:
         """See that values can be made for it.

@@ -98,7 +98,8 @@ def random_bytes(parameter: Parameter, seed: int, *, piece: int = _PIECE) -> Ite
         piece: words of the stream that are handled at once; the bytes do not depend on it.
     """
     element = parameter.element
-    words_left, values_left = _words_of(parameter), parameter.count
+    words_left = -(-parameter.count * _stream_bits(element) // (_WORD_BYTES * 8))
+    values_left = parameter.count
     generator = np.random.PCG64(_stream_seed(parameter, seed))
     while words_left:
         words = min(piece, words_left)
@@ -136,10 +137,6 @@ def _stream_bits(element: ElementType) -> int:
     if element.kind is Kind.BOOL:
         return 1
     return max(16, element.bits) if element.kind is Kind.FLOAT else element.bits
-
-
-def _words_of(parameter: Parameter) -> int:
-    return -(-parameter.count * _stream_bits(parameter.element) // (_WORD_BYTES * 8))
 
 
 def _made(stream: NDArray[Any], element: ElementType, count: int) -> bytes:
