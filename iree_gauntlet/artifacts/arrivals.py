@@ -17,6 +17,7 @@ import shutil
 import threading
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -60,13 +61,11 @@ class _WrongContentError(Exception):
 
     Attributes:
         size: its bytes.
-        resumed: whether some of them came from an earlier attempt.
     """
 
-    def __init__(self, reason: str, size: int, *, resumed: bool) -> None:
+    def __init__(self, reason: str, size: int) -> None:
         super().__init__(reason)
         self.size = size
-        self.resumed = resumed
 
 
 class Arrivals:
@@ -191,15 +190,14 @@ class Arrivals:
             arrived = transfer.run(fresh=fresh)
             try:
                 size = _whole_size(arrived)
-                write = _linking(arrived.path)
-                checksums, resumed = arrived.file.checksums, arrived.resumed
-                checked = _checked(source, folder, expected, checksums, write, progress, resumed > 0)
-                there = f"resuming at {byte_size(resumed)} of {byte_size(size)}"
-                return replace(checked, notes=(there,)) if resumed else checked
+                write = partial(_link, arrived.path)
+                checked = _checked(source, folder, expected, arrived.file.checksums, write, progress)
+                there = f"resuming at {byte_size(arrived.resumed)} of {byte_size(size)}"
+                return replace(checked, notes=(there,)) if arrived.resumed else checked
             except _WrongContentError as error:
                 for name in ("data", "state.jsonl"):
                     (folder / name).unlink(missing_ok=True)
-                if error.resumed and not fresh:
+                if arrived.resumed and not fresh:
                     progress.note(source.url, f"what an earlier attempt had left is damaged ({error}): beginning again")
                     continue
                 raise _wrong_content(source, remote.url, error, expected) from error
@@ -210,7 +208,7 @@ def _whole_size(arrived: Arrived) -> int:
     """Bytes of a file that has as many as the server says."""
     size = arrived.path.stat().st_size
     if arrived.file.size not in (None, size):
-        raise _WrongContentError(f"{size} bytes instead of {arrived.file.size}", size, resumed=arrived.resumed > 0)
+        raise _WrongContentError(f"{size} bytes instead of {arrived.file.size}", size)
     return size
 
 
@@ -221,7 +219,6 @@ def _checked(
     checksums: Mapping[str, str],
     write: Callable[[Path], None],
     progress: Progress,
-    resumed: bool = False,
 ) -> Checked:
     """Has a file written into Pooch's folder and checked there.
 
@@ -255,7 +252,7 @@ def _checked(
         if not sizes or expected is None:
             raise  # not Pooch's verdict
         got = _POOCH_FOUND.search(str(error))
-        raise _WrongContentError(f"sha256 {got[1] if got else '?'}", sizes[0], resumed=resumed) from error
+        raise _WrongContentError(f"sha256 {got[1] if got else '?'}", sizes[0]) from error
     if expected is not None:
         return Checked(path, expected.sha256)
     done = 0
@@ -269,21 +266,17 @@ def _checked(
     for algorithm, value in checksums.items():
         if found[algorithm] != value:
             reason = f"{algorithm} {found[algorithm]}, where the server says {value}"
-            raise _WrongContentError(reason, sizes[0], resumed=resumed)
+            raise _WrongContentError(reason, sizes[0])
     return Checked(path, found["sha256"])
 
 
-def _linking(data: Path) -> Callable[[Path], None]:
+def _link(data: Path, path: Path) -> None:
     """Gives Pooch a file that stays where it is, so that a kill while it is checked loses none of it."""
-
-    def write(path: Path) -> None:
-        path.unlink(missing_ok=True)
-        try:
-            os.link(data, path)
-        except OSError:
-            data.replace(path)  # a file system without hard links
-
-    return write
+    path.unlink(missing_ok=True)
+    try:
+        os.link(data, path)
+    except OSError:
+        data.replace(path)  # a file system without hard links
 
 
 def _wrong_content(source: MadeSource, place: str, error: _WrongContentError, expected: Pin | None) -> ArtifactError:

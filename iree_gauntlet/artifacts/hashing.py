@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
-
-_BLOCK_BYTES = 1 << 20
 
 # A file that was changed this shortly before it was hashed may be changed again within the same tick of
 # the file system's clock, with no trace in its modification time: such a hash is not remembered.
@@ -48,7 +47,7 @@ def hash_watched(path: Path, read: Callable[[int], None], algorithms: Collection
         OSError: it cannot be read.
     """
     digests = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms}
-    block = bytearray(_BLOCK_BYTES)
+    block = bytearray(1 << 20)
     view = memoryview(block)
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(block):
@@ -166,8 +165,9 @@ class VerifiedHashes:
         """Stamps of files that are no longer there, and what killed writers have left."""
         for file in sorted(self._folder.glob("*/*")):
             if file.name.startswith("."):
-                if _age(file) > _USE_SECONDS:
-                    yield file
+                with suppress(OSError):  # it is gone meanwhile
+                    if time.time() - file.stat().st_mtime > _USE_SECONDS:
+                        yield file
                 continue
             stamp = _Stamp.read(file)
             if stamp is None or not os.path.lexists(stamp.path):
@@ -192,11 +192,3 @@ class VerifiedHashes:
             temporary.unlink(missing_ok=True)
             if error.errno not in _UNWRITABLE:
                 raise
-
-
-def _age(file: Path) -> float:
-    """Seconds since a file was written; 0 where it is gone."""
-    try:
-        return time.time() - file.stat().st_mtime
-    except OSError:
-        return 0.0

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 
 _KEY = re.compile(r"[0-9a-f]{64}")
-_ENTRY_FILE = "entry.json"
 # `registry.txt` and what is next to it belong to the project whose cache this is, not to the cache.
 _NOT_OURS = frozenset({"registry.txt", "README.md", ".gitignore"})
 _BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's own is
@@ -165,7 +164,7 @@ def _modules(root: Path) -> Iterator[Item]:
             item = _whole(root, Path(entry.path), ItemKind.MODULE)
             name, used = entry.name, item.last_use
             try:
-                file = Path(entry.path) / _ENTRY_FILE
+                file = Path(entry.path) / "entry.json"
                 used = file.stat().st_mtime
                 name = str(json.loads(file.read_bytes())["entry"]["name"])
             except (OSError, ValueError, TypeError, KeyError):

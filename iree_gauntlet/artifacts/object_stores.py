@@ -33,9 +33,7 @@ AZURE_HINT = (
 
 _BLOB_URL = re.compile(r"https://([a-z0-9]{3,24})\.blob\.core\.windows\.net/([^/?#]+)/([^?#]+)\Z")
 _VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)\Z")
-_DEVELOPMENT = "UseDevelopmentStorage"
 # Public, the same in every emulator: learn.microsoft.com/azure/storage/common/storage-connect-azurite
-_DEVELOPMENT_ACCOUNT = "devstoreaccount1"
 _DEVELOPMENT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 _DEVELOPMENT_ENDPOINT = "http://127.0.0.1:10000/devstoreaccount1"
 
@@ -88,7 +86,6 @@ _GCS = {
     "GOOGLE_SERVICE_ACCOUNT_KEY": "service_account_key",
 }
 _GCS_CREDENTIALS = ("application_credentials", "service_account", "service_account_key", "bearer_token")
-_TRUE = ("true", "1", "yes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +238,8 @@ def _connection(text: str) -> AzureAccess | None:
     if not text:
         return None
     words = dict(part.partition("=")[::2] for part in text.strip().strip(";").split(";"))
-    if words.get(_DEVELOPMENT, "").lower() == "true":
-        return AzureAccess(_DEVELOPMENT_ACCOUNT, _DEVELOPMENT_ENDPOINT, options={"account_key": _DEVELOPMENT_KEY})
+    if words.get("UseDevelopmentStorage", "").lower() == "true":
+        return AzureAccess("devstoreaccount1", _DEVELOPMENT_ENDPOINT, options={"account_key": _DEVELOPMENT_KEY})
     account, endpoint = words.get("AccountName", ""), words.get("BlobEndpoint", "").rstrip("/")
     if not account and endpoint:
         # With a shared access signature alone: the account is the first part of the host.
@@ -373,7 +370,7 @@ def _options(
 
 
 def _is_anonymous(options: Mapping[str, str]) -> bool:
-    return options.get("skip_signature", "").lower() in _TRUE
+    return options.get("skip_signature", "").lower() in ("true", "1", "yes")
 
 
 def _client(stall_timeout: float, retries: int) -> dict[str, Any]:

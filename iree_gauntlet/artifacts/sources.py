@@ -231,10 +231,8 @@ def _pypi(url: str) -> PypiSource:
     distribution, version = re.sub(r"[-_.]+", "-", name).lower(), version.lower()
     # The version is a level of its own, which holds folders only: dots and letters are safe in it.
     folder = version if _PLAIN.match(version) and len(version) <= _LONGEST_COMPONENT else ""
-    base = f"{distribution}/{folder or _cleaned(version)}"
     too_long = len(distribution) > _LONGEST_COMPONENT
-    if too_long:
-        base = f"{_cleaned(distribution)}/{folder or _cleaned(version)}"
+    base = f"{_cleaned(distribution) if too_long else distribution}/{folder or _cleaned(version)}"
     identity = f"pypi://{distribution}=={version}/{member}"
     name_in_store = _name("pypi", base, components, identity, digested=not folder or too_long)
     return PypiSource(url, name_in_store, distribution, version, member)

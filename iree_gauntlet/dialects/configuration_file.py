@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-_PROJECT_FILE = "gauntlet.toml"
 _VARIABLE = "IREE_GAUNTLET_CONFIG"
 _WRITE_VARIABLE = "IREE_GAUNTLET_SHARED_MODULES_WRITE"
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s]+\Z")
@@ -130,7 +129,7 @@ def _places(project: Path, environ: Mapping[str, str]) -> list[Path]:
             raise UsageError(f"${_VARIABLE} names {named}, which is not a file", "Fix the path, or unset the variable.")
         return [Path(named)] if named else []
     home = environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    return [Path(home) / "iree-gauntlet" / "config.toml", project / _PROJECT_FILE]
+    return [Path(home) / "iree-gauntlet" / "config.toml", project / "gauntlet.toml"]
 
 
 def _read(path: Path) -> _File:

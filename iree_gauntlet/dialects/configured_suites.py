@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 from iree_gauntlet.dialects.fields import Document, Flag, expecting, tolerant
 from iree_gauntlet.dialects.json_text import comments_of, plain_json
@@ -64,7 +64,7 @@ _Config = TypeVar("_Config", bound=Config)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ConfiguredSuite:
+class ConfiguredSuite(Generic[_Config]):
     """Cases with one root.
 
     Attributes:
@@ -72,7 +72,7 @@ class ConfiguredSuite:
         problems: what is wrong with it as a whole.
     """
 
-    configs: tuple[Config, ...]
+    configs: tuple[_Config, ...]
     problems: tuple[Problem, ...] = ()
 
 
@@ -88,7 +88,7 @@ class ConfiguredSpec:
         problems: what is wrong with it.
     """
 
-    suite: ConfiguredSuite
+    suite: ConfiguredSuite[Any]
     name: str
     model: str
     stem: str

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import ArgumentOrder, Case, Expectation, Kind, Module, Origin, Stage
+from iree_gauntlet.cases import ArgumentOrder, Case, Expectation, Kind, Origin, Stage
 from iree_gauntlet.dialects import onnx_models, op_tests, sharktank_benchmark, sharktank_regression, torch_models
 from iree_gauntlet.dialects.onnx_models import ModelSpec, build_model_cases
 from iree_gauntlet.dialects.op_tests import build_op_cases
@@ -24,10 +24,10 @@ from iree_gauntlet.errors import Problem
 from iree_gauntlet.targets import FAMILIES, Target, target_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from iree_gauntlet.cases import Argument, Parameters
-    from iree_gauntlet.dialects.configured_suites import ConfiguredCases, ConfiguredSuite
+    from iree_gauntlet.dialects.configured_suites import ConfiguredSuite
     from iree_gauntlet.dialects.trees import AnySpec
 
 
@@ -143,7 +143,10 @@ def load_cases(
         expected_failures: a suite's list, added to what the specs say.
         device: replaces the specs' devices where given.
     """
-    loader = _Loader(specs, includes, targets, expected_failures, device)
+    files = [spec for spec in specs if isinstance(spec, Spec)]
+    expressions = {include: MarkerExpression(include.markers) for include in includes}
+    library, modules = _Library(files), TorchModules(files)
+    loader = _Loader(specs, targets, expected_failures, device, expressions, library, modules)
     for spec in specs:
         chosen = [include for include in includes if include.matches_spec(spec)]
         if not isinstance(spec, Spec):
@@ -155,136 +158,131 @@ def load_cases(
     return loader.result()
 
 
+@dataclass(frozen=True, slots=True)
 class _Loader:
     """Collects the cases of one selection."""
 
-    def __init__(
-        self,
-        specs: Sequence[AnySpec],
-        includes: Sequence[Include],
-        targets: Sequence[Target],
-        expected_failures: Sequence[ExpectedFailure],
-        device: str,
-    ) -> None:
-        self._specs = specs
-        self._expressions = {include: MarkerExpression(include.markers) for include in includes}
-        self._targets = targets
-        self._expected = expected_failures
-        self._device = device
-        files = [spec for spec in specs if isinstance(spec, Spec)]
-        self._library = _Library(files)
-        self._modules = TorchModules(files)
-        self._suites: set[tuple[ConfiguredSuite, bool]] = set()
-        self._cases: list[Case] = []
-        self._required: dict[str, Case] = {}
-        self._problems: set[Problem] = set()
-        self._known: set[str] = set()
-        self._elsewhere: set[str] = set()
-        self._warnings: set[Problem] = set()
-        self._left_out: set[Problem] = set()
-        self._unmatched: set[Problem] = set()
-        self._broken: set[Problem] = set()
+    specs: Sequence[AnySpec]
+    targets: Sequence[Target]
+    expected: Sequence[ExpectedFailure]
+    device: str
+    expressions: Mapping[Include, MarkerExpression]
+    library: _Library
+    modules: TorchModules
+    suites: set[tuple[ConfiguredSuite[Any], bool]] = field(default_factory=set)
+    cases: list[Case] = field(default_factory=list)
+    required: dict[str, Case] = field(default_factory=dict)
+    problems: set[Problem] = field(default_factory=set)
+    known: set[str] = field(default_factory=set)
+    elsewhere: set[str] = field(default_factory=set)
+    warnings: set[Problem] = field(default_factory=set)
+    left_out: set[Problem] = field(default_factory=set)
+    unmatched: set[Problem] = field(default_factory=set)
+    broken: set[Problem] = field(default_factory=set)
 
     def add_sharktank(self, spec: Spec, chosen: Sequence[Include]) -> None:
         """Adds what a spec for the CPU or ROCm means on the targets that it is for."""
-        families = {*spec.families, *self._library.further(spec)}
-        fitting = [_with_chip(target) for target in self._targets if chosen and target.family in families]
-        self._known.update(*(_words(spec, target) for target in fitting))
+        families = {*spec.families, *self.library.further(spec)}
+        fitting = [_with_chip(target) for target in self.targets if chosen and target.family in families]
+        self.known.update(*(_words(spec, target) for target in fitting))
         wanted = [target for target in fitting if spec.words is None or self._matches(_words(spec, target), chosen)]
-        (self._problems if wanted else self._left_out).update(spec.problems)
+        (self.problems if wanted else self.left_out).update(spec.problems)
         if spec.document is None:
             return
         for target in wanted:
-            for case in _build(spec, target, self._library, self._problems):
+            for case in _build(spec, target, self.library, self.problems):
                 self._add(case, chosen)
 
     def add_torch(self, spec: Spec, chosen: Sequence[Include]) -> None:
         """Adds what a test of torch models means; of a module definition, only what is wrong with it."""
         if spec.defines_module:
             # It is the business of the tests that load it.
-            self._left_out.update(spec.problems or self._modules.define(spec))
-            self._warnings.update(spec.warnings)
+            self.left_out.update(spec.problems or self.modules.define(spec))
+            self.warnings.update(spec.warnings)
             return
         wanted = chosen and (spec.words is None or self._matches(spec.words, chosen)) and self._asks_for(spec)
-        problems = self._problems if wanted else self._left_out
+        problems = self.problems if wanted else self.left_out
         problems.update(spec.problems)
-        self._warnings.update(spec.warnings if wanted else ())
+        self.warnings.update(spec.warnings if wanted else ())
         if spec.document is None:
             return
-        test, found = build_test(spec, self._modules, self._targets)
+        test, found = build_test(spec, self.modules, self.targets)
         problems.update(found)
         if test is None or not chosen:
             return
-        here = [test] if any(target.covers(test.case.target) for target in self._targets) else []
-        here += test.further(self._targets)
+        here = [test] if any(target.covers(test.case.target) for target in self.targets) else []
+        here += test.further(self.targets)
         if not here:
-            self._elsewhere.add(test.case.target.name)
+            self.elsewhere.add(test.case.target.name)
         for each in here:
             if self._add(each.case, chosen):
                 self._require(each.required)
 
     def add_built(self, spec: OpSpec | ModelSpec, chosen: Sequence[Include]) -> None:
         """Adds the cases of a spec that stands for itself, such as an operator's folder: one for each config."""
-        suite, problems = spec.suite, self._problems if chosen else self._left_out
-        if (suite, bool(chosen)) not in self._suites:
-            self._suites.add((suite, bool(chosen)))
+        suite, problems = spec.suite, self.problems if chosen else self.left_out
+        if (suite, bool(chosen)) not in self.suites:
+            self.suites.add((suite, bool(chosen)))
             problems.update(suite.problems, *(config.problems for config in suite.configs))
-            self._warnings.update(*(config.warnings for config in suite.configs if chosen))
-            self._unmatched.update(*(config.unmatched for config in suite.configs if chosen))
+            self.warnings.update(*(config.warnings for config in suite.configs if chosen))
+            self.unmatched.update(*(config.unmatched for config in suite.configs if chosen))
         problems.update(spec.problems)
         if not chosen:
             return
-        found = _built(spec, self._targets)
-        self._broken.update(found.problems)
-        self._warnings.update(found.warnings)
-        self._elsewhere.update(found.elsewhere)
+        if isinstance(spec, OpSpec):
+            found = build_op_cases(spec, self.targets)
+        else:
+            found = build_model_cases(spec, self.targets)
+        self.broken.update(found.problems)
+        self.warnings.update(found.warnings)
+        self.elsewhere.update(found.elsewhere)
         for case in found.cases:
             self._add(case, chosen)
 
     def _require(self, cases: Sequence[Case]) -> None:
         """Adds what modules come from: a name means one definition, also over several trees."""
         for case in cases:
-            first = self._required.setdefault(case.id, case)
+            first = self.required.setdefault(case.id, case)
             if first.origin.file != case.origin.file:
                 name = f"module {case.modules[0].name}"
-                self._problems.add(_defined_twice(name, case.target, case.origin.file, first.origin.file))
+                self.problems.add(_defined_twice(name, case.target, case.origin.file, first.origin.file))
 
     def _asks_for(self, spec: Spec) -> bool:
         """Whether the targets are those that a test's markers name, such as `hip`; where they name none, it may be."""
         named = [target for word in spec.words or () if (target := target_of(word))]
-        return not named or any(target.covers(other) for target in self._targets for other in named)
+        return not named or any(target.covers(other) for target in self.targets for other in named)
 
     def _matches(self, markers: Collection[str], chosen: Sequence[Include]) -> bool:
-        return any(self._expressions[include].matches(markers) for include in chosen)
+        return any(self.expressions[include].matches(markers) for include in chosen)
 
     def _add(self, case: Case, chosen: Sequence[Include]) -> bool:
-        self._known |= case.markers
+        self.known.update(case.markers)
         matches = self._matches(case.markers, chosen)
         if matches:
-            self._cases.append(_adjust(case, self._expected, self._device))
+            self.cases.append(adjusted(case, self.expected, self.device))
         return matches
 
     def result(self) -> CaseSet:
         """Everything that was added, in its order."""
-        cases = self._cases
-        required = _required(cases, self._library)
-        required.update(self._required)
-        names = {f"{spec.model}/{spec.submodel}" for spec in self._specs}
+        cases = self.cases
+        required = _required(cases, self.library)
+        required.update(self.required)
+        names = {f"{spec.model}/{spec.submodel}" for spec in self.specs}
         names |= {f"{case.model}/{case.submodel}" for case in required.values()}
-        problems = self._problems | self._library.problems | _duplicates(cases) | _unmatched(self._expected, names)
+        problems = self.problems | self.library.problems | _duplicates(cases) | _unmatched(self.expected, names)
         cases.sort(key=lambda case: (case.model, case.submodel, case.target, case.kind != "quality", case.id))
-        words = frozenset().union(*(expression.words for expression in self._expressions.values()))
+        words = frozenset().union(*(expression.words for expression in self.expressions.values()))
         return CaseSet(
             tuple(cases),
-            tuple(_adjust(required[key], self._expected, self._device) for key in sorted(required)),
+            tuple(adjusted(required[key], self.expected, self.device) for key in sorted(required)),
             tuple(sorted(problems)),
-            tuple(sorted(words - self._known)),
-            tuple(sorted(self._known)),
-            tuple(sorted(self._elsewhere)),
-            tuple(sorted(self._warnings)),
-            tuple(sorted(self._left_out - problems)),
-            tuple(sorted(self._unmatched)),
-            tuple(sorted(self._broken)),
+            tuple(sorted(words - self.known)),
+            tuple(sorted(self.known)),
+            tuple(sorted(self.elsewhere)),
+            tuple(sorted(self.warnings)),
+            tuple(sorted(self.left_out - problems)),
+            tuple(sorted(self.unmatched)),
+            tuple(sorted(self.broken)),
         )
 
 
@@ -303,12 +301,8 @@ def urls_of(case: Case) -> Iterator[tuple[str, str]]:
         (fields.inputs, case.inputs),
         (fields.outputs, case.expected_outputs),
     ]
-    for field, items in named:
-        yield from ((field.format(index), item.url) for index, item in enumerate(items) if field and item.url)
-
-
-def _built(spec: OpSpec | ModelSpec, targets: Sequence[Target]) -> ConfiguredCases:
-    return build_op_cases(spec, targets) if isinstance(spec, OpSpec) else build_model_cases(spec, targets)
+    for place, items in named:
+        yield from ((place.format(index), item.url) for index, item in enumerate(items) if place and item.url)
 
 
 def _words(spec: Spec, target: Target) -> frozenset[str]:
@@ -328,12 +322,8 @@ def _build(spec: Spec, target: Target, library: _Library, problems: set[Problem]
     return [case] if case else []
 
 
-def with_expectations(case: Case, expected: Sequence[ExpectedFailure]) -> Case:
-    """The case with those of the expected failures that name it."""
-    return _adjust(case, expected, "")
-
-
-def _adjust(case: Case, expected: Sequence[ExpectedFailure], device: str) -> Case:
+def adjusted(case: Case, expected: Sequence[ExpectedFailure], device: str = "") -> Case:
+    """The case with those of the expected failures that name it, and on another device where one is given."""
     name = f"{case.model}/{case.submodel}"
     added = tuple(
         Expectation(item.stage, item.reason, item.origin) for item in expected if fnmatchcase(name, item.case)
@@ -356,16 +346,13 @@ def _required(cases: Sequence[Case], library: _Library) -> dict[str, Case]:
     found: dict[str, Case] = {}
     for case in cases:
         for module in case.modules:
-            if module.id in have or case.order is ArgumentOrder.MODULES_FIRST or not _defined_elsewhere(case, module):
+            elsewhere = module.program.url and module.origin.file != case.origin.file
+            if module.id in have or case.order is ArgumentOrder.MODULES_FIRST or not elsewhere:
                 continue
             regression = library.find(module.name, case.target)
             if regression is not None:
                 found[regression.case.id] = regression.case
     return found
-
-
-def _defined_elsewhere(case: Case, module: Module) -> bool:
-    return bool(module.program.url) and module.origin.file != case.origin.file
 
 
 def _duplicates(cases: Sequence[Case]) -> set[Problem]:

@@ -54,11 +54,10 @@ _NAME = re.compile(r"tests/(?:model_zoo/)?(?P<path>.+?)_models_test\.py::test_mo
 _BEFORE_PATH = re.compile(r"/[^/]+/[^/]+/(?:raw|resolve)/[^/]+/")
 OUTCOMES = "tests_and_expected_outcomes"
 _FAILURES = {"fail-import": Stage.IMPORT, "fail-compile": Stage.COMPILE, "fail-run": Stage.THRESHOLD}
-_KNOWN = ("pass", *_FAILURES, "skip")
 
 
 class _Document(SuiteDocument):
-    tests_and_expected_outcomes: dict[str, Annotated[str, one_of("outcome", _KNOWN)]]
+    tests_and_expected_outcomes: dict[str, Annotated[str, one_of("outcome", ("pass", *_FAILURES, "skip"))]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,11 +126,7 @@ def _misnamed_tests(config: ModelsConfig, known: Iterable[str]) -> Iterator[Prob
             yield problem_at(config.name, config.text, [OUTCOMES, entry], message, "Correct or remove the entry.")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ModelsSuite(ConfiguredSuite):
-    """Tests of models with one root."""
-
-    configs: tuple[ModelsConfig, ...]
+_Suite = ConfiguredSuite[ModelsConfig]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,7 +140,7 @@ class ModelSpec(ConfiguredSpec):
         submodel: what `--submodel` selects.
     """
 
-    suite: ModelsSuite
+    suite: _Suite
     document: ModelTest | None
     submodel: str
 
@@ -191,7 +186,7 @@ def read_model_specs(
         hint = f"Give one as --config, or write {_CONFIGS}/NAME.json there (docs/reference/onnx-models.md)."
         without = Problem(str(root).removeprefix(prefix), 0, "", "this suite of ONNX models has no config", hint)
         specs += _specs(
-            ModelsSuite(tuple(configs), () if paths else (without,)),
+            ConfiguredSuite(tuple(configs), () if paths else (without,)),
             read,
             partial(_whole_url, base=base, other_base=other_base),
         )
@@ -252,7 +247,7 @@ def _checked(configs: Sequence[ModelsConfig], known: Sequence[str]) -> list[Mode
 
 
 def _specs(
-    suite: ModelsSuite, read: Iterable[tuple[str, list[ModelTest], list[Problem]]], whole: Callable[[str], str]
+    suite: _Suite, read: Iterable[tuple[str, list[ModelTest], list[Problem]]], whole: Callable[[str], str]
 ) -> Iterator[ModelSpec]:
     """The specs of files of tests, each test once."""
     seen: set[str] = set()
@@ -266,7 +261,7 @@ def _specs(
                 yield _spec(suite, name, test, whole)
 
 
-def _spec(suite: ModelsSuite, name: str, test: ModelTest, whole: Callable[[str], str]) -> ModelSpec:
+def _spec(suite: _Suite, name: str, test: ModelTest, whole: Callable[[str], str]) -> ModelSpec:
     """The spec of a test.
 
     `…/classification_models_test.py::test_models[mnist/model/mnist-12.onnx]` is the model `classification/mnist/model`

@@ -121,18 +121,14 @@ def with_changes(text: str, changes: Sequence[Removal | Addition]) -> str:
     expected = _changed(_read(text), changes)
     document = read_spans(text)
     style = _style(text, document)
-    fields = {member.key: member for member in document.members}
-    lists = dict.fromkeys(change.list for change in changes)
-    edits: list[tuple[int, int, str]] = []
-    for name in lists:
-        member = fields.get(name)
-        if member is not None and member.container is not None:
-            own = [change for change in changes if change.list == name]
+    # From the last one on, so that the places hold.
+    for member in reversed(document.members):
+        own = [change for change in changes if change.list == member.key]
+        if own and member.container:
             inner = _edited(text, member.container, own, style)
-            edits.append((member.container.opening + 1, member.container.closing, inner))
-    for start, end, inner in sorted(edits, reverse=True):
-        text = text[:start] + inner + text[end:]
-    for name in lists:
+            text = text[: member.container.opening + 1] + inner + text[member.container.closing :]
+    fields = {member.key for member in document.members}
+    for name in dict.fromkeys(change.list for change in changes):
         if name not in fields:
             added = [change for change in changes if change.list == name and isinstance(change, Addition)]
             text = _with_field(text, name, added, style)

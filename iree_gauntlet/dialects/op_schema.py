@@ -36,7 +36,6 @@ ELEMENT_TYPES = {
 }
 # `f8E4M3FN` and `f8e4m3fn`, which are written for the long names.
 _SHORT_NAMES = {iree.lower(): name for name, iree in ELEMENT_TYPES.items() if iree.startswith("f8")}
-_MOST_SEED = (1 << 32) - 1
 
 
 def _long_name(text: str) -> str:
@@ -150,7 +149,7 @@ class TorchOp(Document):
 
     function_name: Text = "main"
     flat_args: list[_FlatArgument] = Field(default_factory=list)
-    seed: Annotated[int, Field(ge=0, le=_MOST_SEED)] = 0
+    seed: Annotated[int, Field(ge=0, le=(1 << 32) - 1)] = 0
     rtol: Tolerance = 1e-05
     atol: Tolerance = 1e-08
     equal_nan: bool = False

@@ -15,7 +15,6 @@ from iree_gauntlet.cases import (
     Argument,
     ArgumentOrder,
     Case,
-    Expectation,
     Golden,
     Kind,
     Metric,
@@ -56,7 +55,6 @@ SOURCES = SourceFields("flat_args[{}]", "expected_output[{}]")
 # Seconds: cases take a fraction of one, and one that hangs must not hold thousands for half an hour.
 _TIMEOUTS = ((Stage.COMPILE, 300.0), (Stage.THRESHOLD, 60.0))
 
-_PROGRAMS = (".mlir", ".mlirbc")
 # What stands for the program where there is not one.
 _ANY_PROGRAM = "*.mlir*"
 _FUNCTION = re.compile(r'^\s*(?:func\.func|util\.func)\s+(?:public\s+)?@(?:"([^"\n]+)"|([\w.$-]+))', re.MULTILINE)
@@ -126,6 +124,9 @@ def _cases(
     module = Module(f"{spec.model}/{spec.stem}", MAIN, target, program, flags, origin, flags_origin=flags_origin)
     # In each table under whichever of its names.
     expected = next((config.expected[key] for key in spec.keys if key in config.expected), ())
+    if not read.benchmark:
+        # One that is compared too, and gives wrong numbers, can still be measured.
+        expected = tuple(item for item in expected if item.stage is not Stage.BENCHMARK or item.crash)
     written = [flag for flag in document.iree_run_module_flags if flag.startswith(_OUTPUT)]
     run_flags = tuple(flag for flag in document.iree_run_module_flags if flag not in written)
     called = (f"--function={read.function}",) if read.function else ()
@@ -145,7 +146,7 @@ def _cases(
         run_flags=(*called, *run_flags),
         own_flags=read.flags,
         order=ArgumentOrder.MODULES_FIRST,
-        expectations=_expectations(expected, compared=not read.benchmark),
+        expectations=expected,
         markers=markers_of(target, Kind.QUALITY),
         timeouts=_TIMEOUTS,
         blocked_reason="; ".join(problem.in_one_line for problem in read.problems),
@@ -160,13 +161,6 @@ def _cases(
         yield case
     if read.benchmark or golden:
         yield _benchmark(case, spec, read, config, golden)
-
-
-def _expectations(found: tuple[Expectation, ...], *, compared: bool) -> tuple[Expectation, ...]:
-    """What is expected of a case; one that is compared too, and gives wrong numbers, can still be measured."""
-    if not compared:
-        return found
-    return tuple(item for item in found if item.stage is not Stage.BENCHMARK or item.crash)
 
 
 def _benchmark(case: Case, spec: OpSpec, read: OpInputs, config: SuiteConfig, key: str) -> Case:
@@ -236,7 +230,7 @@ def _broken(spec: OpSpec, *problems: Problem, warnings: Sequence[Problem] = ()) 
 
 
 def _programs_of(spec: OpSpec) -> list[str]:
-    return [name for name in spec.folder.files if name.endswith(_PROGRAMS)]
+    return [name for name in spec.folder.files if name.endswith((".mlir", ".mlirbc"))]
 
 
 def _program_of(spec: OpSpec) -> str:

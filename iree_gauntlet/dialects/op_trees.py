@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
 FLAGFILE = "run_module_io_flags.txt"
 TORCH_FILE = "run_module_io.json"
-# What the suites of torch operators had before it.
-_EARLIER_FILE = "run_module_io_flags.json"
 CONFIGS = "configs"
-_CASE_FILES = (FLAGFILE, TORCH_FILE, _EARLIER_FILE)
+# The last is what the suites of torch operators had before it.
+_CASE_FILES = (FLAGFILE, TORCH_FILE, "run_module_io_flags.json")
 _CONFIG_WORDS = (b"config_name", b"iree_compile_flags", b"iree_run_module_flags")
 
 # The torch variant's cases lie in this folder of the root, and its configs leave it out.
@@ -49,13 +48,6 @@ class CaseFolder:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OpSuite(ConfiguredSuite):
-    """Cases of operators with one root."""
-
-    configs: tuple[SuiteConfig, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class OpSpec(ConfiguredSpec):
     """The folder of a case, which is read when it is selected.
 
@@ -67,7 +59,7 @@ class OpSpec(ConfiguredSpec):
         keys: the names that configs have for it.
     """
 
-    suite: OpSuite
+    suite: ConfiguredSuite[SuiteConfig]
     folder: CaseFolder
     keys: tuple[str, ...]
 
@@ -119,7 +111,7 @@ def read_op_specs(
         files = [next(name for name in _CASE_FILES if name in folder.files) for folder in inside]
         names = [f"{folder.path}/{file}".removeprefix(prefix) for folder, file in zip(inside, files, strict=True)]
         problems = () if used[root] else (_without_config(root.removeprefix(prefix), names[0]),)
-        suite = OpSuite(tuple(configs[path] for path in used[root]), problems)
+        suite = ConfiguredSuite(tuple(configs[path] for path in used[root]), problems)
         for folder, name in zip(inside, names, strict=True):
             model, _, stem = keys[folder.path][0].rpartition("/")
             specs.append(OpSpec(suite, name, model or Path(root).name, stem, folder, keys[folder.path]))

@@ -54,6 +54,9 @@ class Include:
 class MarkerExpression:
     """A boolean expression over words: `and`, `or`, `not`, parentheses; as pytest's `-m`.
 
+    Attributes:
+        words: the markers that it names.
+
     Raises:
         UsageError: the expression cannot be read.
     """
@@ -62,18 +65,13 @@ class MarkerExpression:
         self.text = text
         self._tokens = self._split(text)
         self._position = 0
-        self._words: set[str] = set()
+        self.words: set[str] = set()
         if sum(token in ("(", "not") for token in self._tokens) > _MOST_DEPTH:
             self._fail(f"more than {_MOST_DEPTH} times 'not' or '('")
         if self._tokens:
             self._evaluate_or(frozenset())
             if self._position != len(self._tokens):
                 self._fail(f"unexpected {self._tokens[self._position]!r}")
-
-    @property
-    def words(self) -> frozenset[str]:
-        """The markers that it names."""
-        return frozenset(self._words)
 
     def matches(self, markers: Collection[str]) -> bool:
         """Whether a set of markers satisfies it; an empty expression matches everything."""
@@ -123,7 +121,7 @@ class MarkerExpression:
             return result
         if word in ("", ")", "and", "or"):
             self._fail(f"expected a marker, found {word or 'the end'!r}")
-        self._words.add(word)
+        self.words.add(word)
         return word in markers
 
     def _fail(self, message: str) -> NoReturn:
@@ -152,7 +150,8 @@ def no_match(
         unread: files that cannot be used, and may hold what is meant.
     """
     everywhere = [spec for spec in specs if not spec.defines_module]
-    inside = [spec for spec in everywhere if any(_is_within(include, spec) for include in includes)]
+    within = [include.within or Include() for include in includes]
+    inside = [spec for spec in everywhere if any(include.matches_spec(spec) for include in within)]
     # Tests of torch models may be for any target until their modules are read; then `elsewhere` says for which.
     here = [
         spec
@@ -179,10 +178,6 @@ def no_match(
     target = "" if set(families) >= set(FAMILIES) else f" for target {' or '.join(sorted(families))}"
     what = f"no case matches {wanted}" if wanted else f"no case{target}" if target else "there is no case"
     return NothingSelectedError(f"nothing selected: {what}", "\n  ".join(dict.fromkeys(lines)))
-
-
-def _is_within(include: Include, spec: AnySpec) -> bool:
-    return include.within is None or include.within.matches_spec(spec)
 
 
 def unmatched(include: Include, specs: Sequence[AnySpec]) -> str:

@@ -18,12 +18,11 @@ from iree_gauntlet.cases import (
     Origin,
     Parameters,
     Program,
-    Stage,
     Statistic,
 )
 from iree_gauntlet.dialects.locations import EXTERNAL_HINT, external_file, is_url, machine_file, problem, resolve_url
 from iree_gauntlet.dialects.sharktank_schema import Benchmark
-from iree_gauntlet.dialects.spec import SourceFields
+from iree_gauntlet.dialects.spec import SourceFields, base_case
 from iree_gauntlet.errors import Problem
 from iree_gauntlet.targets import flags_for
 
@@ -58,8 +57,7 @@ def build_benchmark(spec: Spec, target: Target, find: _FindRegression) -> tuple[
         defines is no such problem: the case is blocked and says so.
     """
     document = spec.document
-    if not isinstance(document, Benchmark):
-        raise TypeError(f"{spec.name} is no benchmark spec")
+    assert isinstance(document, Benchmark), "only these are built"
     problems: list[Problem] = []
     missing: list[str] = []
     modules: list[Module] = []
@@ -101,14 +99,8 @@ def build_benchmark(spec: Spec, target: Target, find: _FindRegression) -> tuple[
     ignored = [*document.specific_chip_to_ignore, *document.specific_rocm_chip_to_ignore]
     if target.chip and target.chip in ignored:
         skip = f"specific_chip_to_ignore lists {target.chip} ({spec.name})"
-    case = Case(
-        dialect=DIALECT,
-        model=spec.model,
-        submodel=spec.submodel,
-        stem=spec.stem,
-        kind=Kind.BENCHMARK,
-        target=target,
-        modules=(*modules, main),
+    case = replace(
+        base_case(spec, DIALECT, Kind.BENCHMARK, target, (*modules, main)),
         parameters=tuple(parameters),
         inputs=tuple(Argument(value=text) for text in document.inputs),
         function=document.function_run,
@@ -118,12 +110,9 @@ def build_benchmark(spec: Spec, target: Target, find: _FindRegression) -> tuple[
         goldens=_goldens(spec, document, target, "" if own_target else f"{target.family}-"),
         golden_keys=tuple(document.golden_time or document.golden_time_ms),
         markers=frozenset({*document.markers, target.family, target.chip or target.family, "benchmark"}),
-        timeouts=tuple((Stage(stage), seconds) for stage, seconds in document.timeouts.items()),
         skip_reason=skip,
         blocked_reason="; ".join(missing),
-        working_directory=str(spec.tree.external) if spec.tree.external.is_dir() else "",
         notes=document.notes(),
-        origin=Origin(spec.name),
     )
     return case, []
 

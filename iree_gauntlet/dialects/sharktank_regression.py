@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.cases import MAIN, Argument, Case, Expectation, Kind, Module, Origin, Parameters, Program, Stage
 from iree_gauntlet.dialects.locations import EXTERNAL_HINT, external_file, is_url, resolve_url
 from iree_gauntlet.dialects.sharktank_schema import Blob, RegressionV1, RegressionV2
-from iree_gauntlet.dialects.spec import SourceFields
+from iree_gauntlet.dialects.spec import SourceFields, base_case
 from iree_gauntlet.errors import Problem
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class _Fields:
     function: str
     device: str
     run_fails: str
-    chips_failing: tuple[str, str]
+    chips_failing: str
     splat: bool
 
 
@@ -68,8 +68,7 @@ def build_regression(spec: Spec, target: Target) -> tuple[Regression | None, lis
         The regression, or None where its problems leave nothing to run; and the problems.
     """
     document = spec.document
-    if not isinstance(document, RegressionV1 | RegressionV2):
-        raise TypeError(f"{spec.name} is no regression spec")
+    assert isinstance(document, RegressionV1 | RegressionV2), "only these are built"
     problems: list[Problem] = []
 
     def url(path: Sequence[str | int], source: str) -> str:
@@ -107,14 +106,8 @@ def build_regression(spec: Spec, target: Target) -> tuple[Regression | None, lis
         parameters = (Parameters("model", splat_of=main.id),)
     inputs = _arguments(document.inputs, "inputs", url)
     outputs = _arguments(document.outputs, "outputs", url)
-    case = Case(
-        dialect=DIALECT,
-        model=spec.model,
-        submodel=spec.submodel,
-        stem=spec.stem,
-        kind=Kind.COMPILE if document.compile_only else Kind.QUALITY,
-        target=target,
-        modules=(main,),
+    case = replace(
+        base_case(spec, DIALECT, Kind.COMPILE if document.compile_only else Kind.QUALITY, target, (main,)),
         extra_modules=pipeline if document.add_pipeline_module or document.compile_only else (),
         parameters=parameters,
         inputs=inputs,
@@ -124,10 +117,7 @@ def build_regression(spec: Spec, target: Target) -> tuple[Regression | None, lis
         run_flags=fields.threshold_args,
         expectations=_expectations(spec, fields, target),
         markers=frozenset({*document.markers, target.family, target.chip or target.family, "quality"}),
-        timeouts=tuple((Stage(stage), seconds) for stage, seconds in document.timeouts.items()),
         blocked_reason=tuner.blocked,
-        working_directory=str(spec.tree.external) if spec.tree.external.is_dir() else "",
-        origin=Origin(spec.name),
     )
     if problems:
         return None, problems
@@ -173,20 +163,19 @@ def _first(document: RegressionV1, target: Target, tuner: tuple[str, ...]) -> _F
             threshold_args=tuple(document.cpu_threshold_args),
             function=document.run_cpu_function or "",
             device="local-task",
-            run_fails="cpu_run_test_expecting_to_fail" if document.cpu_run_test_expecting_to_fail else "",
-            chips_failing=("", ""),
+            run_fails="cpu_run_test_expecting_to_fail",
+            chips_failing="",
             splat=False,
         )
     rocm = ("--iree-hal-target-backends=rocm", f"--iree-hip-target={target.chip}")
-    fails = target.chip in document.rocm_compile_chip_expecting_to_fail
     return _Fields(
         flags=(*document.rocm_compiler_flags, *rocm, *tuner),
         pipeline_flags=(*document.rocm_pipeline_compiler_flags, *rocm),
         threshold_args=tuple(document.rocm_threshold_args),
         function=document.run_rocm_function or "",
         device="hip",
-        run_fails="rocm_run_test_expecting_to_fail" if document.rocm_run_test_expecting_to_fail else "",
-        chips_failing=("rocm_compile_chip_expecting_to_fail", target.chip if fails else ""),
+        run_fails="rocm_run_test_expecting_to_fail",
+        chips_failing="rocm_compile_chip_expecting_to_fail",
         splat=False,
     )
 
@@ -201,29 +190,28 @@ def _second(document: RegressionV2, target: Target, tuner: tuple[str, ...]) -> _
             function=document.run_function or "",
             device=document.device_for(target),
             run_fails="",
-            chips_failing=("", ""),
+            chips_failing="",
             splat=not document.real_weights,
         )
     chip = (f"--iree-rocm-target={target.chip}",) if target.family == "rocm" else ()
-    fails = bool(target.chip) and target.chip in document.compile_chip_expecting_to_fail
     return _Fields(
         flags=(*document.compiler_flags, *tuner, *chip),
         pipeline_flags=(*document.pipeline_compiler_flags, *chip),
         threshold_args=tuple(document.threshold_args),
         function=document.run_function or "",
         device=document.device or "",
-        run_fails="run_test_expecting_to_fail" if document.run_test_expecting_to_fail else "",
-        chips_failing=("compile_chip_expecting_to_fail", target.chip if fails else ""),
+        run_fails="run_test_expecting_to_fail",
+        chips_failing="compile_chip_expecting_to_fail",
         splat=not document.real_weights,
     )
 
 
 def _expectations(spec: Spec, fields: _Fields, target: Target) -> tuple[Expectation, ...]:
     found: list[Expectation] = []
-    field, chip = fields.chips_failing
-    if chip:
+    field = fields.chips_failing
+    if target.chip and target.chip in getattr(spec.document, field, ()):
         found.append(Expectation(Stage.COMPILE, f"{field} lists {target.chip}", Origin(spec.name, field)))
-    if fields.run_fails:
+    if getattr(spec.document, fields.run_fails, False):
         found.append(Expectation(Stage.THRESHOLD, f"{fields.run_fails} is true", Origin(spec.name, fields.run_fails)))
     return tuple(found)
 

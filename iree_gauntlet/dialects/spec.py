@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.cases import Case, Origin, Stage
 from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
 from iree_gauntlet.dialects.torch_schema import BenchmarkTest, CompstatTest, ModuleDefinition, QualityTest
 from iree_gauntlet.targets import FAMILIES
@@ -12,7 +13,9 @@ from iree_gauntlet.targets import FAMILIES
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from iree_gauntlet.cases import Kind, Module
     from iree_gauntlet.errors import Problem
+    from iree_gauntlet.targets import Target
 
 
 # The suffixes of sharktank's spec files.
@@ -135,3 +138,20 @@ class Spec:
         own = (family,) if family in SHARKTANK_FAMILIES else SHARKTANK_FAMILIES
         further = self.document.targets if isinstance(self.document, RegressionV2) else ()
         return (*own, *(family for family in further if family not in own))
+
+
+def base_case(spec: Spec, dialect: str, kind: Kind, target: Target, modules: tuple[Module, ...]) -> Case:
+    """What a case has of its spec whatever the dialect."""
+    assert spec.document is not None, "only what was read has cases"
+    return Case(
+        dialect=dialect,
+        model=spec.model,
+        submodel=spec.submodel,
+        stem=spec.stem,
+        kind=kind,
+        target=target,
+        modules=modules,
+        timeouts=tuple((Stage(stage), seconds) for stage, seconds in spec.document.timeouts.items()),
+        working_directory=str(spec.tree.external) if spec.tree.external.is_dir() else "",
+        origin=Origin(spec.name),
+    )

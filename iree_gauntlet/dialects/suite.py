@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 
 from iree_gauntlet.cases import SPEC_STAGES, Origin, Stage
 from iree_gauntlet.dialects.fields import Document, expecting, one_of
-from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, with_expectations
+from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, adjusted
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, unmatched
 from iree_gauntlet.dialects.toml_file import read_table
 from iree_gauntlet.errors import Problem, SpecError, UsageError
@@ -182,7 +182,7 @@ def with_failures_of(suites: Sequence[Suite], cases: CaseSet) -> tuple[CaseSet, 
                 if fnmatchcase(name, item.case) and item.stage not in stages and suite.target.covers(case.target)
             ]
             if found and any(folder in Path(case.origin.file).resolve().parents for folder in folders):
-                changed[case.id] = with_expectations(known, found)
+                changed[case.id] = adjusted(known, found)
                 applied.update({f"{name} {item.stage}": None for item in found})
         if applied:
             notes.append(f"expected to fail, as {suite.path} lists them: {', '.join(applied)}")

@@ -25,7 +25,7 @@ from iree_gauntlet.cases import (
     Statistic,
 )
 from iree_gauntlet.dialects.locations import torch_url
-from iree_gauntlet.dialects.spec import SourceFields
+from iree_gauntlet.dialects.spec import SourceFields, base_case
 from iree_gauntlet.dialects.spec_flags import devices_of_flags, resolved_flags, with_device
 from iree_gauntlet.dialects.torch_modules import DIALECT, DefinedModule, TorchModules
 from iree_gauntlet.dialects.torch_schema import ArgumentSpec, BenchmarkTest, CompstatTest, QualityTest, Weight
@@ -113,8 +113,7 @@ def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> 
         and the problems.
     """
     document = spec.document
-    if not isinstance(document, QualityTest | BenchmarkTest | CompstatTest):
-        raise TypeError(f"{spec.name} is no test of torch models")
+    assert isinstance(document, QualityTest | BenchmarkTest | CompstatTest), "only these are built"
     builder = _Builder(spec, modules)
     if isinstance(document, CompstatTest):
         loaded = builder.modules(["module"], [document.module])
@@ -133,14 +132,8 @@ def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> 
     sku = asked.sku if asked else ""
     kind = Kind(document.type)
     expected_failure = Expectation(_CHECKS[kind], "marked 'xfail'", Origin(spec.name, "markers"))
-    case = Case(
-        dialect=DIALECT,
-        model=spec.model,
-        submodel=spec.submodel,
-        stem=spec.stem,
-        kind=kind,
-        target=replace(target, sku=sku),
-        modules=loaded,
+    case = replace(
+        base_case(spec, DIALECT, kind, replace(target, sku=sku), loaded),
         parameters=weights,
         inputs=inputs,
         outputs=tuple(Argument(item.value) for item in getattr(document, "outputs", [])),
@@ -152,11 +145,8 @@ def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> 
         golden_keys=(document.sku,) if isinstance(document, BenchmarkTest) and document.sku else (),
         expectations=(expected_failure,) if "xfail" in document.markers else (),
         markers=frozenset({*document.markers, document.type}),
-        timeouts=tuple((Stage(stage), seconds) for stage, seconds in document.timeouts.items()),
         skip_reason=f"marked 'skip' ({spec.name})" if "skip" in document.markers else "",
-        working_directory=str(spec.tree.external) if spec.tree.external.is_dir() else "",
         notes=tuple(text for field, text in _NOTES.items() if getattr(document, field, None)),
-        origin=Origin(spec.name),
     )
     return TorchTest(case, tuple(builder.required.values())), []
 

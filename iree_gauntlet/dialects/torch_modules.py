@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from iree_gauntlet.cases import MAIN, Case, Kind, Module, Origin, Program, Stage
+from iree_gauntlet.cases import MAIN, Case, Kind, Module, Origin, Program
 from iree_gauntlet.dialects.fields import OWN_TARGET, OWN_TARGET_HINT
 from iree_gauntlet.dialects.locations import problem, torch_url
+from iree_gauntlet.dialects.spec import base_case
 from iree_gauntlet.dialects.spec_file import nearest
 from iree_gauntlet.dialects.spec_flags import resolved_flags, target_of_flags
 from iree_gauntlet.dialects.torch_schema import ModuleDefinition
@@ -74,7 +76,7 @@ class TorchModules:
         # iree-test-suites takes what follows a dot for a suffix: `clip.v2` is its `clip.json`.
         files = (f"{name}.json", PurePosixPath(name).with_suffix(".json"))
         places = (folder / file for file in files for folder in folders)
-        path = next((path for path in places if _is_file(path)), None)
+        path = next((path for path in places if os.path.isfile(path)), None)  # noqa: PTH113 - a name may be too long
         if path is None:
             return (self._missing(spec, field, name, folders),)
         if path in self._unread:
@@ -115,14 +117,6 @@ def _module_folders(spec: Spec) -> tuple[Path, ...]:
     return (spec.root, spec.root.parent)
 
 
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:
-        # A name longer than a file can have.
-        return False
-
-
 def _defined(spec: Spec, folders: Sequence[Path]) -> DefinedModule | tuple[Problem, ...]:
     document = spec.document
     assert isinstance(document, ModuleDefinition), "read as one"
@@ -138,7 +132,6 @@ def _defined(spec: Spec, folders: Sequence[Path]) -> DefinedModule | tuple[Probl
     if target.family in document.targets:
         return (problem(spec, ["targets", target.family], OWN_TARGET, OWN_TARGET_HINT),)
     model, _, submodel = name.rpartition("/")
-    model = model or folder.name
     module = Module(
         name=name,
         role=MAIN,
@@ -147,18 +140,12 @@ def _defined(spec: Spec, folders: Sequence[Path]) -> DefinedModule | tuple[Probl
         flags=flags,
         origin=Origin(spec.name, "mlir"),
     )
-    case = Case(
-        dialect=DIALECT,
-        model=model,
+    case = replace(
+        base_case(spec, DIALECT, Kind.COMPILE, target, (module,)),
+        model=model or folder.name,
         submodel=submodel,
         stem=submodel,
-        kind=Kind.COMPILE,
-        target=target,
-        modules=(module,),
-        timeouts=tuple((Stage(stage), seconds) for stage, seconds in document.timeouts.items()),
         blocked_reason=_lfs_pointer(document, url),
-        working_directory=str(spec.tree.external) if spec.tree.external.is_dir() else "",
-        origin=Origin(spec.name),
     )
     return DefinedModule(module, case, document)
 

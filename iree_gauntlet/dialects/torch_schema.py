@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-_MODULE_TYPES = ("azure", "git-lfs")
 # What a definition's steps do; of a test, each other stage has its own step.
 _MODULE_STAGES = ("fetch", "import", "compile")
 # Words of pytest that would do something else than mark, in a suite that pytest runs too.
@@ -258,7 +257,7 @@ def torch_document(content: dict[str, Any]) -> type[_TorchDocument] | str | None
     kind = content["type"]
     if isinstance(kind, str) and kind in TEST_TYPES:
         return TEST_TYPES[kind]
-    if kind in _MODULE_TYPES or (of_module and not of_test):
+    if kind in ("azure", "git-lfs") or (of_module and not of_test):
         return ModuleDefinition
     known = ", ".join(TEST_TYPES)
     if not isinstance(kind, str):

@@ -41,7 +41,6 @@ _OWN_FIELDS = {
     kind: frozenset(kind.model_fields).difference(*(other.model_fields for other in _SHARKTANK if other is not kind))
     for kind in _SHARKTANK
 }
-_DOCS_HINT = "docs/reference/specs.md lists the fields of each format."
 _TORCH_HINT = "docs/reference/torch-models.md lists the fields of tests and module definitions."
 
 
@@ -233,10 +232,7 @@ def _files_below(root: Path, without: Path | None = None) -> Iterator[Path]:
 
 
 def _torch_specs(tree: SpecTree, root: Path, without: Path | None = None) -> Iterator[Spec]:
-    for path in _files_below(root, without):
-        spec = _read_torch(tree, root, path)
-        if spec is not None:
-            yield spec
+    return (spec for path in _files_below(root, without) if (spec := _read_torch(tree, root, path)))
 
 
 def _read_torch(tree: SpecTree, root: Path, path: Path) -> Spec | None:
@@ -289,7 +285,7 @@ def _read_sharktank(tree: SpecTree, root: Path, path: Path) -> Spec:
         return spec(None, tuple(problems))
     kind = _sharktank_document(content, root, path)
     if isinstance(kind, str):
-        return spec(None, (Problem(name, 1, "", kind, _DOCS_HINT),))
+        return spec(None, (Problem(name, 1, "", kind, "docs/reference/specs.md lists the fields of each format."),))
     words = _words(content, "benchmark" if kind is Benchmark else "quality")
     document, problems = validated(kind, content, name, text)
     family = path.stem.rpartition("_")[2]

@@ -24,7 +24,7 @@ from iree_gauntlet.settings import cache_folder, made_cache_folder, project_fold
 from iree_gauntlet.steps import CacheLookup
 from iree_gauntlet.toolchains.find import chosen, find_toolchain, toolchain_place
 from iree_gauntlet.toolchains.flags import KnownFlags, known_flags
-from iree_gauntlet.toolchains.host import host_identity, means_host
+from iree_gauntlet.toolchains.host import host_cpu, means_host
 from iree_gauntlet.toolchains.translate import Translation, translate
 from iree_gauntlet.workers import iree_side
 
@@ -130,7 +130,7 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
         return translate(flags, machine.known.of(tool), tool)
 
     def host_of(flags: Sequence[str]) -> str:
-        return host_identity() if means_host(flags) else ""
+        return host_cpu().identity if means_host(flags) else ""
 
     def lookup(name: str, ingredients: Mapping[str, str]) -> CacheLookup:
         if toolchain is None:

@@ -20,7 +20,7 @@ from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.settings import Configuration, cache_folder, project_folder
 from iree_gauntlet.toolchains.devices import Device, compile_backends, devices, drivers, find_device, known_devices
 from iree_gauntlet.toolchains.find import chosen, find_toolchain
-from iree_gauntlet.toolchains.host import compiler_host_cpu, host_identity
+from iree_gauntlet.toolchains.host import compiler_host_cpu, host_cpu
 from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Toolchain
 from iree_gauntlet.upkeep.installed_toolchains import open_place, version_text
 
@@ -135,7 +135,7 @@ def _asked(area: str, look: Callable[[], Finding]) -> Finding:
 
 def _host(toolchain: Toolchain) -> Finding:
     cpu = compiler_host_cpu(toolchain)
-    return Finding("host", "info", f"`host` is {cpu} to the compiler: {host_identity()}")
+    return Finding("host", "info", f"`host` is {cpu} to the compiler: {host_cpu().identity}")
 
 
 def _drivers(toolchain: Toolchain) -> Finding:

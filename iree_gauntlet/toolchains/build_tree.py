@@ -175,7 +175,6 @@ def _compiler_files(tree: BuildTree) -> list[tuple[str, Path]]:
     prefixes = ("lib",) if (tree.root / "CMakeCache.txt").is_file() else _LIBRARIES
     for folder in (tree.tools, tree.tools.parent / "lib", tree.root / "lib"):
         files += _libraries(folder, prefixes)
-    for folder in (tree.tools, tree.tools.parent / "lib", tree.root / "lib"):
         base = folder / "iree_platform_libs"
         files += [
             (f"platform {path.relative_to(base).as_posix()}", path)

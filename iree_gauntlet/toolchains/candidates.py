@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 _UNFIT = re.compile(r"[^A-Za-z0-9._+-]+")
-_LONGEST_LABEL = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +109,11 @@ def candidates_among(good: str, bad: str, among: Sequence[str]) -> tuple[Candida
     whole = [*([] if keys and keys[0] == _key(first) else [first]), *row]
     whole += [] if keys and keys[-1] == _key(last) else [last]
     seen: set[str] = set()
+    labels: list[str] = []
     for choice in whole:
         if _key(choice) in seen:
             raise UsageError(f"--among: {choice.text} is there twice", "Name each IREE once.")
         seen.add(_key(choice))
-    labels: list[str] = []
-    for choice in whole:
         labels.append(_free(_label_of(choice), labels))
     return tuple(Candidate(label, choice.text) for label, choice in zip(labels, whole, strict=True))
 
@@ -166,7 +164,7 @@ def _key(choice: Choice) -> str:
 
 def _label_of(choice: Choice) -> str:
     name = str(choice.version) if choice.version else choice.folder.name if choice.folder else choice.text
-    return _UNFIT.sub("-", name).strip(".-")[:_LONGEST_LABEL] or str(choice.kind)
+    return _UNFIT.sub("-", name).strip(".-")[:60] or str(choice.kind)
 
 
 def _free(label: str, taken: Sequence[str]) -> str:

@@ -125,8 +125,9 @@ class Environments:
         path = self.path_of(label)
         self.use(path)
         found, _ = inspect(path)
-        if found is not None:
-            _touch(path / SEAL, found.last_use)
+        if found is not None and time.time() - found.last_use > _USE_SECONDS:
+            with suppress(PermissionError):  # another user's, or read-only: it is used all the same
+                os.utime(path / SEAL)
         return found
 
     def ready(self, recipe: Recipe) -> Environment:
@@ -291,12 +292,6 @@ def _seal(path: Path, recipe: Recipe) -> None:
     document = {"format": _FORMAT, **asdict(recipe), "installer": "uv", "files": files}
     # Large files that a crash of the machine would cut are seen by their sizes.
     write_atomic(path / SEAL, json.dumps(document))
-
-
-def _touch(seal: Path, last_use: float) -> None:
-    if time.time() - last_use > _USE_SECONDS:
-        with suppress(PermissionError):  # another user's, or read-only: it is used all the same
-            os.utime(seal)
 
 
 def _python_in(path: Path) -> Path:

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 
 _VARIABLE = "IREE_GAUNTLET_IREE"
-_COMPILER_TOOLS = (COMPILE,)
-_RUNTIME_TOOLS = (RUN_MODULE, BENCHMARK_MODULE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +107,7 @@ def find_toolchain(compiler: Choice, runtime: Choice, place: Place) -> Toolchain
 
 
 def _compiler(choice: Choice, place: Place) -> Compiler:
-    found = _where(choice, place, _COMPILER_TOOLS)
+    found = _where(choice, place, (COMPILE,))
     if found is None:
         return find_installed().compiler
     if isinstance(found, BuildTree):
@@ -118,7 +116,7 @@ def _compiler(choice: Choice, place: Place) -> Compiler:
 
 
 def _runtime(choice: Choice, place: Place) -> Runtime:
-    found = _where(choice, place, _RUNTIME_TOOLS)
+    found = _where(choice, place, (RUN_MODULE, BENCHMARK_MODULE))
     if found is None:
         return find_installed().runtime
     if isinstance(found, BuildTree):
@@ -216,13 +214,10 @@ def environment_for(choice: Choice, place: Place) -> Environment:
             f"{choice.text} is not installed by this toolkit", "Name a release, a range, a nightly or wheels:DIR."
         )
     version = choice.version or _newest(choice, place, sources)
-    label = str(version)
-    if environments.offline or environments.find(label) is not None:
-        return environments.ready(_recipe(version, sources))
     try:
         return environments.ready(_recipe(version, sources))
     except ToolchainError as error:
-        nearest = _nearest(version, place, sources)
+        nearest = None if environments.offline else _nearest(version, place, sources)
         if nearest is None:
             raise
         raise NoSuchToolchainError(f"there is no IREE {version} for this Python and platform", nearest) from error

@@ -33,7 +33,6 @@ _RUNTIME_FLAG = re.compile(r"^(?:# )?--(?P<name>\w+)(?P<value>=(?!(?:true|false)
 _BENCHMARK_FLAG = re.compile(r"\[--(?P<name>\w+)=(?P<switch>\{true\|false\})?")
 # To be raised whenever the parsers change what they find.
 _FORMAT = 1
-_TIMEOUT_SECONDS = 60.0
 # What makes a tool list all of its flags.
 HELP = {COMPILE: "--help-list-hidden", RUN_MODULE: "--help", BENCHMARK_MODULE: "--help"}
 # Flags that every release has: help in which they are missing was not understood.
@@ -162,7 +161,7 @@ def known_flags(toolchain: Toolchain, cache_dir: Path) -> KnownFlags:
 
 def _ask_tool(toolchain: Toolchain, tool: str) -> FlagSet:
     path, question = toolchain.tool(tool), HELP[tool]
-    answer = ask([path, question], timeout=_TIMEOUT_SECONDS)
+    answer = ask([path, question], timeout=60.0)
     found = (parse_compiler_help if tool == COMPILE else parse_runtime_help)(answer.stdout)
     if answer.exit_code != 0 or _LANDMARKS[tool] not in found.names:
         last = (answer.stderr.strip().splitlines() or ["no error message"])[-1]

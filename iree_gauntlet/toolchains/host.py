@@ -65,19 +65,14 @@ class HostCpu:
 
     @property
     def identity(self) -> str:
-        """Text and digest for a cache key: equal where the same code is made for `host`."""
+        """Text and digest for a cache key and for people: equal where the same code is made for `host`.
+
+        It follows from what the system says of the CPU, so a new kernel that names more features makes a new
+        identity: a needless compile, never a wrong one.
+        """
         text = "\n".join([platform.machine(), *self.kind, *sorted(self.features)])
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         return f"{self.name} ({platform.machine()}, {len(self.features)} features, {digest})"
-
-
-def host_identity() -> str:
-    """What `host` means on this machine, for a cache key and for people.
-
-    It follows from what the system says of the CPU, so a new kernel that names more features makes a new
-    identity: a needless compile, never a wrong one.
-    """
-    return host_cpu().identity
 
 
 @functools.cache

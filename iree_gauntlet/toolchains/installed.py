@@ -129,12 +129,6 @@ def find_wheel(kind: WheelKind, search_path: Sequence[str], python: str) -> Whee
     return Wheel(kind, root, distribution.version, version, commit, identity_of(ingredients))
 
 
-def _optional_executable_of(wheel: Wheel, name: str) -> str:
-    """Path of a native program that a wheel may lack; empty where it does."""
-    path = wheel.root / wheel.kind.tools / name
-    return str(path) if path.is_file() and os.access(path, os.X_OK) else ""
-
-
 def _executable_of(wheel: Wheel, name: str, python: str) -> str:
     """Path of a native program of a wheel.
 
@@ -197,26 +191,9 @@ def _content_of(kind: WheelKind, root: Path, record: str | None) -> list[tuple[s
     return content
 
 
-def find_installed(python: str | None = None) -> Toolchain:
-    """The IREE wheels of a Python environment.
-
-    The native programs inside the wheels are taken, not the wrapper scripts next to the interpreter, which
-    cost a Python start each.
-
-    Args:
-        python: interpreter of a virtual environment; None for the running one.
-
-    Raises:
-        ToolchainError: where a wheel is missing or damaged; it names what, in which Python, and the command
-            that installs it.
-    """
-    if python is None:
-        return _find_on(sys.path, sys.executable)
-    # The path as given: resolving the link would lead out of the virtual environment.
-    path = Path(python).absolute()
-    if not path.is_file():
-        raise ToolchainError(f"{python} is not a Python interpreter: there is no such file")
-    return _find_on([str(p) for p in site_packages_of(path)], str(path))
+def find_installed() -> Toolchain:
+    """The IREE wheels of the running Python; see `find_on`."""
+    return find_on(sys.path, sys.executable)
 
 
 def site_packages_of(python: Path) -> list[Path]:
@@ -247,6 +224,7 @@ def compiler_on(search_path: Sequence[str], python: str, source: str) -> Compile
     """
     wheel = find_wheel(COMPILER_WHEEL, search_path, python)
     onnx = next(iter(Distribution.discover(name="onnx", path=list(search_path))), None)
+    opt = wheel.root / wheel.kind.tools / "iree-opt"
     return Compiler(
         source=f"{source}: {wheel.root}",
         python=python,
@@ -257,7 +235,7 @@ def compiler_on(search_path: Sequence[str], python: str, source: str) -> Compile
         release=wheel.release,
         commit=wheel.commit,
         identity=wheel.identity,
-        ir_tool=_optional_executable_of(wheel, "iree-opt"),
+        ir_tool=str(opt) if opt.is_file() and os.access(opt, os.X_OK) else "",
     )
 
 
@@ -275,7 +253,16 @@ def runtime_on(search_path: Sequence[str], python: str, source: str) -> Runtime:
     )
 
 
-def _find_on(search_path: Sequence[str], python: str) -> Toolchain:
+def find_on(search_path: Sequence[str], python: str) -> Toolchain:
+    """The IREE wheels on a search path.
+
+    The native programs inside the wheels are taken, not the wrapper scripts next to the interpreter, which
+    cost a Python start each.
+
+    Raises:
+        ToolchainError: where a wheel is missing or damaged; it names what, in which Python, and the command
+            that installs it.
+    """
     try:
         compiler = compiler_on(search_path, python, "installed")
     except ToolchainError as problem:

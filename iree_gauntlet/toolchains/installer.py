@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 _ASK_SECONDS = 180.0
-_GRACE_SECONDS = 5.0
 _TAIL_LINES = 12
 # What pip's variables are called by uv.
 _PIP_VARIABLES = {
@@ -127,7 +126,7 @@ class Installer:
         answer = self._uv(
             argv,
             timeout=math.inf,
-            grace=_GRACE_SECONDS,
+            grace=5.0,
             held=(held,),
             news=lambda seconds: news(f"uv is at work ({seconds:.0f} s so far)"),
         )

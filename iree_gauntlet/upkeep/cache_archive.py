@@ -209,10 +209,9 @@ def _changed(file: Packed) -> GauntletError:
     return GauntletError(what, "`cache.verify` finds and repairs what is damaged.")
 
 
-def _watched(blocks: Iterator[bytes], *watch: Callable[[bytes], None]) -> Iterator[bytes]:
+def _watched(blocks: Iterator[bytes], watch: Callable[[bytes], None]) -> Iterator[bytes]:
     for block in blocks:
-        for tell in watch:
-            tell(block)
+        watch(block)
         yield block
 
 

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.upkeep.upkeep_requests import CollectRequest
 
 
-_KINDS = frozenset({ItemKind.ARTIFACT, ItemKind.UNFINISHED, ItemKind.MODULE, ItemKind.WHEEL})
 # What is being written has no lock of its own everywhere: nothing is written for this long without a change.
 _LEFTOVER_SECONDS = 86400.0
 _LOCK_SECONDS = 3600.0
@@ -135,7 +134,7 @@ def plan_collection(items: Iterable[Item], limits: Limits, now: float, used: Cal
     goes: list[Item] = []
     spared: list[Item] = []
     for item in sorted(everything, key=lambda item: (item.last_use, item.path)):
-        if item.kind not in _KINDS:
+        if item.kind is ItemKind.OTHER:
             continue
         too_old = limits.age is not None and now - item.last_use > limits.age
         too_much = limits.bytes is not None and after > limits.bytes

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import sys
 import tempfile
 from contextlib import ExitStack, contextmanager
@@ -109,12 +108,9 @@ def _fetched_anew(place: CachePlace, urls: list[str], progress: Progress) -> Ite
     """Files as their sources have them now, in a cache of their own, where nothing pins them."""
     parent = place.root / "refreshing"
     parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=parent))
-    try:
-        store = ArtifactStore(folder, Registry(), progress=_Unpinned(progress), configuration=place.configuration)
+    with tempfile.TemporaryDirectory(dir=parent, ignore_cleanup_errors=True) as folder:
+        store = ArtifactStore(Path(folder), Registry(), progress=_Unpinned(progress), configuration=place.configuration)
         yield [store.fetch(url) for url in urls]
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _take_over(place: CachePlace, item: Fetched, progress: Progress) -> None:
@@ -313,8 +309,8 @@ def registry_text(before: str, path: Path, entries: Iterable[Entry]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def write_registry(path: Path, entries: Iterable[Entry]) -> bool:
-    """Rewrite a registry's file in one step; whether that changed anything. The caller holds its lock.
+def write_registry(path: Path, entries: Iterable[Entry]) -> None:
+    """Rewrite a registry's file in one step, where that changes anything. The caller holds its lock.
 
     Raises:
         ArtifactError: it is there and has a line that is wrong.
@@ -322,11 +318,9 @@ def write_registry(path: Path, entries: Iterable[Entry]) -> bool:
     """
     before = path.read_text(encoding="utf-8") if path.exists() else ""
     after = registry_text(before, path, entries)
-    if after == before:
-        return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, after)
-    return True
+    if after != before:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, after)
 
 
 def _comments(text: str, path: Path) -> tuple[list[str], dict[str, list[str]], list[str]]:

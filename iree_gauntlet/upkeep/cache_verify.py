@@ -59,8 +59,7 @@ def verify(asked: VerifyRequest) -> ExitCode:
             for finding in _check(place, items, progress):
                 findings.append(finding)
                 if finding.condition in (Condition.DAMAGED, Condition.UNKNOWN):
-                    said = "damaged" if finding.condition is Condition.DAMAGED else "unknown"
-                    write_line(f"{said}: {finding.item.kind} {finding.item.name}: {finding.what}")
+                    write_line(f"{finding.condition}: {finding.item.kind} {finding.item.name}: {finding.what}")
         seconds = time.perf_counter() - started
         damaged = [finding for finding in findings if finding.condition is Condition.DAMAGED]
         repaired = 0

@@ -56,16 +56,15 @@ def install(versions: str, cache_dir: str, *, offline: bool) -> ExitCode:
 def list_toolchains(cache_dir: str, *, as_json: bool) -> ExitCode:
     """Prints what is installed here, and every environment of the cache with its size and last use."""
     place = open_place(cache_dir, _configuration(), offline=True)
-    here: Toolchain | None = None
-    missing: ToolchainError | None = None
+    here: Toolchain | ToolchainError
     try:
         here = find_installed()
     except ToolchainError as error:
-        missing = error
+        here = error
     rows = place.environments.all()
     if as_json:
         document = {
-            "installed": _flat(here) if here else None,
+            "installed": _flat(here) if isinstance(here, Toolchain) else None,
             "environments": [
                 {"path": str(path), "problem": why} | ({**asdict(found), "path": str(path)} if found else {})
                 for path, found, why in rows
@@ -73,10 +72,10 @@ def list_toolchains(cache_dir: str, *, as_json: bool) -> ExitCode:
         }
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return ExitCode.OK
-    if here is not None:
+    if isinstance(here, Toolchain):
         sys.stdout.write(f"installed here: {here.compiler.release} ({here.source.partition(': ')[2]})\n")
     else:
-        sys.stdout.write(f"installed here: none: {missing}\n")
+        sys.stdout.write(f"installed here: none: {here}\n")
     now = time.time()
     table = [("VERSION", "SIZE", "LAST USE", "PATH")]
     table += [

@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.results import Result
 
 
-# Folder of a run that holds the runs which were made to see whether it comes out the same again.
-_AGAIN = "again"
-_RUNS = (Stage.THRESHOLD, Stage.BENCHMARK)
 # By stage, and whether the tool crashes there.
 _LISTS = dict(zip(itertools.product(("compile", "run"), (False, True)), EXPECTED_LISTS, strict=True))
 _LONGEST_DIAGNOSTIC = 120
@@ -151,7 +148,7 @@ def _run_again(
     from iree_gauntlet.reports.experiment_reports import ConsolePresenter  # noqa: PLC0415
 
     # Inside of the run, so that it stays the newest one.
-    folder = free_folder(run.resolve() / _AGAIN / "1")
+    folder = free_folder(run.resolve() / "again" / "1")
     request = replace(
         request,
         folder=FolderRequest(run_dir=str(folder)),
@@ -247,7 +244,7 @@ def _found(steps: Sequence[Mapping[str, Any]], results: Mapping[str, Result]) ->
     unexpected = False
     for step in steps:
         stage = Stage(step["stage"])
-        name = "compile" if stage is Stage.COMPILE else "run" if stage in _RUNS else ""
+        name = "compile" if stage is Stage.COMPILE else "run" if stage in (Stage.THRESHOLD, Stage.BENCHMARK) else ""
         result = results.get(step["id"])
         if result is None:
             return Found(unjudged="it was not finished", unexpected=True)

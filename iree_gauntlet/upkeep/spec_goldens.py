@@ -50,13 +50,12 @@ if TYPE_CHECKING:
 
 _SCHEMA = 1
 _UNITS = {Metric.TIME_MS: "ms", Metric.DISPATCH_COUNT: "dispatches", Metric.BINARY_SIZE_BYTES: "bytes"}
-_RANKS = {"FACTOR": 2, "RATIO": 1}
 _COLUMNS = (
     *(Column(title, Kind.NAME) for title in ("CASE", "METRIC", "FOR")),
-    *(
-        Column(title, Kind.NUMBER, rank=_RANKS.get(title, 0))
-        for title in ("GOLDEN", "FACTOR", "LIMIT", "MEASURED", "RATIO")
-    ),
+    Column("GOLDEN", Kind.NUMBER),
+    Column("FACTOR", Kind.NUMBER, rank=2),
+    *(Column(title, Kind.NUMBER) for title in ("LIMIT", "MEASURED")),
+    Column("RATIO", Kind.NUMBER, rank=1),
     Column("VERDICT", Kind.VERDICT),
     Column("RUN"),
     Column("PLACE", Kind.NAME, rank=3),

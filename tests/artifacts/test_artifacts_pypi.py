@@ -17,7 +17,7 @@ from uv import find_uv_bin
 from iree_gauntlet.artifacts import pypi
 from iree_gauntlet.artifacts.pypi import pip_command
 from iree_gauntlet.artifacts.registry_file import Entry, Registry
-from iree_gauntlet.artifacts.sources import local_name
+from iree_gauntlet.artifacts.sources import PypiSource, local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.results import Fetched
@@ -231,7 +231,7 @@ def test_a_pip_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeypatch
     monkeypatch.setattr(pypi, "pip_command", lambda: ("/bin/sh", "-c", script))
     for seconds in growing_times():
         with pytest.raises(ArtifactError, match=f"longer than {seconds:g} s") as caught:
-            pypi.download_wheel("pypi://x==1/y", "x", "1", tmp_path, timeout=seconds)
+            pypi.download_wheel(PypiSource("pypi://x==1/y", "", "x", "1", "y"), tmp_path, timeout=seconds)
         if "thinking" in caught.value.hint:
             break
     wait_until(lambda: not running(child))

@@ -171,9 +171,7 @@ def test_zeros_and_ones(element: str) -> None:
 def test_small_floats_are_rounded_from_binary32() -> None:
     bf16 = made("random://uniform/50xbf16?seed=1")
     assert bf16.dtype == np.dtype(ml_dtypes.bfloat16)
-    exact = seeded.SeededSpec("", "uniform", (50,), "bf16", (("high", 1.0), ("low", 0.0), ("seed", 1)))._uniform(
-        0.0, 1.0
-    )
+    exact = seeded.SeededSpec("", "uniform", (50,), "bf16", {"high": 1.0, "low": 0.0, "seed": 1})._uniform(0.0, 1.0)
     assert bf16.tobytes() == exact.astype("f4").astype(ml_dtypes.bfloat16).tobytes()
 
 

@@ -24,6 +24,7 @@ from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.artifact_server import Request, Server, serving, whole
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.hanging import marked_hang
+from tests.support.iree_wheels import found_in
 from tests.support.permissions import mounting
 from tests.support.processes import running, wait_until
 from tests.support.toy_project import Project
@@ -189,7 +190,7 @@ def test_without_iree_nothing_runs_and_pip_is_named(project: Project, monkeypatc
     (environment / "bin").mkdir(parents=True)
     (environment / "pyvenv.cfg").touch()
     (environment / "bin" / "python").symlink_to(sys.executable)
-    monkeypatch.setattr(find, "find_installed", lambda: find_installed(str(environment / "bin" / "python")))
+    monkeypatch.setattr(find, "find_installed", lambda: found_in(environment / "bin" / "python"))
     done = project.gauntlet("run")
     assert done.code == 3
     assert "pip install" in done.err

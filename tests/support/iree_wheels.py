@@ -8,10 +8,14 @@ import stat
 import zipfile
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.toolchains.installed import find_on, site_packages_of
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["release_wheels", "write_wheel"]
+    from iree_gauntlet.toolchains.toolchain import Toolchain
+
+__all__ = ["found_in", "release_wheels", "write_wheel"]
 
 _FILES = {
     "compiler": ("iree/compiler/version.py", ["iree/compiler/_mlir_libs/iree-compile"]),
@@ -54,3 +58,8 @@ def release_wheels(folder: Path, *versions: str) -> Path:
         for noun in _FILES:
             write_wheel(folder, noun, version)
     return folder
+
+
+def found_in(python: Path) -> Toolchain:
+    """The wheels in the virtual environment of an interpreter."""
+    return find_on([str(folder) for folder in site_packages_of(python)], str(python))

@@ -41,7 +41,6 @@ _NEWEST_VERSION = 6
 _VERSIONED_DIALECTS = 1  # first version in which dialects may carry a version of their own
 _STRINGS, _DIALECTS, _ATTRIBUTES, _OFFSETS = 0, 1, 2, 3
 _ALIGNED = 0x80
-_OWNERS = frozenset({"stream", "flow"})
 _CHUNK = 1 << 20
 _LONGEST_PRODUCER = 4096
 
@@ -208,7 +207,7 @@ def _stored_references(reader: _Reader, source: str) -> Iterator[Reference]:
         if offset + size > attributes.stop:
             raise _DamagedError("an attribute lies beyond its section")
         if encoded:
-            if _dialect_name(reader, sections, dialect, version) in _OWNERS:
+            if _dialect_name(reader, sections, dialect, version) in ("stream", "flow"):
                 raise UnknownEncodingError("parameters in an encoding of their dialect's own")
         else:
             yield from _references_of(reader, offset, size, source)

@@ -31,7 +31,6 @@ _HEADER = struct.Struct("<4sHHQQQ QQQQQQQ")  # magic … flags, entry count, thr
 _ENTRY = struct.Struct("<QIQ QQ QQ Q")  # size, type, flags, name, metadata, alignment
 _SPLAT = struct.Struct("<Q16sB")  # length, pattern, pattern's length
 _DATA = struct.Struct("<QQ")  # offset in the storage segment, length
-_MAGIC = b"IRPA"
 _SPLAT_TYPE, _DATA_TYPE = 1, 2
 _TABLE_ALIGNMENT = 16
 _DATA_ALIGNMENT = 64
@@ -128,7 +127,7 @@ def _head(entries: Sequence[_Entry]) -> bytes:
     names_offset = table_offset + len(table)
     has_data = any(entry.offset is not None for entry in entries)
     storage_offset = _aligned(names_offset + name_offset, _DATA_ALIGNMENT if has_data else 1)
-    prefix = (_MAGIC, 0, 0, _HEADER.size, 0, 0)
+    prefix = (b"IRPA", 0, 0, _HEADER.size, 0, 0)
     segments = (table_offset, len(table), names_offset, name_offset, storage_offset, _storage_size(entries))
     head = _HEADER.pack(*prefix, len(entries), *segments).ljust(table_offset, b"\0") + table + b"".join(names)
     return head.ljust(storage_offset, b"\0")

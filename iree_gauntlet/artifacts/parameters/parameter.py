@@ -35,7 +35,6 @@ ML_DTYPES = {
     "f8E5M2FNUZ": "float8_e5m2fnuz",
 }
 _INTEGER = re.compile(r"(?P<sign>|s|u)i(?P<bits>[0-9]+)")
-_INTEGER_BITS = frozenset({2, 4, 8, 16, 32, 64})
 # A new number disowns every archive that was made before: values of a seed, or the layout, have changed.
 PARAMETERS_FORMAT = 1
 
@@ -84,7 +83,7 @@ def element_type(name: str) -> ElementType | None:
     if name in {"f16", "f32", "f64"}:
         return ElementType(name, Kind.FLOAT, int(name[1:]), f"float{name[1:]}")
     match = _INTEGER.fullmatch(name)
-    if match is None or int(match["bits"]) not in _INTEGER_BITS:
+    if match is None or int(match["bits"]) not in (2, 4, 8, 16, 32, 64):
         return None
     bits = int(match["bits"])
     least = 0 if match["sign"] == "u" else -(1 << (bits - 1))
@@ -128,7 +127,8 @@ class Parameter:
     @property
     def label(self) -> str:
         """Scope and name for people, such as `"model"::"w"`; what cannot be printed is escaped."""
-        texts = [text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for text in self._path]
+        path = (self.scope, self.name) if self.scope else (self.name,)
+        texts = [text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for text in path]
         quoted = ["".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in t) for t in texts]
         return "::".join(f'"{text}"' for text in quoted)
 
@@ -141,10 +141,6 @@ class Parameter:
     def byte_size(self) -> int:
         """Bytes of all values, dense, sub-byte values packed."""
         return (self.count * self.element.bits + 7) // 8
-
-    @property
-    def _path(self) -> tuple[str, ...]:
-        return (self.scope, self.name) if self.scope else (self.name,)
 
     def check(self) -> None:
         """See that values can be made for it.

@@ -26,7 +26,7 @@ import numpy as np
 from iree_gauntlet.artifacts.parameters.parameter import PARAMETERS_FORMAT, ElementType, Kind, Parameter, ParameterError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -98,7 +98,8 @@ def random_bytes(parameter: Parameter, seed: int, *, piece: int = _PIECE) -> Ite
         piece: words of the stream that are handled at once; the bytes do not depend on it.
     """
     element = parameter.element
-    words_left, values_left = _words_of(parameter), parameter.count
+    words_left = -(-parameter.count * _stream_bits(element) // (_WORD_BYTES * 8))
+    values_left = parameter.count
     generator = np.random.PCG64(_stream_seed(parameter, seed))
     while words_left:
         words = min(piece, words_left)
@@ -136,10 +137,6 @@ def _stream_bits(element: ElementType) -> int:
     if element.kind is Kind.BOOL:
         return 1
     return max(16, element.bits) if element.kind is Kind.FLOAT else element.bits
-
-
-def _words_of(parameter: Parameter) -> int:
-    return -(-parameter.count * _stream_bits(parameter.element) // (_WORD_BYTES * 8))
 
 
 def _made(stream: NDArray[Any], element: ElementType, count: int) -> bytes:
@@ -221,20 +218,13 @@ def quantiles() -> NDArray[np.float64]:
     centre = distance <= _CENTRE
     near = distance[centre]
     square = 0.180625 - near * near
-    upper[centre] = near * _polynomial(_NEAR_MEDIAN[0], square) / _polynomial(_NEAR_MEDIAN[1], square)
+    upper[centre] = near * np.polyval(_NEAR_MEDIAN[0], square) / np.polyval(_NEAR_MEDIAN[1], square)
     root = np.sqrt(np.array([_minus_log(0.5 - q) for q in distance[~centre].tolist()]))
     assert root.max() <= _FAR, "the table ends before the far tail, which has coefficients of its own"
-    upper[~centre] = _polynomial(_IN_TAIL[0], root - 1.6) / _polynomial(_IN_TAIL[1], root - 1.6)
+    upper[~centre] = np.polyval(_IN_TAIL[0], root - 1.6) / np.polyval(_IN_TAIL[1], root - 1.6)
     table = np.concatenate([-upper[::-1], upper])
     table.flags.writeable = False
     return table
-
-
-def _polynomial(coefficients: Sequence[float], x: NDArray[Any]) -> NDArray[Any]:
-    result = np.full_like(x, coefficients[0])
-    for coefficient in coefficients[1:]:
-        result = result * x + coefficient
-    return result
 
 
 def _minus_log(p: float) -> float:
