@@ -74,6 +74,13 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def tests_vulkan(session: nox.Session) -> None:
+    """Run the tests that need a Vulkan device, alone; Mesa's lavapipe is one in software."""
+    _install_test_tools(session)
+    session.run("pytest", "-m", "vulkan", *session.posargs)
+
+
+@nox.session
 def stress(session: nox.Session) -> None:
     """Run what does much of the same: a thousand kills, a thousand examples of properties, gigabytes, 10,000 cases."""
     _install_test_tools(session)

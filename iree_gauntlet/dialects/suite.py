@@ -64,6 +64,7 @@ class _SuiteTable(Document):
     description: str = ""
     target: Annotated[str, AfterValidator(_target)]
     sku: str = ""
+    device_optional: bool = False
     stages: list[_Stage] = Field(default_factory=lambda: [stage.value for stage in DEFAULT_STAGES], min_length=1)
     spec_dirs: list[str] = Field(default_factory=lambda: ["../specs"])
     configs: list[str] = Field(default_factory=list)
@@ -79,6 +80,7 @@ class Suite:
         path: its file.
         name: what its runs are called.
         target: where it runs.
+        device_optional: where there is no such device, it is compiled and not run.
         stages: what is done.
         spec_dirs: folders of specs.
         configs: of operator suites; empty for those in their own folders.
@@ -90,6 +92,7 @@ class Suite:
     name: str
     description: str
     target: Target
+    device_optional: bool
     stages: tuple[Stage, ...]
     spec_dirs: tuple[Path, ...]
     configs: tuple[Path, ...]
@@ -129,6 +132,7 @@ def read_suite(path: Path) -> Suite:
         name=table.name,
         description=table.description,
         target=target,
+        device_optional=table.device_optional,
         stages=tuple(Stage(stage) for stage in table.stages),
         spec_dirs=tuple(path.parent / folder for folder in table.spec_dirs),
         configs=tuple(path.parent / config for config in table.configs),

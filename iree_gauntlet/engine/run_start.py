@@ -19,6 +19,7 @@ from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.records.event_log import Journal
+from iree_gauntlet.steps import Resources, Step
 from iree_gauntlet.toolchains.devices import Device, find_device
 
 if TYPE_CHECKING:
@@ -27,15 +28,19 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.results import Result
-    from iree_gauntlet.steps import Step
     from iree_gauntlet.targets import Target
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 
-def on_devices_here(plan: Plan, machine: Workbench) -> Plan:
+def on_devices_here(plan: Plan, machine: Workbench, *, optional: bool = False) -> Plan:
     """Every step with the device that it runs on by its own name, so that two names of one device are one.
 
     What no device or importer here can do is blocked: a demand that cannot be met fails at once.
+
+    Args:
+        plan: what is to be done.
+        machine: what it is done with.
+        optional: what no device here can do is skipped instead.
     """
     found: dict[str, Device | ToolchainError] = {}
 
@@ -56,6 +61,8 @@ def on_devices_here(plan: Plan, machine: Workbench) -> Plan:
                 found[device] = problem
         here = found[device]
         if isinstance(here, ToolchainError):
+            if optional:
+                return replace(step, skip=step.skip or f"compiled only: {here.what}", resources=Resources(cores=0))
             return blocked(step, f"no device {device!r} here: {here.what}; {here.hint}")
         return replace(step, resources=replace(step.resources, device=here.uri, software=here.software))
 

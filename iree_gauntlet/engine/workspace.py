@@ -41,6 +41,7 @@ class Selection:
         name: of the suite, or `custom`; part of a run's name.
         stages: of the suite, or all.
         targets: where.
+        device_optional: where there is no such device, it is compiled and not run.
         specs: every spec file that was read.
         cases: what was selected.
         not_asked: a line for each config that was named and is for a target that was not asked for.
@@ -54,6 +55,7 @@ class Selection:
     cases: CaseSet
     not_asked: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    device_optional: bool = False
 
     def require_sound(self) -> None:
         """Raises SpecError where a selected spec has problems."""
@@ -187,6 +189,7 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
         cases=cases,
         not_asked=_not_asked(specs, targets) if configs else (),
         notes=tuple(notes),
+        device_optional=bool(suite and suite.device_optional),
     )
 
 

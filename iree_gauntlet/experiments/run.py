@@ -213,7 +213,7 @@ def _planned(chosen: Chosen, machine: Workbench, run_dir: Path) -> tuple[Plan, d
     restricted = begun_with(run_dir) if request.folder.resume else None
     if restricted is not None:
         plan = replace(plan, steps=tuple(step for step in plan.steps if step.id in restricted))
-    plan = on_devices_here(plan, machine)
+    plan = on_devices_here(plan, machine, optional=selection.device_optional)
     if not plan.steps:
         raise NothingSelectedError(
             f"nothing to do: the selected specs have no {' or '.join(stages)} stage",

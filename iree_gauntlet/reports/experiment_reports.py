@@ -77,7 +77,7 @@ class ConsolePresenter:
             for command in reports.commands(os.environ):
                 self.line(command)
         if self._output.lost:
-            lost = f"standard output: {self._output.lost}; the run went on, see {shown(folder)}"
+            lost = f"standard output: {self._output.lost}; the run continued, see {shown(folder)}"
             messages.warn(lost)
         # Last, so that a summary file that cannot be written hides no verdict.
         if not brief:

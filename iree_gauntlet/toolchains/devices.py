@@ -129,8 +129,8 @@ def known_devices(toolchain: Toolchain, driver: str) -> tuple[Device, ...]:
     """
     uris = devices(toolchain, driver)
     dump = ask([toolchain.runtime.run_module, f"--dump_devices={driver}"], timeout=_TIMEOUT_SECONDS).stdout
-    told = {match["uri"]: _described(match) for match in _DUMPED.finditer(dump)}
-    return tuple(told.get(uri, Device(uri)) for uri in uris)
+    described = {match["uri"]: _described(match) for match in _DUMPED.finditer(dump)}
+    return tuple(described.get(uri, Device(uri)) for uri in uris)
 
 
 def _described(match: re.Match[str]) -> Device:

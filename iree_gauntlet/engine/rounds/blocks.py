@@ -138,7 +138,7 @@ class PairEvidence(Evidence):
         """A block, as it stands in the log."""
         kind, cpus = event["kind"], tuple(event.get("cpus") or ())
         into = {AB: self.blocks, CONTROL: self.control, OWN: self.own}.get(kind)
-        # Blocks beside the comparison say nothing of how disturbed it is.
+        # Blocks next to the comparison say nothing of how disturbed it is.
         if kind == OWN:
             self.own_tried += 1
         elif kind == TRIAL:
