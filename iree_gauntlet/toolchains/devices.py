@@ -26,6 +26,8 @@ _SOFTWARE = re.compile(r"^type: cpu$|^name: (?:llvmpipe|SwiftShader)", re.MULTIL
 # `c/runtime/src/…/file.c:155: UNAVAILABLE; what happened; what was being done`
 _STATUS = re.compile(r"^\S+:\d+: [A-Z_]+; (?P<message>.*)$", re.MULTILINE)
 
+# Drivers that open a device by its own name alone.
+_WITHOUT_ORDINALS = ("vulkan",)
 _HINTS = {
     "hip": "install AMD's ROCm runtime (it brings libamdhip64.so) on a machine with a supported AMD GPU; "
     "/dev/kfd and /dev/dri must be accessible (groups render and video)",
@@ -193,7 +195,7 @@ def _choose(found: tuple[str, ...], driver: str, path: str) -> str:
     """The device that a path means: the first for none, an ordinal, or its own name; empty for no device."""
     if not path:
         return found[0]
-    if path.isdecimal():
+    if path.isdecimal() and driver not in _WITHOUT_ORDINALS:
         return found[int(path)] if int(path) < len(found) else ""
     uri = f"{driver}://{path}"
     return uri if uri in found else ""

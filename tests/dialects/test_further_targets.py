@@ -51,13 +51,13 @@ def test_a_further_target_may_have_flags_a_tolerance_and_a_device_of_its_own(tmp
     options = {
         "compiler_flags": ["--iree-vulkan-target=rdna3"],
         "threshold_args": ["--expected_f16_threshold=2.0f"],
-        "device": "vulkan://1",
+        "device": "vulkan://GPU-1",
     }
     tree = write_tree(tmp_path, {NAME: REGRESSION | {"targets": {"vulkan": options}}})
     made = plan(load(tree, VULKAN), [Stage.THRESHOLD])
     assert "--iree-vulkan-target=rdna3" in argv_of(made, "m/s@vulkan:compile")
     argv = argv_of(made, "m/s@vulkan:threshold")
-    assert "--device=vulkan://1" in argv
+    assert "--device=vulkan://GPU-1" in argv
     assert [word for word in argv if "expected_f16" in word] == ["--expected_f16_threshold=2.0f"]
 
 
