@@ -14,6 +14,7 @@ from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.engine.run_start import model_engine, model_session, require_importer, run_event
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
 from iree_gauntlet.errors import ExitCode, Problem, ToolchainError, UsageError
+from iree_gauntlet.figures import counted
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.run_folder import make_folder
 from iree_gauntlet.reports.experiment_reports import write_reports
@@ -225,6 +226,5 @@ def _list(models: Mapping[str, BenchmarkModel], folders: Sequence[Path]) -> Docu
             count = model.parameter_count(config)
             rows.append((model.name, config or None, _UNKNOWN if count is None else count, takes, model.place))
     where = ", ".join(str(folder) for folder in folders)
-    counts = ((len(models), "model"), (len(rows), "configuration"))
-    said = ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts)
-    return Document("", f"{said} in {where}", (), (Table(_COLUMNS, tuple(rows)),))
+    said = f"{counted(len(models), 'model')}, {counted(len(rows), 'configuration')} in {where}"
+    return Document("", said, (), (Table(_COLUMNS, tuple(rows)),))
