@@ -124,17 +124,14 @@ def read_journal(path: Path) -> JournalRecord:
                 try:
                     found.results[step] = Result.from_dict(event)
                 except (AttributeError, KeyError, TypeError, ValueError) as error:
+                    version = runs[-1].get("version", "unknown") if runs else "unknown"
                     raise GauntletError(
                         f"{path}:{number}: the result of {step} cannot be read: {type(error).__name__}: {error}",
-                        f"it was written by version {_version(runs)}; use that version to report on it",
+                        f"it was written by version {version}; use that version to report on it",
                     ) from error
             case "end":
                 end = event
     return replace(found, runs=tuple(runs), steps=tuple(steps), end=end, torn=reader.torn)
-
-
-def _version(runs: list[dict[str, Any]]) -> str:
-    return str(runs[-1].get("version", "unknown")) if runs else "unknown"
 
 
 class _Reader:

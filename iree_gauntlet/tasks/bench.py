@@ -87,9 +87,10 @@ def bench(options: BenchOptions) -> ExitCode:
     if options.output:
         check_output(options.output, _locks(options))
     torch = find_torch_python(options.torch_python)
+    asked = ToolchainRequest(options.cache_dir, options.iree, options.iree_compiler, options.iree_runtime)
     output = Output(sys.stdout)
     with open_progress(output.stream) as progress:
-        machine = open_workbench(_toolchain(options), progress, need_toolchain=True)
+        machine = open_workbench(asked, progress, need_toolchain=True)
         toolchain, known = machine.toolchain, machine.known
         assert toolchain is not None, "asked for"
         assert known is not None, "asked for"
@@ -111,7 +112,8 @@ def bench(options: BenchOptions) -> ExitCode:
             torch=torch,
             env=options.env,
         )
-        _require_flags(chain)
+        for unknown in chain.context.translate(chain.flags, COMPILE).unknown:
+            raise ToolchainError(unknown.message, unknown.hint)
         session = BenchSession(
             chain, devices, fidelity.contraction_type, (*_emulation(options), *level.notes, *fidelity.notes)
         )
@@ -196,12 +198,6 @@ def _emulation(options: BenchOptions) -> tuple[str, ...]:
     return (f"{form.label}: weights lie on the format's grid; memory and speed are those of {form.element_type}.",)
 
 
-def _require_flags(chain: Chain) -> None:
-    """Raises where the compiler lacks a flag."""
-    for unknown in chain.context.translate(chain.flags, COMPILE).unknown:
-        raise ToolchainError(unknown.message, unknown.hint)
-
-
 def _require_work(options: BenchOptions, chips: int) -> None:
     """Raises where a chip would have nothing to do."""
     least = chips * options.microbatch_count
@@ -211,10 +207,6 @@ def _require_work(options: BenchOptions, chips: int) -> None:
             f"take {least} at least",
             "Raise it, or use fewer chips.",
         )
-
-
-def _toolchain(options: BenchOptions) -> ToolchainRequest:
-    return ToolchainRequest(options.cache_dir, options.iree, options.iree_compiler, options.iree_runtime)
 
 
 def _list(models: Mapping[str, BenchmarkModel], folders: Sequence[Path]) -> Document:
