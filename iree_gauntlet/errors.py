@@ -24,15 +24,7 @@ class ExitCode(IntEnum):
     @staticmethod
     def worst(codes: list[ExitCode]) -> ExitCode:
         """The one that wins, in the order 130, 2, 3, 1, 4; OK for an empty list."""
-        order = [
-            ExitCode.INTERRUPTED,
-            ExitCode.USAGE,
-            ExitCode.ERROR,
-            ExitCode.FAILED,
-            ExitCode.INCONCLUSIVE,
-            ExitCode.NOTHING_SELECTED,
-        ]
-        return next((code for code in order if code in codes), ExitCode.OK)
+        return next((code for code in _MEANINGS if code in codes), ExitCode.OK)
 
     @property
     def meaning(self) -> str:
@@ -40,14 +32,15 @@ class ExitCode(IntEnum):
         return _MEANINGS[self]
 
 
+# The one that wins first.
 _MEANINGS = {
-    ExitCode.OK: "all as expected",
-    ExitCode.FAILED: "something failed",
+    ExitCode.INTERRUPTED: "interrupted",
     ExitCode.USAGE: "usage or spec error, nothing ran",
     ExitCode.ERROR: "an error kept something from being judged",
+    ExitCode.FAILED: "something failed",
     ExitCode.INCONCLUSIVE: "a measurement is inconclusive",
     ExitCode.NOTHING_SELECTED: "nothing selected",
-    ExitCode.INTERRUPTED: "interrupted",
+    ExitCode.OK: "all as expected",
 }
 
 

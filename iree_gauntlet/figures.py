@@ -27,18 +27,16 @@ STYLES = {
     "broken": "red",
     "not measured": "dim",
 }
-_MINUTE = 60.0
-_HOUR = 3600.0
 
 
 def duration(seconds: float) -> str:
     """Seconds as `0.41 s`, `61.2 s`, `3 min 05 s`, `2 h 03 min`."""
     if seconds < 9.995:
         return f"{seconds:.2f} s"
-    if seconds < 2 * _MINUTE:
+    if seconds < 120:
         return f"{seconds:.1f} s"
     total = round(seconds)
-    if total < _HOUR:
+    if total < 3600:
         return f"{total // 60} min {total % 60:02} s"
     return f"{total // 3600} h {total % 3600 // 60:02} min"
 

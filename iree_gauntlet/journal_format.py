@@ -7,7 +7,7 @@ last line without its newline is torn, was never acknowledged, and is left out.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from iree_gauntlet.errors import GauntletError
@@ -101,12 +101,9 @@ def read_journal(path: Path) -> JournalRecord:
         GauntletError: there is no such journal, or a line of it that is not the last one of its writer
             is no JSON object, lacks what its event needs, or is a result that this version cannot read.
     """
-    reader = _Reader(path, "run")
+    reader, found = _Reader(path, "run"), JournalRecord(path)
     runs: list[dict[str, Any]] = []
     steps: list[dict[str, Any]] = []
-    starts: dict[str, str] = {}
-    results: dict[str, Result] = {}
-    result_times: dict[str, str] = {}
     end: dict[str, Any] | None = None
     # One by one: of ten thousands of events, only what counts in the end is kept.
     for number, event in reader:
@@ -120,24 +117,21 @@ def read_journal(path: Path) -> JournalRecord:
                     end = None
                 steps += event["steps"]
             case "start":
-                starts[_step_of(path, number, event)] = str(event.get("time", ""))
+                found.starts[_step_of(path, number, event)] = str(event.get("time", ""))
             case "result":
                 step = _step_of(path, number, event)
-                result_times[step] = str(event.get("time", ""))
+                found.result_times[step] = str(event.get("time", ""))
                 try:
-                    results[step] = Result.from_dict(event)
+                    found.results[step] = Result.from_dict(event)
                 except (AttributeError, KeyError, TypeError, ValueError) as error:
+                    version = runs[-1].get("version", "unknown") if runs else "unknown"
                     raise GauntletError(
                         f"{path}:{number}: the result of {step} cannot be read: {type(error).__name__}: {error}",
-                        f"it was written by version {_version(runs)}; use that version to report on it",
+                        f"it was written by version {version}; use that version to report on it",
                     ) from error
             case "end":
                 end = event
-    return JournalRecord(path, tuple(runs), tuple(steps), starts, results, result_times, end, reader.torn)
-
-
-def _version(runs: list[dict[str, Any]]) -> str:
-    return str(runs[-1].get("version", "unknown")) if runs else "unknown"
+    return replace(found, runs=tuple(runs), steps=tuple(steps), end=end, torn=reader.torn)
 
 
 class _Reader:
@@ -154,18 +148,14 @@ class _Reader:
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
-            stream = self._path.open("rb")
+            with self._path.open("rb") as stream:
+                yield from self._events(stream)
         except FileNotFoundError:
             raise GauntletError(
                 f"{self._path}: there is no journal", "name the folder of a run; `runs/` holds one for each run"
             ) from None
         except OSError as error:
-            raise self._unreadable(error) from error
-        with stream:
-            try:
-                yield from self._events(stream)
-            except OSError as error:
-                raise self._unreadable(error) from error
+            raise GauntletError(f"{self._path}: cannot read the journal: {error.strerror}") from error
 
     def _events(self, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
         broken = 0
@@ -185,9 +175,6 @@ class _Reader:
                 refuse(self._path, broken, "is no JSON object")
             broken = 0
             yield number, event
-
-    def _unreadable(self, error: OSError) -> GauntletError:
-        return GauntletError(f"{self._path}: cannot read the journal: {error.strerror}")
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -148,6 +148,16 @@ class FolderRequest:
     )
 
 
+def _disturbed() -> Any:
+    """Of every request for rounds."""
+    return option(
+        "replace",
+        "What becomes of rounds that other work on the machine disturbed: replace, or count (for machines that are "
+        "never quiet).",
+        choices=("replace", "count"),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ConductRequest:
     """How steps are run and judged."""
@@ -170,12 +180,7 @@ class ConductRequest:
         "or latest.",
     )
     confirm_seconds: float = option(300.0, "Seconds that one golden time may take to be confirmed.", unit="seconds")
-    disturbed: str = option(
-        "replace",
-        "What becomes of rounds that other work on the machine disturbed: replace, or count (for machines that are "
-        "never quiet).",
-        choices=("replace", "count"),
-    )
+    disturbed: str = _disturbed()
     timeout_import: float = option(0.0, "Seconds for an import (default 600, or the spec's).", unit="seconds")
     timeout_parameters: float = option(
         0.0, "Seconds for synthetic weights (default 3600, or the spec's).", unit="seconds"
@@ -258,13 +263,8 @@ class RunRequest:
     def with_kept(self, values: Mapping[str, Any]) -> RunRequest:
         """The same request with other values of options that a resumed run keeps, but for what is given again."""
         values = {**values, **{name: now for name, now in given([self.conduct]).items() if name in KEPT_UNLESS_GIVEN}}
-        return replace(
-            self,
-            selection=read(SelectionRequest, {**asdict(self.selection), **values}),
-            toolchain=read(ToolchainRequest, {**asdict(self.toolchain), **values}),
-            shard=read(ShardRequest, {**asdict(self.shard), **values}),
-            conduct=read(ConductRequest, {**asdict(self.conduct), **values}),
-        )
+        parts = {name: getattr(self, name) for name in ("selection", "toolchain", "shard", "conduct")}
+        return replace(self, **{name: read(type(part), asdict(part) | values) for name, part in parts.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,12 +327,7 @@ class MicroRequest:
         "What IREE is compared with, on a CPU: torch (eager and torch.compile), torch-eager, or none.",
         choices=("torch", "torch-eager", "none"),
     )
-    disturbed: str = option(
-        "replace",
-        "What becomes of rounds that other work on the machine disturbed: replace, or count (for machines that are "
-        "never quiet).",
-        choices=("replace", "count"),
-    )
+    disturbed: str = _disturbed()
     targets: str = option("", "JSON file of the values that metrics should have, for the target_value of the records.")
     torch_python: str = option("", "Python that has torch and makes the models (default: this one).")
     resume: bool = option(False, "Continue the newest run of `micro` (or --run-dir) where it was killed.")

@@ -135,6 +135,10 @@ class Step:
     expect_crash: bool | None = None
     allclose: Allclose | None = None
 
+    def input(self, role: str) -> StepInput:
+        """The first input of a role, which it has."""
+        return next(item for item in self.inputs if item.role == role)
+
     def output(self, role: str) -> str:
         """Path of the output of a role; KeyError where it has none."""
         return dict(self.outputs)[role]

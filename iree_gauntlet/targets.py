@@ -12,44 +12,38 @@ if TYPE_CHECKING:
 FAMILIES = ("cpu", "rocm", "cuda", "vulkan", "metal", "vmvx")
 
 # What people and IREE's flags call the families: backends, devices and HAL target devices.
-_FAMILY_NAMES = {
-    "cpu": "cpu",
+_FAMILY_NAMES = {family: family for family in FAMILIES} | {
     "host": "cpu",
     "llvm-cpu": "cpu",
     "local": "cpu",
     "local-sync": "cpu",
     "local-task": "cpu",
-    "rocm": "rocm",
     "hip": "rocm",
     "amdgpu": "rocm",
-    "cuda": "cuda",
-    "vulkan": "vulkan",
     "vulkan-spirv": "vulkan",
-    "metal": "metal",
     "metal-spirv": "metal",
-    "vmvx": "vmvx",
 }
 # What is compiled for where a spec does not say it itself, and where that runs.
-_TARGET_FLAGS = {
+DEVICES = {family: family for family in FAMILIES} | {"cpu": "local-task", "rocm": "hip", "vmvx": "local-task"}
+_TARGET_FLAGS = {family: (f"--iree-hal-target-device={device}",) for family, device in DEVICES.items()} | {
     "cpu": (
         "--iree-hal-target-device=local",
         "--iree-hal-local-target-device-backends=llvm-cpu",
         "--iree-llvmcpu-target-cpu=host",
     ),
-    "rocm": ("--iree-hal-target-device=hip",),
-    "cuda": ("--iree-hal-target-device=cuda",),
-    "vulkan": ("--iree-hal-target-device=vulkan",),
-    "metal": ("--iree-hal-target-device=metal",),
     "vmvx": ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=vmvx"),
 }
 CHIP_FLAGS = {"rocm": "--iree-rocm-target", "cuda": "--iree-cuda-target", "vulkan": "--iree-vulkan-target"}
-DEVICES = {family: family for family in FAMILIES} | {"cpu": "local-task", "rocm": "hip", "vmvx": "local-task"}
 # Flags that name a target, or are of the code generator of one.
 _OF_ONE_TARGET = re.compile(
     r"--?iree-(?:hal-target-|hal-local-|(?:hip|rocm|cuda|vulkan|metal|vmvx|spirv|llvmcpu|llvmgpu)-"
     r"|codegen-(?:llvmcpu|llvmgpu|spirv)-)"
 )
-_CHIP = re.compile(r"[a-z0-9][a-z0-9._]*")
+_CHIPS = dict.fromkeys(("cuda", "vulkan", "metal"), re.compile(r"[a-z0-9][a-z0-9._]*")) | {
+    "rocm": re.compile(r"gfx[^\W_]*")
+}
+# How chips begin that are known without their family.
+_CHIP_FAMILIES = {"gfx": "rocm", "sm_": "cuda"}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -93,16 +87,11 @@ def target_of(name: str, *, chip: str = "", sku: str = "") -> Target | None:
     family = _FAMILY_NAMES.get(name, "")
     if family:
         return Target(family, chip if family == "rocm" else "", sku)
-    if name.startswith("gfx") and name.isalnum():
-        return Target("rocm", name, sku)
-    if name.startswith("sm_") and _CHIP.fullmatch(name):
-        return Target("cuda", name, sku)
     family, _, rest = name.partition("-")
-    if family == "rocm":
-        return Target(family, rest, sku) if rest.startswith("gfx") and rest.isalnum() else None
-    if family in ("cuda", "vulkan", "metal") and _CHIP.fullmatch(rest):
-        return Target(family, rest, sku)
-    return None
+    if name[:3] in _CHIP_FAMILIES:
+        family, rest = _CHIP_FAMILIES[name[:3]], name
+    known = _CHIPS.get(family)
+    return Target(family, rest, sku) if known and known.fullmatch(rest) else None
 
 
 def target_flags(target: Target) -> tuple[str, ...]:

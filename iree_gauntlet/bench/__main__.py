@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import sys
-
-from invoke.exceptions import Exit
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.tasks.task_options import ended
 from iree_gauntlet.torch_models.bench_options import parse
 
+if TYPE_CHECKING:
+    from iree_gauntlet.errors import ExitCode
+
 
 def main() -> None:
     """Reads the command line, and exits as `bench` does."""
-    try:
-        with ended() as end:
-            options = parse(sys.argv[1:])
-            from iree_gauntlet.tasks.bench import bench  # noqa: PLC0415 - `--help` must not wait for it
+    sys.exit(ended(_bench))
 
-            end.code = bench(options)
-    except Exit as exit_:
-        sys.exit(exit_.code)
+
+def _bench() -> ExitCode:
+    options = parse(sys.argv[1:])
+    from iree_gauntlet.tasks.bench import bench  # noqa: PLC0415 - `--help` must not wait for it
+
+    return bench(options)
 
 
 if __name__ == "__main__":

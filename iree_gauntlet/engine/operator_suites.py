@@ -53,9 +53,8 @@ def _is_small(step: Step) -> bool:
     """Whether a compile is one for the server: a small program, and flags that the server can take."""
     if step.dialect != DIALECT or step.command is None:
         return False
-    program = next(item for item in step.inputs if item.role == "program")
     try:
-        size = Path(program.path).stat().st_size
+        size = Path(step.input("program").path).stat().st_size
     except OSError:
         return False
     return size <= _MOST_PROGRAM_BYTES and served(step.command.argv[2:-2])
@@ -176,7 +175,7 @@ class OperatorSteps:
 
 
 def _module(step: Step) -> Path:
-    return Path(next(item.path for item in step.inputs if item.role == "module"))
+    return Path(step.input("module").path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,14 +47,8 @@ def import_step(step: Step, module: Module, context: PlanContext) -> Step:
         "importer": context.importer,
     }
     argv = import_argv(context.python, context.import_script, source.path, output, module.program.onnx)
-    return replace(
-        step,
-        command=Command(argv, step.folder),
-        inputs=(source,),
-        outputs=(("program", output),),
-        cache=_lookup(context, step.id, ingredients, argv),
-        onnx=module.program.onnx,
-    )
+    step = replace(step, inputs=(source,), outputs=(("program", output),), onnx=module.program.onnx)
+    return _making(step, argv, ingredients, context)
 
 
 def parameters_step(step: Step, scope: str, made: MadeValues, imported: Step | None, context: PlanContext) -> Step:
@@ -79,13 +73,8 @@ def parameters_step(step: Step, scope: str, made: MadeValues, imported: Step | N
     if imported:
         ingredients |= {"import": _options(made.module), "importer": context.importer}
     argv = parameters_argv(context.own_python, program, scope, made, context.ir_tool, output)
-    return replace(
-        step,
-        command=Command(argv, step.folder),
-        inputs=(replace(source, path=program),),
-        outputs=(("parameters", output),),
-        cache=_lookup(context, step.id, ingredients, argv),
-    )
+    step = replace(step, inputs=(replace(source, path=program),), outputs=(("parameters", output),))
+    return _making(step, argv, ingredients, context)
 
 
 def reference_step(step: Step, module: Module, context: PlanContext) -> Step:
@@ -99,14 +88,9 @@ def reference_step(step: Step, module: Module, context: PlanContext) -> Step:
         "onnxruntime": context.onnxruntime,
     }
     argv = (context.own_python, context.reference_script, source.path, "-o", output)
-    return replace(
-        step,
-        command=Command(argv, step.folder),
-        inputs=(source,),
-        outputs=(("reference", output),),
-        cache=_lookup(context, step.id, ingredients, argv),
-        blocked=step.blocked or ("" if context.onnxruntime else _NO_ONNXRUNTIME),
-    )
+    why_not = step.blocked or ("" if context.onnxruntime else _NO_ONNXRUNTIME)
+    step = replace(step, inputs=(source,), outputs=(("reference", output),), blocked=why_not)
+    return _making(step, argv, ingredients, context)
 
 
 def compile_step(
@@ -169,6 +153,11 @@ def compile_step(
         cache=_lookup(context, step.id, ingredients, argv),
         notes=tuple(note.replace(_FOLDER, step.folder) for note in translation.notes),
     )
+
+
+def _making(step: Step, argv: tuple[str, ...], ingredients: Mapping[str, str], context: PlanContext) -> Step:
+    """A step with the command that makes its outputs in its folder, and what the cache has of them."""
+    return replace(step, command=Command(argv, step.folder), cache=_lookup(context, step.id, ingredients, argv))
 
 
 def _source(module: Module, context: PlanContext, working_directory: str = "") -> StepInput:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.engine.judging import after_process
-from iree_gauntlet.engine.processes.supervisor import Outcome, shell_line
+from iree_gauntlet.engine.processes.supervisor import shell_line
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
 from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile, parse_dispatch_events
@@ -27,8 +27,6 @@ from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, Toolchain
 from iree_gauntlet.toolchains.translate import flag_releases
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.toolchains.flags import FlagSet
 
@@ -165,7 +163,10 @@ class _Work:
         if outcome.cancelled:
             raise _NoProfileError(f"{tool} was interrupted")
         if outcome.exit_code != 0:
-            raise _NoProfileError(_failure(outcome, tool, self._step, self._processes.error_lines(self._step, name)))
+            lines = self._processes.error_lines(self._step, name)
+            # Google Benchmark puts its warnings before the error.
+            said = next((line for line in lines if line.strip() and not line.startswith("***")), "")
+            raise _NoProfileError(after_process(self._step, outcome, lines, tool=tool, reason=shorten(said)).reason)
 
     def result(self, profile: DispatchProfile | None, reason: str) -> Profiling:
         return Profiling(profile, reason, tuple(self._commands), self._seconds, self._log)
@@ -219,10 +220,3 @@ def _profiled(command: Command, device: str, bundle: Path, invocations: int) -> 
 
 def _is_replaced(word: str) -> bool:
     return word.partition("=")[0] in _REPLACED_FLAGS
-
-
-def _failure(outcome: Outcome, tool: str, step: Step, lines: Sequence[str]) -> str:
-    """Why a tool failed, in one line."""
-    # Google Benchmark puts its warnings before the error.
-    said = next((line for line in lines if line.strip() and not line.startswith("***")), "")
-    return after_process(step, outcome, lines, tool=tool, reason=shorten(said)).reason

@@ -16,6 +16,7 @@ from iree_gauntlet.records.event_log import EventLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from iree_gauntlet.progress import Progress
@@ -75,11 +76,9 @@ class Session(Generic[Log]):
                 stack.enter_context(self.locks.device_lock(device, waiting))
             yield
 
-    @contextmanager
-    def interruptible(self) -> Iterator[None]:
+    def interruptible(self) -> AbstractContextManager[None]:
         """Ctrl-C and SIGTERM end what runs and raise KeyboardInterrupt once; a second one ends it without grace."""
-        with interruptible(self.cancel):
-            yield
+        return interruptible(self.cancel)
 
 
 @contextmanager

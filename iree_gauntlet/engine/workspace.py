@@ -147,14 +147,8 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
     suite = _suite(request, defaults)
     targets = _targets(request, defaults, suite)
     folders = [Path(folder) for folder in request.spec_dir] or (_dirs_of(suite) if suite else [_own_specs()])
-    external = Path(request.external_file_directory) if request.external_file_directory else None
-    if external is not None and not external.is_dir():
-        raise UsageError(
-            f"--external-file-directory {external} is not a folder", "Name the folder of the external files."
-        )
-    modules = Path(request.module_directory) if request.module_directory else None
-    if modules is not None and not modules.is_dir():
-        raise UsageError(f"--module-directory {modules} is not a folder", "Name the folder of the module definitions.")
+    external = _folder("--external-file-directory", request.external_file_directory, "external files")
+    modules = _folder("--module-directory", request.module_directory, "module definitions")
     configs = [Path(config) for config in request.config] or list(suite.configs if suite else ())
     specs = read_specs(folders, external, modules, configs, request.model_root)
     _require_known(targets, specs)
@@ -191,6 +185,12 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
         notes=tuple(notes),
         device_optional=bool(suite and suite.device_optional),
     )
+
+
+def _folder(option: str, named: str, what: str) -> Path | None:
+    if named and not Path(named).is_dir():
+        raise UsageError(f"{option} {Path(named)} is not a folder", f"Name the folder of the {what}.")
+    return Path(named) if named else None
 
 
 def _project_suites() -> tuple[list[Suite], list[str]]:
@@ -233,12 +233,11 @@ def _require_known(targets: Sequence[Target], specs: Iterable[AnySpec]) -> None:
         UsageError: one is neither.
     """
     others = [target.family for target in targets if target.family not in FAMILIES]
-    if others:
-        unknown = set(others) - {config.target.family for config in _configs_of(specs)}
-        for name in others:
-            if name in unknown:
-                known = f"Known: {', '.join(FAMILIES)}, or a chip such as gfx942 or sm_80."
-                raise UsageError(f"unknown target {name!r}", known)
+    configured = {config.target.family for config in _configs_of(specs)} if others else ()
+    for name in others:
+        if name not in configured:
+            known = f"Known: {', '.join(FAMILIES)}, or a chip such as gfx942 or sm_80."
+            raise UsageError(f"unknown target {name!r}", known)
 
 
 def _configs_of(specs: Iterable[AnySpec]) -> list[Config]:

@@ -21,6 +21,7 @@ from iree_gauntlet.experiments.bisect_question import Question, question_before,
 from iree_gauntlet.experiments.bisect_timing import RoundsJudge, TimedBlocks
 from iree_gauntlet.experiments.experiment_log import begun_by, recorded_end
 from iree_gauntlet.experiments.run import Chosen, run
+from iree_gauntlet.figures import counted
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.statistics.bisection import Search, Side, most_comparisons
 from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS
@@ -172,10 +173,8 @@ class BisectSearch:
                 self._sides[index] = self._side(judged)
                 self._compared += 1
         self.log.write("ends", {"search": self._found()})
-        place = self._next()
-        while place is not None and not self._spent:
+        while not self._spent and (place := self._next()) is not None:
             self._step(place)
-            place = self._next()
         return (ExitCode.INCONCLUSIVE, "") if self._state.between else (ExitCode.OK, "")
 
     @property
@@ -198,11 +197,10 @@ class BisectSearch:
         candidate = self.question.row[place]
         state = self._state
         if state.untried:
-            count, left = len(state.untried), state.tries_left
-            self.say(f"bisecting {count} {_plural('candidate', count)}, about {left} {_plural('step', left)} left")
+            left = counted(state.tries_left, "step")
+            self.say(f"bisecting {counted(len(state.untried), 'candidate')}, about {left} left")
         else:
-            count = len(state.untried_anywhere)
-            self.say(f"trying the other {count} {_plural('candidate', count)} too")
+            self.say(f"trying the other {counted(len(state.untried_anywhere), 'candidate')} too")
         began = time.monotonic()
         judged = self.judge.judge(candidate)
         self._compared += judged.value is not None
@@ -237,7 +235,3 @@ class BisectSearch:
             "over": state.next is None,
             "changes": [[label[before], label[after]] for before, after in state.changes],
         }
-
-
-def _plural(noun: str, count: int) -> str:
-    return noun if count == 1 else f"{noun}s"

@@ -69,15 +69,12 @@ class Judge(Protocol):
 
     def end(self, candidate: Candidate, *, bad: bool) -> Judged:
         """What an end gives; `bad` of the answer is the argument, or None where nothing could be measured."""
-        ...
 
     def begin(self, good: Judged, bad: Judged) -> str:
         """Take the ends for what candidates are held against; why there is nothing to look for, or empty."""
-        ...
 
     def judge(self, candidate: Candidate) -> Judged:
         """Which end a candidate is like."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

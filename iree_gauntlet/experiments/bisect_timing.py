@@ -70,7 +70,6 @@ class TimedBlocks:
         self._taker = BlockTaker(session, replace_disturbed=conduct.replaces_disturbed)
         self._progress = session.progress
         self._evidence = earlier
-        self._cancelled = session.cancelled
         self._good: Side | None = None
         self._sides: dict[str, Side] = {}
         self._given: dict[str, int] = {}
@@ -105,8 +104,7 @@ class TimedBlocks:
         end = begin + count
 
         def goes_on() -> bool:
-            in_time = self._measuring_seconds() < deadline and not self._cancelled.is_set()
-            return in_time and not self._taker.gives_up(evidence)
+            return self._measuring_seconds() < deadline and self._taker.goes_on(evidence)
 
         # All candidates are measured on the same CPUs: their ratios are held against each other.
         evidence.cpus = self._known_cpus(pair)
@@ -191,19 +189,15 @@ class BlockSource(Protocol):
 
     def ready(self, candidate: Candidate) -> Judged:
         """Compile for a candidate; the `reason` says why it cannot be measured."""
-        ...
 
     def more_blocks(self, candidate: Candidate, count: int) -> Sequence[Block]:
         """Further blocks, the good end as A and the candidate as B; fewer than asked for where no more can be had."""
-        ...
 
     def own_way(self, candidate: Candidate) -> Comparison | None:
         """The candidate against the good end in the spec's own way; None where that is how it was measured anyway."""
-        ...
 
     def trouble(self, candidate: Candidate) -> str:
         """Why its blocks are no evidence after all; empty where they are."""
-        ...
 
 
 class RoundsJudge:

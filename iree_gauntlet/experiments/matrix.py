@@ -259,7 +259,7 @@ def asked_irees(texts: Sequence[str]) -> tuple[AskedIree, ...]:
             if replace(choice, text="") == replace(other, text=""):
                 both = f"{other.text} and {choice.text}" if other.text != choice.text else choice.text
                 raise UsageError(f"--iree {both}: one IREE is named twice", "Name each once.")
-    labels = _labels(choices)
+    labels = [_label(choice, choices) for choice in choices]
     folders: list[str] = []
     for label in labels:
         folders.append(_free(_UNSAFE.sub("-", label).strip("-.") or "iree", folders))
@@ -279,24 +279,16 @@ def _parsed(text: str) -> Choice:
     return parse_choice(stripped)
 
 
-def _labels(choices: Sequence[Choice]) -> list[str]:
-    parts = [choice.folder.parts[1:] if choice.folder is not None else () for choice in choices]
-    labels = []
-    for choice, own in zip(choices, parts, strict=True):
-        if choice.folder is None:
-            labels.append(choice.text)
-            continue
-        others = [
-            theirs
-            for other, theirs in zip(choices, parts, strict=True)
-            if other is not choice and other.kind is choice.kind
-        ]
-        # POSIX lets `//` be another root than `/`: then the whole paths decide.
-        ends = ["/".join(own[-size:]) for size in range(1, len(own) + 1)] + [str(choice.folder)]
-        taken = [{*("/".join(theirs[-size:]) for theirs in others)} for size in range(1, len(own) + 1)] + [set()]
-        end = next(text for text, used in zip(ends, taken, strict=True) if text not in used)
-        labels.append(f"{ChoiceKind(choice.kind)}:{end}")
-    return labels
+def _label(choice: Choice, choices: Sequence[Choice]) -> str:
+    if choice.folder is None:
+        return choice.text
+    alike = [other for other in choices if other is not choice and other.kind is choice.kind]
+    own, others = choice.folder.parts[1:], [other.folder.parts[1:] for other in alike if other.folder is not None]
+    sizes = (size for size in range(1, len(own) + 1) if all(own[-size:] != parts[-size:] for parts in others))
+    size = next(sizes, None)
+    # POSIX lets `//` be another root than `/`: then the whole paths decide.
+    end = "/".join(own[-size:]) if size else str(choice.folder)
+    return f"{ChoiceKind(choice.kind)}:{end}"
 
 
 def _free(name: str, taken: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from iree_gauntlet.engine.engine import Engine, RunOptions
 from iree_gauntlet.engine.offline import missing_files, missing_text
 from iree_gauntlet.engine.operator_suites import OperatorRun, batched, operator_performers, started_runs
 from iree_gauntlet.engine.plan import Plan, make_plan
-from iree_gauntlet.engine.rounds.confirming import ConfirmRules, confirm_rules
+from iree_gauntlet.engine.rounds.confirming import confirm_rules
 from iree_gauntlet.engine.run_start import on_devices_here, run_event
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
@@ -280,7 +280,9 @@ def _engine(
             fail_fast=conduct.stops_early,
             made_again=made_again,
             lenient=conduct.lenient,
-            confirm=_confirm(conduct),
+            confirm=confirm_rules(
+                conduct.verdict, conduct.confirm_seconds, replace_disturbed=conduct.replaces_disturbed
+            ),
         )
         engine = Engine(session, machine, settings, performers)
         with session.interruptible():
@@ -289,13 +291,6 @@ def _engine(
 
 def _jobs(conduct: ConductRequest) -> int:
     return conduct.jobs or machine_facts().cores
-
-
-def _confirm(conduct: ConductRequest) -> ConfirmRules | None:
-    """How broken golden times are confirmed; None where the dialects' plain rule is the verdict."""
-    if conduct.verdict == "strict":
-        return None
-    return confirm_rules(conduct.confirm_seconds, replace_disturbed=conduct.replaces_disturbed)
 
 
 def _as_before(request: RunRequest) -> RunRequest:

@@ -10,6 +10,7 @@ import math
 import statistics
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.engine.rounds.blocks import AB, CONTROL, BlockTaker, Pair, PairEvidence
@@ -306,7 +307,7 @@ class Comparer:
         return self._cancelled.is_set() or self._left() <= 0
 
     def _goes_on(self, evidence: PairEvidence) -> bool:
-        return not self._over() and not self._taker.gives_up(evidence)
+        return self._left() > 0 and self._taker.goes_on(evidence)
 
     def _left(self) -> float:
         """Seconds of the budget; waiting for other runs does not use it up."""
@@ -322,10 +323,7 @@ class Comparer:
 
     def _take_until(self, pair: Pair, evidence: PairEvidence, look: int, place: str) -> None:
         """Blocks up to a look; those of A against itself between them, so that they see the same machine."""
-
-        def goes_on() -> bool:
-            return self._goes_on(evidence)
-
+        goes_on = partial(self._goes_on, evidence)
         self._progress.status(f"{place} {pair.chain}: looking for the CPUs on which it is steadiest")
         choose_way(pair, evidence, self._taker, self._rules.seed, goes_on)
         seed, cpus = self._rules.seed, evidence.cpus
@@ -342,7 +340,7 @@ class Comparer:
         """Blocks in the spec's own way, where another was chosen: with what is left of the budget."""
         if self._next_look(evidence) is None:
             self._progress.status(f"{pair.chain}: {OWN_BLOCKS} blocks as its spec has it")
-            take_own(pair, evidence, self._taker, self._rules.seed, lambda: self._goes_on(evidence))
+            take_own(pair, evidence, self._taker, self._rules.seed, partial(self._goes_on, evidence))
 
     def _tell(self, pair: Pair, evidence: PairEvidence) -> None:
         if evidence.failure or not evidence.blocks:

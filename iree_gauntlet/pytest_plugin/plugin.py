@@ -11,7 +11,7 @@ import pytest
 
 from iree_gauntlet.cases import exit_code_of
 from iree_gauntlet.dialects.selection import MarkerExpression
-from iree_gauntlet.engine.rounds.confirming import ConfirmRules, confirm_rules
+from iree_gauntlet.engine.rounds.confirming import confirm_rules
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.pytest_plugin.collecting import ModelTest, ModelTestSuite, SpecFile, SpecFolder, UnreadableTest
@@ -142,7 +142,7 @@ class ModelTestPlugin:
                 journal=f"journal-{self._worker['workerid']}.jsonl" if self._worker else JOURNAL,
                 processes=int(self._worker.get("workercount", 1)),
                 force_recompile=bool(self._config.getoption("force_recompile")),
-                confirm=self._confirm(),
+                confirm=confirm_rules(self._config.getoption("verdict"), self._config.getoption("confirm_seconds")),
                 markers=self._config.getoption("markexpr") or "",
                 command=self._command,
             )
@@ -152,11 +152,6 @@ class ModelTestPlugin:
             if self._worker:
                 raise
             raise pytest.UsageError(str(error)) from error
-
-    def _confirm(self) -> ConfirmRules | None:
-        if self._config.getoption("verdict") == "strict":
-            return None
-        return confirm_rules(self._config.getoption("confirm_seconds"))
 
     def run_folder(self) -> Path:
         """The folder of this session, made when it is first asked for; one for all processes under xdist."""

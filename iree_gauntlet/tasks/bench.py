@@ -14,6 +14,7 @@ from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.engine.run_start import model_engine, model_session, require_importer, run_event
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
 from iree_gauntlet.errors import ExitCode, Problem, ToolchainError, UsageError
+from iree_gauntlet.figures import counted
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.run_folder import make_folder
 from iree_gauntlet.reports.experiment_reports import write_reports
@@ -86,9 +87,10 @@ def bench(options: BenchOptions) -> ExitCode:
     if options.output:
         check_output(options.output, _locks(options))
     torch = find_torch_python(options.torch_python)
+    asked = ToolchainRequest(options.cache_dir, options.iree, options.iree_compiler, options.iree_runtime)
     output = Output(sys.stdout)
     with open_progress(output.stream) as progress:
-        machine = open_workbench(_toolchain(options), progress, need_toolchain=True)
+        machine = open_workbench(asked, progress, need_toolchain=True)
         toolchain, known = machine.toolchain, machine.known
         assert toolchain is not None, "asked for"
         assert known is not None, "asked for"
@@ -110,7 +112,8 @@ def bench(options: BenchOptions) -> ExitCode:
             torch=torch,
             env=options.env,
         )
-        _require_flags(chain)
+        for unknown in chain.context.translate(chain.flags, COMPILE).unknown:
+            raise ToolchainError(unknown.message, unknown.hint)
         session = BenchSession(
             chain, devices, fidelity.contraction_type, (*_emulation(options), *level.notes, *fidelity.notes)
         )
@@ -195,12 +198,6 @@ def _emulation(options: BenchOptions) -> tuple[str, ...]:
     return (f"{form.label}: weights lie on the format's grid; memory and speed are those of {form.element_type}.",)
 
 
-def _require_flags(chain: Chain) -> None:
-    """Raises where the compiler lacks a flag."""
-    for unknown in chain.context.translate(chain.flags, COMPILE).unknown:
-        raise ToolchainError(unknown.message, unknown.hint)
-
-
 def _require_work(options: BenchOptions, chips: int) -> None:
     """Raises where a chip would have nothing to do."""
     least = chips * options.microbatch_count
@@ -212,10 +209,6 @@ def _require_work(options: BenchOptions, chips: int) -> None:
         )
 
 
-def _toolchain(options: BenchOptions) -> ToolchainRequest:
-    return ToolchainRequest(options.cache_dir, options.iree, options.iree_compiler, options.iree_runtime)
-
-
 def _list(models: Mapping[str, BenchmarkModel], folders: Sequence[Path]) -> Document:
     """A row for each model and configuration."""
     rows: list[tuple[Cell, ...]] = []
@@ -225,6 +218,5 @@ def _list(models: Mapping[str, BenchmarkModel], folders: Sequence[Path]) -> Docu
             count = model.parameter_count(config)
             rows.append((model.name, config or None, _UNKNOWN if count is None else count, takes, model.place))
     where = ", ".join(str(folder) for folder in folders)
-    counts = ((len(models), "model"), (len(rows), "configuration"))
-    said = ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts)
-    return Document("", f"{said} in {where}", (), (Table(_COLUMNS, tuple(rows)),))
+    said = f"{counted(len(models), 'model')}, {counted(len(rows), 'configuration')} in {where}"
+    return Document("", said, (), (Table(_COLUMNS, tuple(rows)),))

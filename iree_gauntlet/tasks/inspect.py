@@ -236,9 +236,7 @@ def _step_record(step: Step) -> dict[str, Any]:
         "argv": list(step.command.argv) if step.command else [],
         "cwd": step.command.cwd if step.command else "",
         "env": dict(step.command.env) if step.command else {},
-        "inputs": [
-            {"role": item.role, "path": item.path, "url": item.url, "sha256": item.sha256} for item in step.inputs
-        ],
+        "inputs": [asdict(item) for item in step.inputs],
         "outputs": dict(step.outputs),
         "needs": list(step.needs),
         "key": step.cache.key,

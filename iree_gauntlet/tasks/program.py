@@ -7,7 +7,6 @@ import re
 import shlex
 import sys
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +44,7 @@ from iree_gauntlet.tasks.upkeep_commands import report_task, upkeep_collections
 from iree_gauntlet.torch_models.bench_options import nearest_option, spelled_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from invoke.parser.argument import Argument
     from invoke.vendor.lexicon import Lexicon
@@ -75,10 +74,10 @@ _RUN_OPTIONS = (*SELECTION, *TOOLCHAIN, *RUNNING, *BATCH, *SHARD)
 _STAGES = options_of(RunRequest)
 
 
-def _runner() -> Callable[[RunRequest], ExitCode]:
+def _run(request: RunRequest) -> ExitCode:
     from iree_gauntlet.experiments.run import execute  # noqa: PLC0415 - `list` must not wait for it
 
-    return partial(execute, presenter=console_presenter())
+    return execute(request, console_presenter())
 
 
 @gauntlet_task("list", (*SELECTION, *SHARD, *FORMAT))
@@ -115,13 +114,13 @@ def lint_task(options: dict[str, Any]) -> ExitCode:
 @gauntlet_task("fetch", _RUN_OPTIONS)
 def fetch_task(options: dict[str, Any]) -> ExitCode:
     """Download programs, weights, inputs and expected outputs of the selection into the cache."""
-    return _runner()(RunRequest.of(options, _ALL, (Stage.FETCH,)))
+    return _run(RunRequest.of(options, _ALL, (Stage.FETCH,)))
 
 
 @gauntlet_task("compile", _RUN_OPTIONS)
 def compile_task(options: dict[str, Any]) -> ExitCode:
     """Compile the selected models."""
-    return _runner()(RunRequest.of(options, _ALL, (Stage.COMPILE,)))
+    return _run(RunRequest.of(options, _ALL, (Stage.COMPILE,)))
 
 
 @gauntlet_task("threshold", with_defaults(_RUN_OPTIONS, model="sdxl", sku="mi300", target="cpu and rocm"))
@@ -130,7 +129,7 @@ def threshold_task(options: dict[str, Any]) -> ExitCode:
 
     Example: threshold --model=sdxl --submodel='clip*' --rocm-chip=gfx942 --sku=mi300
     """
-    return _runner()(RunRequest.of(options, _THRESHOLD, (Stage.THRESHOLD,)))
+    return _run(RunRequest.of(options, _THRESHOLD, (Stage.THRESHOLD,)))
 
 
 @gauntlet_task("benchmark", with_defaults(_RUN_OPTIONS, model="sdxl", sku="mi300", target="rocm (gfx942)"))
@@ -139,7 +138,7 @@ def benchmark_task(options: dict[str, Any]) -> ExitCode:
 
     Example: benchmark --model=sdxl --filename=clip_rocm --sku=mi300 --backend=gfx942
     """
-    return _runner()(RunRequest.of(options, _BENCHMARK, (Stage.COMPSTAT, Stage.BENCHMARK)))
+    return _run(RunRequest.of(options, _BENCHMARK, (Stage.COMPSTAT, Stage.BENCHMARK)))
 
 
 @gauntlet_task("run", (*_RUN_OPTIONS, *_STAGES))
@@ -150,7 +149,7 @@ def run_task(options: dict[str, Any]) -> ExitCode:
               run --model rapidocr --submodel 'det*' --force-recompile
               run --resume
     """
-    return _runner()(RunRequest.of(options, _ALL))
+    return _run(RunRequest.of(options, _ALL))
 
 
 @gauntlet_task("doctor", (*TOOLCHAIN, *FORMAT))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from invoke.exceptions import Exit
@@ -28,7 +27,7 @@ from iree_gauntlet.requests import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from iree_gauntlet.progress import Presenter
 
@@ -112,8 +111,10 @@ def gauntlet_task(
                 return
             # Invoke turns bytecode off for all that is imported from here on: each start would compile it again.
             sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)
-            with ended() as end, messages.loudness(quiet=values.pop("quiet"), verbose=values.pop("verbose")):
-                end.code = function(values)
+            with messages.loudness(quiet=values.pop("quiet"), verbose=values.pop("verbose")):
+                code = ended(lambda: function(values))
+            if code is not ExitCode.OK:
+                raise Exit(code=int(code))
 
         parameters = [inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
         parameters += [
@@ -144,33 +145,19 @@ def console_presenter() -> Presenter:
     return ConsolePresenter(sys.stdout)
 
 
-@dataclass
-class End:
-    """What a command ends with."""
-
-    code: ExitCode = ExitCode.OK
-
-
-@contextmanager
-def ended() -> Iterator[End]:
-    """A mistake of the user, in what stands inside, becomes a message, and every end its exit code.
-
-    Raises:
-        Exit: it ended with another exit code than 0.
-    """
-    end = End()
+def ended(command: Callable[[], ExitCode]) -> ExitCode:
+    """What a command ends with; a mistake of the user becomes a message."""
     try:
-        yield end
+        code = command()
     except GauntletError as error:
         sys.stderr.write(f"error: {error}\n")
-        end.code = error.exit_code
+        code = error.exit_code
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
-        end.code = ExitCode.INTERRUPTED
+        code = ExitCode.INTERRUPTED
     except BrokenPipeError:
         # The reader of our output went away (`| head`): nothing is left to be said.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        end.code = ExitCode.OK
+        code = ExitCode.OK
     sys.stdout.flush()
-    if end.code is not ExitCode.OK:
-        raise Exit(code=int(end.code))
+    return code

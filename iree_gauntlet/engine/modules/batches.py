@@ -7,7 +7,6 @@ fail, so that every case has the verdict that it would have without batches.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import threading
@@ -110,7 +109,6 @@ def _batch(members: Sequence[Step], target: str, flags: Sequence[str], run_dir: 
     # By its cases: a resumed run may put others together, and must not take one batch for another.
     name = hashlib.sha256("\n".join(step.id for step in members).encode()).hexdigest()[:12]
     chain = f"{BATCH_MODEL}/{name}@{target}"
-    programs = (next(item for item in step.inputs if item.role == "program") for step in members)
     # What the modules of a batch depend on.
     keys = [make_key(dict(step.cache.ingredients)) for step in members]
     ingredients = (("kind", "batch 1"), ("members", join_flags(keys)), ("flags", join_flags(flags)))
@@ -126,7 +124,7 @@ def _batch(members: Sequence[Step], target: str, flags: Sequence[str], run_dir: 
         folder=f"{run_dir}/steps/{BATCH_MODEL}/{name}.{target}/compile",
         timeout=first.timeout,
         origin=first.origin,
-        inputs=tuple(programs),
+        inputs=tuple(step.input("program") for step in members),
         cache=CacheLookup(ingredients=ingredients),
         notes=(f"{len(members)} cases as one module: {first.id} to {members[-1].id}",),
     )
@@ -208,8 +206,7 @@ class BatchCompiler:
             whole = len(missing) == len(members) and not tally.disturbed and len(parts) <= _MOST_MODULES
             if whole and not any(is_edited(member) for member in members):
                 if self._forced:
-                    with contextlib.suppress(FileNotFoundError):
-                        self._cache.remove(key)
+                    self._cache.remove(key)
                 self._publish(step, parts)
         else:
             parts = kept
@@ -237,10 +234,14 @@ class BatchCompiler:
         """The modules of an entry; None where there is none, or where somebody clears the cache meanwhile."""
         if entry is None:
             return None
+        parts = []
         try:
-            return _from_cache(entry, folder)
+            for number, functions in enumerate(entry.metadata["functions"]):
+                parts.append(_Part(folder / f"module{number}.vmfb", functions))
+                entry.materialise(f"module{number}", parts[-1].module)
         except EntryGoneError:
             return None
+        return parts
 
     def hand_out(self, step: Step) -> Result | None:
         """A case's compile from its batch; None where it has to be compiled by itself."""
@@ -251,11 +252,7 @@ class BatchCompiler:
         found = self._find(batch, number)
         if found is None:
             return None
-        module, names = found
-        if len(names) != 1:
-            # Which of them it calls, its own module says.
-            return None
-        function = names[0]
+        module, function = found
         target = Path(step.output("module"))
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
@@ -268,7 +265,8 @@ class BatchCompiler:
             notes=(*step.notes, f"compiled in {batch} as {function}: the module is the batch's, not the case's own"),
         )
 
-    def _find(self, batch: str, number: int) -> tuple[Path, Sequence[str]] | None:
+    def _find(self, batch: str, number: int) -> tuple[Path, str] | None:
+        """The module of a case and its function there; None where it has none, or several: which, its own says."""
         with self._mutex:
             if batch not in self._made:
                 # An earlier part of this run has made it.
@@ -276,9 +274,9 @@ class BatchCompiler:
                 record = json.loads((folder / _RECORD).read_bytes())["parts"]
                 self._made[batch] = [_Part(folder / item["module"], item["functions"]) for item in record]
             for part in self._made[batch]:
-                names = part.functions.get(str(number))
-                if names is not None:
-                    return part.module, names
+                names = part.functions.get(str(number), ())
+                if len(names) == 1:
+                    return part.module, names[0]
         return None
 
     def _compile(self, step: Step, numbers: list[int], tally: _Tally) -> list[_Part]:
@@ -290,7 +288,7 @@ class BatchCompiler:
             first = members[numbers[0]]
             assert first.command is not None, "a compile has a command"
             job = CompileJob(
-                programs=tuple(_program(members[number]) for number in numbers),
+                programs=tuple(members[number].input("program").path for number in numbers),
                 flags=flags_of(first),
                 output=module,
                 stdout=log.with_suffix(".stdout.txt"),
@@ -356,10 +354,6 @@ def with_function(step: Step, function: str) -> Step:
     return replace(step, command=replace(step.command, argv=(*argv, f"--function={function}")))
 
 
-def _program(step: Step) -> str:
-    return next(item.path for item in step.inputs if item.role == "program")
-
-
 def _folder_of(batch: str, member: Step) -> Path:
     """The folder of a batch's step, next to those of the cases."""
     folder = Path(member.folder)
@@ -368,12 +362,3 @@ def _folder_of(batch: str, member: Step) -> Path:
     chain = batch.rpartition(":")[0]
     case, _, target = chain.rpartition("@")
     return folder / f"{case}.{target}" / "compile"
-
-
-def _from_cache(entry: Entry, folder: Path) -> list[_Part]:
-    parts = []
-    for number, functions in enumerate(entry.metadata["functions"]):
-        module = folder / f"module{number}.vmfb"
-        entry.materialise(f"module{number}", module)
-        parts.append(_Part(module, functions))
-    return parts

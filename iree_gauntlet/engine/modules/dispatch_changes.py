@@ -39,7 +39,7 @@ def describe_dispatch_changes(cache: ModuleCache, step: Step, check: Check) -> s
     found = cache.lookup(newest["key"]).entry if newest else None
     if newest is None or found is None:
         return ""
-    module = next(item.path for item in step.inputs if item.role == _MODULE)
+    module = step.input(_MODULE).path
     before, after = _names(found.files[_MODULE]), _names(module)
     if not (before and after):
         return ""

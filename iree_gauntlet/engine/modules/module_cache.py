@@ -253,17 +253,17 @@ class ModuleCache:
         return self._named(publication, name or entry.name, key, entry.ingredients) if entry else publication
 
     def remove(self, key: str) -> None:
-        """Take an entry out in one rename, then delete it at leisure.
+        """Take an entry out in one rename, then delete it at leisure; one that is not there is not missed.
 
         Raises:
-            FileNotFoundError: it is not there.
             OSError: it cannot be moved.
         """
         making = self._modules / "making"
-        making.mkdir(exist_ok=True)
+        making.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix="damaged-", dir=making))
         try:
-            self.folder_of(key).rename(aside / "entry")
+            with contextlib.suppress(FileNotFoundError):
+                self.folder_of(key).rename(aside / "entry")
         finally:
             shutil.rmtree(aside, ignore_errors=True)
 
@@ -381,8 +381,7 @@ class ModuleCache:
             found = self.lookup(key)
             if found.entry is not None:
                 return Publication(found.entry)
-            with contextlib.suppress(FileNotFoundError):
-                self.remove(key)
+            self.remove(key)
         return Publication(None, f"not kept in the cache: {found.reason}")
 
     def _remember(self, place: Path, hashes: Mapping[str, str]) -> None:

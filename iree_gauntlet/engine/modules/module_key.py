@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,11 +84,7 @@ def flag_ingredients(
         hash_file: gives the hash of a file's content.
         folder: where relative paths lie; the working directory of the compile. The present one by default.
     """
-    base = folder if folder is not None else Path()
-
-    def content_of(text: str) -> str:
-        return _replace_files(text, base, hash_file)
-
+    content_of = partial(_replace_files, partial(_replace_file, folder or Path(), hash_file))
     result: list[str] = []
     tokens = iter(flags)
     for token in tokens:
@@ -107,21 +104,21 @@ def flag_ingredients(
     return tuple(result)
 
 
-def _replace_files(text: str, base: Path, hash_file: Callable[[Path], str]) -> str:
-    """The text with every file in it replaced by its hash."""
-    whole = _replace_file(text, base, hash_file)
+def _replace_files(hashed: Callable[[str], str | None], text: str) -> str:
+    """The text with every file in it replaced by its hash; `hashed` does it for a text that is one, else None."""
+    whole = hashed(text)
     if whole is not None:
         return whole
     if not _PARTED.search(text):
         return text
-    return ",".join(_replace_item(item, base, hash_file) for item in text.split(","))
+    return ",".join(_replace_item(hashed, item) for item in text.split(","))
 
 
-def _replace_item(item: str, base: Path, hash_file: Callable[[Path], str]) -> str:
+def _replace_item(hashed: Callable[[str], str | None], item: str) -> str:
     """One of a list of values: `file`, `scope=file`, `file@symbol` or `@file`."""
     for prefix, rest in _heads(item):
         for path, suffix in _tails(rest):
-            found = _replace_file(path, base, hash_file)
+            found = hashed(path)
             if found is not None:
                 return prefix + found + suffix
     return item
@@ -141,7 +138,7 @@ def _tails(rest: str) -> Iterator[tuple[str, str]]:
         yield rest[: match.start()], rest[match.start() :]
 
 
-def _replace_file(text: str, base: Path, hash_file: Callable[[Path], str]) -> str | None:
+def _replace_file(base: Path, hash_file: Callable[[Path], str], text: str) -> str | None:
     if not text or "\0" in text:
         return None
     # Most values are no files, and building a Path for each would take longer than all else here.

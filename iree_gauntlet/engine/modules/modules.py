@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from dataclasses import replace
@@ -78,8 +77,7 @@ class ModuleMaker:
     def make(self, step: Step) -> Result:
         """Runs an import, parameters, compile or reference step."""
         ingredients = dict(step.cache.ingredients)
-        source = next(item for item in step.inputs if item.role == "program")
-        ingredients["program"] = ingredients["program"] or self._store.fetch(source.url).sha256
+        ingredients["program"] = ingredients["program"] or self._store.fetch(step.input("program").url).sha256
         for item in step.inputs:
             if item.role.startswith(FILE_ROLE):
                 ingredients[item.role] = ingredients[item.role] or self._store.fetch(item.url).sha256
@@ -209,8 +207,7 @@ class ModuleMaker:
             notes.append(_comparison_note(step, previous))
             if "failure" in previous.metadata:
                 # What stands in the store is never written over.
-                with contextlib.suppress(FileNotFoundError):
-                    self._cache.remove(key)
+                self._cache.remove(key)
         files = {role: Path(path) for role, path in step.outputs if Path(path).is_file()}
         note = self._publish(step, files, ingredients, statistics=statistics)
         notes += [note] if note else []
@@ -256,8 +253,7 @@ class ModuleMaker:
         if previous is not None and "failure" not in previous.metadata:
             # Made again, with another end: the compiler is not deterministic here, and this end is the news.
             notes = ("it compiled before: that module was taken out of the cache",)
-            with contextlib.suppress(FileNotFoundError):
-                self._cache.remove(key)
+            self._cache.remove(key)
         failure = {"reason": result.reason, "exit_code": result.exit_code, "tail": list(result.tail)}
         self._publish(step, {}, ingredients, failure=failure)
         return notes
@@ -302,16 +298,14 @@ def is_edited(step: Step) -> bool:
     ingredients = dict(step.cache.ingredients)
     if "name" not in ingredients:
         return False
-    source = next(item for item in step.inputs if item.role == "program")
     try:
-        return hash_file(Path(source.path)) != ingredients["program"]
+        return hash_file(Path(step.input("program").path)) != ingredients["program"]
     except OSError:
         return True
 
 
 def _edited(step: Step) -> Result:
-    source = next(item for item in step.inputs if item.role == "program")
-    what = f"{source.path} was changed or removed while this ran: what became of it is kept nowhere"
+    what = f"{step.input('program').path} was changed or removed while this ran: what became of it is kept nowhere"
     return Result(Verdict.ERROR, what, notes=step.notes, tail=("Run again.",))
 
 

@@ -19,7 +19,7 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.engine.processes.processes import is_plain_path
 from iree_gauntlet.engine.processes.supervisor import Outcome, process_outcome
@@ -87,7 +87,7 @@ def served(flags: Sequence[str]) -> bool:
     return not any(_UNSERVED.fullmatch(flag) for flag in flags)
 
 
-class CompileServer:
+class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
     """Compiles in children of one server; `compile` may be called from several threads at once.
 
     The server starts with the first compile, and again after it was killed. Use it as a context manager.
@@ -110,9 +110,6 @@ class CompileServer:
         self._server: _Server | None = None
         self._cancelled = False
         self._closed = False
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

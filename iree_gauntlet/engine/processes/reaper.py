@@ -32,7 +32,7 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -59,40 +59,25 @@ class Request(TypedDict):
     private: str
 
 
-class Report(TypedDict):
+@dataclass(slots=True)
+class Report:
     """How it went.
 
     `started` is false where nothing was started: for `cancelled`, or for an error of the system with its
     number, text and the file that it is about. `stuck` says that it outlived SIGKILL.
     """
 
-    started: bool
-    error_number: int
-    error_text: str
-    error_file: str
-    status: int
-    timed_out: bool
-    cancelled: bool
-    stuck: bool
-    seconds: float
-    cpu_seconds: float
-    peak_rss_bytes: int
-
-
-def _report() -> Report:
-    return Report(
-        started=False,
-        error_number=0,
-        error_text="",
-        error_file="",
-        status=0,
-        timed_out=False,
-        cancelled=False,
-        stuck=False,
-        seconds=0.0,
-        cpu_seconds=0.0,
-        peak_rss_bytes=0,
-    )
+    started: bool = False
+    error_number: int = 0
+    error_text: str = ""
+    error_file: str = ""
+    status: int = 0
+    timed_out: bool = False
+    cancelled: bool = False
+    stuck: bool = False
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_rss_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -201,9 +186,9 @@ class _Reaper:
         return request
 
     def _start(self, connection: socket.socket, request: Request) -> None:
-        report = _report()
+        report = Report()
         if self._cancels:
-            report["cancelled"] = True
+            report.cancelled = True
             self._answer(connection, report)
             return
         begun = self._clock()
@@ -223,19 +208,19 @@ class _Reaper:
                 )
         except (OSError, ValueError) as error:
             if isinstance(error, OSError):
-                report["error_number"] = error.errno or 0
-                report["error_file"] = str(error.filename or "")
-            report["error_text"] = (isinstance(error, OSError) and error.strerror) or str(error)
+                report.error_number = error.errno or 0
+                report.error_file = str(error.filename or "")
+            report.error_text = (isinstance(error, OSError) and error.strerror) or str(error)
             self._answer(connection, report)
             return
-        report["started"] = True
+        report.started = True
         with contextlib.suppress(OSError):
             connection.sendall(b"%d\n" % process.pid)
         deadline = begun + request["timeout"]
         self._runs[process.pid] = _Run(connection, request, report, process, begun, deadline)
 
     def _cancel(self, run: _Run) -> None:
-        run.report["cancelled"] = run.report["cancelled"] or not run.report["timed_out"]
+        run.report.cancelled = run.report.cancelled or not run.report.timed_out
         if self._cancels > 1:
             self._kill(run)
         elif not run.terminated:
@@ -266,11 +251,11 @@ class _Reaper:
                 continue
             run.leader_gone = True
             run.process.returncode = status
-            run.report["status"] = status
-            run.report["seconds"] = self._clock() - run.begun
-            run.report["cpu_seconds"] = usage.ru_utime + usage.ru_stime
+            run.report.status = status
+            run.report.seconds = self._clock() - run.begun
+            run.report.cpu_seconds = usage.ru_utime + usage.ru_stime
             # getrusage(2): kilobytes on Linux, bytes on macOS.
-            run.report["peak_rss_bytes"] = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+            run.report.peak_rss_bytes = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
     def _tend(self) -> None:
         """Move every run on: overdue ones to their end, ended ones out."""
@@ -290,7 +275,7 @@ class _Reaper:
             elif run.terminated:
                 self._kill(run)
             else:
-                run.report["timed_out"] = True
+                run.report.timed_out = True
                 self._terminate(run)
 
     def _has_members(self, group: int) -> bool:
@@ -314,9 +299,9 @@ class _Reaper:
 
     def _finish(self, run: _Run, *, stuck: bool = False) -> None:
         if stuck:
-            run.report["stuck"] = True
+            run.report.stuck = True
             if not run.leader_gone:
-                run.report["seconds"] = self._clock() - run.begun
+                run.report.seconds = self._clock() - run.begun
                 run.process.returncode = -signal.SIGKILL
         del self._runs[run.group]
         if not self._runs:
@@ -326,7 +311,7 @@ class _Reaper:
     def _answer(self, connection: socket.socket, report: Report) -> None:
         # The asker may have gone away; a report is far smaller than a socket's buffer.
         with contextlib.suppress(OSError):
-            connection.sendall(json.dumps(report).encode() + b"\n")
+            connection.sendall(json.dumps(asdict(report)).encode() + b"\n")
         self._hang_up(connection)
 
     def _hang_up(self, connection: socket.socket) -> None:

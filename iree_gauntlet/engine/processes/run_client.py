@@ -16,7 +16,7 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.engine.processes.run_worker import RunWorker
 from iree_gauntlet.engine.processes.supervisor import Outcome
@@ -106,7 +106,7 @@ class RunAnswer:
     logged: int = 0
 
 
-class RunServers:
+class RunServers(contextlib.AbstractContextManager["RunServers"]):
     """Processes that run cases; `run` may be called from several threads at once.
 
     Use it as a context manager: leaving it ends the processes. They also end when the toolkit is killed.
@@ -134,9 +134,6 @@ class RunServers:
         self._numbers = iter(range(1 << 62))
         for _ in range(count):
             self._slots.put(None)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

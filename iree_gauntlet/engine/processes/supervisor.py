@@ -20,9 +20,9 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from iree_gauntlet.engine.processes.reaper import Report, Request
 from iree_gauntlet.errors import GauntletError, ToolchainError
@@ -83,7 +83,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
 
 
-class Supervisor:
+class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
     """Owns the child processes of a run; `run` may be called from several threads at once.
 
     Use it as a context manager: leaving it kills whatever is left. If the toolkit itself is killed, the
@@ -103,9 +103,6 @@ class Supervisor:
         self._control: socket.socket | None = None
         self._cancels = 0
         self._closed = False
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -144,11 +141,11 @@ class Supervisor:
             request = self._request(command, stdout, stderr, timeout, private)
             report = self._ask(request)
             stack.pop_all().close()
-            if report["error_text"]:
+            if report.error_text:
                 raise _refusal(report, request)
-            if not report["started"]:
-                return Outcome(None, cancelled=report["cancelled"], notes=tuple(notes))
-            return process_outcome(report, stdout, stderr, tuple(notes))
+            if not report.started:
+                return Outcome(None, cancelled=report.cancelled, notes=tuple(notes))
+            return process_outcome(asdict(report), stdout, stderr, tuple(notes))
 
     def cancel_all(self) -> None:
         """End every process, and start no further one; a second call kills without grace.
@@ -203,7 +200,7 @@ class Supervisor:
                     answer += data
         lines = bytes(answer).splitlines()
         if answer.endswith(b"}\n"):
-            return cast("Report", json.loads(lines[-1]))
+            return Report(**json.loads(lines[-1]))
         if lines:
             # The reaper was killed and cannot do it any more.
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -327,9 +324,9 @@ def process_outcome(report: Mapping[str, Any], stdout: Path, stderr: Path, notes
 def _refusal(report: Report, request: Request) -> GauntletError:
     """Why a process could not be started, in the user's words."""
     program, folder = request["argv"][0] if request["argv"] else "", Path(request["cwd"])
-    number, text = report["error_number"], report["error_text"]
-    if report["error_file"] in (request["stdout"], request["stderr"]):
-        return GauntletError(f"{report['error_file']}: cannot write the log: {text}", "make room there")
+    number, text = report.error_number, report.error_text
+    if report.error_file in (request["stdout"], request["stderr"]):
+        return GauntletError(f"{report.error_file}: cannot write the log: {text}", "make room there")
     if not folder.is_dir():
         return GauntletError(
             f"{folder}: cannot run {program} there: no such folder", "make the folder, or correct the working directory"

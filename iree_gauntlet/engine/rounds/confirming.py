@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
 
 
-_CONFIRM_SECONDS = 300.0
 _ALPHA = 0.01
 _MOST_ROUNDS = 26
 # Rounds that may be replaced for a disturbance, beyond one for each that counts.
@@ -65,13 +64,16 @@ class Confirmed:
     tool_seconds: float
 
 
-def confirm_rules(budget: float = _CONFIRM_SECONDS, *, replace_disturbed: bool = True) -> ConfirmRules:
-    """The rules of a run.
+def confirm_rules(verdict: str, budget: float, *, replace_disturbed: bool = True) -> ConfirmRules | None:
+    """The rules of a run; None where the dialects' plain rule is the verdict.
 
     Args:
+        verdict: `confirm` or `strict`.
         budget: seconds for the rounds of one benchmark.
         replace_disturbed: whether a round that other work disturbed is taken again.
     """
+    if verdict == "strict":
+        return None
     return ConfirmRules(sequential_plan(_ALPHA, _MOST_ROUNDS), budget, replace_disturbed)
 
 

@@ -74,8 +74,7 @@ class MachineLocks:
         self._cancelled = cancelled
         self._clock = clock
 
-    @contextlib.contextmanager
-    def device_lock(self, device: str, on_wait: Callable[[str], None]) -> Iterator[None]:
+    def device_lock(self, device: str, on_wait: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
         """Hold a device (`hip://0`, `local-task`) alone.
 
         Args:
@@ -86,9 +85,7 @@ class MachineLocks:
             GauntletError: it was not to be had in time, or locks cannot be made here.
             WaitCancelledError: the run was cancelled meanwhile.
         """
-        name = f"device-{_safe(device)}.lock"
-        with self._held(name, f"device {device}", on_wait, exclusive=True):
-            yield
+        return self._held(f"device-{_safe(device)}.lock", f"device {device}", on_wait, exclusive=True)
 
     @contextlib.contextmanager
     def quiet_machine(self, *, exclusive: bool, on_wait: Callable[[str], None]) -> Iterator[None]:
