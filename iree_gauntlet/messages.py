@@ -20,7 +20,7 @@ class _StandardError(logging.Handler):
         sys.stderr.flush()
 
 
-_LOG = logging.getLogger("iree_gauntlet")
+_LOG = logging.getLogger("iree_gauntlet.messages")
 _LOG.setLevel(logging.INFO)
 _LOG.addHandler(_StandardError())
 _LOG.propagate = False

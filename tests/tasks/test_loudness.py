@@ -82,7 +82,7 @@ def test_what_was_said_before_is_said_again() -> None:
         raise KeyError
     assert not messages.is_quiet()
     assert not messages.is_verbose()
-    assert logging.getLogger("iree_gauntlet").level == logging.INFO
+    assert logging.getLogger("iree_gauntlet.messages").level == logging.INFO
 
 
 def test_a_whole_document_has_every_row_and_nothing_folded() -> None:
