@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import platform
 import socket
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.journal_format import BUSY_SHARE, STEAL_SHARE
 from iree_gauntlet.measuring.machine.machine_sensors import (
@@ -30,6 +30,7 @@ from iree_gauntlet.measuring.machine.machine_sensors import (
     usable_cores,
     used_swap,
 )
+from iree_gauntlet.recorded import Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -45,7 +46,7 @@ _HOT_CPU_C = 95
 
 
 @dataclass(frozen=True, slots=True)
-class MachineFacts:
+class MachineFacts(Recorded):
     """What does not change while a run lasts.
 
     Attributes:
@@ -63,10 +64,6 @@ class MachineFacts:
     memory_bytes: int | None
     os: str
     python: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """For the journal."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
