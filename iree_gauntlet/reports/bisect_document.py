@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.document import Block, Cell, Code, Column, Document, Kind, Link, Name, Notes, Paragraph, Table
 from iree_gauntlet.records.bisect_outcome import BISECT_COMPARE, BisectOutcome, bisect_outcome
-from iree_gauntlet.reports.render_html import html_page
-from iree_gauntlet.reports.render_markdown import markdown
-from iree_gauntlet.reports.report_files import Reports
+from iree_gauntlet.reports.report_files import Reports, pages
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,11 +32,7 @@ def bisect_reports(folder: Path) -> Reports:
     """
     outcome = bisect_outcome(folder)
     document = bisect_document(outcome)
-    files = {
-        "bisect.md": lambda: markdown(document),
-        "bisect.html": lambda: html_page(document),
-        "bisect.json": lambda: bisect_json(outcome),
-    }
+    files = {**pages("bisect", lambda: document), "bisect.json": lambda: bisect_json(outcome)}
     return Reports(files, lambda _: document, outcome.exit_code, outcome.answer)
 
 

@@ -17,9 +17,7 @@ from iree_gauntlet.records.compare_record import ComparisonRecord, read_comparis
 from iree_gauntlet.records.outcome import lock_remark
 from iree_gauntlet.reports.compare_rows import TimeRow, changes, ratio_text, span_text, time_rows, verdict_counts
 from iree_gauntlet.reports.junit import schema_document
-from iree_gauntlet.reports.render_html import html_page
-from iree_gauntlet.reports.render_markdown import markdown
-from iree_gauntlet.reports.report_files import Reports
+from iree_gauntlet.reports.report_files import Reports, pages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -72,8 +70,7 @@ def comparison_reports(folder: Path) -> Reports:
     record = read_comparison(folder)
     document = _comparison_document(record)
     files = {
-        "comparison.md": lambda: markdown(document),
-        "comparison.html": lambda: html_page(document),
+        **pages("comparison", lambda: document),
         "comparison.json": lambda: _comparison_json(record),
         "junit.xml": lambda: _comparison_junit(record),
     }

@@ -24,9 +24,7 @@ from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, matr
 from iree_gauntlet.records.outcome import BAD_VERDICTS, version
 from iree_gauntlet.reports.junit import junit_document, schema_document
 from iree_gauntlet.reports.matrix_changes import ChangeKind, changes, mean_ratios, ratio
-from iree_gauntlet.reports.render_html import html_page
-from iree_gauntlet.reports.render_markdown import markdown
-from iree_gauntlet.reports.report_files import Reports
+from iree_gauntlet.reports.report_files import Reports, pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,8 +93,7 @@ def matrix_reports(folder: Path) -> Reports:
     document = matrix_document(outcome)
     files = {
         "junit.xml": lambda: matrix_junit(outcome),
-        "matrix.md": lambda: markdown(document),
-        "matrix.html": lambda: html_page(document),
+        **pages("matrix", lambda: document),
         "matrix.json": lambda: matrix_json(outcome),
         "matrix.csv": lambda: matrix_csv(outcome),
     }

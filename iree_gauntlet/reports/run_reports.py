@@ -23,9 +23,8 @@ from iree_gauntlet.records.chain_figures import ChainFigures, chain_figures
 from iree_gauntlet.records.outcome import RunOutcome, headline, outcome_of
 from iree_gauntlet.reports.github import error_commands
 from iree_gauntlet.reports.junit import junit_document
-from iree_gauntlet.reports.render_html import html_page
-from iree_gauntlet.reports.render_markdown import escape, markdown, table
-from iree_gauntlet.reports.report_files import Reports, write_report
+from iree_gauntlet.reports.render_markdown import escape, table
+from iree_gauntlet.reports.report_files import Reports, pages, write_report
 from iree_gauntlet.reports.summary import run_document
 from iree_gauntlet.system.collector import uncollected
 
@@ -89,8 +88,7 @@ def reports_of_run(outcome: RunOutcome) -> Reports:
 
     files = {
         "junit.xml": lambda: junit_document(outcome),
-        "summary.md": lambda: markdown(document(None)),
-        "summary.html": lambda: html_page(document(None)),
+        **pages("summary", lambda: document(None)),
         "summary.json": lambda: summary_json(outcome),
         **_job_summary(outcome),
     }

@@ -135,15 +135,13 @@ def cpu_model(root: Path) -> str:
 
 def cpu_temperature(root: Path) -> float | None:
     """The hottest of the processors' sensors, in °C."""
-    found: list[int] = []
+    files: list[Path] = []
     for chip in _entries(root / "sys/class/hwmon", "hwmon*"):
-        if read_text(chip / "name") in _CPU_DRIVERS:
-            found += [value for file in _entries(chip, "temp*_input") if (value := _number(file)) is not None]
+        files += _entries(chip, "temp*_input") if read_text(chip / "name") in _CPU_DRIVERS else []
     for zone in _entries(root / "sys/class/thermal", "thermal_zone*"):
-        if _CPU_ZONE.fullmatch(read_text(zone / "type") or "") and (value := _number(zone / "temp")) is not None:
-            found.append(value)
-    hottest = max((value for value in found if _COLDEST <= value <= _HOTTEST), default=None)
-    return None if hottest is None else hottest / 1000
+        files += [zone / "temp"] if _CPU_ZONE.fullmatch(read_text(zone / "type") or "") else []
+    found = [value for file in files if (value := _number(file)) is not None and _COLDEST <= value <= _HOTTEST]
+    return max(found) / 1000 if found else None
 
 
 def load_average(root: Path) -> float | None:

@@ -273,13 +273,10 @@ def compile_changes(
         a_bytes: size of the module; None where unknown.
         b_bytes: the other side's.
     """
-    figures = _figures(a, a_bytes), _figures(b, b_bytes)
-    names = sorted(figures[0].keys() | figures[1].keys(), key=_place)
-    return tuple(
-        CompileChange(name, figures[0].get(name), figures[1].get(name), _unit(name))
-        for name in names
-        if figures[0].get(name) != figures[1].get(name)
-    )
+    ours, theirs = _figures(a, a_bytes), _figures(b, b_bytes)
+    names = sorted(ours.keys() | theirs.keys(), key=_place)
+    changes = (CompileChange(name, ours.get(name), theirs.get(name), _unit(name)) for name in names)
+    return tuple(change for change in changes if change.a != change.b)
 
 
 def _figures(statistics: Mapping[str, Any], module_bytes: int | None) -> dict[str, float]:
