@@ -292,7 +292,7 @@ def read_text(path: Path | str) -> str | None:
         return None
 
 
-def read_cpu_times(root: Path) -> dict[int, CpuTimes]:
+def read_cpu_times(root: Path = _ROOT) -> dict[int, CpuTimes]:
     """The counters of each CPU, by its number; empty where they are not shown.
 
     Args:
@@ -316,7 +316,7 @@ def read_cpu_times(root: Path) -> dict[int, CpuTimes]:
 
 
 def cpu_use(
-    before: Mapping[int, CpuTimes], after: Mapping[int, CpuTimes], own_seconds: float, cpus: Collection[int] = ()
+    before: Mapping[int, CpuTimes], after: Mapping[int, CpuTimes], own_seconds: float = 0.0, cpus: Collection[int] = ()
 ) -> CpuUse | None:
     """What CPUs have done between two readings; None where no time has passed, or a CPU is missing.
 
