@@ -50,7 +50,6 @@ _HEADLINE_WORDS = {
 }
 _ENVIRONMENT = re.compile(r"shared cache .* is not|not put into the shared cache|\.tar is not used|the mirror[: ]")
 _MOST_ENVIRONMENT = 5
-_MADE_UP = "random://"
 _MANY_CHAINS = 200
 BAD_VERDICTS = frozenset({Verdict.ERROR, Verdict.FAILED, Verdict.XPASSED, Verdict.INCONCLUSIVE})
 
@@ -171,7 +170,7 @@ def outcome_of(record: JournalRecord) -> RunOutcome:
         ) from error
     state = state_of(record)
     fetched = _files(steps)
-    made = sum(not present for url, present in fetched.items() if url.startswith(_MADE_UP))
+    made = sum(not present for url, present in fetched.items() if url.startswith("random://"))
     return RunOutcome(
         run=str(run.get("run", record.path.parent.name)),
         suite=str(run.get("suite", "")),

@@ -21,7 +21,6 @@ _COLUMNS = (
     Column("commit", rank=1),
     Column("remarks"),
 )
-_SHORT_COMMIT = 10
 
 
 def bisect_reports(folder: Path) -> Reports:
@@ -65,6 +64,6 @@ def _row(outcome: BisectOutcome, label: str) -> tuple[Cell, ...]:
     remarks = [f"the {word} end" for word in ("good", "bad") if outcome.asked[word] == label]
     remarks += ["a third value"] if judged["third"] else []
     remarks += [judged["reason"]] if judged["reason"] else []
-    commit = outcome.commit_of(label)[:_SHORT_COMMIT] or None
+    commit = outcome.commit_of(label)[:10] or None
     text = judged["text"] or None
     return label, text, outcome.word_of(label), float(judged["seconds"]), commit, "; ".join(remarks)

@@ -55,7 +55,6 @@ _DISPATCH_COLUMNS = (
 )
 _COMPILE_COLUMNS = (Column("figure"), *(Column(title, Kind.NUMBER) for title in ("A", "B", "B / A")))
 _NS_PER_MS = 1e6
-_LONGEST_NAME = 100
 _LIKE = 1.2
 # Times that a difference under the profiler may be larger or smaller than the measured one.
 _UNLIKE = 2.0
@@ -294,7 +293,7 @@ def _others_name(others: Mapping[str, Any]) -> str:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    name = one_line(str(row["name"]), _LONGEST_NAME)
+    name = one_line(str(row["name"]), 100)
     if row["match"] in ("new", "gone"):
         return f"{name} ({row['match']})"
     if row["a_count"] != row["b_count"]:

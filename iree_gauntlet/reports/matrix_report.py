@@ -56,7 +56,6 @@ _TITLES = {
     ChangeKind.SIZE: "Module size (5 % and more), bytes",
     ChangeKind.TIME: "Run time (a quarter and more; not yet proved to be real)",
 }
-_MEANS = {"time": "run time", "compile": "compile time"}
 _IREE_COLUMNS = (
     Column("IREE", Kind.NAME),
     Column("result"),
@@ -76,11 +75,9 @@ _FIGURE_COLUMNS = (
 _SAME_TIME = 0.05
 # Errors of different schedules differ in their last digits.
 _SAME_ERROR = 1.0
-_COUNTS = ("tests", "failures", "errors")
-_SCHEMA = 1
 _OF_THE_MATRIX = ("suite", "version", "command", "cwd", "started", "state", "remarks", "exit_code")
-_RATIOS = ("compile_seconds", "compile_peak_bytes", "time_ms", "dispatch_count", "binary_size_bytes")
 _FORMULA = ("=", "+", "-", "@")
+_RATIOS = ("compile_seconds", "compile_peak_bytes", "time_ms", "dispatch_count", "binary_size_bytes")
 
 
 def matrix_reports(folder: Path) -> Reports:
@@ -180,7 +177,7 @@ def _figures(matrix: MatrixOutcome) -> Iterator[Block]:
 
 def _mean_lines(matrix: MatrixOutcome) -> Iterator[str]:
     means = mean_ratios(matrix)
-    for metric, title in _MEANS.items():
+    for metric, title in {"time": "run time", "compile": "compile time"}.items():
         own = [mean for mean in means if mean.metric == metric]
         if own:
             noun = "1 model" if own[0].chains == 1 else f"{own[0].chains} models"
@@ -279,7 +276,7 @@ def matrix_junit(matrix: MatrixOutcome) -> str:
     suites = root.findall("testsuite")
     for index, suite in enumerate(suites):
         suite.set("id", str(index))
-    for name in _COUNTS:
+    for name in ("tests", "failures", "errors"):
         root.set(name, str(sum(int(suite.get(name, "0")) for suite in suites)))
     root.set("time", f"{sum(float(suite.get('time', '0')) for suite in suites):.3f}")
     return schema_document(root)
@@ -302,7 +299,7 @@ def _without_run(iree: MatrixIree) -> ET.Element:
 def matrix_json(matrix: MatrixOutcome) -> str:
     """The document as text, ASCII only, ending with a newline."""
     document = {
-        "schema": _SCHEMA,
+        "schema": 1,
         "matrix": matrix.name,
         **{name: getattr(matrix, name) for name in _OF_THE_MATRIX},
         "exit_meaning": matrix.exit_code.meaning,

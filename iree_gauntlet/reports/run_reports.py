@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.results import CacheUse, Check, OutputComparison
 
 
-_SCHEMA = 1
 _OF_THE_RUN = (
     *("run", "suite", "version", "command", "cwd", "started"),
     *("state", "resumed", "torn", "remarks", "exit_code"),
@@ -51,7 +50,6 @@ _OF_A_STEP = (
     *("exit_code", "signal", "timed_out", "command", "device"),
 )
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
-_DIALECT = "torch-models"
 _NOT_KNOWN = "N/A"
 _TYPES = {"threshold": "quality", "benchmark": "benchmark", "compstat": "compstat"}
 _HEADERS = {
@@ -126,7 +124,7 @@ def job_summary(outcome: RunOutcome) -> Summary:
     verdicts = {step.id: step.verdict for step in outcome.steps}
     found: Summary = {}
     for stage, kind in _TYPES.items():
-        steps = [step for step in outcome.steps if step.dialect == _DIALECT and step.stage == stage]
+        steps = [step for step in outcome.steps if step.dialect == "torch-models" and step.stage == stage]
         rows = [_row(kind, step, _status(step, verdicts)) for step in steps]
         if rows:
             found[kind] = {"headers": _HEADERS[kind], "rows": sorted(rows, key=lambda row: str(row[0]))}
@@ -191,7 +189,7 @@ def _whole(value: float | None) -> float | int | str:
 def summary_json(outcome: RunOutcome) -> str:
     """The document as text, ASCII only, ending with a newline."""
     document: dict[str, Any] = {
-        "schema": _SCHEMA,
+        "schema": 1,
         **_named(outcome, _OF_THE_RUN),
         "exit_meaning": outcome.exit_code.meaning,
         "seconds": outcome.seconds,

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 
 _ROOT = Path("/")
-_KIB = 1024
 # Drivers of processors' own sensors; a board's sensors (nct6775, acpitz) say nothing about the processor.
 _CPU_DRIVERS = ("coretemp", "k10temp", "k8temp", "zenpower", "fam15h_power", "cpu_thermal", "via_cputemp")
 _CPU_ZONE = re.compile(r"x86_pkg_temp|.*\bcpu\b.*|cpu[-_0-9].*", re.IGNORECASE)
@@ -244,7 +243,7 @@ def _meminfo(root: Path) -> dict[str, int]:
         name, _, rest = line.partition(":")
         words = rest.split()
         if len(words) == 2 and words[0].isdecimal() and words[1] == "kB":
-            found[name] = int(words[0]) * _KIB
+            found[name] = int(words[0]) * 1024
     return found
 
 

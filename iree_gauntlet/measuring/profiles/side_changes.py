@@ -40,7 +40,6 @@ _MOST_ROWS = 10
 _SUMMED = ("a_count", "b_count", "a_ns", "b_ns")
 # In the name of a row of several.
 _MOST_WORKS = 3
-_AGGREGATE = "stream-aggregate"
 _MODULE_SIZE = "module size"
 # What people call the figures, the most important first.
 _COMPILE_NAMES = {
@@ -291,7 +290,7 @@ def _leaves(statistics: Mapping[str, Any], path: str = "") -> Iterator[tuple[str
     for key, value in statistics.items():
         here = f"{path}/{key}" if path else str(key)
         if isinstance(value, dict):
-            yield from _leaves(value, "" if here == _AGGREGATE else here)
+            yield from _leaves(value, "" if here == "stream-aggregate" else here)
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield here, value
 
