@@ -98,16 +98,8 @@ def perfetto_trace(lines: Iterable[str], device: str) -> dict[str, Any]:
     if not any(row.kind == "schema" and row.fields.get("format") == _FORMAT for row in rows):
         raise ProfileError(f"{_EXPORTED} does not say that it is {_FORMAT}")
     clocks = _clocks(rows)
-    events: list[_Event] = []
-    left_out = 0
-    for row in rows:
-        if row.kind not in (_SUBMITTED, _ON_HOST, _ON_DEVICE, _DISPATCH):
-            continue
-        event = _event(row, clocks)
-        if event is None:
-            left_out += 1
-        else:
-            events.append(event)
+    found = [_event(row, clocks) for row in rows if row.kind in (_SUBMITTED, _ON_HOST, _ON_DEVICE, _DISPATCH)]
+    events = [event for event in found if event is not None]
     if not events:
         raise ProfileError("the exported profile holds no events with a time")
     placed = _in_lanes(events)
@@ -119,7 +111,7 @@ def perfetto_trace(lines: Iterable[str], device: str) -> dict[str, Any]:
     begin = min(event.start for event in events)
     return {
         "displayTimeUnit": "ns",
-        "otherData": {"left_out": left_out},
+        "otherData": {"left_out": len(found) - len(events)},
         "traceEvents": [
             *_names(processes, threads, device),
             *(_record(event, threads[place], begin) for place, event in placed),
