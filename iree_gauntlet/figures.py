@@ -80,6 +80,12 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def listed(words: Sequence[str], most: int) -> str:
+    """The first few, and how many more there are: `a, b and 3 more`."""
+    more = len(words) - most
+    return ", ".join(words[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def error_figure(value: float) -> str:
     """A numeric error or tolerance in three digits: `0.0001`, `1.2e-05`, `nan`."""
     return f"{value:.3g}"

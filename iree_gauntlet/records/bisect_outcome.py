@@ -141,11 +141,9 @@ class BisectOutcome:
         }
 
     def _candidate(self, item: Mapping[str, str]) -> dict[str, Any]:
-        label = item["label"]
-        judged = self.judged.get(label)
-        if judged is None:
-            return {"label": label, "iree": item["iree"], "tried": False}
-        return {"label": label, "iree": item["iree"], "tried": True, **{name: judged[name] for name in _JUDGED}}
+        judged = self.judged.get(item["label"])
+        result = {name: judged[name] for name in _JUDGED} if judged else {}
+        return {"label": item["label"], "iree": item["iree"], "tried": judged is not None, **result}
 
 
 def bisect_outcome(folder: Path) -> BisectOutcome:

@@ -119,11 +119,8 @@ def chain_figures(chain: ChainOutcome) -> ChainFigures:
     checks = [check for step in chain.steps for check in step.checks]
     main = next((step for step in compiles if not step.role), None)
     benchmarks = [step for step in chain.steps if step.samples is not None]
-    bad = [step for step in chain.steps if step.verdict in BAD_VERDICTS]
-    # The worst first: it is the chain's.
-    bad.sort(key=lambda step: step.verdict is not chain.verdict)
     by_verdict: dict[str, list[str]] = {}
-    for step in bad:
+    for step in _worst_first(chain, BAD_VERDICTS):
         by_verdict.setdefault(str(step.verdict), []).append(step.name)
     verdict = str(chain.verdict)
     dispatches, size = _worst(checks, "dispatch_count"), _worst(checks, "binary_size_bytes")
@@ -147,6 +144,12 @@ def chain_figures(chain: ChainOutcome) -> ChainFigures:
         verdict="; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in by_verdict.items()) or verdict,
         disturbed=bool(benchmarks and benchmarks[-1].statistics.get("disturbed")),
     )
+
+
+def _worst_first(chain: ChainOutcome, verdicts: frozenset[Verdict]) -> list[StepOutcome]:
+    """The steps that came out so, those that made the chain's verdict before the others."""
+    found = (step for step in chain.steps if step.verdict in verdicts)
+    return sorted(found, key=lambda step: step.verdict is not chain.verdict)
 
 
 def _worst(checks: list[Check], metric: str) -> Check | None:
@@ -221,9 +224,7 @@ class MatrixCell:
 def matrix_cell(chain: ChainOutcome) -> MatrixCell:
     """Gather the figures of a chain."""
     figures = chain_figures(chain)
-    wanting = [step for step in chain.steps if step.verdict in BAD_VERDICTS or step.verdict is Verdict.XFAILED]
-    # The worst first: the chain's verdict is its.
-    wanting.sort(key=lambda step: step.verdict is not chain.verdict)
+    wanting = _worst_first(chain, BAD_VERDICTS | {Verdict.XFAILED})
     compiles = _compiles(chain.steps)
     statistics = [step.statistics for step in compiles]
     time, statistic = None, ""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import ExitCode, UsageError
+from iree_gauntlet.figures import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -50,11 +51,11 @@ def merged(records: Sequence[JournalRecord], name: str, command: str, cwd: str, 
     """
     runs = [_last_run(record) for record in records]
     _one_suite(records, runs)
-    remarks = [f"merged from {len(runs)} runs: {_listed(str(run.get('run')) for run in runs)}"]
+    remarks = [f"merged from {len(runs)} runs: {listed([str(run.get('run')) for run in runs], _MOST_NAMED)}"]
     remarks += _toolchains(records, runs, lenient=lenient)
     missing, count = _missing(records, runs)
     if missing:
-        words = f"shard{'s' if len(missing) > 1 else ''} {_listed(map(str, missing))} of {count}"
+        words = f"shard{'s' if len(missing) > 1 else ''} {listed(list(map(str, missing)), _MOST_NAMED)} of {count}"
         remarks.append(f"{words} {'are' if len(missing) > 1 else 'is'} missing: this is not the whole run")
     _no_chain_twice(records)
     steps = sorted((step for record in records for step in record.steps), key=lambda step: str(step["chain"]))
@@ -115,7 +116,8 @@ def _toolchains(records: Sequence[JournalRecord], runs: Sequence[Mapping[str, An
             )
     if len(set(identities)) == 1:
         return []
-    return [f"the runs are of {len(set(identities))} different IREEs: {_listed(dict.fromkeys(map(_version, tools)))}"]
+    versions = list(dict.fromkeys(map(_version, tools)))
+    return [f"the runs are of {len(set(identities))} different IREEs: {listed(versions, _MOST_NAMED)}"]
 
 
 def _version(tool: Mapping[str, Any]) -> str:
@@ -166,7 +168,7 @@ def _common(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if len(values) == 1:
             common[name] = values[0]
         elif all(isinstance(value, str) for value in values):
-            common[name] = _listed(value for value in values if value)
+            common[name] = listed([value for value in values if value], _MOST_NAMED)
     return common
 
 
@@ -216,9 +218,3 @@ def _end(records: Sequence[JournalRecord]) -> list[dict[str, Any]]:
             "interrupted": any(bool(end.get("interrupted")) for end in ends),
         }
     ]
-
-
-def _listed(words: Iterable[str]) -> str:
-    shown = list(words)
-    more = len(shown) - _MOST_NAMED
-    return ", ".join(shown[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -50,7 +50,6 @@ _HEADLINE_WORDS = {
 }
 _ENVIRONMENT = re.compile(r"shared cache .* is not|not put into the shared cache|\.tar is not used|the mirror[: ]")
 _MOST_ENVIRONMENT = 5
-_MADE_UP = "random://"
 _MANY_CHAINS = 200
 BAD_VERDICTS = frozenset({Verdict.ERROR, Verdict.FAILED, Verdict.XPASSED, Verdict.INCONCLUSIVE})
 
@@ -78,8 +77,7 @@ class ChainOutcome:
     @property
     def verdict(self) -> Verdict:
         """The worst of its steps; skipped only where nothing of it ran."""
-        found = {step.verdict for step in self.steps}
-        return next((verdict for verdict in _WORST_FIRST if verdict in found), Verdict.SKIPPED)
+        return min({step.verdict for step in self.steps}, key=_WORST_FIRST.index, default=Verdict.SKIPPED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +170,7 @@ def outcome_of(record: JournalRecord) -> RunOutcome:
         ) from error
     state = state_of(record)
     fetched = _files(steps)
-    made = sum(not present for url, present in fetched.items() if url.startswith(_MADE_UP))
-    interrupted = state == "interrupted"
+    made = sum(not present for url, present in fetched.items() if url.startswith("random://"))
     return RunOutcome(
         run=str(run.get("run", record.path.parent.name)),
         suite=str(run.get("suite", "")),
@@ -185,12 +182,7 @@ def outcome_of(record: JournalRecord) -> RunOutcome:
         toolchain=dict(run.get("toolchain") or {}),
         machine=dict(run.get("machine") or {}),
         chains=_chains(steps),
-        exit_code=_exit_code(
-            steps,
-            interrupted=interrupted,
-            # Of a merged run: what the shares would have said that were not given.
-            whole=bool(record.runs) and not run.get("missing_shards"),
-        ),
+        exit_code=_exit_code(steps, run, state),
         state=state,
         resumed=max(len(record.runs) - 1, 0),
         torn=record.torn,
@@ -217,11 +209,9 @@ def headline(outcome: RunOutcome) -> str:
     counts = outcome.counts
     words = []
     for verdict in _HEADLINE:
-        count = counts[verdict]
-        if not count:
-            continue
-        one, many = _HEADLINE_WORDS.get(verdict, (str(verdict), str(verdict)))
-        words.append(f"{count} {one if count == 1 else many}")
+        if count := counts[verdict]:
+            one, many = _HEADLINE_WORDS.get(verdict, (str(verdict), str(verdict)))
+            words.append(f"{count} {one if count == 1 else many}")
     behind = sum(bool(step.behind) for step in outcome.steps)
     if behind:
         words[-1] += f" ({behind} behind a failure)"
@@ -287,10 +277,11 @@ def _chains(steps: list[StepOutcome]) -> tuple[ChainOutcome, ...]:
     )
 
 
-def _exit_code(steps: list[StepOutcome], *, interrupted: bool, whole: bool) -> ExitCode:
-    if interrupted:
+def _exit_code(steps: list[StepOutcome], run: Mapping[str, Any], state: str) -> ExitCode:
+    if state == "interrupted":
         return ExitCode.INTERRUPTED
-    if not whole:
+    # Of a merged run: nobody knows what the shards would have said that were not given.
+    if not run or run.get("missing_shards"):
         return ExitCode.ERROR
     if not steps:
         return ExitCode.NOTHING_SELECTED

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.document import Block, Cell, Code, Column, Document, Kind, Link, Name, Notes, Paragraph, Table
 from iree_gauntlet.records.bisect_outcome import BISECT_COMPARE, BisectOutcome, bisect_outcome
-from iree_gauntlet.reports.render_html import html_page
-from iree_gauntlet.reports.render_markdown import markdown
-from iree_gauntlet.reports.report_files import Reports
+from iree_gauntlet.reports.report_files import Reports, pages
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +21,6 @@ _COLUMNS = (
     Column("commit", rank=1),
     Column("remarks"),
 )
-_SHORT_COMMIT = 10
 
 
 def bisect_reports(folder: Path) -> Reports:
@@ -34,11 +31,7 @@ def bisect_reports(folder: Path) -> Reports:
     """
     outcome = bisect_outcome(folder)
     document = bisect_document(outcome)
-    files = {
-        "bisect.md": lambda: markdown(document),
-        "bisect.html": lambda: html_page(document),
-        "bisect.json": lambda: bisect_json(outcome),
-    }
+    files = {**pages("bisect", lambda: document), "bisect.json": lambda: bisect_json(outcome)}
     return Reports(files, lambda _: document, outcome.exit_code, outcome.answer)
 
 
@@ -71,6 +64,6 @@ def _row(outcome: BisectOutcome, label: str) -> tuple[Cell, ...]:
     remarks = [f"the {word} end" for word in ("good", "bad") if outcome.asked[word] == label]
     remarks += ["a third value"] if judged["third"] else []
     remarks += [judged["reason"]] if judged["reason"] else []
-    commit = outcome.commit_of(label)[:_SHORT_COMMIT] or None
+    commit = outcome.commit_of(label)[:10] or None
     text = judged["text"] or None
     return label, text, outcome.word_of(label), float(judged["seconds"]), commit, "; ".join(remarks)

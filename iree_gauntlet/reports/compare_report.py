@@ -17,9 +17,7 @@ from iree_gauntlet.records.compare_record import ComparisonRecord, read_comparis
 from iree_gauntlet.records.outcome import lock_remark
 from iree_gauntlet.reports.compare_rows import TimeRow, changes, ratio_text, span_text, time_rows, verdict_counts
 from iree_gauntlet.reports.junit import schema_document
-from iree_gauntlet.reports.render_html import html_page
-from iree_gauntlet.reports.render_markdown import markdown
-from iree_gauntlet.reports.report_files import Reports
+from iree_gauntlet.reports.report_files import Reports, pages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +55,6 @@ _DISPATCH_COLUMNS = (
 )
 _COMPILE_COLUMNS = (Column("figure"), *(Column(title, Kind.NUMBER) for title in ("A", "B", "B / A")))
 _NS_PER_MS = 1e6
-_LONGEST_NAME = 100
 _LIKE = 1.2
 # Times that a difference under the profiler may be larger or smaller than the measured one.
 _UNLIKE = 2.0
@@ -72,8 +69,7 @@ def comparison_reports(folder: Path) -> Reports:
     record = read_comparison(folder)
     document = _comparison_document(record)
     files = {
-        "comparison.md": lambda: markdown(document),
-        "comparison.html": lambda: html_page(document),
+        **pages("comparison", lambda: document),
         "comparison.json": lambda: _comparison_json(record),
         "junit.xml": lambda: _comparison_junit(record),
     }
@@ -297,7 +293,7 @@ def _others_name(others: Mapping[str, Any]) -> str:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    name = one_line(str(row["name"]), _LONGEST_NAME)
+    name = one_line(str(row["name"]), 100)
     if row["match"] in ("new", "gone"):
         return f"{name} ({row['match']})"
     if row["a_count"] != row["b_count"]:

@@ -50,12 +50,10 @@ def check_line(check: Check) -> str:
 def comparison_line(output: OutputComparison) -> str:
     """One output against what was expected: how much is wrong, how far, and where."""
     kind = f" ({one_line(output.type)})" if output.type else ""
+    parts = []
     # The figures below say the rest; without any (another type or shape), the message does.
-    parts = (
-        [one_line(output.message)]
-        if output.message and not output.passed and not (output.count and output.mismatches)
-        else []
-    )
+    if output.message and not output.passed and not (output.count and output.mismatches):
+        parts.append(one_line(output.message))
     if output.count and output.passed:
         parts.append(f"{whole(output.count)} element{'s' if output.count > 1 else ''} as expected")
     elif output.count and output.mismatches:

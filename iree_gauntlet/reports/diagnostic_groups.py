@@ -63,15 +63,10 @@ def group_failures(items: Iterable[tuple[str, str, str]]) -> list[Group]:
     Args:
         items: name, stage and reason of each.
     """
-    counts: dict[tuple[str, str], int] = {}
-    examples: dict[tuple[str, str], list[str]] = {}
+    names: dict[tuple[str, str], list[str]] = {}
     for name, stage, reason in items:
-        key = (stage, same_in_all(reason))
-        counts[key] = counts.get(key, 0) + 1
-        names = examples.setdefault(key, [])
-        if len(names) < _MOST_EXAMPLES:
-            names.append(name)
-    groups = [Group(stage, text, count, tuple(examples[stage, text])) for (stage, text), count in counts.items()]
+        names.setdefault((stage, same_in_all(reason)), []).append(name)
+    groups = [Group(stage, text, len(own), tuple(own[:_MOST_EXAMPLES])) for (stage, text), own in names.items()]
     return sorted(groups, key=lambda group: -group.count)
 
 

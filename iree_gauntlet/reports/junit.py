@@ -124,12 +124,11 @@ def _detail(step: StepOutcome, outcome: RunOutcome) -> str:
 
 def _system_out(step: StepOutcome, *, lean: bool) -> str:
     lines = [f"note: {one_line(note)}" for note in step.notes]
-    if lean:
-        return "\n" + "\n".join(lines) + "\n" if lines else ""
-    lines += finding_lines(step) if step.verdict is Verdict.PASSED else []
-    lines += measured_lines(step)
-    if step.command and step.verdict is Verdict.PASSED:
-        lines.append(f"command: {clean(step.command).strip()}")
+    if not lean:
+        lines += finding_lines(step) if step.verdict is Verdict.PASSED else []
+        lines += measured_lines(step)
+        if step.command and step.verdict is Verdict.PASSED:
+            lines.append(f"command: {clean(step.command).strip()}")
     return "\n" + "\n".join(lines) + "\n" if lines else ""
 
 
@@ -139,14 +138,8 @@ def _properties(chain: ChainOutcome, outcome: RunOutcome, *, first: bool) -> lis
     if first or not outcome.many:
         found += _of_the_toolchain(outcome)
     if not outcome.many:
-        found += [
-            ("dialect", chain.dialect),
-            ("model", chain.model),
-            ("submodel", chain.submodel),
-            ("target", chain.target),
-            ("sku", chain.sku),
-            ("device", ", ".join(dict.fromkeys(step.device for step in chain.steps if step.device))),
-        ]
+        found += [(name, getattr(chain, name)) for name in ("dialect", "model", "submodel", "target", "sku")]
+        found.append(("device", ", ".join(dict.fromkeys(step.device for step in chain.steps if step.device))))
     if first or not outcome.many:
         found += _of_the_machine(outcome)
         found += [(f"remark.{index}", remark) for index, remark in enumerate(outcome.remarks, start=1)]
@@ -183,14 +176,9 @@ def _of_the_toolchain(outcome: RunOutcome) -> list[tuple[str, object]]:
 
 def _of_the_machine(outcome: RunOutcome) -> list[tuple[str, object]]:
     machine = outcome.machine
-    return [
-        ("machine.cpu", machine.get("cpu")),
-        ("machine.cores", machine.get("cores")),
-        ("machine.memory", byte_size(machine["memory_bytes"]) if machine.get("memory_bytes") else ""),
-        ("machine.devices", device_text(machine)),
-        ("machine.os", machine.get("os")),
-        ("machine.python", machine.get("python")),
-    ]
+    memory = byte_size(machine["memory_bytes"]) if machine.get("memory_bytes") else ""
+    said = {**machine, "memory": memory, "devices": device_text(machine)}
+    return [(f"machine.{name}", said.get(name)) for name in ("cpu", "cores", "memory", "devices", "os", "python")]
 
 
 def _set_times(root: ET.Element, outcome: RunOutcome) -> None:

@@ -24,9 +24,7 @@ from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, matr
 from iree_gauntlet.records.outcome import BAD_VERDICTS, version
 from iree_gauntlet.reports.junit import junit_document, schema_document
 from iree_gauntlet.reports.matrix_changes import ChangeKind, changes, mean_ratios, ratio
-from iree_gauntlet.reports.render_html import html_page
-from iree_gauntlet.reports.render_markdown import markdown
-from iree_gauntlet.reports.report_files import Reports
+from iree_gauntlet.reports.report_files import Reports, pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,7 +56,6 @@ _TITLES = {
     ChangeKind.SIZE: "Module size (5 % and more), bytes",
     ChangeKind.TIME: "Run time (a quarter and more; not yet proved to be real)",
 }
-_MEANS = {"time": "run time", "compile": "compile time"}
 _IREE_COLUMNS = (
     Column("IREE", Kind.NAME),
     Column("result"),
@@ -78,11 +75,9 @@ _FIGURE_COLUMNS = (
 _SAME_TIME = 0.05
 # Errors of different schedules differ in their last digits.
 _SAME_ERROR = 1.0
-_COUNTS = ("tests", "failures", "errors")
-_SCHEMA = 1
 _OF_THE_MATRIX = ("suite", "version", "command", "cwd", "started", "state", "remarks", "exit_code")
-_RATIOS = ("compile_seconds", "compile_peak_bytes", "time_ms", "dispatch_count", "binary_size_bytes")
 _FORMULA = ("=", "+", "-", "@")
+_RATIOS = ("compile_seconds", "compile_peak_bytes", "time_ms", "dispatch_count", "binary_size_bytes")
 
 
 def matrix_reports(folder: Path) -> Reports:
@@ -95,8 +90,7 @@ def matrix_reports(folder: Path) -> Reports:
     document = matrix_document(outcome)
     files = {
         "junit.xml": lambda: matrix_junit(outcome),
-        "matrix.md": lambda: markdown(document),
-        "matrix.html": lambda: html_page(document),
+        **pages("matrix", lambda: document),
         "matrix.json": lambda: matrix_json(outcome),
         "matrix.csv": lambda: matrix_csv(outcome),
     }
@@ -183,7 +177,7 @@ def _figures(matrix: MatrixOutcome) -> Iterator[Block]:
 
 def _mean_lines(matrix: MatrixOutcome) -> Iterator[str]:
     means = mean_ratios(matrix)
-    for metric, title in _MEANS.items():
+    for metric, title in {"time": "run time", "compile": "compile time"}.items():
         own = [mean for mean in means if mean.metric == metric]
         if own:
             noun = "1 model" if own[0].chains == 1 else f"{own[0].chains} models"
@@ -282,7 +276,7 @@ def matrix_junit(matrix: MatrixOutcome) -> str:
     suites = root.findall("testsuite")
     for index, suite in enumerate(suites):
         suite.set("id", str(index))
-    for name in _COUNTS:
+    for name in ("tests", "failures", "errors"):
         root.set(name, str(sum(int(suite.get(name, "0")) for suite in suites)))
     root.set("time", f"{sum(float(suite.get('time', '0')) for suite in suites):.3f}")
     return schema_document(root)
@@ -305,7 +299,7 @@ def _without_run(iree: MatrixIree) -> ET.Element:
 def matrix_json(matrix: MatrixOutcome) -> str:
     """The document as text, ASCII only, ending with a newline."""
     document = {
-        "schema": _SCHEMA,
+        "schema": 1,
         "matrix": matrix.name,
         **{name: getattr(matrix, name) for name in _OF_THE_MATRIX},
         "exit_meaning": matrix.exit_code.meaning,

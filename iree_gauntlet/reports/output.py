@@ -31,11 +31,11 @@ def open_progress(stream: TextIO) -> Painter:
     """Live progress where `stream` is a terminal that can show it, lines elsewhere and where all is wanted."""
     # rich takes long to import.
     from iree_gauntlet.reports.live.live_progress import LiveProgress  # noqa: PLC0415
-    from iree_gauntlet.reports.live.no_progress import NoProgress  # noqa: PLC0415
+    from iree_gauntlet.reports.live.painter import Painter  # noqa: PLC0415
     from iree_gauntlet.reports.live.plain_progress import PlainProgress  # noqa: PLC0415
 
     if messages.is_quiet():
-        return NoProgress()
+        return Painter()
     if is_live(stream, os.environ) and not messages.is_verbose():
         return LiveProgress(stream, colour=not os.environ.get("NO_COLOR"))
     return PlainProgress(stream)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-_TEMPLATE = "document.html"
-_PNG = b"\x89PNG"
 # What a page has no use for: all before the SVG itself (a declaration, a document type) and its metadata.
 _AROUND_SVG = re.compile(r"\A.*?(?=<svg\b)|<metadata>.*?</metadata>\s*", re.DOTALL)
 _IDENTIFIER = re.compile(r"(\bid=\"|\bhref=\"#|\burl\(#)")
@@ -33,7 +31,7 @@ def html_page(document: Document) -> str:
     )
     environment.filters["kind"] = lambda block: type(block).__name__
     environment.filters["inlined"] = partial(_inlined, numbers=itertools.count())
-    template = environment.from_string((files(__package__) / _TEMPLATE).read_text(encoding="utf-8"))
+    template = environment.from_string((files(__package__) / "document.html").read_text(encoding="utf-8"))
     return template.render(document=document, ink=INK, paper=PAPER) + "\n"
 
 
@@ -45,7 +43,7 @@ def _cleaned(value: Any) -> Any:
 def _inlined(picture: Picture, numbers: Iterator[int]) -> Markup:
     """A picture as part of the page; an SVG with identifiers that no other has."""
     text = clean(picture.text)
-    if picture.data.startswith(_PNG):
+    if picture.data.startswith(b"\x89PNG"):
         return Markup('<img alt="{}" src="data:image/png;base64,{}">').format(
             text, base64.b64encode(picture.data).decode()
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 from iree_gauntlet import messages
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.reports.render_console import print_document
+from iree_gauntlet.reports.render_html import html_page
 from iree_gauntlet.reports.render_markdown import markdown, shortened
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.collector import uncollected
@@ -87,6 +88,11 @@ class Reports:
                 f"{path}: cannot append the summary: {error.strerror}",
                 f"{_STEP_SUMMARY} must name a file that can be written, or not be set",
             ) from error
+
+
+def pages(name: str, document: Callable[[], Document]) -> dict[str, Callable[[], str]]:
+    """What makes the files that people read, Markdown and a page, by their names."""
+    return {f"{name}.md": lambda: markdown(document()), f"{name}.html": lambda: html_page(document())}
 
 
 def write_report(path: Path, content: str | bytes, folder: Path) -> None:

@@ -23,9 +23,8 @@ from iree_gauntlet.records.chain_figures import ChainFigures, chain_figures
 from iree_gauntlet.records.outcome import RunOutcome, headline, outcome_of
 from iree_gauntlet.reports.github import error_commands
 from iree_gauntlet.reports.junit import junit_document
-from iree_gauntlet.reports.render_html import html_page
-from iree_gauntlet.reports.render_markdown import escape, markdown, table
-from iree_gauntlet.reports.report_files import Reports, write_report
+from iree_gauntlet.reports.render_markdown import escape, table
+from iree_gauntlet.reports.report_files import Reports, pages, write_report
 from iree_gauntlet.reports.summary import run_document
 from iree_gauntlet.system.collector import uncollected
 
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.results import CacheUse, Check, OutputComparison
 
 
-_SCHEMA = 1
 _OF_THE_RUN = (
     *("run", "suite", "version", "command", "cwd", "started"),
     *("state", "resumed", "torn", "remarks", "exit_code"),
@@ -52,7 +50,6 @@ _OF_A_STEP = (
     *("exit_code", "signal", "timed_out", "command", "device"),
 )
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
-_DIALECT = "torch-models"
 _NOT_KNOWN = "N/A"
 _TYPES = {"threshold": "quality", "benchmark": "benchmark", "compstat": "compstat"}
 _HEADERS = {
@@ -89,8 +86,7 @@ def reports_of_run(outcome: RunOutcome) -> Reports:
 
     files = {
         "junit.xml": lambda: junit_document(outcome),
-        "summary.md": lambda: markdown(document(None)),
-        "summary.html": lambda: html_page(document(None)),
+        **pages("summary", lambda: document(None)),
         "summary.json": lambda: summary_json(outcome),
         **_job_summary(outcome),
     }
@@ -128,7 +124,7 @@ def job_summary(outcome: RunOutcome) -> Summary:
     verdicts = {step.id: step.verdict for step in outcome.steps}
     found: Summary = {}
     for stage, kind in _TYPES.items():
-        steps = [step for step in outcome.steps if step.dialect == _DIALECT and step.stage == stage]
+        steps = [step for step in outcome.steps if step.dialect == "torch-models" and step.stage == stage]
         rows = [_row(kind, step, _status(step, verdicts)) for step in steps]
         if rows:
             found[kind] = {"headers": _HEADERS[kind], "rows": sorted(rows, key=lambda row: str(row[0]))}
@@ -193,7 +189,7 @@ def _whole(value: float | None) -> float | int | str:
 def summary_json(outcome: RunOutcome) -> str:
     """The document as text, ASCII only, ending with a newline."""
     document: dict[str, Any] = {
-        "schema": _SCHEMA,
+        "schema": 1,
         **_named(outcome, _OF_THE_RUN),
         "exit_meaning": outcome.exit_code.meaning,
         "seconds": outcome.seconds,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.cleaning import last_lines
 from iree_gauntlet.document import Block, Code, Column, Document, Heading, Items, Kind, Name, Paragraph, Table, Text
-from iree_gauntlet.figures import byte_size, counted, duration
+from iree_gauntlet.figures import byte_size, counted, duration, listed
 from iree_gauntlet.records.chain_figures import chain_figures
 from iree_gauntlet.records.outcome import BAD_VERDICTS, RunOutcome, cache_line, headline, version
 from iree_gauntlet.reports.details import device_text, finding_lines
@@ -134,9 +134,8 @@ def _unchecked(outcome: RunOutcome) -> Iterator[Block]:
     """Who reads `passed` is to know where no number was looked at."""
     steps = [step for step in outcome.steps if step.verdict is Verdict.PASSED and NOTHING_COMPARED in step.notes]
     if steps:
-        more = f" and {len(steps) - _NAMED_STEPS} more" if len(steps) > _NAMED_STEPS else ""
-        named = ", ".join(step.title for step in steps[:_NAMED_STEPS])
-        yield Paragraph((f"no expected outputs, only that it runs was checked: {named}{more}",))
+        named = listed([step.title for step in steps], _NAMED_STEPS)
+        yield Paragraph((f"no expected outputs, only that it runs was checked: {named}",))
 
 
 def _details(outcome: RunOutcome, folder: Path | None) -> Iterator[Block]:
@@ -253,10 +252,7 @@ def _said(title: str, said: Iterable[tuple[str, StepOutcome]]) -> Iterator[Block
     if not steps_of:
         return
     yield Heading(title)
-    more = {text: f" and {len(names) - _NAMED_STEPS} more" for text, names in steps_of.items() if names[_NAMED_STEPS:]}
-    yield Items(
-        tuple((f"{text}: {', '.join(names[:_NAMED_STEPS])}{more.get(text, '')}",) for text, names in steps_of.items())
-    )
+    yield Items(tuple((f"{text}: {listed(names, _NAMED_STEPS)}",) for text, names in steps_of.items()))
 
 
 def _facts(outcome: RunOutcome) -> tuple[tuple[str, object], ...]:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError
-from iree_gauntlet.measuring.machine.machine_state import CpuWatch, benchmark_warnings, machine_facts, machine_state
+from iree_gauntlet.measuring.machine.machine_sensors import cpu_use, read_cpu_times
+from iree_gauntlet.measuring.machine.machine_state import benchmark_warnings, machine_facts, machine_state
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.settings import Configuration, cache_folder, project_folder
 from iree_gauntlet.toolchains.devices import Device, compile_backends, devices, drivers, find_device, known_devices
@@ -271,9 +272,9 @@ def doctor(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     memory = "unknown memory" if facts.memory_bytes is None else f"{facts.memory_bytes / (1 << 30):.1f} GiB"
     text = f"{facts.cpu}, {facts.cores} cores, {memory}, {facts.os}"
     findings.append(Finding("machine", "info", text))
-    watch = CpuWatch()
+    before = read_cpu_times()
     time.sleep(_WATCH_SECONDS)
-    warnings = benchmark_warnings(machine_state(watch.shares()))
+    warnings = benchmark_warnings(machine_state(cpu_use(before, read_cpu_times())))
     findings += [Finding("benchmarking", "warn", warning) for warning in warnings]
     if not warnings:
         findings.append(Finding("benchmarking", "ok", "nothing here would spoil a benchmark"))

@@ -16,6 +16,7 @@ import pytest
 from iree_gauntlet.engine import operator_suites
 from iree_gauntlet.measuring.machine.disturbance import RoundWatch
 from iree_gauntlet.measuring.machine.machine_sensors import (
+    cpu_use,
     free_memory,
     load_average,
     on_battery,
@@ -23,7 +24,7 @@ from iree_gauntlet.measuring.machine.machine_sensors import (
     total_memory,
     used_swap,
 )
-from iree_gauntlet.measuring.machine.machine_state import CpuWatch, benchmark_warnings, machine_facts, machine_state
+from iree_gauntlet.measuring.machine.machine_state import benchmark_warnings, machine_facts, machine_state
 from iree_gauntlet.system.short_process import Answer
 from iree_gauntlet.torch_models import roofline
 from iree_gauntlet.workers.iree_side import run_server
@@ -78,7 +79,8 @@ def hide(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
 
 
 def test_of_a_machine_that_shows_nothing_nothing_is_made_up(tmp_path: Path) -> None:
-    state, facts = machine_state(CpuWatch(tmp_path).shares(), tmp_path), machine_facts(tmp_path)
+    use = cpu_use(read_cpu_times(tmp_path), read_cpu_times(tmp_path))
+    state, facts = machine_state(use, tmp_path), machine_facts(tmp_path)
     assert {name for name, value in asdict(state).items() if value is not None} == KNOWN_ANYWAY
     assert facts.memory_bytes is None
     assert benchmark_warnings(state) == []
@@ -92,7 +94,7 @@ def test_of_a_machine_that_shows_nothing_nothing_is_made_up(tmp_path: Path) -> N
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
 def test_what_cannot_be_read_is_unknown_and_no_error(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     hide(monkeypatch, fault)
-    state = machine_state(CpuWatch().shares())
+    state = machine_state(cpu_use(read_cpu_times(), read_cpu_times()))
     assert {name for name, value in asdict(state).items() if value is not None} == KNOWN_ANYWAY
     assert (machine_facts().memory_bytes, read_cpu_times(Path("/")), machine_facts().cores > 0) == (None, {}, True)
     assert RoundWatch(cpus=(0,)).ended(own_cpu_seconds=0.0).disturbances() == ()
@@ -190,5 +192,5 @@ def test_places_that_are_not_what_they_should_be_are_unknown_too(tmp_path: Path)
         write(tmp_path, {f"sys/class/{name}": "a file"})
     write(tmp_path, {"sys/devices/system/cpu": "a file", "proc/stat": "a\n\nfile", "proc/meminfo": "a file"})
     (tmp_path / "proc/loadavg").mkdir()
-    state = machine_state(CpuWatch(tmp_path).shares(), tmp_path)
+    state = machine_state(cpu_use(read_cpu_times(tmp_path), read_cpu_times(tmp_path)), tmp_path)
     assert {name for name, value in asdict(state).items() if value is not None} == KNOWN_ANYWAY

@@ -8,13 +8,8 @@ import pytest
 
 from iree_gauntlet.measuring.machine.gpu_state import GpuState, Slowdown
 from iree_gauntlet.measuring.machine.gpus import GpuReading
-from iree_gauntlet.measuring.machine.machine_state import (
-    CpuWatch,
-    MachineState,
-    benchmark_warnings,
-    machine_facts,
-    machine_state,
-)
+from iree_gauntlet.measuring.machine.machine_sensors import cpu_use, read_cpu_times
+from iree_gauntlet.measuring.machine.machine_state import MachineState, benchmark_warnings, machine_facts, machine_state
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,17 +39,17 @@ def write(root: Path, files: dict[str, str]) -> None:
 
 def test_our_own_work_is_not_other_work(tmp_path: Path) -> None:
     write(tmp_path, {"proc/stat": "cpu0 100 0 0 100 0 0 0 0 0 0"})
-    watch = CpuWatch(tmp_path)
-    assert watch.shares() == (None, None), "no time has passed"
+    before = read_cpu_times(tmp_path)
+    assert cpu_use(before, read_cpu_times(tmp_path)) is None, "no time has passed"
     write(tmp_path, {"proc/stat": "cpu0 150 0 0 140 0 0 0 10 0 0"})
-    assert watch.shares() == pytest.approx((0.5, 0.1))
-    assert watch.shares(0.3) == pytest.approx((0.2, 0.1))
-    assert watch.shares(1e6) == pytest.approx((0.0, 0.1))
-    assert machine_state(watch.shares(0.3), tmp_path).busy_share == pytest.approx(0.2)
+    after = read_cpu_times(tmp_path)
+    for own_seconds, busy_share in ((0.0, 0.5), (0.3, 0.2), (1e6, 0.0)):
+        state = machine_state(cpu_use(before, after, own_seconds), tmp_path)
+        assert (state.busy_share, state.steal_share) == pytest.approx((busy_share, 0.1))
 
 
 def test_this_machine_can_be_described() -> None:
-    facts, state = machine_facts(), machine_state(CpuWatch().shares())
+    facts, state = machine_facts(), machine_state(cpu_use(read_cpu_times(), read_cpu_times()))
     assert facts.cores >= 1
     assert (facts.memory_bytes or 0) > 0
     assert facts.cpu

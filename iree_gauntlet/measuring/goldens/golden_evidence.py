@@ -253,7 +253,7 @@ def _new_value(golden: Golden, usable: Sequence[Evidence], size_headroom: float 
             alone = usable if len(usable) == 1 else ()
             lowest = min([*figures, *(item.lowest for item in alone)])
             highest = max([*figures, *(item.highest for item in alone)])
-            wanted = _rounded(statistics.fmean(figures))
+            wanted = float(f"{statistics.fmean(figures):.{_DIGITS}g}")
             within = lowest <= golden.value <= highest or golden.value == wanted
             return "within what was measured" if within else wanted
         case Metric.DISPATCH_COUNT:
@@ -268,10 +268,6 @@ def _new_value(golden: Golden, usable: Sequence[Evidence], size_headroom: float 
             return "within the headroom" if largest <= golden.value <= wanted else wanted
         case Metric.MAX_ABS_ERROR:
             raise TypeError("no spec has a golden error")
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}")
 
 
 def _rounded_up(value: float) -> float:

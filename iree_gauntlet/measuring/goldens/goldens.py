@@ -149,14 +149,14 @@ def check_figure(metric: Metric, measured: float, goldens: Sequence[Golden], rel
             note = f"no golden {title} in the spec: measured only"
         return _measured_only(metric, measured, note, release=current)
     golden = min(fitting, key=lambda candidate: candidate.limit)
-    return _checked(golden, measured, None, "", current)
+    return _checked(golden, measured, "", "", current)
 
 
 def _time(samples: Samples, statistic: Statistic) -> float | None:
     return samples.mean_ms if statistic == Statistic.MEAN else samples.min_ms
 
 
-def _checked(golden: Golden, measured: float, statistic: Statistic | None, sku: str, release: str) -> Check:
+def _checked(golden: Golden, measured: float, statistic: str, sku: str, release: str) -> Check:
     return replace(
         _measured_only(golden.metric, measured, str(golden.origin), statistic=statistic, sku=sku, release=release),
         golden=golden.value,
@@ -167,23 +167,10 @@ def _checked(golden: Golden, measured: float, statistic: Statistic | None, sku: 
 
 
 def _measured_only(
-    metric: Metric,
-    measured: float | None,
-    note: str,
-    *,
-    statistic: Statistic | None = None,
-    sku: str = "",
-    release: str = "",
+    metric: Metric, measured: float | None, note: str, *, statistic: str = "", sku: str = "", release: str = ""
 ) -> Check:
-    return Check(
-        metric=str(metric),
-        measured=measured,
-        unit=metric.unit,
-        statistic=str(statistic or ""),
-        sku=sku,
-        release=release,
-        note=note,
-    )
+    text = str(statistic)
+    return Check(str(metric), measured, unit=metric.unit, statistic=text, sku=sku, release=release, note=note)
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,20 +224,17 @@ def _metric(entry: dict[str, Any]) -> GpuState:
         temperature_c=_first(temperature, "hotspot", "edge"),
         utilization_percent=_first(_section(entry, "usage"), "gfx_activity"),
         power_w=_first(power, "socket_power", "current_socket_power", "average_socket_power"),
-        reasons=_violations(throttle) or _status(power),
+        reasons=_violations(throttle, power),
         throttled=_summed(_accumulated(throttle)),
         uptime=_value(throttle.get("accumulation_counter")),
     )
 
 
-def _violations(throttle: dict[str, Any]) -> tuple[Slowdown, ...]:
-    found = [cause for name, cause in _AMD_VIOLATIONS.items() if throttle.get(f"{name}_violation_status") == "ACTIVE"]
-    return tuple(dict.fromkeys(found))
-
-
-def _status(power: dict[str, Any]) -> tuple[Slowdown, ...]:
+def _violations(throttle: dict[str, Any], power: dict[str, Any]) -> tuple[Slowdown, ...]:
     """Of cards without violations, only that they are throttled is known."""
-    return (Slowdown.UNNAMED,) if power.get("throttle_status") == "THROTTLED" else ()
+    found = [cause for name, cause in _AMD_VIOLATIONS.items() if throttle.get(f"{name}_violation_status") == "ACTIVE"]
+    unnamed = [Slowdown.UNNAMED] if power.get("throttle_status") == "THROTTLED" else []
+    return tuple(dict.fromkeys(found or unnamed))
 
 
 def _accumulated(throttle: dict[str, Any]) -> Iterator[tuple[Slowdown, float | None]]:

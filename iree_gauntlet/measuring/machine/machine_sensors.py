@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 
 _ROOT = Path("/")
-_KIB = 1024
 # Drivers of processors' own sensors; a board's sensors (nct6775, acpitz) say nothing about the processor.
 _CPU_DRIVERS = ("coretemp", "k10temp", "k8temp", "zenpower", "fam15h_power", "cpu_thermal", "via_cputemp")
 _CPU_ZONE = re.compile(r"x86_pkg_temp|.*\bcpu\b.*|cpu[-_0-9].*", re.IGNORECASE)
@@ -135,15 +134,13 @@ def cpu_model(root: Path) -> str:
 
 def cpu_temperature(root: Path) -> float | None:
     """The hottest of the processors' sensors, in °C."""
-    found: list[int] = []
+    files: list[Path] = []
     for chip in _entries(root / "sys/class/hwmon", "hwmon*"):
-        if read_text(chip / "name") in _CPU_DRIVERS:
-            found += [value for file in _entries(chip, "temp*_input") if (value := _number(file)) is not None]
+        files += _entries(chip, "temp*_input") if read_text(chip / "name") in _CPU_DRIVERS else []
     for zone in _entries(root / "sys/class/thermal", "thermal_zone*"):
-        if _CPU_ZONE.fullmatch(read_text(zone / "type") or "") and (value := _number(zone / "temp")) is not None:
-            found.append(value)
-    hottest = max((value for value in found if _COLDEST <= value <= _HOTTEST), default=None)
-    return None if hottest is None else hottest / 1000
+        files += [zone / "temp"] if _CPU_ZONE.fullmatch(read_text(zone / "type") or "") else []
+    found = [value for file in files if (value := _number(file)) is not None and _COLDEST <= value <= _HOTTEST]
+    return max(found) / 1000 if found else None
 
 
 def load_average(root: Path) -> float | None:
@@ -246,7 +243,7 @@ def _meminfo(root: Path) -> dict[str, int]:
         name, _, rest = line.partition(":")
         words = rest.split()
         if len(words) == 2 and words[0].isdecimal() and words[1] == "kB":
-            found[name] = int(words[0]) * _KIB
+            found[name] = int(words[0]) * 1024
     return found
 
 
@@ -294,7 +291,7 @@ def read_text(path: Path | str) -> str | None:
         return None
 
 
-def read_cpu_times(root: Path) -> dict[int, CpuTimes]:
+def read_cpu_times(root: Path = _ROOT) -> dict[int, CpuTimes]:
     """The counters of each CPU, by its number; empty where they are not shown.
 
     Args:
@@ -318,7 +315,7 @@ def read_cpu_times(root: Path) -> dict[int, CpuTimes]:
 
 
 def cpu_use(
-    before: Mapping[int, CpuTimes], after: Mapping[int, CpuTimes], own_seconds: float, cpus: Collection[int] = ()
+    before: Mapping[int, CpuTimes], after: Mapping[int, CpuTimes], own_seconds: float = 0.0, cpus: Collection[int] = ()
 ) -> CpuUse | None:
     """What CPUs have done between two readings; None where no time has passed, or a CPU is missing.
 

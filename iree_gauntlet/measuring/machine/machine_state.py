@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import platform
 import socket
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.journal_format import BUSY_SHARE, STEAL_SHARE
 from iree_gauntlet.measuring.machine.machine_sensors import (
@@ -18,24 +18,24 @@ from iree_gauntlet.measuring.machine.machine_sensors import (
     cpu_numbers,
     cpu_temperature,
     cpu_texts,
-    cpu_use,
     flag,
     free_memory,
     load_average,
     memory_limits,
     on_battery,
-    read_cpu_times,
     total_memory,
     turbo,
     usable_cores,
     used_swap,
 )
+from iree_gauntlet.recorded import Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from iree_gauntlet.measuring.machine.gpu_state import GpuState
     from iree_gauntlet.measuring.machine.gpus import GpuReading
+    from iree_gauntlet.measuring.machine.machine_sensors import CpuUse
 
 
 _ROOT = Path("/")
@@ -45,7 +45,7 @@ _HOT_CPU_C = 95
 
 
 @dataclass(frozen=True, slots=True)
-class MachineFacts:
+class MachineFacts(Recorded):
     """What does not change while a run lasts.
 
     Attributes:
@@ -63,10 +63,6 @@ class MachineFacts:
     memory_bytes: int | None
     os: str
     python: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """For the journal."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,50 +121,24 @@ def machine_facts(root: Path = _ROOT) -> MachineFacts:
     )
 
 
-class CpuWatch:
-    """Watches, from its making on, how busy the CPUs are with other work than ours.
-
-    Args:
-        root: where /proc is looked for.
-    """
-
-    def __init__(self, root: Path = _ROOT) -> None:
-        self._root = root
-        self._before = read_cpu_times(root)
-
-    def shares(self, own_seconds: float = 0.0) -> tuple[float | None, float | None]:
-        """Busy and stolen share of the time since, 0 to 1; None where it is not known, or too little time has passed.
-
-        Args:
-            own_seconds: CPU time of our own that does not count.
-        """
-        use = cpu_use(self._before, read_cpu_times(self._root), own_seconds)
-        return (None, None) if use is None else (use.busy_share, use.steal_share)
-
-
 def machine_state(
-    shares: tuple[float | None, float | None] = (None, None),
-    root: Path = _ROOT,
-    *,
-    cpus: Collection[int] = (),
-    gpus: GpuReading | None = None,
+    use: CpuUse | None = None, root: Path = _ROOT, *, cpus: Collection[int] = (), gpus: GpuReading | None = None
 ) -> MachineState:
     """Reads the state of the machine.
 
     Args:
-        shares: what a `CpuWatch` saw.
+        use: what the CPUs have done just now; None where it is not known.
         root: where /proc and /sys are looked for.
         cpus: numbers of the CPUs whose frequencies and governors count; all where empty.
         gpus: what the GPUs' tool has said, where they were asked about.
     """
-    busy, steal = shares
     frequencies = [value for value in cpu_numbers(root, "cpufreq/scaling_cur_freq", cpus) if value > 0]
     throttles = cpu_numbers(root, "thermal_throttle/core_throttle_count")
     return MachineState(
         cores=usable_cores(root),
         load_1m=load_average(root),
-        busy_share=busy,
-        steal_share=steal,
+        busy_share=use.busy_share if use else None,
+        steal_share=use.steal_share if use else None,
         governor=",".join(sorted(set(cpu_texts(root, "cpufreq/scaling_governor", cpus)))) or None,
         frequency_mhz=sum(frequencies) / len(frequencies) / 1000 if frequencies else None,
         throttle_count=sum(throttles) if throttles else None,

@@ -54,8 +54,7 @@ class Tolerances:
         """(atol, rtol) as written, for people; zeros where the comparison is exact."""
         if not self.applies_to(element_type):
             return 0.0, 0.0
-        absolute = {"f16": self.f16, "f32": self.f32, "f64": self.f64, "bf16": self.bf16}[element_type]
-        return absolute, self.rtol
+        return getattr(self, element_type), self.rtol
 
     def effective(self, element_type: str) -> tuple[float, float]:
         """(atol, rtol) as the tool computes with them: a threshold is a C float for all but f64."""

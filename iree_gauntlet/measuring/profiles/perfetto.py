@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
-_SCHEMA = "schema"
 _FORMAT = "ireeperf-jsonl"
 _EXPORTED = "the exported profile"
-_CLOCK = "clock_correlation"
 _SUBMITTED = "queue_event"
 _ON_HOST = "host_execution_event"
 _ON_DEVICE = "queue_device_event"
@@ -97,19 +95,11 @@ def perfetto_trace(lines: Iterable[str], device: str) -> dict[str, Any]:
         ProfileError: no such rows, one that is cut off or lacks a field that is needed, which is named, or no events.
     """
     rows = list(profile_rows(lines, _EXPORTED, "record_type", needed=True))
-    if not any(row.kind == _SCHEMA and row.fields.get("format") == _FORMAT for row in rows):
+    if not any(row.kind == "schema" and row.fields.get("format") == _FORMAT for row in rows):
         raise ProfileError(f"{_EXPORTED} does not say that it is {_FORMAT}")
     clocks = _clocks(rows)
-    events: list[_Event] = []
-    left_out = 0
-    for row in rows:
-        if row.kind not in (_SUBMITTED, _ON_HOST, _ON_DEVICE, _DISPATCH):
-            continue
-        event = _event(row, clocks)
-        if event is None:
-            left_out += 1
-        else:
-            events.append(event)
+    found = [_event(row, clocks) for row in rows if row.kind in (_SUBMITTED, _ON_HOST, _ON_DEVICE, _DISPATCH)]
+    events = [event for event in found if event is not None]
     if not events:
         raise ProfileError("the exported profile holds no events with a time")
     placed = _in_lanes(events)
@@ -121,7 +111,7 @@ def perfetto_trace(lines: Iterable[str], device: str) -> dict[str, Any]:
     begin = min(event.start for event in events)
     return {
         "displayTimeUnit": "ns",
-        "otherData": {"left_out": left_out},
+        "otherData": {"left_out": len(found) - len(events)},
         "traceEvents": [
             *_names(processes, threads, device),
             *(_record(event, threads[place], begin) for place, event in placed),
@@ -145,7 +135,7 @@ def _details(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _clocks(rows: Iterable[ProfileRow]) -> dict[int, _Clock]:
     readings: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for row in rows:
-        if row.kind != _CLOCK or not {"host_time_begin_ns", "device_tick"} <= row.fields.keys():
+        if row.kind != "clock_correlation" or not {"host_time_begin_ns", "device_tick"} <= row.fields.keys():
             continue
         # The device was asked some time between the two.
         host = (row.integer("host_time_begin_ns") + row.integer("host_time_end_ns")) // 2

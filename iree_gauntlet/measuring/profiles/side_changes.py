@@ -40,7 +40,6 @@ _MOST_ROWS = 10
 _SUMMED = ("a_count", "b_count", "a_ns", "b_ns")
 # In the name of a row of several.
 _MOST_WORKS = 3
-_AGGREGATE = "stream-aggregate"
 _MODULE_SIZE = "module size"
 # What people call the figures, the most important first.
 _COMPILE_NAMES = {
@@ -273,13 +272,10 @@ def compile_changes(
         a_bytes: size of the module; None where unknown.
         b_bytes: the other side's.
     """
-    figures = _figures(a, a_bytes), _figures(b, b_bytes)
-    names = sorted(figures[0].keys() | figures[1].keys(), key=_place)
-    return tuple(
-        CompileChange(name, figures[0].get(name), figures[1].get(name), _unit(name))
-        for name in names
-        if figures[0].get(name) != figures[1].get(name)
-    )
+    ours, theirs = _figures(a, a_bytes), _figures(b, b_bytes)
+    names = sorted(ours.keys() | theirs.keys(), key=_place)
+    changes = (CompileChange(name, ours.get(name), theirs.get(name), _unit(name)) for name in names)
+    return tuple(change for change in changes if change.a != change.b)
 
 
 def _figures(statistics: Mapping[str, Any], module_bytes: int | None) -> dict[str, float]:
@@ -294,7 +290,7 @@ def _leaves(statistics: Mapping[str, Any], path: str = "") -> Iterator[tuple[str
     for key, value in statistics.items():
         here = f"{path}/{key}" if path else str(key)
         if isinstance(value, dict):
-            yield from _leaves(value, "" if here == _AGGREGATE else here)
+            yield from _leaves(value, "" if here == "stream-aggregate" else here)
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield here, value
 

@@ -91,7 +91,7 @@ def control_discoveries(
     # A model that is not reported as different, as after a void session, must not lend its small p-value to others.
     p_values = [comparison.p_value if comparison.differs else 1.0 for comparison in comparisons.values()]
     adjusted = adjusted_p_values(p_values, dependence)
-    judged = {}
+    judged = dict(comparisons)
     for (model, comparison), p_value in zip(comparisons.items(), adjusted, strict=True):
         if comparison.differs and p_value > rate:
             reason = (
@@ -99,8 +99,6 @@ def control_discoveries(
                 f" chance (adjusted p {p_value:.3f}, limit {rate:g}); compare this model alone, with more blocks"
             )
             judged[model] = without_verdict(comparison, reason)
-        else:
-            judged[model] = comparison
     return judged
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Self
 
 import rich.progress
@@ -47,7 +46,7 @@ _RESUMED_BYTES = 4 << 20
 
 
 class Painter(Progress):
-    """Keeps the state, and says which lines stay; how they are written is the subclass's.
+    """Keeps the state, and says which lines stay; how they are written is the subclass's, and by itself nothing is.
 
     Args:
         clock: seconds.
@@ -199,15 +198,12 @@ class Painter(Progress):
             self._waiting = text
         self._show()
 
-    @abstractmethod
     def _line(self, text: str, verdict: str = "") -> None:
         """Write a line that stays; it holds the verdict, if one is given."""
 
-    @abstractmethod
     def _began(self, text: str, *, resumed: bool) -> None:
         """Say that a download has begun, if that is worth a line."""
 
-    @abstractmethod
     def _show(self, *, at_once: bool = False) -> None:
         """There is something to show from now on."""
 

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, TextIO
 
 from iree_gauntlet.cleaning import clean, one_line
-from iree_gauntlet.figures import duration
+from iree_gauntlet.figures import duration, listed
 from iree_gauntlet.reports.live.painter import Painter
 from iree_gauntlet.reports.live.progress_text import file_text, short_name, together_text
 from iree_gauntlet.reports.output import write_text
@@ -119,9 +119,8 @@ class PlainProgress(Painter):
     def _state(self) -> str:
         """What runs; empty where that is nothing that could be named."""
         run, *steps = self._steps.tasks
-        named = ", ".join(f"{task.description} ({duration(task.elapsed or 0.0)})" for task in steps[:_NAMED_STEPS])
-        more = f" and {len(steps) - _NAMED_STEPS} more" if len(steps) > _NAMED_STEPS else ""
-        parts = [f"still running: {named}{more}"] if steps else ["nothing runs"] if run.visible else []
+        named = listed([f"{task.description} ({duration(task.elapsed or 0.0)})" for task in steps], _NAMED_STEPS)
+        parts = [f"still running: {named}"] if steps else ["nothing runs"] if run.visible else []
         if self._status:
             parts.append(one_line(self._status))
         if self._waiting:
