@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from iree_gauntlet.measuring.numerics import arrays
 from iree_gauntlet.measuring.numerics.arrays import (
     Tensor,
-    parse_c_float,
     parse_inline_values,
     read_arguments,
     read_npy,
     read_output,
     read_raw,
 )
+from iree_gauntlet.measuring.numerics.c_float import parse_c_float
 from iree_gauntlet.measuring.numerics.element_types import TensorError, TensorType, parse_tensor_type, storage_dtype
 
 if TYPE_CHECKING:

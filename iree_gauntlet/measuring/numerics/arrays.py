@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from iree_gauntlet.measuring.numerics.c_float import parse_c_float
 from iree_gauntlet.measuring.numerics.element_types import (
     TensorError,
     TensorType,
@@ -49,9 +50,6 @@ _IGNORED = ("(ignored)", "(null)")
 _ONE_TREE_AT_A_TIME = threading.Lock()
 _TOKEN = re.compile(r"[^\s,\[\]]+")
 _INTEGER = re.compile(r"([+-]?)(?:0[xX]([0-9a-fA-F]+)|0([0-7]*)|([1-9][0-9]*))(?:\.0*)?")
-_DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fF]?")
-_HEXADECIMAL = re.compile(r"[+-]?0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)(?:[pP][+-]?[0-9]+)?")
-_SPECIAL = re.compile(r"[+-]?(?:inf(?:inity)?|nan)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -280,24 +278,6 @@ def _map(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, 
         return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape)
     except OSError as error:
         raise TensorError(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def parse_c_float(text: str) -> float:
-    """Reads a number as C's `strtod` does: `1.0f`, `1e-3`, `0x1p-3`, `inf`, `nan`.
-
-    Raises:
-        ValueError: it is no number.
-    """
-    if _DECIMAL.fullmatch(text):
-        return float(text.rstrip("fF"))
-    if _HEXADECIMAL.fullmatch(text):
-        try:
-            return float.fromhex(text)
-        except OverflowError:
-            return float("-inf" if text.startswith("-") else "inf")
-    if _SPECIAL.fullmatch(text):
-        return float(text)
-    raise ValueError(f"not a number: {text!r}")
 
 
 def parse_inline_values(text: str, tensor_type: TensorType) -> NDArray[Any]:

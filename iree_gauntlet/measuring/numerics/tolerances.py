@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.measuring.numerics.c_float import parse_c_float
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -103,8 +104,6 @@ def tolerance_of(flag: str) -> tuple[str, float] | None:
 
 def _number(flag: str, name: str, text: str) -> float:
     hint = f"write a number that is not negative: --{name}=1e-3 (iree-run-module itself would take this as 0)"
-    from iree_gauntlet.measuring.numerics.arrays import parse_c_float  # noqa: PLC0415 - it brings NumPy
-
     try:
         value = parse_c_float(text.strip())
     except ValueError as error:
