@@ -96,7 +96,8 @@ def target_of(name: str, *, chip: str = "", sku: str = "") -> Target | None:
 
 def target_flags(target: Target) -> tuple[str, ...]:
     """What tells the compiler to compile for a target; a CPU is compiled for as it is here, as other frameworks do."""
-    chip = (f"{CHIP_FLAGS[target.family]}={target.chip}",) if target.chip else ()
+    # Metal has no flag for a chip.
+    chip = (f"{CHIP_FLAGS[target.family]}={target.chip}",) if target.chip and target.family in CHIP_FLAGS else ()
     return (*_TARGET_FLAGS[target.family], *chip)
 
 

@@ -37,12 +37,12 @@ def after_process(
         reason: why it failed by its own account, for an ordinary exit; the first of its lines where not given.
     """
     full = disk_full(Path(step.folder), lines)
-    lost = next(filter(None, map(_DEVICE_LOST.search, (*lines, *outcome.tail))), None)
+    lost = next((found[0] for line in (*lines, *outcome.tail) if (found := _DEVICE_LOST.search(line))), "")
     # The first one that is true says why; none is the fault of the product under test.
     errors = (
         (outcome.timed_out, f"ran longer than its {step.timeout:g} s and was ended with its children"),
         (full, "ran out of disk space; free some (see `doctor`) and run again"),
-        (bool(lost), f"lost its device ({lost and lost[0]}): see dmesg, and whether `gauntlet devices` lists it again"),
+        (bool(lost), f"lost its device ({lost}): see dmesg, and whether `gauntlet devices` lists it again"),
         (outcome.out_of_memory, f"ran into its limit of memory: {'; '.join(outcome.notes)}"),
         (outcome.signal == "SIGKILL", "was killed from outside, for lack of memory or by someone (see dmesg)"),
         (outcome.signal in SENT_SIGNALS, f"was ended from outside with {outcome.signal}"),

@@ -152,8 +152,8 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
     configs = [Path(config) for config in request.config] or list(suite.configs if suite else ())
     specs = read_specs(folders, external, modules, configs, request.model_root)
     _require_known(targets, specs)
-    if configs and not (request.target or request.backend):
-        targets = _with_configs(targets, specs, request.sku)
+    if request.config and not (request.target or request.backend or request.rocm_chip):
+        targets = _with_configs(targets, specs)
     includes = _includes(request, defaults, suite)
     failures = suite.expected_failures if suite else ()
     cases = load_cases(specs, includes, targets, failures, request.device)
@@ -249,13 +249,14 @@ def _configs_of(specs: Iterable[AnySpec]) -> list[Config]:
     return [configs[name] for name in sorted(configs)]
 
 
-def _with_configs(targets: Sequence[Target], specs: Iterable[AnySpec], sku: str) -> Sequence[Target]:
-    """The targets that configs of operator suites are for, in place of those that nobody named.
+def _with_configs(targets: Sequence[Target], specs: Iterable[AnySpec]) -> Sequence[Target]:
+    """The targets that configs of operator suites are for, in place of those that nobody named; with their SKU.
 
     The others stay where there are specs that no config is for.
     """
     from iree_gauntlet.dialects.spec import Spec  # noqa: PLC0415
 
+    sku = next((target.sku for target in targets), "")
     chips: dict[str, set[str]] = {}
     for config in _configs_of(specs):
         chips.setdefault(config.target.family, set()).add(config.target.chip)

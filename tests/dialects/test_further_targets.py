@@ -164,6 +164,10 @@ def test_tests_follow_only_where_all_of_their_modules_go(tmp_path: Path) -> None
     assert not load_torch(write_tree(tmp_path, files), VULKAN).cases
 
 
+def test_a_chip_that_no_flag_names_is_left_out() -> None:
+    assert target_flags(Target("metal", "apple9")) == ("--iree-hal-target-device=metal",)
+
+
 @given(st.sampled_from(FAMILIES), st.sampled_from(FAMILIES))
 def test_flags_of_one_target_become_those_of_another(one: str, other: str) -> None:
     plain = ("--iree-opt-level=O3", "--iree-input-demote-f64-to-f32=false", "--iree-codegen-llvmgpu-test=1")

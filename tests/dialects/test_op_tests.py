@@ -359,6 +359,15 @@ def test_a_config_keeps_the_sku_and_a_suite_of_cases_alone_loses_the_default_tar
     assert [target.name for target in found.targets] == ["rocm"]
 
 
+def test_configs_imply_their_target_and_keep_the_sku_of_the_suite(tmp_path: Path) -> None:
+    add_onnx(tmp_path)
+    path = config(tmp_path, "gpu", iree_compile_flags=["--iree-hal-target-device=vulkan"])
+    suite = tmp_path / "suite.toml"
+    suite.write_text('name = "s"\ntarget = "cpu"\nsku = "mi300"\nspec_dirs = ["."]\n')
+    found = select(read(SelectionRequest, {"suite": str(suite), "config": [str(path)]}), Defaults())
+    assert {(case.target.family, case.target.sku) for case in found.cases.cases} == {("vulkan", "mi300")}
+
+
 def test_a_folder_of_cases_may_be_called_as_other_specs_are(tmp_path: Path) -> None:
     add_onnx(tmp_path, "benchmarks/test_a")
     add_onnx(tmp_path, "node/test_b")

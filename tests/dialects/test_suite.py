@@ -229,6 +229,13 @@ def test_a_suite_that_cannot_be_read_is_named_and_stops_nothing(project: Path, m
     assert note.startswith("suites/z.toml cannot be used, so its expected failures do not apply")
 
 
+def test_a_folder_named_like_a_suite_stops_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "suites" / "y.toml").mkdir()
+    selection = _named(project, monkeypatch, model="b")
+    assert selection.cases.cases
+    assert any(note.startswith("suites/y.toml cannot be used") for note in selection.notes)
+
+
 def test_a_model_of_several_formats_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     selection = select(read(SelectionRequest, {"target": ["cpu"], "model": "dtln"}), Defaults())
