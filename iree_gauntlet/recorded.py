@@ -46,9 +46,11 @@ class Recorded:
         given = {}
         for name, (kind, read) in cls._readers().items():
             value = data.get(name)
-            if value is not None:
-                # Most are what they should be; thousands of results are read at once.
-                given[name] = value if type(value) is kind else read(value)
+            # Most are what they should be; thousands of results are read at once.
+            if type(value) is kind:
+                given[name] = value
+            elif value is not None:
+                given[name] = read(value)
         return cls(**given)
 
     @classmethod

@@ -141,7 +141,7 @@ def made_cache_folder(cache_dir: str) -> Path:
         named = f"--cache-dir {cache_dir}" if cache_dir else f"${_CACHE_VARIABLE}" if _names_cache() else "the cache"
         why = "it is a file" if folder.exists() else error.strerror
         raise UsageError(
-            f"{named}: cannot make the folder {folder}: {why}", "Name a folder that you may write with --cache-dir."
+            f"{named}: cannot make the folder {folder}: {why}", "Name another folder with --cache-dir."
         ) from error
     return folder
 

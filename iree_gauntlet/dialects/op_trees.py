@@ -219,7 +219,7 @@ def _read_configs(
             roots_of.setdefault(path, []).append(root)
     for path in roots_of:
         if not path.is_file():
-            raise UsageError(f"config {path} does not exist", f"A config is a JSON file such as:\n{EXAMPLE}")
+            raise UsageError(f"config {path} does not exist", f"A config is a JSON file, for example:\n{EXAMPLE}")
     read = {path: read_op_config(path, str(path).removeprefix(prefix)) for path in roots_of}
     for paths in used.values():
         # A config of several roots is called by its file where one of them has another of its name.

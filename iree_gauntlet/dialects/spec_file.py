@@ -306,6 +306,8 @@ def _syntax_error(text: str, name: str, error: json.JSONDecodeError) -> SpecErro
         return _bad(name, line, "trailing comma: JSON has none before ']' or '}'", "Remove the comma.")
     if after == "":
         return _bad(name, error.lineno, "ends in the middle of a value", "Is the file cut off?")
+    if error.msg == "Expecting ',' delimiter" and "\n" in text[len(before) : error.pos]:
+        return _bad(name, before.count("\n") + 1, "is not JSON: a comma is missing at the end of this line", "Add it.")
     return _bad(name, error.lineno, f"is not JSON: {error.msg} (column {error.colno})", "Fix the syntax there.")
 
 

@@ -13,7 +13,7 @@ from iree_gauntlet.dialects.spec_flags import problem_of_flag
 from iree_gauntlet.engine.commands import Paths, benchmark_argv, threshold_argv
 from iree_gauntlet.engine.plan_context import DEFAULT_TIMEOUTS, Places, PlanContext, parameters_role
 from iree_gauntlet.engine.plan_modules import FILE_ROLE, compile_step, import_step, parameters_step, reference_step
-from iree_gauntlet.engine.tolerance_flags import wrong_tolerances
+from iree_gauntlet.engine.tolerance_flags import void_tolerances, wrong_tolerances
 from iree_gauntlet.steps import NOTHING_COMPARED, CacheLookup, Command, Resources, Step, StepInput, step_id
 
 if TYPE_CHECKING:
@@ -372,6 +372,7 @@ class _Planner:
 
     def _threshold(self, case: Case) -> None:
         flags, notes, unknown = self._run_flags(case, "iree-run-module")
+        notes = (*notes, *(item.message for item in void_tolerances(case)))
         wrong: list[Problem] = []
         for item in wrong_tolerances(case):
             # As of unknown flags: what one case of a suite says itself keeps no other from running.
@@ -381,7 +382,6 @@ class _Planner:
         argv = threshold_argv(self._context.run_module, case, flags, self._paths, folder)
         if not (case.expected_outputs or case.reference):
             notes = (*notes, NOTHING_COMPARED)
-        actual = [("actual_output", f"{folder}/actual_{i}.npy") for i in range(len(case.expected_outputs))]
         self._add(
             self._step(
                 case,
@@ -394,7 +394,7 @@ class _Planner:
                 ),
                 command=Command(argv, case.working_directory or folder),
                 inputs=self._run_inputs(case),
-                outputs=tuple(actual),
+                outputs=tuple(("actual_output", f"{folder}/actual_{i}.npy") for i in range(len(case.expected_outputs))),
                 cache=CacheLookup(reason="runs every time"),
                 resources=Resources(cores=1, device=case.device),
                 blocked=case.blocked(Stage.THRESHOLD) or unknown or "; ".join(problem.in_one_line for problem in wrong),

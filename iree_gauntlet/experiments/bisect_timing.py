@@ -145,7 +145,7 @@ class TimedBlocks:
         if evidence.failure:
             return evidence.failure
         if self._taker.gives_up(evidence):
-            return f"{evidence.replaced} blocks were disturbed and replaced; such as: {evidence.main_disturbance}"
+            return f"{evidence.replaced} blocks were disturbed and replaced; for example: {evidence.main_disturbance}"
         if (
             evidence.against_itself
             and compare(evidence.against_itself, sequential_plan(DEFAULT_ALPHA, CONTROL_BLOCKS)).differs

@@ -80,9 +80,11 @@ def compare(asked: CompareRequest, request: RunRequest, presenter: Presenter) ->
     named, resumed = asked_folder("compare", request.folder, COMPARISON_FILE)
     if named and resumed:
         now = given((asked, request.selection, request.toolchain, request.conduct))
-        before = read_comparison(named).options | {name: now[name] for name in _MAY_CHANGE if name in now}
+        begun = read_comparison(named)
+        before = begun.options | {name: now[name] for name in _MAY_CHANGE if name in now}
         require_as_begun("comparison", shown(named), now, before)
-        asked, request = read(CompareRequest, asdict(asked) | before), request.with_kept(before)
+        budget = {} if "budget" in now else {"budget": begun.opening["rules"]["budget_seconds"] / 60}
+        asked, request = read(CompareRequest, asdict(asked) | budget | before), request.with_kept(before)
     names = _sides(asked.sides)
     settings = _settings(asked, request.conduct)
     # A typing mistake is reported, and what is missing installed, before hours of work.

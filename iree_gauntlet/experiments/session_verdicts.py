@@ -135,8 +135,8 @@ def judge(
         comparison = rules.judged(found.blocks)
         if rules.replace_disturbed and found.too_disturbed:
             reason = (
-                f"{found.replaced} blocks were disturbed and replaced; such as: {found.main_disturbance}"
-                " (--disturbed count lets them count)"
+                f"{found.replaced} blocks were disturbed and replaced; for example: {found.main_disturbance}"
+                " (`gauntlet compare --resume --disturbed count` lets them count)"
             )
             comparison = without_verdict(comparison, reason)
         elif comparison.verdict is Verdict.INCONCLUSIVE and comparison.next_look is not None:
@@ -175,8 +175,8 @@ def summary_of(verdicts: Mapping[str, ModelVerdict]) -> dict[str, Any]:
 def _nothing(found: PairEvidence, why_over: str) -> str:
     if found.replaced:
         return (
-            f"each of its {found.replaced} blocks was disturbed; such as: {found.main_disturbance}"
-            " (--disturbed count lets them count)"
+            f"each of its {found.replaced} blocks was disturbed; for example: {found.main_disturbance}"
+            " (`gauntlet compare --resume --disturbed count` lets them count)"
         )
     return f"{why_over}, before its first block"
 

@@ -219,12 +219,12 @@ def headline(outcome: RunOutcome) -> str:
 
 
 def cache_line(outcome: RunOutcome) -> str:
-    """`compiles: 10 from cache, 0 made; downloads: 12 present, 0 fetched; inputs: 2 made`."""
+    """`compiles: 10 from cache, 0 made; files: 12 present, 0 fetched; inputs: 2 made`."""
     compiles, imports, downloads = outcome.compiles, outcome.imports, outcome.downloads
     parts = [f"compiles: {compiles.hits} from cache, {compiles.misses} made"]
     if imports.hits or imports.misses:
         parts.append(f"imports: {imports.hits} from cache, {imports.misses} made")
-    parts.append(f"downloads: {downloads.hits} present, {downloads.misses} fetched")
+    parts.append(f"files: {downloads.hits} present, {downloads.misses} fetched")
     if outcome.made_inputs:
         parts.append(f"inputs: {outcome.made_inputs} made")
     return "; ".join(parts)

@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,8 @@ _CORE = ("complete", "help", "list", "list-depth", "list-format", "print-complet
 _UNKNOWN = re.compile(r"No idea what '(.*)' is!")
 _LACKS_WORDS = re.compile(r"'(.*)' did not receive required positional arguments")
 _LACKS_VALUE = re.compile(r"Flag <Argument: ([\w-]+).*> needed value")
+# Options that name an IREE.
+_IREES = frozenset({"iree", "iree-compiler", "iree-runtime"})
 # Invoke fills a positional argument with one word: these take several.
 _TAKE_SEVERAL = frozenset({"toolchain.install", "toolchain.remove", *_AS_OPTION, *_FOLDERS})
 
@@ -201,29 +204,32 @@ class _Gauntlet(Program):
 
     def parse_core(self, argv: list[str] | None) -> None:
         """Parse the options before the first task."""
-        with _usage_errors():
-            super().parse_core(_several_in_one(_spelled_out(sys.argv if argv is None else argv)))
+        words = sys.argv if argv is None else argv
+        with _usage_errors(words):
+            super().parse_core(_several_in_one(_spelled_out(words)))
 
     def parse_tasks(self) -> None:
         """Parse the tasks and their options."""
-        with _usage_errors():
+        with _usage_errors(self.argv):
             super().parse_tasks()
             for context in self.tasks:
-                _refuse_zeros(context)
+                _refuse_nothing(context)
 
     def parse_cleanup(self) -> None:
         """Do what the options before the first task ask for, such as a task's help."""
-        with _usage_errors():
+        with _usage_errors(self.argv):
             super().parse_cleanup()
 
 
-def _refuse_zeros(context: ParserContext) -> None:
-    """A 0 that was typed is not the 0 that stands for an option which was left out."""
+def _refuse_nothing(context: ParserContext) -> None:
+    """A 0 or an empty IREE that was typed is not the one that stands for an option which was left out."""
     units = {item.name: item.unit for item in namespace[context.name].options if item.unit and not item.default}
     for argument in context.args.values():
         unit = units.get(str(argument.attr_name or argument.name).replace("-", "_"))
         if unit and argument.got_value and argument.value == 0:
             raise UsageError(f"{dashed(argument.name)} 0: expected {unit} above 0", "Leave it out for the default.")
+        if argument.name in _IREES and argument.got_value and not argument.value:
+            raise UsageError(f"{dashed(argument.name)} is empty: expected an IREE", "Leave it out for the one here.")
 
 
 def _spelled_out(argv: list[str]) -> list[str]:
@@ -251,7 +257,7 @@ def _several_in_one(argv: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def _usage_errors() -> Iterator[None]:
+def _usage_errors(argv: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
@@ -259,9 +265,20 @@ def _usage_errors() -> Iterator[None]:
         raise Exit(code=int(ExitCode.USAGE)) from error
     except (ParseError, ValueError) as error:
         # A ValueError is Python's own, for an option that takes a number: it ends with what was given.
-        what = _plainly(error) if isinstance(error, ParseError) else f"{str(error).rpartition(': ')[2]} is not a number"
+        what = _plainly(error) if isinstance(error, ParseError) else _no_number(argv, str(error).rpartition(": ")[2])
         sys.stderr.write(f"error: {what}\n  `gauntlet --help TASK` shows what TASK understands.\n")
         raise Exit(code=int(ExitCode.USAGE)) from error
+
+
+def _no_number(argv: Sequence[str], quoted: str) -> str:
+    """What was given for which option, as typed: `-j x`, `-jx` or `--jobs=x`."""
+    value = quoted.strip("'\"")
+    for before, word in pairwise(argv):
+        if word == value and before.startswith("-"):
+            return f"{before} {value}: {value} is not a number"
+        if word.startswith("-") and word.endswith(value):
+            return f"{word}: {value} is not a number"
+    return f"{value} is not a number"
 
 
 def _plainly(error: ParseError) -> str:

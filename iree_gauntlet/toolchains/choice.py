@@ -80,7 +80,7 @@ def parse_choice(text: str, option: str = "--iree") -> Choice:
     try:
         version = Version(text)
     except InvalidVersion as error:
-        raise UsageError(f"{option} {text}: names no IREE", _guess(text)) from error
+        raise UsageError(f"{option} {text}: not a known IREE", _guess(text)) from error
     if version.is_prerelease:
         return Choice(ChoiceKind.NIGHTLY, text, version)
     # `3.12` is 3.12.0 to an index, and should be to people and names of folders.

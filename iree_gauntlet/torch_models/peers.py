@@ -98,10 +98,10 @@ def judged(peer: Peer, evidence: PairEvidence) -> Peer:
     if evidence.failure:
         return replace(peer, reason=evidence.failure)
     if not evidence.blocks:
-        return replace(peer, reason=f"every block was disturbed; such as: {evidence.main_disturbance}")
+        return replace(peer, reason=f"every block was disturbed; for example: {evidence.main_disturbance}")
     found = compare(evidence.blocks, ONE_LOOK)
     ratio = ratio_figures(found)
-    few = f"{found.blocks} of {BLOCKS} blocks; the others were disturbed, such as: {evidence.main_disturbance}"
+    few = f"{found.blocks} of {BLOCKS} blocks; the others were disturbed, for example: {evidence.main_disturbance}"
     return replace(
         peer,
         call_ms=_median([round_ for block in evidence.blocks for round_ in block.b]),

@@ -259,11 +259,11 @@ class PointMeasurement:
         notes = [f"{name}: not measured: {problem}" for name, problem in self._trial.problems.items()]
         if blocks.too_disturbed:
             notes.append(
-                f"{blocks.count} of {BLOCKS} blocks: the machine is too busy, such as: {blocks.main_disturbance}"
+                f"{blocks.count} of {BLOCKS} blocks: the machine is too busy, for example: {blocks.main_disturbance}"
             )
         if blocks.marked:
             rounds = "1 round was" if blocks.marked == 1 else f"{blocks.marked} rounds were"
-            notes.append(f"{rounds} disturbed, such as: {blocks.main_disturbance}")
+            notes.append(f"{rounds} disturbed, for example: {blocks.main_disturbance}")
         return notes
 
     def _share(self, variant: Variant) -> dict[str, Any] | None:

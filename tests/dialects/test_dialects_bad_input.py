@@ -210,6 +210,8 @@ def test_all_mistakes_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     ("content", "line", "says"),
     [
         ('{\n  "mlir": "https://h/x",\n  "inputs": [],\n}', 3, "trailing comma"),
+        ('{\n  "mlir": "https://h/x"\n\n  "inputs": []\n}', 2, "a comma is missing at the end of this line"),
+        ('{\n  "mlir": "https://h/x" "inputs": []\n}', 2, "Expecting ',' delimiter"),
         ('{\n  "compiler_flags": [\n    "--x",\n  ]\n}', 3, "trailing comma"),
         ('{\n  "mlir": https\n}', 2, "is not JSON"),
         ("{\n  // a comment\n}", 2, "is not JSON"),

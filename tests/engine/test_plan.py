@@ -297,6 +297,14 @@ def test_resources(tree: Path) -> None:
         assert (step.resources.cores == 0) == (step.stage in (Stage.FETCH, Stage.COMPSTAT))
 
 
+def test_a_tolerance_that_the_tool_itself_makes_void_is_noted(tree: Path) -> None:
+    flags = ["--expected_f32_threshold=2e-06"]
+    write_tree(tree, {"regression_tests/b/y.json": FIRST | {"cpu_threshold_args": flags}})
+    made = plan(load(tree, CPU, includes=[Include(model="b")]), ALL)
+    (step,) = [step for step in made.steps if step.stage is Stage.THRESHOLD]
+    assert any("iree-run-module adds 1e-05·|expected|" in note for note in step.notes)
+
+
 def test_unknown_flags_are_problems_and_translated_ones_are_notes(tree: Path) -> None:
     def translate(flags: Sequence[str], tool: str) -> Translation:
         unknown = tuple(UnknownFlag(flag, f"{tool} does not know {flag}", "Hint.") for flag in flags if flag == "--x")

@@ -139,7 +139,7 @@ def test_one_that_takes_the_same_time_is_the_same(project: Project, usual: MadeU
 def test_one_that_was_killed_goes_on_where_it_was(project: Project, usual: MadeUpTimes, slow: MadeUpTimes) -> None:
     # In the sixth block.
     slow.hang_after(11)
-    words = _words(usual, slow)
+    words = (*_words(usual, slow), "--budget", "7")
     process = project.start(*words)
     wait_until(lambda: _blocks(project) >= 10)
     process.kill()
@@ -160,6 +160,9 @@ def test_one_that_was_killed_goes_on_where_it_was(project: Project, usual: MadeU
     model = _document(project)["models"]["toy/abs@cpu"]
     assert _blocks(project) == model["blocks"] + model["control_blocks"]
     assert before == 10
+    events = [json.loads(line) for line in (project.folder / "cmp" / "comparison.jsonl").read_text().splitlines()]
+    budgets = [event["rules"]["budget_seconds"] for event in events if event["event"] == "comparison"]
+    assert budgets == [420, 420]
     assert (model["blocks"], model["control_blocks"]) == (10, 10), "no more than the plan asks for"
 
 

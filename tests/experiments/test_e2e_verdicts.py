@@ -145,7 +145,7 @@ def test_a_broken_golden_time_fails_after_further_rounds_alone(project: Project,
     assert confirmation["measured_ms"] == pytest.approx(1.555)
     marked = sum(bool(item["disturbed"]) for item in confirmation["rounds"])
     assert result["reason"].startswith("after 10 more rounds")
-    assert (f"({marked} of them disturbed; such as: " in result["reason"]) is (marked > 0)
+    assert (f"({marked} of them disturbed; for example: " in result["reason"]) is (marked > 0)
     assert "exceeds the limit" in result["reason"]
     assert "confirm.stdout.txt" in {path.name for path in project.newest.rglob("*.txt")}
 

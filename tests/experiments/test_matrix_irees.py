@@ -49,7 +49,7 @@ def test_the_folders_of_runs_differ_where_the_names_do() -> None:
         (["venv:a", "venv:./b/../a"], "one IREE is named twice"),
         (["3.9.0,3.12.0"], "--iree 3.9.0 --iree 3.12.0"),
         (["3.9.0 3.12.0"], "--iree 3.9.0 --iree 3.12.0"),
-        (["banana"], "--iree banana: names no IREE"),
+        (["banana"], "--iree banana: not a known IREE"),
         (["3.12.0", "venv:"], "a folder must follow the colon"),
     ],
 )

@@ -306,7 +306,7 @@ def test_made_up_inputs_are_no_downloads(tmp_path: Path) -> None:
     ]
     builder.result(steps[0], fetched=files)
     outcome = judge(builder, tmp_path)
-    assert cache_line(outcome).endswith("; downloads: 1 present, 1 fetched; inputs: 1 made")
+    assert cache_line(outcome).endswith("; files: 1 present, 1 fetched; inputs: 1 made")
 
 
 def test_each_verdict_of_a_chain_names_its_own_steps(tmp_path: Path) -> None:

@@ -396,7 +396,7 @@ def test_the_end_names_cause_measure_and_command(tmp_path: Path) -> None:
         ),
     ]
     assert lines[-6:] == [
-        "compiles: 2 from cache, 5 made; downloads: 1 present, 1 fetched",
+        "compiles: 2 from cache, 5 made; files: 1 present, 1 fetched",
         "time: 90.5 s; IREE's tools ran for 89.5 s in all",
         "",
         (
@@ -423,7 +423,7 @@ def test_a_green_run_ends_in_its_table(tmp_path: Path) -> None:
         "passed   ocr/cls@cpu   cached        –          76      –  –",
         "",
         "1 model: 1 passed; judged: numbers 0, dispatches 0, sizes 0, times 0",
-        "compiles: 1 from cache, 0 made; downloads: 0 present, 0 fetched",
+        "compiles: 1 from cache, 0 made; files: 0 present, 0 fetched",
         "time: 1.00 s; IREE's tools ran for 1.25 s in all",
         "",
         "1 passed",

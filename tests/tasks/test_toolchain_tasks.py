@@ -89,7 +89,7 @@ def test_what_is_in_use_is_not_removed(project: Project) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["toolchain.install", "banana"], 2, "toolchain.install banana: names no IREE"),
+        (["toolchain.install", "banana"], 2, "toolchain.install banana: not a known IREE"),
         (["toolchain.install", "venv:x"], 2, "Use it with --iree venv:x"),
         (["toolchain.install", "3.0.0"], 2, "Nearest: 3.11.0."),
         (["toolchain.install", "3.12.0", "--offline"], 3, "is not installed in the cache"),
@@ -99,7 +99,7 @@ def test_what_is_in_use_is_not_removed(project: Project) -> None:
         (["toolchain.show", "--iree", "3.12.0"], 3, "gauntlet toolchain.install 3.12.0"),
         (["toolchain.show", "--iree", "venv:nowhere"], 2, "is no virtual environment"),
         (["toolchain.show", "--format", "xml"], 2, "--format xml"),
-        (["run", "--model", "toy", "--iree", "banana"], 2, "--iree banana: names no IREE"),
+        (["run", "--model", "toy", "--iree", "banana"], 2, "--iree banana: not a known IREE"),
         (["run", "--model", "toy", "--iree-runtime", "build:nowhere"], 2, "is not a folder"),
         (["doctor", "--iree", "3.12.0"], 3, "IREE 3.12.0 is not installed"),
     ],

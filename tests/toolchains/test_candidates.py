@@ -134,7 +134,7 @@ def test_an_index_that_does_not_answer(place: Place, monkeypatch: pytest.MonkeyP
     ("good", "bad", "says"),
     [
         ("3.5.0", "3.5", "both 3.5.0"),
-        ("banana", "3.5.0", "--good banana: names no IREE"),
+        ("banana", "3.5.0", "--good banana: not a known IREE"),
         ("3.5.0", "venv:/somewhere", "--bad venv:/somewhere: is no version"),
         ("installed", "3.5.0", "--good installed: is no version"),
         (">=3.5", "3.12.0", "is no version"),
@@ -165,7 +165,7 @@ def test_a_row_that_is_named(tmp_path: Path) -> None:
         ("3.5.0", "3.9.0", ["3.9.0", "3.6.0"], "--bad 3.9.0 is not the last one"),
         ("3.5.0", "3.9.0", ["3.6.0", "3.6"], "3.6 is there twice"),
         ("3.5.0", "3.5", ["3.6.0"], "3.5 is there twice"),
-        ("3.5.0", "3.9.0", ["bananas"], "--among bananas: names no IREE"),
+        ("3.5.0", "3.9.0", ["bananas"], "--among bananas: not a known IREE"),
     ],
 )
 def test_a_row_that_cannot_be(good: str, bad: str, among: list[str], says: str) -> None:

@@ -221,7 +221,7 @@ def test_fewer_blocks_have_a_ratio_and_no_interval() -> None:
     assert peer.ratio == pytest.approx(2.0)
     assert (peer.low, peer.high, peer.word) == (None, None, "inconclusive")
     assert (peer.blocks, peer.replaced) == (2, 9)
-    assert peer.reason == "2 of 6 blocks; the others were disturbed, such as: other work kept the CPUs 30 % busy"
+    assert peer.reason == "2 of 6 blocks; the others were disturbed, for example: other work kept the CPUs 30 % busy"
     times = f"{peer.call_ms:.3g} ms a call (median), IREE {peer.iree_ms:.3g} ms"
     assert [shown(peer)] == [f"torch 2.13.0 compile {times}: no verdict, 2.00 × IREE's time ({peer.reason})"]
 
@@ -231,7 +231,7 @@ def test_without_blocks_there_is_a_reason() -> None:
     evidence.attempts["ab"] = 6
     evidence.disturbances["the machine ran on battery"] += 6
     assert judged(Peer("torch eager"), evidence).reason == (
-        "every block was disturbed; such as: the machine ran on battery"
+        "every block was disturbed; for example: the machine ran on battery"
     )
     failed = judged(Peer("torch eager"), replace(evidence, failure="B: torch eager failed with exit code 1"))
     assert (failed.reason, failed.ratio) == ("B: torch eager failed with exit code 1", None)

@@ -103,7 +103,7 @@ def confirm_time(
     while not cancelled.is_set():
         replaced = len(records) - len(rounds)
         if replaced > _SPARE_ROUNDS + len(rounds):
-            failure = f"{replaced} of {len(records)} more rounds were disturbed; such as: {disturbance}"
+            failure = f"{replaced} of {len(records)} more rounds were disturbed; for example: {disturbance}"
             break
         if time.monotonic() >= deadline:
             break
@@ -128,7 +128,7 @@ def confirm_time(
         passed = verdict.passed
         late = "; the time is up" if passed is None and verdict.next_look is not None else ""
         marked = sum(bool(record["disturbed"]) for record in records) if not rules.replace_disturbed else 0
-        disturbed_text = f" ({marked} of them disturbed; such as: {disturbance})" if marked else ""
+        disturbed_text = f" ({marked} of them disturbed; for example: {disturbance})" if marked else ""
         reason = f"after {len(rounds)} more rounds{disturbed_text}, {verdict.reason}{late}"
     outcomes = {True: Verdict.PASSED, False: Verdict.FAILED, None: Verdict.INCONCLUSIVE}
     check = replace(check, passed=passed, note=f"{check.note}; {reason}")

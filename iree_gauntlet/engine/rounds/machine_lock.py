@@ -103,7 +103,7 @@ class MachineLocks:
             GauntletError: as for `device_lock`.
             WaitCancelledError: as for `device_lock`.
         """
-        name = "this machine, to be quiet" if exclusive else "this machine, which must stay quiet now"
+        name = "a quiet machine" if exclusive else "this machine, kept quiet for a measurement"
         with contextlib.ExitStack() as stack:
             with self._held("quiet-gate.lock", name, on_wait, exclusive=True):
                 stack.enter_context(self._held("quiet.lock", name, on_wait, exclusive=exclusive))

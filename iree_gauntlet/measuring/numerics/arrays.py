@@ -269,7 +269,7 @@ def _map(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, 
     available = max(0, _size(path) - offset)
     if available < needed:
         raise TensorError(
-            f"{path}: {what} needs {needed} bytes, the file has {available}",
+            f"{path}: {what} needs {needed} bytes, the file has {available}{f' after byte {offset}' if offset else ''}",
             "the file is cut short, or its shape or type is not the one named",
         )
     if needed == 0:
