@@ -76,8 +76,9 @@ class ChainOutcome:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of its steps; skipped only where nothing of it ran."""
-        return min({step.verdict for step in self.steps}, key=_WORST_FIRST.index, default=Verdict.SKIPPED)
+        """The worst of its steps; skipped where nothing of it ran, but that its files were fetched."""
+        own = [step for step in self.steps if not (step.stage == "fetch" and step.verdict is Verdict.PASSED)]
+        return min({step.verdict for step in own or self.steps}, key=_WORST_FIRST.index, default=Verdict.SKIPPED)
 
 
 @dataclass(frozen=True, slots=True)

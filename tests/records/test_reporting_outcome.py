@@ -157,6 +157,17 @@ def test_a_killed_run_skips_what_stood_behind_a_failure(tmp_path: Path) -> None:
     assert outcome.exit_code is ExitCode.FAILED
 
 
+def test_a_model_of_which_only_files_were_fetched_did_not_pass(tmp_path: Path) -> None:
+    builder = JournalBuilder()
+    fetched, threshold = builder.step("m", "s", "fetch"), builder.step("m", "s", "threshold")
+    alone = builder.step("m", "t", "fetch")
+    builder.begin()
+    builder.result(fetched)
+    builder.result(alone)
+    builder.result(threshold, "skipped", "what it needs failed as expected")
+    assert [chain.verdict for chain in judge(builder, tmp_path).chains] == ["skipped", "passed"]
+
+
 def test_what_waits_for_a_killed_step_is_an_error_of_its_own(tmp_path: Path) -> None:
     builder = JournalBuilder()
     compiled, _ = builder.step("m", "s", "compile"), builder.step("m", "s", "threshold")
