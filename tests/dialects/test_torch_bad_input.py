@@ -388,7 +388,7 @@ def test_numbers_that_are_none(tmp_path: Path, name: str, number: str) -> None:
     ("content", "line", "says"),
     [
         ('{"type": "quality",\n}', 1, "trailing comma"),
-        ('{\n"type": "quality"\n"markers": []}', 3, "is not JSON"),
+        ('{\n"type": "quality"\n"markers": []}', 2, "a comma is missing at the end of this line"),
         ('{"type":', 1, "ends in the middle"),
         ("", 0, "is empty"),
         ('"quality"', 1, "expected a JSON object"),
