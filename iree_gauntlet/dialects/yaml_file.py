@@ -142,6 +142,19 @@ class _Loader(yaml.SafeLoader):
             lines.setdefault(name, line)
         return node
 
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merges with `<<`. Of several mappings the first one wins, as YAML says; in PyYAML 6.0.4 the last one does."""
+        for index, (key, merged) in enumerate(node.value):
+            if key.tag == f"{_TAG}merge" and isinstance(merged, yaml.SequenceNode):
+                if not all(isinstance(mapping, yaml.MappingNode) for mapping in merged.value):
+                    break
+                pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+                for mapping in reversed(merged.value):
+                    self.flatten_mapping(mapping)
+                    pairs |= {str(pair[0].value): pair for pair in mapping.value}
+                node.value[index] = key, yaml.MappingNode(f"{_TAG}map", list(pairs.values()))
+        super().flatten_mapping(node)
+
     def construct_plain(self, node: yaml.ScalarNode) -> object:
         """As YAML has it, where its text is the usual one."""
         text = str(self.construct_scalar(node))
