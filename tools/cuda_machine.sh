@@ -10,7 +10,11 @@
 set -eu
 cd "$(dirname "$0")/.."
 command=${1:-} folder=${2:-} chip=${3:-sm_80} sku=${4:-}
-[ -n "$folder" ] || { sed -n '2,10p' "$0"; exit 2; }
+usage() { echo "cuda_machine.sh: $1" >&2; sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+case $command in pack | run) ;; '') usage 'no command' ;; *) usage "unknown command '$command'" ;; esac
+[ -n "$folder" ] || usage 'no folder'
+case $chip in sm_[0-9]*) ;; *) usage "'$chip' is no CUDA chip: expected sm_80, sm_90 or the like" ;; esac
+[ "$command" = pack ] || [ -f "$folder/cuda.tar" ] || usage "no cuda.tar in '$folder': was it made by 'pack'?"
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
 export IREE_GAUNTLET_CACHE="$folder/cache"
@@ -38,9 +42,5 @@ run)
         "$gauntlet" run --spec-dir "$OPERATORS" --config "$config" --offline || worst=$?
     fi
     exit "$worst"
-    ;;
-*)
-    sed -n '2,10p' "$0"
-    exit 2
     ;;
 esac

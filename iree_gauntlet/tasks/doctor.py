@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError
+from iree_gauntlet.figures import byte_size
 from iree_gauntlet.measuring.machine.machine_sensors import cpu_use, read_cpu_times
 from iree_gauntlet.measuring.machine.machine_state import benchmark_warnings, machine_facts, machine_state
 from iree_gauntlet.reports.output import print_table
@@ -32,8 +33,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.requests import ToolchainRequest
 
 
-_GIB = 2**30
-_LOW_DISK_BYTES = 5 * _GIB
+_LOW_DISK_BYTES = 5 * 2**30
 # Target, backend of the compiler, driver of the runtime.
 _TARGETS = (
     ("cpu", "llvm-cpu", "local-task"),
@@ -196,7 +196,7 @@ def _cache(cache_dir: Path) -> Iterator[Finding]:
             "name another cache, or change its owner or mode",
         )
     free = shutil.disk_usage(there).free
-    text = f"{free / _GIB:.1f} GiB free for {cache_dir}"
+    text = f"{byte_size(free)} free for {cache_dir}"
     if free < _LOW_DISK_BYTES:
         hint = "large models will not fit; clear the cache, or name one on a larger disk"
         yield Finding("cache", "warn", f"only {text}", hint)
@@ -269,7 +269,7 @@ def doctor(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     toolchain = _asked_toolchain(request)
     findings = [*diagnose(toolchain, cache_folder(request.cache_dir)), *_configuration()]
     facts = machine_facts()
-    memory = "unknown memory" if facts.memory_bytes is None else f"{facts.memory_bytes / (1 << 30):.1f} GiB"
+    memory = "unknown memory" if facts.memory_bytes is None else byte_size(facts.memory_bytes)
     text = f"{facts.cpu}, {facts.cores} cores, {memory}, {facts.os}"
     findings.append(Finding("machine", "info", text))
     before = read_cpu_times()

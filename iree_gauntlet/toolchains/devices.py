@@ -187,7 +187,7 @@ def _found_device(toolchain: Toolchain, device: str) -> str:
         raise ToolchainError(f"the driver {driver} works and finds no device", _HINTS.get(driver, ""))
     chosen = _choose(found, driver, path.partition("?")[0])
     if not chosen:
-        raise ToolchainError(f"there is no {device}: {driver} has {', '.join(found)}", "name one of these")
+        raise ToolchainError(f"{driver} has only {', '.join(found)}", "name one of these")
     return chosen
 
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 SEAL = "gauntlet-environment.json"
 _FORMAT = 1
-_USE_SECONDS = 3600.0
+_USE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from iree_gauntlet.engine.plan import make_plan
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
 from iree_gauntlet.engine.workspace import Selection, select
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, SpecError, UsageError
-from iree_gauntlet.figures import byte_size
+from iree_gauntlet.figures import byte_size, counted
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import open_progress, write_line
 from iree_gauntlet.settings import runs_folder
@@ -86,7 +86,7 @@ def export_cache(request: RunRequest, archive: str) -> ExitCode:
                 raise GauntletError(missing_text(missing))
         fetched = _fetched(steps, machine.store)
         # Now that every program is known, the modules' keys are known.
-        keys = _module_keys(_planned(selection, machine))
+        keys = _module_keys(_planned(selection, machine), machine.modules)
     files = [Packed(PackedKind.ARTIFACT, local_name(item.url), item.url, item.sha256, item.bytes) for item in fetched]
     contents: list[Callable[[], Iterator[bytes]]] = [partial(_blocks, item.path) for item in fetched]
     leases = Leases(machine.cache_dir)
@@ -102,7 +102,7 @@ def export_cache(request: RunRequest, archive: str) -> ExitCode:
             contents.append(content)
         size = _write(output, selection.name, files, contents)
     made = sum(step.stage in (Stage.IMPORT, Stage.COMPILE) for step in steps)
-    write_line(f"{output}: {len(fetched)} artifacts and {len(keys)} modules, {byte_size(size)}")
+    write_line(f"{output}: {counted(len(fetched), 'artifact')} and {counted(len(keys), 'module')}, {byte_size(size)}")
     if made > len(keys):
         why = "" if machine.toolchain else "; there is no IREE here to tell which modules it needs"
         write_line(f"{made - len(keys)} of {made} imports and compiles are not in the cache: made there{why}")
@@ -155,10 +155,16 @@ def _fetched(steps: Sequence[Step], store: ArtifactStore) -> list[Fetched]:
     return found
 
 
-def _module_keys(steps: Sequence[Step]) -> list[str]:
-    """Keys of the modules that the cache has; synthetic weights are made on the other machine."""
+def _module_keys(steps: Sequence[Step], modules: ModuleCache) -> list[str]:
+    """Keys of the modules that the cache has.
+
+    Synthetic weights are made on the other machine; failures that the cache remembers have no module, and happen
+    there again.
+    """
     stages = (Stage.IMPORT, Stage.COMPILE)
-    return list(dict.fromkeys(step.cache.key for step in steps if step.stage in stages and step.cache.hit))
+    keys = dict.fromkeys(step.cache.key for step in steps if step.stage in stages and step.cache.hit)
+    entries = {key: modules.lookup(key).entry for key in keys}
+    return [key for key, entry in entries.items() if entry is not None and entry.files]
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
@@ -348,4 +354,4 @@ def _differs(file: Packed, digest: Any) -> str:
 def _count(files: Sequence[Packed]) -> str:
     artifacts = sum(file.kind is PackedKind.ARTIFACT for file in files)
     size = byte_size(sum(file.size for file in files))
-    return f"{artifacts} artifacts and {len(files) - artifacts} modules ({size})"
+    return f"{counted(artifacts, 'artifact')} and {counted(len(files) - artifacts, 'module')} ({size})"

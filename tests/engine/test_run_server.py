@@ -527,7 +527,7 @@ def test_memory_has_a_limit(faults: str) -> None:
         answer = servers.run(fault(faults, "fill", "i64=8000000000"))
         assert answer.verdict == RunVerdict.ERROR
         assert answer.message.startswith("RESOURCE_EXHAUSTED; ")
-        assert answer.outcome.notes == ("the memory that it may take is limited to 2 GiB",)
+        assert answer.outcome.notes == ("the memory that it may take is limited to 2.1 GB",)
         assert answer.outcome.peak_rss_bytes < 1 << 30
         assert servers.run(fault(faults, "fill", "i64=1000")).verdict == RunVerdict.PASSED
 

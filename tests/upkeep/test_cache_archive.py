@@ -259,7 +259,7 @@ def test_a_suite_travels_to_a_machine_without_network(tmp_path: Path, served: tu
     assert online.gauntlet("run", "--suite", "suites/s.toml").code == 0
     done = export()
     assert done.code == 0, done.text
-    assert "2 artifacts and 1 modules" in done.out
+    assert "2 artifacts and 1 module" in done.out
     assert not list(online.folder.glob(".*.part"))
     with tarfile.open(archive) as tar:
         assert tar.getnames() == ["manifest.json", *(f"files/{index:06d}" for index in (1, 2, 3))]
@@ -269,7 +269,7 @@ def test_a_suite_travels_to_a_machine_without_network(tmp_path: Path, served: tu
     assert done.code == ExitCode.ERROR, "nothing is there yet"
     done = offline.gauntlet("cache.import", str(archive))
     assert done.code == 0, done.text
-    assert "2 artifacts and 1 modules" in done.out
+    assert "2 artifacts and 1 module" in done.out
     done = offline.gauntlet("run", "--offline", "--suite", "suites/s.toml")
     assert done.code == 0, done.text
     result = offline.result("toy/abs@cpu:compile")
@@ -296,3 +296,17 @@ def test_a_suite_travels_to_a_machine_without_network(tmp_path: Path, served: tu
     done = online.gauntlet("cache.export", "--suite", "suites/s.toml", "--output", "s.tar")
     assert (done.code, "abs.mlir" in done.err) == (ExitCode.ERROR, True)
     assert archive.read_bytes() == before
+
+
+@pytest.mark.iree
+def test_a_failure_that_is_remembered_has_no_module_to_export(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", cache="flags")
+    (project.regressions / "abs.mlir").write_text("util.func @abs( {")
+    project.regression(outputs=[])
+    project.suite('stages = ["threshold"]\n[[include]]\nmodel = "toy"\n')
+    for cached in (False, True):
+        assert project.gauntlet("run", "--suite", "suites/s.toml").code == ExitCode.FAILED
+        assert project.result("toy/abs@cpu:compile")["cache"]["hit"] is cached
+    done = project.gauntlet("cache.export", "--suite", "suites/s.toml", "--output", "s.tar")
+    assert done.code == 0, done.text
+    assert " and 0 modules" in done.out

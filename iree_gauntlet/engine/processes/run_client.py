@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.engine.processes.run_worker import RunWorker
 from iree_gauntlet.engine.processes.supervisor import Outcome
 from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.figures import byte_size
 from iree_gauntlet.results import SENT_SIGNALS
 from iree_gauntlet.system.signals import signal_name
 from iree_gauntlet.system.tail import TAIL_LINES, clean_line
@@ -335,8 +336,8 @@ def _death(worker: RunWorker, job: RunJob, seconds: float, *, cancelled: bool) -
 
 def _memory_note(worker: RunWorker) -> tuple[str, ...]:
     """What there is to say to one that had too little memory."""
-    limit = worker.memory_bytes / (1 << 30)
-    return (f"the memory that it may take is limited to {limit:.3g} GiB",) if limit else ()
+    limit = worker.memory_bytes
+    return (f"the memory that it may take is limited to {byte_size(limit)}",) if limit else ()
 
 
 def _cancelled_answer() -> RunAnswer:

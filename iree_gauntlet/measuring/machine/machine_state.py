@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.figures import byte_size
 from iree_gauntlet.journal_format import BUSY_SHARE, STEAL_SHARE
 from iree_gauntlet.measuring.machine.machine_sensors import (
     cpu_model,
@@ -197,10 +198,10 @@ def _load_warnings(state: MachineState) -> Iterator[str]:
 
 def _memory_warnings(state: MachineState) -> Iterator[str]:
     if state.swap_used_bytes is not None and state.swap_used_bytes > _GIB // 4:
-        yield f"{state.swap_used_bytes / _GIB:.1f} GiB of swap are in use: free memory, then sudo swapoff -a"
+        yield f"{byte_size(state.swap_used_bytes)} of swap are in use: free memory, then sudo swapoff -a"
     if state.free_memory_bytes is not None and state.free_memory_bytes < _GIB:
         yield (
-            f"only {state.free_memory_bytes / _GIB:.2f} GiB of memory are free: end what uses it before large"
+            f"only {byte_size(state.free_memory_bytes)} of memory are free: end what uses it before large"
             " models are measured"
         )
 
