@@ -306,6 +306,17 @@ class BisectRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ExplainRequest:
+    """An explanation of failures: of which run, and which of them."""
+
+    failures: str = option(
+        "",
+        "The run and the cases, where no words follow the task: --failures 'latest dtln/*' with `inv` (default: all of "
+        "the latest run).",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class MicroRequest:
     """A sweep of recipes over shapes."""
 

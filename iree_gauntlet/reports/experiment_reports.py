@@ -1,4 +1,4 @@
-"""The reports of whatever was recorded in a folder (run, comparison, matrix, bisection), and how they are shown."""
+"""The reports of what was recorded in a folder (run, comparison, matrix, bisection, explanation), and how it is shown."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from iree_gauntlet import messages
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.records.bisect_outcome import BISECT_RECORD
 from iree_gauntlet.records.compare_record import COMPARISON_FILE
+from iree_gauntlet.records.explain_outcome import EXPLAIN_RECORD
 from iree_gauntlet.records.matrix_outcome import MATRIX_RECORD
 from iree_gauntlet.reports.bisect_document import bisect_reports
 from iree_gauntlet.reports.compare_report import comparison_reports
+from iree_gauntlet.reports.explain_document import explain_reports
 from iree_gauntlet.reports.matrix_report import matrix_reports
 from iree_gauntlet.reports.output import Output, open_progress
 from iree_gauntlet.reports.run_reports import run_reports
@@ -30,6 +32,7 @@ RECORDS: dict[str, Callable[[Path], Reports]] = {
     COMPARISON_FILE: comparison_reports,
     MATRIX_RECORD: matrix_reports,
     BISECT_RECORD: bisect_reports,
+    EXPLAIN_RECORD: explain_reports,
     JOURNAL: run_reports,
 }
 

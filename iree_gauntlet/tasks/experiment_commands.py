@@ -1,16 +1,21 @@
-"""The commands that compare IREEs (`compare`, `matrix`, `bisect`) or measure torch's models (`bench`, `micro`)."""
+"""The commands that compare IREEs (`compare`, `matrix`, `bisect`), explain what failed, or measure torch's models."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from invoke.collection import Collection
 
 from iree_gauntlet.option import Option, options_of, read
 from iree_gauntlet.requests import (
     DEFAULT_SUITE,
     BisectRequest,
+    CacheRequest,
     CompareRequest,
     Defaults,
+    ExplainRequest,
     MicroRequest,
     RunRequest,
     ToolchainRequest,
@@ -128,6 +133,52 @@ def bisect_task(options: dict[str, Any]) -> ExitCode:
     return bisect(read(BisectRequest, options), RunRequest.of(options, Defaults()), console_presenter())
 
 
+@gauntlet_task("explain", (*options_of(ExplainRequest), *CACHE))
+def explain_task(options: dict[str, Any]) -> ExitCode:
+    """Find out why a model gives wrong numbers: the first wrong dispatch, and a bundle that shows it to others.
+
+    RUN [CASE…]: the run (a folder, its name in runs/, or latest) and globs of cases; without, all that failed in the
+    latest run. Exit codes: 0 each failure has a bundle, 2 usage, 3 an error, 4 not all could be located, 130
+    interrupted.
+
+    Examples: explain
+              explain latest 'dtln/*'
+              explain runs/20261124-164453-cpu dtln/spectral@cpu
+    """
+    from iree_gauntlet.experiments.explain import explain  # noqa: PLC0415
+
+    return explain(read(ExplainRequest, options), read(CacheRequest, options), console_presenter())
+
+
+_BUNDLE = Option("bundle", None, "A bundle that `explain` has written: the archive, or its folder.")
+
+
+@gauntlet_task("check", (_BUNDLE,), positional="bundle", usage="bundle.check BUNDLE")
+def bundle_check_task(options: dict[str, Any]) -> ExitCode:
+    """Show that a bundle fails elsewhere: in an environment made for it, with the IREE that it names (from PyPI).
+
+    Exit codes: 0 it fails there too, 1 it does not, 2 usage, 3 it cannot be judged.
+
+    Example: bundle.check runs/20261124-164453-cpu/explain/dtln/spectral.cpu/bundle.tar.gz
+    """
+    from iree_gauntlet.experiments.bundles import check  # noqa: PLC0415
+
+    return check(Path(options["bundle"]), console_presenter())
+
+
+@gauntlet_task("run", (_BUNDLE, *TOOLCHAIN), positional="bundle", usage="bundle.run BUNDLE [--iree IREE]")
+def bundle_run_task(options: dict[str, Any]) -> ExitCode:
+    """Run a bundle with an IREE: is the failure still there?
+
+    Exit codes: 0 fixed, 1 still there, 2 usage, 3 it cannot be judged.
+
+    Example: bundle.run bundle.tar.gz --iree 3.13.0
+    """
+    from iree_gauntlet.experiments.bundles import run_with  # noqa: PLC0415
+
+    return run_with(Path(options["bundle"]), read(ToolchainRequest, options), console_presenter())
+
+
 def _option(option: BenchOption) -> Option:
     """As Invoke has it: it knows one letter as a short name; longer ones (-df) are spelled out before it sees them."""
     one_letter = len(option.short) == 1
@@ -172,3 +223,8 @@ def micro_task(options: dict[str, Any]) -> ExitCode:
     from iree_gauntlet.tasks.micro import micro  # noqa: PLC0415
 
     return micro(read(MicroRequest, options), read(ToolchainRequest, options))
+
+
+def bundle_collection() -> Collection:
+    """The tasks about bundles, under their common name."""
+    return Collection("bundle", bundle_check_task, bundle_run_task)

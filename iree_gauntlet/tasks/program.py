@@ -29,7 +29,15 @@ from iree_gauntlet.requests import (
     ShardRequest,
     ToolchainRequest,
 )
-from iree_gauntlet.tasks.experiment_commands import bench_task, bisect_task, compare_task, matrix_task, micro_task
+from iree_gauntlet.tasks.experiment_commands import (
+    bench_task,
+    bisect_task,
+    bundle_collection,
+    compare_task,
+    explain_task,
+    matrix_task,
+    micro_task,
+)
 from iree_gauntlet.tasks.task_options import (
     BATCH,
     FORMAT,
@@ -57,7 +65,7 @@ _BENCHMARK = Defaults(model="sdxl", targets=("rocm",), sku="mi300")
 _ALL = Defaults(suite=DEFAULT_SUITE)
 
 # Tasks whose words may be left out: they become an option, since Invoke knows no optional words.
-_AS_OPTION = {"compare": "--sides"}
+_AS_OPTION = {"compare": "--sides", "explain": "--failures"}
 # Those that take folders, which may have blanks in their names.
 _FOLDERS = frozenset({"report", "shard.costs"})
 # How the tasks without --iree, and with two of them, have them named.
@@ -177,10 +185,10 @@ def devices_task(options: dict[str, Any]) -> ExitCode:
 def _namespace() -> Collection:
     collection = Collection(
         list_task, plan_task, lint_task, doctor_task, devices_task, fetch_task, compile_task, threshold_task,
-        benchmark_task, run_task, bench_task, micro_task, matrix_task, compare_task, bisect_task, report_task,
+        benchmark_task, run_task, bench_task, micro_task, matrix_task, compare_task, bisect_task, explain_task, report_task,
     )  # fmt: skip
-    for upkeep in upkeep_collections():
-        collection.add_collection(upkeep)
+    for named in (*upkeep_collections(), bundle_collection()):
+        collection.add_collection(named)
     collection.configure({"auto_dash_names": True})
     return collection
 

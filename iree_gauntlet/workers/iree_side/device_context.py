@@ -13,7 +13,7 @@ import numpy as np
 from iree_gauntlet.workers.iree_side.plan_file import ELEMENT_TYPES, PlanError, host_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -116,17 +116,24 @@ class Program:
         modules: files, in the order of loading.
         parameters: scope and file.
         function: of the last module.
+        trace: takes what the modules trace: a key, and views of tensors; None for what the runtime does with it.
 
     Raises:
         PlanError: where the last module has no such function.
     """
 
     def __init__(
-        self, device: Device, modules: Sequence[str], parameters: Iterable[Sequence[str]], function: str
+        self,
+        device: Device,
+        modules: Sequence[str],
+        parameters: Iterable[Sequence[str]],
+        function: str,
+        trace: Callable[[str, Sequence[Any]], None] | None = None,
     ) -> None:
         runtime, instance = device.runtime, device.instance
         self.device = device
-        loaded = [runtime.create_hal_module(instance, device.hal)]
+        sink = {"debug_sink": runtime.HalModuleDebugSink(trace)} if trace is not None else {}
+        loaded = [runtime.create_hal_module(instance, device.hal, **sink)]
         providers = [device.parameter_index(file).create_provider(scope=scope) for scope, file in parameters]
         if providers:
             loaded.append(runtime.create_io_parameters_module(instance, *providers))

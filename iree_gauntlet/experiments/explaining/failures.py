@@ -1,0 +1,186 @@
+"""What failed in a run, with all that is needed to compile and run it again: from the run's journal alone."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.cases import MAIN, Stage, Verdict
+from iree_gauntlet.errors import GauntletError, NothingSelectedError
+from iree_gauntlet.settings import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iree_gauntlet.journal_format import JournalRecord
+    from iree_gauntlet.results import Result
+
+
+# Stages whose failures are IREE's.
+_STAGES = (Stage.COMPILE, Stage.THRESHOLD)
+# Of a compile: what it writes besides the module, and the source's name.
+_WRITTEN = ("--iree-scheduling-dump-", "--iree-hal-dump-", "--dump-compilation-phases-to", "--mlir-print-ir-tree-dir")
+_SPLAT = ("--iree-parameter-splat", "--iree-opt-splat-parameters")
+_FLAGFILE = "--flagfile="
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A step that failed.
+
+    Attributes:
+        case: its chain.
+        stage: compile or threshold.
+        result: what became of it.
+        program: what was compiled.
+        flags: of the compile, without those that say where something is written.
+        compile_cwd: where it was run.
+        compile_timeout: its seconds.
+        argv: of iree-run-module; empty for a compile.
+        cwd: where that was run.
+        timeout: its seconds.
+        folder: the chain's, relative to the folder of steps.
+    """
+
+    case: str
+    stage: Stage
+    result: Result
+    program: Path
+    flags: tuple[str, ...]
+    compile_cwd: Path
+    compile_timeout: float
+    argv: tuple[str, ...]
+    cwd: Path
+    timeout: float
+    folder: Path
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it ran, and gave wrong numbers."""
+        return self.stage is Stage.THRESHOLD and bool(self.result.outputs) and not self.result.signal
+
+    @property
+    def kind(self) -> str:
+        """What kind of failure it is, for people."""
+        if self.wrong:
+            return "wrong numbers"
+        what = "compile" if self.stage is Stage.COMPILE else "run"
+        if self.result.timed_out:
+            return f"{what} that does not end"
+        return f"{what} crash ({self.result.signal})" if self.result.signal else f"{what} failure"
+
+    def values(self, flag: str) -> list[str]:
+        """What a flag of the run is given, each time: `--input`."""
+        return [word.partition("=")[2] for word in self.argv if word.startswith(f"{flag}=")]
+
+    @property
+    def device(self) -> str:
+        """The device that it ran on."""
+        return next(iter(self.values("--device")), "local-task")
+
+    @property
+    def function(self) -> str:
+        """The function that was called; empty where the module has but one."""
+        return next(iter(self.values("--function")), "")
+
+
+def failures_of(record: JournalRecord, patterns: Sequence[str]) -> list[Failure]:
+    """The failures of a run's main modules.
+
+    Args:
+        record: the run's.
+        patterns: globs of chains; all where there are none.
+
+    Raises:
+        NothingSelectedError: nothing failed that matches.
+        GauntletError: what is needed is not there any more.
+    """
+    run = shown(record.path.parent)
+    steps = {step["id"]: step for step in record.steps}
+    failed = [
+        step
+        for step in record.steps
+        if step["stage"] in _STAGES
+        and step.get("role", MAIN) == MAIN
+        and (result := record.results.get(step["id"])) is not None
+        and _is_ours(result)
+    ]
+    if not failed:
+        hint = "`explain RUN` takes another run; `explain` is about compiles and threshold runs."
+        raise NothingSelectedError(f"nothing failed in {run} that can be explained", hint)
+    chosen = [
+        step for step in failed if not patterns or any(fnmatchcase(step["chain"], pattern) for pattern in patterns)
+    ]
+    if not chosen:
+        names = ", ".join(dict.fromkeys(step["chain"] for step in failed))
+        raise NothingSelectedError(f"no failure of {run} matches {' '.join(patterns)}", f"Failed there: {names}.")
+    return [_failure(step, steps, record) for step in chosen]
+
+
+def _is_ours(result: Result) -> bool:
+    """Whether IREE is at fault: it failed, as expected or not, or a tool crashed or hung."""
+    failed = result.verdict in (Verdict.FAILED, Verdict.XFAILED)
+    return failed or (result.verdict is Verdict.ERROR and (result.crashed or result.timed_out))
+
+
+def _failure(step: dict[str, Any], steps: dict[str, dict[str, Any]], record: JournalRecord) -> Failure:
+    compile_step = steps.get(f"{step['chain']}:{Stage.COMPILE}")
+    if compile_step is None or not compile_step["command"]:
+        hint = "Run it again with its own compile step: what failed was made from another chain's module."
+        raise GauntletError(f"{step['chain']}: the run has no compile of its program", hint)
+    compile_cwd, program, flags = _compile_of(compile_step)
+    threshold = steps.get(f"{step['chain']}:{Stage.THRESHOLD}", step)
+    command = threshold["command"] if threshold["stage"] == Stage.THRESHOLD else None
+    argv = _expanded(command["argv"], Path(command["cwd"])) if command and step is threshold else ()
+    if not program.is_file():
+        where = shown(record.path.parent)
+        raise GauntletError(
+            f"{program} is not there: {step['chain']} cannot be compiled again",
+            f"{where} was made on another machine, or its files are gone; run it here again.",
+        )
+    parts = Path(compile_step["folder"]).parts
+    folder = Path(*parts[len(parts) - parts[::-1].index("steps") : -1])
+    return Failure(
+        case=step["chain"],
+        stage=Stage(step["stage"]),
+        result=record.results[step["id"]],
+        program=program,
+        flags=flags,
+        compile_cwd=compile_cwd,
+        compile_timeout=float(compile_step["timeout"]),
+        argv=argv,
+        cwd=Path(command["cwd"]) if command else compile_cwd,
+        timeout=float(threshold["timeout"]),
+        folder=folder,
+    )
+
+
+def _compile_of(step: dict[str, Any]) -> tuple[Path, Path, tuple[str, ...]]:
+    """Folder, program and flags of a compile."""
+    cwd = Path(step["command"]["cwd"])
+    words = list(step["command"]["argv"][1:])
+    program = next(item["path"] for item in step["inputs"] if item["role"] == "program")
+    # The source is named by a path that may be relative to where it is compiled.
+    source = next(word for word in words if not word.startswith("-"))
+    words.remove(source)
+    if "-o" in words:
+        place = words.index("-o")
+        del words[place : place + 2]
+    flags = tuple(word for word in words if not word.startswith((*_WRITTEN, *_SPLAT)))
+    here = cwd / source
+    return cwd, here if here.is_file() else Path(program), flags
+
+
+def _expanded(argv: Sequence[str], cwd: Path) -> tuple[str, ...]:
+    """A command line with the flags of its flag files in their place."""
+    words: list[str] = []
+    for word in argv:
+        file = cwd / word.removeprefix(_FLAGFILE)
+        if word.startswith(_FLAGFILE) and file.is_file():
+            words += shlex.split(file.read_text(encoding="utf-8"))
+        else:
+            words.append(word)
+    return tuple(words)

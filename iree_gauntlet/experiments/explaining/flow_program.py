@@ -1,0 +1,326 @@
+"""A program in IREE's `flow` phase, as text: its dispatches, its target, and one dispatch as a program of its own.
+
+IREE prints one operation a line, and nested ones with two more blanks; that is what is relied on, and no more of MLIR's
+grammar than what dispatches need. `--iree-flow-trace-dispatch-tensors` has put a `flow.tensor.trace` before and behind
+every dispatch.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.errors import GauntletError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+
+# The function of a program that was cut out.
+CUT_OUT = "dispatch"
+_DEVICE = "#hal.device.target<"
+_TRACE = re.compile(r'( *flow\.tensor\.trace ")([^"]*) (inputs|outputs)"')
+_DISPATCH = re.compile(
+    r"(?:(?P<results>%[\w, :%]+) = )?flow\.dispatch @(?P<executable>[\w$.]+|\"[^\"]*\")::@(?P<entry>[\w$.]+|\"[^\"]*\")"
+    r"(?:\[(?P<workload>[^\]]*)\])?\((?P<operands>[^)]*)\)(?: \{.*?\})? : \((?P<types>.*)\) -> (?P<outcome>.*)"
+)
+_CONSTANT = re.compile(r" *(%\w+) = arith\.constant (.*)")
+_ALIAS = re.compile(r"#[\w.$-]+")
+_DIMS = re.compile(r"tensor<([^{}]*)>(?:\{([^}]*)\})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """A place where a program dispatches work.
+
+    Attributes:
+        key: names it in traces: its place among all, and the executable and function that it calls.
+        executable: whose function it calls.
+        callee: both names, as written.
+        workload: SSA values that say how much work there is.
+        operands: SSA values, and their types as written.
+        outcome: type of each result as written; `%x` for an operand that is written in place.
+        constants: SSA values that the function around it defines as constants, as written.
+    """
+
+    key: str
+    executable: str
+    callee: str
+    workload: tuple[str, ...]
+    operands: tuple[tuple[str, str], ...]
+    outcome: tuple[str, ...]
+    constants: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """The dispatch function's name."""
+        return self.callee.rpartition("::@")[2].strip('"')
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The operands that are tensors: those that are traced."""
+        return tuple(value for value, kind in self.operands if kind.startswith("tensor<"))
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The type of each result."""
+        types = dict(self.operands)
+        return tuple(types.get(written, written) for written in self.outcome)
+
+
+@dataclass(frozen=True, slots=True)
+class FlowProgram:
+    """A program as text.
+
+    Attributes:
+        text: all of it, with numbered traces.
+        dispatches: in the order of the text, by their keys.
+    """
+
+    text: str
+    dispatches: Mapping[str, Dispatch] = field(default_factory=dict)
+
+    def for_device(self, device: str) -> str:
+        """The program for another device: the text of a `#hal.device.target`."""
+        return with_device(self.text, device)
+
+    def cut_out(self, dispatch: Dispatch, shapes: Sequence[Sequence[int]], *, traced: bool = False) -> str:
+        """One dispatch as a program: its executable, and a function that takes its tensors and gives its results.
+
+        Args:
+            dispatch: which.
+            shapes: of its tensors, as they were captured.
+            traced: whether its tensors are traced, under its key.
+
+        Raises:
+            GauntletError: it takes a number that the program computes.
+        """
+        return _cut_out(self.text, dispatch, shapes, traced=traced)
+
+
+def read_flow(path: Path) -> FlowProgram:
+    """Read what `iree-compile --compile-to=flow --iree-flow-trace-dispatch-tensors` wrote.
+
+    Raises:
+        GauntletError: it dispatches nothing, or holds a dispatch that is not understood.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    dispatches: dict[str, Dispatch] = {}
+    constants: dict[str, str] = {}
+    key = ""
+    for number, line in enumerate(lines):
+        # Weights are lines of many megabytes.
+        head = line[:200].lstrip()
+        if head.startswith(("util.func", "util.initializer")):
+            constants = {}
+        elif head.startswith("%c") and (constant := _CONSTANT.match(line)):
+            constants[constant[1]] = constant[2]
+        elif head.startswith("flow.tensor.trace") and (trace := _TRACE.match(line)):
+            if trace[3] == "inputs":
+                key = f"{len(dispatches)} {trace[2]}"
+            # IREE does not read what it writes for no tensors at all.
+            empty = line.rstrip().endswith("= []")
+            lines[number] = "" if empty else f'{trace[1]}{key} {trace[3]}"{line[trace.end() :]}'
+        elif "flow.dispatch @" in line[:400]:
+            found = _DISPATCH.search(line)
+            if found is None or not key:
+                raise GauntletError(
+                    f"{path}:{number + 1}: a dispatch that is not understood: {line.strip()[:200]}",
+                    "Report this line, with the release of IREE.",
+                )
+            dispatches[key] = _dispatch(key, found, constants)
+    if not dispatches:
+        raise GauntletError(f"{path}: the program dispatches nothing", "All of it was computed by the compiler.")
+    return FlowProgram("".join(lines), dispatches)
+
+
+def device_of(flow: str) -> str:
+    """The device that a program in the `flow` phase is for: its `#hal.device.target`, without aliases.
+
+    Raises:
+        GauntletError: it names none, or several.
+    """
+    found = {text for _, text in _devices(flow)}
+    if len(found) != 1:
+        raise GauntletError(f"a program for {len(found)} devices, where one is expected", "")
+    device = found.pop()
+    aliases = dict(re.findall(r"^(#[\w.$-]+) = (.*)$", flow, re.MULTILINE))
+    while names := [name for name in _ALIAS.findall(device) if name in aliases]:
+        device = device.replace(names[0], aliases[names[0]])
+    return device
+
+
+def _dispatch(key: str, found: re.Match[str], constants: Mapping[str, str]) -> Dispatch:
+    outcome = found["outcome"].strip()
+    results = _split(outcome[1:-1]) if outcome.startswith("(") else [outcome]
+    return Dispatch(
+        key,
+        found["executable"],
+        f"@{found['executable']}::@{found['entry']}",
+        tuple(_split(found["workload"] or "")),
+        tuple(zip(_split(found["operands"]), _split(found["types"]), strict=True)),
+        # `%x as tensor<…>` where its type differs.
+        tuple(text.split(" as ")[-1] for text in results),
+        dict(constants),
+    )
+
+
+def _split(text: str) -> list[str]:
+    """Parts between commas that stand in no brackets."""
+    parts, depth, start = [], 0, 0
+    for place, letter in enumerate(text):
+        if letter in "<({[":
+            depth += 1
+        elif letter in ")}]" or (letter == ">" and text[place - 1] != "-"):
+            depth -= 1
+        elif letter == "," and not depth:
+            parts.append(text[start:place].strip())
+            start = place + 1
+    last = text[start:].strip()
+    return [*parts, last] if last else parts
+
+
+def _devices(text: str) -> Iterator[tuple[int, str]]:
+    """Where a program names a device, and how."""
+    place = text.find(_DEVICE)
+    while place >= 0:
+        end = _closed(text, place + len(_DEVICE) - 1)
+        yield place, text[place:end]
+        place = text.find(_DEVICE, end)
+
+
+def _closed(text: str, place: int) -> int:
+    """Behind the bracket that closes the one at a place."""
+    depth, quoted = 0, False
+    while place < len(text):
+        letter = text[place]
+        if letter == '"':
+            quoted = not quoted
+        elif not quoted and letter == "<":
+            depth += 1
+        elif not quoted and letter == ">" and text[place - 1] != "-":
+            depth -= 1
+            if not depth:
+                return place + 1
+        place += 1
+    raise GauntletError("a device that is not closed", "Report this program.")
+
+
+def with_device(text: str, device: str) -> str:
+    """A program for another device: the text of a `#hal.device.target`."""
+    parts, end = [], 0
+    for place, old in _devices(text):
+        parts += [text[end:place], device]
+        end = place + len(old)
+    return "".join((*parts, text[end:]))
+
+
+def _cut_out(text: str, dispatch: Dispatch, shapes: Sequence[Sequence[int]], *, traced: bool) -> str:
+    executable = _block(text, f"  flow.executable private @{dispatch.executable} {{\n")
+    module = next(line for line in text.splitlines() if line.startswith("module"))
+    device = next(line for line in text.splitlines() if line.lstrip().startswith("util.global private @__device_"))
+    sizes = _sizes(dispatch, shapes)
+    scalars = []
+    for value in dict.fromkeys(_scalars(dispatch)):
+        constant = dispatch.constants.get(value)
+        if constant is None and value not in sizes:
+            raise GauntletError(
+                f"{dispatch.name} takes {value}, a number that the program computes, and cannot be cut out",
+                "The trace and its tensors are there.",
+            )
+        if constant is not None:
+            scalars.append(f"{value} = arith.constant {constant}")
+        else:
+            # Known here alone: the dispatch must not be compiled for this size.
+            scalars.append(f"{value}_size = arith.constant {sizes[value]} : index")
+            scalars.append(f"{value} = util.optimization_barrier {value}_size : index")
+    types = dict(dispatch.operands)
+    imports = [
+        f'{value} = hal.tensor.import %arg{index} "input{index}" : !hal.buffer_view -> {types[value]}'
+        for index, value in enumerate(dict.fromkeys(dispatch.tensors))
+    ]
+    results = dispatch.results
+    names = [f"%result#{index}" for index in range(len(results))] if len(results) > 1 else ["%result"]
+    assigned = f"%result:{len(results)}" if len(results) > 1 else "%result"
+    workload = f"[{', '.join(dispatch.workload)}]" if dispatch.workload else ""
+    operands = ", ".join(value for value, _ in dispatch.operands)
+    kinds = ", ".join(kind for _, kind in dispatch.operands)
+    outcome = ", ".join(dispatch.outcome)
+    outcome = f"({outcome})" if len(results) > 1 else outcome
+    exports = [
+        f'%output{index} = hal.tensor.export {name} "output{index}" : {kind} -> !hal.buffer_view'
+        for index, (name, kind) in enumerate(zip(names, results, strict=True))
+    ]
+    views = ", ".join(["!hal.buffer_view"] * len(results))
+    given = ", ".join(f"%arg{index}: !hal.buffer_view" for index in range(len(imports)))
+    returned = ", ".join(f"%output{index}" for index in range(len(results)))
+    before, after = [], []
+    if traced:
+        inputs = ", ".join(f"{value} : {types[value]}" for value in dispatch.tensors)
+        outputs = ", ".join(f"{name} : {kind}" for name, kind in zip(names, results, strict=True))
+        before = [f'flow.tensor.trace "{dispatch.key} inputs" = [{inputs}]'] if inputs else []
+        after = [f'flow.tensor.trace "{dispatch.key} outputs" = [{outputs}]']
+    body = [
+        *scalars,
+        *imports,
+        *before,
+        f"{assigned} = flow.dispatch {dispatch.callee}{workload}({operands}) : ({kinds}) -> {outcome}",
+        *after,
+        *exports,
+        f"util.return {returned} : {views}",
+    ]
+    function = f"  util.func public @{CUT_OUT}({given}) -> ({views}) attributes {{iree.abi.stub}} {{\n"
+    function += "".join(f"    {line}\n" for line in body) + "  }\n"
+    program = f"{module}\n{device}\n{executable}{function}}}\n"
+    return _with_aliases(text, program)
+
+
+def _block(text: str, head: str) -> str:
+    """An operation with all that is nested in it, by its first line."""
+    start = text.index(head)
+    return text[start : text.index("\n  }\n", start) + len("\n  }\n")]
+
+
+def _scalars(dispatch: Dispatch) -> Iterator[str]:
+    """SSA values that are no tensors: numbers, and sizes of dynamic dimensions."""
+    yield from dispatch.workload
+    for value, kind in dispatch.operands:
+        if kind.startswith("tensor<"):
+            yield from _dims(kind)
+        else:
+            yield value
+    for kind in dispatch.results:
+        yield from _dims(kind)
+
+
+def _dims(kind: str) -> list[str]:
+    """SSA values of the dynamic dimensions of a type as written."""
+    found = _DIMS.fullmatch(kind)
+    return _split(found[2]) if found and found[2] else []
+
+
+def _sizes(dispatch: Dispatch, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
+    """Dynamic dimensions by SSA value, as they were captured."""
+    sizes: dict[str, int] = {}
+    types = dict(dispatch.operands)
+    for value, shape in zip(dispatch.tensors, shapes, strict=True):
+        found = _DIMS.fullmatch(types[value])
+        if found and found[2]:
+            dynamic = [size for size, text in zip(shape, found[1].split("x"), strict=False) if text == "?"]
+            sizes |= dict(zip(_split(found[2]), dynamic, strict=False))
+    return sizes
+
+
+def _with_aliases(text: str, program: str) -> str:
+    """A program with the attributes that it names, and those that they name."""
+    aliases = dict(re.findall(r"^(#[\w.$-]+) = (.*)$", text, re.MULTILINE))
+    needed: dict[str, str] = {}
+    queue = _ALIAS.findall(program)
+    while queue:
+        name = queue.pop()
+        if name in aliases and name not in needed:
+            needed[name] = aliases[name]
+            queue += _ALIAS.findall(aliases[name])
+    return "".join(f"{name} = {aliases[name]}\n" for name in aliases if name in needed) + program

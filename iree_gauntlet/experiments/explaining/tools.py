@@ -1,0 +1,125 @@
+"""The tools of the IREE that failed, run for an explanation in its folder."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.steps import Command
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor
+    from iree_gauntlet.engine.workbench import Workbench
+
+
+_FAILED = "[FAILED]"
+_THRESHOLD = re.compile(r"--expected_(\w+)_threshold=")
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a process gave.
+
+    Attributes:
+        outcome: how it ended.
+        complaints: outputs that are not as expected, as iree-run-module says it.
+        errors: what it wrote to standard error.
+    """
+
+    outcome: Outcome
+    complaints: tuple[str, ...]
+    errors: str
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it ran and gave other numbers than expected."""
+        return bool(self.complaints)
+
+    @property
+    def passed(self) -> bool:
+        """Whether all was as expected."""
+        return self.outcome.exit_code == 0
+
+
+class CompileError(GauntletError):
+    """A program does not compile; `hint` has what the compiler said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What compiles and runs.
+
+    Attributes:
+        workbench: has the IREE.
+        supervisor: owns the processes.
+        folder: where all is written.
+    """
+
+    workbench: Workbench
+    supervisor: Supervisor
+    folder: Path
+
+    def knows(self, tool: str, flag: str) -> bool:
+        """Whether a tool of this release has a flag."""
+        return flag.lstrip("-").partition("=")[0] in self.workbench.flags_of(tool).names
+
+    def compile(
+        self, name: str, source: Path, flags: Sequence[str], *, timeout: float, cwd: Path | None = None
+    ) -> Path:
+        """Compile to `<name>`; what the compiler says stands in `<name>.txt`.
+
+        Raises:
+            CompileError: it does not compile, or not in time.
+            KeyboardInterrupt: it was interrupted.
+        """
+        assert self.workbench.toolchain is not None, "it was needed"
+        output = self.folder / name
+        argv = (self.workbench.toolchain.compiler.compile, str(source), *flags, "-o", str(output))
+        ran = self._run(argv, name, cwd or self.folder, timeout)
+        if not ran.passed:
+            what = "took too long" if ran.outcome.timed_out else ran.outcome.signal or "failed"
+            first = next((line for line in ran.errors.splitlines() if "error" in line.lower()), "")
+            raise CompileError(f"{name}: iree-compile {what}", first[:400])
+        return output
+
+    def run_module(self, name: str, argv: Sequence[str], *, timeout: float, cwd: Path | None = None) -> Ran:
+        """Run iree-run-module with its arguments; what it says stands in `<name>.txt`."""
+        assert self.workbench.toolchain is not None, "it was needed"
+        return self._run((self.workbench.toolchain.runtime.run_module, *argv), name, cwd or self.folder, timeout)
+
+    def python(self, name: str, argv: Sequence[str], *, timeout: float) -> Ran:
+        """Run a program in the Python that has IREE's bindings.
+
+        Raises:
+            GauntletError: there is none.
+        """
+        assert self.workbench.toolchain is not None, "it was needed"
+        python = self.workbench.toolchain.compiler.python
+        if not python:
+            raise GauntletError(
+                "this IREE was built without its Python bindings, and its dispatches cannot be traced",
+                "Build it with -DIREE_BUILD_PYTHON_BINDINGS=ON, or explain the failure with a release's wheels.",
+            )
+        return self._run((python, "-B", *argv), name, self.folder, timeout)
+
+    def _run(self, argv: Sequence[str], name: str, cwd: Path, timeout: float) -> Ran:
+        out, err = self.folder / f"{name}.out.txt", self.folder / f"{name}.txt"
+        outcome = self.supervisor.run(Command(tuple(argv), str(cwd)), stdout=out, stderr=err, timeout=timeout)
+        if outcome.cancelled:
+            raise KeyboardInterrupt
+        text = out.read_text(encoding="utf-8", errors="replace")
+        complaints = tuple(line for line in text.splitlines() if line.startswith(_FAILED))
+        return Ran(outcome, complaints, err.read_text(encoding="utf-8", errors="replace"))
+
+
+def loosened(argv: Sequence[str], least: float) -> tuple[str, ...]:
+    """A run's arguments that allow elements to be off by so much at least: of the types that they name, or of f32."""
+    named = {found[1]: float(word.partition("=")[2]) for word in argv if (found := _THRESHOLD.match(word))}
+    named = named or {"f32": 0.0}
+    kept = tuple(word for word in argv if not _THRESHOLD.match(word))
+    return (*kept, *(f"--expected_{name}_threshold={max(least, value):g}" for name, value in named.items()))

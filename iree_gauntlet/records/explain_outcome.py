@@ -1,0 +1,169 @@
+"""The record of an explanation, and its outcome: also of one that was killed.
+
+The record is `explain.jsonl` in the folder `explain` of a run, a log of events (`event_log.py`):
+
+- `explain`: what is explained, `cases` with their kinds and reasons; a further explanation appends another one.
+- `found`: what was found of a case: `part` is `again`, `located`, `probes`, `bundle`, or `nothing` and why.
+- `case`: a case is done, and whether a bundle shows it.
+- `end`: how it ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.journal_format import read_events
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+EXPLAIN_RECORD = "explain.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedCase:
+    """What is known of a case.
+
+    Attributes:
+        case: its chain.
+        kind, reason: of the failure.
+        found: what was found, by part.
+        done: whether it was brought to an end.
+        bundled: whether a bundle shows it.
+        seconds: that it took.
+    """
+
+    case: str
+    kind: str
+    reason: str
+    found: dict[str, dict[str, Any]]
+    done: bool = False
+    bundled: bool = False
+    seconds: float = 0.0
+
+    @property
+    def answer(self) -> str:
+        """What came of it, in a line."""
+        located, nothing = self.found.get("located", {}), self.found.get("nothing")
+        if located.get("dispatch"):
+            what = f"{located['dispatch']} is wrong on right inputs"
+            return what if self.bundled else f"{what}, but its bundle does not show it"
+        if nothing is not None:
+            return str(nothing["why"])
+        return str(located.get("why") or "it was not brought to an end")
+
+    @property
+    def mended_by(self) -> list[str]:
+        """The switches with which it passes."""
+        return [item["name"] for item in self.found.get("probes", {}).get("probes", []) if item["verdict"] == "passes"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainOutcome:
+    """The result of an explanation.
+
+    Attributes:
+        run: name of the run.
+        asked: the last `explain` event.
+        cases: those of it.
+        end: the `end` event; None for one that was killed or is under way.
+    """
+
+    run: str
+    asked: dict[str, Any]
+    cases: tuple[ExplainedCase, ...]
+    end: dict[str, Any] | None
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """What the command ended with; ERROR where it did not finish."""
+        return ExitCode(self.end["exit_code"]) if self.end else ExitCode.ERROR
+
+    @property
+    def answer(self) -> str:
+        """What was found, in a line."""
+        if self.end is not None and self.end.get("problem"):
+            return str(self.end["problem"])
+        bundled = sum(case.bundled for case in self.cases)
+        failures = "1 failure" if len(self.cases) == 1 else f"{len(self.cases)} failures"
+        return f"{failures} of {self.run}: {bundled} with a bundle"
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `explain.json` has."""
+        return {
+            "schema": 1,
+            "run": self.run,
+            "exit_code": int(self.exit_code),
+            "toolchain": self.asked["toolchain"],
+            "cases": [
+                {
+                    "case": case.case,
+                    "kind": case.kind,
+                    "reason": case.reason,
+                    "answer": case.answer,
+                    "bundled": case.bundled,
+                    "seconds": case.seconds,
+                    "found": {
+                        part: {name: value for name, value in event.items() if name not in _EVENT}
+                        for part, event in case.found.items()
+                    },
+                }
+                for case in self.cases
+            ],
+        }
+
+
+_EVENT = ("event", "time", "case", "part")
+
+
+def explain_outcome(folder: Path) -> ExplainOutcome:
+    """What the record in a folder says.
+
+    Raises:
+        GauntletError: there is none, or it cannot be read.
+    """
+    record = read_events(folder / EXPLAIN_RECORD, "explain")
+    asked: dict[str, Any] | None = None
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    done: dict[str, dict[str, Any]] = {}
+    end: dict[str, Any] | None = None
+    for _, event in record.events:
+        case = str(event.get("case", ""))
+        match event.get("event"):
+            case "explain":
+                asked, end = event, None
+            case "found":
+                if event.get("part") in ("again", "nothing"):
+                    # A case begins anew.
+                    found[case], _ = {}, done.pop(case, None)
+                found.setdefault(case, {})[str(event.get("part"))] = event
+            case "case":
+                done[case] = event
+            case "end":
+                end = event
+    if asked is None:
+        raise GauntletError(f"{record.path}: does not say what was explained", "Start a new `explain`.")
+    cases = tuple(
+        ExplainedCase(
+            item["case"],
+            item["kind"],
+            item["reason"],
+            found.get(item["case"], {}),
+            item["case"] in done,
+            bool(done.get(item["case"], {}).get("bundled")),
+            float(done.get(item["case"], {}).get("seconds", 0.0)),
+        )
+        for item in asked["cases"]
+    )
+    return ExplainOutcome(folder.parent.name, asked, cases, end)
+
+
+def explained_before(folder: Path) -> set[str]:
+    """The cases that a bundle shows already; none where nothing was explained yet."""
+    if not (folder / EXPLAIN_RECORD).is_file():
+        return set()
+    events = read_events(folder / EXPLAIN_RECORD, "explain").events
+    return {str(event["case"]) for _, event in events if event.get("event") == "case" and event.get("bundled")}

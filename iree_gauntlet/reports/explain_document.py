@@ -1,0 +1,78 @@
+"""The reports of an explanation: one document on the terminal, as Markdown and as a page; JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.document import Block, Code, Column, Document, Heading, Items, Kind, Name, Notes, Paragraph, Table
+from iree_gauntlet.figures import byte_size, duration
+from iree_gauntlet.records.explain_outcome import ExplainedCase, ExplainOutcome, explain_outcome
+from iree_gauntlet.reports.report_files import Reports, pages
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+_PROBES = (Column("switch"), Column("flag", Kind.NAME), Column("then it", Kind.VERDICT))
+
+
+def explain_reports(folder: Path) -> Reports:
+    """The reports of the explanation in a folder.
+
+    Raises:
+        GauntletError: there is no record, or it cannot be read.
+    """
+    outcome = explain_outcome(folder)
+    document = explain_document(outcome)
+    files = {**pages("explain", lambda: document), "explain.json": lambda: explain_json(outcome)}
+    return Reports(files, lambda _: document, outcome.exit_code, outcome.answer)
+
+
+def explain_document(outcome: ExplainOutcome) -> Document:
+    """What people read of it."""
+    asked = outcome.asked
+    blocks = [block for case in outcome.cases for block in _case(case)]
+    details: tuple[Block, ...] = (Paragraph(("Again, in ", Name(asked["cwd"]), ":")), Code(asked["command"], "sh"))
+    facts = (f"IREE {asked['toolchain']['compiler']}",)
+    title = f"Explanation of {outcome.run}"
+    return Document(title, outcome.answer, facts, tuple(blocks), details, outcome.exit_code)
+
+
+def explain_json(outcome: ExplainOutcome) -> str:
+    """The report for programs; ends with a newline."""
+    return json.dumps(outcome.as_dict(), indent=2) + "\n"
+
+
+def _case(case: ExplainedCase) -> list[Block]:
+    """What is said of a case."""
+    blocks: list[Block] = [Heading(f"{case.case}: {case.kind}"), Paragraph((case.reason,))]
+    again, located, bundle = (case.found.get(part) for part in ("again", "located", "bundle"))
+    lines: list[str] = []
+    if again is not None:
+        how = "with the same values" if again["same"] else "with other values each time"
+        lines.append(f"fails again in {again['wrong']} of 2 runs, {how}")
+    if located is not None and located.get("dispatch"):
+        error = "infinitely" if located["error"] is None else f"by {located['error']:.3g} of its largest value"
+        lines.append(
+            f"first wrong dispatch: {located['dispatch']} (call {located['call']} of {located['of']}), off {error} on "
+            f"inputs on which {located['reference']} is right"
+        )
+        lines.append(f"it takes {', '.join(located['inputs'])} and gives {', '.join(located['outputs'])}")
+    elif located is not None or "nothing" in case.found:
+        lines.append(case.answer)
+    if case.mended_by:
+        lines.append(f"mended by: {', '.join(case.mended_by)}")
+    if bundle is not None:
+        shows = "running it shows the failure" if case.bundled else f"running it ends with {bundle['exit_code']}"
+        lines.append(f"bundle: explain/{bundle['folder']}.tar.gz ({byte_size(bundle['bytes'])}); {shows}")
+    blocks.append(Items(tuple((line,) for line in lines)))
+    probes = case.found.get("probes", {}).get("probes", [])
+    if probes:
+        rows = tuple((item["name"], item["flag"], item["verdict"]) for item in probes)
+        blocks.append(Table(_PROBES, rows))
+        reasons = tuple(f"{item['name']}: {item['reason']}" for item in probes if item["reason"])
+        blocks += [Notes(reasons)] if reasons else []
+    if case.done:
+        blocks.append(Paragraph((f"It took {duration(case.seconds)}.",)))
+    return blocks

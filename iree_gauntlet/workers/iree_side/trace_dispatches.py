@@ -1,0 +1,262 @@
+"""Run two modules of one program side by side, and compare every tensor that goes into a dispatch or comes out of it.
+
+    python trace_dispatches.py PLAN.json
+
+Both were compiled with `--iree-flow-trace-dispatch-tensors`. Each runs in a process of its own, which hands on its
+tensors as they come through a pipe, so that no more than those of one dispatch are held here, and that one may crash.
+The plan:
+
+    {"target": {"device": "local-task", "modules": ["/…/a.vmfb"], "parameters": [["model", "/…/m.irpa"]],
+                "function": "main", "inputs": ["@/…/x.npy"], "cwd": "/…"},
+     "reference": {the same},
+     "tolerances": {"f32": 1e-4},     largest |difference|, as a share of the reference's largest |value|; without, none
+     "keep": 8,                       how many suspects are written to files
+     "folder": "/…"}                  where to
+
+`trace.jsonl` in the folder gets an object a dispatch: `dispatch`, the key of its traces; `call` (0 is the first one of
+all); `inputs` and `outputs`, objects of `type`, `error` as a share, `wrong`, `hash` and `reference_hash`; `suspect`
+where an output is wrong and no input is; and of the first suspects `kept`, the folder with the tensors of both sides,
+and the `largest` |value| of each output of the reference. `end.json` says how both ended: `target` and `reference`, the
+exit codes (negative: a signal), `dispatches`, `unfinished` (dispatches that were begun and gave nothing), `differs`
+(where the sides do not do the same; empty where they do).
+
+Exit codes: 0 compared, as far as both ran; 2 the plan cannot be carried out (one line on stderr).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+if __name__ == "__main__":
+    # The package is the one that this script lies in; all else is found as this Python finds it.
+    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
+    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+
+from iree_gauntlet.workers.iree_side.device_context import Device, Program
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, host_type
+from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, read_value, storage_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+
+_UNUSABLE = 2
+_INPUTS, _OUTPUTS = " inputs", " outputs"
+
+
+class Tensor:
+    """A tensor that was traced: `type` as IREE writes it, and its values as bits."""
+
+    def __init__(self, shape: Sequence[int], element_type: str, contents: bytes) -> None:
+        self.type = "x".join((*map(str, shape), element_type))
+        self.element_type = element_type
+        self.contents = contents
+
+    @property
+    def hash(self) -> str:
+        """Of its values."""
+        return hashlib.blake2b(self.contents, digest_size=8).hexdigest()
+
+    def numbers(self) -> Array:
+        """Its values in f64."""
+        bits = np.frombuffer(self.contents, host_type(self.element_type))
+        if self.element_type == "bf16":
+            bits = (bits.astype("<u4") << 16).view("<f4")
+        return bits.astype(np.float64)
+
+    def largest(self) -> float:
+        """The largest |value| that is finite; 0 for none."""
+        numbers = np.abs(self.numbers())
+        return float(numbers[np.isfinite(numbers)].max(initial=0.0))
+
+
+# What the target and the reference have of it.
+_Pair = tuple[list[Tensor], list[Tensor]]
+
+
+def error_of(target: Tensor, reference: Tensor) -> float:
+    """The largest |difference| as a share of the reference's largest |value|; infinite where one is no number alone."""
+    if target.contents == reference.contents:
+        return 0.0
+    a, b = target.numbers(), reference.numbers()
+    with np.errstate(all="ignore"):
+        same = (a == b) | (np.isnan(a) & np.isnan(b))
+        difference = np.where(same, 0.0, np.abs(a - b))
+    if not np.isfinite(difference).all():
+        return float("inf")
+    worst, scale = float(difference.max(initial=0.0)), reference.largest()
+    return worst / scale if scale else (float("inf") if worst else 0.0)
+
+
+def compare(plan: Mapping[str, Any]) -> None:
+    """Run both sides and write what is found.
+
+    Raises:
+        PlanError: a side cannot be run.
+    """
+    folder = Path(plan["folder"])
+    sides = {name: _Side(name, plan[name], folder) for name in ("target", "reference")}
+    left, count, differs = int(plan["keep"]), 0, ""
+    # The runtime may begin several dispatches before it ends the first of them.
+    begun: dict[str, list[_Pair]] = {}
+    with (folder / "trace.jsonl").open("w", encoding="utf-8") as trace:
+        for one, other in zip(sides["target"].traces(), sides["reference"].traces(), strict=False):
+            (key, tensors), (other_key, references) = one, other
+            types = [[tensor.type for tensor in found] for found in (tensors, references)]
+            if key != other_key or types[0] != types[1]:
+                differs = f"{key}: {', '.join(types[0])} | {other_key}: {', '.join(types[1])}"
+                break
+            name = key.removesuffix(_INPUTS).removesuffix(_OUTPUTS)
+            if key.endswith(_INPUTS):
+                begun.setdefault(name, []).append((tensors, references))
+                continue
+            # Of a dispatch that takes no tensors, only its outputs are traced.
+            inputs = begun[name].pop(0) if begun.get(name) else ([], [])
+            said = _compared(name, inputs, (tensors, references), plan["tolerances"])
+            if said["suspect"] and left:
+                left -= 1
+                for item, tensor in zip(said["outputs"], references, strict=True):
+                    item["largest"] = tensor.largest()
+                said["kept"] = _keep(folder / f"call_{count}", inputs, (tensors, references))
+            trace.write(json.dumps({**said, "call": count}) + "\n")
+            count += 1
+        unfinished = [name for name, pairs in begun.items() if pairs]
+        if sides["target"].is_over():
+            for name in unfinished:
+                _keep(folder / f"unfinished_{unfinished.index(name)}", begun[name][0], ([], []))
+    end: dict[str, Any] = {"dispatches": count, "unfinished": unfinished, "differs": differs}
+    for name, side in sides.items():
+        end[name] = side.end()
+    (folder / "end.json").write_text(json.dumps(end), encoding="utf-8")
+
+
+def _compared(name: str, inputs: _Pair, outputs: _Pair, allowed: Mapping[str, float]) -> dict[str, Any]:
+    """What is said of a dispatch; a suspect where an output is wrong and no input is."""
+    said: dict[str, Any] = {
+        part: [_said(a, b, allowed) for a, b in zip(*pair, strict=True)]
+        for part, pair in (("inputs", inputs), ("outputs", outputs))
+    }
+    wrong_in, wrong_out = (any(item["wrong"] for item in said[part]) for part in ("inputs", "outputs"))
+    return {"dispatch": name, **said, "suspect": wrong_out and not wrong_in, "kept": ""}
+
+
+def _said(target: Tensor, reference: Tensor, allowed: Mapping[str, float]) -> dict[str, Any]:
+    error = error_of(target, reference)
+    wrong = error > allowed.get(target.element_type, 0.0)
+    # Infinity is no JSON.
+    written = error if np.isfinite(error) else None
+    return {
+        "type": target.type,
+        "error": written,
+        "wrong": wrong,
+        "hash": target.hash,
+        "reference_hash": reference.hash,
+    }
+
+
+def _keep(folder: Path, inputs: _Pair, outputs: _Pair) -> str:
+    folder.mkdir()
+    for kind, (tensors, references) in (("input", inputs), ("output", outputs)):
+        for side, found in (("target", tensors), ("reference", references)):
+            for index, tensor in enumerate(found):
+                (folder / f"{side}_{kind}_{index}.bin").write_bytes(tensor.contents)
+    return folder.name
+
+
+class _Side:
+    """The process that runs a side."""
+
+    def __init__(self, name: str, plan: Mapping[str, Any], folder: Path) -> None:
+        ours, theirs = os.pipe()
+        with (folder / f"{name}.txt").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, "--emit", str(theirs), json.dumps(plan)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(theirs,),
+            )
+        os.close(theirs)
+        self._stream: BinaryIO = os.fdopen(ours, "rb")
+
+    def traces(self) -> Iterator[tuple[str, list[Tensor]]]:
+        """What it traces, as it comes: keys and tensors, up to where it ends."""
+        while line := self._stream.readline():
+            if not line.endswith(b"\n"):
+                return
+            said = json.loads(line)
+            tensors = []
+            for shape, element_type, size in said["tensors"]:
+                contents = self._stream.read(size)
+                if len(contents) < size:
+                    return
+                tensors.append(Tensor(shape, element_type, contents))
+            yield said["key"], tensors
+
+    def is_over(self) -> bool:
+        """Whether nothing more comes of it."""
+        return not self._stream.peek(1)  # type: ignore[attr-defined]
+
+    def end(self) -> int:
+        """Its exit code; what it still has to say is not waited for."""
+        self._stream.close()
+        return self._process.wait()
+
+
+def emit(plan: Mapping[str, Any], stream: BinaryIO) -> None:
+    """Run a side; what it traces goes to the stream.
+
+    Raises:
+        PlanError: an argument, or the function, cannot be used.
+    """
+    device = Device(plan["device"])
+
+    def trace(key: str, views: Sequence[Any]) -> None:
+        tensors = [(list(view.shape), device.type_name(view), device.fetch(view).tobytes()) for view in views]
+        head = {"key": key, "tensors": [(shape, name, len(contents)) for shape, name, contents in tensors]}
+        stream.write(json.dumps(head).encode() + b"\n")
+        stream.writelines(contents for _, _, contents in tensors)
+        # A dispatch that crashes is the last one whose inputs have arrived.
+        stream.flush()
+
+    program = Program(device, plan["modules"], plan["parameters"], plan["function"], trace)
+    arguments = []
+    for text in plan["inputs"]:
+        value = read_value(text, plan["cwd"])
+        if value is None:
+            raise PlanError(f"the input {text!r} is no tensor")
+        shape, dtype = storage_of(value.shape, value.element_type)
+        array = np.frombuffer(value.contents, dtype).reshape(shape)
+        arguments.append(device.push(array, value.element_type))
+    program.invoke(arguments)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    try:
+        if argv[0] == "--emit":
+            with os.fdopen(int(argv[1]), "wb") as stream:
+                emit(json.loads(argv[2]), stream)
+        else:
+            compare(json.loads(Path(argv[0]).read_text(encoding="utf-8")))
+    except (PlanError, UnsupportedError, OSError) as error:
+        sys.stderr.write(f"trace_dispatches: {error}\n")
+        return _UNUSABLE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
