@@ -52,6 +52,7 @@ NOT_RUN = (
     ("docs/start/first-run.md", r"^gauntlet run", _MODELS),
     ("docs/start/*.md", r"gauntlet", ""),
     ("*", r"^gauntlet (run|threshold|benchmark|matrix|compare|bisect|cache\.(ex|im)port)\b", _MODELS),
+    ("*", r"^gauntlet (explain|bundle\.)", _EARLIER),
     ("*", r"^pytest (?!.*--collect-only)", _MODELS),
     ("*", r"^gauntlet toolchain\.(install|remove)", "downloads IREEs"),
     ("*", r"^(iree-|python -m iree_gauntlet\.artifacts)", "names files that do not exist"),

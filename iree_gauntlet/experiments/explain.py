@@ -20,7 +20,14 @@ from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.experiments.experiment_log import begun_by, recorded_end
-from iree_gauntlet.experiments.explaining.bundle import STILL_THERE, Bundle, Contents, file_values, write_bundle
+from iree_gauntlet.experiments.explaining.bundle import (
+    STILL_THERE,
+    Bundle,
+    Contents,
+    file_values,
+    flag_files,
+    write_bundle,
+)
 from iree_gauntlet.experiments.explaining.bundle_run import run_bundle
 from iree_gauntlet.experiments.explaining.failures import Failure, failures_of
 from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT
@@ -172,6 +179,7 @@ def _located(located: Located) -> dict[str, Any]:
 def _contents(failure: Failure, suspect: Suspect, machine: Workbench) -> Contents:
     assert machine.toolchain is not None, "it was needed"
     inputs, held = file_values(suspect.inputs, "input")
+    flags, named = flag_files(failure.flags)
     expected, kept = file_values(suspect.expected, "expected")
     # What the reference gives, within what another order of operations may change.
     largest: dict[str, float] = {}
@@ -193,7 +201,7 @@ def _contents(failure: Failure, suspect: Suspect, machine: Workbench) -> Content
         title=f"Wrong numbers in {dispatch.name} ({failure.device})",
         what=(f"{failure.case}: {failure.result.reason}", found),
         program=suspect.program,
-        flags=("--compile-from=flow", *failure.flags),
+        flags=("--compile-from=flow", *flags),
         device=failure.device,
         arguments=(
             f"--function={CUT_OUT}",
@@ -201,7 +209,7 @@ def _contents(failure: Failure, suspect: Suspect, machine: Workbench) -> Content
             *(f"--expected_output={text}" for text in expected),
             *thresholds,
         ),
-        files=(*held, *kept),
+        files=(*named, *held, *kept),
         iree=iree,
         machine=f"{facts.cpu}, {facts.os}",
     )

@@ -1,4 +1,4 @@
-"""The reports of what was recorded in a folder (run, comparison, matrix, bisection, explanation), and how it is shown."""
+"""The reports of whatever was recorded in a folder, by the name of its record, and how they are shown."""
 
 from __future__ import annotations
 

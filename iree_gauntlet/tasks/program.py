@@ -185,7 +185,8 @@ def devices_task(options: dict[str, Any]) -> ExitCode:
 def _namespace() -> Collection:
     collection = Collection(
         list_task, plan_task, lint_task, doctor_task, devices_task, fetch_task, compile_task, threshold_task,
-        benchmark_task, run_task, bench_task, micro_task, matrix_task, compare_task, bisect_task, explain_task, report_task,
+        benchmark_task, run_task, bench_task, micro_task, matrix_task, compare_task, bisect_task, explain_task,
+        report_task,
     )  # fmt: skip
     for named in (*upkeep_collections(), bundle_collection()):
         collection.add_collection(named)

@@ -16,6 +16,7 @@ import json
 import shlex
 import tarfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import GauntletError
@@ -24,7 +25,6 @@ from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
@@ -165,7 +165,7 @@ def unpack(archive: Path, folder: Path) -> Path:
                 # No path of it leaves the folder, and nothing is written but plain files.
                 tar.extractall(folder, filter="data")
         except (OSError, tarfile.TarError) as error:
-            what = f"{archive}: cannot be unpacked: {error}"
+            what = f"{archive} cannot be unpacked: {str(error).splitlines()[0]}"
             raise GauntletError(what, "Name a bundle that `explain` wrote.") from error
         found = next(iter(sorted(path.parent for path in folder.glob(f"*/{BUNDLE_FACTS}"))), folder)
     if not ((found / BUNDLE_FACTS).is_file() and (found / REPRODUCE).is_file()):
@@ -173,7 +173,7 @@ def unpack(archive: Path, folder: Path) -> Path:
     return found
 
 
-def raw_value(data: bytes, index: int, kind: str, name: str) -> tuple[str, tuple[tuple[str, bytes], ...]]:
+def _raw_value(data: bytes, index: int, kind: str, name: str) -> tuple[str, tuple[tuple[str, bytes], ...]]:
     """An argument of iree-run-module for a tensor's raw values, and the file that it names: none for zeros."""
     if not any(data):
         return kind, ()
@@ -263,12 +263,28 @@ def _archive(name: str, files: dict[str, bytes]) -> bytes:
     return gzip.compress(plain.getvalue(), mtime=0)
 
 
+def flag_files(flags: Sequence[str]) -> tuple[tuple[str, ...], tuple[tuple[str, bytes], ...]]:
+    """Flags that name files by their names in a bundle, and these files."""
+    texts: list[str] = []
+    files: list[tuple[str, bytes]] = []
+    for flag in flags:
+        head, equals, value = flag.rpartition("=")
+        path = Path(value)
+        if equals and "/" in value and path.is_file():
+            name = f"flag_{len(files)}{path.suffix}"
+            files.append((name, path.read_bytes()))
+            texts.append(f"{head}={name}")
+        else:
+            texts.append(flag)
+    return tuple(texts), tuple(files)
+
+
 def file_values(kinds: Sequence[tuple[str, Path]], name: str) -> tuple[list[str], tuple[tuple[str, bytes], ...]]:
     """Arguments for tensors whose raw values lie in files, and what a bundle holds of them."""
     texts: list[str] = []
     files: list[tuple[str, bytes]] = []
     for index, (kind, path) in enumerate(kinds):
-        text, held = raw_value(path.read_bytes(), index, kind, name)
+        text, held = _raw_value(path.read_bytes(), index, kind, name)
         texts.append(text)
         files += held
     return texts, tuple(files)

@@ -234,8 +234,9 @@ def _cut_out(text: str, dispatch: Dispatch, shapes: Sequence[Sequence[int]], *, 
             scalars.append(f"{value} = arith.constant {constant}")
         else:
             # Known here alone: the dispatch must not be compiled for this size.
-            scalars.append(f"{value}_size = arith.constant {sizes[value]} : index")
-            scalars.append(f"{value} = util.optimization_barrier {value}_size : index")
+            size = f"%size_{value.removeprefix('%')}"
+            scalars.append(f"{size} = arith.constant {sizes[value]} : index")
+            scalars.append(f"{value} = util.optimization_barrier {size} : index")
     types = dict(dispatch.operands)
     imports = [
         f'{value} = hal.tensor.import %arg{index} "input{index}" : !hal.buffer_view -> {types[value]}'

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 # One compile each: flags of the compiler, in the order in which they are reported; `{cpu}` where it compiles for CPUs.
-PROBES = (
+_PROBES = (
     ("data tiling off", "--iree-opt-data-tiling=false"),
     ("no optimisation (O0)", "--iree-opt-level=O0"),
     ("constant evaluation off", "--iree-opt-const-eval=false"),
@@ -133,7 +133,7 @@ def fails_again(failure: Failure, tools: Tools) -> Again:
 
 def probe(failure: Failure, tools: Tools, say: Callable[[str], None], jobs: int) -> list[Probed]:
     """Which switches mend it: each by itself, compiled and run."""
-    known = [(name, flag) for name, flag in PROBES if tools.knows(COMPILE, flag) and _applies(flag, failure)]
+    known = [(name, flag) for name, flag in _PROBES if tools.knows(COMPILE, flag) and _applies(flag, failure)]
 
     def one(item: tuple[str, str]) -> Probed:
         name, flag = item
@@ -192,6 +192,12 @@ def locate(failure: Failure, tools: Tools, say: Callable[[str], None]) -> Locate
     say(f"tracing {len(program.dispatches)} dispatches against {name}")
     reference = {**target, "device": _REFERENCE_DEVICE, "modules": [str(module)]}
     traces, end = _trace(tools, "trace", target, reference, failure.timeout)
+    for side in ("target", "reference"):
+        if end[side]:
+            said = _last_line(tools.folder / "trace" / f"{side}.txt")
+            begun = ", ".join(program.dispatches[key].name for key in end["unfinished"])
+            why = f"traced, the {side} does not run to its end, in {begun or 'none of its dispatches'}: {said}"
+            return Located(why=why, traced=len(traces), reference=name)
     if end["differs"]:
         return Located(why=f"target and reference do not run the same dispatches: {end['differs']}", reference=name)
     suspects = [item for item in traces if item["suspect"] and item["kept"]]
@@ -208,6 +214,11 @@ def locate(failure: Failure, tools: Tools, say: Callable[[str], None]) -> Locate
         worst = max(_worst(item["outputs"]) for item in traces)
         why = f"no dispatch jumps: each gives what its inputs mean, and errors grow to {worst:.2g} of the largest value"
     return Located(why=why, traced=len(traces), reference=name)
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line for line in reversed(lines) if "Error" in line or ": " in line), "it says nothing")[:300]
 
 
 def _worst(outputs: Sequence[dict[str, Any]]) -> float:
@@ -324,9 +335,9 @@ def _trace(
     end = json.loads((folder / "end.json").read_text(encoding="utf-8"))
     lines = (folder / "trace.jsonl").read_text(encoding="utf-8").splitlines()
     found = [json.loads(line) for line in lines]
-    if not found:
-        said = " ".join((folder / f"{side}.txt").read_text(errors="replace")[-300:] for side in ("target", "reference"))
-        raise GauntletError(f"nothing was traced: {said.strip() or 'this runtime has no debug sink'}", f"See {folder}.")
+    if not (found or end["unfinished"]):
+        said = _last_line(folder / "target.txt")
+        raise GauntletError(f"nothing was traced: {said}", f"See {folder}.")
     return found, end
 
 

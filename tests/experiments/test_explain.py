@@ -1,0 +1,177 @@
+"""`explain`, `bundle.run`: wrong dispatches that were planted are found, cut out, and shown by their bundles alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from iree_gauntlet.toolchains.installed import find_installed
+from tests.support.toy_project import FLAGS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.toy_project import Project
+
+pytestmark = pytest.mark.iree
+
+# Three products of matrices, and sums of rows between them: the dispatch of the sums is the one that is made wrong.
+PROGRAM = """\
+func.func @sums(%a: tensor<ROWSx16xf32>, %b: tensor<16x16xf32>) -> tensor<ROWSx16xf32> {
+  %z = arith.constant 0.0 : f32
+  %c0 = arith.constant 0 : index
+  %d = tensor.dim %a, %c0 : tensor<ROWSx16xf32>
+  %e = tensor.empty(SIZE) : tensor<ROWSx16xf32>
+  %f = linalg.fill ins(%z : f32) outs(%e : tensor<ROWSx16xf32>) -> tensor<ROWSx16xf32>
+  %0 = linalg.matmul ins(%a, %b : tensor<ROWSx16xf32>, tensor<16x16xf32>)
+    outs(%f : tensor<ROWSx16xf32>) -> tensor<ROWSx16xf32>
+  %s = tensor.empty(SIZE) : tensor<ROWSxf32>
+  %g = linalg.fill ins(%z : f32) outs(%s : tensor<ROWSxf32>) -> tensor<ROWSxf32>
+  %r = linalg.reduce ins(%0 : tensor<ROWSx16xf32>) outs(%g : tensor<ROWSxf32>) dimensions = [1]
+    (%x: f32, %y: f32) { %q = arith.addf %x, %y : f32 linalg.yield %q : f32 }
+  %h = linalg.broadcast ins(%r : tensor<ROWSxf32>) outs(%e : tensor<ROWSx16xf32>) dimensions = [1]
+  %2 = linalg.matmul ins(%h, %b : tensor<ROWSx16xf32>, tensor<16x16xf32>)
+    outs(%f : tensor<ROWSx16xf32>) -> tensor<ROWSx16xf32>
+  return %2 : tensor<ROWSx16xf32>
+}
+"""
+INPUTS = ("random://normal/8x16xf32?seed=1", "random://normal/16x16xf32?seed=2")
+
+
+def model(project: Project, rows: str, **changes: Any) -> Path:
+    """Adds `toy/sums`, with the outputs that it should have; the program."""
+    source = project.regressions / "sums.mlir"
+    source.write_text(PROGRAM.replace("ROWS", rows).replace("(SIZE)", "(%d)" if rows == "?" else "()"))
+    inputs = [{"source": url} for url in INPUTS]
+    project.regression("sums", inputs=inputs, **changes)
+    return source
+
+
+def expected(project: Project) -> None:
+    """Writes what the program means, in f64."""
+    from iree_gauntlet.artifacts.seeded import parse_seeded  # noqa: PLC0415 - the names of the inputs are its own
+
+    a, b = (parse_seeded(url).generate().astype(np.float64) for url in INPUTS)
+    sums = (a @ b).sum(axis=1, keepdims=True)
+    np.save(project.regressions / "sums.npy", (np.broadcast_to(sums, (8, 16)) @ b).astype(np.float32))
+
+
+def planted(source: Path, folder: Path) -> tuple[str, str]:
+    """A flag that puts a wrong executable in place of the sums', and the dispatch's name."""
+    compiler = find_installed().compiler.compile
+    dump = f"--iree-hal-dump-executable-sources-to={folder}"
+    argv = [compiler, str(source), *FLAGS, dump, "-o", str(folder / "module.vmfb")]
+    subprocess.run(argv, check=True, capture_output=True)
+    (file,) = (path for path in folder.glob("*.mlir") if "reduction" in path.read_text())
+    text = file.read_text()
+    wrong = folder / "wrong.mlir"
+    wrong.write_text(text.replace("arith.addf %in, %out", "arith.subf %in, %out"))
+    assert wrong.read_text() != text
+    name = text.split("hal.executable public @")[1].split()[0]
+    dispatch = next(word for word in text.split() if word.startswith("@") and "reduction" in word)
+    return f"--iree-hal-substitute-executable-source={name}={wrong}", dispatch.strip("@()")
+
+
+def explained(project: Project) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((project.newest / "explain" / "explain.json").read_text())
+    return found
+
+
+def test_a_planted_wrong_dispatch_is_found_and_its_bundle_shows_it(project: Project, tmp_path: Path) -> None:
+    source = model(project, "8")
+    flag, dispatch = planted(source, tmp_path)
+    model(project, "8", compiler_flags=[*FLAGS, flag], threshold_args=["--expected_f32_threshold=1e-3"])
+    expected(project)
+    done = project.gauntlet("run", "--model", "toy", "--submodel", "sums")
+    assert done.code == 1, done.text
+    done = project.gauntlet("explain")
+    assert done.code == 0, done.text
+    (case,) = explained(project)["cases"]
+    assert (case["kind"], case["bundled"]) == ("wrong numbers", True)
+    assert case["found"]["again"] == {"wrong": 2, "same": True}
+    located = case["found"]["located"]
+    assert (located["dispatch"], located["reference"]) == (dispatch, "llvm-cpu, generic")
+    assert dispatch in done.out
+    # The substitution is in the flags: no switch of the compiler takes it away, and with some it does not fit.
+    verdicts = {probe["name"]: probe["verdict"] for probe in case["found"]["probes"]["probes"]}
+    assert "passes" not in verdicts.values()
+    assert verdicts["one thread"] == "fails"
+    # What is done is not done again.
+    again = project.gauntlet("explain", "latest", "toy/*")
+    assert (again.code, "confirming" in again.out) == (0, False), again.text
+
+    bundle = project.newest / "explain" / "toy" / "sums.cpu" / "bundle"
+    archive = bundle.with_name("bundle.tar.gz")
+    assert archive.stat().st_size < 100_000
+    still = project.gauntlet("bundle.run", str(archive))
+    assert (still.code, "the failure is still there" in still.out) == (1, True), still.text
+    # Without the planted executable, the same program on the same inputs is right.
+    script = bundle / "repro.sh"
+    kept = [word for word in script.read_text().split(" ") if "substitute" not in word]
+    script.write_text(" ".join(kept))
+    fixed = project.gauntlet("bundle.run", str(bundle))
+    assert (fixed.code, "it is fixed" in fixed.out) == (0, True), fixed.text
+
+
+def test_a_target_that_does_not_run_when_traced_is_not_judged(project: Project, tmp_path: Path) -> None:
+    source = model(project, "?")
+    flag, dispatch = planted(source, tmp_path)
+    # The executable that is put in takes the sizes in another order than the traced program has them.
+    model(project, "?", compiler_flags=[*FLAGS, flag], threshold_args=["--expected_f32_threshold=1e-3"])
+    expected(project)
+    assert project.gauntlet("run", "--model", "toy", "--submodel", "sums").code == 1
+    done = project.gauntlet("explain")
+    assert done.code == 4, done.text
+    assert f"traced, the target does not run to its end, in {dispatch}" in done.out
+
+
+def test_wrong_expected_values_are_no_dispatchs_fault(project: Project) -> None:
+    model(project, "8")
+    np.save(project.regressions / "sums.npy", np.zeros((8, 16), np.float32))
+    assert project.gauntlet("run", "--model", "toy", "--submodel", "sums").code == 1
+    done = project.gauntlet("explain")
+    assert done.code == 4, done.text
+    assert "no reference gives the expected numbers either" in done.out
+    assert explained(project)["cases"][0]["bundled"] is False
+
+
+def test_what_passes_the_next_time_is_intermittent(project: Project) -> None:
+    model(project, "8", threshold_args=["--expected_f32_threshold=1e-3"])
+    np.save(project.regressions / "sums.npy", np.zeros((8, 16), np.float32))
+    assert project.gauntlet("run", "--model", "toy", "--submodel", "sums").code == 1
+    expected(project)
+    done = project.gauntlet("explain")
+    assert (done.code, "it is intermittent" in done.out) == (4, True), done.text
+
+
+def test_a_compile_failure_is_not_located(project: Project) -> None:
+    project.add("broken", '"tosa.nonsense"(%a) : (tensor<4xf32>) -> tensor<4xf32>')
+    assert project.gauntlet("run", "--model", "toy", "--submodel", "broken").code == 1
+    done = project.gauntlet("explain")
+    assert (done.code, "a compile failure is not reduced yet" in done.out) == (4, True), done.text
+
+
+def test_what_cannot_be_explained_is_a_clear_word(project: Project, tmp_path: Path) -> None:
+    assert project.gauntlet("run", "--model", "toy", "--submodel", "abs", "--stages", "compile").code == 0
+    nothing = project.gauntlet("explain")
+    assert (nothing.code, "nothing failed in" in nothing.err) == (5, True), nothing.text
+    unknown = project.gauntlet("explain", "nope")
+    assert (unknown.code, "there is no such run" in unknown.err) == (2, True), unknown.text
+    assert project.gauntlet("bundle.run", str(tmp_path / "none.tar.gz")).code == 2
+    no_bundle = tmp_path / "text.tar.gz"
+    no_bundle.write_text("no archive")
+    done = project.gauntlet("bundle.run", str(no_bundle))
+    assert (done.code, "cannot be unpacked" in done.err) == (3, True), done.text
+
+
+def test_a_program_that_is_gone_says_so(project: Project) -> None:
+    model(project, "8")
+    np.save(project.regressions / "sums.npy", np.zeros((8, 16), np.float32))
+    assert project.gauntlet("run", "--model", "toy", "--submodel", "sums").code == 1
+    (project.regressions / "sums.mlir").unlink()
+    done = project.gauntlet("explain")
+    assert (done.code, "cannot be compiled again" in done.err) == (3, True), done.text
