@@ -25,7 +25,10 @@ def explain_reports(folder: Path) -> Reports:
     """
     outcome = explain_outcome(folder)
     document = explain_document(outcome)
-    files = {**pages("explain", lambda: document), "explain.json": lambda: explain_json(outcome)}
+    files = {
+        **pages("explain", lambda: document),
+        "explain.json": lambda: json.dumps(outcome.as_dict(), indent=2) + "\n",
+    }
     return Reports(files, lambda _: document, outcome.exit_code, outcome.answer)
 
 
@@ -37,11 +40,6 @@ def explain_document(outcome: ExplainOutcome) -> Document:
     facts = (f"IREE {asked['toolchain']['compiler']}",)
     title = f"Explanation of {outcome.run}"
     return Document(title, outcome.answer, facts, tuple(blocks), details, outcome.exit_code)
-
-
-def explain_json(outcome: ExplainOutcome) -> str:
-    """The report for programs; ends with a newline."""
-    return json.dumps(outcome.as_dict(), indent=2) + "\n"
 
 
 def _case(case: ExplainedCase) -> list[Block]:
