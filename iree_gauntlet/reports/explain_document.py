@@ -24,7 +24,7 @@ def explain_reports(folder: Path) -> Reports:
         GauntletError: there is no record, or it cannot be read.
     """
     outcome = explain_outcome(folder)
-    document = explain_document(outcome)
+    document = _explain_document(outcome)
     files = {
         **pages("explain", lambda: document),
         "explain.json": lambda: json.dumps(outcome.as_dict(), indent=2) + "\n",
@@ -32,7 +32,7 @@ def explain_reports(folder: Path) -> Reports:
     return Reports(files, lambda _: document, outcome.exit_code, outcome.answer)
 
 
-def explain_document(outcome: ExplainOutcome) -> Document:
+def _explain_document(outcome: ExplainOutcome) -> Document:
     """What people read of it."""
     asked = outcome.asked
     blocks = [block for case in outcome.cases for block in _case(case)]

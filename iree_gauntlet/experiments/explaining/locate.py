@@ -287,7 +287,7 @@ def _reference(
     for name, target in _REFERENCES.items():
         file = f"reference_{name.partition(',')[0]}"
         try:
-            device = device_text(tools, target)
+            device = _device_text(tools, target)
             source = tools.folder / f"{file}.mlir"
             source.write_text(program.for_device(device), encoding="utf-8")
             module = _from_flow(tools, f"{file}.vmfb", source, flags, failure)
@@ -301,7 +301,7 @@ def _reference(
     return None
 
 
-def device_text(tools: Tools, target: Sequence[str]) -> str:
+def _device_text(tools: Tools, target: Sequence[str]) -> str:
     """How this release writes a target: the `#hal.device.target` of a program that is compiled for it."""
     source = tools.folder / "trivial.mlir"
     source.write_text(_TRIVIAL, encoding="utf-8")

@@ -87,7 +87,7 @@ class Tensor:
 _Pair = tuple[list[Tensor], list[Tensor]]
 
 
-def error_of(target: Tensor, reference: Tensor) -> float:
+def _error_of(target: Tensor, reference: Tensor) -> float:
     """The largest |difference| as a share of the reference's largest |value|; infinite where one is no number alone."""
     if target.contents == reference.contents:
         return 0.0
@@ -101,7 +101,7 @@ def error_of(target: Tensor, reference: Tensor) -> float:
     return worst / scale if scale else (float("inf") if worst else 0.0)
 
 
-def compare(plan: Mapping[str, Any]) -> None:
+def _compare(plan: Mapping[str, Any]) -> None:
     """Run both sides and write what is found.
 
     Raises:
@@ -154,7 +154,7 @@ def _compared(name: str, inputs: _Pair, outputs: _Pair, allowed: Mapping[str, fl
 
 
 def _said(target: Tensor, reference: Tensor, allowed: Mapping[str, float]) -> dict[str, Any]:
-    error = error_of(target, reference)
+    error = _error_of(target, reference)
     wrong = error > allowed.get(target.element_type, 0.0)
     # Infinity is no JSON.
     written = error if np.isfinite(error) else None
@@ -216,7 +216,7 @@ class _Side:
         return self._process.wait()
 
 
-def emit(plan: Mapping[str, Any], stream: BinaryIO) -> None:
+def _emit(plan: Mapping[str, Any], stream: BinaryIO) -> None:
     """Run a side; what it traces goes to the stream.
 
     Raises:
@@ -249,9 +249,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         if argv[0] == "--emit":
             with os.fdopen(int(argv[1]), "wb") as stream:
-                emit(json.loads(argv[2]), stream)
+                _emit(json.loads(argv[2]), stream)
         else:
-            compare(json.loads(Path(argv[0]).read_text(encoding="utf-8")))
+            _compare(json.loads(Path(argv[0]).read_text(encoding="utf-8")))
     except (PlanError, UnsupportedError, OSError) as error:
         sys.stderr.write(f"trace_dispatches: {error}\n")
         return _UNUSABLE
