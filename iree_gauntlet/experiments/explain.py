@@ -12,7 +12,7 @@ import math
 import shlex
 import shutil
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -152,11 +152,18 @@ class _Explainer:
     def _bundle(self, failure: Failure, suspect: Suspect, tools: Tools) -> Bundle | None:
         """The bundle of a suspect, where running it shows the failure."""
         assert self.machine.toolchain is not None, "it was needed"
-        contents = _contents(failure, suspect, self.machine)
-        bundle = write_bundle(contents, tools.folder / "bundle")
-        code = run_bundle(bundle.folder, self.machine.toolchain, self.supervisor, tools.folder)
+        flags, named = flag_files(failure.flags)
+        contents = replace(_contents(failure, suspect, self.machine), flags=("--compile-from=flow", *flags))
+        contents = replace(contents, files=(*contents.files, *named))
+        # What every release reads is worth more, where the failure stays.
+        functions = [replace(contents, program=suspect.function, flags=flags)] if suspect.function else []
+        for form in (*functions, contents):
+            bundle = write_bundle(form, tools.folder / "bundle")
+            code = run_bundle(bundle.folder, self.machine.toolchain, self.supervisor, tools.folder)
+            if code == STILL_THERE:
+                break
         fact = {"folder": str(bundle.folder.relative_to(self.folder)), "bytes": bundle.bytes, "exit_code": code}
-        self._found(failure, "bundle", fact)
+        self._found(failure, "bundle", {**fact, "any_release": form.program == suspect.function})
         return bundle if code == STILL_THERE else None
 
     def _found(self, failure: Failure, part: str, fields: dict[str, Any]) -> None:
@@ -179,7 +186,6 @@ def _located(located: Located) -> dict[str, Any]:
 def _contents(failure: Failure, suspect: Suspect, machine: Workbench) -> Contents:
     assert machine.toolchain is not None, "it was needed"
     inputs, held = file_values(suspect.inputs, "input")
-    flags, named = flag_files(failure.flags)
     expected, kept = file_values(suspect.expected, "expected")
     # What the reference gives, within what another order of operations may change.
     largest: dict[str, float] = {}
@@ -201,7 +207,7 @@ def _contents(failure: Failure, suspect: Suspect, machine: Workbench) -> Content
         title=f"Wrong numbers in {dispatch.name} ({failure.device})",
         what=(f"{failure.case}: {failure.result.reason}", found),
         program=suspect.program,
-        flags=("--compile-from=flow", *flags),
+        flags=failure.flags,
         device=failure.device,
         arguments=(
             f"--function={CUT_OUT}",
@@ -209,7 +215,7 @@ def _contents(failure: Failure, suspect: Suspect, machine: Workbench) -> Content
             *(f"--expected_output={text}" for text in expected),
             *thresholds,
         ),
-        files=(*named, *held, *kept),
+        files=(*held, *kept),
         iree=iree,
         machine=f"{facts.cpu}, {facts.os}",
     )

@@ -63,7 +63,8 @@ def _case(case: ExplainedCase) -> list[Block]:
         lines.append(f"mended by: {', '.join(case.mended_by)}")
     if bundle is not None:
         shows = "running it shows the failure" if case.bundled else f"running it ends with {bundle['exit_code']}"
-        lines.append(f"bundle: explain/{bundle['folder']}.tar.gz ({byte_size(bundle['bytes'])}); {shows}")
+        of = "a program for any release" if bundle["any_release"] else "a program for this release"
+        lines.append(f"bundle: explain/{bundle['folder']}.tar.gz ({byte_size(bundle['bytes'])}, {of}); {shows}")
     blocks.append(Items(tuple((line,) for line in lines)))
     probes = case.found.get("probes", {}).get("probes", [])
     if probes:

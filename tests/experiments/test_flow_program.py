@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT, FlowProgram, device_of, read_flow
+from iree_gauntlet.experiments.explaining.linalg_program import as_function
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.experiments.test_explain import PROGRAM
 from tests.support.toy_project import FLAGS
@@ -39,6 +41,31 @@ def run(module: Path, function: str, inputs: Sequence[Path], output: Path) -> np
     subprocess.run(argv, check=True, capture_output=True)
     found: np.ndarray[Any, Any] = np.load(output)
     return found
+
+
+@pytest.mark.iree
+def test_dispatches_as_functions_give_together_what_the_program_gives(tmp_path: Path) -> None:
+    program = flow(tmp_path, PROGRAM.replace("ROWS", "8").replace("(SIZE)", "()"))
+    generator = np.random.default_rng(0)
+    given, weights = tmp_path / "a.npy", tmp_path / "b.npy"
+    np.save(given, generator.standard_normal((8, 16), np.float32))
+    np.save(weights, generator.standard_normal((16, 16), np.float32))
+    whole = iree_compile(tmp_path / "program.mlir", tmp_path / "whole.vmfb")
+    expected = run(whole, "sums", [given, weights], tmp_path / "whole.npy")
+    for number, dispatch in enumerate(program.dispatches.values()):
+        source = tmp_path / f"{number}.mlir"
+        source.write_text(as_function(program, dispatch))
+        assert not re.search(r"flow|iree|hal\.", source.read_text())
+        inputs = [given, weights][: len(dispatch.tensors)]
+        given = tmp_path / f"{number}.npy"
+        run(iree_compile(source, tmp_path / f"{number}.vmfb"), CUT_OUT, inputs, given)
+    np.testing.assert_allclose(np.load(given), expected, rtol=1e-5)
+
+
+@pytest.mark.iree
+def test_sizes_that_are_not_known_make_no_function(tmp_path: Path) -> None:
+    program = flow(tmp_path, PROGRAM.replace("ROWS", "?").replace("(SIZE)", "(%d)"))
+    assert [as_function(program, dispatch) for dispatch in program.dispatches.values()] == [""] * 3
 
 
 @pytest.mark.iree

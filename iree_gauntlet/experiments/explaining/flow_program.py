@@ -86,6 +86,10 @@ class FlowProgram:
         """The program for another device: the text of a `#hal.device.target`."""
         return with_device(self.text, device)
 
+    def executable(self, dispatch: Dispatch) -> str:
+        """What a dispatch calls, as text."""
+        return _executable(self.text, dispatch)
+
     def cut_out(self, dispatch: Dispatch, shapes: Sequence[Sequence[int]], *, traced: bool = False) -> str:
         """One dispatch as a program: its executable, and a function that takes its tensors and gives its results.
 
@@ -218,7 +222,7 @@ def with_device(text: str, device: str) -> str:
 
 
 def _cut_out(text: str, dispatch: Dispatch, shapes: Sequence[Sequence[int]], *, traced: bool) -> str:
-    executable = _block(text, f"  flow.executable private @{dispatch.executable} {{\n")
+    executable = _executable(text, dispatch)
     module = next(line for line in text.splitlines() if line.startswith("module"))
     device = next(line for line in text.splitlines() if line.lstrip().startswith("util.global private @__device_"))
     sizes = _sizes(dispatch, shapes)
@@ -275,12 +279,12 @@ def _cut_out(text: str, dispatch: Dispatch, shapes: Sequence[Sequence[int]], *, 
     function = f"  util.func public @{CUT_OUT}({given}) -> ({views}) attributes {{iree.abi.stub}} {{\n"
     function += "".join(f"    {line}\n" for line in body) + "  }\n"
     program = f"{module}\n{device}\n{executable}{function}}}\n"
-    return _with_aliases(text, program)
+    return with_aliases(text, program)
 
 
-def _block(text: str, head: str) -> str:
-    """An operation with all that is nested in it, by its first line."""
-    start = text.index(head)
+def _executable(text: str, dispatch: Dispatch) -> str:
+    """What a dispatch calls, with all that is nested in it."""
+    start = text.index(f"  flow.executable private @{dispatch.executable} {{\n")
     return text[start : text.index("\n  }\n", start) + len("\n  }\n")]
 
 
@@ -314,8 +318,8 @@ def _sizes(dispatch: Dispatch, shapes: Sequence[Sequence[int]]) -> dict[str, int
     return sizes
 
 
-def _with_aliases(text: str, program: str) -> str:
-    """A program with the attributes that it names, and those that they name."""
+def with_aliases(text: str, program: str) -> str:
+    """A program with the attributes that it names, and those that they name, as another program has them."""
     aliases = dict(re.findall(r"^(#[\w.$-]+) = (.*)$", text, re.MULTILINE))
     needed: dict[str, str] = {}
     queue = _ALIAS.findall(program)

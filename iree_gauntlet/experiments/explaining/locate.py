@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT, FlowProgram, device_of, read_flow, with_device
+from iree_gauntlet.experiments.explaining.linalg_program import as_function
 from iree_gauntlet.experiments.explaining.tools import CompileError, loosened
 from iree_gauntlet.toolchains.toolchain import COMPILE
 from iree_gauntlet.workers import iree_side
@@ -91,7 +92,8 @@ class Suspect:
         of: how many ran.
         error: its largest error, as a share of the largest value; infinite where one side alone has NaN or infinity.
         reference: what it was held against.
-        program: as a program of its own.
+        program: as a program of its own, in the `flow` phase.
+        function: the same as a function that every release reads; empty where it cannot be one.
         inputs: files of raw values, with their types.
         expected: those that the reference gives.
         largest: |value| of each of these.
@@ -103,6 +105,7 @@ class Suspect:
     error: float
     reference: str
     program: str
+    function: str
     inputs: tuple[tuple[str, Path], ...]
     expected: tuple[tuple[str, Path], ...]
     largest: tuple[float, ...]
@@ -380,4 +383,5 @@ def _confirmed(
     error = _worst(traces[0]["outputs"])
     largest = tuple(float(found["largest"]) for found in traces[0]["outputs"])
     text = program.cut_out(dispatch, shapes)
-    return Suspect(dispatch, item["call"], of, error, reference[0], text, inputs, expected, largest)
+    function = as_function(program, dispatch)
+    return Suspect(dispatch, item["call"], of, error, reference[0], text, function, inputs, expected, largest)
