@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.engine.processes.supervisor import Supervisor
 from iree_gauntlet.engine.session import interruptible
 from iree_gauntlet.engine.workbench import open_workbench
-from iree_gauntlet.errors import ExitCode, UsageError
+from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.experiments.explaining.bundle import BUNDLE_FACTS, CANNOT_BE_JUDGED, FIXED, STILL_THERE, unpack
 from iree_gauntlet.experiments.explaining.bundle_run import run_bundle
 
@@ -60,14 +60,19 @@ def run_with(bundle: Path, request: ToolchainRequest, presenter: Presenter) -> E
 
 
 def _run(bundle: Path, iree: Toolchain | None, presenter: Presenter) -> tuple[int | None, str, str]:
-    """What a copy of a bundle ends with; its title, and the IREE that it fails with."""
+    """What a bundle ends with; its title, and the IREE that it fails with."""
     if not bundle.exists():
         raise UsageError(f"there is no bundle {bundle}", "`explain` writes runs/<run>/explain/<case>/bundle.tar.gz.")
     with tempfile.TemporaryDirectory(prefix="gauntlet-bundle-") as place, Supervisor() as supervisor:
         found = unpack(bundle, Path(place))
-        facts = json.loads((found / BUNDLE_FACTS).read_text(encoding="utf-8"))
+        try:
+            facts = json.loads((found / BUNDLE_FACTS).read_text(encoding="utf-8"))
+            title, iree_named = str(facts["title"]), ", ".join(facts["packages"])
+        except (ValueError, KeyError, TypeError) as error:
+            what = f"{bundle}: {BUNDLE_FACTS} is not as `explain` writes it: {type(error).__name__}: {error}"
+            raise GauntletError(what, "Name a bundle that `explain` wrote.") from error
         with interruptible(supervisor.cancel_all):
             code = run_bundle(found, iree, supervisor, Path(place))
         if code in (CANNOT_BE_JUDGED, None):
             presenter.line((Path(place) / "repro.txt").read_text(encoding="utf-8", errors="replace")[-3000:])
-        return code, str(facts["title"]), ", ".join(facts["packages"])
+        return code, title, iree_named

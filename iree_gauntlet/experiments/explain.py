@@ -121,6 +121,7 @@ class _Explainer:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         tools = Tools(self.machine, self.supervisor, folder)
+        self.log.write("start", {"case": failure.case})
         self._say(failure, failure.kind)
         bundle = None
         if not failure.wrong:
@@ -144,7 +145,11 @@ class _Explainer:
         self._found(failure, "located", _located(located))
         bundle = None
         if located.suspect is not None:
-            bundle = self._bundle(failure, located.suspect, tools)
+            try:
+                bundle = self._bundle(failure, located.suspect, tools)
+            except GauntletError as error:
+                # Of this one alone; the others go on.
+                self._found(failure, "bundle", {"problem": f"{error.what} {error.hint}".strip()})
         probes = probe(failure, tools, lambda text: self._say(failure, text), machine_facts().cores)
         self._found(failure, "probes", {"probes": [asdict(item) for item in probes]})
         return bundle
@@ -162,7 +167,8 @@ class _Explainer:
             code = run_bundle(bundle.folder, self.machine.toolchain, self.supervisor, tools.folder)
             if code == STILL_THERE:
                 break
-        fact = {"folder": str(bundle.folder.relative_to(self.folder)), "bytes": bundle.bytes, "exit_code": code}
+        place = str(bundle.folder.relative_to(self.folder))
+        fact = {"problem": "", "folder": place, "bytes": bundle.bytes, "exit_code": code}
         self._found(failure, "bundle", {**fact, "any_release": form.program == suspect.function})
         return bundle if code == STILL_THERE else None
 

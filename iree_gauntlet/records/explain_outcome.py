@@ -3,6 +3,7 @@
 The record is `explain.jsonl` in the folder `explain` of a run, a log of events (`event_log.py`):
 
 - `explain`: what is explained, `cases` with their kinds and reasons; a further explanation appends another one.
+- `start`: a case is begun, perhaps again: what was found of it before does not count.
 - `found`: what was found of a case: `part` is `again`, `located`, `probes`, `bundle`, or `nothing` and why.
 - `case`: a case is done, and whether a bundle shows it.
 - `end`: how it ended.
@@ -50,7 +51,7 @@ class ExplainedCase:
         located, nothing = self.found.get("located", {}), self.found.get("nothing")
         if located.get("dispatch"):
             what = f"{located['dispatch']} is wrong on right inputs"
-            return what if self.bundled else f"{what}, but its bundle does not show it"
+            return what if self.bundled else f"{what}, but no bundle shows it"
         if nothing is not None:
             return str(nothing["why"])
         return str(located.get("why") or "it was not brought to an end")
@@ -135,10 +136,9 @@ def explain_outcome(folder: Path) -> ExplainOutcome:
         match event.get("event"):
             case "explain":
                 asked, end = event, None
+            case "start":
+                found[case], _ = {}, done.pop(case, None)
             case "found":
-                if event.get("part") in ("again", "nothing"):
-                    # A case begins anew.
-                    found[case], _ = {}, done.pop(case, None)
                 found.setdefault(case, {})[str(event.get("part"))] = event
             case "case":
                 done[case] = event

@@ -61,7 +61,9 @@ def _case(case: ExplainedCase) -> list[Block]:
         lines.append(case.answer)
     if case.mended_by:
         lines.append(f"mended by: {', '.join(case.mended_by)}")
-    if bundle is not None:
+    if bundle is not None and bundle["problem"]:
+        lines.append(f"no bundle: {bundle['problem']}")
+    elif bundle is not None:
         shows = "running it shows the failure" if case.bundled else f"running it ends with {bundle['exit_code']}"
         of = "a program for any release" if bundle["any_release"] else "a program for this release"
         lines.append(f"bundle: explain/{bundle['folder']}.tar.gz ({byte_size(bundle['bytes'])}, {of}); {shows}")

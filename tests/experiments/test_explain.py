@@ -146,6 +146,27 @@ def test_what_passes_the_next_time_is_intermittent(project: Project) -> None:
     expected(project)
     done = project.gauntlet("explain")
     assert (done.code, "it is intermittent" in done.out) == (4, True), done.text
+    assert "fails again in 0 of 2 runs" in done.out
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "says"),
+    [(1, 0, "it fails: confirmed"), (0, 1, "not confirmed"), (125, 3, "cannot be judged")],
+)
+def test_a_bundle_is_checked_by_what_its_script_ends_with(
+    project: Project, tmp_path: Path, code: int, exit_code: int, says: str
+) -> None:
+    (tmp_path / "bundle.json").write_text(json.dumps({"title": "wrong", "packages": ["iree==3.6.0"]}))
+    (tmp_path / "repro.sh").write_text(f"exit {code}\n")
+    done = project.gauntlet("bundle.check", str(tmp_path))
+    assert (done.code, says in done.out) == (exit_code, True), done.text
+
+
+def test_a_bundle_whose_facts_are_damaged_is_refused(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "bundle.json").write_text("[]")
+    (tmp_path / "repro.sh").write_text("exit 0\n")
+    done = project.gauntlet("bundle.check", str(tmp_path))
+    assert (done.code, "is not as `explain` writes it" in done.err) == (3, True), done.text
 
 
 def test_a_compile_failure_is_not_located(project: Project) -> None:

@@ -35,6 +35,14 @@ def flow(tmp_path: Path, text: str) -> FlowProgram:
     return read_flow(iree_compile(source, tmp_path / "flow.mlir", "--compile-to=flow", TRACE))
 
 
+def inputs_in(folder: Path) -> tuple[Path, Path]:
+    generator = np.random.default_rng(0)
+    given, weights = folder / "a.npy", folder / "b.npy"
+    np.save(given, generator.standard_normal((8, 16), np.float32))
+    np.save(weights, generator.standard_normal((16, 16), np.float32))
+    return given, weights
+
+
 def run(module: Path, function: str, inputs: Sequence[Path], output: Path) -> np.ndarray[Any, Any]:
     argv = [find_installed().runtime.run_module, f"--module={module}", f"--function={function}"]
     argv += [f"--input=@{path}" for path in inputs] + [f"--output=@{output}"]
@@ -46,10 +54,7 @@ def run(module: Path, function: str, inputs: Sequence[Path], output: Path) -> np
 @pytest.mark.iree
 def test_dispatches_as_functions_give_together_what_the_program_gives(tmp_path: Path) -> None:
     program = flow(tmp_path, PROGRAM.replace("ROWS", "8").replace("(SIZE)", "()"))
-    generator = np.random.default_rng(0)
-    given, weights = tmp_path / "a.npy", tmp_path / "b.npy"
-    np.save(given, generator.standard_normal((8, 16), np.float32))
-    np.save(weights, generator.standard_normal((16, 16), np.float32))
+    given, weights = inputs_in(tmp_path)
     whole = iree_compile(tmp_path / "program.mlir", tmp_path / "whole.vmfb")
     expected = run(whole, "sums", [given, weights], tmp_path / "whole.npy")
     for number, dispatch in enumerate(program.dispatches.values()):
@@ -73,10 +78,7 @@ def test_sizes_that_are_not_known_make_no_function(tmp_path: Path) -> None:
 def test_dispatches_that_were_cut_out_give_together_what_the_program_gives(tmp_path: Path, rows: str) -> None:
     program = flow(tmp_path, PROGRAM.replace("ROWS", rows).replace("(SIZE)", "(%d)" if rows == "?" else "()"))
     assert len(program.dispatches) == 3
-    generator = np.random.default_rng(0)
-    given, weights = tmp_path / "a.npy", tmp_path / "b.npy"
-    np.save(given, generator.standard_normal((8, 16), np.float32))
-    np.save(weights, generator.standard_normal((16, 16), np.float32))
+    given, weights = inputs_in(tmp_path)
     whole = iree_compile(tmp_path / "program.mlir", tmp_path / "whole.vmfb")
     expected = run(whole, "sums", [given, weights], tmp_path / "whole.npy")
     # Each takes what the one before it gave, and those that multiply the weights.

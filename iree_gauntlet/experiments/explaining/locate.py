@@ -334,7 +334,8 @@ def _trace(
     script = str(Path(iree_side.__file__).with_name("trace_dispatches.py"))
     ran = tools.python(name, (script, str(file)), timeout=timeout)
     if not ran.passed:
-        raise GauntletError(f"the dispatches could not be traced: {ran.errors.strip()[-300:]}", f"See {folder}.")
+        said = f"not done in {timeout:.0f} s" if ran.outcome.timed_out else ran.errors.strip()[-300:]
+        raise GauntletError(f"the dispatches could not be traced: {said}", f"See {folder}.")
     end = json.loads((folder / "end.json").read_text(encoding="utf-8"))
     lines = (folder / "trace.jsonl").read_text(encoding="utf-8").splitlines()
     found = [json.loads(line) for line in lines]

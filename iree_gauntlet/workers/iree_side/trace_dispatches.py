@@ -17,8 +17,8 @@ The plan:
 all); `inputs` and `outputs`, objects of `type`, `error` as a share, `wrong`, `hash` and `reference_hash`; `suspect`
 where an output is wrong and no input is; and of the first suspects `kept`, the folder with the tensors of both sides,
 and the `largest` |value| of each output of the reference. `end.json` says how both ended: `target` and `reference`, the
-exit codes (negative: a signal), `dispatches`, `unfinished` (dispatches that were begun and gave nothing), `differs`
-(where the sides do not do the same; empty where they do).
+exit codes (negative: a signal; 0 also for one that was ended since the other had); `dispatches`; `unfinished`
+(dispatches that were begun and gave nothing); `differs` (where the sides do not do the same; empty where they do).
 
 Exit codes: 0 compared, as far as both ran; 2 the plan cannot be carried out (one line on stderr).
 """
@@ -134,9 +134,6 @@ def _compare(plan: Mapping[str, Any]) -> None:
             trace.write(json.dumps({**said, "call": count}) + "\n")
             count += 1
         unfinished = [name for name, pairs in begun.items() if pairs]
-        if sides["target"].is_over():
-            for name in unfinished:
-                _keep(folder / f"unfinished_{unfinished.index(name)}", begun[name][0], ([], []))
     end: dict[str, Any] = {"dispatches": count, "unfinished": unfinished, "differs": differs}
     for name, side in sides.items():
         end[name] = side.end()
@@ -206,14 +203,13 @@ class _Side:
                 tensors.append(Tensor(shape, element_type, contents))
             yield said["key"], tensors
 
-    def is_over(self) -> bool:
-        """Whether nothing more comes of it."""
-        return not self._stream.peek(1)  # type: ignore[attr-defined]
-
     def end(self) -> int:
-        """Its exit code; what it still has to say is not waited for."""
+        """Its exit code; 0 where it still has something to say, which nobody waits for: then it is killed."""
+        cut_short = bool(self._stream.read(1))
+        if cut_short:
+            self._process.kill()
         self._stream.close()
-        return self._process.wait()
+        return 0 if self._process.wait() and cut_short else self._process.returncode
 
 
 def _emit(plan: Mapping[str, Any], stream: BinaryIO) -> None:
