@@ -314,6 +314,9 @@ class ExplainRequest:
         "The run and the cases, where no words follow the task: --failures 'latest dtln/*' with `inv` (default: all of "
         "the latest run).",
     )
+    slower: bool = option(
+        False, "Explain what a comparison found slower, in place of failures: the words name it and its models."
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,7 @@ def _measure(
             "sides": {side.name: side.as_dict() for side in sides},
             "models": [pair.chain for pair in pairs],
             "left_out": left_out,
+            "benchmarks": _benchmarks(pairs, sides) if settings.metric == "time" else {},
         },
     )
     with presenter.progress() as progress, open_session(folder, log, progress) as session:
@@ -143,6 +144,18 @@ def _measure(
             _write_verdicts(log, judge(begun, settings.rules, "interrupted"))
             progress.message("interrupted; `compare --resume` continues it")
             return ExitCode.INTERRUPTED
+
+
+def _benchmarks(pairs: Sequence[Pair], sides: tuple[Side, Side]) -> dict[str, dict[str, Any]]:
+    """How each model is benchmarked, for `explain --slower`, which benchmarks parts of it."""
+    parts = ("command", "timeout", "resources")
+    return {
+        pair.chain: {
+            side.name: {name: value for name, value in asdict(side.benchmarks[pair.chain]).items() if name in parts}
+            for side in sides
+        }
+        for pair in pairs
+    }
 
 
 def _explain(

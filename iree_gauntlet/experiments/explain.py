@@ -13,13 +13,10 @@ import shlex
 import shutil
 import time
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.experiments.experiment_log import begun_by, recorded_end
 from iree_gauntlet.experiments.explaining.bundle import (
     STILL_THERE,
     Bundle,
@@ -29,6 +26,7 @@ from iree_gauntlet.experiments.explaining.bundle import (
     write_bundle,
 )
 from iree_gauntlet.experiments.explaining.bundle_run import run_bundle
+from iree_gauntlet.experiments.explaining.explanation import recorded_explanation
 from iree_gauntlet.experiments.explaining.failures import Failure, failures_of
 from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT
 from iree_gauntlet.experiments.explaining.locate import TOLERANCES, Located, Suspect, fails_again, locate, probe
@@ -36,8 +34,7 @@ from iree_gauntlet.experiments.explaining.tools import Tools
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.records.earlier_runs import LATEST, asked_for, run_named
-from iree_gauntlet.records.event_log import EventLog
-from iree_gauntlet.records.explain_outcome import EXPLAIN_RECORD, explained_before
+from iree_gauntlet.records.explain_outcome import explained_before
 from iree_gauntlet.requests import NetworkRequest, ToolchainRequest
 from iree_gauntlet.settings import shown
 
@@ -47,6 +44,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.processes.supervisor import Supervisor
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.progress import Presenter, Progress
+    from iree_gauntlet.records.event_log import EventLog
     from iree_gauntlet.requests import CacheRequest, ExplainRequest
 
 
@@ -67,25 +65,18 @@ def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) ->
     failures = failures_of(record, patterns)
     folder = run_dir / "explain"
     with presenter.progress() as progress:
-        machine = _as_in(run_dir, record.runs[-1]["toolchain"], cache, progress)
-        folder.mkdir(exist_ok=True)
-        with EventLog(folder / EXPLAIN_RECORD, lambda: datetime.now(UTC)) as log:
-            before = explained_before(folder)
-            cases = [{"case": item.case, "kind": item.kind, "reason": item.result.reason} for item in failures]
-            toolchain = record.runs[-1]["toolchain"]
-            log.write("explain", {"run": run_dir.name, **begun_by(), "cases": cases, "toolchain": toolchain})
-            with (
-                recorded_end(log, folder, presenter) as ending,
-                open_session(folder, log, progress) as session,
-                session.interruptible(),
-            ):
-                explainer = _Explainer(folder, machine, session.supervisor, log, progress)
-                done = [item.case in before or explainer.explain(item) for item in failures]
-                ending.code = ExitCode.OK if all(done) else ExitCode.INCONCLUSIVE
+        machine = iree_of(run_dir, record.runs[-1]["toolchain"], cache, progress)
+        before = explained_before(folder)
+        cases = [{"case": item.case, "kind": item.kind, "reason": item.result.reason} for item in failures]
+        opening = {"run": run_dir.name, "cases": cases, "toolchain": record.runs[-1]["toolchain"]}
+        with recorded_explanation(folder, opening, presenter, progress) as (session, ending):
+            explainer = _Explainer(folder, machine, session.supervisor, session.log, progress)
+            done = [item.case in before or explainer.explain(item) for item in failures]
+            ending.code = ExitCode.OK if all(done) else ExitCode.INCONCLUSIVE
     return ending.code
 
 
-def _as_in(run_dir: Path, recorded: dict[str, Any], cache: CacheRequest, progress: Progress) -> Workbench:
+def iree_of(run_dir: Path, recorded: dict[str, Any], cache: CacheRequest, progress: Progress) -> Workbench:
     """The IREE of a run.
 
     Raises:

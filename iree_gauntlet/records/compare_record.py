@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from iree_gauntlet.errors import UsageError
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_events, read_journal
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
+from iree_gauntlet.records.earlier_runs import LATEST
+from iree_gauntlet.records.run_folder import newest_of
+from iree_gauntlet.settings import runs_folder, shown
 
 COMPARISON_FILE = "comparison.jsonl"
 
@@ -79,6 +80,23 @@ class ComparisonRecord:
     def exit_code(self) -> int | None:
         """What the comparison ended with; None where it did not."""
         return None if self.end is None else int(self.end["exit_code"])
+
+
+def comparison_named(text: str) -> Path:
+    """The folder of a comparison: a path, its name in runs/, or `latest`.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if text == LATEST:
+        return newest_of("compare", COMPARISON_FILE)
+    for folder in (Path(text), runs_folder() / text):
+        if (folder / COMPARISON_FILE).is_file():
+            return folder
+    raise UsageError(
+        f"explain --slower {text}: there is no such comparison",
+        f"Comparisons are folders with a {COMPARISON_FILE}, such as those below {shown(runs_folder())}/.",
+    )
 
 
 def read_comparison(folder: Path) -> ComparisonRecord:

@@ -4,7 +4,7 @@ The record is `explain.jsonl` in the folder `explain` of a run, a log of events 
 
 - `explain`: what is explained, `cases` with their kinds and reasons; a further explanation appends another one.
 - `start`: a case is begun, perhaps again: what was found of it before does not count.
-- `found`: what was found of a case: `part` is `again`, `located`, `probes`, `bundle`, or `nothing` and why.
+- `found`: what was found of a case: `part` is `again`, `located`, `probes`, `slower`, `bundle`, or `nothing` and why.
 - `case`: a case is done, and whether a bundle shows it.
 - `end`: how it ended.
 """
@@ -49,6 +49,12 @@ class ExplainedCase:
     def answer(self) -> str:
         """What came of it, in a line."""
         located, nothing = self.found.get("located", {}), self.found.get("nothing")
+        slower = self.found.get("slower", {})
+        if slower.get("name"):
+            what = f"{slower['name']} is slower by itself"
+            return what if self.bundled else f"{what}, but its bundle does not show it"
+        if slower:
+            return str(slower["why"])
         if located.get("dispatch"):
             what = f"{located['dispatch']} is wrong on right inputs"
             return what if self.bundled else f"{what}, but no bundle shows it"

@@ -42,7 +42,7 @@ def asked_folder(kind: str, request: FolderRequest, log: str) -> tuple[Path | No
     named = Path(request.run_dir).resolve() if request.run_dir else None
     require_plain(named or runs_folder(), "--run-dir")
     if request.resume:
-        folder = named or _newest(kind, log)
+        folder = named or newest_of(kind, log)
         if not (folder / log).is_file():
             raise UsageError(f"{shown(folder)} holds nothing that `{kind}` could resume", "Name another --run-dir.")
         return folder, True
@@ -104,7 +104,12 @@ def free_folder(wanted: Path) -> Path:
     return folder
 
 
-def _newest(kind: str, log: str) -> Path:
+def newest_of(kind: str, log: str) -> Path:
+    """The session of a kind whose log was written to last.
+
+    Raises:
+        UsageError: there is none.
+    """
     found = [path.parent for path in runs_folder().glob(f"*/{log}")]
     if not found:
         raise UsageError(f"there is no earlier `{kind}` in {runs_folder()}", "Start one, or name its --run-dir.")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.document import Block, Code, Column, Document, Heading, Items, Kind, Name, Notes, Paragraph, Table
-from iree_gauntlet.figures import byte_size, duration
+from iree_gauntlet.figures import byte_size, duration, milliseconds
 from iree_gauntlet.records.explain_outcome import ExplainedCase, ExplainOutcome, explain_outcome
 from iree_gauntlet.reports.report_files import Reports, pages
 
@@ -37,7 +37,8 @@ def _explain_document(outcome: ExplainOutcome) -> Document:
     asked = outcome.asked
     blocks = [block for case in outcome.cases for block in _case(case)]
     details: tuple[Block, ...] = (Paragraph(("Again, in ", Name(asked["cwd"]), ":")), Code(asked["command"], "sh"))
-    facts = (f"IREE {asked['toolchain']['compiler']}",)
+    base = asked.get("base")
+    facts = (f"IREE {asked['toolchain']['compiler']}" + (f" against {base['compiler']}" if base else ""),)
     title = f"Explanation of {outcome.run}"
     return Document(title, outcome.answer, facts, tuple(blocks), details, outcome.exit_code)
 
@@ -59,6 +60,8 @@ def _case(case: ExplainedCase) -> list[Block]:
         lines.append(f"it takes {', '.join(located['inputs'])} and gives {', '.join(located['outputs'])}")
     elif located is not None or "nothing" in case.found:
         lines.append(case.answer)
+    if "slower" in case.found:
+        lines += _slower(case.found["slower"])
     if case.mended_by:
         lines.append(f"mended by: {', '.join(case.mended_by)}")
     if bundle is not None and bundle["problem"]:
@@ -77,3 +80,16 @@ def _case(case: ExplainedCase) -> list[Block]:
     if case.done:
         blocks.append(Paragraph((f"It took {duration(case.seconds)}.",)))
     return blocks
+
+
+def _slower(found: dict[str, Any]) -> list[str]:
+    """What is said of a dispatch that is slower, or of why there is none."""
+    tried = [f"{item['name']}: {item['said']}" for item in found["tried"]]
+    if not found.get("name"):
+        return [found["why"], *tried]
+    a, b = (milliseconds(found[side] / 1e6) for side in ("a_ns", "b_ns"))
+    return [
+        f"slower dispatch: {found['name']}, {a} ms → {b} ms in a profile, {100 * found['share']:.0f} % of the loss",
+        *tried,
+        f"it takes {', '.join(found['inputs']) or 'nothing'}",
+    ]

@@ -138,16 +138,20 @@ def explain_task(options: dict[str, Any]) -> ExitCode:
     """Find out why a model gives wrong numbers: the first wrong dispatch, and a bundle that shows it to others.
 
     RUN [CASE…]: the run (a folder, its name in runs/, or latest) and globs of cases; without, all that failed in the
-    latest run. Exit codes: 0 each failure has a bundle, 2 usage, 3 an error, 4 not all could be located, 130
+    latest run. --slower [COMPARISON [MODEL…]]: the dispatches that a comparison found slower, in bundles that measure
+    both IREEs. Exit codes: 0 each failure has a bundle, 2 usage, 3 an error, 4 not all could be located, 130
     interrupted.
 
     Examples: explain
               explain latest 'dtln/*'
               explain runs/20261124-164453-cpu dtln/spectral@cpu
+              explain --slower latest 'rapid*'
     """
     from iree_gauntlet.experiments.explain import explain  # noqa: PLC0415
+    from iree_gauntlet.experiments.explain_slower import explain_slower  # noqa: PLC0415
 
-    return explain(read(ExplainRequest, options), read(CacheRequest, options), console_presenter())
+    asked = read(ExplainRequest, options)
+    return (explain_slower if asked.slower else explain)(asked, read(CacheRequest, options), console_presenter())
 
 
 _BUNDLE = Option("bundle", None, "A bundle that `explain` has written: the archive, or its folder.")

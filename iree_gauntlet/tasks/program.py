@@ -66,6 +66,8 @@ _ALL = Defaults(suite=DEFAULT_SUITE)
 
 # Tasks whose words may be left out: they become an option, since Invoke knows no optional words.
 _AS_OPTION = {"compare": "--sides", "explain": "--failures"}
+# A flag that says what the words behind it are.
+_BEFORE_WORDS = "--slower"
 # Those that take folders, which may have blanks in their names.
 _FOLDERS = frozenset({"report", "shard.costs"})
 # How the tasks without --iree, and with two of them, have them named.
@@ -255,14 +257,15 @@ def _several_in_one(argv: Sequence[str]) -> list[str]:
     start = next((place for place, word in enumerate(words) if word in _TAKE_SEVERAL), None)
     if start is None:
         return words
-    end = start + 1
+    begin = start + 2 if words[start + 1 : start + 2] == [_BEFORE_WORDS] else start + 1
+    end = begin
     while end < len(words) and not words[end].startswith("-"):
         end += 1
-    if end == start + 1:
+    if end == begin:
         return words
     join = shlex.join if words[start] in _FOLDERS else " ".join
     option = [_AS_OPTION[words[start]]] if words[start] in _AS_OPTION else []
-    return [*words[: start + 1], *option, join(words[start + 1 : end]), *words[end:]]
+    return [*words[:begin], *option, join(words[begin:end]), *words[end:]]
 
 
 @contextmanager

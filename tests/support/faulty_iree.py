@@ -52,6 +52,7 @@ _TIMES = """
 folder=${0%/*}/../synthetic
 times=$folder/times
 [ "$(nproc)" -gt 1 ] && [ -e "$folder/unpinned" ] && times=$folder/unpinned
+[ -e "$folder/named" ] && read -r word < "$folder/named" && case "$*" in *"$word"*) times=$folder/others ;; esac
 read -r started < "$folder/started"
 [ -e "$folder/hang-after" ] && read -r most < "$folder/hang-after" && [ "$started" -ge "$most" ] && HANG
 echo $((started + 1)) > "$folder/started"
@@ -145,6 +146,12 @@ class MadeUpTimes:
     def unpinned(self, factor: float, noise: float) -> MadeUpTimes:
         """The same with other times in processes that are not pinned to one CPU."""
         self._write("unpinned", factor, noise)
+        return self
+
+    def named(self, word: str, factor: float) -> MadeUpTimes:
+        """The same with other times of those whose command line has a word in it."""
+        self._write("others", factor, _NOISE)
+        (self._folder / "named").write_text(f"{word}\n")
         return self
 
     def _write(self, name: str, factor: float, noise: float) -> None:

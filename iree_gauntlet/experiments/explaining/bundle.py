@@ -24,7 +24,7 @@ from iree_gauntlet.figures import byte_size
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
@@ -34,7 +34,7 @@ REPRODUCE = "repro.sh"
 # What `repro.sh` ends with.
 FIXED, STILL_THERE, CANNOT_BE_JUDGED = 0, 1, 125
 _LIMIT = 10_000_000
-_PROGRAM = "program.mlir"
+PROGRAM = "program.mlir"
 
 _SCRIPT = """\
 #!/bin/sh
@@ -133,9 +133,20 @@ def write_bundle(contents: Contents, folder: Path) -> Bundle:
     Raises:
         GauntletError: it would be too large.
     """
-    texts = {"README.md": _readme(contents), REPRODUCE: _script(contents), _PROGRAM: contents.program}
-    files = {name: text.encode() for name, text in texts.items()} | dict(contents.files)
-    files[BUNDLE_FACTS] = (json.dumps(_facts(contents, files), indent=2) + "\n").encode()
+    texts = {"README.md": _readme(contents), REPRODUCE: _script(contents), PROGRAM: contents.program}
+    return pack({name: text.encode() for name, text in texts.items()} | dict(contents.files), _facts(contents), folder)
+
+
+def pack(files: dict[str, bytes], facts: Mapping[str, object], folder: Path) -> Bundle:
+    """Write the files of a bundle with what is known of it, and its archive next to it.
+
+    Raises:
+        GauntletError: it would be too large.
+    """
+    hashes = {
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in sorted(files.items())
+    }
+    files = files | {BUNDLE_FACTS: (json.dumps({**facts, "files": hashes}, indent=2) + "\n").encode()}
     packed = _archive(folder.name, files)
     if len(packed) > _LIMIT:
         raise GauntletError(
@@ -183,16 +194,17 @@ def _raw_value(data: bytes, index: int, kind: str, name: str) -> tuple[str, tupl
 
 def _script(contents: Contents) -> str:
     judge = (_COMPILE + _WRONG).format(
-        program=_PROGRAM,
+        program=PROGRAM,
         flags=shlex.join(contents.flags),
         device=shlex.quote(f"--device={contents.device}"),
         arguments=shlex.join(contents.arguments),
     )
-    packages = _packages(contents.iree)
+    packages = packages_of(contents.iree)
     return _SCRIPT.format(versions=" and ".join(packages), packages=shlex.join(packages), judge=judge)
 
 
-def _packages(iree: Toolchain) -> tuple[str, ...]:
+def packages_of(iree: Toolchain) -> tuple[str, ...]:
+    """What installs it, as pip takes it."""
     return f"iree-base-compiler=={iree.compiler.release}", f"iree-base-runtime=={iree.runtime.release}"
 
 
@@ -212,7 +224,7 @@ def _readme(contents: Contents) -> str:
 ## Steps to reproduce your issue
 
 ```
-iree-compile {_PROGRAM} \\
+iree-compile {PROGRAM} \\
     {flags} \\
     -o module.vmfb
 iree-run-module --module=module.vmfb \\
@@ -236,19 +248,15 @@ Seen on {contents.machine}.
 """
 
 
-def _facts(contents: Contents, files: dict[str, bytes]) -> dict[str, object]:
+def _facts(contents: Contents) -> dict[str, object]:
     return {
         "title": contents.title,
         "iree": contents.iree.as_dict(),
-        "packages": list(_packages(contents.iree)),
+        "packages": list(packages_of(contents.iree)),
         "flags": list(contents.flags),
         "device": contents.device,
         "arguments": list(contents.arguments),
         "machine": contents.machine,
-        "files": {
-            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-            for name, data in sorted(files.items())
-        },
     }
 
 

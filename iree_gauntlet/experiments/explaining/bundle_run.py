@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 _TIMEOUT_SECONDS = 900.0
 
 
-def run_bundle(bundle: Path, iree: Toolchain | None, supervisor: Supervisor, logs: Path) -> int | None:
+def run_bundle(
+    bundle: Path, iree: Toolchain | None, supervisor: Supervisor, logs: Path, base: Toolchain | None = None
+) -> int | None:
     """Run it; what it says stands in `repro.txt`.
 
     Args:
@@ -26,14 +28,24 @@ def run_bundle(bundle: Path, iree: Toolchain | None, supervisor: Supervisor, log
         iree: whose tools are used; None for those that it installs.
         supervisor: owns the process.
         logs: where `repro.txt` goes.
+        base: what it is held against, where it is about times; None for what it installs.
 
     Returns:
         Its exit code; None where it was ended.
     """
-    tools = (("IREE_COMPILE", iree.compiler.compile), ("IREE_RUN_MODULE", iree.runtime.run_module)) if iree else ()
-    command = Command(("sh", f"./{REPRODUCE}"), str(bundle), env=tools)
+    tools = [variable for prefix, side in (("", iree), ("BASE_", base)) if side for variable in _tools(prefix, side)]
+    command = Command(("sh", f"./{REPRODUCE}"), str(bundle), env=tuple(tools))
     log = logs / "repro.txt"
     outcome = supervisor.run(command, stdout=log, stderr=log, timeout=_TIMEOUT_SECONDS)
     if outcome.cancelled:
         raise KeyboardInterrupt
     return outcome.exit_code
+
+
+def _tools(prefix: str, iree: Toolchain) -> tuple[tuple[str, str], ...]:
+    """The environment that names its tools."""
+    return (
+        (f"{prefix}IREE_COMPILE", iree.compiler.compile),
+        (f"{prefix}IREE_RUN_MODULE", iree.runtime.run_module),
+        (f"{prefix}IREE_BENCHMARK_MODULE", iree.runtime.benchmark_module),
+    )

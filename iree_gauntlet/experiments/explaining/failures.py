@@ -131,18 +131,16 @@ def _failure(step: dict[str, Any], steps: dict[str, dict[str, Any]], record: Jou
     if compile_step is None or not compile_step["command"]:
         hint = "Run it again with its own compile step: what failed was made from another chain's module."
         raise GauntletError(f"{step['chain']}: the run has no compile of its program", hint)
-    compile_cwd, program, flags = _compile_of(compile_step)
+    compile_cwd, program, flags = compile_of(compile_step)
     threshold = steps.get(f"{step['chain']}:{Stage.THRESHOLD}", step)
     command = threshold["command"] if threshold["stage"] == Stage.THRESHOLD else None
-    argv = _expanded(command["argv"], Path(command["cwd"])) if command and step is threshold else ()
+    argv = expanded(command["argv"], Path(command["cwd"])) if command and step is threshold else ()
     if not program.is_file():
         where = shown(record.path.parent)
         raise GauntletError(
             f"{program} is not there: {step['chain']} cannot be compiled again",
             f"{where} was made on another machine, or its files are gone; run it here again.",
         )
-    parts = Path(compile_step["folder"]).parts
-    folder = Path(*parts[len(parts) - parts[::-1].index("steps") : -1])
     return Failure(
         case=step["chain"],
         stage=Stage(step["stage"]),
@@ -154,11 +152,17 @@ def _failure(step: dict[str, Any], steps: dict[str, dict[str, Any]], record: Jou
         argv=argv,
         cwd=Path(command["cwd"]) if command else compile_cwd,
         timeout=float(threshold["timeout"]),
-        folder=folder,
+        folder=chain_folder(compile_step),
     )
 
 
-def _compile_of(step: dict[str, Any]) -> tuple[Path, Path, tuple[str, ...]]:
+def chain_folder(step: dict[str, Any]) -> Path:
+    """The folder of a step's chain, relative to that of all steps."""
+    parts = Path(step["folder"]).parts
+    return Path(*parts[len(parts) - parts[::-1].index("steps") : -1])
+
+
+def compile_of(step: dict[str, Any]) -> tuple[Path, Path, tuple[str, ...]]:
     """Folder, program and flags of a compile."""
     cwd = Path(step["command"]["cwd"])
     words = list(step["command"]["argv"][1:])
@@ -174,7 +178,7 @@ def _compile_of(step: dict[str, Any]) -> tuple[Path, Path, tuple[str, ...]]:
     return cwd, here if here.is_file() else Path(program), flags
 
 
-def _expanded(argv: Sequence[str], cwd: Path) -> tuple[str, ...]:
+def expanded(argv: Sequence[str], cwd: Path) -> tuple[str, ...]:
     """A command line with the flags of its flag files in their place."""
     words: list[str] = []
     for word in argv:

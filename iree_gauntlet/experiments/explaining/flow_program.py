@@ -64,6 +64,11 @@ class Dispatch:
         return tuple(value for value, kind in self.operands if kind.startswith("tensor<"))
 
     @property
+    def places(self) -> tuple[int, ...]:
+        """Of the tensors that are traced, those that a program of its own takes: each value once."""
+        return tuple(self.tensors.index(value) for value in dict.fromkeys(self.tensors))
+
+    @property
     def results(self) -> tuple[str, ...]:
         """The type of each result."""
         types = dict(self.operands)

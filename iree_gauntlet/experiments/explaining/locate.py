@@ -171,14 +171,9 @@ def locate(failure: Failure, tools: Tools, say: Callable[[str], None]) -> Locate
     Raises:
         GauntletError: the program cannot be traced.
     """
-    flags = [flag for flag in failure.flags if flag != _TRACED]
     say("compiling to dispatches")
-    flow = tools.compile(
-        "flow.mlir", failure.program, [*flags, "--compile-to=flow", _TRACED], timeout=failure.compile_timeout,
-        cwd=failure.compile_cwd,
-    )  # fmt: skip
-    program = read_flow(flow)
-    target = _target_side(failure, tools, program)
+    program = traced_program(failure, tools)
+    target = target_side(failure, tools, program)
     ran = _run_with(failure, tools, "traced", Path(target["modules"][-1]))
     if ran.passed:
         return Located(
@@ -217,6 +212,20 @@ def locate(failure: Failure, tools: Tools, say: Callable[[str], None]) -> Locate
         worst = max(_worst(item["outputs"]) for item in traces)
         why = f"no dispatch jumps: each gives what its inputs mean, and errors grow to {worst:.2g} of the largest value"
     return Located(why=why, traced=len(traces), reference=name)
+
+
+def traced_program(failure: Failure, tools: Tools) -> FlowProgram:
+    """Its program, as dispatches that are traced.
+
+    Raises:
+        GauntletError: it does not compile, or dispatches nothing.
+    """
+    flags = [flag for flag in failure.flags if flag != _TRACED]
+    flow = tools.compile(
+        "flow.mlir", failure.program, [*flags, "--compile-to=flow", _TRACED], timeout=failure.compile_timeout,
+        cwd=failure.compile_cwd,
+    )  # fmt: skip
+    return read_flow(flow)
 
 
 def _last_line(log: Path) -> str:
@@ -261,7 +270,7 @@ def _from_flow(tools: Tools, name: str, source: Path, flags: Sequence[str], fail
     return tools.compile(name, source, ["--compile-from=flow", *flags], timeout=failure.compile_timeout)
 
 
-def _target_side(failure: Failure, tools: Tools, program: FlowProgram) -> dict[str, Any]:
+def target_side(failure: Failure, tools: Tools, program: FlowProgram) -> dict[str, Any]:
     """How the traced program is run where it fails."""
     source = tools.folder / "target.mlir"
     source.write_text(program.text, encoding="utf-8")
@@ -356,8 +365,7 @@ def _confirmed(
 ) -> Suspect | None:
     """A dispatch by itself, on the inputs that it had: the suspect where it is wrong there too."""
     kept = tools.folder / "trace" / item["kept"]
-    places = [dispatch.tensors.index(value) for value in dict.fromkeys(dispatch.tensors)]
-    inputs = tuple((item["inputs"][i]["type"], kept / f"target_input_{i}.bin") for i in places)
+    inputs = tuple((item["inputs"][i]["type"], kept / f"target_input_{i}.bin") for i in dispatch.places)
     shapes = [[int(size) for size in found["type"].split("x")[:-1]] for found in item["inputs"]]
     name = f"cut_{item['call']}"
     sides = {}

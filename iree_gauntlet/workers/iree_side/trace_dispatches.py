@@ -20,6 +20,9 @@ and the `largest` |value| of each output of the reference. `end.json` says how b
 exit codes (negative: a signal; 0 also for one that was ended since the other had); `dispatches`; `unfinished`
 (dispatches that were begun and gave nothing); `differs` (where the sides do not do the same; empty where they do).
 
+With `capture`, the keys of some dispatches, the target runs alone, up to where each of them has run once: their inputs
+go to files, and `captured.json` has for each key a list of `type` and `file`.
+
 Exit codes: 0 compared, as far as both ran; 2 the plan cannot be carried out (one line on stderr).
 """
 
@@ -164,6 +167,28 @@ def _said(target: Tensor, reference: Tensor, allowed: Mapping[str, float]) -> di
     }
 
 
+def _capture(plan: Mapping[str, Any]) -> None:
+    """Run the target and write what some dispatches are given, the first time that each of them runs."""
+    folder, wanted = Path(plan["folder"]), set(plan["capture"])
+    captured: dict[str, list[dict[str, str]]] = {}
+    side = _Side("target", plan["target"], folder)
+    for key, tensors in side.traces():
+        name = key.removesuffix(_INPUTS).removesuffix(_OUTPUTS)
+        if name in wanted and name not in captured:
+            # Of a dispatch that takes no tensors, only its outputs are traced.
+            given = tensors if key.endswith(_INPUTS) else []
+            files = [folder / f"captured_{len(captured)}_{index}.bin" for index in range(len(given))]
+            for file, tensor in zip(files, given, strict=True):
+                file.write_bytes(tensor.contents)
+            captured[name] = [
+                {"type": tensor.type, "file": str(file)} for file, tensor in zip(files, given, strict=True)
+            ]
+        if len(captured) == len(wanted):
+            break
+    side.end()
+    (folder / "captured.json").write_text(json.dumps(captured), encoding="utf-8")
+
+
 def _keep(folder: Path, inputs: _Pair, outputs: _Pair) -> str:
     folder.mkdir()
     for kind, (tensors, references) in (("input", inputs), ("output", outputs)):
@@ -247,7 +272,8 @@ def main(argv: Sequence[str]) -> int:
             with os.fdopen(int(argv[1]), "wb") as stream:
                 _emit(json.loads(argv[2]), stream)
         else:
-            _compare(json.loads(Path(argv[0]).read_text(encoding="utf-8")))
+            plan = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
+            (_capture if "capture" in plan else _compare)(plan)
     except (PlanError, UnsupportedError, OSError) as error:
         sys.stderr.write(f"trace_dispatches: {error}\n")
         return _UNUSABLE
