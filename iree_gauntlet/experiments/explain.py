@@ -30,6 +30,7 @@ from iree_gauntlet.experiments.explaining.explanation import recorded_explanatio
 from iree_gauntlet.experiments.explaining.failures import Failure, failures_of
 from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT
 from iree_gauntlet.experiments.explaining.locate import TOLERANCES, Located, Suspect, fails_again, locate, probe
+from iree_gauntlet.experiments.explaining.replay import with_replay
 from iree_gauntlet.experiments.explaining.tools import Tools
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
@@ -157,6 +158,7 @@ class _Explainer:
             bundle = write_bundle(form, tools.folder / "bundle")
             code = run_bundle(bundle.folder, self.machine.toolchain, self.supervisor, tools.folder)
             if code == STILL_THERE:
+                bundle = with_replay(form, bundle, tools, timeout=failure.compile_timeout)
                 break
         place = str(bundle.folder.relative_to(self.folder))
         fact = {"problem": "", "folder": place, "bytes": bundle.bytes, "exit_code": code}

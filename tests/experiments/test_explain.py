@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +14,6 @@ from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.toy_project import FLAGS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.support.toy_project import Project
 
 pytestmark = pytest.mark.iree
@@ -107,6 +106,7 @@ def test_a_planted_wrong_dispatch_is_found_and_its_bundle_shows_it(project: Proj
     bundle = project.newest / "explain" / "toy" / "sums.cpu" / "bundle"
     archive = bundle.with_name("bundle.tar.gz")
     assert archive.stat().st_size < 100_000
+    replays(bundle)
     still = project.gauntlet("bundle.run", str(archive))
     assert (still.code, "the failure is still there" in still.out) == (1, True), still.text
     # Without the planted executable, the same program on the same inputs is right.
@@ -115,6 +115,17 @@ def test_a_planted_wrong_dispatch_is_found_and_its_bundle_shows_it(project: Proj
     script.write_text(" ".join(kept))
     fixed = project.gauntlet("bundle.run", str(bundle))
     assert (fixed.code, "it is fixed" in fixed.out) == (0, True), fixed.text
+
+
+def replays(bundle: Path) -> None:
+    """Where the installed tools record what a run does with the device, the bundle has it, and it runs."""
+    replay = Path(find_installed().runtime.run_module).with_name("iree-run-replay")
+    file = bundle / "run.ireereplay"
+    assert file.is_file() == replay.is_file()
+    if replay.is_file():
+        done = subprocess.run([replay, "--device=local-task", file], capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "run.ireereplay` does what that run did" in (bundle / "README.md").read_text()
 
 
 def test_a_target_that_does_not_run_when_traced_is_not_judged(project: Project, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ README.md      an issue for IREE, filled in
 repro.sh       compiles, runs and compares: exit code 0 fixed, 1 still there, 125 cannot be judged
 program.mlir   what fails, and nothing else
 input_0.bin…   what it is given, as raw values, and what is expected of it (`expected_0.bin`)
+run.ireereplay the run as the device saw it, where the runtime can record one (`replay.py`)
 bundle.json    versions, flags, sizes and hashes
 """
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 BUNDLE_FACTS = "bundle.json"
 REPRODUCE = "repro.sh"
+REPLAY = "run.ireereplay"
 # What `repro.sh` ends with.
 FIXED, STILL_THERE, CANNOT_BE_JUDGED = 0, 1, 125
 _LIMIT = 10_000_000
@@ -214,6 +216,12 @@ def _readme(contents: Contents) -> str:
     flags = " \\\n    ".join(contents.flags)
     run = " \\\n    ".join(shlex.quote(word) for word in (f"--device={contents.device}", *contents.arguments))
     said = "\n\n".join(contents.what)
+    replay = ""
+    if any(name == REPLAY for name, _ in contents.files):
+        replay = f"""
+`iree-run-replay --device={contents.device} {REPLAY}` does what that run did with the device, without a compiler; it
+compares nothing.
+"""
     return f"""\
 # {contents.title}
 
@@ -233,7 +241,7 @@ iree-run-module --module=module.vmfb \\
 
 `./{REPRODUCE}` does both: exit code 0 fixed, 1 still there, 125 cannot be judged. It installs the versions below, or
 takes those that `IREE_COMPILE` and `IREE_RUN_MODULE` name.
-
+{replay}
 ## What component(s) does this issue relate to?
 
 Compiler
