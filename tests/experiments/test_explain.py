@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from iree_gauntlet.experiments.explaining import locate
+from iree_gauntlet.experiments.explaining.tools import CompileError
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.toy_project import FLAGS
 
@@ -115,6 +117,34 @@ def test_a_planted_wrong_dispatch_is_found_and_its_bundle_shows_it(project: Proj
     script.write_text(" ".join(kept))
     fixed = project.gauntlet("bundle.run", str(bundle))
     assert (fixed.code, "it is fixed" in fixed.out) == (0, True), fixed.text
+
+
+@pytest.mark.parametrize("planted_at_all", [True, False])
+def test_without_a_reference_of_the_same_dispatches_tensors_are_matched_by_values(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, planted_at_all: bool
+) -> None:
+    """Of no flow text of the installed release can no reference be made: that is pretended."""
+
+    def unreadable(*_: object) -> Path:
+        raise CompileError("reference.vmfb: iree-compile failed", "")
+
+    monkeypatch.setattr(locate, "_of_flow", unreadable)
+    source = model(project, "8")
+    flag, dispatch = planted(source, tmp_path)
+    flags = [*FLAGS, flag] if planted_at_all else FLAGS
+    model(project, "8", compiler_flags=flags, threshold_args=["--expected_f32_threshold=1e-3"])
+    expected(project)
+    if not planted_at_all:
+        np.save(project.regressions / "sums.npy", np.zeros((8, 16), np.float32))
+    assert project.gauntlet("run", "--model", "toy", "--submodel", "sums").code == 1
+    done = project.gauntlet("explain")
+    if planted_at_all:
+        assert done.code == 0, done.text
+        located = explained(project)["cases"][0]["found"]["located"]
+        assert (located["dispatch"], located["reference"]) == (dispatch, "llvm-cpu, generic")
+        assert f"confirming {dispatch}" in done.out
+    else:
+        assert "no reference gives the expected numbers either" in done.out
 
 
 def replays(bundle: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -180,19 +181,16 @@ def locate(failure: Failure, tools: Tools, say: Callable[[str], None]) -> Locate
             why="with its dispatches traced it passes: the fault is in allocation, aliasing or synchronisation, "
             "not in a dispatch"
         )
-    chosen = _reference(failure, tools, program, say)
-    if chosen is None:
+    held = _against_reference(failure, tools, program, target, say)
+    if held is None:
         return Located(
             why="no reference gives the expected numbers either: what is wrong stands before the dispatches (in the "
             "import, in constants that the compiler computes, or in the expected values)"
         )
-    name, device, module = chosen
-    say(f"tracing {len(program.dispatches)} dispatches against {name}")
-    reference = {**target, "device": _REFERENCE_DEVICE, "modules": [str(module)]}
-    traces, end = _trace(tools, "trace", target, reference, failure.timeout)
+    name, traces, end = held.reference, held.traces, held.end
     for side in ("target", "reference"):
         if end[side]:
-            said = _last_line(tools.folder / "trace" / f"{side}.txt")
+            said = _last_line(held.folder / f"{side}.txt")
             begun = ", ".join(program.dispatches[key].name for key in end["unfinished"])
             why = f"traced, the {side} does not run to its end, in {begun or 'none of its dispatches'}: {said}"
             return Located(why=why, traced=len(traces), reference=name)
@@ -202,16 +200,59 @@ def locate(failure: Failure, tools: Tools, say: Callable[[str], None]) -> Locate
     for item in suspects:
         dispatch = program.dispatches[item["dispatch"]]
         say(f"confirming {dispatch.name}")
-        suspect = _confirmed(item, dispatch, program, (name, device), failure, tools, len(traces))
+        suspect = _confirmed(item, dispatch, program, held, failure, tools)
         if suspect is not None:
             return Located(suspect, "", len(traces), name)
     if suspects:
         first = program.dispatches[suspects[0]["dispatch"]].name
         why = f"dispatches differ from the reference, {first} as the first, but none does on its own inputs"
+    elif held.by_values:
+        why = f"no dispatch whose inputs {name} has gives what {name} has not; those with other inputs are not judged"
     else:
         worst = max(_worst(item["outputs"]) for item in traces)
         why = f"no dispatch jumps: each gives what its inputs mean, and errors grow to {worst:.2g} of the largest value"
     return Located(why=why, traced=len(traces), reference=name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A target that was traced and held against a reference.
+
+    Attributes:
+        reference, device: its name, and what it is compiled for.
+        traces, end: what was found, dispatch by dispatch, and how both ended.
+        folder: where that is.
+        by_values: whether the reference has dispatches of its own, so that tensors were matched by their values.
+    """
+
+    reference: str
+    device: str
+    traces: list[dict[str, Any]]
+    end: dict[str, Any]
+    folder: Path
+    by_values: bool
+
+
+def _against_reference(
+    failure: Failure, tools: Tools, program: FlowProgram, target: dict[str, Any], say: Callable[[str], None]
+) -> _Held | None:
+    """The target against the same dispatches for another target; where there are none, against other dispatches."""
+    held = None
+    makers = {"trace": partial(_of_flow, failure, tools, program), "trace_values": partial(_of_source, failure, tools)}
+    for folder, make in makers.items():
+        chosen = _reference(failure, tools, make, say)
+        if chosen is None:
+            continue
+        name, device, module = chosen
+        by_values = folder != "trace"
+        how = ", by their values" if by_values else ""
+        say(f"tracing {len(program.dispatches)} dispatches against {name}{how}")
+        reference = {**target, "device": _REFERENCE_DEVICE, "modules": [str(module)]}
+        traces, end = _trace(tools, folder, target, reference, failure.timeout, by_values=by_values)
+        held = _Held(name, device, traces, end, tools.folder / folder, by_values)
+        if not end["differs"]:
+            break
+    return held
 
 
 def traced_program(failure: Failure, tools: Tools) -> FlowProgram:
@@ -286,8 +327,22 @@ def target_side(failure: Failure, tools: Tools, program: FlowProgram) -> dict[st
     }
 
 
+def _of_flow(failure: Failure, tools: Tools, program: FlowProgram, file: str, target: Sequence[str]) -> Path:
+    """A reference of the same dispatches."""
+    source = tools.folder / f"{file}.mlir"
+    source.write_text(program.for_device(_device_text(tools, target)), encoding="utf-8")
+    return _from_flow(tools, f"{file}.vmfb", source, _of_any_target(failure), failure)
+
+
+def _of_source(failure: Failure, tools: Tools, file: str, target: Sequence[str]) -> Path:
+    """A reference of dispatches of its own."""
+    flags = [*(flag for flag in _of_any_target(failure) if flag != _TRACED), *target, _TRACED]
+    timeout, cwd = failure.compile_timeout, failure.compile_cwd
+    return tools.compile(f"{file}_source.vmfb", failure.program, flags, timeout=timeout, cwd=cwd)
+
+
 def _reference(
-    failure: Failure, tools: Tools, program: FlowProgram, say: Callable[[str], None]
+    failure: Failure, tools: Tools, make: Callable[[str, Sequence[str]], Path], say: Callable[[str], None]
 ) -> tuple[str, str, Path] | None:
     """Name, device and module of the first reference that gives the expected numbers; None where none does."""
     error = failure.result.max_abs_error
@@ -295,14 +350,11 @@ def _reference(
     if error is not None and math.isfinite(error):
         # Another target rounds otherwise: a tenth of the failure is near enough to be told from it.
         argv = loosened(argv, error / 10)
-    flags = _of_any_target(failure)
     for name, target in _REFERENCES.items():
         file = f"reference_{name.partition(',')[0]}"
         try:
             device = _device_text(tools, target)
-            source = tools.folder / f"{file}.mlir"
-            source.write_text(program.for_device(device), encoding="utf-8")
-            module = _from_flow(tools, f"{file}.vmfb", source, flags, failure)
+            module = make(file, target)
         except CompileError as problem:
             say(f"reference {name}: {problem.what}")
             continue
@@ -322,7 +374,13 @@ def _device_text(tools: Tools, target: Sequence[str]) -> str:
 
 
 def _trace(
-    tools: Tools, name: str, target: dict[str, Any], reference: dict[str, Any], timeout: float
+    tools: Tools,
+    name: str,
+    target: dict[str, Any],
+    reference: dict[str, Any],
+    timeout: float,
+    *,
+    by_values: bool = False,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """What both sides did, dispatch by dispatch, and how they ended.
 
@@ -336,6 +394,7 @@ def _trace(
         "reference": reference,
         "tolerances": TOLERANCES,
         "keep": _MOST_SUSPECTS,
+        "by_values": by_values,
         "folder": str(folder),
     }
     file = folder / "plan.json"
@@ -355,21 +414,15 @@ def _trace(
 
 
 def _confirmed(
-    item: dict[str, Any],
-    dispatch: Dispatch,
-    program: FlowProgram,
-    reference: tuple[str, str],
-    failure: Failure,
-    tools: Tools,
-    of: int,
+    item: dict[str, Any], dispatch: Dispatch, program: FlowProgram, held: _Held, failure: Failure, tools: Tools
 ) -> Suspect | None:
     """A dispatch by itself, on the inputs that it had: the suspect where it is wrong there too."""
-    kept = tools.folder / "trace" / item["kept"]
+    kept = held.folder / item["kept"]
     inputs = tuple((item["inputs"][i]["type"], kept / f"target_input_{i}.bin") for i in dispatch.places)
     shapes = [[int(size) for size in found["type"].split("x")[:-1]] for found in item["inputs"]]
     name = f"cut_{item['call']}"
     sides = {}
-    for side, device, flags in (("target", "", failure.flags), ("reference", reference[1], _of_any_target(failure))):
+    for side, device, flags in (("target", "", failure.flags), ("reference", held.device, _of_any_target(failure))):
         text = program.cut_out(dispatch, shapes, traced=True)
         source = tools.folder / f"{name}_{side}.mlir"
         source.write_text(with_device(text, device) if device else text, encoding="utf-8")
@@ -393,4 +446,5 @@ def _confirmed(
     largest = tuple(float(found["largest"]) for found in traces[0]["outputs"])
     text = program.cut_out(dispatch, shapes)
     function = as_function(program, dispatch)
-    return Suspect(dispatch, item["call"], of, error, reference[0], text, function, inputs, expected, largest)
+    of, reference = len(held.traces), held.reference
+    return Suspect(dispatch, item["call"], of, error, reference, text, function, inputs, expected, largest)

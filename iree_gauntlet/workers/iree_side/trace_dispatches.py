@@ -20,6 +20,10 @@ and the `largest` |value| of each output of the reference. `end.json` says how b
 exit codes (negative: a signal; 0 also for one that was ended since the other had); `dispatches`; `unfinished`
 (dispatches that were begun and gave nothing); `differs` (where the sides do not do the same; empty where they do).
 
+With `by_values`, the reference may be another program that means the same: it runs first, and a tensor of the target is
+right where the reference has one of the same values in any layout (`value_index.py`). `trace.jsonl` then has `wrong` of
+each tensor, and no errors.
+
 With `capture`, the keys of some dispatches, the target runs alone, up to where each of them has run once: their inputs
 go to files, and `captured.json` has for each key a list of `type` and `file`.
 
@@ -47,6 +51,7 @@ if __name__ == "__main__":
 from iree_gauntlet.workers.iree_side.device_context import Device, Program
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, host_type
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, read_value, storage_of
+from iree_gauntlet.workers.iree_side.value_index import ValueIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -79,6 +84,10 @@ class Tensor:
         if self.element_type == "bf16":
             bits = (bits.astype("<u4") << 16).view("<f4")
         return bits.astype(np.float64)
+
+    def values(self) -> tuple[str, Array]:
+        """Their type, and they in f64."""
+        return self.element_type, self.numbers()
 
     def largest(self) -> float:
         """The largest |value| that is finite; 0 for none."""
@@ -165,6 +174,43 @@ def _said(target: Tensor, reference: Tensor, allowed: Mapping[str, float]) -> di
         "hash": target.hash,
         "reference_hash": reference.hash,
     }
+
+
+def _compare_values(plan: Mapping[str, Any]) -> None:
+    """Run the reference, then the target, and write which tensors of the target the reference does not have."""
+    folder = Path(plan["folder"])
+    index = ValueIndex(plan["tolerances"])
+    reference = _Side("reference", plan["reference"], folder)
+    for _, tensors in reference.traces():
+        for tensor in tensors:
+            index.add(*tensor.values())
+    end: dict[str, Any] = {"reference": reference.end(), "differs": ""}
+    left, count = int(plan["keep"]), 0
+    begun: dict[str, list[list[Tensor]]] = {}
+    target = _Side("target", plan["target"], folder)
+    with (folder / "trace.jsonl").open("w", encoding="utf-8") as trace:
+        for key, tensors in target.traces():
+            name = key.removesuffix(_INPUTS).removesuffix(_OUTPUTS)
+            if key.endswith(_INPUTS):
+                begun.setdefault(name, []).append(tensors)
+                continue
+            inputs = begun[name].pop(0) if begun.get(name) else []
+            # What is written into begins as zeros, which another program need not have.
+            wrong = [item.contents.strip(b"\0") != b"" and not index.has(*item.values()) for item in inputs]
+            said: dict[str, Any] = {
+                "inputs": [{"type": item.type, "wrong": bad} for item, bad in zip(inputs, wrong, strict=True)],
+                "outputs": [{"type": item.type, "wrong": not index.has(*item.values())} for item in tensors],
+            }
+            wrong_in, wrong_out = (any(item["wrong"] for item in said[part]) for part in ("inputs", "outputs"))
+            suspect = wrong_out and not wrong_in
+            kept = ""
+            if suspect and left:
+                left -= 1
+                kept = _keep(folder / f"call_{count}", (inputs, []), (tensors, []))
+            trace.write(json.dumps({"dispatch": name, **said, "suspect": suspect, "kept": kept, "call": count}) + "\n")
+            count += 1
+    end |= {"dispatches": count, "unfinished": [name for name, found in begun.items() if found]}
+    (folder / "end.json").write_text(json.dumps({**end, "target": target.end()}), encoding="utf-8")
 
 
 def _capture(plan: Mapping[str, Any]) -> None:
@@ -273,7 +319,7 @@ def main(argv: Sequence[str]) -> int:
                 _emit(json.loads(argv[2]), stream)
         else:
             plan = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
-            (_capture if "capture" in plan else _compare)(plan)
+            (_capture if "capture" in plan else _compare_values if plan.get("by_values") else _compare)(plan)
     except (PlanError, UnsupportedError, OSError) as error:
         sys.stderr.write(f"trace_dispatches: {error}\n")
         return _UNUSABLE
