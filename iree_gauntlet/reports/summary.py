@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.cleaning import last_lines
+from iree_gauntlet.diagnostics import group_failures
 from iree_gauntlet.document import Block, Code, Column, Document, Heading, Items, Kind, Name, Paragraph, Table, Text
 from iree_gauntlet.figures import byte_size, counted, duration, listed
 from iree_gauntlet.records.chain_figures import chain_figures
 from iree_gauntlet.records.outcome import BAD_VERDICTS, RunOutcome, cache_line, headline, version
 from iree_gauntlet.reports.details import device_text, finding_lines
-from iree_gauntlet.reports.diagnostic_groups import group_failures
 from iree_gauntlet.steps import NOTHING_COMPARED
 
 if TYPE_CHECKING:
