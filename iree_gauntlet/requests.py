@@ -309,6 +309,7 @@ class BisectRequest:
 class ExplainRequest:
     """An explanation of failures: of which run, and which of them."""
 
+    budget: float = option(5.0, "Minutes for the reduction of each program that does not compile.", unit="minutes")
     failures: str = option(
         "",
         "The run and the cases, where no words follow the task: --failures 'latest dtln/*' with `inv` (default: all of "

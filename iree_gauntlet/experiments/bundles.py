@@ -11,8 +11,9 @@ from iree_gauntlet.engine.processes.supervisor import Supervisor
 from iree_gauntlet.engine.session import interruptible
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.experiments.explaining.bundle import BUNDLE_FACTS, CANNOT_BE_JUDGED, FIXED, STILL_THERE, unpack
+from iree_gauntlet.experiments.explaining.bundle import BUNDLE_FACTS, unpack
 from iree_gauntlet.experiments.explaining.bundle_run import run_bundle
+from iree_gauntlet.experiments.explaining.repro_script import CANNOT_BE_JUDGED, FIXED, STILL_THERE
 
 if TYPE_CHECKING:
     from iree_gauntlet.progress import Presenter

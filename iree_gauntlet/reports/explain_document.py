@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.document import Block, Code, Column, Document, Heading, Items, Kind, Name, Notes, Paragraph, Table
 from iree_gauntlet.figures import byte_size, duration
@@ -48,15 +48,12 @@ def _case(case: ExplainedCase) -> list[Block]:
     again, located, bundle = (case.found.get(part) for part in ("again", "located", "bundle"))
     lines: list[str] = []
     if again is not None:
-        how = "with the same values" if again["same"] else "with other values each time"
-        lines.append(f"fails again in {again['wrong']} of 2 runs, {how}")
-    if located is not None and located.get("dispatch"):
-        error = "infinitely" if located["error"] is None else f"by {located['error']:.3g} of its largest value"
-        lines.append(
-            f"first wrong dispatch: {located['dispatch']} (call {located['call']} of {located['of']}), off {error} on "
-            f"inputs on which {located['reference']} is right"
-        )
-        lines.append(f"it takes {', '.join(located['inputs'])} and gives {', '.join(located['outputs'])}")
+        how = "in the same way" if again["same"] else "in another way each time"
+        lines.append(f"fails again {again['failed']} of 2 times, {how}")
+    if reduced := case.found.get("reduced"):
+        lines += _reduced(reduced)
+    elif located is not None and located.get("dispatch"):
+        lines += _located(located)
     elif located is not None or "nothing" in case.found:
         lines.append(case.answer)
     if case.mended_by:
@@ -65,8 +62,8 @@ def _case(case: ExplainedCase) -> list[Block]:
         lines.append(f"no bundle: {bundle['problem']}")
     elif bundle is not None:
         shows = "running it shows the failure" if case.bundled else f"running it ends with {bundle['exit_code']}"
-        of = "a program for any release" if bundle["any_release"] else "a program for this release"
-        lines.append(f"bundle: explain/{bundle['folder']}.tar.gz ({byte_size(bundle['bytes'])}, {of}); {shows}")
+        size = byte_size(bundle["bytes"])
+        lines.append(f"bundle: explain/{bundle['folder']}.tar.gz ({size}, {bundle['form']}); {shows}")
     blocks.append(Items(tuple((line,) for line in lines)))
     probes = case.found.get("probes", {}).get("probes", [])
     if probes:
@@ -77,3 +74,25 @@ def _case(case: ExplainedCase) -> list[Block]:
     if case.done:
         blocks.append(Paragraph((f"It took {duration(case.seconds)}.",)))
     return blocks
+
+
+def _located(located: dict[str, Any]) -> list[str]:
+    """What is said of a dispatch that is at fault."""
+    where = f"{located['dispatch']} (call {located['call']} of {located['of']})"
+    takes = f"it takes {', '.join(located['inputs'])}"
+    if not located["outputs"]:
+        return [f"fails in {where}, and in that alone", takes]
+    error = "infinitely" if located["error"] is None else f"by {located['error']:.3g} of its largest value"
+    found = f"first wrong dispatch: {where}, off {error} on inputs on which {located['reference']} is right"
+    return [found, f"{takes} and gives {', '.join(located['outputs'])}"]
+
+
+def _reduced(reduced: dict[str, Any]) -> list[str]:
+    """What is said of a program that was made smaller."""
+    if reduced.get("why"):
+        return [str(reduced["why"])]
+    before, after = (f"{reduced[when]['operations']:,}" for when in ("before", "after"))
+    lines = [f"reduced from {before} operations to {after} in {reduced['tried']} compiles"]
+    lines += [f"it fails on the way to the phase {reduced['phase']}"] if reduced["phase"] else []
+    lines += [] if reduced["complete"] else ["the time was up before all was tried: --budget gives more"]
+    return lines
