@@ -12,7 +12,7 @@ import math
 import shlex
 import shutil
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -119,6 +119,8 @@ class _Explainer:
     log: EventLog
     progress: Progress
     budget: float  # seconds
+    # What was explained of a compile: the case and its bundle.
+    _twins: dict[tuple[str, ...], tuple[str, Bundle]] = field(default_factory=dict)
 
     def explain(self, failure: Failure) -> bool:
         """Whether a bundle shows it."""
@@ -129,10 +131,24 @@ class _Explainer:
         tools = Tools(self.machine, self.supervisor, folder)
         self.log.write("start", {"case": failure.case})
         self._say(failure, failure.kind)
-        bundle = self._explained(failure, tools)
+        key = self._key(failure)
+        twin = self._twins.get(key)
+        if twin is None:
+            bundle = self._explained(failure, tools)
+            if bundle is not None:
+                self._twins[key] = (failure.case, bundle)
+        else:
+            bundle = twin[1]
+            self._found(failure, "same", {"as": twin[0]})
         seconds = round(time.monotonic() - began, 3)
         self.log.write("case", {"case": failure.case, "bundled": bundle is not None, "seconds": seconds})
         return bundle is not None
+
+    def _key(self, failure: Failure) -> tuple[str, ...]:
+        """What is the same for failures of one cause: of compiles, the program and its flags."""
+        if failure.stage is not Stage.COMPILE:
+            return (failure.case, failure.stage)
+        return (self.machine.store.verified.sha256(failure.program), *failure.flags)
 
     def _explained(self, failure: Failure, tools: Tools) -> Bundle | None:
         again = fails_again(failure, tools)

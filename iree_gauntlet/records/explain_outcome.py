@@ -4,8 +4,8 @@ The record is `explain.jsonl` in the folder `explain` of a run, a log of events 
 
 - `explain`: what is explained, `cases` with their kinds and reasons; a further explanation appends another one.
 - `start`: a case is begun, perhaps again: what was found of it before does not count.
-- `found`: what was found of a case: `part` is `again`, `located` or `reduced`, `bundle`, `probes`, or `nothing` and
-  why.
+- `found`: what was found of a case: `part` is `again`, `located` or `reduced`, `bundle`, `probes`; `same`
+  and as which case; or `nothing` and why.
 - `case`: a case is done, and whether a bundle shows it.
 - `end`: how it ended.
 """
@@ -54,6 +54,8 @@ class ExplainedCase:
         if located.get("dispatch"):
             what = f"{located['dispatch']} {'is wrong on right inputs' if located['outputs'] else 'fails'}"
             return what if self.bundled else f"{what}, but no bundle shows it"
+        if same := self.found.get("same"):
+            return f"the program, its flags and so the failure are those of {same['as']}"
         if "after" in reduced:
             return f"reduced from {reduced['before']['operations']:,} operations to {reduced['after']['operations']:,}"
         if nothing is not None:

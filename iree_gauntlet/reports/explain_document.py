@@ -54,7 +54,7 @@ def _case(case: ExplainedCase) -> list[Block]:
         lines += _reduced(reduced)
     elif located is not None and located.get("dispatch"):
         lines += _located(located)
-    elif located is not None or "nothing" in case.found:
+    elif located is not None or "nothing" in case.found or "same" in case.found:
         lines.append(case.answer)
     if case.mended_by:
         lines.append(f"mended by: {', '.join(case.mended_by)}")

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cleaning import one_line
-from iree_gauntlet.diagnostics import same_in_all
+from iree_gauntlet.diagnostics import diagnostic_of, same_in_all
 from iree_gauntlet.results import SENT_SIGNALS
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def symptom_of(ran: Ran, timeout: float) -> Symptom | None:
         return Symptom(ending, f"{ran.outcome.signal}{f' in {frame}' if frame else ''}", _escaped(frame))
     if ending == FAILURE:
         line = _error_line(ran.errors)
-        return Symptom(ending, one_line(line), pattern_of(line))
+        return Symptom(ending, one_line(diagnostic_of(line)), pattern_of(line))
     return None
 
 

@@ -13,10 +13,10 @@ The plan:
      "folder": "/…"}                         where to
 
 What is tried, each kept where the compiler fails as before and the program is smaller: large constants of one value;
-one function alone; the operations that the diagnostic points at alone; ends and beginnings of a function, by halving;
-then runs of operations, ever shorter (delta debugging: Zeller and Hildebrandt, "Simplifying and isolating
-failure-inducing input", 2002). The tensors of what is taken out become arguments of the function, and what is not used
-any more its results.
+one function alone; the operations that the diagnostic points at, and those around them; ends and beginnings of a
+function, by halving; then runs of operations, ever shorter (delta debugging: Zeller and Hildebrandt, "Simplifying and
+isolating failure-inducing input", 2002). The tensors of what is taken out become arguments of the function, and what
+is not used any more its results.
 
 `reduce.jsonl` in the folder gets a line for each program that is kept: `operations`, `bytes`, `tried` and `what` was
 done. At the end there are `reduced.mlir` and `reduced.txt`, what the compiler says of it; and `end.json`: `problem`
@@ -29,6 +29,7 @@ Exit codes: 0 done; 2 the plan cannot be carried out (one line on stderr).
 from __future__ import annotations
 
 import json
+import math
 import re
 import signal
 import subprocess
@@ -55,6 +56,8 @@ _UNUSABLE = 2
 # Up to which a compile goes, the nearest first.
 _PHASES = ("input", "flow", "executable-targets")
 _PLACE = re.compile(r":(\d+):(\d+): ")
+# How many operations before and behind one that a diagnostic points at may have to do with it: they become one loop.
+_MARGINS = (0, 4, 16)
 # For a process to print its stack.
 _ABORT_SECONDS = 20.0
 
@@ -85,6 +88,12 @@ class _Oracle:
         if program not in self._asked:
             self._asked[program] = self._compile(program)
         return self._asked[program]
+
+    def words_of(self, program: bytes) -> str:
+        """What the compiler says of a program, whatever time is left."""
+        self._until = math.inf
+        self._compile(program)
+        return (self._folder / "candidate.txt").read_text(encoding="utf-8", errors="replace")
 
     def up_to(self, phase: str, program: bytes) -> bool:
         """Whether it fails on the way to a phase; if so, no program is compiled further from now on."""
@@ -136,6 +145,7 @@ class _Reducer:
         self._oracle = oracle
         self.best = edits.parse(plan["program"])
         self.size = edits.size(self.best)
+        # What the compiler says of it.
         self.said = ""
 
     def begin(self) -> str:
@@ -189,10 +199,11 @@ class _Reducer:
             return edits.count(self.best, name)
 
         hit = edits.at(self.best, name, [(int(line), int(column)) for line, column in _PLACE.findall(self.said)])
-        if hit:
-            keep(hit, "the operations that the diagnostic points at")
-        total = count()
-        low, high = 0, total
+        for margin in _MARGINS if hit else ():
+            near = {i for place in hit for i in range(place - margin, place + margin + 1) if 0 <= i < count()}
+            if keep(sorted(near), "what the diagnostic points at"):
+                break
+        low, high = 0, count()
         while high - low > 1:
             middle = (low + high) // 2
             if keep(range(middle), "an end less"):
@@ -200,8 +211,7 @@ class _Reducer:
                 low, high = min(low, count()), min(middle, count())
             else:
                 low = middle
-        total = low = 0
-        high = count()
+        low, high = 0, count()
         while high - low > 1:
             middle = (low + high) // 2
             if keep(range(middle, count()), "a beginning less"):
@@ -247,8 +257,10 @@ def _run(plan: Mapping[str, Any]) -> None:
         except ValueError as error:
             end["problem"] = str(error)
         end |= {"after": _size(reducer.size), "tried": oracle.tried}
-        (folder / "reduced.mlir").write_text(edits.text(reducer.best), encoding="utf-8")
-        (folder / "reduced.txt").write_text(reducer.said, encoding="utf-8")
+        text = edits.text(reducer.best)
+        (folder / "reduced.mlir").write_text(text, encoding="utf-8")
+        # Of the text, whose lines are others.
+        (folder / "reduced.txt").write_text(oracle.words_of(text.encode()), encoding="utf-8")
         (folder / "end.json").write_text(json.dumps(end), encoding="utf-8")
 
 
