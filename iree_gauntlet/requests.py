@@ -294,6 +294,9 @@ class BisectRequest:
     good: str = option("", "The IREE that is good: a release, a nightly, or any form of --iree with --among.")
     bad: str = option("", "The IREE that is bad; it may be older than the good one.")
     metric: str = option("", "What to look at: time, compile-time, size, dispatches, error, compiles or runs.")
+    bundle: str = option(
+        "", "In place of a metric and a model: a bundle that `explain` has written, the archive or its folder."
+    )
     nightlies: bool = option(False, "Search among nightlies (so it is where an end is one).")
     among: tuple[str, ...] = option((), "What lies between, in order, in any form of --iree (repeatable).")
     every: bool = option(False, "Try every candidate: finds changes back and forth too.")
