@@ -233,6 +233,7 @@ class RunRequest:
         "Only these stages (repeatable): fetch, import, compile, threshold, compstat, benchmark.",
         choices=SPEC_STAGES,
     )
+    explain: bool = option(False, "Explain what failed when the run is over, as `explain` does (not what should fail).")
     chains: frozenset[str] | None = None
 
     @classmethod
@@ -251,6 +252,7 @@ class RunRequest:
             conduct=read(ConductRequest, values),
             defaults=defaults,
             stages=stages or tuple(map(Stage, values_of(cls, values).get("stages", ()))),
+            explain=bool(values.get("explain")),
         )
 
     @property

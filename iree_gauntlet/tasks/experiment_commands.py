@@ -86,7 +86,7 @@ _IREES = Option(
             resume="Continue the newest matrix (or --run-dir): finished IREEs stay, the one that was killed continues.",
             run_dir="Folder of this matrix (default: runs/<time>-matrix).",
         ),
-        *options_of(RunRequest),
+        *options_of(RunRequest, "stages"),
     ),
 )
 def matrix_task(options: dict[str, Any]) -> ExitCode:
