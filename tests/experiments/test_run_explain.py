@@ -36,6 +36,12 @@ def test_what_failed_is_explained_behind_the_run(project: Project) -> None:
     assert "no reference gives the expected numbers either" in explanation
     found = json.loads((project.newest / "explain" / "explain.json").read_text())
     assert [case["case"] for case in found["cases"]] == ["toy/abs@cpu"], "what should fail is left out"
+    # The run's reports were made again, and say it too.
+    steps = [
+        step for chain in json.loads((project.newest / "summary.json").read_text())["chains"] for step in chain["steps"]
+    ]
+    answers = {step["id"]: step["explanation"]["answer"] for step in steps if step["explanation"]}
+    assert answers == {"toy/abs@cpu:threshold": found["cases"][0]["answer"]}
 
 
 @pytest.mark.parametrize("words", [("run", "--stages", "threshold"), ("threshold",), ("compile",)])
