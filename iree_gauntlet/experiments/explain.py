@@ -23,7 +23,7 @@ from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.experiments.experiment_log import begun_by, recorded_end
 from iree_gauntlet.experiments.explaining.again import fails_again
-from iree_gauntlet.experiments.explaining.bundle import Bundle, write_bundle
+from iree_gauntlet.experiments.explaining.bundle import write_bundle
 from iree_gauntlet.experiments.explaining.bundle_run import run_bundle
 from iree_gauntlet.experiments.explaining.contents import of_dispatch, of_program, of_reduced
 from iree_gauntlet.experiments.explaining.failures import Failure, failures_of
@@ -119,8 +119,8 @@ class _Explainer:
     log: EventLog
     progress: Progress
     budget: float  # seconds
-    # What was explained of a compile: the case and its bundle.
-    _twins: dict[tuple[str, ...], tuple[str, Bundle]] = field(default_factory=dict)
+    # What was explained of a compile: the case, and what is recorded of its bundle.
+    _twins: dict[tuple[str, ...], tuple[str, dict[str, Any]]] = field(default_factory=dict)
 
     def explain(self, failure: Failure) -> bool:
         """Whether a bundle shows it."""
@@ -140,6 +140,7 @@ class _Explainer:
         else:
             bundle = twin[1]
             self._found(failure, "same", {"as": twin[0]})
+            self._found(failure, "bundle", bundle)
         seconds = round(time.monotonic() - began, 3)
         self.log.write("case", {"case": failure.case, "bundled": bundle is not None, "seconds": seconds})
         return bundle is not None
@@ -150,7 +151,7 @@ class _Explainer:
             return (failure.case, failure.stage)
         return (self.machine.store.verified.sha256(failure.program), *failure.flags)
 
-    def _explained(self, failure: Failure, tools: Tools) -> Bundle | None:
+    def _explained(self, failure: Failure, tools: Tools) -> dict[str, Any] | None:
         again = fails_again(failure, tools)
         self._found(failure, "again", again.as_dict())
         if again.symptom is None:
@@ -216,7 +217,7 @@ class _Explainer:
             why = f"{located.suspect.dispatch.name}, cut out, does not show the failure"
         yield _WHOLE, of_program(failure, symptom, why, iree)
 
-    def _bundle(self, failure: Failure, forms: Iterator[tuple[str, Contents]], tools: Tools) -> Bundle | None:
+    def _bundle(self, failure: Failure, forms: Iterator[tuple[str, Contents]], tools: Tools) -> dict[str, Any] | None:
         """The first that shows the failure when it is run."""
         assert self.machine.toolchain is not None, "it was needed"
         try:
@@ -232,8 +233,9 @@ class _Explainer:
             self._found(failure, "bundle", {"problem": f"{error.what} {error.hint}".strip()})
             return None
         place = str(bundle.folder.relative_to(self.folder))
-        self._found(failure, "bundle", {"problem": "", "folder": place, **fact})
-        return bundle if code == STILL_THERE else None
+        fact = {"problem": "", "folder": place, **fact}
+        self._found(failure, "bundle", fact)
+        return fact if code == STILL_THERE else None
 
     def _found(self, failure: Failure, part: str, fields: dict[str, Any]) -> None:
         self.log.write("found", {"case": failure.case, "part": part, **fields})

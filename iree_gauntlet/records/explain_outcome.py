@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+# Of a run, where its explanation is.
+EXPLAIN_FOLDER = "explain"
 EXPLAIN_RECORD = "explain.jsonl"
 
 
@@ -63,6 +65,11 @@ class ExplainedCase:
         return str(located.get("why") or reduced.get("why") or "it was not brought to an end")
 
     @property
+    def archive(self) -> str:
+        """The bundle that shows it, by its path in the run's folder; empty where none does."""
+        return f"{EXPLAIN_FOLDER}/{self.found['bundle']['folder']}.tar.gz" if self.bundled else ""
+
+    @property
     def mended_by(self) -> list[str]:
         """The switches with which it passes."""
         return [item["name"] for item in self.found.get("probes", {}).get("probes", []) if item["verdict"] == "passes"]
@@ -77,12 +84,14 @@ class ExplainOutcome:
         asked: the last `explain` event.
         cases: those of it.
         end: the `end` event; None for one that was killed or is under way.
+        known: every case that was ever asked for, by name.
     """
 
     run: str
     asked: dict[str, Any]
     cases: tuple[ExplainedCase, ...]
     end: dict[str, Any] | None
+    known: dict[str, ExplainedCase]
 
     @property
     def exit_code(self) -> ExitCode:
@@ -134,6 +143,7 @@ def explain_outcome(folder: Path) -> ExplainOutcome:
     """
     record = read_events(folder / EXPLAIN_RECORD, "explain")
     asked: dict[str, Any] | None = None
+    named: dict[str, dict[str, Any]] = {}
     found: dict[str, dict[str, dict[str, Any]]] = {}
     done: dict[str, dict[str, Any]] = {}
     end: dict[str, Any] | None = None
@@ -142,6 +152,7 @@ def explain_outcome(folder: Path) -> ExplainOutcome:
         match event.get("event"):
             case "explain":
                 asked, end = event, None
+                named |= {item["case"]: item for item in event["cases"]}
             case "start":
                 found[case], _ = {}, done.pop(case, None)
             case "found":
@@ -152,19 +163,20 @@ def explain_outcome(folder: Path) -> ExplainOutcome:
                 end = event
     if asked is None:
         raise GauntletError(f"{record.path}: does not say what was explained", "Start a new `explain`.")
-    cases = tuple(
-        ExplainedCase(
-            item["case"],
+    known = {
+        name: ExplainedCase(
+            name,
             item["kind"],
             item["reason"],
-            found.get(item["case"], {}),
-            item["case"] in done,
-            bool(done.get(item["case"], {}).get("bundled")),
-            float(done.get(item["case"], {}).get("seconds", 0.0)),
+            found.get(name, {}),
+            name in done,
+            bool(done.get(name, {}).get("bundled")),
+            float(done.get(name, {}).get("seconds", 0.0)),
         )
-        for item in asked["cases"]
-    )
-    return ExplainOutcome(folder.parent.name, asked, cases, end)
+        for name, item in named.items()
+    }
+    cases = tuple(known[item["case"]] for item in asked["cases"])
+    return ExplainOutcome(folder.parent.name, asked, cases, end, known)
 
 
 def explained_before(folder: Path) -> set[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.document import Block, Code, Column, Document, Heading, Items, Kind, Name, Notes, Paragraph, Table
 from iree_gauntlet.figures import byte_size, duration
-from iree_gauntlet.records.explain_outcome import ExplainedCase, ExplainOutcome, explain_outcome
+from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER, ExplainedCase, ExplainOutcome, explain_outcome
 from iree_gauntlet.reports.report_files import Reports, pages
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _case(case: ExplainedCase) -> list[Block]:
     elif bundle is not None:
         shows = "running it shows the failure" if case.bundled else f"running it ends with {bundle['exit_code']}"
         size = byte_size(bundle["bytes"])
-        lines.append(f"bundle: explain/{bundle['folder']}.tar.gz ({size}, {bundle['form']}); {shows}")
+        lines.append(f"bundle: {EXPLAIN_FOLDER}/{bundle['folder']}.tar.gz ({size}, {bundle['form']}); {shows}")
     blocks.append(Items(tuple((line,) for line in lines)))
     probes = case.found.get("probes", {}).get("probes", [])
     if probes:
