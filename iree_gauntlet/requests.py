@@ -233,6 +233,7 @@ class RunRequest:
         "Only these stages (repeatable): fetch, import, compile, threshold, compstat, benchmark.",
         choices=SPEC_STAGES,
     )
+    explain: bool = option(False, "Explain what failed when the run is over, as `explain` does (not what should fail).")
     chains: frozenset[str] | None = None
 
     @classmethod
@@ -251,6 +252,7 @@ class RunRequest:
             conduct=read(ConductRequest, values),
             defaults=defaults,
             stages=stages or tuple(map(Stage, values_of(cls, values).get("stages", ()))),
+            explain=bool(values.get("explain")),
         )
 
     @property
@@ -294,6 +296,9 @@ class BisectRequest:
     good: str = option("", "The IREE that is good: a release, a nightly, or any form of --iree with --among.")
     bad: str = option("", "The IREE that is bad; it may be older than the good one.")
     metric: str = option("", "What to look at: time, compile-time, size, dispatches, error, compiles or runs.")
+    bundle: str = option(
+        "", "In place of a metric and a model: a bundle that `explain` has written, the archive or its folder."
+    )
     nightlies: bool = option(False, "Search among nightlies (so it is where an end is one).")
     among: tuple[str, ...] = option((), "What lies between, in order, in any form of --iree (repeatable).")
     every: bool = option(False, "Try every candidate: finds changes back and forth too.")
@@ -317,6 +322,7 @@ class ExplainRequest:
     slower: bool = option(
         False, "Explain what a comparison found slower, in place of failures: the words name it and its models."
     )
+    budget: float = option(5.0, "Minutes for the reduction of each program that does not compile.", unit="minutes")
 
 
 @dataclass(frozen=True, slots=True)

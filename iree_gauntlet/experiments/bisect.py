@@ -16,9 +16,10 @@ from iree_gauntlet.engine.rounds.blocks import evidence_of
 from iree_gauntlet.engine.rounds.machine_lock import lock_facts
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.experiments.bisect_bundle import keep_bundle, run_kept_bundle
 from iree_gauntlet.experiments.bisect_probe import EXACT_METRICS, ExactJudge, Judge, Judged, run_candidate
 from iree_gauntlet.experiments.bisect_question import Question, question_before, question_of
-from iree_gauntlet.experiments.bisect_timing import RoundsJudge, TimedBlocks
+from iree_gauntlet.experiments.bisect_timing import TIMED_METRICS, RoundsJudge, TimedBlocks
 from iree_gauntlet.experiments.experiment_log import begun_by, recorded_end
 from iree_gauntlet.experiments.run import Chosen, run
 from iree_gauntlet.figures import counted
@@ -67,13 +68,16 @@ def bisect(asked: BisectRequest, request: RunRequest, presenter: Presenter) -> E
                 "bisect": folder.name,
                 **begun_by(),
                 "resumed": resumed,
-                "confidence": 1.0 if question.metric in EXACT_METRICS else 1 - DEFAULT_ALPHA,
+                "confidence": 1 - DEFAULT_ALPHA if question.metric in TIMED_METRICS else 1.0,
                 **lock_facts(os.environ),
                 **question.as_dict(),
             },
         )
         with recorded_end(log, folder, presenter) as ending, presenter.progress() as progress:
-            _fetch(folder, question.chosen, presenter)
+            if question.asked.bundle:
+                keep_bundle(question.asked.bundle, folder)
+            else:
+                _fetch(folder, question.chosen, presenter)
             with _judge(question, folder, log, progress, presenter) as judge:
                 search = BisectSearch(question, judge, log, progress.message, earlier, question.asked.every)
                 ending.code, ending.problem = search.search()
@@ -97,6 +101,12 @@ def _judge(
     count = len(question.row)
     comparisons = count - 1 if question.asked.every else most_comparisons(count)
     with open_session(folder, log, progress) as session, session.interruptible():
+        if question.asked.bundle:
+            supervisor = session.supervisor
+            yield ExactJudge(
+                question.metric, lambda candidate: run_kept_bundle(candidate, folder, chosen, supervisor, presenter)
+            )
+            return
         earlier = evidence_of(event for _, event in read_events(folder / BISECT_RECORD, "bisect").events)
         source = TimedBlocks(question, session, earlier, presenter)
         yield RoundsJudge(source, comparisons, DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS)

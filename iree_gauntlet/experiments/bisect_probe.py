@@ -236,4 +236,6 @@ EXACT_METRICS: Mapping[str, ExactMetric] = {
     "compiles": ExactMetric((Stage.COMPILE,), _passes),
     "runs": ExactMetric((Stage.THRESHOLD,), _passes),
 }
-PASSING: Sequence[str] = ("compiles", "runs")
+# Of a bundle, which says so itself.
+BUNDLE_METRIC = "repro.sh"
+PASSING: Sequence[str] = ("compiles", "runs", BUNDLE_METRIC)

@@ -11,7 +11,8 @@ from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.cases import Kind, Stage
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.experiments.bisect_probe import EXACT_METRICS, Judged
+from iree_gauntlet.experiments.bisect_bundle import bundle_title, nothing_chosen, require_bundle_alone
+from iree_gauntlet.experiments.bisect_probe import BUNDLE_METRIC, EXACT_METRICS, Judged
 from iree_gauntlet.experiments.bisect_timing import TIMED_METRICS, TIMING_NAMES
 from iree_gauntlet.experiments.run import Chosen, choose
 from iree_gauntlet.experiments.sides import rounds_asked
@@ -37,11 +38,11 @@ class Question:
 
     Attributes:
         metric: its name.
-        chain: of the one model.
+        chain: of the one model; the title of a bundle.
         row: candidates, from the oldest to the newest.
         good_is_older: whether the good end is the first of them.
         asked: how it is looked for.
-        chosen: what is run with each candidate.
+        chosen: what is run with each candidate; it selects nothing where that is a bundle.
     """
 
     metric: str
@@ -89,18 +90,15 @@ def question_of(asked: BisectRequest, request: RunRequest) -> Question:
         UsageError: options that are missing or do not fit together.
         ToolchainError: the index does not answer.
     """
-    for name in ("good", "bad", "metric"):
+    for name in ("good", "bad", *(() if asked.bundle else ("metric",))):
         if not getattr(asked, name):
             example = "bisect --good 3.5.0 --bad 3.13.0 --model dtln --submodel temporal --metric dispatches"
             raise UsageError(f"bisect needs --{name}", f"Such as {example}.")
-    metric = asked.metric
-    if metric in TIMED_METRICS:
-        rounds_asked(asked)
-    elif metric not in EXACT_METRICS:
-        raise UsageError(f"--metric {metric}: unknown metric", f"Known: {', '.join((*TIMED_METRICS, *EXACT_METRICS))}.")
-    elif useless := [name for name in given((asked, request.conduct)) if name in TIMING_NAMES]:
-        what = f"{dashed(useless[0])} is for --metric {' and '.join(TIMED_METRICS)}"
-        raise UsageError(what, f"The metric {metric} is exact: leave it out.")
+    metric = BUNDLE_METRIC if asked.bundle else asked.metric
+    if asked.bundle:
+        require_bundle_alone(asked, request)
+    else:
+        _require_metric(asked, request)
     toolchain = request.toolchain
     if toolchain.iree_compiler and toolchain.iree_runtime:
         raise UsageError(
@@ -108,8 +106,8 @@ def question_of(asked: BisectRequest, request: RunRequest) -> Question:
         )
     parse_choice(toolchain.iree_compiler, "--iree-compiler")
     parse_choice(toolchain.iree_runtime, "--iree-runtime")
-    chosen = choose(request)
-    chain = chain_of(chosen, metric)
+    chosen = nothing_chosen(request) if asked.bundle else choose(request)
+    chain = bundle_title(asked.bundle) if asked.bundle else chain_of(chosen, metric)
     if asked.among:
         if asked.nightlies:
             raise UsageError("--among and --nightlies exclude each other", "Name nightlies with --among, or none.")
@@ -120,6 +118,22 @@ def question_of(asked: BisectRequest, request: RunRequest) -> Question:
     place = toolchain_place(root, configuration, Leases(root).use, hashes.sha256, offline=request.network.offline)
     row, good_is_older = candidates_between(asked.good, asked.bad, place, nightlies=asked.nightlies)
     return Question(metric, chain, row, good_is_older, asked, chosen)
+
+
+def _require_metric(asked: BisectRequest, request: RunRequest) -> None:
+    """Make sure that there is such a metric, and that what is said of rounds is for it.
+
+    Raises:
+        UsageError: there is none, or it is not.
+    """
+    metric = asked.metric
+    if metric in TIMED_METRICS:
+        rounds_asked(asked)
+    elif metric not in EXACT_METRICS:
+        raise UsageError(f"--metric {metric}: unknown metric", f"Known: {', '.join((*TIMED_METRICS, *EXACT_METRICS))}.")
+    elif useless := [name for name in given((asked, request.conduct)) if name in TIMING_NAMES]:
+        what = f"{dashed(useless[0])} is for --metric {' and '.join(TIMED_METRICS)}"
+        raise UsageError(what, f"The metric {metric} is exact: leave it out.")
 
 
 def question_before(folder: Path, asked: BisectRequest, request: RunRequest) -> tuple[Question, dict[str, Judged]]:
@@ -135,11 +149,15 @@ def question_before(folder: Path, asked: BisectRequest, request: RunRequest) -> 
     before = outcome.asked["asked"]
     now = given((asked, request.selection, request.toolchain, request.conduct))
     require_as_begun("bisect", shown(folder), now, before)
-    asked, chosen = read(BisectRequest, before), choose(request.with_kept(before))
+    asked, request = read(BisectRequest, before), request.with_kept(before)
     row = tuple(Candidate(**item) for item in outcome.asked["row"])
     metric, chain = outcome.asked["metric"], outcome.asked["chain"]
-    if chain_of(chosen, metric) != chain:
-        raise UsageError(f"the selection does not mean {chain} any more", "Start a new bisect.")
+    if asked.bundle:
+        chosen = nothing_chosen(request)
+    else:
+        chosen = choose(request)
+        if chain_of(chosen, metric) != chain:
+            raise UsageError(f"the selection does not mean {chain} any more", "Start a new bisect.")
     question = Question(metric, chain, row, bool(outcome.asked["good_is_older"]), asked, chosen)
     known = {label: Judged.from_dict(event) for label, event in outcome.judged.items()}
     return question, {label: judged for label, judged in known.items() if judged.value is not None}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.engine.processes.supervisor import Supervisor
 from iree_gauntlet.engine.session import interruptible
 from iree_gauntlet.engine.workbench import open_workbench
-from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.experiments.explaining.bundle import BUNDLE_FACTS, CANNOT_BE_JUDGED, FIXED, STILL_THERE, unpack
-from iree_gauntlet.experiments.explaining.bundle_run import run_bundle
+from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.experiments.explaining.bundle_run import SAID, open_bundle, run_bundle
+from iree_gauntlet.experiments.explaining.repro_script import CANNOT_BE_JUDGED, FIXED, STILL_THERE
 
 if TYPE_CHECKING:
     from iree_gauntlet.progress import Presenter
@@ -61,18 +60,10 @@ def run_with(bundle: Path, request: ToolchainRequest, presenter: Presenter) -> E
 
 def _run(bundle: Path, iree: Toolchain | None, presenter: Presenter) -> tuple[int | None, str, str]:
     """What a bundle ends with; its title, and the IREE that it fails with."""
-    if not bundle.exists():
-        raise UsageError(f"there is no bundle {bundle}", "`explain` writes runs/<run>/explain/<case>/bundle.tar.gz.")
     with tempfile.TemporaryDirectory(prefix="gauntlet-bundle-") as place, Supervisor() as supervisor:
-        found = unpack(bundle, Path(place))
-        try:
-            facts = json.loads((found / BUNDLE_FACTS).read_text(encoding="utf-8"))
-            title, iree_named = str(facts["title"]), ", ".join(facts["packages"])
-        except (ValueError, KeyError, TypeError) as error:
-            what = f"{bundle}: {BUNDLE_FACTS} is not as `explain` writes it: {type(error).__name__}: {error}"
-            raise GauntletError(what, "Name a bundle that `explain` wrote.") from error
+        opened = open_bundle(bundle, Path(place))
         with interruptible(supervisor.cancel_all):
-            code = run_bundle(found, iree, supervisor, Path(place))
+            code = run_bundle(opened.folder, iree, supervisor, Path(place))
         if code in (CANNOT_BE_JUDGED, None):
-            presenter.line((Path(place) / "repro.txt").read_text(encoding="utf-8", errors="replace")[-3000:])
-        return code, title, iree_named
+            presenter.line((Path(place) / SAID).read_text(encoding="utf-8", errors="replace")[-3000:])
+        return code, opened.title, ", ".join(opened.packages)

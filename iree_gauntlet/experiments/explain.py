@@ -12,41 +12,46 @@ import math
 import shlex
 import shutil
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.experiments.explaining.bundle import (
-    STILL_THERE,
-    Bundle,
-    Contents,
-    file_values,
-    flag_files,
-    write_bundle,
-)
+from iree_gauntlet.experiments.explaining.again import fails_again
+from iree_gauntlet.experiments.explaining.bundle import write_bundle
 from iree_gauntlet.experiments.explaining.bundle_run import run_bundle
+from iree_gauntlet.experiments.explaining.contents import of_dispatch, of_program, of_reduced
 from iree_gauntlet.experiments.explaining.explanation import recorded_explanation
 from iree_gauntlet.experiments.explaining.failures import Failure, failures_of
-from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT
-from iree_gauntlet.experiments.explaining.locate import TOLERANCES, Located, Suspect, fails_again, locate, probe
+from iree_gauntlet.experiments.explaining.locate import Located, locate, probe
+from iree_gauntlet.experiments.explaining.locate_run import locate_in_run
+from iree_gauntlet.experiments.explaining.reduce import EARLIEST, Reduced, reduce
 from iree_gauntlet.experiments.explaining.replay import with_replay
+from iree_gauntlet.experiments.explaining.repro_script import STILL_THERE
+from iree_gauntlet.experiments.explaining.symptom import WRONG
 from iree_gauntlet.experiments.explaining.tools import Tools
 from iree_gauntlet.journal_format import JOURNAL, read_journal
-from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.records.earlier_runs import LATEST, asked_for, run_named
 from iree_gauntlet.records.explain_outcome import explained_before
 from iree_gauntlet.requests import NetworkRequest, ToolchainRequest
 from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from iree_gauntlet.engine.processes.supervisor import Supervisor
     from iree_gauntlet.engine.workbench import Workbench
+    from iree_gauntlet.experiments.explaining.bundle import Contents
+    from iree_gauntlet.experiments.explaining.symptom import Symptom
     from iree_gauntlet.progress import Presenter, Progress
     from iree_gauntlet.records.event_log import EventLog
     from iree_gauntlet.requests import CacheRequest, ExplainRequest
+
+
+_WHOLE = "the whole program"
 
 
 def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) -> ExitCode:
@@ -71,7 +76,7 @@ def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) ->
         cases = [{"case": item.case, "kind": item.kind, "reason": item.result.reason} for item in failures]
         opening = {"run": run_dir.name, "cases": cases, "toolchain": record.runs[-1]["toolchain"]}
         with recorded_explanation(folder, opening, presenter, progress) as (session, ending):
-            explainer = _Explainer(folder, machine, session.supervisor, session.log, progress)
+            explainer = _Explainer(folder, machine, session.supervisor, session.log, progress, 60 * asked.budget)
             done = [item.case in before or explainer.explain(item) for item in failures]
             ending.code = ExitCode.OK if all(done) else ExitCode.INCONCLUSIVE
     return ending.code
@@ -105,6 +110,9 @@ class _Explainer:
     supervisor: Supervisor
     log: EventLog
     progress: Progress
+    budget: float  # seconds
+    # What was explained of a compile: the case, and what is recorded of its bundle.
+    _twins: dict[tuple[str, ...], tuple[str, dict[str, Any]]] = field(default_factory=dict)
 
     def explain(self, failure: Failure) -> bool:
         """Whether a bundle shows it."""
@@ -115,55 +123,113 @@ class _Explainer:
         tools = Tools(self.machine, self.supervisor, folder)
         self.log.write("start", {"case": failure.case})
         self._say(failure, failure.kind)
-        bundle = None
-        if not failure.wrong:
-            self._found(failure, "nothing", {"why": f"a {failure.kind} is not reduced yet"})
+        key = self._key(failure)
+        twin = self._twins.get(key)
+        if twin is None:
+            bundle = self._explained(failure, tools)
+            if bundle is not None:
+                self._twins[key] = (failure.case, bundle)
         else:
-            bundle = self._wrong(failure, tools)
+            bundle = twin[1]
+            self._found(failure, "same", {"as": twin[0]})
+            self._found(failure, "bundle", bundle)
         seconds = round(time.monotonic() - began, 3)
         self.log.write("case", {"case": failure.case, "bundled": bundle is not None, "seconds": seconds})
         return bundle is not None
 
-    def _wrong(self, failure: Failure, tools: Tools) -> Bundle | None:
+    def _key(self, failure: Failure) -> tuple[str, ...]:
+        """What is the same for failures of one cause: of compiles, the program and its flags."""
+        if failure.stage is not Stage.COMPILE:
+            return (failure.case, failure.stage)
+        return (self.machine.store.verified.sha256(failure.program), *failure.flags)
+
+    def _explained(self, failure: Failure, tools: Tools) -> dict[str, Any] | None:
         again = fails_again(failure, tools)
-        self._found(failure, "again", asdict(again))
-        if not again.wrong:
-            self._found(failure, "nothing", {"why": "it did not fail again in two runs: it is intermittent"})
+        self._found(failure, "again", again.as_dict())
+        if again.symptom is None:
+            self._found(failure, "nothing", {"why": "it did not fail again, twice: it is intermittent"})
             return None
+        say = partial(self._say, failure)
+        early = False
+        if failure.stage is Stage.COMPILE:
+            reduced, why = self._reduced(failure, again.symptom, tools)
+            forms = self._reduced_forms(failure, again.symptom, reduced, why)
+            early = reduced is not None and reduced.phase == EARLIEST
+        else:
+            located = self._located(failure, again.symptom, tools)
+            forms = self._located_forms(failure, again.symptom, located)
+        bundle = self._bundle(failure, forms, tools)
+        if not early:
+            probes = probe(failure, again.symptom, tools, say)
+            self._found(failure, "probes", {"probes": [asdict(item) for item in probes]})
+        return bundle
+
+    def _reduced(self, failure: Failure, symptom: Symptom, tools: Tools) -> tuple[Reduced | None, str]:
+        """What is left of a program; or why nothing could be taken from it."""
+        say = partial(self._say, failure)
+        say("reducing the program")
         try:
-            located = locate(failure, tools, lambda text: self._say(failure, text))
+            reduced = reduce(failure, symptom, tools, self.budget, say)
+        except GauntletError as error:
+            why = f"{error.what} {error.hint}".strip()
+            self._found(failure, "reduced", {"why": why})
+            return None, why
+        self._found(failure, "reduced", reduced.as_dict())
+        return reduced, "what was made of it does not show the failure"
+
+    def _located(self, failure: Failure, symptom: Symptom, tools: Tools) -> Located:
+        """The dispatch at fault, or what is known where there is none."""
+        say = partial(self._say, failure)
+        try:
+            wrong = symptom.ending == WRONG
+            located = locate(failure, tools, say) if wrong else locate_in_run(failure, symptom, tools, say)
         except GauntletError as error:
             located = Located(why=f"{error.what} {error.hint}".strip())
         self._found(failure, "located", _located(located))
-        bundle = None
-        if located.suspect is not None:
-            try:
-                bundle = self._bundle(failure, located.suspect, tools)
-            except GauntletError as error:
-                # Of this one alone; the others go on.
-                self._found(failure, "bundle", {"problem": f"{error.what} {error.hint}".strip()})
-        probes = probe(failure, tools, lambda text: self._say(failure, text), machine_facts().cores)
-        self._found(failure, "probes", {"probes": [asdict(item) for item in probes]})
-        return bundle
+        return located
 
-    def _bundle(self, failure: Failure, suspect: Suspect, tools: Tools) -> Bundle | None:
-        """The bundle of a suspect, where running it shows the failure."""
+    # What a bundle may hold, the best first: with a word for the reports.
+
+    def _reduced_forms(
+        self, failure: Failure, symptom: Symptom, reduced: Reduced | None, why: str
+    ) -> Iterator[tuple[str, Contents]]:
         assert self.machine.toolchain is not None, "it was needed"
-        flags, named = flag_files(failure.flags)
-        contents = replace(_contents(failure, suspect, self.machine), flags=("--compile-from=flow", *flags))
-        contents = replace(contents, files=(*contents.files, *named))
-        # What every release reads is worth more, where the failure stays.
-        functions = [replace(contents, program=suspect.function, flags=flags)] if suspect.function else []
-        for form in (*functions, contents):
-            bundle = write_bundle(form, tools.folder / "bundle")
-            code = run_bundle(bundle.folder, self.machine.toolchain, self.supervisor, tools.folder)
-            if code == STILL_THERE:
-                bundle = with_replay(form, bundle, tools, timeout=failure.compile_timeout)
-                break
+        if reduced is not None:
+            yield "the reduced program", of_reduced(failure, symptom, reduced, self.machine.toolchain)
+        yield _WHOLE, of_program(failure, symptom, why, self.machine.toolchain)
+
+    def _located_forms(self, failure: Failure, symptom: Symptom, located: Located) -> Iterator[tuple[str, Contents]]:
+        iree = self.machine.toolchain
+        assert iree is not None, "it was needed"
+        why = located.why
+        if located.suspect is not None:
+            *function, flow = of_dispatch(failure, symptom, located.suspect, iree)
+            yield from (("a program for any release", form) for form in function)
+            yield "a program for this release", flow
+            why = f"{located.suspect.dispatch.name}, cut out, does not show the failure"
+        yield _WHOLE, of_program(failure, symptom, why, iree)
+
+    def _bundle(self, failure: Failure, forms: Iterator[tuple[str, Contents]], tools: Tools) -> dict[str, Any] | None:
+        """The first that shows the failure when it is run."""
+        assert self.machine.toolchain is not None, "it was needed"
+        try:
+            for form, contents in forms:
+                shutil.rmtree(tools.folder / "bundle", ignore_errors=True)
+                bundle = write_bundle(contents, tools.folder / "bundle")
+                code = run_bundle(bundle.folder, self.machine.toolchain, self.supervisor, tools.folder)
+                if code == STILL_THERE:
+                    bundle = with_replay(contents, bundle, tools, timeout=failure.compile_timeout)
+                fact = {"bytes": bundle.bytes, "exit_code": code, "form": form}
+                if code == STILL_THERE:
+                    break
+        except GauntletError as error:
+            # Of this one alone; the others go on.
+            self._found(failure, "bundle", {"problem": f"{error.what} {error.hint}".strip()})
+            return None
         place = str(bundle.folder.relative_to(self.folder))
-        fact = {"problem": "", "folder": place, "bytes": bundle.bytes, "exit_code": code}
-        self._found(failure, "bundle", {**fact, "any_release": form.program == suspect.function})
-        return bundle if code == STILL_THERE else None
+        fact = {"problem": "", "folder": place, **fact}
+        self._found(failure, "bundle", fact)
+        return fact if code == STILL_THERE else None
 
     def _found(self, failure: Failure, part: str, fields: dict[str, Any]) -> None:
         self.log.write("found", {"case": failure.case, "part": part, **fields})
@@ -176,45 +242,8 @@ def _located(located: Located) -> dict[str, Any]:
     suspect = located.suspect
     found: dict[str, Any] = {"why": located.why, "traced": located.traced, "reference": located.reference}
     if suspect is not None:
+        # It says nothing of numbers where a run fails before it gives any.
         error = suspect.error if math.isfinite(suspect.error) else None
         found |= {"dispatch": suspect.dispatch.name, "call": suspect.call, "of": suspect.of, "error": error}
         found |= {"inputs": [kind for kind, _ in suspect.inputs], "outputs": [kind for kind, _ in suspect.expected]}
     return found
-
-
-def _contents(failure: Failure, suspect: Suspect, machine: Workbench) -> Contents:
-    assert machine.toolchain is not None, "it was needed"
-    inputs, held = file_values(suspect.inputs, "input")
-    expected, kept = file_values(suspect.expected, "expected")
-    # What the reference gives, within what another order of operations may change.
-    largest: dict[str, float] = {}
-    for (kind, _), most in zip(suspect.expected, suspect.largest, strict=True):
-        name = kind.rpartition("x")[2]
-        largest[name] = max(largest.get(name, 0.0), most)
-    known = {name: TOLERANCES[name] * most for name, most in largest.items() if name in TOLERANCES}
-    thresholds = [f"--expected_{name}_threshold={allowed:.3g}" for name, allowed in known.items()]
-    dispatch, iree = suspect.dispatch, machine.toolchain
-    error = f"{suspect.error:.3g} of its largest value" if math.isfinite(suspect.error) else "infinite"
-    facts = machine_facts()
-    found = (
-        f"Of {suspect.of} dispatches, `{dispatch.name}` (call {suspect.call}) is the first whose inputs agree with "
-        f"those of {suspect.reference} and whose output does not: it is off by {error}. Cut out, and run on the inputs "
-        f"that it had, it is wrong too. `program.mlir` is that dispatch, and what is expected is what "
-        f"{suspect.reference} gives on these inputs."
-    )
-    return Contents(
-        title=f"Wrong numbers in {dispatch.name} ({failure.device})",
-        what=(f"{failure.case}: {failure.result.reason}", found),
-        program=suspect.program,
-        flags=failure.flags,
-        device=failure.device,
-        arguments=(
-            f"--function={CUT_OUT}",
-            *(f"--input={text}" for text in inputs),
-            *(f"--expected_output={text}" for text in expected),
-            *thresholds,
-        ),
-        files=(*held, *kept),
-        iree=iree,
-        machine=f"{facts.cpu}, {facts.os}",
-    )

@@ -17,9 +17,9 @@ from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
 from iree_gauntlet.engine.rounds.taken_rounds import gpu_of
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.experiments.explain import iree_of
-from iree_gauntlet.experiments.explaining.bundle import STILL_THERE
 from iree_gauntlet.experiments.explaining.bundle_run import run_bundle
 from iree_gauntlet.experiments.explaining.explanation import recorded_explanation
+from iree_gauntlet.experiments.explaining.repro_script import STILL_THERE
 from iree_gauntlet.experiments.explaining.slower import Found, SlowDispatch, Slower, find_slow_dispatch, slower_of
 from iree_gauntlet.experiments.explaining.slower_bundle import slower_bundle
 from iree_gauntlet.experiments.explaining.tools import Tools
@@ -111,7 +111,7 @@ class _Explainer:
         with self.session.quiet(gpu_of(slow.measured[1].step)):
             code = run_bundle(bundle.folder, new, self.session.supervisor, folder, base)
         fact = {"problem": "", "folder": str(place / "bundle"), "bytes": bundle.bytes, "exit_code": code}
-        self._found(slower, "bundle", {**fact, "any_release": True})
+        self._found(slower, "bundle", {**fact, "form": "a program for any release"})
         return code == STILL_THERE
 
     def _found(self, slower: Slower, part: str, fields: dict[str, Any]) -> None:

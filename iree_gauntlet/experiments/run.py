@@ -22,6 +22,7 @@ from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
 from iree_gauntlet.engine.workspace import Selection, select
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, SpecError, UsageError
+from iree_gauntlet.experiments.explain_run import explain_run
 from iree_gauntlet.experiments.shards import only_chains, only_shard
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
@@ -100,11 +101,13 @@ class Ran:
         exit_code: INTERRUPTED where Ctrl-C or SIGTERM ended it.
         steps: all that were planned for it.
         held: steps that were planned with it and are left to the caller.
+        folder: its folder.
     """
 
     exit_code: ExitCode
     steps: tuple[Step, ...]
     held: tuple[Step, ...]
+    folder: Path
 
 
 def choose(request: RunRequest) -> Chosen:
@@ -125,7 +128,7 @@ def choose(request: RunRequest) -> Chosen:
 
 
 def execute(request: RunRequest, presenter: Presenter) -> ExitCode:
-    """Selects, plans, runs and reports.
+    """Selects, plans, runs and reports; explains what failed, where that is asked for.
 
     Args:
         request: what is asked for.
@@ -134,7 +137,10 @@ def execute(request: RunRequest, presenter: Presenter) -> ExitCode:
     Raises:
         GauntletError: what keeps the run from starting.
     """
-    return run(choose(_as_before(request)), presenter).exit_code
+    ran = run(choose(_as_before(request)), presenter)
+    if request.explain and ran.exit_code is not ExitCode.INTERRUPTED:
+        explain_run(ran.folder, request.toolchain, presenter)
+    return ran.exit_code
 
 
 def run(
@@ -178,7 +184,7 @@ def run(
         with _engine(plan, shard, run_dir, machine, chosen, progress, runs) as (engine, steps, finished):
             code = engine.run(steps, finished)
     presenter.ran(run_dir, brief=brief)
-    return Ran(code, plan.steps, later)
+    return Ran(code, plan.steps, later, run_dir)
 
 
 @contextmanager

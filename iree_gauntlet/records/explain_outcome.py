@@ -4,7 +4,8 @@ The record is `explain.jsonl` in the folder `explain` of a run, a log of events 
 
 - `explain`: what is explained, `cases` with their kinds and reasons; a further explanation appends another one.
 - `start`: a case is begun, perhaps again: what was found of it before does not count.
-- `found`: what was found of a case: `part` is `again`, `located`, `probes`, `slower`, `bundle`, or `nothing` and why.
+- `found`: what was found of a case: `part` is `again`, `located`, `reduced` or `slower`, `bundle`, `probes`; `same`
+  and as which case; or `nothing` and why.
 - `case`: a case is done, and whether a bundle shows it.
 - `end`: how it ended.
 """
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+# Of a run, where its explanation is.
+EXPLAIN_FOLDER = "explain"
 EXPLAIN_RECORD = "explain.jsonl"
 
 
@@ -49,18 +52,25 @@ class ExplainedCase:
     def answer(self) -> str:
         """What came of it, in a line."""
         located, nothing = self.found.get("located", {}), self.found.get("nothing")
-        slower = self.found.get("slower", {})
+        reduced, slower = self.found.get("reduced", {}), self.found.get("slower", {})
         if slower.get("name"):
             what = f"{slower['name']} is slower by itself"
             return what if self.bundled else f"{what}, but its bundle does not show it"
-        if slower:
-            return str(slower["why"])
         if located.get("dispatch"):
-            what = f"{located['dispatch']} is wrong on right inputs"
+            what = f"{located['dispatch']} {'is wrong on right inputs' if located['outputs'] else 'fails'}"
             return what if self.bundled else f"{what}, but no bundle shows it"
+        if same := self.found.get("same"):
+            return f"the program, its flags and so the failure are those of {same['as']}"
+        if "after" in reduced:
+            return f"reduced from {reduced['before']['operations']:,} operations to {reduced['after']['operations']:,}"
         if nothing is not None:
             return str(nothing["why"])
-        return str(located.get("why") or "it was not brought to an end")
+        return str(located.get("why") or reduced.get("why") or slower.get("why") or "it was not brought to an end")
+
+    @property
+    def archive(self) -> str:
+        """The bundle that shows it, by its path in the run's folder; empty where none does."""
+        return f"{EXPLAIN_FOLDER}/{self.found['bundle']['folder']}.tar.gz" if self.bundled else ""
 
     @property
     def mended_by(self) -> list[str]:
@@ -77,12 +87,14 @@ class ExplainOutcome:
         asked: the last `explain` event.
         cases: those of it.
         end: the `end` event; None for one that was killed or is under way.
+        known: every case that was ever asked for, by name.
     """
 
     run: str
     asked: dict[str, Any]
     cases: tuple[ExplainedCase, ...]
     end: dict[str, Any] | None
+    known: dict[str, ExplainedCase]
 
     @property
     def exit_code(self) -> ExitCode:
@@ -134,6 +146,7 @@ def explain_outcome(folder: Path) -> ExplainOutcome:
     """
     record = read_events(folder / EXPLAIN_RECORD, "explain")
     asked: dict[str, Any] | None = None
+    named: dict[str, dict[str, Any]] = {}
     found: dict[str, dict[str, dict[str, Any]]] = {}
     done: dict[str, dict[str, Any]] = {}
     end: dict[str, Any] | None = None
@@ -142,6 +155,7 @@ def explain_outcome(folder: Path) -> ExplainOutcome:
         match event.get("event"):
             case "explain":
                 asked, end = event, None
+                named |= {item["case"]: item for item in event["cases"]}
             case "start":
                 found[case], _ = {}, done.pop(case, None)
             case "found":
@@ -152,19 +166,20 @@ def explain_outcome(folder: Path) -> ExplainOutcome:
                 end = event
     if asked is None:
         raise GauntletError(f"{record.path}: does not say what was explained", "Start a new `explain`.")
-    cases = tuple(
-        ExplainedCase(
-            item["case"],
+    known = {
+        name: ExplainedCase(
+            name,
             item["kind"],
             item["reason"],
-            found.get(item["case"], {}),
-            item["case"] in done,
-            bool(done.get(item["case"], {}).get("bundled")),
-            float(done.get(item["case"], {}).get("seconds", 0.0)),
+            found.get(name, {}),
+            name in done,
+            bool(done.get(name, {}).get("bundled")),
+            float(done.get(name, {}).get("seconds", 0.0)),
         )
-        for item in asked["cases"]
-    )
-    return ExplainOutcome(folder.parent.name, asked, cases, end)
+        for name, item in named.items()
+    }
+    cases = tuple(known[item["case"]] for item in asked["cases"])
+    return ExplainOutcome(folder.parent.name, asked, cases, end, known)
 
 
 def explained_before(folder: Path) -> set[str]:

@@ -19,6 +19,21 @@ _RESULT = tuple(field.name for field in fields(Result))
 _PLANNED = ("id", "chain", "dialect", "model", "submodel", "target", "stage")
 
 
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What `explain` found out about a step that failed.
+
+    Attributes:
+        answer: in a line: the first wrong dispatch, or why there is none.
+        mended_by: the switches with which it passes.
+        bundle: an archive that shows it, by its path in the run's folder; empty where there is none.
+    """
+
+    answer: str
+    mended_by: tuple[str, ...] = ()
+    bundle: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome(Result):
     """The result of one step, with what was planned.
@@ -40,6 +55,7 @@ class StepOutcome(Result):
         device: what `--device` says.
         goldens: figures that it is held against.
         origin: where its case is written.
+        explanation: what was found out about its failure; None where that was not asked.
     """
 
     id: str
@@ -61,6 +77,7 @@ class StepOutcome(Result):
     device: str
     goldens: tuple[Golden, ...]
     origin: Origin
+    explanation: Explanation | None = None
 
     @property
     def name(self) -> str:

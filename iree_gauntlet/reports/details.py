@@ -11,7 +11,7 @@ from iree_gauntlet.toolchains.devices import Device
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from iree_gauntlet.records.step_outcome import StepOutcome
+    from iree_gauntlet.records.step_outcome import Explanation, StepOutcome
     from iree_gauntlet.results import Check, OutputComparison
 
 
@@ -97,6 +97,12 @@ def finding_lines(step: StepOutcome) -> list[str]:
     lines = [line for _, line in sorted(outputs + checks, key=lambda found: found[0])]
     ended = _process_line(step)
     return [*([ended] if ended else []), *lines]
+
+
+def explanation_line(explanation: Explanation) -> str:
+    """What `explain` found, without the bundle."""
+    mended = f"; mended by: {', '.join(explanation.mended_by)}" if explanation.mended_by else ""
+    return one_line(f"explained: {explanation.answer}{mended}")
 
 
 def measured_lines(step: StepOutcome) -> list[str]:

@@ -9,7 +9,7 @@ from iree_gauntlet import messages
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.records.bisect_outcome import BISECT_RECORD
 from iree_gauntlet.records.compare_record import COMPARISON_FILE
-from iree_gauntlet.records.explain_outcome import EXPLAIN_RECORD
+from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER, EXPLAIN_RECORD
 from iree_gauntlet.records.matrix_outcome import MATRIX_RECORD
 from iree_gauntlet.reports.bisect_document import bisect_reports
 from iree_gauntlet.reports.compare_report import comparison_reports
@@ -38,7 +38,7 @@ RECORDS: dict[str, Callable[[Path], Reports]] = {
 
 
 def write_reports(folder: Path) -> Reports:
-    """Write the reports of an experiment next to its record.
+    """Write the reports of an experiment next to its record; those of a run that it explains name what it found.
 
     Args:
         folder: of the experiment; it may have been killed, or be under way.
@@ -49,6 +49,8 @@ def write_reports(folder: Path) -> Reports:
     make = next((make for record, make in RECORDS.items() if (folder / record).is_file()), run_reports)
     reports = make(folder)
     reports.write(folder)
+    if make is explain_reports and folder.name == EXPLAIN_FOLDER and (folder.parent / JOURNAL).is_file():
+        run_reports(folder.parent).write(folder.parent)
     return reports
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.document import Block, Code, Column, Document, Heading, Items, Kind, Name, Notes, Paragraph, Table
 from iree_gauntlet.figures import byte_size, duration, milliseconds
-from iree_gauntlet.records.explain_outcome import ExplainedCase, ExplainOutcome, explain_outcome
+from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER, ExplainedCase, ExplainOutcome, explain_outcome
 from iree_gauntlet.reports.report_files import Reports, pages
 
 if TYPE_CHECKING:
@@ -46,30 +46,20 @@ def _explain_document(outcome: ExplainOutcome) -> Document:
 def _case(case: ExplainedCase) -> list[Block]:
     """What is said of a case."""
     blocks: list[Block] = [Heading(f"{case.case}: {case.kind}"), Paragraph((case.reason,))]
-    again, located, bundle = (case.found.get(part) for part in ("again", "located", "bundle"))
+    again, bundle = (case.found.get(part) for part in ("again", "bundle"))
     lines: list[str] = []
     if again is not None:
-        how = "with the same values" if again["same"] else "with other values each time"
-        lines.append(f"fails again in {again['wrong']} of 2 runs, {how}")
-    if located is not None and located.get("dispatch"):
-        error = "infinitely" if located["error"] is None else f"by {located['error']:.3g} of its largest value"
-        lines.append(
-            f"first wrong dispatch: {located['dispatch']} (call {located['call']} of {located['of']}), off {error} on "
-            f"inputs on which {located['reference']} is right"
-        )
-        lines.append(f"it takes {', '.join(located['inputs'])} and gives {', '.join(located['outputs'])}")
-    elif located is not None or "nothing" in case.found:
-        lines.append(case.answer)
-    if "slower" in case.found:
-        lines += _slower(case.found["slower"])
+        how = "in the same way" if again["same"] else "in another way each time"
+        lines.append(f"fails again {again['failed']} of 2 times, {how}")
+    lines += _where(case)
     if case.mended_by:
         lines.append(f"mended by: {', '.join(case.mended_by)}")
     if bundle is not None and bundle["problem"]:
         lines.append(f"no bundle: {bundle['problem']}")
     elif bundle is not None:
         shows = "running it shows the failure" if case.bundled else f"running it ends with {bundle['exit_code']}"
-        of = "a program for any release" if bundle["any_release"] else "a program for this release"
-        lines.append(f"bundle: explain/{bundle['folder']}.tar.gz ({byte_size(bundle['bytes'])}, {of}); {shows}")
+        size = byte_size(bundle["bytes"])
+        lines.append(f"bundle: {EXPLAIN_FOLDER}/{bundle['folder']}.tar.gz ({size}, {bundle['form']}); {shows}")
     blocks.append(Items(tuple((line,) for line in lines)))
     probes = case.found.get("probes", {}).get("probes", [])
     if probes:
@@ -80,6 +70,40 @@ def _case(case: ExplainedCase) -> list[Block]:
     if case.done:
         blocks.append(Paragraph((f"It took {duration(case.seconds)}.",)))
     return blocks
+
+
+def _where(case: ExplainedCase) -> list[str]:
+    """What is said of where it fails, or is slower."""
+    if reduced := case.found.get("reduced"):
+        return _reduced(reduced)
+    if slower := case.found.get("slower"):
+        return _slower(slower)
+    located = case.found.get("located")
+    if located is not None and located.get("dispatch"):
+        return _located(located)
+    return [case.answer] if located is not None or "nothing" in case.found or "same" in case.found else []
+
+
+def _located(located: dict[str, Any]) -> list[str]:
+    """What is said of a dispatch that is at fault."""
+    where = f"{located['dispatch']} (call {located['call']} of {located['of']})"
+    takes = f"it takes {', '.join(located['inputs'])}"
+    if not located["outputs"]:
+        return [f"fails in {where}, and in that alone", takes]
+    error = "infinitely" if located["error"] is None else f"by {located['error']:.3g} of its largest value"
+    found = f"first wrong dispatch: {where}, off {error} on inputs on which {located['reference']} is right"
+    return [found, f"{takes} and gives {', '.join(located['outputs'])}"]
+
+
+def _reduced(reduced: dict[str, Any]) -> list[str]:
+    """What is said of a program that was made smaller."""
+    if reduced.get("why"):
+        return [str(reduced["why"])]
+    before, after = (f"{reduced[when]['operations']:,}" for when in ("before", "after"))
+    lines = [f"reduced from {before} operations to {after} in {reduced['tried']} compiles"]
+    lines += [f"it fails on the way to the phase {reduced['phase']}"] if reduced["phase"] else []
+    lines += [] if reduced["complete"] else ["the time was up before all was tried: --budget gives more"]
+    return lines
 
 
 def _slower(found: dict[str, Any]) -> list[str]:

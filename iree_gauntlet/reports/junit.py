@@ -19,7 +19,7 @@ import junit_xml
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.cleaning import clean, last_lines, one_line
 from iree_gauntlet.figures import byte_size
-from iree_gauntlet.reports.details import device_text, finding_lines, measured_lines
+from iree_gauntlet.reports.details import device_text, explanation_line, finding_lines, measured_lines
 
 if TYPE_CHECKING:
     from iree_gauntlet.records.outcome import ChainOutcome, RunOutcome
@@ -108,7 +108,11 @@ def _error_type(step: StepOutcome) -> str:
 
 def _detail(step: StepOutcome, outcome: RunOutcome) -> str:
     """Everything that a person needs to act on a verdict, bounded."""
-    parts = [one_line(step.reason, 2000), *finding_lines(step)]
+    parts = [one_line(step.reason, 2000)]
+    if step.explanation is not None:
+        parts.append(explanation_line(step.explanation))
+        parts += [f"bundle: {one_line(step.explanation.bundle)}"] if step.explanation.bundle else []
+    parts += finding_lines(step)
     tail = last_lines(step.tail, count=8, width=200) if outcome.many else last_lines(step.tail)
     if tail:
         parts += ["", f"last {len(tail)} lines of the output:" if len(tail) > 1 else "output:"]
@@ -150,12 +154,19 @@ def _properties(chain: ChainOutcome, outcome: RunOutcome, *, first: bool) -> lis
         if step.samples is not None and step.samples.real_time_ms:
             figures = step.samples.figures.items()
             found += [(f"{step.name}.{key}", None if value is None else f"{value:.6g}") for key, value in figures]
+        found += _of_the_explanation(step)
         for check in step.checks:
             if check.measured is not None:
                 found.append((f"{step.name}.{check.metric}", f"{check.measured:.10g}"))
             if check.limit is not None:
                 found.append((f"{step.name}.{check.metric}.limit", f"{check.limit:.10g}"))
     return [(name, str(value)) for name, value in found if value not in (None, "")]
+
+
+def _of_the_explanation(step: StepOutcome) -> list[tuple[str, object]]:
+    if step.explanation is None:
+        return []
+    return [(f"{step.name}.explained", step.explanation.answer), (f"{step.name}.bundle", step.explanation.bundle)]
 
 
 def _of_the_toolchain(outcome: RunOutcome) -> list[tuple[str, object]]:

@@ -20,10 +20,12 @@ from iree_gauntlet.cases import Metric, Statistic, Verdict
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import ChainFigures, chain_figures
+from iree_gauntlet.records.explained_run import with_explanations
 from iree_gauntlet.records.outcome import RunOutcome, headline, outcome_of
+from iree_gauntlet.reports.details import explanation_line
 from iree_gauntlet.reports.github import error_commands
 from iree_gauntlet.reports.junit import junit_document
-from iree_gauntlet.reports.render_markdown import escape, table
+from iree_gauntlet.reports.render_markdown import code, escape, table
 from iree_gauntlet.reports.report_files import Reports, pages, write_report
 from iree_gauntlet.reports.summary import run_document
 from iree_gauntlet.system.collector import uncollected
@@ -74,7 +76,12 @@ def run_reports(run_dir: Path) -> Reports:
         GauntletError: there is no journal, or it cannot be read.
     """
     with uncollected():
-        return reports_of_run(outcome_of(read_journal(run_dir / JOURNAL)))
+        return reports_of_run(_outcome_in(run_dir))
+
+
+def _outcome_in(run_dir: Path) -> RunOutcome:
+    """The outcome of the run in a folder, with what was explained of it."""
+    return with_explanations(outcome_of(read_journal(run_dir / JOURNAL)), run_dir)
 
 
 def reports_of_run(outcome: RunOutcome) -> Reports:
@@ -104,7 +111,7 @@ def write_job_summary(run_dir: Path, folder: Path) -> None:
     Raises:
         GauntletError: the journal cannot be read, or they cannot be written.
     """
-    for name, make in _job_summary(outcome_of(read_journal(run_dir / JOURNAL))).items():
+    for name, make in _job_summary(_outcome_in(run_dir)).items():
         write_report(folder / name, make(), run_dir)
 
 
@@ -114,7 +121,7 @@ def _job_summary(outcome: RunOutcome) -> dict[str, Callable[[], str]]:
     if not summary:
         return {}
     return {
-        "job_summary.md": lambda: job_summary_markdown(summary, outcome.markers),
+        "job_summary.md": lambda: job_summary_markdown(summary, outcome.markers) + _explained(outcome),
         "job_summary.json": lambda: job_summary_json(summary),
     }
 
@@ -138,6 +145,16 @@ def job_summary_markdown(summary: Summary, markers: str) -> str:
         rows = [[escape(str(cell)) for cell in row] for row in content["rows"]]
         parts.append(f"## {kind.capitalize()} Test Summary\n\n{table(content['headers'], rows)}\n")
     return "\n".join(parts)
+
+
+def _explained(outcome: RunOutcome) -> str:
+    """What was explained, a line each, behind the tables, whose columns are that suite's."""
+    found = [(step.title, step.explanation) for step in outcome.steps if step.explanation]
+    lines = []
+    for title, explanation in found:
+        bundle = f"; bundle: {code(explanation.bundle)}" if explanation.bundle else ""
+        lines.append(f"- {escape(title)}: {escape(explanation_line(explanation))}{bundle}\n")
+    return f"\n## Explanations\n\n{''.join(lines)}" if lines else ""
 
 
 def job_summary_json(summary: Summary) -> str:
@@ -240,6 +257,7 @@ def _step(step: StepOutcome) -> dict[str, Any]:
         "real_time_ms": step.samples.real_time_ms if step.samples else (),
         "cpu_time_ms": step.samples.cpu_time_ms if step.samples else (),
         "statistics": step.statistics,
+        "explanation": None if step.explanation is None else asdict(step.explanation),
         "notes": step.notes,
         "log": step.log,
         "origin": _fields(step.origin),

@@ -86,7 +86,7 @@ _IREES = Option(
             resume="Continue the newest matrix (or --run-dir): finished IREEs stay, the one that was killed continues.",
             run_dir="Folder of this matrix (default: runs/<time>-matrix).",
         ),
-        *options_of(RunRequest),
+        *options_of(RunRequest, "stages"),
     ),
 )
 def matrix_task(options: dict[str, Any]) -> ExitCode:
@@ -127,6 +127,7 @@ def bisect_task(options: dict[str, Any]) -> ExitCode:
     Examples: bisect --good 3.5.0 --bad 3.13.0 --model dtln --submodel temporal --metric dispatches
               bisect --good 3.13.0 --bad nightly --nightlies --model rapidocr --submodel rec --metric compiles
               bisect --good build:../a --bad build:../c --among build:../b --model toy --metric size
+              bisect --bundle runs/20261124-164453-cpu/explain/dtln/spectral.cpu/bundle.tar.gz --good 3.5.0 --bad 3.6.0
     """
     from iree_gauntlet.experiments.bisect import bisect  # noqa: PLC0415
 

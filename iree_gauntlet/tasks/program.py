@@ -84,7 +84,8 @@ _IREES = frozenset({"iree", "iree-compiler", "iree-runtime"})
 _TAKE_SEVERAL = frozenset({"toolchain.install", "toolchain.remove", *_AS_OPTION, *_FOLDERS})
 
 _RUN_OPTIONS = (*SELECTION, *TOOLCHAIN, *RUNNING, *BATCH, *SHARD)
-_STAGES = options_of(RunRequest)
+_STAGES = options_of(RunRequest, "stages")
+_EXPLAIN = options_of(RunRequest, "explain")
 
 
 def _run(request: RunRequest) -> ExitCode:
@@ -130,13 +131,13 @@ def fetch_task(options: dict[str, Any]) -> ExitCode:
     return _run(RunRequest.of(options, _ALL, (Stage.FETCH,)))
 
 
-@gauntlet_task("compile", _RUN_OPTIONS)
+@gauntlet_task("compile", (*_RUN_OPTIONS, *_EXPLAIN))
 def compile_task(options: dict[str, Any]) -> ExitCode:
     """Compile the selected models."""
     return _run(RunRequest.of(options, _ALL, (Stage.COMPILE,)))
 
 
-@gauntlet_task("threshold", with_defaults(_RUN_OPTIONS, model="sdxl", sku="mi300", target="cpu and rocm"))
+@gauntlet_task("threshold", with_defaults((*_RUN_OPTIONS, *_EXPLAIN), model="sdxl", sku="mi300", target="cpu and rocm"))
 def threshold_task(options: dict[str, Any]) -> ExitCode:
     """Compile, run and compare outputs with the expected ones (sharktank's run_thresholds.py).
 
@@ -145,7 +146,9 @@ def threshold_task(options: dict[str, Any]) -> ExitCode:
     return _run(RunRequest.of(options, _THRESHOLD, (Stage.THRESHOLD,)))
 
 
-@gauntlet_task("benchmark", with_defaults(_RUN_OPTIONS, model="sdxl", sku="mi300", target="rocm (gfx942)"))
+@gauntlet_task(
+    "benchmark", with_defaults((*_RUN_OPTIONS, *_EXPLAIN), model="sdxl", sku="mi300", target="rocm (gfx942)")
+)
 def benchmark_task(options: dict[str, Any]) -> ExitCode:
     """Compile, measure and check golden times, dispatch counts and sizes (sharktank's run_benchmarks.py).
 
@@ -154,12 +157,13 @@ def benchmark_task(options: dict[str, Any]) -> ExitCode:
     return _run(RunRequest.of(options, _BENCHMARK, (Stage.COMPSTAT, Stage.BENCHMARK)))
 
 
-@gauntlet_task("run", (*_RUN_OPTIONS, *_STAGES))
+@gauntlet_task("run", (*_RUN_OPTIONS, *_STAGES, *_EXPLAIN))
 def run_task(options: dict[str, Any]) -> ExitCode:
     """Run the gauntlet: compile → threshold → benchmark for the selection (default: suites/cpu.toml).
 
     Examples: run --suite suites/cpu.toml -j 2
               run --model rapidocr --submodel 'det*' --force-recompile
+              run --model dtln --explain
               run --resume
     """
     return _run(RunRequest.of(options, _ALL))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.diagnostics import diagnostic_of
 from iree_gauntlet.dialects.op_config_edit import EXPECTED_LISTS, Addition, Removal, with_changes
 from iree_gauntlet.dialects.op_tests import DIALECT
 from iree_gauntlet.dialects.op_trees import OpSpec
@@ -20,7 +21,6 @@ from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.goldens.goldens import release_of
 from iree_gauntlet.records.earlier_runs import Asked, asked_for
 from iree_gauntlet.records.run_folder import free_folder
-from iree_gauntlet.reports.diagnostic_groups import diagnostic_of
 from iree_gauntlet.requests import Defaults, FolderRequest, RunRequest
 from iree_gauntlet.settings import project_folder, shown
 from iree_gauntlet.steps import BATCH_MODEL

@@ -178,7 +178,7 @@ class _Again:
         folder = Path(request.folder.run_dir)
         number = sum(before == forced for _, before in self.asked) - 1
         _journal(folder, {name: self.times[number][name] for name in names})
-        return Ran(ExitCode.FAILED, (), ())
+        return Ran(ExitCode.FAILED, (), (), folder)
 
 
 def test_only_what_comes_out_the_same_every_time_is_proposed(

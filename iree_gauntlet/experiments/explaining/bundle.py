@@ -21,65 +21,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.experiments.explaining.repro_script import repro_script
 from iree_gauntlet.figures import byte_size
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from iree_gauntlet.experiments.explaining.symptom import Symptom
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 
 BUNDLE_FACTS = "bundle.json"
 REPRODUCE = "repro.sh"
 REPLAY = "run.ireereplay"
-# What `repro.sh` ends with.
-FIXED, STILL_THERE, CANNOT_BE_JUDGED = 0, 1, 125
 _LIMIT = 10_000_000
 PROGRAM = "program.mlir"
-
-_SCRIPT = """\
-#!/bin/sh
-# Exit codes: 0 fixed, 1 still there, 125 cannot be judged: as `git bisect run` takes them.
-#
-# IREE_COMPILE and IREE_RUN_MODULE name the tools; without them, {versions} are installed into env/.
-set -u
-cd "$(dirname "$0")" || exit 125
-if [ -z "${{IREE_COMPILE:-}}" ] || [ -z "${{IREE_RUN_MODULE:-}}" ]; then
-    if [ ! -x env/bin/iree-run-module ]; then
-        python3 -m venv env && env/bin/python -m pip install -q {packages} || exit 125
-    fi
-    IREE_COMPILE=$PWD/env/bin/iree-compile IREE_RUN_MODULE=$PWD/env/bin/iree-run-module
-fi
-work=$(mktemp -d) || exit 125
-trap 'rm -rf "$work"' EXIT
-{judge}
-"""
-
-_COMPILE = """\
-"$IREE_COMPILE" {program} {flags} -o "$work/module.vmfb" > "$work/compile.txt" 2>&1
-code=$?
-"""
-
-_WRONG = """\
-if [ $code -ne 0 ]; then
-    cat "$work/compile.txt"
-    exit 125
-fi
-"$IREE_RUN_MODULE" {device} --module="$work/module.vmfb" {arguments} > "$work/run.txt" 2>&1
-code=$?
-cat "$work/run.txt"
-if [ $code -eq 0 ]; then
-    echo "fixed: the outputs are as expected"
-    exit 0
-fi
-if grep -q '^\\[FAILED\\]' "$work/run.txt"; then
-    echo "still there: the outputs are not as expected"
-    exit 1
-fi
-echo "cannot be judged: it does not run"
-exit 125
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,29 +46,26 @@ class Contents:
     Attributes:
         title: the failure in a line.
         what: paragraphs for the README: what happens, and how it was found.
-        program: that fails, as text.
+        program: that fails, as text or bytecode.
         flags: of iree-compile.
-        device: that it runs on.
+        device: that it runs on; empty where it is the compile that fails.
         arguments: of iree-run-module, with files by their names in the bundle.
         files: name and contents of everything else.
         iree: that it fails with.
         machine: where it was seen.
+        symptom: what tells that it fails.
     """
 
     title: str
     what: tuple[str, ...]
-    program: str
+    program: bytes
     flags: tuple[str, ...]
     device: str
     arguments: tuple[str, ...]
     files: tuple[tuple[str, bytes], ...]
     iree: Toolchain
     machine: str
-
-    @property
-    def bytes(self) -> int:
-        """Of everything, before it is packed."""
-        return len(self.program) + sum(len(data) for _, data in self.files)
+    symptom: Symptom
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +89,9 @@ def write_bundle(contents: Contents, folder: Path) -> Bundle:
     Raises:
         GauntletError: it would be too large.
     """
-    texts = {"README.md": _readme(contents), REPRODUCE: _script(contents), PROGRAM: contents.program}
-    return pack({name: text.encode() for name, text in texts.items()} | dict(contents.files), _facts(contents), folder)
+    texts = {"README.md": _readme(contents), REPRODUCE: _script(contents)}
+    files = {name: text.encode() for name, text in texts.items()} | {PROGRAM: contents.program, **dict(contents.files)}
+    return pack(files, _facts(contents), folder)
 
 
 def pack(files: dict[str, bytes], facts: Mapping[str, object], folder: Path) -> Bundle:
@@ -195,14 +150,10 @@ def _raw_value(data: bytes, index: int, kind: str, name: str) -> tuple[str, tupl
 
 
 def _script(contents: Contents) -> str:
-    judge = (_COMPILE + _WRONG).format(
-        program=PROGRAM,
-        flags=shlex.join(contents.flags),
-        device=shlex.quote(f"--device={contents.device}"),
-        arguments=shlex.join(contents.arguments),
-    )
-    packages = packages_of(contents.iree)
-    return _SCRIPT.format(versions=" and ".join(packages), packages=shlex.join(packages), judge=judge)
+    compiled = f'"$IREE_COMPILE" {PROGRAM} {shlex.join(contents.flags)} -o "$work/module.vmfb"'
+    device, arguments = shlex.quote(f"--device={contents.device}"), shlex.join(contents.arguments)
+    run = f'"$IREE_RUN_MODULE" {device} --module="$work/module.vmfb" {arguments}' if contents.device else ""
+    return repro_script(packages_of(contents.iree), compiled, run, contents.symptom)
 
 
 def packages_of(iree: Toolchain) -> tuple[str, ...]:
@@ -213,8 +164,11 @@ def packages_of(iree: Toolchain) -> tuple[str, ...]:
 def _readme(contents: Contents) -> str:
     """IREE's form for issues."""
     iree = contents.iree
-    flags = " \\\n    ".join(contents.flags)
-    run = " \\\n    ".join(shlex.quote(word) for word in (f"--device={contents.device}", *contents.arguments))
+    lines = [("iree-compile", PROGRAM, "-o module.vmfb", *map(shlex.quote, contents.flags))]
+    if contents.device:
+        words = (f"--device={contents.device}", *contents.arguments)
+        lines.append(("iree-run-module", "--module=module.vmfb", *map(shlex.quote, words)))
+    steps = "\n".join(" \\\n    ".join(words) for words in lines)
     said = "\n\n".join(contents.what)
     replay = ""
     if any(name == REPLAY for name, _ in contents.files):
@@ -232,19 +186,15 @@ compares nothing.
 ## Steps to reproduce your issue
 
 ```
-iree-compile {PROGRAM} \\
-    {flags} \\
-    -o module.vmfb
-iree-run-module --module=module.vmfb \\
-    {run}
+{steps}
 ```
 
-`./{REPRODUCE}` does both: exit code 0 fixed, 1 still there, 125 cannot be judged. It installs the versions below, or
+`./{REPRODUCE}` does it: exit code 0 fixed, 1 still there, 125 cannot be judged. It installs the versions below, or
 takes those that `IREE_COMPILE` and `IREE_RUN_MODULE` name.
 {replay}
 ## What component(s) does this issue relate to?
 
-Compiler
+{"Compiler, Runtime" if contents.device else "Compiler"}
 
 ## Version information
 
@@ -279,14 +229,15 @@ def _archive(name: str, files: dict[str, bytes]) -> bytes:
     return gzip.compress(plain.getvalue(), mtime=0)
 
 
-def flag_files(flags: Sequence[str]) -> tuple[tuple[str, ...], tuple[tuple[str, bytes], ...]]:
-    """Flags that name files by their names in a bundle, and these files."""
+def flag_files(flags: Sequence[str], folder: Path = Path()) -> tuple[tuple[str, ...], tuple[tuple[str, bytes], ...]]:
+    """Flags that name files, relative to a folder, by their names in a bundle, and these files."""
     texts: list[str] = []
     files: list[tuple[str, bytes]] = []
     for flag in flags:
         head, equals, value = flag.rpartition("=")
-        path = Path(value)
-        if equals and "/" in value and path.is_file():
+        path = folder / value
+        # A word such as `host` is no file, whatever lies in the folder.
+        if equals and ("/" in value or path.suffix) and path.is_file():
             name = f"flag_{len(files)}{path.suffix}"
             files.append((name, path.read_bytes()))
             texts.append(f"{head}={name}")

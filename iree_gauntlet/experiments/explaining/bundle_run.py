@@ -1,10 +1,13 @@
-"""Running a bundle's `repro.sh`: with an IREE that is here, or with one that it installs for itself."""
+"""Opening a bundle, and running its `repro.sh`: with an IREE that is here, or with one that it installs for itself."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.experiments.explaining.bundle import REPRODUCE
+from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.experiments.explaining.bundle import BUNDLE_FACTS, REPRODUCE, unpack
 from iree_gauntlet.steps import Command
 
 if TYPE_CHECKING:
@@ -14,8 +17,47 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 
+# What it says, in the folder of logs.
+SAID = "repro.txt"
 # Installing IREE, a compile and a run.
 _TIMEOUT_SECONDS = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedBundle:
+    """A bundle that can be run.
+
+    Attributes:
+        folder: it.
+        title: the failure in a line.
+        packages: the IREE that it fails with: `iree-base-compiler==3.6.0`.
+    """
+
+    folder: Path
+    title: str
+    packages: tuple[str, ...]
+
+
+def open_bundle(bundle: Path, place: Path) -> OpenedBundle:
+    """Open a bundle.
+
+    Args:
+        bundle: its archive, or its folder, which is used as it is.
+        place: where an archive is unpacked.
+
+    Raises:
+        UsageError: there is none.
+        GauntletError: it is no bundle.
+    """
+    if not bundle.exists():
+        raise UsageError(f"there is no bundle {bundle}", "`explain` writes runs/<run>/explain/<case>/bundle.tar.gz.")
+    folder = unpack(bundle, place)
+    try:
+        facts = json.loads((folder / BUNDLE_FACTS).read_text(encoding="utf-8"))
+        return OpenedBundle(folder, str(facts["title"]), tuple(map(str, facts["packages"])))
+    except (ValueError, KeyError, TypeError) as error:
+        what = f"{bundle}: {BUNDLE_FACTS} is not as `explain` writes it: {type(error).__name__}: {error}"
+        raise GauntletError(what, "Name a bundle that `explain` wrote.") from error
 
 
 def run_bundle(
@@ -35,7 +77,7 @@ def run_bundle(
     """
     tools = [variable for prefix, side in (("", iree), ("BASE_", base)) if side for variable in _tools(prefix, side)]
     command = Command(("sh", f"./{REPRODUCE}"), str(bundle), env=tuple(tools))
-    log = logs / "repro.txt"
+    log = logs / SAID
     outcome = supervisor.run(command, stdout=log, stderr=log, timeout=_TIMEOUT_SECONDS)
     if outcome.cancelled:
         raise KeyboardInterrupt

@@ -10,10 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT, FlowProgram, device_of, read_flow, with_device
 from iree_gauntlet.experiments.explaining.linalg_program import as_function
 from iree_gauntlet.experiments.explaining.tools import CompileError, loosened
+from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.toolchains.toolchain import COMPILE
 from iree_gauntlet.workers import iree_side
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.experiments.explaining.failures import Failure
     from iree_gauntlet.experiments.explaining.flow_program import Dispatch
+    from iree_gauntlet.experiments.explaining.symptom import Symptom
     from iree_gauntlet.experiments.explaining.tools import Ran, Tools
 
 
@@ -58,19 +61,8 @@ _REFERENCES = {
     "vmvx": (_LOCAL, f"{_BACKEND}=vmvx"),
 }
 _REFERENCE_DEVICE = "local-task"
-
-
-@dataclass(frozen=True, slots=True)
-class Again:
-    """Whether it fails again.
-
-    Attributes:
-        wrong: of two runs, how many gave wrong numbers.
-        same: they complained of the same values.
-    """
-
-    wrong: int
-    same: bool
+# The worker ends what it runs when the time is up, and writes.
+_MARGIN_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +121,8 @@ class Located:
     reference: str = ""
 
 
-def fails_again(failure: Failure, tools: Tools) -> Again:
-    """Run it twice more, as it was."""
-    runs = [tools.run_module(f"again_{i}", failure.argv[1:], timeout=failure.timeout, cwd=failure.cwd) for i in (1, 2)]
-    return Again(sum(ran.wrong for ran in runs), runs[0].complaints == runs[1].complaints)
-
-
-def probe(failure: Failure, tools: Tools, say: Callable[[str], None], jobs: int) -> list[Probed]:
-    """Which switches mend it: each by itself, compiled and run."""
+def probe(failure: Failure, symptom: Symptom, tools: Tools, say: Callable[[str], None]) -> list[Probed]:
+    """Which switches mend it: each by itself, compiled, and run where that is what fails."""
     known = [(name, flag) for name, flag in _PROBES if tools.knows(COMPILE, flag) and _applies(flag, failure)]
 
     def one(item: tuple[str, str]) -> Probed:
@@ -144,25 +130,26 @@ def probe(failure: Failure, tools: Tools, say: Callable[[str], None], jobs: int)
         setting = flag.partition("=")[0]
         flags = [word for word in failure.flags if word.partition("=")[0] != setting]
         file = f"probe_{setting.removeprefix('--')}.vmfb"
-        try:
-            module = tools.compile(
-                file, failure.program, [*flags, flag], timeout=failure.compile_timeout, cwd=failure.compile_cwd
-            )
-        except CompileError as error:
-            return Probed(name, flag, "unknown", f"does not compile: {error.hint or error.what}")
-        return Probed(name, flag, *_verdict(_run_with(failure, tools, file, module)))
+        ran = tools.cached_compile(
+            file, failure.program, [*flags, flag], timeout=failure.compile_timeout, cwd=failure.compile_cwd
+        )
+        if failure.stage is Stage.COMPILE:
+            return Probed(name, flag, *_verdict(ran, symptom))
+        if not ran.passed:
+            return Probed(name, flag, "unknown", f"does not compile: {_first_error(ran)}")
+        return Probed(name, flag, *_verdict(_run_with(failure, tools, file, tools.folder / file), symptom))
 
-    with ThreadPoolExecutor(jobs) as pool:
-        found = []
+    found = []
+    with ThreadPoolExecutor(machine_facts().cores) as pool:
         for probed in pool.map(one, known):
             say(f"{probed.name}: {probed.verdict}")
             found.append(probed)
-    if failure.device == "local-task":
+    if failure.argv and failure.device == "local-task":
         argv = [word for word in failure.argv[1:] if not word.startswith("--device=")]
         ran = tools.run_module(
             "probe_local_sync", ("--device=local-sync", *argv), timeout=failure.timeout, cwd=failure.cwd
         )
-        found.append(Probed("one thread", "--device=local-sync", *_verdict(ran)))
+        found.append(Probed("one thread", "--device=local-sync", *_verdict(ran, symptom)))
     return found
 
 
@@ -190,8 +177,8 @@ def locate(failure: Failure, tools: Tools, say: Callable[[str], None]) -> Locate
     name, traces, end = held.reference, held.traces, held.end
     for side in ("target", "reference"):
         if end[side]:
-            said = _last_line(held.folder / f"{side}.txt")
-            begun = ", ".join(program.dispatches[key].name for key in end["unfinished"])
+            said = last_line(held.folder / f"{side}.txt")
+            begun = ", ".join(program.dispatches[item["dispatch"]].name for item in end["unfinished"])
             why = f"traced, the {side} does not run to its end, in {begun or 'none of its dispatches'}: {said}"
             return Located(why=why, traced=len(traces), reference=name)
     if end["differs"]:
@@ -248,7 +235,7 @@ def _against_reference(
         how = ", by their values" if by_values else ""
         say(f"tracing {len(program.dispatches)} dispatches against {name}{how}")
         reference = {**target, "device": _REFERENCE_DEVICE, "modules": [str(module)]}
-        traces, end = _trace(tools, folder, target, reference, failure.timeout, by_values=by_values)
+        traces, end = trace_both(tools, folder, target, reference, failure.timeout, by_values=by_values)
         held = _Held(name, device, traces, end, tools.folder / folder, by_values)
         if not end["differs"]:
             break
@@ -256,10 +243,10 @@ def _against_reference(
 
 
 def traced_program(failure: Failure, tools: Tools) -> FlowProgram:
-    """Its program, as dispatches that are traced.
+    """Its program in the flow phase, with all dispatches traced.
 
     Raises:
-        GauntletError: it does not compile, or dispatches nothing.
+        GauntletError: it does not get there.
     """
     flags = [flag for flag in failure.flags if flag != _TRACED]
     flow = tools.compile(
@@ -269,7 +256,8 @@ def traced_program(failure: Failure, tools: Tools) -> FlowProgram:
     return read_flow(flow)
 
 
-def _last_line(log: Path) -> str:
+def last_line(log: Path) -> str:
+    """What a side that failed says."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return next((line for line in reversed(lines) if "Error" in line or ": " in line), "it says nothing")[:300]
 
@@ -288,12 +276,17 @@ def _of_any_target(failure: Failure) -> tuple[str, ...]:
     return tuple(flag for flag in failure.flags if not flag.startswith(_OF_TARGETS))
 
 
-def _verdict(ran: Ran) -> tuple[str, str]:
+def _verdict(ran: Ran, symptom: Symptom) -> tuple[str, str]:
     if ran.passed:
         return "passes", ""
-    if ran.wrong:
+    if symptom.is_in(ran):
         return "fails", ""
-    return "unknown", ran.outcome.signal or next(iter(ran.errors.splitlines()), "it does not run")
+    return "unknown", ran.outcome.signal or _first_error(ran)
+
+
+def _first_error(ran: Ran) -> str:
+    lines = ran.errors.splitlines()
+    return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "it does not run")[:400]
 
 
 def _run_with(
@@ -306,7 +299,7 @@ def _run_with(
     return tools.run_module(name, words, timeout=failure.timeout, cwd=failure.cwd)
 
 
-def _from_flow(tools: Tools, name: str, source: Path, flags: Sequence[str], failure: Failure) -> Path:
+def from_flow(tools: Tools, name: str, source: Path, flags: Sequence[str], failure: Failure) -> Path:
     """Compile a program in the flow phase to the end."""
     return tools.compile(name, source, ["--compile-from=flow", *flags], timeout=failure.compile_timeout)
 
@@ -315,7 +308,7 @@ def target_side(failure: Failure, tools: Tools, program: FlowProgram) -> dict[st
     """How the traced program is run where it fails."""
     source = tools.folder / "target.mlir"
     source.write_text(program.text, encoding="utf-8")
-    module = _from_flow(tools, "target.vmfb", source, failure.flags, failure)
+    module = from_flow(tools, "target.vmfb", source, failure.flags, failure)
     archives = [text.partition("=")[::2] if "=" in text else ("", text) for text in failure.values("--parameters")]
     return {
         "device": failure.device,
@@ -331,7 +324,7 @@ def _of_flow(failure: Failure, tools: Tools, program: FlowProgram, file: str, ta
     """A reference of the same dispatches."""
     source = tools.folder / f"{file}.mlir"
     source.write_text(program.for_device(_device_text(tools, target)), encoding="utf-8")
-    return _from_flow(tools, f"{file}.vmfb", source, _of_any_target(failure), failure)
+    return from_flow(tools, f"{file}.vmfb", source, _of_any_target(failure), failure)
 
 
 def _of_source(failure: Failure, tools: Tools, file: str, target: Sequence[str]) -> Path:
@@ -373,7 +366,7 @@ def _device_text(tools: Tools, target: Sequence[str]) -> str:
     return device_of(flow.read_text(encoding="utf-8"))
 
 
-def _trace(
+def trace_both(
     tools: Tools,
     name: str,
     target: dict[str, Any],
@@ -395,20 +388,21 @@ def _trace(
         "tolerances": TOLERANCES,
         "keep": _MOST_SUSPECTS,
         "by_values": by_values,
+        "timeout": timeout,
         "folder": str(folder),
     }
     file = folder / "plan.json"
     file.write_text(json.dumps(plan), encoding="utf-8")
     script = str(Path(iree_side.__file__).with_name("trace_dispatches.py"))
-    ran = tools.python(name, (script, str(file)), timeout=timeout)
+    ran = tools.python(name, (script, str(file)), timeout=timeout + _MARGIN_SECONDS)
     if not ran.passed:
-        said = f"not done in {timeout:.0f} s" if ran.outcome.timed_out else ran.errors.strip()[-300:]
+        said = "it does not end" if ran.outcome.timed_out else ran.errors.strip()[-300:]
         raise GauntletError(f"the dispatches could not be traced: {said}", f"See {folder}.")
     end = json.loads((folder / "end.json").read_text(encoding="utf-8"))
     lines = (folder / "trace.jsonl").read_text(encoding="utf-8").splitlines()
     found = [json.loads(line) for line in lines]
     if not (found or end["unfinished"]):
-        said = _last_line(folder / "target.txt")
+        said = last_line(folder / "target.txt")
         raise GauntletError(f"nothing was traced: {said}", f"See {folder}.")
     return found, end
 
@@ -426,7 +420,7 @@ def _confirmed(
         text = program.cut_out(dispatch, shapes, traced=True)
         source = tools.folder / f"{name}_{side}.mlir"
         source.write_text(with_device(text, device) if device else text, encoding="utf-8")
-        module = _from_flow(tools, f"{name}_{side}.vmfb", source, flags, failure)
+        module = from_flow(tools, f"{name}_{side}.vmfb", source, flags, failure)
         sides[side] = {
             "device": _REFERENCE_DEVICE if device else failure.device,
             "modules": [str(module)],
@@ -435,7 +429,7 @@ def _confirmed(
             "inputs": [f"{kind}=@{path}" for kind, path in inputs],
             "cwd": str(tools.folder),
         }
-    traces, _ = _trace(tools, name, sides["target"], sides["reference"], failure.timeout)
+    traces, _ = trace_both(tools, name, sides["target"], sides["reference"], failure.timeout)
     if not traces[0]["suspect"]:
         return None
     folder = tools.folder / name / traces[0]["kept"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.explaining.bundle import PROGRAM, REPLAY, write_bundle
+from iree_gauntlet.experiments.explaining.symptom import FAILURE, WRONG
 from iree_gauntlet.toolchains.toolchain import RUN_MODULE
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _LIMIT = 1_000_000
 
 
 def with_replay(contents: Contents, bundle: Bundle, tools: Tools, *, timeout: float) -> Bundle:
-    """The bundle with its run recorded; as it is where the runtime records none, or a large one.
+    """The bundle with its run recorded; as it is where the runtime records none, or a large one, or none to its end.
 
     Args:
         contents: of the bundle, which was shown to fail when it is run.
@@ -28,7 +29,7 @@ def with_replay(contents: Contents, bundle: Bundle, tools: Tools, *, timeout: fl
         tools: of the IREE that fails.
         timeout: seconds for the compile and for the run.
     """
-    if not tools.knows(RUN_MODULE, _OUTPUT):
+    if contents.symptom.ending not in (WRONG, FAILURE) or not contents.device or not tools.knows(RUN_MODULE, _OUTPUT):
         return bundle
     module = tools.compile("replay.vmfb", bundle.folder / PROGRAM, contents.flags, timeout=timeout, cwd=bundle.folder)
     recorded = tools.folder / REPLAY

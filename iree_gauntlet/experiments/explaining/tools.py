@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.engine.modules.module_key import flag_ingredients, join_flags, make_key
+from iree_gauntlet.engine.processes.supervisor import Outcome
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.steps import Command
+from iree_gauntlet.toolchains.host import host_cpu, means_host
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor
+    from iree_gauntlet.engine.processes.supervisor import Supervisor
     from iree_gauntlet.engine.workbench import Workbench
 
 
 _FAILED = "[FAILED]"
+# How often what a process has found is looked at.
+_LOOK_SECONDS = 1.0
 _THRESHOLD = re.compile(r"--expected_(\w+)_threshold=")
 
 
@@ -77,15 +84,48 @@ class Tools:
             CompileError: it does not compile, or not in time.
             KeyboardInterrupt: it was interrupted.
         """
-        assert self.workbench.toolchain is not None, "it was needed"
-        output = self.folder / name
-        argv = (self.workbench.toolchain.compiler.compile, str(source), *flags, "-o", str(output))
-        ran = self._run(argv, name, cwd or self.folder, timeout)
+        ran = self.try_compile(name, source, flags, timeout=timeout, cwd=cwd)
         if not ran.passed:
             what = "took too long" if ran.outcome.timed_out else ran.outcome.signal or "failed"
             first = next((line for line in ran.errors.splitlines() if "error" in line.lower()), "")
             raise CompileError(f"{name}: iree-compile {what}", first[:400])
-        return output
+        return self.folder / name
+
+    def try_compile(
+        self, name: str, source: Path, flags: Sequence[str], *, timeout: float, cwd: Path | None = None
+    ) -> Ran:
+        """Compile to `<name>`, which may fail; what the compiler says stands in `<name>.txt`.
+
+        Raises:
+            KeyboardInterrupt: it was interrupted.
+        """
+        assert self.workbench.toolchain is not None, "it was needed"
+        argv = (self.workbench.toolchain.compiler.compile, str(source), *flags, "-o", str(self.folder / name))
+        return self._run(argv, name, cwd or self.folder, timeout)
+
+    def cached_compile(
+        self, name: str, source: Path, flags: Sequence[str], *, timeout: float, cwd: Path | None = None
+    ) -> Ran:
+        """The same, from the cache of modules where it was compiled before; what fails is compiled each time."""
+        assert self.workbench.toolchain is not None, "it was needed"
+        hashed, cache = self.workbench.store.verified.sha256, self.workbench.modules
+        ingredients = {
+            "kind": "explain",
+            "program": hashed(source),
+            "flags": join_flags(flag_ingredients(flags, hashed, folder=cwd)),
+            "compiler": self.workbench.toolchain.compiler.identity,
+            "host": host_cpu().identity if means_host(flags) else "",
+        }
+        output = self.folder / name
+        entry = cache.lookup(make_key(ingredients)).entry
+        if entry is not None:
+            entry.materialise("module", output)
+            return Ran(Outcome(0), (), "")
+        ran = self.try_compile(name, source, flags, timeout=timeout, cwd=cwd)
+        if ran.passed:
+            files, now = {"module": output}, datetime.now(UTC)
+            cache.publish(files, name=f"explain {name}", ingredients=ingredients, metadata={}, created=now)
+        return ran
 
     def run_module(self, name: str, argv: Sequence[str], *, timeout: float, cwd: Path | None = None) -> Ran:
         """Run iree-run-module with its arguments; what it says stands in `<name>.txt`."""
@@ -106,6 +146,22 @@ class Tools:
                 "Build it with -DIREE_BUILD_PYTHON_BINDINGS=ON, or explain the failure with a release's wheels.",
             )
         return self._run((python, "-B", *argv), name, self.folder, timeout)
+
+    def watched_python(
+        self, name: str, argv: Sequence[str], *, timeout: float, log: Path, line: Callable[[str], None]
+    ) -> Ran:
+        """The same; `line` is given each line that it writes to a file, as it does."""
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(self.python, name, argv, timeout=timeout)
+            shown = 0
+            while True:
+                ended = bool(wait((running,), timeout=_LOOK_SECONDS).done)
+                whole = log.read_text(encoding="utf-8").split("\n")[:-1] if log.is_file() else []
+                for text in whole[shown:]:
+                    line(text)
+                shown = len(whole)
+                if ended:
+                    return running.result()
 
     def _run(self, argv: Sequence[str], name: str, cwd: Path, timeout: float) -> Ran:
         out, err = self.folder / f"{name}.out.txt", self.folder / f"{name}.txt"

@@ -11,14 +11,16 @@ The plan:
      "reference": {the same},
      "tolerances": {"f32": 1e-4},     largest |difference|, as a share of the reference's largest |value|; without, none
      "keep": 8,                       how many suspects are written to files
+     "timeout": 60,                   seconds after which both are ended
      "folder": "/…"}                  where to
 
 `trace.jsonl` in the folder gets an object a dispatch: `dispatch`, the key of its traces; `call` (0 is the first one of
 all); `inputs` and `outputs`, objects of `type`, `error` as a share, `wrong`, `hash` and `reference_hash`; `suspect`
 where an output is wrong and no input is; and of the first suspects `kept`, the folder with the tensors of both sides,
 and the `largest` |value| of each output of the reference. `end.json` says how both ended: `target` and `reference`, the
-exit codes (negative: a signal; 0 also for one that was ended since the other had); `dispatches`; `unfinished`
-(dispatches that were begun and gave nothing); `differs` (where the sides do not do the same; empty where they do).
+exit codes (negative: a signal; 0 also for one that was ended since the other had); `dispatches`; `unfinished`,
+dispatches that were begun and gave nothing: objects of `dispatch`, `kept` and the types of the `inputs`; `differs`
+(where the sides do not do the same; empty where they do).
 
 With `by_values`, the reference may be another program that means the same: it runs first, and a tensor of the target is
 right where the reference has one of the same values in any layout (`value_index.py`). `trace.jsonl` then has `wrong` of
@@ -37,6 +39,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -124,6 +127,9 @@ def _compare(plan: Mapping[str, Any]) -> None:
     left, count, differs = int(plan["keep"]), 0, ""
     # The runtime may begin several dispatches before it ends the first of them.
     begun: dict[str, list[_Pair]] = {}
+    late = threading.Timer(plan["timeout"], _kill, sides.values())
+    late.daemon = True
+    late.start()
     with (folder / "trace.jsonl").open("w", encoding="utf-8") as trace:
         for one, other in zip(sides["target"].traces(), sides["reference"].traces(), strict=False):
             (key, tensors), (other_key, references) = one, other
@@ -145,11 +151,25 @@ def _compare(plan: Mapping[str, Any]) -> None:
                 said["kept"] = _keep(folder / f"call_{count}", inputs, (tensors, references))
             trace.write(json.dumps({**said, "call": count}) + "\n")
             count += 1
-        unfinished = [name for name, pairs in begun.items() if pairs]
+        unfinished = [
+            {
+                "dispatch": name,
+                "kept": _keep(folder / f"unfinished_{number}", pairs[-1], ([], [])),
+                "inputs": [tensor.type for tensor in pairs[-1][0]],
+            }
+            for number, (name, pairs) in enumerate(begun.items())
+            if pairs
+        ]
     end: dict[str, Any] = {"dispatches": count, "unfinished": unfinished, "differs": differs}
     for name, side in sides.items():
         end[name] = side.end()
+    late.cancel()
     (folder / "end.json").write_text(json.dumps(end), encoding="utf-8")
+
+
+def _kill(*sides: _Side) -> None:
+    for side in sides:
+        side.kill()
 
 
 def _compared(name: str, inputs: _Pair, outputs: _Pair, allowed: Mapping[str, float]) -> dict[str, Any]:
@@ -209,7 +229,7 @@ def _compare_values(plan: Mapping[str, Any]) -> None:
                 kept = _keep(folder / f"call_{count}", (inputs, []), (tensors, []))
             trace.write(json.dumps({"dispatch": name, **said, "suspect": suspect, "kept": kept, "call": count}) + "\n")
             count += 1
-    end |= {"dispatches": count, "unfinished": [name for name, found in begun.items() if found]}
+    end |= {"dispatches": count, "unfinished": [{"dispatch": name} for name, found in begun.items() if found]}
     (folder / "end.json").write_text(json.dumps({**end, "target": target.end()}), encoding="utf-8")
 
 
@@ -274,11 +294,15 @@ class _Side:
                 tensors.append(Tensor(shape, element_type, contents))
             yield said["key"], tensors
 
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+
     def end(self) -> int:
         """Its exit code; 0 where it still has something to say, which nobody waits for: then it is killed."""
         cut_short = bool(self._stream.read(1))
         if cut_short:
-            self._process.kill()
+            self.kill()
         self._stream.close()
         return 0 if self._process.wait() and cut_short else self._process.returncode
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.reports.diagnostic_groups import diagnostic_of, group_failures, same_in_all
+from iree_gauntlet.diagnostics import diagnostic_of, group_failures, same_in_all
 from tests.support.places import DATA
 
 # IREE 3.13.0rc20261016 on ONNX operator cases: `case: first error line`, bounded as the journal bounds it.

@@ -76,11 +76,16 @@ def diagnostic_of(reason: str) -> str:
     `iree-compile failed with exit code 1: failed to legalize operation 'torch.operator': %0 = "torch.operator"(%arg0)
     <{name = "onnx.If"}> …` becomes `failed to legalize operation 'torch.operator' (onnx.If)`.
     """
-    text = _EXIT_CODE.sub("", _EXPECTED.sub("", one_line(reason, _WHOLE)))
+    text = _EXIT_CODE.sub("", without_expectation(one_line(reason, _WHOLE)))
     if match := _PRINTED.search(text):
         custom = _CUSTOM.search(text, match.start())
         text = text[: match.start()] + (f" ({custom[1]})" if custom else "")
     return text
+
+
+def without_expectation(reason: str) -> str:
+    """A reason without what was expected."""
+    return _EXPECTED.sub("", reason)
 
 
 def same_in_all(reason: str) -> str:

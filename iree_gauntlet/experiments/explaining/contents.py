@@ -1,0 +1,190 @@
+"""What goes into the bundle of a failure: the dispatch at fault, a program that was reduced, or all of the program."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.cases import Stage
+from iree_gauntlet.cleaning import last_lines
+from iree_gauntlet.diagnostics import without_expectation
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.experiments.explaining.bundle import Contents, file_values, flag_files
+from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT
+from iree_gauntlet.experiments.explaining.locate import TOLERANCES
+from iree_gauntlet.experiments.explaining.symptom import WRONG
+from iree_gauntlet.figures import counted
+from iree_gauntlet.measuring.machine.machine_state import machine_facts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from iree_gauntlet.experiments.explaining.failures import Failure
+    from iree_gauntlet.experiments.explaining.locate import Suspect
+    from iree_gauntlet.experiments.explaining.reduce import Reduced
+    from iree_gauntlet.experiments.explaining.symptom import Symptom
+    from iree_gauntlet.toolchains.toolchain import Toolchain
+
+
+# Lines of what a tool says that a README has.
+_SAID_LINES, _SAID_WIDTH = 30, 200
+# What is compiled while a program is reduced.
+_CANDIDATE = re.compile(r"\S*/candidate\.(?:mlir|vmfb)")
+# Arguments of iree-run-module that name files.
+_VALUES = ("--input", "--expected_output")
+_PARAMETERS = "--parameters"
+# Of a run that need not be repeated.
+_LEFT_OUT = ("--module", "--device", "--output")
+
+
+def of_dispatch(failure: Failure, symptom: Symptom, suspect: Suspect, iree: Toolchain) -> Iterator[Contents]:
+    """A dispatch: as a function that every release reads where it can be one, then as this release has it."""
+    inputs, held = file_values(suspect.inputs, "input")
+    expected, kept = file_values(suspect.expected, "expected")
+    flags, named = flag_files(failure.flags)
+    name = suspect.dispatch.name
+    if suspect.expected:
+        title = f"Wrong numbers in {name} ({failure.device})"
+        error = f"{suspect.error:.3g} of its largest value" if math.isfinite(suspect.error) else "infinite"
+        found = (
+            f"Of {suspect.of} dispatches, `{name}` (call {suspect.call}) is the first whose inputs agree with those of "
+            f"{suspect.reference} and whose output does not: it is off by {error}. Cut out, and run on the inputs that "
+            f"it had, it is wrong too. `program.mlir` is that dispatch, and what is expected is what "
+            f"{suspect.reference} gives on these inputs."
+        )
+    else:
+        title = f"{symptom.said or symptom.ending} in {name} ({failure.device})"
+        found = (
+            f"Of {suspect.of} dispatches, `{name}` (call {suspect.call}) is begun and not ended. Cut out, and run on "
+            f"the inputs that it had, it fails too. `program.mlir` is that dispatch."
+        )
+    contents = Contents(
+        title=title,
+        what=_what(failure, found),
+        machine=_machine(),
+        program=suspect.program.encode(),
+        flags=("--compile-from=flow", *flags),
+        device=failure.device,
+        arguments=(
+            f"--function={CUT_OUT}",
+            *(f"--input={text}" for text in inputs),
+            *(f"--expected_output={text}" for text in expected),
+            *_thresholds(suspect),
+        ),
+        files=(*held, *kept, *named),
+        iree=iree,
+        symptom=symptom,
+    )
+    if suspect.function:
+        yield replace(contents, program=suspect.function.encode(), flags=flags)
+    yield contents
+
+
+def of_reduced(failure: Failure, symptom: Symptom, reduced: Reduced, iree: Toolchain) -> Contents:
+    """A program that was made smaller."""
+    flags, named = flag_files(failure.flags, failure.compile_cwd)
+    before, after = (counted(size["operations"], "operation") for size in (reduced.before, reduced.after))
+    found = f"`program.mlir` is what is left of a program of {before}: {after}, which fails in the same way."
+    return Contents(
+        title=f"iree-compile: {symptom.said}",
+        what=_what(failure, found, _code(reduced.said, iree)),
+        machine=_machine(),
+        program=reduced.program.read_bytes(),
+        flags=flags,
+        device="",
+        arguments=(),
+        files=named,
+        iree=iree,
+        symptom=symptom,
+    )
+
+
+def of_program(failure: Failure, symptom: Symptom, why: str, iree: Toolchain) -> Contents:
+    """All of the program, with what it is given and what is expected of it.
+
+    Args:
+        failure: of its compile or its run.
+        symptom: what that shows.
+        why: it is no less.
+        iree: with which it fails.
+
+    Raises:
+        GauntletError: a file of it is not there.
+    """
+    flags, named = flag_files(failure.flags, failure.compile_cwd)
+    compiles = failure.stage is Stage.COMPILE
+    arguments, files = ([], []) if compiles else _arguments(failure)
+    tool = "iree-compile" if compiles else "iree-run-module"
+    wrong = symptom.ending == WRONG
+    return Contents(
+        title=f"Wrong numbers ({failure.device})" if wrong else f"{tool}: {symptom.said or symptom.ending}",
+        what=_what(failure, f"`program.mlir` is the whole program: {why}."),
+        machine=_machine(),
+        program=_read(failure.program),
+        flags=flags,
+        device="" if compiles else failure.device,
+        arguments=tuple(arguments),
+        files=(*files, *named),
+        iree=iree,
+        symptom=symptom,
+    )
+
+
+def _what(failure: Failure, *found: str) -> tuple[str, ...]:
+    return f"{failure.case}: {without_expectation(failure.result.reason)}", *found
+
+
+def _machine() -> str:
+    facts = machine_facts()
+    return f"{facts.cpu}, {facts.os}"
+
+
+def _code(said: str, iree: Toolchain) -> str:
+    """What a tool says, without where it lies on this machine."""
+    library = str(Path(iree.compiler.compile).parent)
+    shown = _CANDIDATE.sub("program.mlir", said).replace(f"{library}/", "")
+    lines = last_lines(tuple(shown.strip().splitlines()[:_SAID_LINES]), count=_SAID_LINES, width=_SAID_WIDTH)
+    return "\n".join(("```", *lines, "```"))
+
+
+def _thresholds(suspect: Suspect) -> list[str]:
+    """What the reference gives, within what another order of operations may change."""
+    largest: dict[str, float] = {}
+    for (kind, _), most in zip(suspect.expected, suspect.largest, strict=True):
+        name = kind.rpartition("x")[2]
+        largest[name] = max(largest.get(name, 0.0), most)
+    known = {name: TOLERANCES[name] * most for name, most in largest.items() if name in TOLERANCES}
+    return [f"--expected_{name}_threshold={allowed:.3g}" for name, allowed in known.items()]
+
+
+def _arguments(failure: Failure) -> tuple[list[str], list[tuple[str, bytes]]]:
+    """The run's arguments, with the files that they name by their names in the bundle."""
+    words: list[str] = []
+    files: list[tuple[str, bytes]] = []
+    for word in failure.argv[1:]:
+        flag, _, value = word.partition("=")
+        if flag in _LEFT_OUT:
+            continue
+        kind, at, path = value.rpartition("=@") if flag == _PARAMETERS else value.rpartition("@")
+        if flag == _PARAMETERS and not at:
+            kind, at, path = value.rpartition("=")
+        if not ((flag in _VALUES and at) or flag == _PARAMETERS):
+            words.append(word)
+            continue
+        place = failure.cwd / path
+        name = f"{flag.removeprefix('--')}_{len(files)}{place.suffix}"
+        files.append((name, _read(place)))
+        words.append(f"{flag}={kind}{at}{name}")
+    return words, files
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise GauntletError(
+            f"{path} cannot be read: {error.strerror}", "Run the case again, and explain it."
+        ) from error

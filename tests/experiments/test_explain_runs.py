@@ -1,0 +1,100 @@
+"""`explain` of runs that fail or crash before they give numbers: the dispatch in which it happens."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from tests.support.toy_project import FLAGS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.toy_project import Project
+
+pytestmark = pytest.mark.iree
+
+# Three dispatches; the middle one reads where its second input says.
+READS = """\
+!square = tensor<16x16xf32>
+func.func @toy(%a: tensor<16x16xf32>, %b: tensor<16xi64>) -> tensor<16x16xf32> {
+  %z = arith.constant 0.0 : f32
+  %e = tensor.empty() : !square
+  %f = linalg.fill ins(%z : f32) outs(%e : !square) -> !square
+  %0 = linalg.matmul ins(%a, %a : !square, !square) outs(%f : !square) -> !square
+  %s = tensor.empty() : tensor<16xf32>
+  %1 = linalg.generic {
+      indexing_maps = [affine_map<(i) -> (i)>, affine_map<(i) -> (i)>], iterator_types = ["parallel"]}
+    ins(%b : tensor<16xi64>) outs(%s : tensor<16xf32>) {
+  ^bb0(%x: i64, %o: f32):
+    %i = linalg.index 0 : index
+    %j = arith.index_cast %x : i64 to index
+    %r = tensor.extract %0[%i, %j] : !square
+    linalg.yield %r : f32
+  } -> tensor<16xf32>
+  %h = linalg.broadcast ins(%1 : tensor<16xf32>) outs(%e : !square) dimensions = [1]
+  %2 = linalg.matmul ins(%h, %a : !square, !square) outs(%f : !square) -> !square
+  return %2 : !square
+}
+"""
+# Its function wants another shape than it is given.
+MISMATCH = """\
+func.func @toy(%a: tensor<?xf32>, %b: tensor<?xf32>) -> tensor<?xf32> {
+  %c0 = arith.constant 0 : index
+  %n = tensor.dim %a, %c0 : tensor<?xf32>
+  %four = arith.constant 4 : index
+  %same = arith.cmpi eq, %n, %four : index
+  cf.assert %same, "four values are wanted"
+  %0 = arith.addf %a, %b : tensor<?xf32>
+  return %0 : tensor<?xf32>
+}
+"""
+
+
+def failed(project: Project, program: str, *inputs: np.ndarray[Any, Any]) -> None:
+    """A run in which a program does not come to its end."""
+    (project.regressions / "toy.mlir").write_text(program)
+    for number, values in enumerate(inputs):
+        np.save(project.regressions / f"in{number}.npy", values)
+    np.save(project.regressions / "toy.npy", inputs[0])
+    sources = [{"source": f"in{number}.npy"} for number in range(len(inputs))]
+    project.regression("toy", inputs=sources, compiler_flags=FLAGS)
+    done = project.gauntlet("run", "--model", "toy", "--submodel", "toy", "--stages", "threshold")
+    assert done.code in (1, 3), done.text
+
+
+def explained(project: Project) -> tuple[dict[str, Any], Path]:
+    done = project.gauntlet("explain")
+    assert done.code == 0, done.text
+    (case,) = json.loads((project.newest / "explain" / "explain.json").read_text())["cases"]
+    return case, project.newest / "explain" / case["found"]["bundle"]["folder"]
+
+
+def test_a_crash_is_found_in_its_dispatch_and_shown_by_that_alone(project: Project) -> None:
+    # Nothing is mapped so far away.
+    places = np.full(16, 1 << 44, np.int64)
+    failed(project, READS, np.ones((16, 16), np.float32), places)
+    case, bundle = explained(project)
+    located = case["found"]["located"]
+    assert (case["kind"], case["found"]["bundle"]["form"]) == ("run crash (SIGSEGV)", "a program for any release")
+    assert "dispatch_1" in located["dispatch"]
+    assert located["call"] == 1
+    program = (bundle / "program.mlir").read_text()
+    assert ("tensor.extract " in program, "matmul" in program) == (True, False)
+    still = project.gauntlet("bundle.run", str(bundle))
+    assert (still.code, "the failure is still there" in still.out) == (1, True), still.text
+    # Where it reads what is there, it does not crash.
+    (given,) = (path for path in bundle.glob("input_*.bin") if path.stat().st_size == places.nbytes)
+    given.write_bytes(bytes(places.nbytes))
+    assert project.gauntlet("bundle.run", str(bundle)).code == 0
+
+
+def test_what_fails_in_no_dispatch_is_shown_whole(project: Project) -> None:
+    failed(project, MISMATCH, np.ones(5, np.float32), np.ones(5, np.float32))
+    case, bundle = explained(project)
+    assert (case["kind"], case["found"]["bundle"]["form"]) == ("run failure", "the whole program")
+    assert "four values are wanted" in case["found"]["again"]["symptom"]["said"]
+    assert project.gauntlet("bundle.run", str(bundle)).code == 1

@@ -1,0 +1,140 @@
+"""Reports of a run that was explained: what failed names the suspect and the bundle, from the record beside it."""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from iree_gauntlet.records.event_log import EventLog
+from iree_gauntlet.records.explain_outcome import EXPLAIN_RECORD
+from iree_gauntlet.reports.experiment_reports import write_reports
+from tests.support.journal_builder import RUN, JournalBuilder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_WRONG = "output 0: 9 of 9 values differ"
+_BUNDLE = "explain/m/a.cpu/bundle.tar.gz"
+_DISPATCH = "main$dispatch_1_matmul"
+_EXPLAINED = f"explained: {_DISPATCH} is wrong on right inputs; mended by: data tiling off"
+
+
+def failed_run(folder: Path, reason: str = _WRONG) -> Path:
+    """A run of two torch models, of which one gives wrong numbers."""
+    builder = JournalBuilder()
+    steps = [builder.step("m", name, "threshold", dialect="torch-models") for name in ("a", "b")]
+    builder.begin()
+    builder.result(steps[0], verdict="failed", reason=reason)
+    builder.result(steps[1])
+    builder.end(1)
+    return builder.write(folder / RUN)
+
+
+def explained(run: Path, case: str = "m/a@cpu", *, done: bool = True) -> Path:
+    """The record of its explanation."""
+    (run / "explain").mkdir(exist_ok=True)
+    with EventLog(run / "explain" / EXPLAIN_RECORD, lambda: datetime.now(UTC)) as log:
+        opening = {"command": "gauntlet explain", "cwd": "/", "toolchain": {"compiler": "3.6.0"}}
+        log.write("explain", {**opening, "cases": [{"case": case, "kind": "wrong numbers", "reason": _WRONG}]})
+        log.write("start", {"case": case})
+        suspect = {"dispatch": _DISPATCH, "call": 1, "of": 2, "error": 0.5, "inputs": [], "outputs": []}
+        probes = [{"name": "data tiling off", "flag": "--x", "verdict": "passes", "reason": ""}]
+        bundle = {"problem": "", "folder": "m/a.cpu/bundle", "bytes": 100, "exit_code": 1, "any_release": True}
+        for part, fields in (("located", suspect | {"reference": "vmvx"}), ("probes", {"probes": probes})):
+            log.write("found", {"case": case, "part": part, **fields})
+        log.write("found", {"case": case, "part": "bundle", **bundle})
+        if done:
+            log.write("case", {"case": case, "bundled": True, "seconds": 1.0})
+        log.write("end", {"exit_code": 0, "problem": "", "seconds": 1.0, "interrupted": False})
+    return run
+
+
+def reports(run: Path) -> dict[str, str]:
+    names = ("junit.xml", "summary.md", "summary.html", "summary.json", "job_summary.md", "job_summary.json")
+    return {name: (run / name).read_text() for name in names}
+
+
+def explanations(run: Path) -> list[Any]:
+    document = json.loads((run / "summary.json").read_text())
+    return [step["explanation"] for chain in document["chains"] for step in chain["steps"]]
+
+
+def test_every_report_names_the_suspect_and_the_bundle(tmp_path: Path) -> None:
+    run = failed_run(tmp_path)
+    write_reports(run)
+    before = reports(run)
+    assert not any(_DISPATCH in text for text in before.values())
+    # The reports of the explanation bring those of the run with them, and they stay the same.
+    write_reports(explained(run) / "explain")
+    found = reports(run)
+    shown = write_reports(run)
+    assert reports(run) == found
+    root = ET.fromstring(found["junit.xml"])
+    failure = root.findtext("testsuite[@name='m/a@cpu']/testcase/failure") or ""
+    assert f"\n{_EXPLAINED}\nbundle: {_BUNDLE}\n" in failure
+    properties = {item.get("name"): item.get("value") for item in root.findall("testsuite/properties/property")}
+    assert properties["threshold.explained"] == f"{_DISPATCH} is wrong on right inputs"
+    assert properties["threshold.bundle"] == _BUNDLE
+    assert f"]({_BUNDLE})" in found["summary.md"]
+    assert f'href="{_BUNDLE}"' in found["summary.html"]
+    assert _DISPATCH in found["summary.html"]
+    answer = {"answer": f"{_DISPATCH} is wrong on right inputs", "mended_by": ["data tiling off"], "bundle": _BUNDLE}
+    assert explanations(run) == [answer, None]
+    assert f"bundle: `{_BUNDLE}`" in found["job_summary.md"].split("## Explanations")[1]
+    assert found["job_summary.json"] == before["job_summary.json"]
+    # On a terminal, by the path as the user knows it.
+    stream = io.StringIO()
+    shown.print(run, stream, environ={})
+    assert f"{run}/{_BUNDLE}" in stream.getvalue().replace("\n", "")
+
+
+def test_what_an_earlier_explanation_found_stays(tmp_path: Path) -> None:
+    run = explained(failed_run(tmp_path))
+    explained(run, "m/b@cpu")
+    write_reports(run)
+    # The other one passed, whatever is said of it.
+    assert [bool(item) for item in explanations(run)] == [True, False]
+
+
+@pytest.mark.parametrize(("reason", "done"), [("output 0: 3 of 9 values differ", True), (_WRONG, False)])
+def test_what_is_no_explanation_of_this_failure_is_left_out(tmp_path: Path, reason: str, *, done: bool) -> None:
+    run = explained(failed_run(tmp_path, reason), done=done)
+    write_reports(run)
+    assert explanations(run) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("nonsense", f"explain/{EXPLAIN_RECORD}:2: the line is no JSON object"),
+        ('{"event": "explain", "cases": [{"case": "m/a@cpu"}]}', "is no whole record: KeyError: 'kind'"),
+        ('{"event": "explain", "cases": 3}', "is no whole record: TypeError"),
+    ],
+)
+def test_a_damaged_record_is_a_remark_and_the_reports_are_whole(tmp_path: Path, line: str, says: str) -> None:
+    run = explained(failed_run(tmp_path))
+    record = run / "explain" / EXPLAIN_RECORD
+    lines = record.read_text().splitlines(keepends=True)
+    record.write_text("".join((lines[0], f"{line}\n", *lines[1:])))
+    reports = write_reports(run)
+    document = json.loads((run / "summary.json").read_text())
+    assert (int(reports.exit_code), explanations(run)) == (1, [None, None])
+    (remark,) = document["remarks"]
+    assert remark.startswith("what `explain` found is left out: explain/")
+    assert says in remark
+    assert str(tmp_path) not in remark
+
+
+def test_any_text_in_the_record_leaves_the_reports_valid(tmp_path: Path) -> None:
+    run = explained(failed_run(tmp_path))
+    record = run / "explain" / EXPLAIN_RECORD
+    record.write_text(record.read_text().replace(_DISPATCH, "a\\u0000|<script>`]]>&"))
+    write_reports(run)
+    ET.fromstring((run / "junit.xml").read_text())
+    for name in ("summary.html", "summary.md", "job_summary.md"):
+        assert "<script>" not in (run / name).read_text()
