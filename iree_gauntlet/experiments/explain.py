@@ -31,7 +31,10 @@ from iree_gauntlet.experiments.explaining.bundle import (
 from iree_gauntlet.experiments.explaining.bundle_run import run_bundle
 from iree_gauntlet.experiments.explaining.failures import Failure, failures_of
 from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT
-from iree_gauntlet.experiments.explaining.locate import TOLERANCES, Located, Suspect, fails_again, locate, probe
+from iree_gauntlet.experiments.explaining.locate import Located, Suspect, fails_again, locate, probe
+from iree_gauntlet.experiments.explaining.onnx_workers import onnx_source
+from iree_gauntlet.experiments.explaining.operator_bundle import operator_contents, thresholds
+from iree_gauntlet.experiments.explaining.operators import first_wrong_operator
 from iree_gauntlet.experiments.explaining.tools import Tools
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
@@ -46,8 +49,13 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.engine.processes.supervisor import Supervisor
     from iree_gauntlet.engine.workbench import Workbench
+    from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.progress import Presenter, Progress
     from iree_gauntlet.requests import CacheRequest, ExplainRequest
+
+
+# Of a program in the phase of its release.
+_FROM_FLOW = "--compile-from=flow"
 
 
 def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) -> ExitCode:
@@ -79,7 +87,7 @@ def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) ->
                 open_session(folder, log, progress) as session,
                 session.interruptible(),
             ):
-                explainer = _Explainer(folder, machine, session.supervisor, log, progress)
+                explainer = _Explainer(folder, machine, session.supervisor, log, progress, record)
                 done = [item.case in before or explainer.explain(item) for item in failures]
                 ending.code = ExitCode.OK if all(done) else ExitCode.INCONCLUSIVE
     return ending.code
@@ -113,6 +121,7 @@ class _Explainer:
     supervisor: Supervisor
     log: EventLog
     progress: Progress
+    record: JournalRecord
 
     def explain(self, failure: Failure) -> bool:
         """Whether a bundle shows it."""
@@ -144,9 +153,10 @@ class _Explainer:
             located = Located(why=f"{error.what} {error.hint}".strip())
         self._found(failure, "located", _located(located))
         bundle = None
-        if located.suspect is not None:
+        forms = self._forms(failure, located.suspect) if located.suspect else self._operator(failure, tools)
+        if forms:
             try:
-                bundle = self._bundle(failure, located.suspect, tools)
+                bundle = self._bundle(failure, forms, tools)
             except GauntletError as error:
                 # Of this one alone; the others go on.
                 self._found(failure, "bundle", {"problem": f"{error.what} {error.hint}".strip()})
@@ -154,22 +164,36 @@ class _Explainer:
         self._found(failure, "probes", {"probes": [asdict(item) for item in probes]})
         return bundle
 
-    def _bundle(self, failure: Failure, suspect: Suspect, tools: Tools) -> Bundle | None:
-        """The bundle of a suspect, where running it shows the failure."""
-        assert self.machine.toolchain is not None, "it was needed"
+    def _forms(self, failure: Failure, suspect: Suspect) -> list[Contents]:
+        """What the bundle of a dispatch may hold, the best first."""
         flags, named = flag_files(failure.flags)
-        contents = replace(_contents(failure, suspect, self.machine), flags=("--compile-from=flow", *flags))
+        contents = replace(_contents(failure, suspect, self.machine), flags=(_FROM_FLOW, *flags))
         contents = replace(contents, files=(*contents.files, *named))
         # What every release reads is worth more, where the failure stays.
         functions = [replace(contents, program=suspect.function, flags=flags)] if suspect.function else []
-        for form in (*functions, contents):
+        return [*functions, contents]
+
+    def _operator(self, failure: Failure, tools: Tools) -> list[Contents]:
+        """What the bundle of the first wrong operator holds, where the program was imported from ONNX and has one."""
+        source = onnx_source(self.record, failure.case)
+        if source is None:
+            return []
+        found = first_wrong_operator(failure, source, tools, lambda text: self._say(failure, text))
+        self._found(failure, "operator", found.as_dict())
+        assert self.machine.toolchain is not None, "it was needed"
+        return [operator_contents(failure, found.operator, self.machine.toolchain)] if found.operator else []
+
+    def _bundle(self, failure: Failure, forms: list[Contents], tools: Tools) -> Bundle | None:
+        """The bundle of the first form of it where running it shows the failure."""
+        assert self.machine.toolchain is not None, "it was needed"
+        for form in forms:
             bundle = write_bundle(form, tools.folder / "bundle")
             code = run_bundle(bundle.folder, self.machine.toolchain, self.supervisor, tools.folder)
             if code == STILL_THERE:
                 break
         place = str(bundle.folder.relative_to(self.folder))
         fact = {"problem": "", "folder": place, "bytes": bundle.bytes, "exit_code": code}
-        self._found(failure, "bundle", {**fact, "any_release": form.program == suspect.function})
+        self._found(failure, "bundle", {**fact, "any_release": _FROM_FLOW not in form.flags})
         return bundle if code == STILL_THERE else None
 
     def _found(self, failure: Failure, part: str, fields: dict[str, Any]) -> None:
@@ -193,13 +217,6 @@ def _contents(failure: Failure, suspect: Suspect, machine: Workbench) -> Content
     assert machine.toolchain is not None, "it was needed"
     inputs, held = file_values(suspect.inputs, "input")
     expected, kept = file_values(suspect.expected, "expected")
-    # What the reference gives, within what another order of operations may change.
-    largest: dict[str, float] = {}
-    for (kind, _), most in zip(suspect.expected, suspect.largest, strict=True):
-        name = kind.rpartition("x")[2]
-        largest[name] = max(largest.get(name, 0.0), most)
-    known = {name: TOLERANCES[name] * most for name, most in largest.items() if name in TOLERANCES}
-    thresholds = [f"--expected_{name}_threshold={allowed:.3g}" for name, allowed in known.items()]
     dispatch, iree = suspect.dispatch, machine.toolchain
     error = f"{suspect.error:.3g} of its largest value" if math.isfinite(suspect.error) else "infinite"
     facts = machine_facts()
@@ -219,7 +236,7 @@ def _contents(failure: Failure, suspect: Suspect, machine: Workbench) -> Content
             f"--function={CUT_OUT}",
             *(f"--input={text}" for text in inputs),
             *(f"--expected_output={text}" for text in expected),
-            *thresholds,
+            *thresholds([kind for kind, _ in suspect.expected], suspect.largest),
         ),
         files=(*held, *kept),
         iree=iree,

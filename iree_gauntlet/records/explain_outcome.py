@@ -4,7 +4,8 @@ The record is `explain.jsonl` in the folder `explain` of a run, a log of events 
 
 - `explain`: what is explained, `cases` with their kinds and reasons; a further explanation appends another one.
 - `start`: a case is begun, perhaps again: what was found of it before does not count.
-- `found`: what was found of a case: `part` is `again`, `located`, `probes`, `bundle`, or `nothing` and why.
+- `found`: what was found of a case: `part` is `again`, `located`, `operator` (of ONNX), `probes`, `bundle`, or
+  `nothing` and why.
 - `case`: a case is done, and whether a bundle shows it.
 - `end`: how it ended.
 """
@@ -52,6 +53,12 @@ class ExplainedCase:
         if located.get("dispatch"):
             what = f"{located['dispatch']} is wrong on right inputs"
             return what if self.bundled else f"{what}, but no bundle shows it"
+        operator = self.found.get("operator", {})
+        if operator.get("operator"):
+            what = f"{operator['operator']} is wrong on right inputs"
+            return what if self.bundled else f"{what}, but no bundle shows it"
+        if operator.get("why"):
+            return str(operator["why"])
         if nothing is not None:
             return str(nothing["why"])
         return str(located.get("why") or "it was not brought to an end")

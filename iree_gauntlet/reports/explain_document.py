@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.document import Block, Code, Column, Document, Heading, Items, Kind, Name, Notes, Paragraph, Table
 from iree_gauntlet.figures import byte_size, duration
@@ -58,7 +58,8 @@ def _case(case: ExplainedCase) -> list[Block]:
         )
         lines.append(f"it takes {', '.join(located['inputs'])} and gives {', '.join(located['outputs'])}")
     elif located is not None or "nothing" in case.found:
-        lines.append(case.answer)
+        lines.append((located or {}).get("why") or case.answer)
+    lines += _operator(case.found.get("operator", {}))
     if case.mended_by:
         lines.append(f"mended by: {', '.join(case.mended_by)}")
     if bundle is not None and bundle["problem"]:
@@ -77,3 +78,15 @@ def _case(case: ExplainedCase) -> list[Block]:
     if case.done:
         blocks.append(Paragraph((f"It took {duration(case.seconds)}.",)))
     return blocks
+
+
+def _operator(found: dict[str, Any]) -> list[str]:
+    """What is said of an ONNX model's operators."""
+    lines = [found[part] for part in ("why", "note") if found.get(part)]
+    if found.get("operator"):
+        error = "infinitely" if found["error"] is None else f"by {found['error']:.3g} of its largest value"
+        made = ", its large tensors with their first values over and over," if found["repeated"] else ""
+        what = f"first wrong operator: {found['operator']}, off {error}{made} on inputs on which"
+        lines.append(f"{what} {found['reference']} is right")
+        lines.append(f"it takes {', '.join(found['inputs']) or 'nothing'} and gives {', '.join(found['outputs'])}")
+    return lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -106,6 +107,10 @@ class Tools:
                 "Build it with -DIREE_BUILD_PYTHON_BINDINGS=ON, or explain the failure with a release's wheels.",
             )
         return self._run((python, "-B", *argv), name, self.folder, timeout)
+
+    def own_python(self, name: str, argv: Sequence[str], *, timeout: float) -> Ran:
+        """Run a program in the Python that this toolkit runs in."""
+        return self._run((sys.executable, "-B", *argv), name, self.folder, timeout)
 
     def _run(self, argv: Sequence[str], name: str, cwd: Path, timeout: float) -> Ran:
         out, err = self.folder / f"{name}.out.txt", self.folder / f"{name}.txt"
