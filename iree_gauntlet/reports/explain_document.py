@@ -55,7 +55,8 @@ def _case(case: ExplainedCase) -> list[Block]:
     elif located is not None and located.get("dispatch"):
         lines += _located(located)
     elif located is not None or "nothing" in case.found or "same" in case.found:
-        lines.append(case.answer)
+        lines.append((located or {}).get("why") or case.answer)
+    lines += _operator(case.found.get("operator", {}))
     if case.mended_by:
         lines.append(f"mended by: {', '.join(case.mended_by)}")
     if bundle is not None and bundle["problem"]:
@@ -80,7 +81,7 @@ def _located(located: dict[str, Any]) -> list[str]:
     """What is said of a dispatch that is at fault."""
     where = f"{located['dispatch']} (call {located['call']} of {located['of']})"
     takes = f"it takes {', '.join(located['inputs'])}"
-    if not located["outputs"]:
+    if not located["reference"]:
         return [f"fails in {where}, and in that alone", takes]
     error = "infinitely" if located["error"] is None else f"by {located['error']:.3g} of its largest value"
     found = f"first wrong dispatch: {where}, off {error} on inputs on which {located['reference']} is right"
@@ -95,4 +96,16 @@ def _reduced(reduced: dict[str, Any]) -> list[str]:
     lines = [f"reduced from {before} operations to {after} in {reduced['tried']} compiles"]
     lines += [f"it fails on the way to the phase {reduced['phase']}"] if reduced["phase"] else []
     lines += [] if reduced["complete"] else ["the time was up before all was tried: --budget gives more"]
+    return lines
+
+
+def _operator(found: dict[str, Any]) -> list[str]:
+    """What is said of an ONNX model's operators."""
+    lines = [found[part] for part in ("why", "note") if found.get(part)]
+    if found.get("operator"):
+        error = "infinitely" if found["error"] is None else f"by {found['error']:.3g} of its largest value"
+        made = ", its large tensors with their first values over and over," if found["repeated"] else ""
+        what = f"first wrong operator: {found['operator']}, off {error}{made} on inputs on which"
+        lines.append(f"{what} {found['reference']} is right")
+        lines.append(f"it takes {', '.join(found['inputs']) or 'nothing'} and gives {', '.join(found['outputs'])}")
     return lines
