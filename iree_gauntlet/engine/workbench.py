@@ -152,7 +152,7 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
         import_script=str(Path(iree_side.__file__).with_name("import_onnx.py")),
         own_python=sys.executable,
         reference_script=str(Path(iree_side.__file__).with_name("run_reference.py")),
-        onnxruntime=_onnxruntime(),
+        onnxruntime=onnxruntime_version(),
         ir_tool=toolchain.compiler.ir_tool if toolchain else "",
         importer=f"{compiler} onnx {toolchain.compiler.onnx_version if toolchain else ''}",
         compiler=compiler,
@@ -169,7 +169,7 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
     )
 
 
-def _onnxruntime() -> str:
+def onnxruntime_version() -> str:
     """Its version in our own interpreter; empty where it is not installed."""
     try:
         return importlib.metadata.version("onnxruntime")

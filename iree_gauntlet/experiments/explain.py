@@ -22,11 +22,13 @@ from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.experiments.explaining.again import fails_again
 from iree_gauntlet.experiments.explaining.bundle import write_bundle
 from iree_gauntlet.experiments.explaining.bundle_run import run_bundle
-from iree_gauntlet.experiments.explaining.contents import of_dispatch, of_program, of_reduced
+from iree_gauntlet.experiments.explaining.contents import of_dispatch, of_operator, of_program, of_reduced
 from iree_gauntlet.experiments.explaining.explanation import recorded_explanation
 from iree_gauntlet.experiments.explaining.failures import Failure, failures_of
 from iree_gauntlet.experiments.explaining.locate import Located, locate, probe
 from iree_gauntlet.experiments.explaining.locate_run import locate_in_run
+from iree_gauntlet.experiments.explaining.onnx_workers import onnx_source
+from iree_gauntlet.experiments.explaining.operators import first_wrong_operator
 from iree_gauntlet.experiments.explaining.reduce import EARLIEST, Reduced, reduce
 from iree_gauntlet.experiments.explaining.replay import with_replay
 from iree_gauntlet.experiments.explaining.repro_script import STILL_THERE
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.experiments.explaining.bundle import Contents
     from iree_gauntlet.experiments.explaining.symptom import Symptom
+    from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.progress import Presenter, Progress
     from iree_gauntlet.records.event_log import EventLog
     from iree_gauntlet.requests import CacheRequest, ExplainRequest
@@ -76,7 +79,9 @@ def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) ->
         cases = [{"case": item.case, "kind": item.kind, "reason": item.result.reason} for item in failures]
         opening = {"run": run_dir.name, "cases": cases, "toolchain": record.runs[-1]["toolchain"]}
         with recorded_explanation(folder, opening, presenter, progress) as (session, ending):
-            explainer = _Explainer(folder, machine, session.supervisor, session.log, progress, 60 * asked.budget)
+            explainer = _Explainer(
+                folder, machine, session.supervisor, session.log, progress, record, 60 * asked.budget
+            )
             done = [item.case in before or explainer.explain(item) for item in failures]
             ending.code = ExitCode.OK if all(done) else ExitCode.INCONCLUSIVE
     return ending.code
@@ -110,6 +115,7 @@ class _Explainer:
     supervisor: Supervisor
     log: EventLog
     progress: Progress
+    record: JournalRecord
     budget: float  # seconds
     # What was explained of a compile: the case, and what is recorded of its bundle.
     _twins: dict[tuple[str, ...], tuple[str, dict[str, Any]]] = field(default_factory=dict)
@@ -157,7 +163,7 @@ class _Explainer:
             early = reduced is not None and reduced.phase == EARLIEST
         else:
             located = self._located(failure, again.symptom, tools)
-            forms = self._located_forms(failure, again.symptom, located)
+            forms = self._located_forms(failure, again.symptom, located, tools)
         bundle = self._bundle(failure, forms, tools)
         if not early:
             probes = probe(failure, again.symptom, tools, say)
@@ -198,7 +204,9 @@ class _Explainer:
             yield "the reduced program", of_reduced(failure, symptom, reduced, self.machine.toolchain)
         yield _WHOLE, of_program(failure, symptom, why, self.machine.toolchain)
 
-    def _located_forms(self, failure: Failure, symptom: Symptom, located: Located) -> Iterator[tuple[str, Contents]]:
+    def _located_forms(
+        self, failure: Failure, symptom: Symptom, located: Located, tools: Tools
+    ) -> Iterator[tuple[str, Contents]]:
         iree = self.machine.toolchain
         assert iree is not None, "it was needed"
         why = located.why
@@ -207,11 +215,20 @@ class _Explainer:
             yield from (("a program for any release", form) for form in function)
             yield "a program for this release", flow
             why = f"{located.suspect.dispatch.name}, cut out, does not show the failure"
+        elif symptom.ending == WRONG and (source := onnx_source(self.record, failure.case)) is not None:
+            found = first_wrong_operator(failure, source, tools, partial(self._say, failure))
+            self._found(failure, "operator", found.as_dict())
+            if found.operator is not None:
+                yield "the operator's program", of_operator(failure, symptom, found.operator, iree)
+            if found.agrees:
+                return
+            why = found.why or "its first wrong operator, cut out, does not show the failure"
         yield _WHOLE, of_program(failure, symptom, why, iree)
 
     def _bundle(self, failure: Failure, forms: Iterator[tuple[str, Contents]], tools: Tools) -> dict[str, Any] | None:
-        """The first that shows the failure when it is run."""
+        """The first that shows the failure when it is run, as it is recorded; None where none does."""
         assert self.machine.toolchain is not None, "it was needed"
+        fact: dict[str, Any] = {}
         try:
             for form, contents in forms:
                 shutil.rmtree(tools.folder / "bundle", ignore_errors=True)
@@ -219,17 +236,17 @@ class _Explainer:
                 code = run_bundle(bundle.folder, self.machine.toolchain, self.supervisor, tools.folder)
                 if code == STILL_THERE:
                     bundle = with_replay(contents, bundle, tools, timeout=failure.compile_timeout)
-                fact = {"bytes": bundle.bytes, "exit_code": code, "form": form}
+                place = str(bundle.folder.relative_to(self.folder))
+                fact = {"problem": "", "folder": place, "bytes": bundle.bytes, "exit_code": code, "form": form}
                 if code == STILL_THERE:
                     break
         except GauntletError as error:
             # Of this one alone; the others go on.
             self._found(failure, "bundle", {"problem": f"{error.what} {error.hint}".strip()})
             return None
-        place = str(bundle.folder.relative_to(self.folder))
-        fact = {"problem": "", "folder": place, **fact}
-        self._found(failure, "bundle", fact)
-        return fact if code == STILL_THERE else None
+        if fact:
+            self._found(failure, "bundle", fact)
+        return fact if fact.get("exit_code") == STILL_THERE else None
 
     def _found(self, failure: Failure, part: str, fields: dict[str, Any]) -> None:
         self.log.write("found", {"case": failure.case, "part": part, **fields})

@@ -4,8 +4,8 @@ The record is `explain.jsonl` in the folder `explain` of a run, a log of events 
 
 - `explain`: what is explained, `cases` with their kinds and reasons; a further explanation appends another one.
 - `start`: a case is begun, perhaps again: what was found of it before does not count.
-- `found`: what was found of a case: `part` is `again`, `located`, `reduced` or `slower`, `bundle`, `probes`; `same`
-  and as which case; or `nothing` and why.
+- `found`: what was found of a case: `part` is `again`, `located`, `reduced` or `slower`, `operator` (of ONNX),
+  `bundle`, `probes`; `same` and as which case; or `nothing` and why.
 - `case`: a case is done, and whether a bundle shows it.
 - `end`: how it ended.
 """
@@ -51,21 +51,21 @@ class ExplainedCase:
     @property
     def answer(self) -> str:
         """What came of it, in a line."""
-        located, nothing = self.found.get("located", {}), self.found.get("nothing")
-        reduced, slower = self.found.get("reduced", {}), self.found.get("slower", {})
+        located, operator, reduced = (self.found.get(part, {}) for part in ("located", "operator", "reduced"))
+        slower = self.found.get("slower", {})
         if slower.get("name"):
             what = f"{slower['name']} is slower by itself"
             return what if self.bundled else f"{what}, but its bundle does not show it"
-        if located.get("dispatch"):
-            what = f"{located['dispatch']} {'is wrong on right inputs' if located['outputs'] else 'fails'}"
+        if culprit := located.get("dispatch") or operator.get("operator"):
+            wrong = operator.get("operator") or located["reference"]
+            what = f"{culprit} {'is wrong on right inputs' if wrong else 'fails'}"
             return what if self.bundled else f"{what}, but no bundle shows it"
         if same := self.found.get("same"):
             return f"the program, its flags and so the failure are those of {same['as']}"
         if "after" in reduced:
             return f"reduced from {reduced['before']['operations']:,} operations to {reduced['after']['operations']:,}"
-        if nothing is not None:
-            return str(nothing["why"])
-        return str(located.get("why") or reduced.get("why") or slower.get("why") or "it was not brought to an end")
+        why = (part.get("why") for part in (operator, self.found.get("nothing", {}), located, reduced, slower))
+        return str(next(filter(None, why), "it was not brought to an end"))
 
     @property
     def archive(self) -> str:

@@ -52,6 +52,7 @@ def _case(case: ExplainedCase) -> list[Block]:
         how = "in the same way" if again["same"] else "in another way each time"
         lines.append(f"fails again {again['failed']} of 2 times, {how}")
     lines += _where(case)
+    lines += _operator(case.found.get("operator", {}))
     if case.mended_by:
         lines.append(f"mended by: {', '.join(case.mended_by)}")
     if bundle is not None and bundle["problem"]:
@@ -81,14 +82,16 @@ def _where(case: ExplainedCase) -> list[str]:
     located = case.found.get("located")
     if located is not None and located.get("dispatch"):
         return _located(located)
-    return [case.answer] if located is not None or "nothing" in case.found or "same" in case.found else []
+    if located is not None or "nothing" in case.found or "same" in case.found:
+        return [(located or {}).get("why") or case.answer]
+    return []
 
 
 def _located(located: dict[str, Any]) -> list[str]:
     """What is said of a dispatch that is at fault."""
     where = f"{located['dispatch']} (call {located['call']} of {located['of']})"
     takes = f"it takes {', '.join(located['inputs'])}"
-    if not located["outputs"]:
+    if not located["reference"]:
         return [f"fails in {where}, and in that alone", takes]
     error = "infinitely" if located["error"] is None else f"by {located['error']:.3g} of its largest value"
     found = f"first wrong dispatch: {where}, off {error} on inputs on which {located['reference']} is right"
@@ -117,3 +120,15 @@ def _slower(found: dict[str, Any]) -> list[str]:
         *tried,
         f"it takes {', '.join(found['inputs']) or 'nothing'}",
     ]
+
+
+def _operator(found: dict[str, Any]) -> list[str]:
+    """What is said of an ONNX model's operators."""
+    lines = [found[part] for part in ("why", "note") if found.get(part)]
+    if found.get("operator"):
+        error = "infinitely" if found["error"] is None else f"by {found['error']:.3g} of its largest value"
+        made = ", its large tensors with their first values over and over," if found["repeated"] else ""
+        what = f"first wrong operator: {found['operator']}, off {error}{made} on inputs on which"
+        lines.append(f"{what} {found['reference']} is right")
+        lines.append(f"it takes {', '.join(found['inputs']) or 'nothing'} and gives {', '.join(found['outputs'])}")
+    return lines

@@ -100,7 +100,7 @@ def test_without_onnxruntime_only_the_comparison_is_an_error(
     project: Project, mirror: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert mirror.answers
-    monkeypatch.setattr("iree_gauntlet.engine.workbench._onnxruntime", lambda: "")
+    monkeypatch.setattr("iree_gauntlet.engine.workbench.onnxruntime_version", lambda: "")
     config(suite(project))
     done = project.gauntlet("run", "--spec-dir", "onnx_models", "--submodel", "dense")
     assert done.code == 3

@@ -44,7 +44,7 @@ def explained(run: Path, case: str = "m/a@cpu", *, done: bool = True) -> Path:
         log.write("start", {"case": case})
         suspect = {"dispatch": _DISPATCH, "call": 1, "of": 2, "error": 0.5, "inputs": [], "outputs": []}
         probes = [{"name": "data tiling off", "flag": "--x", "verdict": "passes", "reason": ""}]
-        bundle = {"problem": "", "folder": "m/a.cpu/bundle", "bytes": 100, "exit_code": 1, "any_release": True}
+        bundle = {"problem": "", "folder": "m/a.cpu/bundle", "bytes": 100, "exit_code": 1, "form": "the whole program"}
         for part, fields in (("located", suspect | {"reference": "vmvx"}), ("probes", {"probes": probes})):
             log.write("found", {"case": case, "part": part, **fields})
         log.write("found", {"case": case, "part": "bundle", **bundle})

@@ -15,20 +15,24 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.explaining.bundle import Contents, file_values, flag_files
 from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT
 from iree_gauntlet.experiments.explaining.locate import TOLERANCES
+from iree_gauntlet.experiments.explaining.operators import OPERATOR
 from iree_gauntlet.experiments.explaining.symptom import WRONG
 from iree_gauntlet.figures import counted
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from iree_gauntlet.experiments.explaining.failures import Failure
     from iree_gauntlet.experiments.explaining.locate import Suspect
+    from iree_gauntlet.experiments.explaining.operators import WrongOperator
     from iree_gauntlet.experiments.explaining.reduce import Reduced
     from iree_gauntlet.experiments.explaining.symptom import Symptom
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 
+# A larger .onnx is left out: the program has the same weights.
+_SMALL_BYTES = 1_000_000
 # Lines of what a tool says that a README has.
 _SAID_LINES, _SAID_WIDTH = 30, 200
 # What is compiled while a program is reduced.
@@ -48,11 +52,10 @@ def of_dispatch(failure: Failure, symptom: Symptom, suspect: Suspect, iree: Tool
     name = suspect.dispatch.name
     if suspect.expected:
         title = f"Wrong numbers in {name} ({failure.device})"
-        error = f"{suspect.error:.3g} of its largest value" if math.isfinite(suspect.error) else "infinite"
         found = (
             f"Of {suspect.of} dispatches, `{name}` (call {suspect.call}) is the first whose inputs agree with those of "
-            f"{suspect.reference} and whose output does not: it is off by {error}. Cut out, and run on the inputs that "
-            f"it had, it is wrong too. `program.mlir` is that dispatch, and what is expected is what "
+            f"{suspect.reference} and whose output does not: it is off by {_share(suspect.error)}. Cut out, and run on "
+            f"the inputs that it had, it is wrong too. `program.mlir` is that dispatch, and what is expected is what "
             f"{suspect.reference} gives on these inputs."
         )
     else:
@@ -72,7 +75,7 @@ def of_dispatch(failure: Failure, symptom: Symptom, suspect: Suspect, iree: Tool
             f"--function={CUT_OUT}",
             *(f"--input={text}" for text in inputs),
             *(f"--expected_output={text}" for text in expected),
-            *_thresholds(suspect),
+            *_thresholds((kind, most) for (kind, _), most in zip(suspect.expected, suspect.largest, strict=True)),
         ),
         files=(*held, *kept, *named),
         iree=iree,
@@ -81,6 +84,40 @@ def of_dispatch(failure: Failure, symptom: Symptom, suspect: Suspect, iree: Tool
     if suspect.function:
         yield replace(contents, program=suspect.function.encode(), flags=flags)
     yield contents
+
+
+def of_operator(failure: Failure, symptom: Symptom, operator: WrongOperator, iree: Toolchain) -> Contents:
+    """An operator of an ONNX model, as a model of its own, and what onnxruntime makes of it."""
+    inputs, held = file_values([(value.kind, value.file) for value in operator.inputs], "input")
+    expected, kept = file_values([(value.kind, value.file) for value in operator.outputs], "expected")
+    flags, named = flag_files(failure.flags, failure.compile_cwd)
+    model = operator.onnx.read_bytes()
+    models = (("model.onnx", model),) if len(model) <= _SMALL_BYTES else ()
+    found = (
+        f"{operator.title} is the first operator whose inputs agree with those of onnxruntime {operator.onnxruntime} "
+        f"and whose output does not. As a model of its own, on the inputs that onnxruntime has there, it is off by "
+        f"{_share(operator.error)}. `program.mlir` is what that model is imported as"
+        f"{', `model.onnx` the model' if models else ''}, and what is expected is what onnxruntime gives."
+    )
+    repeated = "Its large tensors hold their first values over and over, in place of the model's own."
+    kinds = ", ".join(dict.fromkeys(node.op for node in operator.nodes))
+    return Contents(
+        title=f"Wrong numbers in {kinds} of ONNX ({failure.device})",
+        what=_what(failure, found, *((repeated,) if operator.repeated else ())),
+        program=operator.program.read_bytes(),
+        flags=flags,
+        device=failure.device,
+        arguments=(
+            f"--function={OPERATOR}",
+            *(f"--input={text}" for text in inputs),
+            *(f"--expected_output={text}" for text in expected),
+            *_thresholds((value.kind, value.largest) for value in operator.outputs),
+        ),
+        files=(*held, *kept, *models, *named),
+        iree=iree,
+        machine=_machine(),
+        symptom=symptom,
+    )
 
 
 def of_reduced(failure: Failure, symptom: Symptom, reduced: Reduced, iree: Toolchain) -> Contents:
@@ -150,10 +187,14 @@ def _code(said: str, iree: Toolchain) -> str:
     return "\n".join(("```", *lines, "```"))
 
 
-def _thresholds(suspect: Suspect) -> list[str]:
-    """What the reference gives, within what another order of operations may change."""
+def _share(error: float) -> str:
+    return f"{error:.3g} of its largest value" if math.isfinite(error) else "infinity"
+
+
+def _thresholds(outputs: Iterable[tuple[str, float]]) -> list[str]:
+    """Of outputs, by type and largest |value|: within what another order of operations may change."""
     largest: dict[str, float] = {}
-    for (kind, _), most in zip(suspect.expected, suspect.largest, strict=True):
+    for kind, most in outputs:
         name = kind.rpartition("x")[2]
         largest[name] = max(largest.get(name, 0.0), most)
     known = {name: TOLERANCES[name] * most for name, most in largest.items() if name in TOLERANCES}

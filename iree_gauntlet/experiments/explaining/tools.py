@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -162,6 +163,10 @@ class Tools:
                 shown = len(whole)
                 if ended:
                     return running.result()
+
+    def own_python(self, name: str, argv: Sequence[str], *, timeout: float) -> Ran:
+        """Run a program in the Python that this toolkit runs in."""
+        return self._run((sys.executable, "-B", *argv), name, self.folder, timeout)
 
     def _run(self, argv: Sequence[str], name: str, cwd: Path, timeout: float) -> Ran:
         out, err = self.folder / f"{name}.out.txt", self.folder / f"{name}.txt"

@@ -177,7 +177,12 @@ def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def _load(path: Path) -> onnx.ModelProto:
+def load_onnx(path: Path) -> onnx.ModelProto:
+    """The model of a file.
+
+    Raises:
+        InputError: it cannot be read, or is none.
+    """
     import onnx  # noqa: PLC0415
     from google.protobuf.message import DecodeError  # noqa: PLC0415
 
@@ -192,8 +197,12 @@ def _load(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _import_to_mlir(model: onnx.ModelProto, folder: Path) -> Path:
-    """Run the toolchain's own importer on a prepared model, with its files in a folder of ours."""
+def import_to_mlir(model: onnx.ModelProto, folder: Path) -> Path:
+    """Run the toolchain's own importer on a prepared model, with its files in a folder of ours.
+
+    Raises:
+        ImportFailedError: the importer failed.
+    """
     import onnx  # noqa: PLC0415
     from iree.compiler.extras import onnx_importer  # noqa: PLC0415
     from iree.compiler.ir import MLIRError  # noqa: PLC0415
@@ -216,10 +225,11 @@ def _publish(source: Path, target: Path) -> None:
     source.replace(target)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="import_onnx.py", description="Prepare an ONNX model, import it to MLIR.")
+def import_parser(prog: str = "import_onnx.py") -> argparse.ArgumentParser:
+    """What reads the command line, also of other programs that prepare a model in the same way."""
+    parser = argparse.ArgumentParser(prog=prog, description="Prepare an ONNX model, import it to MLIR.")
     parser.add_argument("model", type=Path, help="the .onnx file")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="the .mlir file to write")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="the file to write")
     opset = parser.add_mutually_exclusive_group()
     opset.add_argument("--opset", type=int, help="convert to this opset version first")
     opset.add_argument("--least-opset", type=int, help="convert to this opset version first where the file's is lower")
@@ -241,18 +251,28 @@ def _shapes(texts: Sequence[str]) -> dict[str, Shape]:
     return shapes
 
 
-def _run(arguments: argparse.Namespace) -> list[str]:
-    """Carry out the command; returns the names of the imported functions."""
+def prepared_as_asked(arguments: argparse.Namespace) -> onnx.ModelProto:
+    """The prepared model of a command line.
+
+    Raises:
+        InputError, ImportFailedError: as of `prepare`, or the file cannot be read.
+    """
     shapes = _shapes(arguments.shape)
     output: Path = arguments.output
     if not output.parent.is_dir():
         raise InputError(f"no folder {output.parent} to write {output.name} in")
-    model = _load(arguments.model)
+    model = load_onnx(arguments.model)
     opset = arguments.opset if arguments.least_opset is None else max(arguments.least_opset, _opset(model))
-    model = prepare(model, shapes, opset)
+    return prepare(model, shapes, opset)
+
+
+def _run(arguments: argparse.Namespace) -> list[str]:
+    """Carry out the command; returns the names of the imported functions."""
+    output: Path = arguments.output
+    model = prepared_as_asked(arguments)
     # Next to the output, so that the last step is a rename within one file system.
     with tempfile.TemporaryDirectory(prefix=".import-", dir=output.parent) as folder:
-        imported = _import_to_mlir(model, Path(folder))
+        imported = import_to_mlir(model, Path(folder))
         with imported.open("rb") as lines:
             functions = imported_functions(lines)
         _publish(imported, output)
@@ -261,7 +281,7 @@ def _run(arguments: argparse.Namespace) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = import_parser().parse_args(argv)
     try:
         functions = _run(arguments)
     except ModuleNotFoundError as error:

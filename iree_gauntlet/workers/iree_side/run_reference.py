@@ -70,8 +70,12 @@ def make_inputs(inputs: Sequence[Any]) -> list[Array]:
     return arrays
 
 
-def _tensor_type(name: str, array: Any) -> str:
-    """The type in IREE's notation: `1x64xi64`."""
+def tensor_type(name: str, array: Any) -> str:
+    """The type of an output in IREE's notation: `1x64xi64`.
+
+    Raises:
+        RefusedError: it is no tensor of numbers.
+    """
     kind = {"b": "i1", "f": "f", "i": "i", "u": "i"}.get(array.dtype.kind if isinstance(array, np.ndarray) else "")
     if kind is None:
         found = array.dtype if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
@@ -87,7 +91,7 @@ def _members(inputs: Sequence[Array], outputs: Mapping[str, Any]) -> dict[str, b
     members = {}
     lines = []
     for flag, file, name, array in named:
-        lines.append(f"--{flag}={_tensor_type(name, array)}=@{file}.bin\n")
+        lines.append(f"--{flag}={tensor_type(name, array)}=@{file}.bin\n")
         members[f"{file}.bin"] = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
     return {"arguments.txt": "".join(lines).encode(), **members}
 

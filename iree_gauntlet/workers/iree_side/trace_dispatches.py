@@ -102,7 +102,7 @@ class Tensor:
 _Pair = tuple[list[Tensor], list[Tensor]]
 
 
-def _error_of(target: Tensor, reference: Tensor) -> float:
+def error_of(target: Tensor, reference: Tensor) -> float:
     """The largest |difference| as a share of the reference's largest |value|; infinite where one is no number alone."""
     if target.contents == reference.contents:
         return 0.0
@@ -183,7 +183,7 @@ def _compared(name: str, inputs: _Pair, outputs: _Pair, allowed: Mapping[str, fl
 
 
 def _said(target: Tensor, reference: Tensor, allowed: Mapping[str, float]) -> dict[str, Any]:
-    error = _error_of(target, reference)
+    error = error_of(target, reference)
     wrong = error > allowed.get(target.element_type, 0.0)
     # Infinity is no JSON.
     written = error if np.isfinite(error) else None

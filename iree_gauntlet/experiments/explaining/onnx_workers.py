@@ -1,0 +1,200 @@
+"""The programs that read, cut and run ONNX models for an explanation, each in the Python that has what it needs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.cases import MAIN, OnnxImport, Stage
+from iree_gauntlet.engine.commands import import_argv
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.experiments.explaining.locate import TOLERANCES
+from iree_gauntlet.experiments.explaining.onnx_graph import Graph, read_graph
+from iree_gauntlet.workers import iree_side
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from iree_gauntlet.experiments.explaining.tools import Ran, Tools
+    from iree_gauntlet.journal_format import JournalRecord
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxSource:
+    """The ONNX file that a program was imported from.
+
+    Attributes:
+        file: it.
+        options: how it was prepared.
+        timeout: seconds that an import may take.
+    """
+
+    file: Path
+    options: OnnxImport
+    timeout: float
+
+
+def onnx_source(record: JournalRecord, chain: str) -> OnnxSource | None:
+    """The ONNX file of a chain's main module; None where it was not imported."""
+    for step in record.steps:
+        if (step["chain"], step["stage"], step.get("role", MAIN)) == (chain, Stage.IMPORT, MAIN) and step.get("onnx"):
+            said = step["onnx"]
+            shapes = tuple((name, tuple(shape)) for name, shape in said["shapes"])
+            program = next(item["path"] for item in step["inputs"] if item["role"] == "program")
+            options = OnnxImport(said["opset"], shapes, said["least_opset"])
+            return OnnxSource(Path(program), options, float(step["timeout"]))
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor that onnxruntime takes or gives.
+
+    Attributes:
+        name: in the model.
+        kind: its type, as IREE writes it.
+        dtype, shape: as NumPy has them.
+        file: its raw values.
+        largest: |value|; of what it gives.
+        error: of others' value of it, by side: the largest difference, as a share of that; None where infinite.
+        wrong: whether it is more than is allowed.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    largest: float
+    error: Mapping[str, float | None]
+    wrong: Mapping[str, bool]
+
+    @property
+    def as_array(self) -> dict[str, Any]:
+        """What a plan says of it."""
+        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape), "file": str(self.file)}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What onnxruntime took and gave."""
+
+    onnxruntime: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What is cut out of a model.
+
+    Attributes:
+        outputs: values that it gives.
+        inputs: values that it takes; None for those of the model.
+        constants: values that become constants.
+        repeat: large constants hold so many values over and over; 0 for their own.
+    """
+
+    outputs: Sequence[str]
+    inputs: Sequence[Value] | None = None
+    constants: Sequence[Value] = ()
+    repeat: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxWorkers:
+    """The programs, for one model.
+
+    Attributes:
+        tools: run them.
+        source: the model.
+        timeout: seconds that a run may take.
+    """
+
+    tools: Tools
+    source: OnnxSource
+    timeout: float
+
+    @property
+    def prepared(self) -> Path:
+        """The model as it is imported."""
+        return self.tools.folder / "prepared.onnx"
+
+    def describe(self) -> Graph:
+        """Prepare the model; its graph.
+
+        Raises:
+            GauntletError: it cannot be cut.
+        """
+        words = import_argv("", _script("describe"), str(self.source.file), str(self.prepared), self.source.options)[1:]
+        ran = self.tools.python("describe", words, timeout=self.source.timeout)
+        return read_graph(self._answer("describe", ran))
+
+    def cut(self, name: str, cut: Cut, *, imported: bool = True) -> tuple[Path, Path]:
+        """Cut the prepared model; the .onnx, and the program that it is imported as.
+
+        Raises:
+            GauntletError: that cannot be cut, or imported.
+        """
+        onnx, mlir = self.tools.folder / f"{name}.onnx", self.tools.folder / f"{name}.mlir"
+        plan = {
+            "model": str(self.prepared),
+            "inputs": None if cut.inputs is None else [value.as_array for value in cut.inputs],
+            "constants": [value.as_array for value in cut.constants],
+            "outputs": list(cut.outputs),
+            "repeat": cut.repeat,
+            "onnx": str(onnx),
+            "mlir": str(mlir) if imported else "",
+        }
+        file = self._plan(f"{name}_cut", plan)
+        ran = self.tools.python(f"{name}_cut", (_script("cut"), file), timeout=self.source.timeout)
+        self._answer(f"{name}_cut", ran)
+        return onnx, mlir
+
+    def hold(
+        self, name: str, model: Path, inputs: Sequence[str], sides: Mapping[str, Sequence[str]], cwd: Path | None = None
+    ) -> Held:
+        """Run a model in onnxruntime, and hold others' outputs against what it gives.
+
+        Raises:
+            GauntletError: it does not run there.
+        """
+        plan = {
+            "model": str(model),
+            "inputs": list(inputs),
+            "cwd": str(cwd or self.tools.folder),
+            "folder": str(self.tools.folder),
+            "name": name,
+            "sides": {side: list(texts) for side, texts in sides.items()},
+            "tolerances": TOLERANCES,
+        }
+        file = self._plan(f"{name}_hold", plan)
+        ran = self.tools.own_python(f"{name}_hold", (_script("hold"), file), timeout=self.timeout)
+        said = self._answer(f"{name}_hold", ran)
+        parts = (tuple(map(_value, said[part])) for part in ("inputs", "outputs"))
+        return Held(said["onnxruntime"], *parts)
+
+    def _plan(self, name: str, plan: dict[str, Any]) -> str:
+        file = self.tools.folder / f"{name}.json"
+        file.write_text(json.dumps(plan), encoding="utf-8")
+        return str(file)
+
+    def _answer(self, name: str, ran: Ran) -> dict[str, Any]:
+        if not ran.passed:
+            lines = ran.errors.strip().splitlines()
+            why = "it took too long" if ran.outcome.timed_out else (lines or [f"exit code {ran.outcome.exit_code}"])[-1]
+            raise GauntletError(f"{self.source.file.name}: {why[:400]}", f"See {self.tools.folder / name}.txt.")
+        found: dict[str, Any] = json.loads((self.tools.folder / f"{name}.out.txt").read_text(encoding="utf-8"))
+        return found
+
+
+def _script(name: str) -> str:
+    return str(Path(iree_side.__file__).with_name(f"{name}_onnx.py"))
+
+
+def _value(said: Mapping[str, Any]) -> Value:
+    shape, file = tuple(said["shape"]), Path(said["file"])
+    errors, wrong = said.get("error", {}), said.get("wrong", {})
+    return Value(said["name"], said["type"], said["dtype"], shape, file, said.get("largest", 0.0), errors, wrong)

@@ -1,0 +1,117 @@
+"""Run an ONNX model in onnxruntime, keep all that it takes and gives, and hold others' outputs against it.
+
+    python hold_onnx.py PLAN.json
+
+It runs in the Python that has onnxruntime. The plan:
+
+    {"model": "/…/m.onnx",
+     "inputs": ["1x4xf32=@x.bin", "@y.npy"],      as iree-run-module takes them, in the order of the graph's
+     "cwd": "/…",                                 where their files lie
+     "folder": "/…", "name": "whole",             values go to <folder>/<name>_input_0.bin, <name>_output_0.bin
+     "sides": {"iree": ["a_0.bin", "a_1.bin"]},   an output each: files of raw values, texts like those of inputs, or
+                                                  nothing
+     "tolerances": {"f32": 1e-4}}                 as of trace_dispatches.py
+
+The answer is `{"onnxruntime": "1.32.0", "inputs": […], "outputs": […]}`: objects of `name`, `type` as IREE writes it,
+`dtype` and `shape` as NumPy has them, `file`; of outputs also `largest` |value|, and by side `error` as a share of
+that (null where it is infinite), and `wrong`. Exit codes: as of `plan_file`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if __name__ == "__main__":
+    # The package is the one that this script lies in; all else is found as this Python finds it.
+    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
+    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan
+from iree_gauntlet.workers.iree_side.record_golden import InferenceFailedError, RefusedError, run_model
+from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, read_value
+from iree_gauntlet.workers.iree_side.run_reference import tensor_type
+from iree_gauntlet.workers.iree_side.trace_dispatches import Tensor, error_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+
+# NumPy's types of onnxruntime's names, where they are not alike.
+_DTYPES = {"float": "float32", "double": "float64"}
+
+
+def _input(text: str, cwd: str, kind: str) -> Array:
+    """What is written behind `--input=`, of the type that onnxruntime takes."""
+    name = kind.removeprefix("tensor(").removesuffix(")")
+    value = read_value(text, cwd)
+    try:
+        dtype = np.dtype(_DTYPES.get(name, name))
+    except TypeError as error:
+        raise PlanError(f"an input is a {kind}, which is not passed on here") from error
+    if value is None:
+        raise PlanError(f"the input {text!r} is no tensor")
+    return np.frombuffer(value.contents, dtype).reshape(value.shape)
+
+
+def _kept(plan: Mapping[str, Any], part: str, index: int, name: str, array: Array) -> dict[str, Any]:
+    file = Path(plan["folder"]) / f"{plan['name']}_{part}_{index}.bin"
+    file.write_bytes(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
+    kind, shape = tensor_type(name, array), list(array.shape)
+    return {"name": name, "type": kind, "dtype": str(array.dtype), "shape": shape, "file": str(file)}
+
+
+def _held(text: str, plan: Mapping[str, Any], right: Tensor) -> tuple[float | None, bool]:
+    """How far an output of another is off, and whether that is wrong."""
+    if not text:
+        return 0.0, False
+    path = Path(text)
+    if path.suffix == ".bin" and "=" not in path.name:
+        contents = path.read_bytes()
+    else:
+        value = read_value(text, plan["cwd"])
+        contents = bytes(value.contents) if value is not None else right.contents
+    if len(contents) != len(right.contents):
+        return None, True
+    error = error_of(Tensor((), right.element_type, contents), right)
+    return (error if np.isfinite(error) else None), error > plan["tolerances"].get(right.element_type, 0.0)
+
+
+def _answered(plan: dict[str, Any]) -> dict[str, Any]:
+    given: list[Array] = []
+
+    def made(descriptions: Sequence[Any]) -> list[Array]:
+        given[:] = [
+            _input(text, plan["cwd"], item.type) for text, item in zip(plan["inputs"], descriptions, strict=True)
+        ]
+        return given
+
+    try:
+        described, results = run_model(Path(plan["model"]), made)
+        inputs = [_kept(plan, "input", i, described[i]["name"], array) for i, array in enumerate(given)]
+        outputs = [_kept(plan, "output", i, name, array) for i, (name, array) in enumerate(results.items())]
+    except (RefusedError, UnsupportedError) as error:
+        raise PlanError(str(error)) from error
+    except InferenceFailedError as error:
+        raise RuntimeError(str(error)) from error
+    for index, (item, array) in enumerate(zip(outputs, results.values(), strict=True)):
+        right = Tensor(array.shape, item["type"].rpartition("x")[2], Path(item["file"]).read_bytes())
+        item["largest"] = right.largest()
+        held = {side: _held(texts[index], plan, right) for side, texts in plan["sides"].items()}
+        item["error"] = {side: error for side, (error, _) in held.items()}
+        item["wrong"] = {side: wrong for side, (_, wrong) in held.items()}
+    import onnxruntime  # noqa: PLC0415 - only where the plan could be used
+
+    return {"onnxruntime": onnxruntime.__version__, "inputs": inputs, "outputs": outputs}
+
+
+if __name__ == "__main__":
+    sys.exit(answer_plan(sys.argv, _answered))
