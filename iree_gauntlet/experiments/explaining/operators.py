@@ -25,6 +25,8 @@ OPERATOR = "operator"
 _IREE, _EXPECTED, _PUBLISHED = "iree", "expected", "published"
 # Values that are looked at in one run: what both sides have of them is held in memory and in files.
 _MOST_BYTES = 256_000_000
+# Where the model does not run with all of them as outputs: each fourth, each sixteenth.
+_STRIDES = (1, 4, 16)
 # By how many operators an operator is widened backwards where it is right by itself.
 _LEVELS = (0, 1, 2, 4, 8)
 # Above it, what was cut out is tried with large tensors that hold their first values over and over.
@@ -194,33 +196,40 @@ class _Search:
             if not bad:
                 raise _PassesError
             first = min(bad, key=lambda name: graph.producer[name].index)
-            right.update(value.name for value in held.outputs if not value.wrong[_IREE])
+            known = {value.name for value in held.outputs if not value.wrong[_IREE]} - right
+            right |= known
+            if first in targets and not known:
+                # None of the values in between could be looked at.
+                return graph.behind([first], right)
             targets, published = [first], {}
 
     def _marked(self, targets: Sequence[str], marks: Sequence[str], published: dict[str, str]) -> Held:
-        """Run the model, as far as targets need it, with marked values as outputs too; fewer where it does not compile.
+        """Run the model, as far as targets need it, with marked values as outputs too; fewer where it does not run.
 
         Raises:
             GauntletError: it does not, with any of them.
         """
         texts = self.failure.values("--input")
-        while True:
+        problem: GauntletError | None = None
+        for stride in _STRIDES:
             self.rounds += 1
             name = f"onnx_marked_{self.rounds}"
-            outputs = [*targets, *marks]
+            outputs = [*targets, *marks[stride // 2 :: stride]]
             self.say(f"looking at {len(outputs)} values of {len(self.graph.nodes)} operators")
             try:
                 onnx, program = self.workers.cut(name, Cut(outputs))
                 files = self._run(name, program, texts, len(outputs))
-            except GauntletError:
-                if len(marks) < 2:
-                    raise
-                marks = marks[1::2]
+            except GauntletError as error:
+                self.say(f"{error.what} {error.hint}".strip())
+                problem = problem or error
                 continue
             sides = {_IREE: files, _PUBLISHED: [published.get(value, "") for value in outputs]}
             held = self.workers.hold(name, onnx, texts, sides, self.failure.cwd)
             self.values |= {value.name: value for value in held.outputs}
             return held
+        assert problem is not None, "the last one failed"
+        what = f"the model does not run with values in between as outputs: {problem.what}"
+        raise GauntletError(what, problem.hint) from problem
 
     def _smallest(self, group: list[Node]) -> WrongOperator | None:
         """The smallest group of those tried that is wrong by itself, in a form that is small enough to be passed on."""
@@ -236,11 +245,18 @@ class _Search:
             except GauntletError as error:
                 self.say(f"{error.what} {error.hint}".strip())
                 continue
-            if operator is not None and operator.bytes > _LARGE_BYTES:
-                return self._confirmed(nodes, f"onnx_small_{levels}", repeat=_REPEATED) or operator
             if operator is not None:
-                return operator
+                return self._smaller(operator) if operator.bytes > _LARGE_BYTES else operator
         return None
+
+    def _smaller(self, operator: WrongOperator) -> WrongOperator:
+        """The same with large tensors that take little room, where it is wrong with them too."""
+        self.say("trying it with large tensors that hold their first values over and over")
+        try:
+            return self._confirmed(operator.nodes, "onnx_small", repeat=_REPEATED) or operator
+        except GauntletError as error:
+            self.say(f"{error.what} {error.hint}".strip())
+            return operator
 
     def _confirmed(self, nodes: Sequence[Node], name: str, *, repeat: int = 0) -> WrongOperator | None:
         """A group as a model of its own, on onnxruntime's inputs; None where it is right.
