@@ -120,6 +120,7 @@ def test_a_planted_wrong_dispatch_is_found_and_its_bundle_shows_it(project: Proj
     assert (fixed.code, "it is fixed" in fixed.out) == (0, True), fixed.text
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize("planted_at_all", [True, False])
 def test_without_a_reference_of_the_same_dispatches_tensors_are_matched_by_values(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, planted_at_all: bool
@@ -159,6 +160,7 @@ def replays(bundle: Path) -> None:
         assert "run.ireereplay` does what that run did" in (bundle / "README.md").read_text()
 
 
+@pytest.mark.stress
 def test_a_target_that_does_not_run_when_traced_is_not_judged(project: Project, tmp_path: Path) -> None:
     source = model(project, "?")
     flag, dispatch = planted(source, tmp_path)

@@ -115,6 +115,7 @@ def test_a_planted_failure_among_500_operations_is_all_that_is_left(project: Pro
     assert (other.code, "it fails in another way" in other.text) == (3, True), other.text
 
 
+@pytest.mark.stress
 def test_without_locations_the_failure_is_found_by_halving(project: Project) -> None:
     failed(project, re.sub("(?m)^(  %v.*)$", r"\1 loc(unknown)", long_program(100, 71, UNKNOWN)))
     case, bundle = explained(project)

@@ -107,6 +107,7 @@ def test_the_operator_is_named_and_its_bundle_shows_it(project: Project, monkeyp
     assert (fixed.code, "it is fixed" in fixed.out) == (0, True), fixed.text
 
 
+@pytest.mark.stress
 def test_expected_values_that_are_not_onnxruntimes_are_a_finding_of_their_own(project: Project) -> None:
     np.save(project.regressions / "sampled.npy", _added(project, _model("Relu")) * 2)
     case, said = _explained(project, 4)

@@ -119,6 +119,7 @@ def repro(bundle: Path, base: MadeUpTimes, new: MadeUpTimes | str) -> int:
     return subprocess.run(["sh", str(bundle / "repro.sh")], env={**os.environ, **tools}, check=False).returncode
 
 
+@pytest.mark.stress
 def test_a_loss_that_no_dispatch_has_by_itself_is_spread(project: Project, tmp_path: Path) -> None:
     model(project)
     # Cut out, they take what they took.
