@@ -62,6 +62,11 @@ class GauntletError(Exception):
     def __str__(self) -> str:
         return f"{self.what}\n  {self.hint}" if self.hint else self.what
 
+    @property
+    def on_one_line(self) -> str:
+        """Both, for where there is but one line."""
+        return f"{self.what}. {self.hint}" if self.hint else self.what
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:

@@ -323,6 +323,7 @@ class ExplainRequest:
         False, "Explain what a comparison found slower, in place of failures: the words name it and its models."
     )
     budget: float = option(5.0, "Minutes for the reduction of each program that does not compile.", unit="minutes")
+    no_weights: bool = option(False, "Leave the model's own values out of bundles: its inputs are made up.")
 
 
 @dataclass(frozen=True, slots=True)

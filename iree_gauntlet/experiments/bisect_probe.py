@@ -113,7 +113,7 @@ def candidate_run(
     except (ToolchainError, SpecError) as error:
         # It cannot be installed, knows no such flag, or is no IREE at all.
         (run_dir / _CONSOLE).write_text(f"{error}\n", encoding="utf-8")
-        return Judged(reason=f"{error.what} {error.hint}".strip(), folder=run_dir.name)
+        return Judged(reason=error.on_one_line, folder=run_dir.name)
 
 
 def run_candidate(

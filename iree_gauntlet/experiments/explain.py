@@ -20,15 +20,16 @@ from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.experiments.explaining.again import fails_again
-from iree_gauntlet.experiments.explaining.bundle import write_bundle
+from iree_gauntlet.experiments.explaining.bundle import contains, write_bundle
 from iree_gauntlet.experiments.explaining.bundle_run import run_bundle
 from iree_gauntlet.experiments.explaining.contents import of_dispatch, of_operator, of_program, of_reduced
 from iree_gauntlet.experiments.explaining.explanation import recorded_explanation
 from iree_gauntlet.experiments.explaining.failures import Failure, failures_of
-from iree_gauntlet.experiments.explaining.locate import Located, locate, probe
+from iree_gauntlet.experiments.explaining.locate import Located, locate
 from iree_gauntlet.experiments.explaining.locate_run import locate_in_run
 from iree_gauntlet.experiments.explaining.onnx_workers import onnx_source
 from iree_gauntlet.experiments.explaining.operators import first_wrong_operator
+from iree_gauntlet.experiments.explaining.probing import probe
 from iree_gauntlet.experiments.explaining.reduce import EARLIEST, Reduced, reduce
 from iree_gauntlet.experiments.explaining.replay import with_replay
 from iree_gauntlet.experiments.explaining.repro_script import STILL_THERE
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from iree_gauntlet.engine.processes.supervisor import Supervisor
+    from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.experiments.explaining.bundle import Contents
     from iree_gauntlet.experiments.explaining.symptom import Symptom
@@ -79,9 +80,7 @@ def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) ->
         cases = [{"case": item.case, "kind": item.kind, "reason": item.result.reason} for item in failures]
         opening = {"run": run_dir.name, "cases": cases, "toolchain": record.runs[-1]["toolchain"]}
         with recorded_explanation(folder, opening, presenter, progress) as (session, ending):
-            explainer = _Explainer(
-                folder, machine, session.supervisor, session.log, progress, record, 60 * asked.budget
-            )
+            explainer = _Explainer(folder, machine, session, record, asked)
             done = [item.case in before or explainer.explain(item) for item in failures]
             ending.code = ExitCode.OK if all(done) else ExitCode.INCONCLUSIVE
     return ending.code
@@ -112,11 +111,9 @@ class _Explainer:
 
     folder: Path
     machine: Workbench
-    supervisor: Supervisor
-    log: EventLog
-    progress: Progress
+    session: Session[EventLog]
     record: JournalRecord
-    budget: float  # seconds
+    asked: ExplainRequest
     # What was explained of a compile: the case, and what is recorded of its bundle.
     _twins: dict[tuple[str, ...], tuple[str, dict[str, Any]]] = field(default_factory=dict)
 
@@ -126,8 +123,8 @@ class _Explainer:
         folder = self.folder / failure.folder
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        tools = Tools(self.machine, self.supervisor, folder)
-        self.log.write("start", {"case": failure.case})
+        tools = Tools(self.machine, self.session.supervisor, folder)
+        self.session.log.write("start", {"case": failure.case})
         self._say(failure, failure.kind)
         key = self._key(failure)
         twin = self._twins.get(key)
@@ -140,7 +137,7 @@ class _Explainer:
             self._found(failure, "same", {"as": twin[0]})
             self._found(failure, "bundle", bundle)
         seconds = round(time.monotonic() - began, 3)
-        self.log.write("case", {"case": failure.case, "bundled": bundle is not None, "seconds": seconds})
+        self.session.log.write("case", {"case": failure.case, "bundled": bundle is not None, "seconds": seconds})
         return bundle is not None
 
     def _key(self, failure: Failure) -> tuple[str, ...]:
@@ -175,9 +172,9 @@ class _Explainer:
         say = partial(self._say, failure)
         say("reducing the program")
         try:
-            reduced = reduce(failure, symptom, tools, self.budget, say)
+            reduced = reduce(failure, symptom, tools, 60 * self.asked.budget, say)
         except GauntletError as error:
-            why = f"{error.what} {error.hint}".strip()
+            why = error.on_one_line
             self._found(failure, "reduced", {"why": why})
             return None, why
         self._found(failure, "reduced", reduced.as_dict())
@@ -187,22 +184,24 @@ class _Explainer:
         """The dispatch at fault, or what is known where there is none."""
         say = partial(self._say, failure)
         try:
-            wrong = symptom.ending == WRONG
-            located = locate(failure, tools, say) if wrong else locate_in_run(failure, symptom, tools, say)
+            if symptom.ending == WRONG:
+                located = locate(failure, tools, say, private=self.asked.no_weights)
+            else:
+                located = locate_in_run(failure, symptom, tools, say, private=self.asked.no_weights)
         except GauntletError as error:
-            located = Located(why=f"{error.what} {error.hint}".strip())
+            located = Located(why=error.on_one_line)
         self._found(failure, "located", _located(located))
         return located
 
-    # What a bundle may hold, the best first: with a word for the reports.
+    # What a bundle may hold, the best first: with a word for the reports. GauntletError where it may not.
 
     def _reduced_forms(
         self, failure: Failure, symptom: Symptom, reduced: Reduced | None, why: str
     ) -> Iterator[tuple[str, Contents]]:
         assert self.machine.toolchain is not None, "it was needed"
-        if reduced is not None:
+        if reduced is not None and not (self.asked.no_weights and reduced.constants):
             yield "the reduced program", of_reduced(failure, symptom, reduced, self.machine.toolchain)
-        yield _WHOLE, of_program(failure, symptom, why, self.machine.toolchain)
+        yield _WHOLE, self._whole(failure, symptom, why)
 
     def _located_forms(
         self, failure: Failure, symptom: Symptom, located: Located, tools: Tools
@@ -211,6 +210,8 @@ class _Explainer:
         assert iree is not None, "it was needed"
         why = located.why
         if located.suspect is not None:
+            if located.suspect.withheld:
+                raise GauntletError(located.suspect.withheld, "")
             *function, flow = of_dispatch(failure, symptom, located.suspect, iree)
             yield from (("a program for any release", form) for form in function)
             yield "a program for this release", flow
@@ -218,12 +219,18 @@ class _Explainer:
         elif symptom.ending == WRONG and (source := onnx_source(self.record, failure.case)) is not None:
             found = first_wrong_operator(failure, source, tools, partial(self._say, failure))
             self._found(failure, "operator", found.as_dict())
-            if found.operator is not None:
+            if found.operator is not None and not self.asked.no_weights:
                 yield "the operator's program", of_operator(failure, symptom, found.operator, iree)
             if found.agrees:
                 return
             why = found.why or "its first wrong operator, cut out, does not show the failure"
-        yield _WHOLE, of_program(failure, symptom, why, iree)
+        yield _WHOLE, self._whole(failure, symptom, why)
+
+    def _whole(self, failure: Failure, symptom: Symptom, why: str) -> Contents:
+        assert self.machine.toolchain is not None, "it was needed"
+        if self.asked.no_weights:
+            raise GauntletError("it would hold the model's own values, which --no-weights leaves out", "")
+        return of_program(failure, symptom, why, self.machine.toolchain)
 
     def _bundle(self, failure: Failure, forms: Iterator[tuple[str, Contents]], tools: Tools) -> dict[str, Any] | None:
         """The first that shows the failure when it is run, as it is recorded; None where none does."""
@@ -232,8 +239,9 @@ class _Explainer:
         try:
             for form, contents in forms:
                 shutil.rmtree(tools.folder / "bundle", ignore_errors=True)
+                self._say(failure, f"writing {form}. {contains(contents)}")
                 bundle = write_bundle(contents, tools.folder / "bundle")
-                code = run_bundle(bundle.folder, self.machine.toolchain, self.supervisor, tools.folder)
+                code = run_bundle(bundle.folder, self.machine.toolchain, self.session.supervisor, tools.folder)
                 if code == STILL_THERE:
                     bundle = with_replay(contents, bundle, tools, timeout=failure.compile_timeout)
                 place = str(bundle.folder.relative_to(self.folder))
@@ -242,17 +250,17 @@ class _Explainer:
                     break
         except GauntletError as error:
             # Of this one alone; the others go on.
-            self._found(failure, "bundle", {"problem": f"{error.what} {error.hint}".strip()})
+            self._found(failure, "bundle", {"problem": error.on_one_line})
             return None
         if fact:
             self._found(failure, "bundle", fact)
         return fact if fact.get("exit_code") == STILL_THERE else None
 
     def _found(self, failure: Failure, part: str, fields: dict[str, Any]) -> None:
-        self.log.write("found", {"case": failure.case, "part": part, **fields})
+        self.session.log.write("found", {"case": failure.case, "part": part, **fields})
 
     def _say(self, failure: Failure, text: str) -> None:
-        self.progress.message(f"{failure.case}: {text}")
+        self.session.progress.message(f"{failure.case}: {text}")
 
 
 def _located(located: Located) -> dict[str, Any]:
@@ -261,6 +269,7 @@ def _located(located: Located) -> dict[str, Any]:
     if suspect is not None:
         # It says nothing of numbers where a run fails before it gives any.
         error = suspect.error if math.isfinite(suspect.error) else None
+        found["made_up"] = any(item.made for item in suspect.inputs)
         found |= {"dispatch": suspect.dispatch.name, "call": suspect.call, "of": suspect.of, "error": error}
-        found |= {"inputs": [kind for kind, _ in suspect.inputs], "outputs": [kind for kind, _ in suspect.expected]}
+        found |= {"inputs": [item.kind for item in suspect.inputs], "outputs": [kind for kind, _ in suspect.expected]}
     return found

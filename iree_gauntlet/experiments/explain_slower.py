@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
 from iree_gauntlet.engine.rounds.taken_rounds import gpu_of
-from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.experiments.explain import iree_of
 from iree_gauntlet.experiments.explaining.bundle_run import run_bundle
 from iree_gauntlet.experiments.explaining.explanation import recorded_explanation
@@ -44,8 +44,12 @@ def explain_slower(asked: ExplainRequest, cache: CacheRequest, presenter: Presen
         presenter: shows it.
 
     Raises:
+        UsageError: options that exclude each other.
         GauntletError: what keeps it from starting.
     """
+    if asked.no_weights:
+        hint = "A slower dispatch is measured on the inputs that it had: leave one of the two out."
+        raise UsageError("--slower and --no-weights exclude each other", hint)
     name, *patterns = shlex.split(asked.failures) or (LATEST,)
     compared = comparison_named(name).resolve()
     record = read_comparison(compared)
@@ -96,7 +100,7 @@ class _Explainer:
             raise KeyboardInterrupt from error
         except GauntletError as error:
             # Of this one alone; the others go on.
-            self._found(slower, "nothing", {"why": f"{error.what} {error.hint}".strip()})
+            self._found(slower, "nothing", {"why": error.on_one_line})
         seconds = round(time.monotonic() - began, 3)
         self.session.log.write("case", {"case": slower.case, "bundled": bundled, "seconds": seconds})
         return bundled

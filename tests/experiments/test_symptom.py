@@ -123,7 +123,7 @@ def test_a_script_judges_by_how_the_compiler_ends_and_what_it_says(
     stand_in.write_text(f"#!/bin/sh\n{tool}\n")
     stand_in.chmod(0o755)
     script = tmp_path / "repro.sh"
-    script.write_text(repro_script(("iree==1",), '"$IREE_COMPILE" program.mlir', "", symptom))
+    script.write_text(repro_script(("iree==1",), (), ('"$IREE_COMPILE" program.mlir', ""), symptom))
     names = {"IREE_COMPILE": str(stand_in), "IREE_RUN_MODULE": str(stand_in), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(["sh", str(script)], env=names, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stdout
@@ -131,7 +131,7 @@ def test_a_script_judges_by_how_the_compiler_ends_and_what_it_says(
 
 def test_a_script_of_a_run_cannot_judge_what_does_not_compile(tmp_path: Path) -> None:
     script = tmp_path / "repro.sh"
-    script.write_text(repro_script(("iree==1",), '"$IREE_COMPILE"', '"$IREE_RUN_MODULE"', Symptom("crash")))
+    script.write_text(repro_script(("iree==1",), (), ('"$IREE_COMPILE"', '"$IREE_RUN_MODULE"'), Symptom("crash")))
     for compiles, runs, code in (("false", "true", 125), ("true", "true", 0), ("true", "false", 125)):
         names = {"IREE_COMPILE": compiles, "IREE_RUN_MODULE": runs, "PATH": "/usr/bin:/bin"}
         assert subprocess.run(["sh", str(script)], env=names, capture_output=True, check=False).returncode == code

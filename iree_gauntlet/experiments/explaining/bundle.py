@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.explaining.repro_script import repro_script
-from iree_gauntlet.figures import byte_size
+from iree_gauntlet.figures import byte_size, counted, listed
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 BUNDLE_FACTS = "bundle.json"
 REPRODUCE = "repro.sh"
 REPLAY = "run.ireereplay"
-_LIMIT = 10_000_000
+LIMIT = 10_000_000
 PROGRAM = "program.mlir"
 
 
@@ -46,7 +46,7 @@ class Contents:
     Attributes:
         title: the failure in a line.
         what: paragraphs for the README: what happens, and how it was found.
-        program: that fails, as text or bytecode.
+        program: that fails, as text or bytecode; empty where it is fetched.
         flags: of iree-compile.
         device: that it runs on; empty where it is the compile that fails.
         arguments: of iree-run-module, with files by their names in the bundle.
@@ -54,6 +54,8 @@ class Contents:
         iree: that it fails with.
         machine: where it was seen.
         symptom: what tells that it fails.
+        made: files that are made where it is run: a name, and the arguments of `make_values.py` behind it.
+        fetched: files that are fetched where it is run: a name, and the arguments of `fetch_file.py` behind it.
     """
 
     title: str
@@ -66,6 +68,8 @@ class Contents:
     iree: Toolchain
     machine: str
     symptom: Symptom
+    made: tuple[tuple[str, ...], ...] = ()
+    fetched: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,10 @@ def write_bundle(contents: Contents, folder: Path) -> Bundle:
         GauntletError: it would be too large.
     """
     texts = {"README.md": _readme(contents), REPRODUCE: _script(contents)}
-    files = {name: text.encode() for name, text in texts.items()} | {PROGRAM: contents.program, **dict(contents.files)}
+    files = {name: text.encode() for name, text in texts.items()} | dict(contents.files)
+    if contents.program:
+        files[PROGRAM] = contents.program
+    files |= {tool.name: tool.read_bytes() for tool, rows in _prepared(contents) if rows}
     return pack(files, _facts(contents), folder)
 
 
@@ -105,10 +112,11 @@ def pack(files: dict[str, bytes], facts: Mapping[str, object], folder: Path) -> 
     }
     files = files | {BUNDLE_FACTS: (json.dumps({**facts, "files": hashes}, indent=2) + "\n").encode()}
     packed = _archive(folder.name, files)
-    if len(packed) > _LIMIT:
+    largest = sorted(files, key=lambda name: -len(files[name]))[:3]
+    if len(packed) > LIMIT:
         raise GauntletError(
-            f"the bundle would have {byte_size(len(packed))}, and {byte_size(_LIMIT)} is the limit",
-            "Its program holds too many weights.",
+            f"the bundle would have {byte_size(len(packed))}, and {byte_size(LIMIT)} is the limit",
+            f"The largest in it: {listed([f'{name} {byte_size(len(files[name]))}' for name in largest], 3)}.",
         )
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
@@ -141,19 +149,25 @@ def unpack(archive: Path, folder: Path) -> Path:
     return found
 
 
-def _raw_value(data: bytes, index: int, kind: str, name: str) -> tuple[str, tuple[tuple[str, bytes], ...]]:
+def raw_value(data: bytes, kind: str, file: str) -> tuple[str, tuple[tuple[str, bytes], ...]]:
     """An argument of iree-run-module for a tensor's raw values, and the file that it names: none for zeros."""
     if not any(data):
         return kind, ()
-    file = f"{name}_{index}.bin"
     return f"{kind}=@{file}", ((file, data),)
+
+
+def _prepared(contents: Contents) -> tuple[tuple[Path, tuple[tuple[str, ...], ...]], ...]:
+    """Programs that make files where a bundle is run, and what they are given."""
+    here = Path(__file__)
+    return (here.with_name("make_values.py"), contents.made), (here.with_name("fetch_file.py"), contents.fetched)
 
 
 def _script(contents: Contents) -> str:
     compiled = f'"$IREE_COMPILE" {PROGRAM} {shlex.join(contents.flags)} -o "$work/module.vmfb"'
     device, arguments = shlex.quote(f"--device={contents.device}"), shlex.join(contents.arguments)
     run = f'"$IREE_RUN_MODULE" {device} --module="$work/module.vmfb" {arguments}' if contents.device else ""
-    return repro_script(packages_of(contents.iree), compiled, run, contents.symptom)
+    before = [shlex.join(("python3", tool.name, *row)) for tool, rows in _prepared(contents) for row in rows]
+    return repro_script(packages_of(contents.iree), before, (compiled, run), contents.symptom)
 
 
 def packages_of(iree: Toolchain) -> tuple[str, ...]:
@@ -202,8 +216,20 @@ iree-base-compiler {iree.compiler.version} ({iree.compiler.commit}), iree-base-r
 
 ## Additional context
 
-Seen on {contents.machine}.
+Seen on {contents.machine}. {contains(contents)}
 """
+
+
+def contains(contents: Contents) -> str:
+    """What a bundle holds of a model, in a sentence or two."""
+    own = sum(len(data) for _, data in contents.files)
+    parts = [f"the program, {byte_size(len(contents.program))}"] if contents.program else []
+    files = counted(len(contents.files), "file")
+    parts += [f"{files} of values and flags, {byte_size(own)}"] if contents.files else []
+    said = f"It contains {' and '.join(parts)}." if parts else "It contains no file of the model."
+    said += " Inputs are made up." if contents.made else ""
+    urls = [row[1] for row in contents.fetched]
+    return said + (f" It fetches {', '.join(urls)}." if urls else "")
 
 
 def _facts(contents: Contents) -> dict[str, object]:
@@ -251,7 +277,7 @@ def file_values(kinds: Sequence[tuple[str, Path]], name: str) -> tuple[list[str]
     texts: list[str] = []
     files: list[tuple[str, bytes]] = []
     for index, (kind, path) in enumerate(kinds):
-        text, held = _raw_value(path.read_bytes(), index, kind, name)
+        text, held = raw_value(path.read_bytes(), kind, f"{name}_{index}.bin")
         texts.append(text)
         files += held
     return texts, tuple(files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from dataclasses import replace
@@ -12,19 +13,20 @@ from iree_gauntlet.cases import Stage
 from iree_gauntlet.cleaning import last_lines
 from iree_gauntlet.diagnostics import without_expectation
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.experiments.explaining.bundle import Contents, file_values, flag_files
+from iree_gauntlet.experiments.explaining.bundle import LIMIT, PROGRAM, Contents, file_values, flag_files, raw_value
 from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT
-from iree_gauntlet.experiments.explaining.locate import TOLERANCES
 from iree_gauntlet.experiments.explaining.operators import OPERATOR
 from iree_gauntlet.experiments.explaining.symptom import WRONG
-from iree_gauntlet.figures import counted
+from iree_gauntlet.experiments.explaining.tracing import TOLERANCES
+from iree_gauntlet.figures import byte_size, counted
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from iree_gauntlet.experiments.explaining.failures import Failure
     from iree_gauntlet.experiments.explaining.locate import Suspect
+    from iree_gauntlet.experiments.explaining.made_up import Input
     from iree_gauntlet.experiments.explaining.operators import WrongOperator
     from iree_gauntlet.experiments.explaining.reduce import Reduced
     from iree_gauntlet.experiments.explaining.symptom import Symptom
@@ -40,13 +42,14 @@ _CANDIDATE = re.compile(r"\S*/candidate\.(?:mlir|vmfb)")
 # Arguments of iree-run-module that name files.
 _VALUES = ("--input", "--expected_output")
 _PARAMETERS = "--parameters"
+_FETCHABLE = ("http://", "https://")
 # Of a run that need not be repeated.
 _LEFT_OUT = ("--module", "--device", "--output")
 
 
 def of_dispatch(failure: Failure, symptom: Symptom, suspect: Suspect, iree: Toolchain) -> Iterator[Contents]:
     """A dispatch: as a function that every release reads where it can be one, then as this release has it."""
-    inputs, held = file_values(suspect.inputs, "input")
+    inputs, held, made = _given(suspect.inputs)
     expected, kept = file_values(suspect.expected, "expected")
     flags, named = flag_files(failure.flags)
     name = suspect.dispatch.name
@@ -78,6 +81,7 @@ def of_dispatch(failure: Failure, symptom: Symptom, suspect: Suspect, iree: Tool
             *_thresholds((kind, most) for (kind, _), most in zip(suspect.expected, suspect.largest, strict=True)),
         ),
         files=(*held, *kept, *named),
+        made=made,
         iree=iree,
         symptom=symptom,
     )
@@ -153,18 +157,21 @@ def of_program(failure: Failure, symptom: Symptom, why: str, iree: Toolchain) ->
     """
     flags, named = flag_files(failure.flags, failure.compile_cwd)
     compiles = failure.stage is Stage.COMPILE
-    arguments, files = ([], []) if compiles else _arguments(failure)
+    parts = _Parts(failure)
+    program = parts.taken(failure.program, PROGRAM)
+    arguments = [] if compiles else parts.arguments()
     tool = "iree-compile" if compiles else "iree-run-module"
     wrong = symptom.ending == WRONG
     return Contents(
         title=f"Wrong numbers ({failure.device})" if wrong else f"{tool}: {symptom.said or symptom.ending}",
         what=_what(failure, f"`program.mlir` is the whole program: {why}."),
         machine=_machine(),
-        program=_read(failure.program),
+        program=program,
         flags=flags,
         device="" if compiles else failure.device,
         arguments=tuple(arguments),
-        files=(*files, *named),
+        files=(*parts.files, *named),
+        fetched=tuple(parts.fetched),
         iree=iree,
         symptom=symptom,
     )
@@ -201,31 +208,73 @@ def _thresholds(outputs: Iterable[tuple[str, float]]) -> list[str]:
     return [f"--expected_{name}_threshold={allowed:.3g}" for name, allowed in known.items()]
 
 
-def _arguments(failure: Failure) -> tuple[list[str], list[tuple[str, bytes]]]:
-    """The run's arguments, with the files that they name by their names in the bundle."""
-    words: list[str] = []
+def _given(inputs: Sequence[Input]) -> tuple[list[str], tuple[tuple[str, bytes], ...], tuple[tuple[str, ...], ...]]:
+    """Arguments for inputs; files with values of the model's own, and those that are made up."""
+    texts: list[str] = []
     files: list[tuple[str, bytes]] = []
-    for word in failure.argv[1:]:
-        flag, _, value = word.partition("=")
-        if flag in _LEFT_OUT:
-            continue
-        kind, at, path = value.rpartition("=@") if flag == _PARAMETERS else value.rpartition("@")
-        if flag == _PARAMETERS and not at:
-            kind, at, path = value.rpartition("=")
-        if not ((flag in _VALUES and at) or flag == _PARAMETERS):
-            words.append(word)
-            continue
-        place = failure.cwd / path
-        name = f"{flag.removeprefix('--')}_{len(files)}{place.suffix}"
-        files.append((name, _read(place)))
-        words.append(f"{flag}={kind}{at}{name}")
-    return words, files
+    made: list[tuple[str, ...]] = []
+    for index, item in enumerate(inputs):
+        name = f"input_{index}.bin"
+        if item.made:
+            made.append((name, *item.made))
+            texts.append(f"{item.kind}=@{name}")
+        else:
+            text, held = raw_value(item.file.read_bytes(), item.kind, name)
+            texts.append(text)
+            files += held
+    return texts, tuple(files), tuple(made)
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise GauntletError(
-            f"{path} cannot be read: {error.strerror}", "Run the case again, and explain it."
-        ) from error
+class _Parts:
+    """Files of a failure as they go into a bundle: whole, or where they come from where they are large."""
+
+    def __init__(self, failure: Failure) -> None:
+        self._failure = failure
+        self.files: list[tuple[str, bytes]] = []
+        self.fetched: list[tuple[str, ...]] = []
+
+    def taken(self, path: Path, name: str) -> bytes:
+        """A file's bytes; none where it is fetched.
+
+        Raises:
+            GauntletError: it cannot be read, or is large and comes from nowhere.
+        """
+        try:
+            size = path.stat().st_size
+            if size <= LIMIT:
+                return path.read_bytes()
+            url = self._failure.urls.get(str(path), "")
+            if not url.startswith(_FETCHABLE):
+                what = f"{path.name} has {byte_size(size)}, and a bundle at most {byte_size(LIMIT)}"
+                raise GauntletError(what, "Where it has an http address, the bundle names that.")
+            with path.open("rb") as file:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            what = f"{path} cannot be read: {error.strerror}"
+            raise GauntletError(what, "Run the case again, and explain it.") from error
+        self.fetched.append((name, url, sha256))
+        return b""
+
+    def arguments(self) -> list[str]:
+        """The run's, with the files that they name by their names in the bundle.
+
+        Raises:
+            GauntletError: as `taken`.
+        """
+        words: list[str] = []
+        for word in self._failure.argv[1:]:
+            flag, _, value = word.partition("=")
+            if flag in _LEFT_OUT:
+                continue
+            # `TYPE=@FILE`, `@FILE`, and of parameters `SCOPE=FILE` or FILE.
+            mark = "=" if flag == _PARAMETERS else "@"
+            kind, at, path = value.rpartition(mark)
+            if not ((flag in _VALUES and at) or flag == _PARAMETERS):
+                words.append(word)
+                continue
+            place = self._failure.cwd / path
+            name = f"{flag.removeprefix('--')}_{len(self.files) + len(self.fetched)}{place.suffix}"
+            data = self.taken(place, name)
+            self.files += [(name, data)] if data else []
+            words.append(f"{flag}={kind}{at}{name}")
+        return words

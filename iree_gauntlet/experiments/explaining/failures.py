@@ -13,7 +13,7 @@ from iree_gauntlet.errors import GauntletError, NothingSelectedError
 from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.results import Result
@@ -43,6 +43,7 @@ class Failure:
         cwd: where that was run.
         timeout: its seconds.
         folder: the chain's, relative to the folder of steps.
+        urls: where its files come from, by their paths.
     """
 
     case: str
@@ -56,6 +57,7 @@ class Failure:
     cwd: Path
     timeout: float
     folder: Path
+    urls: Mapping[str, str]
 
     @property
     def wrong(self) -> bool:
@@ -153,7 +155,14 @@ def _failure(step: dict[str, Any], steps: dict[str, dict[str, Any]], record: Jou
         cwd=Path(command["cwd"]) if command else compile_cwd,
         timeout=float(threshold["timeout"]),
         folder=chain_folder(compile_step),
+        urls=_urls(compile_step, threshold),
     )
+
+
+def _urls(*steps: dict[str, Any]) -> dict[str, str]:
+    """Where files of steps come from, by their paths; of what was imported from another format, nowhere."""
+    items = [item for step in steps for item in step["inputs"]]
+    return {item["path"]: item["url"] for item in items if Path(item["url"]).suffix == Path(item["path"]).suffix}
 
 
 def chain_folder(step: dict[str, Any]) -> Path:

@@ -119,7 +119,7 @@ def first_wrong_operator(
         workers = OnnxWorkers(tools, source, failure.timeout)
         return _Search(failure, tools, workers, workers.describe(), say).found()
     except GauntletError as error:
-        return OperatorSearch(why=f"its operators cannot be told apart: {error.what} {error.hint}".strip())
+        return OperatorSearch(why=f"its operators cannot be told apart: {error.on_one_line}")
 
 
 class _PassesError(Exception):
@@ -220,7 +220,7 @@ class _Search:
                 onnx, program = self.workers.cut(name, Cut(outputs))
                 files = self._run(name, program, texts, len(outputs))
             except GauntletError as error:
-                self.say(f"{error.what} {error.hint}".strip())
+                self.say(error.on_one_line)
                 problem = problem or error
                 continue
             sides = {_IREE: files, _PUBLISHED: [published.get(value, "") for value in outputs]}
@@ -243,7 +243,7 @@ class _Search:
             try:
                 operator = self._confirmed(nodes, f"onnx_cut_{levels}")
             except GauntletError as error:
-                self.say(f"{error.what} {error.hint}".strip())
+                self.say(error.on_one_line)
                 continue
             if operator is not None:
                 return self._smaller(operator) if operator.bytes > _LARGE_BYTES else operator
@@ -255,7 +255,7 @@ class _Search:
         try:
             return self._confirmed(operator.nodes, "onnx_small", repeat=_REPEATED) or operator
         except GauntletError as error:
-            self.say(f"{error.what} {error.hint}".strip())
+            self.say(error.on_one_line)
             return operator
 
     def _confirmed(self, nodes: Sequence[Node], name: str, *, repeat: int = 0) -> WrongOperator | None:

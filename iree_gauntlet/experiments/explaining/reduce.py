@@ -38,6 +38,7 @@ class Reduced:
         tried: how many programs were compiled.
         complete: whether nothing was left to try when the time was up.
         phase: the phase of the compiler in which it fails, or one before it; empty where that is not known.
+        constants: how many constants of many values it still has.
     """
 
     program: Path
@@ -47,6 +48,7 @@ class Reduced:
     tried: int
     complete: bool
     phase: str
+    constants: int
 
     def as_dict(self) -> dict[str, Any]:
         """For the record."""
@@ -107,4 +109,5 @@ def reduce(failure: Failure, symptom: Symptom, tools: Tools, budget: float, say:
         tried=end["tried"],
         complete=end["complete"],
         phase=end["phase"],
+        constants=end["constants"],
     )

@@ -65,15 +65,17 @@ _ENDINGS = {
 }
 
 
-def repro_script(packages: Sequence[str], compile_line: str, run_line: str, symptom: Symptom) -> str:
+def repro_script(packages: Sequence[str], before: Sequence[str], lines: tuple[str, str], symptom: Symptom) -> str:
     """The script.
 
     Args:
         packages: what it installs.
-        compile_line: a command of the shell, in which `$IREE_COMPILE` is the tool and `$work` a folder.
-        run_line: the same of `$IREE_RUN_MODULE`; empty where it is the compile that fails.
+        before: commands that have to succeed first.
+        lines: commands that compile and run, in which `$IREE_COMPILE` and `$IREE_RUN_MODULE` are the tools and `$work`
+            a folder; the second is empty where it is the compile that fails.
         symptom: what there is to see.
     """
+    compile_line, run_line = lines
     limit = f"timeout -k 10 {symptom.seconds:.0f} " if symptom.ending == HANG else ""
     fixed, condition, still = _ENDINGS[symptom.ending]
     pattern = r"^\[FAILED\]" if symptom.ending == WRONG else symptom.pattern
@@ -82,6 +84,7 @@ def repro_script(packages: Sequence[str], compile_line: str, run_line: str, symp
     parts = [
         _HEAD.format(versions=" and ".join(packages), packages=shlex.join(packages)),
         _NEEDS_TIMEOUT if limit else "",
+        *(f"{line} || exit 125\n" for line in before),
         _RUN.format(limit="" if run_line else limit, command=compile_line),
     ]
     if run_line:

@@ -14,7 +14,7 @@ from iree_gauntlet.errors import GauntletError, NothingSelectedError
 from iree_gauntlet.experiments.explaining.failures import Failure, chain_folder, compile_of, expanded
 from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT
 from iree_gauntlet.experiments.explaining.linalg_program import as_function
-from iree_gauntlet.experiments.explaining.locate import target_side, traced_program
+from iree_gauntlet.experiments.explaining.tracing import target_side, traced_program
 from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, Rules, judge
 from iree_gauntlet.experiments.sides import pair_of
 from iree_gauntlet.measuring.profiles.side_changes import Match
@@ -192,6 +192,7 @@ def _side(chain: str, benchmark: dict[str, Any], run: Any, reason: str) -> Failu
         cwd=Path(command["cwd"]),
         timeout=float(benchmark["timeout"]),
         folder=chain_folder(compiled),
+        urls={},
     )
 
 
@@ -253,7 +254,7 @@ def find_slow_dispatch(
         try:
             steps = [_step(slower, side, tools[side], f"cut_{number}", (function, inputs)) for side in (0, 1)]
         except GauntletError as error:
-            tried.append((suspect, f"{error.what} {error.hint}".strip()))
+            tried.append((suspect, error.on_one_line))
             continue
         pair = pair_of(f"{slower.case} {suspect.name}", (steps[0], steps[1]), "time", slower.rounds)
         verdict = judge(Comparer(session, slower.rules).run([pair], {}), slower.rules)[pair.chain]

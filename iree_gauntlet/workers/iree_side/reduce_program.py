@@ -21,7 +21,8 @@ is not used any more its results.
 `reduce.jsonl` in the folder gets a line for each program that is kept: `operations`, `bytes`, `tried` and `what` was
 done. At the end there are `reduced.mlir` and `reduced.txt`, what the compiler says of it; and `end.json`: `problem`
 (why nothing was done; empty), `before` and `after` (`operations` and `bytes`), `tried`, `complete` (nothing was left to
-try), `phase` (up to which the failing compile has to go; empty for all of them).
+try), `phase` (up to which the failing compile has to go; empty for all of them) and `constants` (how many there are of
+many values).
 
 Exit codes: 0 done; 2 the plan cannot be carried out (one line on stderr).
 """
@@ -256,7 +257,8 @@ def _run(plan: Mapping[str, Any]) -> None:
             pass
         except ValueError as error:
             end["problem"] = str(error)
-        end |= {"after": _size(reducer.size), "tried": oracle.tried}
+        constants = len(edits.constants(reducer.best))
+        end |= {"after": _size(reducer.size), "tried": oracle.tried, "constants": constants}
         text = edits.text(reducer.best)
         (folder / "reduced.mlir").write_text(text, encoding="utf-8")
         # Of the text, whose lines are others.
