@@ -17,7 +17,7 @@ from iree_gauntlet.experiments.explaining.bundle import LIMIT, PROGRAM, Contents
 from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT
 from iree_gauntlet.experiments.explaining.operators import OPERATOR
 from iree_gauntlet.experiments.explaining.symptom import WRONG
-from iree_gauntlet.experiments.explaining.tracing import TOLERANCES
+from iree_gauntlet.experiments.explaining.traced_sides import TOLERANCES
 from iree_gauntlet.figures import byte_size, counted
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 

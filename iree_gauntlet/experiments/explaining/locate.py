@@ -12,7 +12,7 @@ from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT, FlowProgr
 from iree_gauntlet.experiments.explaining.linalg_program import as_function
 from iree_gauntlet.experiments.explaining.made_up import Input, made_up, too_large
 from iree_gauntlet.experiments.explaining.tools import CompileError, loosened
-from iree_gauntlet.experiments.explaining.tracing import (
+from iree_gauntlet.experiments.explaining.traced_sides import (
     TRACED,
     from_flow,
     last_line,

@@ -8,7 +8,13 @@ from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT
 from iree_gauntlet.experiments.explaining.linalg_program import as_function
 from iree_gauntlet.experiments.explaining.locate import Located, Suspect
 from iree_gauntlet.experiments.explaining.made_up import Input, made_up, too_large
-from iree_gauntlet.experiments.explaining.tracing import from_flow, last_line, target_side, trace_both, traced_program
+from iree_gauntlet.experiments.explaining.traced_sides import (
+    from_flow,
+    last_line,
+    target_side,
+    trace_both,
+    traced_program,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

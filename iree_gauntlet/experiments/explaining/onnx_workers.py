@@ -11,7 +11,7 @@ from iree_gauntlet.cases import MAIN, OnnxImport, Stage
 from iree_gauntlet.engine.commands import import_argv
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.explaining.onnx_graph import Graph, read_graph
-from iree_gauntlet.experiments.explaining.tracing import TOLERANCES
+from iree_gauntlet.experiments.explaining.traced_sides import TOLERANCES
 from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:

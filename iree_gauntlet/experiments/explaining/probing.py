@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Stage
-from iree_gauntlet.experiments.explaining.tracing import run_with
+from iree_gauntlet.experiments.explaining.traced_sides import run_with
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.toolchains.toolchain import COMPILE
 
