@@ -136,16 +136,16 @@ def bisect_task(options: dict[str, Any]) -> ExitCode:
 
 @gauntlet_task("explain", (*options_of(ExplainRequest), *CACHE))
 def explain_task(options: dict[str, Any]) -> ExitCode:
-    """Find out why a model gives wrong numbers: the first wrong dispatch, and a bundle that shows it to others.
+    """Find what fails to compile, crashes or gives wrong numbers, and pack it up as a bundle that shows it to others.
 
     RUN [CASE…]: the run (a folder, its name in runs/, or latest) and globs of cases; without, all that failed in the
     latest run. --slower [COMPARISON [MODEL…]]: the dispatches that a comparison found slower, in bundles that measure
-    both IREEs. Exit codes: 0 each failure has a bundle, 2 usage, 3 an error, 4 not all could be located, 130
+    both IREEs. Exit codes: 0 each failure has a bundle, 2 usage, 3 an error, 4 not all have a bundle, 130
     interrupted.
 
     Examples: explain
               explain latest 'dtln/*'
-              explain runs/20261124-164453-cpu dtln/spectral@cpu
+              explain runs/20261124-164453-cpu dtln/spectral@cpu --no-weights
               explain --slower latest 'rapid*'
     """
     from iree_gauntlet.experiments.explain import explain  # noqa: PLC0415
