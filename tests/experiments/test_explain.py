@@ -127,7 +127,7 @@ def test_without_a_reference_of_the_same_dispatches_tensors_are_matched_by_value
 ) -> None:
     """Of no flow text of the installed release can no reference be made: that is pretended."""
 
-    def unreadable(*_: object) -> Path:
+    def unreadable(*_: object, **__: object) -> Path:
         raise CompileError("reference.vmfb: iree-compile failed", "")
 
     monkeypatch.setattr(locate, "_of_flow", unreadable)

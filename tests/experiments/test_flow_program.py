@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT, FlowProgram, device_of, read_flow
+from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT, FlowProgram, device_of, read_flow, with_device
 from iree_gauntlet.experiments.explaining.linalg_program import as_function
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.experiments.test_explain import PROGRAM
@@ -102,7 +102,7 @@ def test_a_device_is_written_without_aliases() -> None:
     assert found.startswith('#hal.device.target<"local", [#hal.executable.target<"llvm-cpu"')
     assert found.endswith(")>}>]>")
     assert "#cpu" not in found
-    program = FlowProgram(text).for_device('#hal.device.target<"other">')
+    program = with_device(text, '#hal.device.target<"other">')
     assert '#device = #hal.device.target<"other"> : !hal.device' in program
 
 

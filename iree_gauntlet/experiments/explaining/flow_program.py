@@ -87,9 +87,10 @@ class FlowProgram:
     text: str
     dispatches: Mapping[str, Dispatch] = field(default_factory=dict)
 
-    def for_device(self, device: str) -> str:
-        """The program for another device: the text of a `#hal.device.target`."""
-        return with_device(self.text, device)
+    @property
+    def untraced(self) -> str:
+        """The text without traces."""
+        return "".join(line for line in self.text.splitlines(keepends=True) if not _TRACE.match(line[:200]))
 
     def executable(self, dispatch: Dispatch) -> str:
         """What a dispatch calls, as text."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT, FlowProgram, device_of, with_device
@@ -24,6 +23,7 @@ from iree_gauntlet.experiments.explaining.traced_sides import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from iree_gauntlet.experiments.explaining.failures import Failure
     from iree_gauntlet.experiments.explaining.flow_program import Dispatch
@@ -48,6 +48,8 @@ _REFERENCES = {
     "vmvx": (_LOCAL, f"{_BACKEND}=vmvx"),
 }
 _REFERENCE_DEVICE = "local-task"
+# What is nearer than a failure by so much is another thing: another order of operations.
+_MUCH = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +117,6 @@ def locate(failure: Failure, tools: Tools, say: Callable[[str], None], *, privat
     say("compiling to dispatches")
     program = traced_program(failure, tools)
     target = target_side(failure, tools, program)
-    ran = run_with(failure, tools, "traced", Path(target["modules"][-1]))
-    if ran.passed:
-        return Located(
-            why="with its dispatches traced it passes: the fault is in allocation, aliasing or synchronisation, "
-            "not in a dispatch"
-        )
     held = _against_reference(failure, tools, program, target, say)
     if held is None:
         return Located(
@@ -136,6 +132,9 @@ def locate(failure: Failure, tools: Tools, say: Callable[[str], None], *, privat
             return Located(why=why, traced=len(traces), reference=name)
     if end["differs"]:
         return Located(why=f"target and reference do not run the same dispatches: {end['differs']}", reference=name)
+    if _is_right(end.get("results", ()), failure):
+        why = "with its dispatches traced it passes: the fault is in allocation, aliasing or synchronisation, not in a"
+        return Located(why=f"{why} dispatch", traced=len(traces), reference=name)
     suspects = [item for item in traces if item["suspect"] and item["kept"]]
     for item in suspects:
         dispatch = program.dispatches[item["dispatch"]]
@@ -183,10 +182,11 @@ def _against_reference(
         chosen = _reference(failure, tools, make, say)
         if chosen is None:
             continue
-        name, device, module = chosen
+        name, device, target_flags = chosen
         by_values = folder != "trace"
         how = ", by their values" if by_values else ""
         say(f"tracing {len(program.dispatches)} dispatches against {name}{how}")
+        module = make(f"{folder}_reference", target_flags, traced=True)
         reference = {**target, "device": _REFERENCE_DEVICE, "modules": [str(module)]}
         traces, end = trace_both(tools, folder, target, reference, failure.timeout, by_values=by_values)
         held = _Held(name, device, traces, end, tools.folder / folder, by_values)
@@ -204,41 +204,53 @@ def _of_any_target(failure: Failure) -> tuple[str, ...]:
     return tuple(flag for flag in failure.flags if not flag.startswith(_OF_TARGETS))
 
 
-def _of_flow(failure: Failure, tools: Tools, program: FlowProgram, file: str, target: Sequence[str]) -> Path:
+def _is_right(results: Sequence[dict[str, Any]], failure: Failure) -> bool:
+    """Whether what the traced program gives in the end is what its reference gives: much nearer than it failed by."""
+    error = failure.result.max_abs_error
+    if not results or error is None or not math.isfinite(error):
+        return bool(results) and not any(item["wrong"] for item in results)
+    return all(item["error"] is not None and item["error"] * item["largest"] <= error / _MUCH for item in results)
+
+
+def _of_flow(
+    failure: Failure, tools: Tools, program: FlowProgram, file: str, target: Sequence[str], *, traced: bool
+) -> Path:
     """A reference of the same dispatches."""
     source = tools.folder / f"{file}.mlir"
-    source.write_text(program.for_device(_device_text(tools, target)), encoding="utf-8")
+    text = program.text if traced else program.untraced
+    source.write_text(with_device(text, _device_text(tools, target)), encoding="utf-8")
     return from_flow(tools, f"{file}.vmfb", source, _of_any_target(failure), failure)
 
 
-def _of_source(failure: Failure, tools: Tools, file: str, target: Sequence[str]) -> Path:
+def _of_source(failure: Failure, tools: Tools, file: str, target: Sequence[str], *, traced: bool) -> Path:
     """A reference of dispatches of its own."""
-    flags = [*(flag for flag in _of_any_target(failure) if flag != TRACED), *target, TRACED]
+    flags = [*(flag for flag in _of_any_target(failure) if flag != TRACED), *target, *((TRACED,) if traced else ())]
     timeout, cwd = failure.compile_timeout, failure.compile_cwd
     return tools.compile(f"{file}_source.vmfb", failure.program, flags, timeout=timeout, cwd=cwd)
 
 
 def _reference(
-    failure: Failure, tools: Tools, make: Callable[[str, Sequence[str]], Path], say: Callable[[str], None]
-) -> tuple[str, str, Path] | None:
-    """Name, device and module of the first reference that gives the expected numbers; None where none does."""
+    failure: Failure, tools: Tools, make: Callable[..., Path], say: Callable[[str], None]
+) -> tuple[str, str, Sequence[str]] | None:
+    """Name, device and flags of the first reference that gives the expected numbers; None where none does."""
     error = failure.result.max_abs_error
     argv = failure.argv[1:]
     if error is not None and math.isfinite(error):
         # Another target rounds otherwise: a tenth of the failure is near enough to be told from it.
-        argv = loosened(argv, error / 10)
+        argv = loosened(argv, error / _MUCH)
     for name, target in _REFERENCES.items():
         file = f"reference_{name.partition(',')[0]}"
         try:
             device = _device_text(tools, target)
-            module = make(file, target)
+            # Traced, iree-run-module would print every tensor.
+            module = make(file, target, traced=False)
         except CompileError as problem:
             say(f"reference {name}: {problem.what}")
             continue
         ran = run_with(failure, tools, file, module, argv=argv, device=_REFERENCE_DEVICE)
         say(f"reference {name}: {'gives the expected numbers' if ran.passed else 'does not give the expected numbers'}")
         if ran.passed:
-            return name, device, module
+            return name, device, target
     return None
 
 

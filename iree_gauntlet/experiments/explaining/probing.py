@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -42,6 +43,8 @@ class Probed:
 
 def probe(failure: Failure, symptom: Symptom, tools: Tools, say: Callable[[str], None]) -> list[Probed]:
     """Which switches mend it: each by itself, compiled, and run where that is what fails."""
+    # One after the other: each holds the model's weights.
+    runs = threading.Lock()
     known = [(name, flag) for name, flag in _PROBES if tools.knows(COMPILE, flag) and _applies(flag, failure)]
 
     def one(item: tuple[str, str]) -> Probed:
@@ -56,7 +59,9 @@ def probe(failure: Failure, symptom: Symptom, tools: Tools, say: Callable[[str],
             return Probed(name, flag, *_verdict(ran, symptom))
         if not ran.passed:
             return Probed(name, flag, "unknown", f"does not compile: {_first_error(ran)}")
-        return Probed(name, flag, *_verdict(run_with(failure, tools, file, tools.folder / file), symptom))
+        with runs:
+            ran = run_with(failure, tools, file, tools.folder / file)
+        return Probed(name, flag, *_verdict(ran, symptom))
 
     found = []
     with ThreadPoolExecutor(machine_facts().cores) as pool:

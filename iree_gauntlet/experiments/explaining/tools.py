@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 _FAILED = "[FAILED]"
+_MOST_BYTES = 8_000_000
 # How often what a process has found is looked at.
 _LOOK_SECONDS = 1.0
 _THRESHOLD = re.compile(r"--expected_(\w+)_threshold=")
@@ -173,9 +174,14 @@ class Tools:
         outcome = self.supervisor.run(Command(tuple(argv), str(cwd)), stdout=out, stderr=err, timeout=timeout)
         if outcome.cancelled:
             raise KeyboardInterrupt
-        text = out.read_text(encoding="utf-8", errors="replace")
-        complaints = tuple(line for line in text.splitlines() if line.startswith(_FAILED))
-        return Ran(outcome, complaints, err.read_text(encoding="utf-8", errors="replace"))
+        complaints = tuple(line for line in _beginning(out).splitlines() if line.startswith(_FAILED))
+        return Ran(outcome, complaints, _beginning(err))
+
+
+def _beginning(log: Path) -> str:
+    """What a process wrote, as far as anybody looks at it."""
+    with log.open("rb") as stream:
+        return stream.read(_MOST_BYTES).decode(errors="replace")
 
 
 def loosened(argv: Sequence[str], least: float) -> tuple[str, ...]:

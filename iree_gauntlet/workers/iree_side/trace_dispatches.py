@@ -20,7 +20,8 @@ where an output is wrong and no input is; and of the first suspects `kept`, the 
 and the `largest` |value| of each output of the reference. `end.json` says how both ended: `target` and `reference`, the
 exit codes (negative: a signal; 0 also for one that was ended since the other had); `dispatches`; `unfinished`,
 dispatches that were begun and gave nothing: objects of `dispatch`, `kept` and the types of the `inputs`; `differs`
-(where the sides do not do the same; empty where they do).
+(where the sides do not do the same; empty where they do); `results`, what the function gives in the end, each as in
+`outputs` with the `largest` |value| of the reference.
 
 With `by_values`, the reference may be another program that means the same: it runs first, and a tensor of the target is
 right where the reference has one of the same values in any layout (`value_index.py`). `trace.jsonl` then has `wrong` of
@@ -66,6 +67,8 @@ if TYPE_CHECKING:
 
 _UNUSABLE = 2
 _INPUTS, _OUTPUTS = " inputs", " outputs"
+# In place of a dispatch's key, before what the function gives.
+_RESULTS = "results"
 
 
 class Tensor:
@@ -127,6 +130,7 @@ def _compare(plan: Mapping[str, Any]) -> None:
     left, count, differs = int(plan["keep"]), 0, ""
     # The runtime may begin several dispatches before it ends the first of them.
     begun: dict[str, list[_Pair]] = {}
+    results: list[dict[str, Any]] = []
     late = threading.Timer(plan["timeout"], _kill, sides.values())
     late.daemon = True
     late.start()
@@ -137,6 +141,10 @@ def _compare(plan: Mapping[str, Any]) -> None:
             if key != other_key or types[0] != types[1]:
                 differs = f"{key}: {', '.join(types[0])} | {other_key}: {', '.join(types[1])}"
                 break
+            if key == _RESULTS:
+                pairs = zip(tensors, references, strict=True)
+                results = [{**_said(a, b, plan["tolerances"]), "largest": b.largest()} for a, b in pairs]
+                continue
             name = key.removesuffix(_INPUTS).removesuffix(_OUTPUTS)
             if key.endswith(_INPUTS):
                 begun.setdefault(name, []).append((tensors, references))
@@ -160,7 +168,7 @@ def _compare(plan: Mapping[str, Any]) -> None:
             for number, (name, pairs) in enumerate(begun.items())
             if pairs
         ]
-    end: dict[str, Any] = {"dispatches": count, "unfinished": unfinished, "differs": differs}
+    end: dict[str, Any] = {"dispatches": count, "unfinished": unfinished, "differs": differs, "results": results}
     for name, side in sides.items():
         end[name] = side.end()
     late.cancel()
@@ -210,6 +218,8 @@ def _compare_values(plan: Mapping[str, Any]) -> None:
     target = _Side("target", plan["target"], folder)
     with (folder / "trace.jsonl").open("w", encoding="utf-8") as trace:
         for key, tensors in target.traces():
+            if key == _RESULTS:
+                continue
             name = key.removesuffix(_INPUTS).removesuffix(_OUTPUTS)
             if key.endswith(_INPUTS):
                 begun.setdefault(name, []).append(tensors)
@@ -332,7 +342,7 @@ def _emit(plan: Mapping[str, Any], stream: BinaryIO) -> None:
         shape, dtype = storage_of(value.shape, value.element_type)
         array = np.frombuffer(value.contents, dtype).reshape(shape)
         arguments.append(device.push(array, value.element_type))
-    program.invoke(arguments)
+    trace(_RESULTS, program.invoke(arguments))
 
 
 def main(argv: Sequence[str]) -> int:
