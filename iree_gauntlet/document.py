@@ -210,6 +210,7 @@ class Document:
         details: what follows in files, where a terminal has no room for it.
         exit_code: of the command; None where it has not finished.
         remarks: what a reader should know first, a line each: below the answer in files, above it on a terminal.
+        meaning: of the exit code, where it has another one here.
     """
 
     title: str
@@ -219,12 +220,13 @@ class Document:
     details: tuple[Block, ...] = ()
     exit_code: ExitCode | None = None
     remarks: tuple[str, ...] = ()
+    meaning: str = ""
 
     @property
     def ending(self) -> str:
         """`exit code 0: all as expected`; empty where the command has not finished."""
         code = self.exit_code
-        return "" if code is None else f"exit code {int(code)}: {code.meaning}"
+        return "" if code is None else f"exit code {int(code)}: {self.meaning or code.meaning}"
 
     @property
     def brief(self) -> Document:

@@ -76,7 +76,7 @@ def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) ->
     folder = run_dir / "explain"
     with presenter.progress() as progress:
         machine = iree_of(run_dir, record.runs[-1]["toolchain"], cache, progress)
-        before = explained_before(folder)
+        before = explained_before(folder, private=asked.no_weights)
         cases = [{"case": item.case, "kind": item.kind, "reason": item.result.reason} for item in failures]
         opening = {"run": run_dir.name, "cases": cases, "toolchain": record.runs[-1]["toolchain"]}
         with recorded_explanation(folder, opening, presenter, progress) as (session, ending):
@@ -137,7 +137,8 @@ class _Explainer:
             self._found(failure, "same", {"as": twin[0]})
             self._found(failure, "bundle", bundle)
         seconds = round(time.monotonic() - began, 3)
-        self.session.log.write("case", {"case": failure.case, "bundled": bundle is not None, "seconds": seconds})
+        done = {"bundled": bundle is not None, "private": self.asked.no_weights, "seconds": seconds}
+        self.session.log.write("case", {"case": failure.case, **done})
         return bundle is not None
 
     def _key(self, failure: Failure) -> tuple[str, ...]:
@@ -147,6 +148,10 @@ class _Explainer:
         return (self.machine.store.verified.sha256(failure.program), *failure.flags)
 
     def _explained(self, failure: Failure, tools: Tools) -> dict[str, Any] | None:
+        if failure.sha256 not in ("", self.machine.store.verified.sha256(failure.program)):
+            why = f"{shown(failure.program)} is not what it was in the run: run again, and explain that run"
+            self._found(failure, "nothing", {"why": why})
+            return None
         again = fails_again(failure, tools)
         self._found(failure, "again", again.as_dict())
         if again.symptom is None:

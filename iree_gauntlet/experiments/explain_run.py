@@ -15,15 +15,17 @@ from iree_gauntlet.requests import ExplainRequest
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from iree_gauntlet.errors import ExitCode
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.requests import CacheRequest
 
 
-def explain_run(run_dir: Path, cache: CacheRequest, presenter: Presenter) -> None:
+def explain_run(run_dir: Path, code: ExitCode, cache: CacheRequest, presenter: Presenter) -> None:
     """Explain what failed in a run that is over, but for what is expected to; the run's own result stays as it is.
 
     Args:
         run_dir: the run's folder.
+        code: the run's own, which the command ends with.
         cache: where its IREE is installed.
         presenter: shows it.
 
@@ -40,3 +42,4 @@ def explain_run(run_dir: Path, cache: CacheRequest, presenter: Presenter) -> Non
         return
     except GauntletError as error:
         messages.warn(f"what failed was not explained: {error}")
+    presenter.line(f"the run itself: exit code {int(code)}: {code.meaning}")

@@ -139,7 +139,7 @@ def execute(request: RunRequest, presenter: Presenter) -> ExitCode:
     """
     ran = run(choose(_as_before(request)), presenter)
     if request.explain and ran.exit_code is not ExitCode.INTERRUPTED:
-        explain_run(ran.folder, request.toolchain, presenter)
+        explain_run(ran.folder, ran.exit_code, request.toolchain, presenter)
     return ran.exit_code
 
 

@@ -6,7 +6,7 @@ The record is `explain.jsonl` in the folder `explain` of a run, a log of events 
 - `start`: a case is begun, perhaps again: what was found of it before does not count.
 - `found`: what was found of a case: `part` is `again`, `located`, `reduced` or `slower`, `operator` (of ONNX),
   `bundle`, `probes`; `same` and as which case; or `nothing` and why.
-- `case`: a case is done, and whether a bundle shows it.
+- `case`: a case is done, whether a bundle shows it, and whether that is `private`, without the model's own values.
 - `end`: how it ended.
 """
 
@@ -63,7 +63,8 @@ class ExplainedCase:
         if same := self.found.get("same"):
             return f"the program, its flags and so the failure are those of {same['as']}"
         if "after" in reduced:
-            return f"reduced from {reduced['before']['operations']:,} operations to {reduced['after']['operations']:,}"
+            before, after = (f"{reduced[when]['operations']:,}" for when in ("before", "after"))
+            return f"reduced from {before} operations to {after}: {', '.join(reduced['names'])}"
         why = (part.get("why") for part in (operator, self.found.get("nothing", {}), located, reduced, slower))
         return str(next(filter(None, why), "it was not brought to an end"))
 
@@ -182,9 +183,15 @@ def explain_outcome(folder: Path) -> ExplainOutcome:
     return ExplainOutcome(folder.parent.name, asked, cases, end, known)
 
 
-def explained_before(folder: Path) -> set[str]:
-    """The cases that a bundle shows already; none where nothing was explained yet."""
+def explained_before(folder: Path, *, private: bool = False) -> set[str]:
+    """The cases that a bundle shows already; none where nothing was explained yet.
+
+    Args:
+        folder: `explain` of a run.
+        private: whether bundles that hold the model's own values do not count.
+    """
     if not (folder / EXPLAIN_RECORD).is_file():
         return set()
     events = read_events(folder / EXPLAIN_RECORD, "explain").events
-    return {str(event["case"]) for _, event in events if event.get("event") == "case" and event.get("bundled")}
+    last = {str(event["case"]): event for _, event in events if event.get("event") == "case"}
+    return {case for case, event in last.items() if event.get("bundled") and (event.get("private") or not private)}

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.document import Block, Code, Column, Document, Heading, Items, Kind, Name, Notes, Paragraph, Table
+from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import byte_size, duration, milliseconds
 from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER, ExplainedCase, ExplainOutcome, explain_outcome
 from iree_gauntlet.reports.report_files import Reports, pages
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_MEANINGS = {ExitCode.OK: "each failure has a bundle", ExitCode.INCONCLUSIVE: "not every failure has a bundle"}
 _PROBES = (Column("switch"), Column("flag", Kind.NAME), Column("then it", Kind.VERDICT))
 
 
@@ -35,12 +37,22 @@ def explain_reports(folder: Path) -> Reports:
 def _explain_document(outcome: ExplainOutcome) -> Document:
     """What people read of it."""
     asked = outcome.asked
-    blocks = [block for case in outcome.cases for block in _case(case)]
+    # What was explained before is in no other report.
+    cases = {item.case: item for item in (*outcome.cases, *outcome.known.values())}
+    blocks = [block for case in cases.values() for block in _case(case)]
     details: tuple[Block, ...] = (Paragraph(("Again, in ", Name(asked["cwd"]), ":")), Code(asked["command"], "sh"))
     base = asked.get("base")
     facts = (f"IREE {asked['toolchain']['compiler']}" + (f" against {base['compiler']}" if base else ""),)
     title = f"Explanation of {outcome.run}"
-    return Document(title, outcome.answer, facts, tuple(blocks), details, outcome.exit_code)
+    return Document(
+        title,
+        outcome.answer,
+        facts,
+        tuple(blocks),
+        details,
+        outcome.exit_code,
+        meaning=_MEANINGS.get(outcome.exit_code, ""),
+    )
 
 
 def _case(case: ExplainedCase) -> list[Block]:
@@ -53,6 +65,12 @@ def _case(case: ExplainedCase) -> list[Block]:
         lines.append(f"fails again {again['failed']} of 2 times, {how}")
     lines += _where(case)
     lines += _operator(case.found.get("operator", {}))
+    if not (case.done or case.found):
+        lines.append("not looked at yet: explain the run again, and it goes on here")
+    probes = case.found.get("probes", {}).get("probes", [])
+    if probes and all(item["verdict"] == "fails" for item in probes):
+        lines.append(f"mended by none of: {', '.join(item['name'] for item in probes)}")
+        probes = []
     if case.mended_by:
         lines.append(f"mended by: {', '.join(case.mended_by)}")
     if bundle is not None and bundle["problem"]:
@@ -62,7 +80,6 @@ def _case(case: ExplainedCase) -> list[Block]:
         size = byte_size(bundle["bytes"])
         lines.append(f"bundle: {EXPLAIN_FOLDER}/{bundle['folder']}.tar.gz ({size}, {bundle['form']}); {shows}")
     blocks.append(Items(tuple((line,) for line in lines)))
-    probes = case.found.get("probes", {}).get("probes", [])
     if probes:
         rows = tuple((item["name"], item["flag"], item["verdict"]) for item in probes)
         blocks.append(Table(_PROBES, rows))
@@ -103,7 +120,8 @@ def _reduced(reduced: dict[str, Any]) -> list[str]:
     if reduced.get("why"):
         return [str(reduced["why"])]
     before, after = (f"{reduced[when]['operations']:,}" for when in ("before", "after"))
-    lines = [f"reduced from {before} operations to {after} in {reduced['tried']} compiles"]
+    left = ", ".join(reduced["names"])
+    lines = [f"reduced from {before} operations to {after} in {reduced['tried']} compiles: {left}"]
     lines += [f"it fails on the way to the phase {reduced['phase']}"] if reduced["phase"] else []
     lines += [] if reduced["complete"] else ["the time was up before all was tried: --budget gives more"]
     return lines

@@ -140,8 +140,8 @@ def explain_task(options: dict[str, Any]) -> ExitCode:
 
     RUN [CASE…]: the run (a folder, its name in runs/, or latest) and globs of cases; without, all that failed in the
     latest run. --slower [COMPARISON [MODEL…]]: the dispatches that a comparison found slower, in bundles that measure
-    both IREEs. Exit codes: 0 each failure has a bundle, 2 usage, 3 an error, 4 not all have a bundle, 130
-    interrupted.
+    both IREEs. Exit codes: 0 each failure has a bundle, 2 usage, 3 an error, 4 not all have a bundle, 5
+    nothing failed, 130 interrupted.
 
     Examples: explain
               explain latest 'dtln/*'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 from pathlib import Path
@@ -228,9 +229,13 @@ def test_what_cannot_be_explained_is_a_clear_word(project: Project, tmp_path: Pa
     assert (unknown.code, "there is no such run" in unknown.err) == (2, True), unknown.text
     assert project.gauntlet("bundle.run", str(tmp_path / "none.tar.gz")).code == 2
     no_bundle = tmp_path / "text.tar.gz"
-    no_bundle.write_text("no archive")
-    done = project.gauntlet("bundle.run", str(no_bundle))
-    assert (done.code, "cannot be unpacked" in done.err) == (3, True), done.text
+    for damaged in (b"no archive", gzip.compress(bytes(range(256)) * 99)[:90]):
+        no_bundle.write_bytes(damaged)
+        done = project.gauntlet("bundle.run", str(no_bundle))
+        assert (done.code, "it is no archive, or damaged" in done.err) == (3, True), done.text
+    (tmp_path / "bundle.json").write_text("{}")
+    done = project.gauntlet("bundle.run", str(tmp_path))
+    assert (done.code, "it has no repro.sh" in done.err) == (3, True), done.text
 
 
 def test_a_program_that_is_gone_says_so(project: Project) -> None:
@@ -240,3 +245,12 @@ def test_a_program_that_is_gone_says_so(project: Project) -> None:
     (project.regressions / "sums.mlir").unlink()
     done = project.gauntlet("explain")
     assert (done.code, "cannot be compiled again" in done.err) == (3, True), done.text
+
+
+def test_an_input_that_is_gone_says_so(project: Project) -> None:
+    model(project, "8", outputs=[{"source": "gone.npy"}])
+    np.save(project.regressions / "gone.npy", np.zeros((8, 16), np.float32))
+    assert project.gauntlet("run", "--model", "toy", "--submodel", "sums").code == 1
+    (project.regressions / "gone.npy").unlink()
+    done = project.gauntlet("explain")
+    assert (done.code, "gone.npy is not there: toy/sums@cpu cannot be run again" in done.err) == (3, True), done.text

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.toy_project import FLAGS
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -18,7 +20,7 @@ pytestmark = pytest.mark.iree
 TENSOR = "!torch.vtensor<[4],f32>"
 # Nothing in IREE knows it.
 UNKNOWN = f'torch.operator "onnx.NoSuchOperator"(%v) : ({TENSOR}) -> {TENSOR}'
-# 3.11 to 3.13 divide by a dimension of this, which is 0.
+# Releases up to 3.13 at least divide by a dimension of this, which is 0.
 CRASH = """\
 func.func @toy(%a: !torch.vtensor<[0,3,4],f32>, %b: !torch.vtensor<[3],si64>) -> !torch.vtensor<[3,4,0],f32>
     attributes {torch.onnx_meta.ir_version = 10 : si64, torch.onnx_meta.opset_version = 21 : si64} {
@@ -100,9 +102,11 @@ def test_a_planted_failure_among_500_operations_is_all_that_is_left(project: Pro
     assert (reduced["complete"], reduced["phase"]) == (True, "input")
     # The diagnostic says where it is.
     assert reduced["tried"] < 10
+    assert reduced["names"] == ["onnx.NoSuchOperator"]
     program = (bundle / "program.mlir").read_text()
     assert ("onnx.NoSuchOperator" in program, "onnx.Abs" in program) == (True, False)
-    assert "failed to legalize operation" in (bundle / "README.md").read_text()
+    readme = (bundle / "README.md").read_text()
+    assert ("failed to legalize operation" in readme, program.strip() in readme) == (True, True)
     still = project.gauntlet("bundle.run", str(bundle.with_name("bundle.tar.gz")))
     assert (still.code, "the failure is still there" in still.out) == (1, True), still.text
     # Without the operator it compiles, and so the bundle says that it is mended.
@@ -160,3 +164,28 @@ def test_when_the_time_is_up_the_best_so_far_counts(project: Project) -> None:
     case, _ = explained(project, "--budget", "1e-9")
     assert case["found"]["reduced"]["complete"] is False
     assert case["found"]["bundle"]["form"] == "the reduced program"
+
+
+def test_a_program_that_has_changed_since_is_not_taken_for_the_runs(project: Project) -> None:
+    # Of an operator case the run knows what the program was before it began.
+    case = project.folder / "ops" / "node" / "test_toy"
+    case.mkdir(parents=True)
+    (project.folder / "ops" / "configs").mkdir()
+    config = {"config_name": "cpu", "iree_compile_flags": FLAGS, "iree_run_module_flags": []}
+    (project.folder / "ops" / "configs" / "cpu.json").write_text(json.dumps(config))
+    (case / "model.mlir").write_text(long_program(3, 1, UNKNOWN))
+    (case / "run_module_io_flags.txt").write_text("--input=4xf32=1\n--expected_output=4xf32=1\n")
+    assert project.gauntlet("run", "--spec-dir", "ops").code == 1
+    (case / "model.mlir").write_text(long_program(4, 1, UNKNOWN))
+    done = project.gauntlet("explain")
+    assert (done.code, "model.mlir is not what it was in the run" in done.out) == (4, True), done.text
+
+
+def test_what_was_explained_before_stays_in_the_report(project: Project) -> None:
+    project.add("broken", '"tosa.nonsense"(%a) : (tensor<4xf32>) -> tensor<4xf32')
+    project.add("other", '"tosa.other"(%a) : (tensor<4xf32>) -> tensor<4xf32')
+    assert project.gauntlet("run", "--model", "toy", "--submodel", "[bo]*", "--stages", "compile").code == 1
+    assert project.gauntlet("explain").code == 0
+    assert project.gauntlet("explain", "latest", "toy/broken*").code == 0
+    report = (project.newest / "explain" / "explain.md").read_text()
+    assert ("toy/broken" in report, "toy/other" in report) == (True, True)

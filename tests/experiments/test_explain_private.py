@@ -73,6 +73,15 @@ def test_without_weights_the_dispatch_is_shown_on_made_up_inputs(project: Projec
 
 
 @pytest.mark.iree
+def test_a_bundle_with_weights_is_made_again_without(project: Project) -> None:
+    failed(project, long_program(3, 1, UNKNOWN))
+    assert project.gauntlet("explain").code == 0
+    for words, again in (((), False), (("--no-weights",), True), (("--no-weights",), False), ((), False)):
+        done = project.gauntlet("explain", *words)
+        assert (done.code, "reducing the program" in done.out) == (0, again), done.text
+
+
+@pytest.mark.iree
 @pytest.mark.stress
 def test_large_inputs_are_made_up_too(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(made_up, "_LARGE_BYTES", 8 * 16 * 4 - 1)

@@ -135,3 +135,16 @@ def test_a_script_of_a_run_cannot_judge_what_does_not_compile(tmp_path: Path) ->
     for compiles, runs, code in (("false", "true", 125), ("true", "true", 0), ("true", "false", 125)):
         names = {"IREE_COMPILE": compiles, "IREE_RUN_MODULE": runs, "PATH": "/usr/bin:/bin"}
         assert subprocess.run(["sh", str(script)], env=names, capture_output=True, check=False).returncode == code
+
+
+def test_tools_that_are_named_in_part_or_are_not_there_are_not_replaced(tmp_path: Path) -> None:
+    script = tmp_path / "repro.sh"
+    script.write_text(repro_script(("iree==1",), (), ('"$IREE_COMPILE"', '"$IREE_RUN_MODULE"'), Symptom("crash")))
+    for names in ({"IREE_COMPILE": "true"}, {"IREE_COMPILE": "true", "IREE_RUN_MODULE": str(tmp_path / "none")}):
+        env = {**names, "PATH": "/usr/bin:/bin"}
+        done = subprocess.run(["sh", str(script)], env=env, capture_output=True, text=True, check=False)
+        assert (done.returncode, "cannot be judged: there is no tool" in done.stdout) == (125, True)
+    # Where it is the compile that fails, nothing runs.
+    script.write_text(repro_script(("iree==1",), (), ('"$IREE_COMPILE"', ""), Symptom("crash")))
+    env = {"IREE_COMPILE": "true", "PATH": "/usr/bin:/bin"}
+    assert subprocess.run(["sh", str(script)], env=env, capture_output=True, check=False).returncode == 0

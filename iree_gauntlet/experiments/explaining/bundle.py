@@ -16,12 +16,14 @@ import io
 import json
 import shlex
 import tarfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.explaining.repro_script import repro_script
+from iree_gauntlet.experiments.explaining.symptom import WRONG
 from iree_gauntlet.figures import byte_size, counted, listed
 from iree_gauntlet.system.atomic import write_atomic
 
@@ -36,6 +38,7 @@ BUNDLE_FACTS = "bundle.json"
 REPRODUCE = "repro.sh"
 REPLAY = "run.ireereplay"
 LIMIT = 10_000_000
+_INLINE_BYTES = 4_000
 PROGRAM = "program.mlir"
 
 
@@ -140,12 +143,13 @@ def unpack(archive: Path, folder: Path) -> Path:
             with tarfile.open(archive) as tar:
                 # No path of it leaves the folder, and nothing is written but plain files.
                 tar.extractall(folder, filter="data")
-        except (OSError, tarfile.TarError) as error:
-            what = f"{archive} cannot be unpacked: {str(error).splitlines()[0]}"
+        except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+            what = f"{archive} cannot be unpacked: it is no archive, or damaged"
             raise GauntletError(what, "Name a bundle that `explain` wrote.") from error
         found = next(iter(sorted(path.parent for path in folder.glob(f"*/{BUNDLE_FACTS}"))), folder)
-    if not ((found / BUNDLE_FACTS).is_file() and (found / REPRODUCE).is_file()):
-        raise GauntletError(f"{archive} is no bundle: it has no {BUNDLE_FACTS}", "Name one that `explain` wrote.")
+    missing = [name for name in (BUNDLE_FACTS, REPRODUCE) if not (found / name).is_file()]
+    if missing:
+        raise GauntletError(f"{archive} is no bundle: it has no {missing[0]}", "Name one that `explain` wrote.")
     return found
 
 
@@ -203,12 +207,12 @@ compares nothing.
 {steps}
 ```
 
-`./{REPRODUCE}` does it: exit code 0 fixed, 1 still there, 125 cannot be judged. It installs the versions below, or
-takes those that `IREE_COMPILE` and `IREE_RUN_MODULE` name.
+{_inline(contents.program)}`./{REPRODUCE}` does it: exit code 0 fixed, 1 still there, 125 cannot be judged. It installs
+{" and ".join(packages_of(contents.iree))}, or takes the tools that `IREE_COMPILE` and `IREE_RUN_MODULE` name.
 {replay}
 ## What component(s) does this issue relate to?
 
-{"Compiler, Runtime" if contents.device else "Compiler"}
+{"Compiler" if contents.symptom.ending == WRONG or not contents.device else "Compiler, Runtime"}
 
 ## Version information
 
@@ -218,6 +222,13 @@ iree-base-compiler {iree.compiler.version} ({iree.compiler.commit}), iree-base-r
 
 Seen on {contents.machine}. {contains(contents)}
 """
+
+
+def _inline(program: bytes) -> str:
+    """A small program, for those who read the issue alone."""
+    if not program or len(program) > _INLINE_BYTES or b"\0" in program:
+        return ""
+    return f"`{PROGRAM}`:\n\n```mlir\n{program.decode(errors='replace').strip()}\n```\n\n"
 
 
 def contains(contents: Contents) -> str:

@@ -162,9 +162,13 @@ def of_program(failure: Failure, symptom: Symptom, why: str, iree: Toolchain) ->
     arguments = [] if compiles else parts.arguments()
     tool = "iree-compile" if compiles else "iree-run-module"
     wrong = symptom.ending == WRONG
+    said = (f"```\n{symptom.said}\n```",) if symptom.said else ()
+    title = f"{tool}: {symptom.said or symptom.ending}"
+    if wrong:
+        title = f"Wrong numbers of {failure.case} ({failure.device})"
     return Contents(
-        title=f"Wrong numbers ({failure.device})" if wrong else f"{tool}: {symptom.said or symptom.ending}",
-        what=_what(failure, f"`program.mlir` is the whole program: {why}."),
+        title=title,
+        what=_what(failure, *said, f"`program.mlir` is the whole program: {why}."),
         machine=_machine(),
         program=program,
         flags=flags,

@@ -44,6 +44,7 @@ class Failure:
         timeout: its seconds.
         folder: the chain's, relative to the folder of steps.
         urls: where its files come from, by their paths.
+        sha256: of the program when the run began; empty where that is not known.
     """
 
     case: str
@@ -58,6 +59,7 @@ class Failure:
     timeout: float
     folder: Path
     urls: Mapping[str, str]
+    sha256: str = ""
 
     @property
     def wrong(self) -> bool:
@@ -137,12 +139,15 @@ def _failure(step: dict[str, Any], steps: dict[str, dict[str, Any]], record: Jou
     threshold = steps.get(f"{step['chain']}:{Stage.THRESHOLD}", step)
     command = threshold["command"] if threshold["stage"] == Stage.THRESHOLD else None
     argv = expanded(command["argv"], Path(command["cwd"])) if command and step is threshold else ()
-    if not program.is_file():
-        where = shown(record.path.parent)
-        raise GauntletError(
-            f"{program} is not there: {step['chain']} cannot be compiled again",
-            f"{where} was made on another machine, or its files are gone; run it here again.",
-        )
+    needed = [(program, "compiled"), *((Path(item["path"]), "run") for item in step["inputs"] if item["url"])]
+    for file, what in needed:
+        if not file.is_file():
+            where = shown(record.path.parent)
+            raise GauntletError(
+                f"{file} is not there: {step['chain']} cannot be {what} again",
+                f"{where} was made on another machine, or its files are gone; run it here again.",
+            )
+    source = next(item for item in compile_step["inputs"] if item["role"] == "program")
     return Failure(
         case=step["chain"],
         stage=Stage(step["stage"]),
@@ -156,6 +161,8 @@ def _failure(step: dict[str, Any], steps: dict[str, dict[str, Any]], record: Jou
         timeout=float(threshold["timeout"]),
         folder=chain_folder(compile_step),
         urls=_urls(compile_step, threshold),
+        # Of what was imported, it is that of the file that it was made of.
+        sha256=source["sha256"] if Path(source["url"]).suffix == program.suffix else "",
     )
 
 

@@ -39,6 +39,7 @@ class Reduced:
         complete: whether nothing was left to try when the time was up.
         phase: the phase of the compiler in which it fails, or one before it; empty where that is not known.
         constants: how many constants of many values it still has.
+        names: its first operations.
     """
 
     program: Path
@@ -49,10 +50,11 @@ class Reduced:
     complete: bool
     phase: str
     constants: int
+    names: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """For the record."""
-        return {name: getattr(self, name) for name in ("before", "after", "tried", "complete", "phase")}
+        return {name: getattr(self, name) for name in ("before", "after", "tried", "complete", "phase", "names")}
 
 
 def reduce(failure: Failure, symptom: Symptom, tools: Tools, budget: float, say: Callable[[str], None]) -> Reduced:
@@ -110,4 +112,5 @@ def reduce(failure: Failure, symptom: Symptom, tools: Tools, budget: float, say:
         complete=end["complete"],
         phase=end["phase"],
         constants=end["constants"],
+        names=tuple(end["names"]),
     )

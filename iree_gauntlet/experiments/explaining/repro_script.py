@@ -18,15 +18,18 @@ _HEAD = """\
 #!/bin/sh
 # Exit codes: 0 fixed, 1 still there, 125 cannot be judged: as `git bisect run` takes them.
 #
-# IREE_COMPILE and IREE_RUN_MODULE name the tools; without them, {versions} are installed into env/.
+# {named} the tools; without, {versions} are installed into env/.
 set -u
 cd "$(dirname "$0")" || exit 125
-if [ -z "${{IREE_COMPILE:-}}" ] || [ -z "${{IREE_RUN_MODULE:-}}" ]; then
+if [ -z "${{IREE_COMPILE:-}}${{IREE_RUN_MODULE:-}}" ]; then
     if [ ! -x env/bin/iree-run-module ]; then
         python3 -m venv env && env/bin/python -m pip install -q {packages} || exit 125
     fi
     IREE_COMPILE=$PWD/env/bin/iree-compile IREE_RUN_MODULE=$PWD/env/bin/iree-run-module
 fi
+for tool in {tools}; do
+    command -v "$tool" > /dev/null || {{ echo "cannot be judged: there is no tool '$tool': {named} them"; exit 125; }}
+done
 work=$(mktemp -d) || exit 125
 trap 'rm -rf "$work"' EXIT
 """
@@ -82,7 +85,12 @@ def repro_script(packages: Sequence[str], before: Sequence[str], lines: tuple[st
     if pattern:
         condition += f' && grep -qE {shlex.quote(pattern)} "$work/said.txt"'
     parts = [
-        _HEAD.format(versions=" and ".join(packages), packages=shlex.join(packages)),
+        _HEAD.format(
+            versions=" and ".join(packages),
+            packages=shlex.join(packages),
+            named="IREE_COMPILE and IREE_RUN_MODULE name" if run_line else "IREE_COMPILE names",
+            tools='"${IREE_COMPILE:-}" "${IREE_RUN_MODULE:-}"' if run_line else '"${IREE_COMPILE:-}"',
+        ),
         _NEEDS_TIMEOUT if limit else "",
         *(f"{line} || exit 125\n" for line in before),
         _RUN.format(limit="" if run_line else limit, command=compile_line),

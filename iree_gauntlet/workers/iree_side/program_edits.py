@@ -16,6 +16,7 @@ _FRAME = ("builtin.module", *_FUNCTIONS, "func.return", "util.return")
 _SIGNATURE = ("function_type", "arg_attrs", "res_attrs", "tied_operands")
 # Types that an argument of a program may have; the values of all others are made where they are used.
 _PASSED = ("tensor<", "!torch.vtensor", "!torch.tensor")
+_NAMED = 5
 # Constants of so many elements or more become of one value.
 _LARGE = 16
 
@@ -60,6 +61,16 @@ class Edits:
         """How many operations its functions have, nested ones too, and its bytes: what smaller means."""
         operations = sum(operation.name not in _FRAME for operation in _nested(program.operation))
         return operations, len(self.bytecode(program))
+
+    def names(self, program: Any) -> list[str]:
+        """What its first operations are called; of those that torch has no name for, what they were."""
+        found = [operation for operation in _nested(program.operation) if operation.name not in _FRAME]
+        return [self._name(operation) for operation in found[:_NAMED]]
+
+    def _name(self, operation: Any) -> str:
+        if operation.name != "torch.operator":
+            return str(operation.name)
+        return str(self._ir.StringAttr(operation.attributes["name"]).value)
 
     def constants(self, program: Any) -> list[tuple[int, str]]:
         """Attributes with many values: an operation's place in the program, and the attribute's name."""

@@ -21,8 +21,8 @@ is not used any more its results.
 `reduce.jsonl` in the folder gets a line for each program that is kept: `operations`, `bytes`, `tried` and `what` was
 done. At the end there are `reduced.mlir` and `reduced.txt`, what the compiler says of it; and `end.json`: `problem`
 (why nothing was done; empty), `before` and `after` (`operations` and `bytes`), `tried`, `complete` (nothing was left to
-try), `phase` (up to which the failing compile has to go; empty for all of them) and `constants` (how many there are of
-many values).
+try), `phase` (up to which the failing compile has to go; empty for all of them) `constants` (how many there are of many
+values) and `names` (of the first operations that are left).
 
 Exit codes: 0 done; 2 the plan cannot be carried out (one line on stderr).
 """
@@ -92,7 +92,7 @@ class _Oracle:
 
     def words_of(self, program: bytes) -> str:
         """What the compiler says of a program, whatever time is left."""
-        self._until = math.inf
+        self._until, self.flags = math.inf, list(self._plan["flags"])
         self._compile(program)
         return (self._folder / "candidate.txt").read_text(encoding="utf-8", errors="replace")
 
@@ -258,7 +258,12 @@ def _run(plan: Mapping[str, Any]) -> None:
         except ValueError as error:
             end["problem"] = str(error)
         constants = len(edits.constants(reducer.best))
-        end |= {"after": _size(reducer.size), "tried": oracle.tried, "constants": constants}
+        end |= {
+            "after": _size(reducer.size),
+            "tried": oracle.tried,
+            "constants": constants,
+            "names": edits.names(reducer.best),
+        }
         text = edits.text(reducer.best)
         (folder / "reduced.mlir").write_text(text, encoding="utf-8")
         # Of the text, whose lines are others.
