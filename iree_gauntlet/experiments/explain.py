@@ -22,7 +22,13 @@ from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.experiments.explaining.again import fails_again
 from iree_gauntlet.experiments.explaining.bundle import contains, write_bundle
 from iree_gauntlet.experiments.explaining.bundle_run import run_bundle
-from iree_gauntlet.experiments.explaining.contents import of_dispatch, of_operator, of_program, of_reduced
+from iree_gauntlet.experiments.explaining.contents import (
+    holds_constants,
+    of_dispatch,
+    of_operator,
+    of_program,
+    of_reduced,
+)
 from iree_gauntlet.experiments.explaining.explanation import recorded_explanation
 from iree_gauntlet.experiments.explaining.failures import Failure, failures_of
 from iree_gauntlet.experiments.explaining.locate import Located, locate
@@ -218,6 +224,8 @@ class _Explainer:
             if located.suspect.withheld:
                 raise GauntletError(located.suspect.withheld, "")
             *function, flow = of_dispatch(failure, symptom, located.suspect, iree)
+            if self.asked.no_weights and holds_constants(flow.program):
+                raise GauntletError("its text holds constants of the model, which --no-weights leaves out", "")
             yield from (("a program for any release", form) for form in function)
             yield "a program for this release", flow
             why = f"{located.suspect.dispatch.name}, cut out, does not show the failure"

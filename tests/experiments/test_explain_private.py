@@ -183,3 +183,17 @@ def test_what_has_no_known_type_or_no_values_stays(tmp_path: Path) -> None:
     (tmp_path / "own.bin").write_bytes(b"12345678")
     items = [Input("1xcomplex<f32>", tmp_path / "own.bin"), Input("0x4xf32", tmp_path / "own.bin")]
     assert made_up.made_up(items, tmp_path) == tuple(items)
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        (b"arith.constant dense<0.0> : tensor<4xf32>", False),
+        (b"arith.constant dense<true> : tensor<4xi1>", False),
+        (b"arith.constant dense<[1.0, 2.0]> : tensor<2xf32>", True),
+        (b'arith.constant dense<"0x0000803F00000040"> : tensor<2xf32>', True),
+        (b"arith.constant dense_resource<weights> : tensor<64x64xf32>", True),
+    ],
+)
+def test_constants_in_a_dispatch_are_values_of_the_model(text: bytes, *, holds: bool) -> None:
+    assert contents.holds_constants(text) is holds

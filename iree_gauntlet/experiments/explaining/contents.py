@@ -39,6 +39,8 @@ _SMALL_BYTES = 1_000_000
 _SAID_LINES, _SAID_WIDTH = 30, 200
 # What is compiled while a program is reduced.
 _CANDIDATE = re.compile(r"\S*/candidate\.(?:mlir|vmfb)")
+# As MLIR writes values: in hexadecimal, as a list, or at the end of the text.
+_CONSTANTS = re.compile(rb'dense<(?:"|\[)|dense_resource<')
 # Arguments of iree-run-module that name files.
 _VALUES = ("--input", "--expected_output")
 _PARAMETERS = "--parameters"
@@ -179,6 +181,11 @@ def of_program(failure: Failure, symptom: Symptom, why: str, iree: Toolchain) ->
         iree=iree,
         symptom=symptom,
     )
+
+
+def holds_constants(program: bytes) -> bool:
+    """Whether a program's text holds constants that are not of one value."""
+    return _CONSTANTS.search(program) is not None
 
 
 def _what(failure: Failure, *found: str) -> tuple[str, ...]:

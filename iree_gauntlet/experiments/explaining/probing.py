@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.experiments.explaining.tools import Ran, Tools
 
 
-# One compile each: flags of the compiler, in the order in which they are reported; `{cpu}` where it compiles for CPUs.
+# One compile each: flags of the compiler, in the order in which they are reported.
 _PROBES = (
     ("data tiling off", "--iree-opt-data-tiling=false"),
     ("no optimisation (O0)", "--iree-opt-level=O0"),
