@@ -12,8 +12,9 @@ import math
 import shlex
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage
@@ -35,25 +36,29 @@ from iree_gauntlet.experiments.explaining.locate import Located, locate
 from iree_gauntlet.experiments.explaining.locate_run import locate_in_run
 from iree_gauntlet.experiments.explaining.onnx_workers import onnx_source
 from iree_gauntlet.experiments.explaining.operators import first_wrong_operator
-from iree_gauntlet.experiments.explaining.probing import probe
+from iree_gauntlet.experiments.explaining.probing import begin_probes, side_by_side
 from iree_gauntlet.experiments.explaining.reduce import EARLIEST, Reduced, reduce
 from iree_gauntlet.experiments.explaining.replay import with_replay
 from iree_gauntlet.experiments.explaining.repro_script import STILL_THERE
 from iree_gauntlet.experiments.explaining.symptom import WRONG
 from iree_gauntlet.experiments.explaining.tools import Tools
 from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.records.earlier_runs import LATEST, asked_for, run_named
 from iree_gauntlet.records.explain_outcome import explained_before
 from iree_gauntlet.requests import NetworkRequest, ToolchainRequest
 from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
     from pathlib import Path
 
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.experiments.explaining.bundle import Contents
+    from iree_gauntlet.experiments.explaining.operators import OperatorSearch
+    from iree_gauntlet.experiments.explaining.probing import Probed
     from iree_gauntlet.experiments.explaining.symptom import Symptom
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.progress import Presenter, Progress
@@ -163,19 +168,35 @@ class _Explainer:
         if again.symptom is None:
             self._found(failure, "nothing", {"why": "it did not fail again, twice: it is intermittent"})
             return None
-        say = partial(self._say, failure)
+        with ThreadPoolExecutor(machine_facts().cores) as pool:
+            try:
+                return self._pursued(failure, again.symptom, tools, pool)
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _pursued(
+        self, failure: Failure, symptom: Symptom, tools: Tools, pool: ThreadPoolExecutor
+    ) -> dict[str, Any] | None:
+        """What is at fault in it, what shows that to others, and which switches mend it."""
+        probes: tuple[Future[Probed], ...] = ()
         early = False
         if failure.stage is Stage.COMPILE:
-            reduced, why = self._reduced(failure, again.symptom, tools)
-            forms = self._reduced_forms(failure, again.symptom, reduced, why)
+            reduced, why = self._reduced(failure, symptom, tools)
+            forms = self._reduced_forms(failure, symptom, reduced, why)
             early = reduced is not None and reduced.phase == EARLIEST
         else:
-            located = self._located(failure, again.symptom, tools)
-            forms = self._located_forms(failure, again.symptom, located, tools)
+            if side_by_side(failure):
+                probes = begin_probes(failure, symptom, tools, pool)
+            operator = cache(partial(self._operator, failure, tools))
+            located = self._located(failure, symptom, tools, operator)
+            forms = self._located_forms(failure, symptom, located, operator)
         bundle = self._bundle(failure, forms, tools)
         if not early:
-            probes = probe(failure, again.symptom, tools, say)
-            self._found(failure, "probes", {"probes": [asdict(item) for item in probes]})
+            probed = []
+            for future in probes or begin_probes(failure, symptom, tools, pool):
+                probed.append(future.result())
+                self._say(failure, f"{probed[-1].name}: {probed[-1].verdict}")
+            self._found(failure, "probes", {"probes": [asdict(item) for item in probed]})
         return bundle
 
     def _reduced(self, failure: Failure, symptom: Symptom, tools: Tools) -> tuple[Reduced | None, str]:
@@ -191,18 +212,34 @@ class _Explainer:
         self._found(failure, "reduced", reduced.as_dict())
         return reduced, "what was made of it does not show the failure"
 
-    def _located(self, failure: Failure, symptom: Symptom, tools: Tools) -> Located:
+    def _located(
+        self, failure: Failure, symptom: Symptom, tools: Tools, operator: Callable[[], OperatorSearch | None]
+    ) -> Located:
         """The dispatch at fault, or what is known where there is none."""
         say = partial(self._say, failure)
+
+        def elsewhere() -> bool:
+            found = operator()
+            return found is not None and (found.operator is not None or found.agrees)
+
         try:
             if symptom.ending == WRONG:
-                located = locate(failure, tools, say, private=self.asked.no_weights)
+                located = locate(failure, tools, say, elsewhere, private=self.asked.no_weights)
             else:
                 located = locate_in_run(failure, symptom, tools, say, private=self.asked.no_weights)
         except GauntletError as error:
             located = Located(why=error.on_one_line)
         self._found(failure, "located", _located(located))
         return located
+
+    def _operator(self, failure: Failure, tools: Tools) -> OperatorSearch | None:
+        """What a search for the operator came to; None where the program was not imported."""
+        source = onnx_source(self.record, failure.case)
+        if source is None:
+            return None
+        found = first_wrong_operator(failure, source, tools, partial(self._say, failure))
+        self._found(failure, "operator", found.as_dict())
+        return found
 
     # What a bundle may hold, the best first: with a word for the reports. GauntletError where it may not.
 
@@ -215,7 +252,7 @@ class _Explainer:
         yield _WHOLE, self._whole(failure, symptom, why)
 
     def _located_forms(
-        self, failure: Failure, symptom: Symptom, located: Located, tools: Tools
+        self, failure: Failure, symptom: Symptom, located: Located, operator: Callable[[], OperatorSearch | None]
     ) -> Iterator[tuple[str, Contents]]:
         iree = self.machine.toolchain
         assert iree is not None, "it was needed"
@@ -229,9 +266,7 @@ class _Explainer:
             yield from (("a program for any release", form) for form in function)
             yield "a program for this release", flow
             why = f"{located.suspect.dispatch.name}, cut out, does not show the failure"
-        elif symptom.ending == WRONG and (source := onnx_source(self.record, failure.case)) is not None:
-            found = first_wrong_operator(failure, source, tools, partial(self._say, failure))
-            self._found(failure, "operator", found.as_dict())
+        elif symptom.ending == WRONG and (found := operator()) is not None:
             if found.operator is not None and not self.asked.no_weights:
                 yield "the operator's program", of_operator(failure, symptom, found.operator, iree)
             if found.agrees:

@@ -102,13 +102,17 @@ class Located:
     reference: str = ""
 
 
-def locate(failure: Failure, tools: Tools, say: Callable[[str], None], *, private: bool) -> Located:
+def locate(
+    failure: Failure, tools: Tools, say: Callable[[str], None], elsewhere: Callable[[], bool], *, private: bool
+) -> Located:
     """The first dispatch that is wrong on right inputs, confirmed on those inputs.
 
     Args:
         failure: of the run.
         tools: of the IREE that failed.
         say: takes how it goes.
+        elsewhere: asked where the same dispatches give the same for every target: whether the fault is found before
+            them, so that no others are tried.
         private: whether the model's own values are not to be passed on.
 
     Raises:
@@ -117,7 +121,7 @@ def locate(failure: Failure, tools: Tools, say: Callable[[str], None], *, privat
     say("compiling to dispatches")
     program = traced_program(failure, tools)
     target = target_side(failure, tools, program)
-    held = _against_reference(failure, tools, program, target, say)
+    held = _against_reference(failure, tools, program, target, say, elsewhere)
     if held is None:
         return Located(
             why="no reference gives the expected numbers either: what is wrong stands before the dispatches (in the "
@@ -173,17 +177,25 @@ class _Held:
 
 
 def _against_reference(
-    failure: Failure, tools: Tools, program: FlowProgram, target: dict[str, Any], say: Callable[[str], None]
+    failure: Failure,
+    tools: Tools,
+    program: FlowProgram,
+    target: dict[str, Any],
+    say: Callable[[str], None],
+    elsewhere: Callable[[], bool],
 ) -> _Held | None:
     """The target against the same dispatches for another target; where there are none, against other dispatches."""
     held = None
     makers = {"trace": partial(_of_flow, failure, tools, program), "trace_values": partial(_of_source, failure, tools)}
     for folder, make in makers.items():
-        chosen = _reference(failure, tools, make, say)
+        by_values = folder != "trace"
+        kind = "reference compiled from the source" if by_values else "reference"
+        chosen = _reference(failure, tools, make, kind, say)
         if chosen is None:
+            if elsewhere():
+                return None
             continue
         name, device, target_flags = chosen
-        by_values = folder != "trace"
         how = ", by their values" if by_values else ""
         say(f"tracing {len(program.dispatches)} dispatches against {name}{how}")
         module = make(f"{folder}_reference", target_flags, traced=True)
@@ -230,7 +242,7 @@ def _of_source(failure: Failure, tools: Tools, file: str, target: Sequence[str],
 
 
 def _reference(
-    failure: Failure, tools: Tools, make: Callable[..., Path], say: Callable[[str], None]
+    failure: Failure, tools: Tools, make: Callable[..., Path], kind: str, say: Callable[[str], None]
 ) -> tuple[str, str, Sequence[str]] | None:
     """Name, device and flags of the first reference that gives the expected numbers; None where none does."""
     error = failure.result.max_abs_error
@@ -245,10 +257,10 @@ def _reference(
             # Traced, iree-run-module would print every tensor.
             module = make(file, target, traced=False)
         except CompileError as problem:
-            say(f"reference {name}: {problem.what}")
+            say(f"{kind} {name}: {problem.what}")
             continue
         ran = run_with(failure, tools, file, module, argv=argv, device=_REFERENCE_DEVICE)
-        say(f"reference {name}: {'gives the expected numbers' if ran.passed else 'does not give the expected numbers'}")
+        say(f"{kind} {name}: {'gives the expected numbers' if ran.passed else 'does not give the expected numbers'}")
         if ran.passed:
             return name, device, target
     return None

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.experiments.explaining.traced_sides import run_with
-from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.toolchains.toolchain import COMPILE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from concurrent.futures import Future, ThreadPoolExecutor
 
     from iree_gauntlet.experiments.explaining.failures import Failure
     from iree_gauntlet.experiments.explaining.symptom import Symptom
@@ -29,6 +28,8 @@ _PROBES = (
     ("no microkernels", "--iree-llvmcpu-enable-ukernels=none"),
     ("reductions not reordered", "--iree-llvmcpu-reassociate-fp-reductions=false"),
 )
+# Of a program and its parameters: up to it, memory has room for one more of them.
+_SMALL_BYTES = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +42,14 @@ class Probed:
     reason: str = ""
 
 
-def probe(failure: Failure, symptom: Symptom, tools: Tools, say: Callable[[str], None]) -> list[Probed]:
-    """Which switches mend it: each by itself, compiled, and run where that is what fails."""
+def begin_probes(
+    failure: Failure, symptom: Symptom, tools: Tools, pool: ThreadPoolExecutor
+) -> tuple[Future[Probed], ...]:
+    """Begin to find out which switches mend it: each by itself, compiled, and run where that is what fails."""
     # One after the other: each holds the model's weights.
     runs = threading.Lock()
-    known = [(name, flag) for name, flag in _PROBES if tools.knows(COMPILE, flag) and _applies(flag, failure)]
 
-    def one(item: tuple[str, str]) -> Probed:
-        name, flag = item
+    def one(name: str, flag: str) -> Probed:
         setting = flag.partition("=")[0]
         flags = [word for word in failure.flags if word.partition("=")[0] != setting]
         file = f"probe_{setting.removeprefix('--')}.vmfb"
@@ -63,18 +64,25 @@ def probe(failure: Failure, symptom: Symptom, tools: Tools, say: Callable[[str],
             ran = run_with(failure, tools, file, tools.folder / file)
         return Probed(name, flag, *_verdict(ran, symptom))
 
-    found = []
-    with ThreadPoolExecutor(machine_facts().cores) as pool:
-        for probed in pool.map(one, known):
-            say(f"{probed.name}: {probed.verdict}")
-            found.append(probed)
+    def one_thread() -> Probed:
+        with runs:
+            argv = [word for word in failure.argv[1:] if not word.startswith("--device=")]
+            argv = ["--device=local-sync", *argv]
+            ran = tools.run_module("probe_local_sync", argv, timeout=failure.timeout, cwd=failure.cwd)
+        return Probed("one thread", "--device=local-sync", *_verdict(ran, symptom))
+
+    known = [(name, flag) for name, flag in _PROBES if tools.knows(COMPILE, flag) and _applies(flag, failure)]
+    probes = [pool.submit(one, name, flag) for name, flag in known]
     if failure.argv and failure.device == "local-task":
-        argv = [word for word in failure.argv[1:] if not word.startswith("--device=")]
-        ran = tools.run_module(
-            "probe_local_sync", ("--device=local-sync", *argv), timeout=failure.timeout, cwd=failure.cwd
-        )
-        found.append(Probed("one thread", "--device=local-sync", *_verdict(ran, symptom)))
-    return found
+        probes.append(pool.submit(one_thread))
+    return tuple(probes)
+
+
+def side_by_side(failure: Failure) -> bool:
+    """Whether a model is small enough for its probes to run while its dispatches are traced."""
+    archives = [Path(failure.cwd, text.rpartition("=")[2]) for text in failure.values("--parameters")]
+    sizes = [file.stat().st_size for file in (failure.program, *archives)]
+    return sum(sizes) <= _SMALL_BYTES
 
 
 def _applies(flag: str, failure: Failure) -> bool:

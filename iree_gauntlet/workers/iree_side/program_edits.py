@@ -33,6 +33,8 @@ class Edits:
         self.context = ir.Context()
         # As iree-compile parses.
         self.context.allow_unregistered_dialects = True
+        # Older releases want one for every attribute that is made.
+        self.place = ir.Location.unknown(self.context)
         self.errors = (ir.MLIRError, ValueError)
 
     def parse(self, path: str) -> Any:

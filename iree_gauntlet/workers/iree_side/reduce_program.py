@@ -242,7 +242,7 @@ def _run(plan: Mapping[str, Any]) -> None:
     folder = Path(plan["folder"])
     find_package()
     edits = Edits(import_bindings())
-    with edits.context:
+    with edits.place:
         oracle = _Oracle(plan)
         try:
             reducer = _Reducer(plan, edits, oracle)
