@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 _ERROR_LINE = re.compile(r"\berror: ")
+# Signals that no full disk is the cause of.
+_OF_ITSELF = ("SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP")
 # What drivers say of a device that is gone, or broken.
 _DEVICE_LOST = re.compile(
     r"VK_ERROR_DEVICE_LOST|CUDA_ERROR_(?:DEVICE_UNAVAILABLE|ECC_UNCORRECTABLE)|hipErrorECCNotCorrectable"
@@ -36,7 +38,7 @@ def after_process(
         tool: its name, for messages.
         reason: why it failed by its own account, for an ordinary exit; the first of its lines where not given.
     """
-    full = disk_full(Path(step.folder), lines)
+    full = outcome.signal not in _OF_ITSELF and disk_full(Path(step.folder), lines)
     lost = next((found[0] for line in (*lines, *outcome.tail) if (found := _DEVICE_LOST.search(line))), "")
     # The first one that is true says why; none is the fault of the product under test.
     errors = (

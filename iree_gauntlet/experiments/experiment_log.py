@@ -57,6 +57,11 @@ def recorded_end(log: EventLog, folder: Path, presenter: Presenter) -> Iterator[
     finally:
         end = {"exit_code": int(ending.code), "problem": ending.problem, "seconds": round(time.monotonic() - began, 3)}
         try:
-            log.write("end", {**end, "interrupted": ending.code is ExitCode.INTERRUPTED})
-        finally:
-            presenter.ran(folder, brief=False)
+            try:
+                log.write("end", {**end, "interrupted": ending.code is ExitCode.INTERRUPTED})
+            finally:
+                presenter.ran(folder, brief=False)
+        except GauntletError:
+            # What it ended by says more: on a full disk, nothing of the end can be written either.
+            if not ending.problem:
+                raise

@@ -9,17 +9,19 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.workbench import open_workbench
-from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.experiments.explaining.again import fails_again
 from iree_gauntlet.experiments.explaining.bundle import contains, write_bundle
 from iree_gauntlet.experiments.explaining.bundle_run import run_bundle
@@ -31,7 +33,7 @@ from iree_gauntlet.experiments.explaining.contents import (
     of_reduced,
 )
 from iree_gauntlet.experiments.explaining.explanation import recorded_explanation
-from iree_gauntlet.experiments.explaining.failures import Failure, failures_of
+from iree_gauntlet.experiments.explaining.failures import Failure, Lost, failures_of
 from iree_gauntlet.experiments.explaining.locate import Located, locate
 from iree_gauntlet.experiments.explaining.locate_run import locate_in_run
 from iree_gauntlet.experiments.explaining.onnx_workers import onnx_source
@@ -41,7 +43,7 @@ from iree_gauntlet.experiments.explaining.reduce import EARLIEST, Reduced, reduc
 from iree_gauntlet.experiments.explaining.replay import with_replay
 from iree_gauntlet.experiments.explaining.repro_script import STILL_THERE
 from iree_gauntlet.experiments.explaining.symptom import WRONG
-from iree_gauntlet.experiments.explaining.tools import Tools
+from iree_gauntlet.experiments.explaining.tools import GO_ON, Tools
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.records.earlier_runs import LATEST, asked_for, run_named
@@ -52,7 +54,6 @@ from iree_gauntlet.settings import shown
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
-    from pathlib import Path
 
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
 
 
 _WHOLE = "the whole program"
+_CASE_MARKS = re.compile(r"[*?@\[]")
 
 
 def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) -> ExitCode:
@@ -81,6 +83,9 @@ def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) ->
         GauntletError: what keeps it from starting.
     """
     run, *patterns = shlex.split(asked.failures) or (LATEST,)
+    if _CASE_MARKS.search(run) and not Path(run).exists():
+        named = shlex.join((LATEST, run, *patterns))
+        raise UsageError(f"explain {run}: the first word is a run, and cases follow it", f"gauntlet explain {named}")
     run_dir = run_named(run, "explain").resolve()
     record = read_journal(run_dir / JOURNAL)
     failures = failures_of(record, patterns)
@@ -128,14 +133,27 @@ class _Explainer:
     # What was explained of a compile: the case, and what is recorded of its bundle.
     _twins: dict[tuple[str, ...], tuple[str, dict[str, Any]]] = field(default_factory=dict)
 
-    def explain(self, failure: Failure) -> bool:
-        """Whether a bundle shows it."""
-        began = time.monotonic()
-        folder = self.folder / failure.folder
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        tools = Tools(self.machine, self.session.supervisor, folder)
+    def explain(self, failure: Failure | Lost) -> bool:
+        """Whether a bundle shows it.
+
+        Raises:
+            GauntletError: there is no room to write to.
+        """
         self.session.log.write("start", {"case": failure.case})
+        if isinstance(failure, Lost):
+            self._found(failure, "nothing", {"why": failure.why})
+            self.session.log.write("case", {"case": failure.case, "bundled": False, "private": False, "seconds": 0.0})
+            return False
+        folder = self.folder / failure.folder
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            return self._looked_at(failure, Tools(self.machine, self.session.supervisor, folder))
+        except OSError as error:
+            raise GauntletError(f"{shown(folder)} cannot be written to: {error.strerror}", GO_ON) from error
+
+    def _looked_at(self, failure: Failure, tools: Tools) -> bool:
+        began = time.monotonic()
         self._say(failure, failure.kind)
         key = self._key(failure)
         twin = self._twins.get(key)
@@ -304,7 +322,7 @@ class _Explainer:
             self._found(failure, "bundle", fact)
         return fact if fact.get("exit_code") == STILL_THERE else None
 
-    def _found(self, failure: Failure, part: str, fields: dict[str, Any]) -> None:
+    def _found(self, failure: Failure | Lost, part: str, fields: dict[str, Any]) -> None:
         self.session.log.write("found", {"case": failure.case, "part": part, **fields})
 
     def _say(self, failure: Failure, text: str) -> None:

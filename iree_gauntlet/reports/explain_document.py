@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from iree_gauntlet.document import Block, Code, Column, Document, Heading, Items, Kind, Name, Notes, Paragraph, Table
+from iree_gauntlet.document import (
+    Block,
+    Code,
+    Column,
+    Document,
+    Heading,
+    Items,
+    Kind,
+    Link,
+    Name,
+    Notes,
+    Paragraph,
+    Table,
+    Text,
+)
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import byte_size, duration, milliseconds
 from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER, ExplainedCase, ExplainOutcome, explain_outcome
 from iree_gauntlet.reports.report_files import Reports, pages
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 _MEANINGS = {ExitCode.OK: "each failure has a bundle", ExitCode.INCONCLUSIVE: "not every failure has a bundle"}
 _PROBES = (Column("switch"), Column("flag", Kind.NAME), Column("then it", Kind.VERDICT))
@@ -26,20 +38,25 @@ def explain_reports(folder: Path) -> Reports:
         GauntletError: there is no record, or it cannot be read.
     """
     outcome = explain_outcome(folder)
-    document = _explain_document(outcome)
+    document = partial(_explain_document, outcome)
     files = {
-        **pages("explain", lambda: document),
+        **pages("explain", lambda: document(None)),
         "explain.json": lambda: json.dumps(outcome.as_dict(), indent=2) + "\n",
     }
-    return Reports(files, lambda _: document, outcome.exit_code, outcome.answer)
+    return Reports(files, document, outcome.exit_code, outcome.answer)
 
 
-def _explain_document(outcome: ExplainOutcome) -> Document:
-    """What people read of it."""
+def _explain_document(outcome: ExplainOutcome, folder: Path | None) -> Document:
+    """What people read of it.
+
+    Args:
+        outcome: of the explanation.
+        folder: of its record, as the user knows it; None where the document lies in it.
+    """
     asked = outcome.asked
     # What was explained before is in no other report.
     cases = {item.case: item for item in (*outcome.cases, *outcome.known.values())}
-    blocks = [block for case in cases.values() for block in _case(case)]
+    blocks = [block for case in cases.values() for block in _case(case, folder)]
     details: tuple[Block, ...] = (Paragraph(("Again, in ", Name(asked["cwd"]), ":")), Code(asked["command"], "sh"))
     base = asked.get("base")
     facts = (f"IREE {asked['toolchain']['compiler']}" + (f" against {base['compiler']}" if base else ""),)
@@ -55,7 +72,7 @@ def _explain_document(outcome: ExplainOutcome) -> Document:
     )
 
 
-def _case(case: ExplainedCase) -> list[Block]:
+def _case(case: ExplainedCase, folder: Path | None) -> list[Block]:
     """What is said of a case."""
     blocks: list[Block] = [Heading(f"{case.case}: {case.kind}"), Paragraph((case.reason,))]
     again, bundle = (case.found.get(part) for part in ("again", "bundle"))
@@ -75,11 +92,13 @@ def _case(case: ExplainedCase) -> list[Block]:
         lines.append(f"mended by: {', '.join(case.mended_by)}")
     if bundle is not None and bundle["problem"]:
         lines.append(f"no bundle: {bundle['problem']}")
-    elif bundle is not None:
+    items: list[Text] = [(line,) for line in lines]
+    if bundle is not None and not bundle["problem"]:
         shows = "running it shows the failure" if case.bundled else f"running it ends with {bundle['exit_code']}"
-        size = byte_size(bundle["bytes"])
-        lines.append(f"bundle: {EXPLAIN_FOLDER}/{bundle['folder']}.tar.gz ({size}, {bundle['form']}); {shows}")
-    blocks.append(Items(tuple((line,) for line in lines)))
+        archive = f"{bundle['folder']}.tar.gz"
+        link = Link(f"{EXPLAIN_FOLDER}/{archive}", str((folder or Path()) / archive))
+        items.append(("bundle: ", link, f" ({byte_size(bundle['bytes'])}, {bundle['form']}); {shows}"))
+    blocks.append(Items(tuple(items)))
     if probes:
         rows = tuple((item["name"], item["flag"], item["verdict"]) for item in probes)
         blocks.append(Table(_PROBES, rows))

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Verdict
+from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.cleaning import last_lines
 from iree_gauntlet.diagnostics import group_failures
 from iree_gauntlet.document import (
@@ -73,6 +73,8 @@ _SPEED_COLUMNS = (
     Column("tokens/s", Kind.NUMBER),
 )
 _GROUP_COLUMNS = (Column("cases", Kind.NUMBER), *(Column(title) for title in ("stage", "diagnostic", "for example")))
+# Stages whose failures `explain` is about.
+_EXPLAINED = (Stage.COMPILE, Stage.THRESHOLD)
 _FACT_COLUMNS = (Column(""), Column("", Kind.NAME))
 
 
@@ -98,6 +100,9 @@ def run_document(outcome: RunOutcome, folder: Path | None = None) -> Document:
     blocks += [*_figures(outcome), *_unchecked(outcome)]
     blocks += [Paragraph((line,)) for line in (*_judged(outcome), cache_line(outcome))]
     blocks.append(Paragraph((f"time: {duration(outcome.seconds)}{inside}",)))
+    if any(step.stage in _EXPLAINED and step.verdict is Verdict.FAILED and not step.explanation for step in bad):
+        named = Name(f"gauntlet explain {folder or outcome.run}")
+        blocks.append(Paragraph(("what is at fault, and a bundle that shows it to others: ", named)))
     return Document(
         f"IREE Gauntlet: {f'suite {outcome.suite}, ' if outcome.suite else ''}run {outcome.run}",
         headline(outcome),

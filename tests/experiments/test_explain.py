@@ -227,6 +227,8 @@ def test_what_cannot_be_explained_is_a_clear_word(project: Project, tmp_path: Pa
     assert (nothing.code, "nothing failed in" in nothing.err) == (5, True), nothing.text
     unknown = project.gauntlet("explain", "nope")
     assert (unknown.code, "there is no such run" in unknown.err) == (2, True), unknown.text
+    case = project.gauntlet("explain", "toy/*")
+    assert (case.code, "gauntlet explain latest 'toy/*'" in case.err) == (2, True), case.text
     assert project.gauntlet("bundle.run", str(tmp_path / "none.tar.gz")).code == 2
     no_bundle = tmp_path / "text.tar.gz"
     for damaged in (b"no archive", gzip.compress(bytes(range(256)) * 99)[:90]):
@@ -236,21 +238,3 @@ def test_what_cannot_be_explained_is_a_clear_word(project: Project, tmp_path: Pa
     (tmp_path / "bundle.json").write_text("{}")
     done = project.gauntlet("bundle.run", str(tmp_path))
     assert (done.code, "it has no repro.sh" in done.err) == (3, True), done.text
-
-
-def test_a_program_that_is_gone_says_so(project: Project) -> None:
-    model(project, "8")
-    np.save(project.regressions / "sums.npy", np.zeros((8, 16), np.float32))
-    assert project.gauntlet("run", "--model", "toy", "--submodel", "sums").code == 1
-    (project.regressions / "sums.mlir").unlink()
-    done = project.gauntlet("explain")
-    assert (done.code, "cannot be compiled again" in done.err) == (3, True), done.text
-
-
-def test_an_input_that_is_gone_says_so(project: Project) -> None:
-    model(project, "8", outputs=[{"source": "gone.npy"}])
-    np.save(project.regressions / "gone.npy", np.zeros((8, 16), np.float32))
-    assert project.gauntlet("run", "--model", "toy", "--submodel", "sums").code == 1
-    (project.regressions / "gone.npy").unlink()
-    done = project.gauntlet("explain")
-    assert (done.code, "gone.npy is not there: toy/sums@cpu cannot be run again" in done.err) == (3, True), done.text

@@ -91,7 +91,23 @@ class Failure:
         return next(iter(self.values("--function")), "")
 
 
-def failures_of(record: JournalRecord, patterns: Sequence[str]) -> list[Failure]:
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A failure of which something is gone that is needed to have it again.
+
+    Attributes:
+        case: its chain.
+        result: what became of it.
+        why: what is gone, and what to do.
+    """
+
+    case: str
+    result: Result
+    why: str
+    kind = "failure"
+
+
+def failures_of(record: JournalRecord, patterns: Sequence[str]) -> list[Failure | Lost]:
     """The failures of a run's main modules.
 
     Args:
@@ -100,7 +116,6 @@ def failures_of(record: JournalRecord, patterns: Sequence[str]) -> list[Failure]
 
     Raises:
         NothingSelectedError: nothing failed that matches.
-        GauntletError: what is needed is not there any more.
     """
     run = shown(record.path.parent)
     steps = {step["id"]: step for step in record.steps}
@@ -121,7 +136,13 @@ def failures_of(record: JournalRecord, patterns: Sequence[str]) -> list[Failure]
     if not chosen:
         names = ", ".join(dict.fromkeys(step["chain"] for step in failed))
         raise NothingSelectedError(f"no failure of {run} matches {' '.join(patterns)}", f"Failed there: {names}.")
-    return [_failure(step, steps, record) for step in chosen]
+    found: list[Failure | Lost] = []
+    for step in chosen:
+        try:
+            found.append(_failure(step, steps, record))
+        except GauntletError as error:
+            found.append(Lost(step["chain"], record.results[step["id"]], error.on_one_line))
+    return found
 
 
 def _is_ours(result: Result) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -10,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.engine.modules.module_key import flag_ingredients, join_flags, make_key
-from iree_gauntlet.engine.processes.supervisor import Outcome
+from iree_gauntlet.engine.processes.supervisor import Outcome, disk_full
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.steps import Command
 from iree_gauntlet.toolchains.host import host_cpu, means_host
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.workbench import Workbench
 
 
+# What to do where there was no room.
+GO_ON = "Free some space (see `doctor`), and explain the run again: it goes on there."
 _FAILED = "[FAILED]"
 _MOST_BYTES = 8_000_000
 # How often what a process has found is looked at.
@@ -174,6 +178,8 @@ class Tools:
         outcome = self.supervisor.run(Command(tuple(argv), str(cwd)), stdout=out, stderr=err, timeout=timeout)
         if outcome.cancelled:
             raise KeyboardInterrupt
+        if outcome.exit_code and disk_full(self.folder, outcome.tail):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder))
         complaints = tuple(line for line in _beginning(out).splitlines() if line.startswith(_FAILED))
         return Ran(outcome, complaints, _beginning(err))
 

@@ -1,0 +1,116 @@
+"""`explain` under faults: interrupted at any step, out of disk space at any size, files that are gone."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from iree_gauntlet.toolchains.installed import find_installed
+from tests.experiments.test_explain import expected, explained, model, planted
+from tests.support.command_line import LIMIT_SECONDS
+from tests.support.hanging import HANG
+from tests.support.permissions import mounting
+from tests.support.processes import wait_until
+from tests.support.toy_project import FLAGS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.toy_project import Project
+
+pytestmark = pytest.mark.iree
+
+
+def wrong(project: Project, folder: Path) -> None:
+    """A run of `toy/sums` whose sums are wrong, for a dispatch's fault."""
+    flag, _ = planted(model(project, "8"), folder)
+    model(project, "8", compiler_flags=[*FLAGS, flag], threshold_args=["--expected_f32_threshold=1e-3"])
+    expected(project)
+    assert project.gauntlet("run", "--model", "toy", "--submodel", "sums").code == 1
+
+
+def real(tool: str) -> str:
+    iree = find_installed()
+    return {"compile": iree.compiler.compile, "run_module": iree.runtime.run_module, "python": iree.compiler.python}[
+        tool
+    ]
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("tool", ["compile", "run_module", "python"])
+def test_interrupted_at_any_process_it_goes_on_afterwards(project: Project, tmp_path: Path, tool: str) -> None:
+    wrong(project, tmp_path)
+    record = project.newest / "explain" / "explain.jsonl"
+    hung = 0
+    while True:
+        calls, reached = tmp_path / f"calls_{hung}", tmp_path / f"reached_{hung}"
+        count = f'echo . >> "{calls}"; if [ $(wc -l < "{calls}") -gt {hung} ]; then touch "{reached}"; {HANG}; fi'
+        process = project.start("explain", **{tool: project.tool(f'{count}\nexec {real(tool)} "$@"\n')})
+        wait_until(lambda process=process, reached=reached: reached.exists() or process.poll() is not None)
+        if not reached.exists():
+            # It has fewer processes of this kind.
+            assert process.wait(LIMIT_SECONDS) == 0
+            break
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LIMIT_SECONDS) == 130
+        found = explained(project)
+        assert (found["exit_code"], [case["bundled"] for case in found["cases"]]) == (130, [False])
+        assert record.read_text().endswith("}\n")
+        hung += 1
+    assert hung >= 1
+    assert [case["bundled"] for case in explained(project)["cases"]] == [True]
+
+
+@pytest.mark.stress
+@mounting
+@pytest.mark.parametrize("kilobytes", [8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024])
+def test_a_full_disk_is_said_and_it_goes_on_afterwards(project: Project, tmp_path: Path, kilobytes: int) -> None:
+    wrong(project, tmp_path)
+    disk = project.newest / "explain"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "none", disk], check=True)
+    try:
+        done = project.gauntlet("explain")
+        if done.code:
+            assert done.code == 3, done.text
+            assert "No space left on device" in done.err, done.text
+            # The reports alone, where that is all that there was no room for.
+            bundled = bool(list(disk.rglob("bundle.tar.gz")))
+            assert ("`report " in done.err) <= bundled, done.text
+            assert "iree-compile failed" not in done.text
+        subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+        assert project.gauntlet("explain").code == 0
+        assert [case["bundled"] for case in explained(project)["cases"]] == [True]
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def lost(project: Project, file: str, **changes: Any) -> dict[str, Any]:
+    """What is said of `toy/sums` when a file of it is gone, explained beside another failure."""
+    model(project, "8", **changes)
+    for name in ("sums", "gone", "bad"):
+        np.save(project.regressions / f"{name}.npy", np.zeros((8, 16), np.float32))
+    (project.regressions / "bad.mlir").write_text("func.func @bad() { nonsense }\n")
+    project.regression("bad")
+    assert project.gauntlet("run", "--model", "toy").code == 1
+    (project.regressions / file).unlink()
+    done = project.gauntlet("explain", "latest", "toy/sums@*", "toy/bad@*")
+    assert done.code == 4, done.text
+    found = {case["case"]: case for case in explained(project)["cases"]}
+    assert found["toy/bad@cpu"]["bundled"], "the other failure is explained"
+    return found["toy/sums@cpu"]
+
+
+def test_a_program_that_is_gone_says_so(project: Project) -> None:
+    found = lost(project, "sums.mlir")
+    assert (found["bundled"], "cannot be compiled again" in found["answer"]) == (False, True), json.dumps(found)
+
+
+def test_an_input_that_is_gone_says_so(project: Project) -> None:
+    found = lost(project, "gone.npy", outputs=[{"source": "gone.npy"}])
+    assert "gone.npy is not there: toy/sums@cpu cannot be run again" in found["answer"], json.dumps(found)
