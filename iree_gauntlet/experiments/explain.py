@@ -336,6 +336,9 @@ def _located(located: Located) -> dict[str, Any]:
         # It says nothing of numbers where a run fails before it gives any.
         error = suspect.error if math.isfinite(suspect.error) else None
         found["made_up"] = any(item.made for item in suspect.inputs)
+        if suspect.in_f64 is not None:
+            sides = asdict(suspect.in_f64)
+            found["in_f64"] = {side: off if math.isfinite(off) else None for side, off in sides.items()}
         found |= {"dispatch": suspect.dispatch.name, "call": suspect.call, "of": suspect.of, "error": error}
         found |= {"inputs": [item.kind for item in suspect.inputs], "outputs": [kind for kind, _ in suspect.expected]}
     return found

@@ -28,6 +28,7 @@ from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER, ExplainedCase,
 from iree_gauntlet.reports.report_files import Reports, pages
 
 _MEANINGS = {ExitCode.OK: "each failure has a bundle", ExitCode.INCONCLUSIVE: "not every failure has a bundle"}
+_SIDES = ("target", "reference")
 _PROBES = (Column("switch"), Column("flag", Kind.NAME), Column("then it", Kind.VERDICT))
 
 
@@ -131,7 +132,11 @@ def _located(located: dict[str, Any]) -> list[str]:
         return [f"fails in {where}, and in that alone", takes]
     error = "infinitely" if located["error"] is None else f"by {located['error']:.3g} of its largest value"
     found = f"first wrong dispatch: {where}, off {error} on inputs on which {located['reference']} is right"
-    return [found, f"{takes} and gives {', '.join(located['outputs'])}"]
+    lines = [found, f"{takes} and gives {', '.join(located['outputs'])}"]
+    if exact := located.get("in_f64"):
+        target, reference = ("infinitely" if off is None else f"by {off:.2g}" for off in map(exact.get, _SIDES))
+        lines.append(f"held against the same in f64, it is off {target}, and {located['reference']} {reference}")
+    return lines
 
 
 def _reduced(reduced: dict[str, Any]) -> list[str]:

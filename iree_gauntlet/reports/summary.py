@@ -102,7 +102,7 @@ def run_document(outcome: RunOutcome, folder: Path | None = None) -> Document:
     blocks.append(Paragraph((f"time: {duration(outcome.seconds)}{inside}",)))
     if any(step.stage in _EXPLAINED and step.verdict is Verdict.FAILED and not step.explanation for step in bad):
         named = Name(f"gauntlet explain {folder or outcome.run}")
-        blocks.append(Paragraph(("what is at fault, and a bundle that shows it to others: ", named)))
+        blocks.append(Paragraph(("to find what is at fault, and to pack it up for others: ", named)))
     return Document(
         f"IREE Gauntlet: {f'suite {outcome.suite}, ' if outcome.suite else ''}run {outcome.run}",
         headline(outcome),

@@ -99,6 +99,7 @@ def test_a_planted_wrong_dispatch_is_found_and_its_bundle_shows_it(project: Proj
     located = case["found"]["located"]
     assert (located["dispatch"], located["reference"]) == (dispatch, "llvm-cpu, generic")
     assert dispatch in done.out
+    assert located["in_f64"]["target"] > 0.1
     # The substitution is in the flags: no switch of the compiler takes it away, and with some it does not fit.
     verdicts = {probe["name"]: probe["verdict"] for probe in case["found"]["probes"]["probes"]}
     assert "passes" not in verdicts.values()

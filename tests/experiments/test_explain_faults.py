@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,6 +42,10 @@ def real(tool: str) -> str:
     ]
 
 
+def _hung_or_over(process: subprocess.Popen[bytes], reached: Path) -> bool:
+    return reached.exists() or process.poll() is not None
+
+
 @pytest.mark.stress
 @pytest.mark.parametrize("tool", ["compile", "run_module", "python"])
 def test_interrupted_at_any_process_it_goes_on_afterwards(project: Project, tmp_path: Path, tool: str) -> None:
@@ -51,7 +56,7 @@ def test_interrupted_at_any_process_it_goes_on_afterwards(project: Project, tmp_
         calls, reached = tmp_path / f"calls_{hung}", tmp_path / f"reached_{hung}"
         count = f'echo . >> "{calls}"; if [ $(wc -l < "{calls}") -gt {hung} ]; then touch "{reached}"; {HANG}; fi'
         process = project.start("explain", **{tool: project.tool(f'{count}\nexec {real(tool)} "$@"\n')})
-        wait_until(lambda process=process, reached=reached: reached.exists() or process.poll() is not None)
+        wait_until(partial(_hung_or_over, process, reached))
         if not reached.exists():
             # It has fewer processes of this kind.
             assert process.wait(LIMIT_SECONDS) == 0
@@ -101,7 +106,7 @@ def lost(project: Project, file: str, **changes: Any) -> dict[str, Any]:
     (project.regressions / file).unlink()
     done = project.gauntlet("explain", "latest", "toy/sums@*", "toy/bad@*")
     assert done.code == 4, done.text
-    found = {case["case"]: case for case in explained(project)["cases"]}
+    found: dict[str, dict[str, Any]] = {case["case"]: case for case in explained(project)["cases"]}
     assert found["toy/bad@cpu"]["bundled"], "the other failure is explained"
     return found["toy/sums@cpu"]
 

@@ -395,9 +395,10 @@ def test_the_end_names_cause_measure_and_command(tmp_path: Path) -> None:
             " · written in specs/regression_tests/ocr/detector.json"
         ),
     ]
-    assert lines[-6:] == [
+    assert lines[-7:] == [
         "compiles: 2 from cache, 5 made; files: 1 present, 1 fetched",
         "time: 90.5 s; IREE's tools ran for 89.5 s in all",
+        f"to find what is at fault, and to pack it up for others: gauntlet explain runs/{RUN}",
         "",
         (
             "2 failed, 2 errors, 1 unexpected pass, 1 inconclusive, 8 passed, 1 expected failure,"

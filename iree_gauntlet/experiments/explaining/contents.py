@@ -63,6 +63,11 @@ def of_dispatch(failure: Failure, symptom: Symptom, suspect: Suspect, iree: Tool
             f"the inputs that it had, it is wrong too. `program.mlir` is that dispatch, and what is expected is what "
             f"{suspect.reference} gives on these inputs."
         )
+        if suspect.in_f64 is not None:
+            found += (
+                f" The same computed in f64 says who is right: the one is off by {_share(suspect.in_f64.target)}, "
+                f"{suspect.reference} by {_share(suspect.in_f64.reference)}."
+            )
     else:
         title = f"{symptom.said or symptom.ending} in {name} ({failure.device})"
         found = (

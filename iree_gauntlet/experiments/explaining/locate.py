@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT, FlowProgram, device_of, with_device
+from iree_gauntlet.experiments.explaining.in_f64 import InF64, held_against_f64
 from iree_gauntlet.experiments.explaining.linalg_program import as_function
 from iree_gauntlet.experiments.explaining.made_up import Input, made_up, too_large
 from iree_gauntlet.experiments.explaining.tools import CompileError, loosened
@@ -68,6 +69,7 @@ class Suspect:
         inputs: what it is given.
         expected: files of raw values that the reference gives, with their types.
         largest: |value| of each of these.
+        in_f64: how far both sides are off what f64 gives; None where that is not known.
         withheld: why it may not be passed on; empty where it may.
     """
 
@@ -82,6 +84,7 @@ class Suspect:
     inputs: tuple[Input, ...] = ()
     expected: tuple[tuple[str, Path], ...] = ()
     largest: tuple[float, ...] = ()
+    in_f64: InF64 | None = None
     withheld: str = ""
 
 
@@ -308,13 +311,18 @@ def _wrong_on(suspect: Suspect, inputs: Sequence[Input], name: str, failure: Fai
     if not traces[0]["suspect"]:
         return None
     folder, outputs = tools.folder / name / traces[0]["kept"], traces[0]["outputs"]
+    kinds = [found["type"] for found in outputs]
+    exact = held_against_f64(suspect.function, inputs, kinds, folder, tools, f"{name}_f64")
+    if exact is not None and exact.only_rounds:
+        return None
     files = [folder / f"reference_output_{index}.bin" for index in range(len(outputs))]
     return replace(
         suspect,
         error=_worst(outputs),
         inputs=tuple(inputs),
-        expected=tuple((found["type"], file) for found, file in zip(outputs, files, strict=True)),
+        expected=tuple(zip(kinds, files, strict=True)),
         largest=tuple(float(found["largest"]) for found in outputs),
+        in_f64=exact,
     )
 
 
