@@ -79,7 +79,7 @@ def symptom_of(ran: Ran, timeout: float) -> Symptom | None:
         return Symptom(ending, f"{ran.outcome.signal}{f' in {frame}' if frame else ''}", _escaped(frame))
     if ending == FAILURE:
         line = _error_line(ran.errors)
-        return Symptom(ending, one_line(diagnostic_of(line)), pattern_of(line))
+        return Symptom(ending, one_line(diagnostic_of(line)).rstrip(": "), pattern_of(line))
     return None
 
 
