@@ -14,7 +14,7 @@ import shlex
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,7 +92,7 @@ def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) ->
     folder = run_dir / "explain"
     with presenter.progress() as progress:
         machine = iree_of(run_dir, record.runs[-1]["toolchain"], cache, progress)
-        before = explained_before(folder, private=asked.no_weights)
+        before = explained_before(folder, private=asked.no_weights, budget=asked.budget)
         cases = [{"case": item.case, "kind": item.kind, "reason": item.result.reason} for item in failures]
         opening = {"run": run_dir.name, "cases": cases, "toolchain": record.runs[-1]["toolchain"]}
         with recorded_explanation(folder, opening, presenter, progress) as (session, ending):
@@ -145,6 +145,9 @@ class _Explainer:
             self.session.log.write("case", {"case": failure.case, "bundled": False, "private": False, "seconds": 0.0})
             return False
         folder = self.folder / failure.folder
+        if self.asked.no_weights:
+            # A bundle with the model's own values stays.
+            folder = folder.with_name(f"{folder.name}.no-weights")
         try:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
@@ -167,6 +170,7 @@ class _Explainer:
             self._found(failure, "bundle", bundle)
         seconds = round(time.monotonic() - began, 3)
         done = {"bundled": bundle is not None, "private": self.asked.no_weights, "seconds": seconds}
+        done["budget"] = self.asked.budget
         self.session.log.write("case", {"case": failure.case, **done})
         return bundle is not None
 
@@ -208,14 +212,14 @@ class _Explainer:
             operator = cache(partial(self._operator, failure, tools))
             located = self._located(failure, symptom, tools, operator)
             forms = self._located_forms(failure, symptom, located, operator)
-        bundle = self._bundle(failure, forms, tools)
+        probed = []
+        for future in probes or () if early else begin_probes(failure, symptom, tools, pool):
+            probed.append(future.result())
+            self._say(failure, f"{probed[-1].name}: {probed[-1].verdict}")
         if not early:
-            probed = []
-            for future in probes or begin_probes(failure, symptom, tools, pool):
-                probed.append(future.result())
-                self._say(failure, f"{probed[-1].name}: {probed[-1].verdict}")
             self._found(failure, "probes", {"probes": [asdict(item) for item in probed]})
-        return bundle
+        mended = ", ".join(f"{item.name} (`{item.flag}`)" for item in probed if item.verdict == "passes")
+        return self._bundle(failure, forms, tools, f"It is right with: {mended}." if mended else "")
 
     def _reduced(self, failure: Failure, symptom: Symptom, tools: Tools) -> tuple[Reduced | None, str]:
         """What is left of a program; or why nothing could be taken from it."""
@@ -298,18 +302,28 @@ class _Explainer:
             raise GauntletError("it would hold the model's own values, which --no-weights leaves out", "")
         return of_program(failure, symptom, why, self.machine.toolchain)
 
-    def _bundle(self, failure: Failure, forms: Iterator[tuple[str, Contents]], tools: Tools) -> dict[str, Any] | None:
-        """The first that shows the failure when it is run, as it is recorded; None where none does."""
+    def _bundle(
+        self, failure: Failure, forms: Iterator[tuple[str, Contents]], tools: Tools, known: str
+    ) -> dict[str, Any] | None:
+        """The first that shows the failure when it is run, as it is recorded; None where none does.
+
+        Args:
+            failure: of the run.
+            forms: what it may hold, the best first.
+            tools: of the IREE that failed.
+            known: what else its readers should know.
+        """
         assert self.machine.toolchain is not None, "it was needed"
         fact: dict[str, Any] = {}
         try:
             for form, contents in forms:
                 shutil.rmtree(tools.folder / "bundle", ignore_errors=True)
                 self._say(failure, f"writing {form}. {contains(contents)}")
-                bundle = write_bundle(contents, tools.folder / "bundle")
+                whole = replace(contents, what=(*contents.what, known)) if known else contents
+                bundle = write_bundle(whole, tools.folder / "bundle")
                 code = run_bundle(bundle.folder, self.machine.toolchain, self.session.supervisor, tools.folder)
                 if code == STILL_THERE:
-                    bundle = with_replay(contents, bundle, tools, timeout=failure.compile_timeout)
+                    bundle = with_replay(whole, bundle, tools, timeout=failure.compile_timeout)
                 place = str(bundle.folder.relative_to(self.folder))
                 fact = {"problem": "", "folder": place, "bytes": bundle.bytes, "exit_code": code, "form": form}
                 if code == STILL_THERE:

@@ -50,7 +50,7 @@ def newest_run(folder: Path) -> Path:
     if newest is None:
         if any(folder.glob(f"*/{JOURNAL}")):
             raise UsageError(f"there is no run of spec files in {folder}", _BENCH_AGAIN)
-        raise UsageError(f"there is no run in {folder}", "Start one with `run`, or name its folder with --run-dir.")
+        raise UsageError(f"there is no run in {folder}", "Start one with `run`, or name the folder of one.")
     return newest
 
 

@@ -183,15 +183,23 @@ def explain_outcome(folder: Path) -> ExplainOutcome:
     return ExplainOutcome(folder.parent.name, asked, cases, end, known)
 
 
-def explained_before(folder: Path, *, private: bool = False) -> set[str]:
+def explained_before(folder: Path, *, private: bool = False, budget: float = 0.0) -> set[str]:
     """The cases that a bundle shows already; none where nothing was explained yet.
 
     Args:
         folder: `explain` of a run.
         private: whether bundles that hold the model's own values do not count.
+        budget: minutes that a reduction may take: one that was cut short after fewer does not count.
     """
     if not (folder / EXPLAIN_RECORD).is_file():
         return set()
     events = read_events(folder / EXPLAIN_RECORD, "explain").events
     last = {str(event["case"]): event for _, event in events if event.get("event") == "case"}
-    return {case for case, event in last.items() if event.get("bundled") and (event.get("private") or not private)}
+    reduced = {str(event["case"]): event for _, event in events if event.get("part") == "reduced"}
+    return {
+        case
+        for case, event in last.items()
+        if event.get("bundled")
+        and (event.get("private") or not private)
+        and (reduced.get(case, {}).get("complete", True) or event.get("budget", budget) >= budget)
+    }

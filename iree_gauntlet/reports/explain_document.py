@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from iree_gauntlet.document import (
 )
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import byte_size, duration, milliseconds
+from iree_gauntlet.records.earlier_runs import LATEST
 from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER, ExplainedCase, ExplainOutcome, explain_outcome
 from iree_gauntlet.reports.report_files import Reports, pages
 
@@ -55,10 +57,13 @@ def _explain_document(outcome: ExplainOutcome, folder: Path | None) -> Document:
         folder: of its record, as the user knows it; None where the document lies in it.
     """
     asked = outcome.asked
-    # What was explained before is in no other report.
-    cases = {item.case: item for item in (*outcome.cases, *outcome.known.values())}
+    # What was explained before is in no other report, but on a terminal nobody has asked for it.
+    cases = {item.case: item for item in (*outcome.cases, *(() if folder else outcome.known.values()))}
     blocks = [block for case in cases.values() for block in _case(case, folder)]
-    details: tuple[Block, ...] = (Paragraph(("Again, in ", Name(asked["cwd"]), ":")), Code(asked["command"], "sh"))
+    details: tuple[Block, ...] = (
+        Paragraph(("Again, in ", Name(asked["cwd"]), ":")),
+        Code(_again(asked["command"], outcome.run), "sh"),
+    )
     base = asked.get("base")
     facts = (f"IREE {asked['toolchain']['compiler']}" + (f" against {base['compiler']}" if base else ""),)
     title = f"Explanation of {outcome.run}"
@@ -71,6 +76,12 @@ def _explain_document(outcome: ExplainOutcome, folder: Path | None) -> Document:
         outcome.exit_code,
         meaning=_MEANINGS.get(outcome.exit_code, ""),
     )
+
+
+def _again(command: str, run: str) -> str:
+    """The command, of this run: the latest one may be another by then."""
+    words = [run if word == LATEST else word for word in shlex.split(command)]
+    return shlex.join([*words, run] if words[-1:] == ["explain"] else words)
 
 
 def _case(case: ExplainedCase, folder: Path | None) -> list[Block]:

@@ -164,6 +164,10 @@ def test_when_the_time_is_up_the_best_so_far_counts(project: Project) -> None:
     case, _ = explained(project, "--budget", "1e-9")
     assert case["found"]["reduced"]["complete"] is False
     assert case["found"]["bundle"]["form"] == "the reduced program"
+    same = project.gauntlet("explain", "--budget", "1e-9")
+    assert (same.code, "reducing the program" in same.err) == (0, False), same.text
+    more = project.gauntlet("explain", "--budget", "2")
+    assert (more.code, "reduced from 20 operations to 1 in" in more.out) == (0, True), more.text
 
 
 def test_a_program_that_has_changed_since_is_not_taken_for_the_runs(project: Project) -> None:

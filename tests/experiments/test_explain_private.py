@@ -55,7 +55,7 @@ def wrong_dispatch(project: Project, folder: Path) -> None:
 
 def bundle_of(project: Project) -> tuple[dict[str, Any], Path]:
     (case,) = explained(project)["cases"]
-    return case, project.newest / "explain" / "toy" / "sums.cpu" / "bundle"
+    return case, project.newest / "explain" / "toy" / "sums.cpu.no-weights" / "bundle"
 
 
 @pytest.mark.iree
@@ -70,6 +70,10 @@ def test_without_weights_the_dispatch_is_shown_on_made_up_inputs(project: Projec
     names = names_in(bundle.with_name("bundle.tar.gz"))
     assert ("make_values.py" in names, any("input" in name for name in names)) == (True, False)
     assert project.gauntlet("bundle.run", str(bundle.with_name("bundle.tar.gz"))).code == 1
+    readme = (bundle / "README.md").read_text()
+    assert "python3 make_values.py input_0.bin" in readme
+    assert "run on made-up inputs, it is wrong too" in readme
+    assert str(project.folder) not in readme + (bundle / "bundle.json").read_text(), "nothing of this machine"
 
 
 @pytest.mark.iree

@@ -102,6 +102,7 @@ def test_what_was_ended_from_outside_shows_nothing() -> None:
     ("symptom", "tool", "code"),
     [
         (Symptom("failure", pattern="cannot do .* here"), "echo error: cannot do this here; exit 1", 1),
+        (Symptom("failure", pattern="cannot do .* here"), "echo error: cannot do this; echo here; exit 1", 1),
         (Symptom("failure", pattern="cannot do .* here"), "echo error: something else; exit 1", 125),
         (Symptom("failure", pattern="cannot do .* here"), "echo cannot do this here; kill -SEGV $$", 125),
         (Symptom("failure", pattern="cannot do .* here"), "exit 0", 0),

@@ -250,3 +250,14 @@ def test_every_flag_of_the_sharktank_specs_is_known_or_translated(known: KnownFl
             if tool == COMPILE:
                 wanted = tuple(flag for flag in translation.flags if flag != gone)
                 assert not flag_complaints(find_installed(), wanted)
+
+
+@pytest.mark.parametrize(
+    ("value", "left_out"), [("1e-05", True), ("0.00001", True), ("0", False), ("1e-4", False), ("x", False)]
+)
+def test_the_relative_tolerance_that_a_release_without_it_keeps_to_is_left_out(value: str, *, left_out: bool) -> None:
+    flag = f"--expected_rtol={value}"
+    old = translate([flag], FlagSet(frozenset({"expected_f32_threshold"})), RUN_MODULE)
+    assert (old.flags == (), len(old.notes) == 1, old.unknown == ()) == (left_out, left_out, left_out)
+    assert translate([flag], FlagSet(frozenset({"expected_rtol"})), RUN_MODULE).flags == (flag,)
+    assert translate([flag], FlagSet(frozenset()), COMPILE).unknown

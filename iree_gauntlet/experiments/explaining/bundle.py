@@ -186,6 +186,7 @@ def _readme(contents: Contents) -> str:
     if contents.device:
         words = (f"--device={contents.device}", *contents.arguments)
         lines.append(("iree-run-module", "--module=module.vmfb", *map(shlex.quote, words)))
+    lines[:0] = [(shlex.join(("python3", tool.name, *row)),) for tool, rows in _prepared(contents) for row in rows]
     steps = "\n".join(" \\\n    ".join(words) for words in lines)
     said = "\n\n".join(contents.what)
     replay = ""
@@ -234,9 +235,9 @@ def _inline(program: bytes) -> str:
 def contains(contents: Contents) -> str:
     """What a bundle holds of a model, in a sentence or two."""
     own = sum(len(data) for _, data in contents.files)
-    parts = [f"the program, {byte_size(len(contents.program))}"] if contents.program else []
+    parts = [f"the program ({byte_size(len(contents.program))})"] if contents.program else []
     files = counted(len(contents.files), "file")
-    parts += [f"{files} of values and flags, {byte_size(own)}"] if contents.files else []
+    parts += [f"{files} of values and flags ({byte_size(own)})"] if contents.files else []
     said = f"It contains {' and '.join(parts)}." if parts else "It contains no file of the model."
     said += " Inputs are made up." if contents.made else ""
     urls = [row[1] for row in contents.fetched]
@@ -246,7 +247,8 @@ def contains(contents: Contents) -> str:
 def _facts(contents: Contents) -> dict[str, object]:
     return {
         "title": contents.title,
-        "iree": contents.iree.as_dict(),
+        # Where it is installed here is nobody else's business.
+        "iree": {name: value for name, value in contents.iree.as_dict().items() if name != "source"},
         "packages": list(packages_of(contents.iree)),
         "flags": list(contents.flags),
         "device": contents.device,

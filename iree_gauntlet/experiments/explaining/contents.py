@@ -54,13 +54,13 @@ def of_dispatch(failure: Failure, symptom: Symptom, suspect: Suspect, iree: Tool
     inputs, held, made = _given(suspect.inputs)
     expected, kept = file_values(suspect.expected, "expected")
     flags, named = flag_files(failure.flags)
-    name = suspect.dispatch.name
+    name, given = suspect.dispatch.name, "made-up inputs" if made else "the inputs that it had"
     if suspect.expected:
         title = f"Wrong numbers in {name} ({failure.device})"
         found = (
             f"Of {suspect.of} dispatches, `{name}` (call {suspect.call}) is the first whose inputs agree with those of "
             f"{suspect.reference} and whose output does not: it is off by {_share(suspect.error)}. Cut out, and run on "
-            f"the inputs that it had, it is wrong too. `program.mlir` is that dispatch, and what is expected is what "
+            f"{given}, it is wrong too. `program.mlir` is that dispatch, and what is expected is what "
             f"{suspect.reference} gives on these inputs."
         )
         if suspect.in_f64 is not None:
@@ -72,7 +72,7 @@ def of_dispatch(failure: Failure, symptom: Symptom, suspect: Suspect, iree: Tool
         title = f"{symptom.said or symptom.ending} in {name} ({failure.device})"
         found = (
             f"Of {suspect.of} dispatches, `{name}` (call {suspect.call}) is begun and not ended. Cut out, and run on "
-            f"the inputs that it had, it fails too. `program.mlir` is that dispatch."
+            f"{given}, it fails too. `program.mlir` is that dispatch."
         )
     contents = Contents(
         title=title,
@@ -135,7 +135,8 @@ def of_reduced(failure: Failure, symptom: Symptom, reduced: Reduced, iree: Toolc
     """A program that was made smaller."""
     flags, named = flag_files(failure.flags, failure.compile_cwd)
     before, after = (counted(size["operations"], "operation") for size in (reduced.before, reduced.after))
-    found = f"`program.mlir` is what is left of a program of {before}: {after}, which fails in the same way."
+    fails = "fails" if reduced.after["operations"] == 1 else "fail"
+    found = f"`program.mlir` is what is left of a program of {before}: {after}, which {fails} in the same way."
     return Contents(
         title=f"iree-compile: {symptom.said}",
         what=_what(failure, found, _code(reduced.said, iree)),

@@ -153,7 +153,7 @@ def locate(
         first = program.dispatches[suspects[0]["dispatch"]].name
         why = f"dispatches differ from the reference, {first} as the first, but none does on its own inputs"
     elif held.by_values:
-        why = f"no dispatch whose inputs {name} has gives what {name} has not; those with other inputs are not judged"
+        why = f"each dispatch that takes values which {name} has too gives such values; the others are not judged"
     else:
         worst = max(_worst(item["outputs"]) for item in traces)
         why = f"no dispatch jumps: each gives what its inputs mean, and errors grow to {worst:.2g} of the largest value"

@@ -81,9 +81,11 @@ def repro_script(packages: Sequence[str], before: Sequence[str], lines: tuple[st
     compile_line, run_line = lines
     limit = f"timeout -k 10 {symptom.seconds:.0f} " if symptom.ending == HANG else ""
     fixed, condition, still = _ENDINGS[symptom.ending]
-    pattern = r"^\[FAILED\]" if symptom.ending == WRONG else symptom.pattern
-    if pattern:
-        condition += f' && grep -qE {shlex.quote(pattern)} "$work/said.txt"'
+    if symptom.ending == WRONG:
+        condition += """ && grep -q '^\\[FAILED\\]' "$work/said.txt\""""
+    elif symptom.pattern:
+        # Releases break a diagnostic's lines at different places.
+        condition += f""" && tr '\\n' ' ' < "$work/said.txt" | grep -qE {shlex.quote(symptom.pattern)}"""
     parts = [
         _HEAD.format(
             versions=" and ".join(packages),

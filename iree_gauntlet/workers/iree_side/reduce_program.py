@@ -207,7 +207,7 @@ class _Reducer:
         low, high = 0, count()
         while high - low > 1:
             middle = (low + high) // 2
-            if keep(range(middle), "an end less"):
+            if keep(range(middle), "the end taken away"):
                 # What is taken out may take more with it, or less.
                 low, high = min(low, count()), min(middle, count())
             else:
@@ -215,7 +215,7 @@ class _Reducer:
         low, high = 0, count()
         while high - low > 1:
             middle = (low + high) // 2
-            if keep(range(middle, count()), "a beginning less"):
+            if keep(range(middle, count()), "the beginning taken away"):
                 low, high = 0, count()
             else:
                 high = middle
@@ -233,7 +233,7 @@ class _Reducer:
             while place < len(there := items()):
                 out = there[place : place + run]
                 # Where it is kept, what comes next has moved here.
-                if not self.offer(without(self.best, set(out)), f"{len(out)} {what} less"):
+                if not self.offer(without(self.best, set(out)), f"without {len(out)} {what}"):
                     place += run
             run //= 2
 
