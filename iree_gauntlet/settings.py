@@ -75,6 +75,23 @@ class DownloadSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class HistorySettings:
+    """The history of a project.
+
+    Attributes:
+        store: where it is; empty for nowhere.
+        add: whether every run adds itself when it ends.
+        least_time: share below which a change of a time is none.
+        least_other: the same for memory and compile times.
+    """
+
+    store: str = ""
+    add: bool = False
+    least_time: float = 0.02
+    least_other: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
 class Configuration:
     """Everything that is set; by default nothing.
 
@@ -84,6 +101,7 @@ class Configuration:
         stores: options, the most special prefix wins.
         shared_modules: None where there is none.
         downloads: how downloads are done.
+        history: where runs are kept, and what counts as a change.
         nightly_links: page or folder with links to nightly wheels of IREE.
         environ: the environment that `$NAME` and credentials are taken from.
     """
@@ -93,6 +111,7 @@ class Configuration:
     stores: tuple[StoreOptions, ...] = ()
     shared_modules: SharedModulesSettings | None = None
     downloads: DownloadSettings = DownloadSettings()
+    history: HistorySettings = HistorySettings()
     nightly_links: str = "https://iree.dev/pip-release-links.html"
     environ: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
 

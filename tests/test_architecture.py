@@ -26,7 +26,7 @@ ROOMS = {
     **dict.fromkeys(("targets", "__version__"), 0),
     "system": 1,
     **dict.fromkeys(("artifacts", "dialects", "measuring", "records", "toolchains"), 2),
-    "engine": 3,
+    **dict.fromkeys(("engine", "history"), 3),
     "torch_models": 4,
     "experiments": 5,
     "reports": 6,
@@ -181,7 +181,12 @@ def test_modules_have_one_job_and_are_not_large() -> None:
 def test_tasks_alone_see_options_by_their_names() -> None:
     # What they call takes requests, whose fields a type checker knows.
     tasks = [module.path for module in modules() if "iree_gauntlet.tasks.task_options.gauntlet_task" in module.imports]
-    assert {path.name for path in tasks} == {"experiment_commands.py", "program.py", "upkeep_commands.py"}
+    assert {path.name for path in tasks} == {
+        "experiment_commands.py",
+        "history_commands.py",
+        "program.py",
+        "upkeep_commands.py",
+    }
     assert [f"{module.path}: {name}" for module in modules() for name in module.untyped] == []
     untyped, task = ast.parse(
         "def show(*, options: Mapping[str, Any]) -> None: ...\n"

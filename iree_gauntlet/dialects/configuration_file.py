@@ -17,7 +17,14 @@ from iree_gauntlet.dialects.fields import Document, expecting
 from iree_gauntlet.dialects.spec_file import nearest
 from iree_gauntlet.dialects.toml_file import read_table, with_lines
 from iree_gauntlet.errors import Problem, SpecError, UsageError
-from iree_gauntlet.settings import Configuration, DownloadSettings, Mirror, SharedModulesSettings, StoreOptions
+from iree_gauntlet.settings import (
+    Configuration,
+    DownloadSettings,
+    HistorySettings,
+    Mirror,
+    SharedModulesSettings,
+    StoreOptions,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,12 +90,20 @@ class _ToolchainsTable(Document):
     nightly_links: _Place = Configuration().nightly_links
 
 
+class _HistoryTable(Document):
+    store: Annotated[_Public, expecting("a folder, git:REPOSITORY#BRANCH, or the URL of an object store", bool)]
+    add: bool = False
+    least_time: Annotated[float, Field(gt=0, lt=1)] = HistorySettings().least_time
+    least_other: Annotated[float, Field(gt=0, lt=1)] = HistorySettings().least_other
+
+
 class _File(Document):
     mirrors: list[_MirrorTable] = Field(default_factory=list)
     stores: dict[str, dict[str, str | bool | int]] = Field(default_factory=dict)
     modules: _ModulesTable | None = None
     downloads: _DownloadsTable | None = None
     toolchains: _ToolchainsTable | None = None
+    history: _HistoryTable | None = None
 
 
 def read_configuration(project: Path, environ: Mapping[str, str]) -> Configuration:
@@ -106,6 +121,7 @@ def read_configuration(project: Path, environ: Mapping[str, str]) -> Configurati
     tables = [_read(path) for path in files]
     modules = next((table.modules for table in tables if table.modules), None)
     downloads = next((table.downloads for table in tables if table.downloads), _DownloadsTable())
+    history = next((table.history for table in tables if table.history), None)
     toolchains = next((table.toolchains for table in tables if table.toolchains), _ToolchainsTable())
     return Configuration(
         files=tuple(files),
@@ -117,6 +133,7 @@ def read_configuration(project: Path, environ: Mapping[str, str]) -> Configurati
         ),
         shared_modules=_shared_modules(modules, environ),
         downloads=DownloadSettings(downloads.connections, downloads.retries),
+        history=HistorySettings(**history.model_dump()) if history else HistorySettings(),
         nightly_links=toolchains.nightly_links,
         environ=environ,
     )

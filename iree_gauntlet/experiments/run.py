@@ -24,6 +24,7 @@ from iree_gauntlet.engine.workspace import Selection, select
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, SpecError, UsageError
 from iree_gauntlet.experiments.explain_run import explain_run
 from iree_gauntlet.experiments.shards import only_chains, only_shard
+from iree_gauntlet.history.adding import add_itself
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.progress import Progress
@@ -47,7 +48,7 @@ from iree_gauntlet.requests import (
     given,
     require_as_begun,
 )
-from iree_gauntlet.settings import runs_folder, shown
+from iree_gauntlet.settings import made_cache_folder, runs_folder, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -184,6 +185,7 @@ def run(
         with _engine(plan, shard, run_dir, machine, chosen, progress, runs) as (engine, steps, finished):
             code = engine.run(steps, finished)
     presenter.ran(run_dir, brief=brief)
+    add_itself(run_dir, machine.store.configuration, made_cache_folder(request.toolchain.cache_dir))
     return Ran(code, plan.steps, later, run_dir)
 
 

@@ -38,6 +38,7 @@ from iree_gauntlet.tasks.experiment_commands import (
     matrix_task,
     micro_task,
 )
+from iree_gauntlet.tasks.history_commands import history_collection
 from iree_gauntlet.tasks.task_options import (
     BATCH,
     FORMAT,
@@ -65,11 +66,17 @@ _BENCHMARK = Defaults(model="sdxl", targets=("rocm",), sku="mi300")
 _ALL = Defaults(suite=DEFAULT_SUITE)
 
 # Tasks whose words may be left out: they become an option, since Invoke knows no optional words.
-_AS_OPTION = {"compare": "--sides", "explain": "--failures"}
+_AS_OPTION = {
+    "compare": "--sides",
+    "explain": "--failures",
+    "history.add": "--runs",
+    "history.import": "--files",
+    "history.show": "--series",
+}
 # A flag that says what the words behind it are.
 _BEFORE_WORDS = "--slower"
 # Those that take folders, which may have blanks in their names.
-_FOLDERS = frozenset({"report", "shard.costs"})
+_FOLDERS = frozenset({"report", "shard.costs", "history.add", "history.import"})
 # How the tasks without --iree, and with two of them, have them named.
 _NAMES_IREES = {"compare": "compare A B", "bisect": "--good A --bad B"}
 # Those of Invoke's options that mean something here; the others are about shell commands that its tasks run.
@@ -194,7 +201,7 @@ def _namespace() -> Collection:
         benchmark_task, run_task, bench_task, micro_task, matrix_task, compare_task, bisect_task, explain_task,
         report_task,
     )  # fmt: skip
-    for named in (*upkeep_collections(), bundle_collection()):
+    for named in (*upkeep_collections(), bundle_collection(), history_collection()):
         collection.add_collection(named)
     collection.configure({"auto_dash_names": True})
     return collection

@@ -249,6 +249,7 @@ def test_golden_wants_the_parameters_in_the_archive(
 
 
 @pytest.mark.iree
+@pytest.mark.stress
 def test_iree_agrees_and_fails_with_other_weights(tmp_path: Path) -> None:
     module = tmp_path / "block.vmfb"
     flags = read(FOLDER / "modules" / "block_cpu.json")["compiler_flags"]

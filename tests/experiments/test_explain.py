@@ -177,6 +177,7 @@ def test_a_target_that_does_not_run_when_traced_is_not_judged(project: Project, 
     assert case["found"]["bundle"]["form"] == "the whole program"
 
 
+@pytest.mark.stress
 def test_wrong_expected_values_are_no_dispatchs_fault(project: Project) -> None:
     model(project, "8")
     np.save(project.regressions / "sums.npy", np.zeros((8, 16), np.float32))

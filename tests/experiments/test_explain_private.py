@@ -59,6 +59,7 @@ def bundle_of(project: Project) -> tuple[dict[str, Any], Path]:
 
 
 @pytest.mark.iree
+@pytest.mark.stress
 def test_without_weights_the_dispatch_is_shown_on_made_up_inputs(project: Project, tmp_path: Path) -> None:
     wrong_dispatch(project, tmp_path)
     done = project.gauntlet("explain", "--no-weights")
@@ -113,7 +114,8 @@ def test_a_reduced_program_has_no_weights_to_leave_out(project: Project) -> None
 
 
 @pytest.mark.iree
-@pytest.mark.parametrize("published", [True, pytest.param(False, marks=pytest.mark.stress)])
+@pytest.mark.stress
+@pytest.mark.parametrize("published", [True, False])
 def test_a_file_that_is_too_large_is_named_by_its_address(
     project: Project, monkeypatch: pytest.MonkeyPatch, *, published: bool
 ) -> None:

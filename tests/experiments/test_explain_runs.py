@@ -92,6 +92,7 @@ def test_a_crash_is_found_in_its_dispatch_and_shown_by_that_alone(project: Proje
     assert project.gauntlet("bundle.run", str(bundle)).code == 0
 
 
+@pytest.mark.stress
 def test_what_fails_in_no_dispatch_is_shown_whole(project: Project) -> None:
     failed(project, MISMATCH, np.ones(5, np.float32), np.ones(5, np.float32))
     case, bundle = explained(project)

@@ -137,7 +137,10 @@ def test_fail_fast_stops_after_the_iree_that_fails_and_can_be_gone_on_with(proje
     assert [iree["exit_code"] for iree in document(project)["irees"]] == [1, 0]
 
 
-@pytest.mark.parametrize("moment", ["first", "between", "second"])
+@pytest.mark.parametrize(
+    "moment",
+    [pytest.param("first", marks=pytest.mark.stress), pytest.param("between", marks=pytest.mark.stress), "second"],
+)
 def test_killed_and_gone_on_with(project: Project, moment: str) -> None:
     project.add("b")
     gate = project.folder / "closed"

@@ -62,7 +62,12 @@ def _errors(project: Project) -> set[str]:
 
 @pytest.mark.parametrize(
     ("stage", "number"),
-    [*((stage, number) for stage in TOOLS for number in (signal.SIGKILL, signal.SIGINT)), ("compile", signal.SIGTERM)],
+    [
+        *((stage, signal.SIGKILL) for stage in TOOLS),
+        ("threshold", signal.SIGINT),
+        *(pytest.param(stage, signal.SIGINT, marks=pytest.mark.stress) for stage in TOOLS if stage != "threshold"),
+        pytest.param("compile", signal.SIGTERM, marks=pytest.mark.stress),
+    ],
 )
 def test_ended_while_a_tool_works(onnx_project: Project, stage: str, number: signal.Signals) -> None:
     project = onnx_project

@@ -147,6 +147,11 @@ def student_quantile(probability: float, degrees: int) -> float:
     return (low + high) / 2
 
 
+def student_p(value: float, degrees: int) -> float:
+    """The probability that |T| is at least this large; `degrees` of freedom."""
+    return max(0.0, 1 - _within(abs(value), degrees))
+
+
 def _within(value: float, degrees: int) -> float:
     """P(|T| ≤ value)."""
     angle = math.atan(value / math.sqrt(degrees))

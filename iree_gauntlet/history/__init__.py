@@ -1,0 +1,1 @@
+"""What all runs together say: every run kept, every series judged."""

@@ -1,0 +1,100 @@
+"""What a history keeps of a run, taken from its record."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from typing import TYPE_CHECKING
+
+from iree_gauntlet import __version__
+from iree_gauntlet.cases import Verdict
+from iree_gauntlet.records.chain_figures import chain_figures, matrix_cell
+from iree_gauntlet.records.history_run import HistoryCase, HistoryFigure, HistoryMachine, HistoryRun, IreeVersion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from iree_gauntlet.records.outcome import ChainOutcome, RunOutcome
+    from iree_gauntlet.results import Check
+
+
+_REASON_CHARACTERS = 200
+# What says where something is written or read, and nothing of what is compiled and run.
+_PLACES = re.compile(
+    r"--(?:iree-scheduling-dump|iree-hal-dump|dump-compilation|mlir-print-ir-tree|iree-opt-splat-parameters"
+    r"|iree-parameter-splat|module|parameters|input|output|expected_output|flagfile|benchmark_out)"
+)
+_FOLDER = re.compile(r"=.*/")
+
+
+def extract(outcome: RunOutcome) -> HistoryRun:
+    """What is kept of a run, whatever came of it."""
+    toolchain, machine = outcome.toolchain, outcome.machine
+    return HistoryRun(
+        run=outcome.run,
+        time=outcome.started,
+        cases=tuple(map(_case, outcome.chains)),
+        iree=IreeVersion.from_dict(toolchain),
+        machine=HistoryMachine.from_dict(machine),
+        suite=outcome.suite,
+        command=outcome.command,
+        state=outcome.state,
+        exit_code=int(outcome.exit_code),
+        source=f"gauntlet {outcome.version or __version__}",
+    )
+
+
+def _case(chain: ChainOutcome) -> HistoryCase:
+    bad = next((step for step in chain.steps if step.reason and step.verdict is chain.verdict), None)
+    device = next((step.device for step in chain.steps if step.device), "")
+    return HistoryCase(
+        model=chain.model,
+        submodel=chain.submodel,
+        target=chain.target,
+        sku=chain.sku,
+        device=device,
+        flags=_flags(chain),
+        verdict=str(chain.verdict),
+        reason=bad.reason[:_REASON_CHARACTERS] if bad is not None and chain.verdict is not Verdict.PASSED else "",
+        figures=tuple(_figures(chain)),
+    )
+
+
+def _figures(chain: ChainOutcome) -> Iterator[HistoryFigure]:
+    figures, cell = chain_figures(chain), matrix_cell(chain)
+    if cell.time_ms is not None and figures.samples is not None:
+        golden, limit = _held_against(figures.time)
+        rounds = figures.samples.real_time_ms
+        disturbed = bool(cell.disturbed) or figures.disturbed
+        yield HistoryFigure("time_ms", cell.time_ms, cell.statistic, rounds, disturbed, golden, limit)
+    # A module from the cache was compiled in another run, which has its time.
+    if not cell.compile_cached:
+        if cell.compile_seconds is not None:
+            yield HistoryFigure("compile_s", cell.compile_seconds)
+        if cell.compile_peak_bytes is not None:
+            yield HistoryFigure("compile_peak_bytes", cell.compile_peak_bytes)
+    for name, value, check in (
+        ("size_bytes", cell.binary_size_bytes, figures.size),
+        ("dispatches", cell.dispatch_count, figures.dispatches),
+    ):
+        if value is not None:
+            golden, limit = _held_against(check)
+            yield HistoryFigure(name, value, golden=golden, limit=limit)
+    if cell.max_abs_error is not None and math.isfinite(cell.max_abs_error):
+        yield HistoryFigure("max_error", cell.max_abs_error)
+
+
+def _held_against(check: Check | None) -> tuple[float | None, float | None]:
+    return (None, None) if check is None else (check.golden, check.limit)
+
+
+def _flags(chain: ChainOutcome) -> str:
+    """Of all that it was compiled and run with; where files lie is no part of it."""
+    words = {
+        f"{step.name} {_FOLDER.sub('=', flag)}"
+        for step in chain.steps
+        for flag in step.flags
+        if step.stage in ("compile", "benchmark") and not _PLACES.match(flag)
+    }
+    return hashlib.sha256("\n".join(sorted(words)).encode()).hexdigest()[:12]

@@ -1,0 +1,210 @@
+"""Figures that other tools have kept, as runs of a history: each format is read as it is, and what it says is kept."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.records.history_run import HistoryCase, HistoryFigure, HistoryMachine, HistoryRun, IreeVersion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+
+_DATA_JS = re.compile(r"\s*window\.BENCHMARK_DATA\s*=\s*(.*?);?\s*\Z", re.DOTALL)
+# To milliseconds.
+_TIMES = {"s": 1e3, "ms": 1.0, "us": 1e-3, "µs": 1e-3, "ns": 1e-6, "seconds": 1e3}
+_PER_ITERATION = re.compile(r"/(?:iter|op)\Z")
+_JOB_TYPES = ("quality", "benchmark", "compstat")
+_BIGGER = re.compile(r"bigger|pytest|benchmarkjs|jmh-throughput", re.IGNORECASE)
+
+
+def imported(
+    file: Path, *, date: str = "", commit: str = "", machine: str = "", sku: str = ""
+) -> tuple[HistoryRun, ...]:
+    """The runs that a file of another tool holds.
+
+    Args:
+        file: iree-test-suites' `job_summary.json`, Google Benchmark's JSON, github-action-benchmark's `data.js`, or a
+            file of asv's results.
+        date: when the run was, ISO 8601, where the file does not say.
+        commit: of IREE, where the file does not say.
+        machine: its CPU, where the file does not say.
+        sku: of the device.
+
+    Raises:
+        UsageError: the file does not say when the run was, and neither does `date`.
+        GauntletError: it is none of these, or cannot be read.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+        script = _DATA_JS.match(text)
+        content = json.loads(script[1] if script else text)
+        given = {"date": date, "commit": commit, "machine": machine, "sku": sku}
+        return tuple(_reader(content)(file, content, given))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"{error}"
+        raise GauntletError(
+            f"{file} cannot be imported: {why}",
+            "Known are job_summary.json of iree-test-suites, JSON of Google Benchmark, data.js of "
+            "github-action-benchmark, and results of asv.",
+        ) from error
+
+
+def _reader(content: Any) -> Callable[..., Iterable[HistoryRun]]:
+    """What reads a document.
+
+    Raises:
+        ValueError: nothing does.
+    """
+    if not isinstance(content, dict):
+        raise ValueError("expected an object")  # noqa: TRY004 - as for all else that is not as expected
+    if "benchmarks" in content and "context" in content:
+        return _google_benchmark
+    if "entries" in content:
+        return _data_js
+    if "commit_hash" in content and "results" in content:
+        return _asv
+    if content and set(content) <= set(_JOB_TYPES):
+        return _job_summary
+    raise ValueError(f"its fields are {', '.join(list(content)[:5]) or 'none'}")
+
+
+def _google_benchmark(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -> Iterable[HistoryRun]:
+    context = content["context"]
+    rounds: dict[str, list[float]] = {}
+    for row in content["benchmarks"]:
+        if row.get("run_type", "iteration") == "iteration" and not row.get("error_occurred"):
+            value = float(row["real_time"]) * _TIMES[row.get("time_unit", "ns")]
+            rounds.setdefault(str(row.get("run_name", row["name"])), []).append(value)
+    machine = HistoryMachine(given["machine"], int(context.get("num_cpus", 0)))
+    cases = [
+        _case(file.stem, name, given["sku"], HistoryFigure("time_ms", min(values), "min", tuple(values)))
+        for name, values in rounds.items()
+    ]
+    date = given["date"] or str(context.get("date", ""))
+    yield _run(file, date, given["commit"], cases, machine, "Google Benchmark", dict(context))
+
+
+def _data_js(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -> Iterable[HistoryRun]:
+    for suite, entries in content["entries"].items():
+        for entry in entries:
+            bigger = _BIGGER.search(str(entry.get("tool", ""))) is not None
+            cases = [
+                _case(suite, str(bench["name"]), given["sku"], _figure(bench["value"], str(bench["unit"]), bigger))
+                for bench in entry["benches"]
+            ]
+            commit = entry.get("commit", {})
+            date = datetime.fromtimestamp(entry["date"] / 1000, UTC).isoformat()
+            more = {name: value for name, value in entry.items() if name != "benches"}
+            machine = HistoryMachine(given["machine"])
+            identity = str(commit.get("id", given["commit"]))
+            yield _run(file, date, identity, cases, machine, "github-action-benchmark", more)
+
+
+def _asv(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -> Iterable[HistoryRun]:
+    columns = content.get("result_columns", ["result", "params"])
+    cases = []
+    for name, row in content["results"].items():
+        found = dict(zip(columns, row, strict=False)) if isinstance(row, list) else {"result": row}
+        values = found["result"] if isinstance(found["result"], list) else [found["result"]]
+        names = _parameters(found.get("params") or [])
+        for value, label in zip(values, names or [""], strict=False):
+            if isinstance(value, int | float) and math.isfinite(value):
+                # Without `time_` in its name it is no time.
+                kind = name.rpartition(".")[2]
+                timed = kind.startswith("time")
+                memory = "compile_peak_bytes" if kind.startswith("peakmem") else "value"
+                figure = HistoryFigure("time_ms", 1e3 * value) if timed else HistoryFigure(memory, float(value))
+                cases.append(_case("asv", f"{name}{label}", given["sku"], figure))
+    parameters = content.get("params", {})
+    machine = HistoryMachine(str(parameters.get("cpu") or given["machine"]), int(parameters.get("num_cpu") or 0))
+    date = datetime.fromtimestamp(content["date"] / 1000, UTC).isoformat()
+    more = {name: value for name, value in content.items() if name not in ("results", "result_columns")}
+    yield _run(file, date, str(content["commit_hash"]), cases, machine, "asv", more)
+
+
+def _parameters(axes: list[list[str]]) -> list[str]:
+    """The labels of a benchmark's combinations, in asv's order."""
+    labels = [""] if axes else []
+    for axis in axes:
+        labels = [f"{label}, {value}" if label else f"({value}" for label in labels for value in axis]
+    return [f"{label})" for label in labels]
+
+
+def _job_summary(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -> Iterable[HistoryRun]:
+    cases = []
+    for kind, table in content.items():
+        for cells in table["rows"]:
+            row = dict(zip(table["headers"], cells, strict=True))
+            figures = []
+            if kind == "benchmark":
+                figures = _columns(row, {"time_ms": ("Current Time (ms)", "Golden Time (ms)", "Threshold (ms)")})
+            elif kind == "compstat":
+                dispatches = ("Current Dispatch Count", "Golden Dispatch Count", "Golden Dispatch Count")
+                size = ("Current Binary Size (bytes)", "Golden Binary Size (bytes)", "Golden Binary Size (bytes)")
+                figures = _columns(row, {"dispatches": dispatches, "size_bytes": size})
+            model, _, submodel = str(row["Name"]).partition("/")
+            verdict = str(row.get("Status", "")).lower()
+            cases.append(HistoryCase(model, submodel, kind, given["sku"], verdict=verdict, figures=tuple(figures)))
+    machine = HistoryMachine(given["machine"])
+    yield _run(file, given["date"], given["commit"], cases, machine, "iree-test-suites", {})
+
+
+def _columns(row: Mapping[str, Any], names: Mapping[str, tuple[str, str, str]]) -> list[HistoryFigure]:
+    found = []
+    for figure, (measured, golden, limit) in names.items():
+        value, held, most = (_number(row.get(column)) for column in (measured, golden, limit))
+        if value is not None:
+            found.append(HistoryFigure(figure, value, golden=held, limit=most))
+    return found
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _figure(value: float, unit: str, bigger: bool) -> HistoryFigure:
+    scale = _TIMES.get(_PER_ITERATION.sub("", unit))
+    if scale is not None and not bigger:
+        return HistoryFigure("time_ms", float(value) * scale)
+    return HistoryFigure(unit or "value", float(value), more_is_better=bigger)
+
+
+def _case(model: str, name: str, sku: str, figure: HistoryFigure) -> HistoryCase:
+    return HistoryCase(model, name, "", sku, verdict="passed", figures=(figure,))
+
+
+def _run(
+    file: Path,
+    date: str,
+    commit: str,
+    cases: Iterable[HistoryCase],
+    machine: HistoryMachine,
+    source: str,
+    more: dict[str, Any],
+) -> HistoryRun:
+    if not date:
+        raise UsageError(f"{file} does not say when it was made", "Say it: --date 2026-04-24T10:00:00Z.")
+    try:
+        time = datetime.fromisoformat(date)
+    except ValueError as error:
+        raise UsageError(f"--date {date}: no date", "Expected such as 2026-04-24 or 2026-04-24T10:00:00Z.") from error
+    return HistoryRun(
+        run=file.name,
+        time=(time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC).isoformat(),
+        cases=tuple(cases),
+        iree=IreeVersion(compiler_commit=commit),
+        machine=machine,
+        state="imported",
+        source=source,
+        more=more,
+    )

@@ -1,0 +1,170 @@
+"""The figures of a history in SQLite: what is in its files, for quick reading. It can be deleted, and is made again."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.records.history_outcome import Point, Series, SeriesKey
+from iree_gauntlet.records.history_run import HistoryRun, read_history_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from iree_gauntlet.history.stores import HistoryStore
+
+
+# Its tables are those of this number; others are made again.
+_VERSION = 1
+_FILE = "index.sqlite"
+_WAIT_SECONDS = 60.0
+_TABLES = """
+CREATE TABLE files (name TEXT PRIMARY KEY, problem TEXT NOT NULL);
+CREATE TABLE runs (
+    file TEXT PRIMARY KEY, run TEXT, time TEXT, day TEXT, suite TEXT, state TEXT, exit_code INTEGER, source TEXT,
+    iree TEXT, commit_id TEXT, machine TEXT, cases INTEGER, figures INTEGER
+);
+CREATE INDEX runs_by_time ON runs (time);
+CREATE TABLE figures (
+    file TEXT, model TEXT, submodel TEXT, target TEXT, figure TEXT, sku TEXT, flags TEXT, value REAL,
+    disturbed INTEGER, golden REAL, bound REAL, more_is_better INTEGER
+);
+"""
+_READ = """
+WITH counted AS MATERIALIZED (
+    -- A run that was added before it was resumed, and again after it, is there once: as it has most.
+    SELECT * FROM runs
+    WHERE NOT EXISTS (
+        SELECT 1 FROM runs AS other
+        WHERE other.run = runs.run AND other.time = runs.time
+            AND (other.figures, other.file) > (runs.figures, runs.file)
+    )
+)
+SELECT model, submodel, target, figure, sku, flags, machine, more_is_better,
+       figures.file, run, time, iree, commit_id, value, disturbed, golden, bound
+FROM figures JOIN counted ON counted.file = figures.file
+ORDER BY model, submodel, target, figure, sku, flags, machine, more_is_better, day, time, figures.file
+"""
+# Columns of a key that are text; what follows them is whether more is better.
+_TEXTS = 7
+_FORGET = ("DELETE FROM files WHERE name = ?", "DELETE FROM runs WHERE file = ?", "DELETE FROM figures WHERE file = ?")
+
+
+class HistoryIndex:
+    """The index of a history.
+
+    Args:
+        store: whose.
+    """
+
+    def __init__(self, store: HistoryStore) -> None:
+        self._store = store
+        self._path = store.beside / _FILE
+
+    def update(self) -> None:
+        """Bring it to where the history is.
+
+        Raises:
+            GauntletError: the history cannot be read, or the index not be written.
+        """
+        there = self._store.names()
+        with self._open() as database:
+            known = {name for (name,) in database.execute("SELECT name FROM files")}
+            gone, new = known - there, there - known
+            for statement in _FORGET:
+                database.executemany(statement, [(name,) for name in gone])
+            for name in sorted(new):
+                _take(database, name, self._store.read(name))
+
+    def series(self) -> tuple[Series, ...]:
+        """All series, by their keys."""
+        found: dict[SeriesKey, list[Point]] = {}
+        with self._open() as database:
+            for row in database.execute(_READ):
+                model, submodel, target, figure, sku, flags, machine, more = row[: _TEXTS + 1]
+                key = SeriesKey(model, submodel, target, figure, sku, flags, machine, bool(more))
+                file, run, time, iree, commit, value, disturbed, golden, limit = row[_TEXTS + 1 :]
+                point = Point(file, run, time, iree, commit, value, bool(disturbed), golden, limit)
+                found.setdefault(key, []).append(point)
+        return tuple(Series(key, tuple(points)) for key, points in found.items())
+
+    def runs(self) -> list[dict[str, str | int]]:
+        """All runs, the newest last: the columns of their table by name."""
+        with self._open() as database:
+            database.row_factory = sqlite3.Row
+            return [dict(row) for row in database.execute("SELECT * FROM runs ORDER BY time, file")]
+
+    def problems(self) -> tuple[str, ...]:
+        """Of files that could not be read."""
+        with self._open() as database:
+            rows = database.execute("SELECT problem FROM files WHERE problem != '' ORDER BY name")
+            return tuple(problem for (problem,) in rows)
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with closing(self._connected()) as database, database:
+                yield database
+        except (OSError, sqlite3.Error) as error:
+            what = f"{self._path}: the index of the history cannot be used: {error}"
+            raise GauntletError(what, "Make room there or make it writable; it can be deleted, too.") from error
+
+    def _connected(self) -> sqlite3.Connection:
+        try:
+            return self._made()
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise
+            # Damaged: what is in it stands in the history's files.
+            self._path.unlink(missing_ok=True)
+            return self._made()
+
+    def _made(self) -> sqlite3.Connection:
+        database = sqlite3.connect(self._path, timeout=_WAIT_SECONDS)
+        try:
+            with database:
+                # One at a time: two that begin together make the tables once.
+                database.execute("BEGIN IMMEDIATE")
+                (version,) = database.execute("PRAGMA user_version").fetchone()
+                if version != _VERSION:
+                    for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+                        database.execute(f'DROP TABLE "{table}"')
+                    for statement in filter(str.strip, _TABLES.split(";")):
+                        database.execute(statement)
+                    database.execute(f"PRAGMA user_version = {_VERSION}")
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+
+def _take(database: sqlite3.Connection, name: str, data: bytes) -> None:
+    try:
+        run = read_history_file(name, data)
+    except GauntletError as error:
+        database.execute("INSERT OR REPLACE INTO files VALUES (?, ?)", (name, error.on_one_line))
+        return
+    database.execute("INSERT OR REPLACE INTO files VALUES (?, '')", (name,))
+    rows = list(_figures(name, run))
+    # Where another process was quicker, these are there.
+    database.execute("DELETE FROM figures WHERE file = ?", (name,))
+    database.execute(
+        "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            *(name, run.run, run.time, run.position[0], run.suite, run.state, run.exit_code, run.source),
+            *(run.iree.shown, run.iree.compiler_commit, run.machine.shown, len(run.cases), len(rows)),
+        ),
+    )
+    database.executemany("INSERT INTO figures VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+
+
+def _figures(name: str, run: HistoryRun) -> Iterator[tuple[str | float | None, ...]]:
+    for case in run.cases:
+        for item in case.figures:
+            yield (
+                *(name, case.model, case.submodel, case.target, item.name, case.sku, case.flags),
+                *(item.value, int(item.disturbed), item.golden, item.limit, int(item.more_is_better)),
+            )

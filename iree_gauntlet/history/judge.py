@@ -1,0 +1,164 @@
+"""Which series of a history changed, where, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.measuring.statistics.change_points import CONFIRMED_RUNS, change_points, drift
+from iree_gauntlet.measuring.statistics.false_discovery import DEFAULT_DISCOVERY_RATE, adjusted_p_values
+from iree_gauntlet.records.history_outcome import EXACT, Finding, Kind, Series
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+# A figure that should be exact and changes more often than in a third of its runs has noise all the same.
+_RESTLESS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """Shares below which a change is none.
+
+    Attributes:
+        time: of times.
+        other: of memory and of compile times.
+    """
+
+    time: float = 0.02
+    other: float = 0.05
+
+    def of(self, figure: str) -> float:
+        """As a difference of logarithms."""
+        return math.log1p(self.time if figure == "time_ms" else self.other)
+
+
+def judge(series: Iterable[Series], effects: Effects) -> tuple[Finding, ...]:
+    """All that changed, the most significant first.
+
+    Among those that are no matter of fact, no more than one in twenty is false: Benjamini and Hochberg's rule over all
+    series, also those in which nothing was found.
+    """
+    exact: list[Finding] = []
+    likely: list[Finding] = []
+    silent = 0
+    for item in series:
+        if _is_exact(item):
+            exact += _exact_changes(item)
+            continue
+        found = _noisy_changes(item, effects.of(item.key.figure))
+        likely += found
+        silent += not found
+    adjusted = adjusted_p_values([*(item.p_value or 0.0 for item in likely), *([1.0] * silent)])
+    kept = [
+        replace(item, p_value=p_value)
+        for item, p_value in zip(likely, adjusted, strict=False)
+        if p_value <= DEFAULT_DISCOVERY_RATE
+    ]
+    return tuple(sorted([*exact, *kept], key=_rank))
+
+
+def _rank(finding: Finding) -> tuple[bool, bool, float, float, tuple[str, ...]]:
+    """What was won back comes last, what is suspected before it."""
+    key = finding.key
+    size = -abs(math.log(finding.new / finding.old)) if finding.new > 0 and finding.old > 0 else -math.inf
+    return (
+        finding.won_back,
+        finding.suspected,
+        finding.p_value or 0.0,
+        size,
+        (key.title, key.sku, key.machine, key.flags),
+    )
+
+
+def _is_exact(series: Series) -> bool:
+    values = [point.value for point in series.points]
+    if any(value <= 0 for value in values):
+        return True
+    changes = sum(one != other for one, other in pairwise(values))
+    return series.key.figure in EXACT and (changes < _RESTLESS or changes <= len(values) / _RESTLESS)
+
+
+def _exact_changes(series: Series) -> list[Finding]:
+    points, sign = series.points, -1 if series.key.more_is_better else 1
+    places = [place for place in range(1, len(points)) if points[place].value != points[place - 1].value]
+    found = []
+    for place, end in pairwise([*places, len(points)]):
+        before, after = points[place - 1], points[place]
+        worse = (after.value > before.value) is not series.key.more_is_better
+        found.append(
+            Finding(
+                key=series.key,
+                kind=Kind.REGRESSION if worse else Kind.IMPROVEMENT,
+                at=place,
+                before=before,
+                after=after,
+                old=before.value,
+                new=after.value,
+                runs=end - place,
+                won_back=worse and sign * points[-1].value <= sign * before.value,
+            )
+        )
+    return found
+
+
+def _noisy_changes(series: Series, least: float) -> list[Finding]:
+    points = series.points
+    values, disturbed = [point.value for point in points], [point.disturbed for point in points]
+    changes = change_points(values, least, disturbed=disturbed)
+    if not changes:
+        return _drifts(series, least)
+    edges = [0, *(change.at for change in changes), len(points)]
+    sign = -1 if series.key.more_is_better else 1
+    levels = [_level(values[start:end]) for start, end in pairwise(edges)]
+    return [
+        Finding(
+            key=series.key,
+            kind=Kind.REGRESSION if sign * change.effect > 0 else Kind.IMPROVEMENT,
+            at=change.at,
+            before=points[change.at - 1],
+            after=points[change.at],
+            old=levels[number],
+            new=levels[number] * math.exp(change.effect),
+            runs=change.after,
+            suspected=not change.confirmed,
+            p_value=change.p_value,
+            disturbed=sum(disturbed[edges[number] : edges[number + 2]]),
+            won_back=sign * change.effect > 0 and sign * math.log(levels[-1] / levels[number]) < least,
+        )
+        for number, change in enumerate(changes)
+    ]
+
+
+def _drifts(series: Series, least: float) -> list[Finding]:
+    values, disturbed = [point.value for point in series.points], [point.disturbed for point in series.points]
+    # Of what should be more, a drift is that of its inverse.
+    towards = [1 / value for value in values] if series.key.more_is_better else values
+    found = drift(towards, least, disturbed=disturbed)
+    if found is None:
+        return []
+    new, sign = _level(values[-CONFIRMED_RUNS:]), -1 if series.key.more_is_better else 1
+    return [
+        Finding(
+            key=series.key,
+            kind=Kind.DRIFT,
+            at=found.since,
+            before=series.points[found.since - 1],
+            after=series.points[-1],
+            old=new * math.exp(-sign * found.effect),
+            new=new,
+            runs=len(values) - found.since,
+            p_value=0.0,
+            disturbed=sum(disturbed),
+        )
+    ]
+
+
+def _level(values: Sequence[float]) -> float:
+    """The median."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -1,0 +1,359 @@
+"""Where a history is kept: a folder, a branch of a git repository, or an object store.
+
+Files are named by their content and never changed, so that adding needs no lock, and what is there already is the same:
+
+    <folder>/2026/20261125T064911Z-1f0c9a7be2d34f5a6b7c.json
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from iree_gauntlet.artifacts.object_stores import StoreLocation, open_store
+from iree_gauntlet.artifacts.remote import without_queries
+from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.records.history_run import is_history_file
+from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.system.file_lock import file_lock
+from iree_gauntlet.system.short_process import last_words, run_short
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+    from contextlib import AbstractContextManager
+
+    from iree_gauntlet.settings import Configuration
+    from iree_gauntlet.system.short_process import Answer
+
+
+_OBJECTS = re.compile(r"(?:az|s3|gs)://")
+_GIT = re.compile(r"git:(?P<repository>[^#]+)#(?P<branch>[\w./-]+)\Z")
+_GIT_SECONDS = 300.0
+# Others may add at the same time; each time one of them gets through.
+_PUSHES = 20
+_NO_BRANCH = "couldn't find remote ref"
+_OVERTAKEN = ("[rejected]", "fetch first", "cannot lock ref", "failed to update ref")
+
+
+class HistoryStore(Protocol):
+    """Where the files of a history are.
+
+    Attributes:
+        place: as a user names it.
+        beside: a folder on this machine for what can be made again.
+    """
+
+    place: str
+    beside: Path
+
+    def names(self) -> frozenset[str]:
+        """Of all files. GauntletError where it cannot be reached."""
+
+    def read(self, name: str) -> bytes:
+        """A file. GauntletError where it cannot be read."""
+
+    def add(self, files: Mapping[str, bytes]) -> int:
+        """Keep files; how many were not there yet. GauntletError where they cannot be written: none is half there."""
+
+    def remove(self, names: Collection[str]) -> None:
+        """Remove files. GauntletError where they cannot be."""
+
+
+def open_history(text: str, configuration: Configuration, cache: Path) -> HistoryStore:
+    """The history that a user names.
+
+    Args:
+        text: a folder, `git:REPOSITORY#BRANCH`, or `az://`, `s3://` and `gs://` with a container or bucket and a path.
+        configuration: credentials and options of object stores.
+        cache: where clones and indices of remote ones are.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    beside = cache / "history" / hashlib.sha256(text.encode()).hexdigest()[:16]
+    if _OBJECTS.match(text):
+        return ObjectHistory(text, configuration, beside)
+    if text.startswith("git:"):
+        found = _GIT.match(text)
+        if found is None:
+            raise UsageError(f"history {text}: no branch", "Name it so: git:REPOSITORY#BRANCH, such as git:.#history.")
+        return GitHistory(text, found["repository"], found["branch"], beside)
+    if "://" in text:
+        hint = "Expected a folder, git:REPOSITORY#BRANCH, az://account/container/path, s3://bucket/path or gs://…"
+        raise UsageError(f"history {text}: no such kind of place", hint)
+    folder = Path(text).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"history {text}: it is a file", "Name a folder.")
+    return FolderHistory(text, folder)
+
+
+class FolderHistory:
+    """A folder."""
+
+    def __init__(self, place: str, folder: Path, beside: Path | None = None) -> None:
+        self.place = place
+        self.beside = beside or folder
+        self._folder = folder
+
+    def names(self) -> frozenset[str]:
+        """Of all files in it."""
+        return frozenset(path.name for path in self._folder.glob("*/*.json") if is_history_file(path.name))
+
+    def read(self, name: str) -> bytes:
+        """A file.
+
+        Raises:
+            GauntletError: it cannot be read.
+        """
+        try:
+            return self._path(name).read_bytes()
+        except OSError as error:
+            raise GauntletError(f"{self._path(name)}: {error.strerror}", "Make it readable.") from error
+
+    def add(self, files: Mapping[str, bytes]) -> int:
+        """Keep files; how many were not there yet.
+
+        Raises:
+            GauntletError: they cannot be written.
+        """
+        added = 0
+        for name, data in files.items():
+            path = self._path(name)
+            try:
+                # One that was cut short is put right.
+                if path.is_file() and path.read_bytes() == data:
+                    continue
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomic(path, data)
+            except OSError as error:
+                what = f"{path}: cannot be written: {error.strerror}"
+                raise GauntletError(what, "Make room or give the right to write, and add the run again.") from error
+            added += 1
+        return added
+
+    def remove(self, names: Collection[str]) -> None:
+        """Remove files.
+
+        Raises:
+            GauntletError: one cannot be removed.
+        """
+        for name in names:
+            try:
+                self._path(name).unlink(missing_ok=True)
+            except OSError as error:
+                raise GauntletError(f"{self._path(name)}: {error.strerror}", "Give the right to remove it.") from error
+
+    def _path(self, name: str) -> Path:
+        return self._folder / name[:4] / name
+
+
+class GitHistory:
+    """A branch of a git repository, by a clone of it on this machine; nothing is written but by git itself."""
+
+    def __init__(self, place: str, repository: str, branch: str, beside: Path) -> None:
+        self.place = place
+        self.beside = beside
+        # A relative folder is relative to where the user is, not to the clone.
+        self._repository = str(Path(repository).resolve()) if Path(repository).exists() else repository
+        self._branch = branch
+        self._clone = beside / "clone"
+        self._files = FolderHistory(place, self._clone, beside)
+
+    def names(self) -> frozenset[str]:
+        """Of all files on the branch.
+
+        Raises:
+            GauntletError: it cannot be fetched.
+        """
+        with self._locked():
+            self._fetch()
+        return self._files.names()
+
+    def read(self, name: str) -> bytes:
+        """A file, as it was fetched.
+
+        Raises:
+            GauntletError: it cannot be read.
+        """
+        return self._files.read(name)
+
+    def add(self, files: Mapping[str, bytes]) -> int:
+        """Commit and push files; how many were not there yet.
+
+        Raises:
+            GauntletError: they cannot be pushed.
+        """
+        return self._changed(lambda: self._files.add(files), f"Add {len(files)} run{'s' * (len(files) != 1)}")
+
+    def remove(self, names: Collection[str]) -> None:
+        """Remove files in a commit of its own.
+
+        Raises:
+            GauntletError: it cannot be pushed.
+        """
+
+        def take() -> int:
+            self._files.remove(names)
+            return len(names)
+
+        self._changed(take, f"Remove {len(names)} run{'s' * (len(names) != 1)}")
+
+    def _changed(self, change: Callable[[], int], message: str) -> int:
+        with self._locked():
+            for _ in range(_PUSHES):
+                self._fetch()
+                count = change()
+                self._git("add", "--all", ".")
+                if self._git("diff", "--cached", "--quiet", check=False).exit_code == 0:
+                    return count
+                self._git(*self._author(), "commit", "--quiet", "--message", message)
+                pushed = self._git("push", "--quiet", "origin", f"HEAD:refs/heads/{self._branch}", check=False)
+                if pushed.exit_code == 0:
+                    return count
+                if not any(word in pushed.stderr for word in _OVERTAKEN):
+                    raise self._refused("push", pushed)
+        raise GauntletError(
+            f"history {self.place}: others were quicker {_PUSHES} times in a row", "Add the run again later."
+        )
+
+    def _author(self) -> tuple[str, ...]:
+        """Whoever git says that the user is; where it does not know, this program."""
+        if self._git("config", "user.email", check=False).exit_code == 0:
+            return ()
+        return ("-c", "user.name=IREE Gauntlet", "-c", "user.email=gauntlet@localhost")
+
+    def _fetch(self) -> None:
+        """Bring the clone to where the branch is; what a killed process left in it goes."""
+        if not (self._clone / ".git" / "config").is_file():
+            shutil.rmtree(self._clone, ignore_errors=True)
+            self._clone.mkdir(parents=True)
+            self._git("init", "--quiet", "--initial-branch", self._branch)
+            self._git("remote", "add", "origin", self._repository)
+        for left in (self._clone / ".git").glob("*.lock"):
+            # The lock of this class is held: nobody else works here.
+            left.unlink(missing_ok=True)
+        fetched = self._git("fetch", "--quiet", "origin", self._branch, check=False)
+        if fetched.exit_code == 0:
+            self._git("checkout", "--quiet", "--force", "-B", self._branch, "FETCH_HEAD")
+        elif _NO_BRANCH not in fetched.stderr:
+            raise self._refused("fetch", fetched)
+        else:
+            self._git("update-ref", "-d", f"refs/heads/{self._branch}", check=False)
+            self._git("rm", "--quiet", "-r", "--cached", "--ignore-unmatch", ".", check=False)
+        self._git("clean", "--quiet", "--force", "-d")
+
+    def _git(self, *words: str, check: bool = True) -> Answer:
+        environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+        try:
+            done = run_short(("git", "-C", str(self._clone), *words), timeout=_GIT_SECONDS, environment=environment)
+        except OSError as error:
+            raise GauntletError(f"git cannot be started: {error.strerror}", "Install git.") from error
+        except subprocess.TimeoutExpired as error:
+            what = f"history {self.place}: git {words[0]} did not end within {_GIT_SECONDS:.0f} s"
+            raise GauntletError(what, "See whether the repository can be reached.") from error
+        if check and done.exit_code:
+            raise self._refused(words[0], done)
+        return done
+
+    def _refused(self, what: str, answer: Answer) -> GauntletError:
+        return GauntletError(f"history {self.place}: git {what} failed", last_words("git", answer.stderr, 5))
+
+    def _locked(self) -> AbstractContextManager[int]:
+        self.beside.mkdir(parents=True, exist_ok=True)
+        return file_lock(self.beside / "clone.lock")
+
+
+class ObjectHistory:
+    """An object store; nothing that is there is replaced."""
+
+    def __init__(self, place: str, configuration: Configuration, beside: Path) -> None:
+        self.place = place.rstrip("/")
+        self.beside = beside
+        self._configuration = configuration
+        self._location: StoreLocation | None = None
+
+    def names(self) -> frozenset[str]:
+        """Of all objects.
+
+        Raises:
+            GauntletError: it cannot be asked.
+        """
+        import obstore  # noqa: PLC0415 - a large library, which few runs need
+
+        location = self._open()
+        with self._errors():
+            pages = obstore.list(location.store, prefix=location.path or None)
+            paths = [item["path"] for page in pages for item in page]
+        return frozenset(name for path in paths if is_history_file(name := path.rpartition("/")[2]))
+
+    def read(self, name: str) -> bytes:
+        """An object.
+
+        Raises:
+            GauntletError: it cannot be read.
+        """
+        import obstore  # noqa: PLC0415 - a large library, which few runs need
+
+        location = self._open()
+        with self._errors():
+            return bytes(obstore.get(location.store, self._path(name)).bytes())
+
+    def add(self, files: Mapping[str, bytes]) -> int:
+        """Put what is absent; how many were not there yet.
+
+        Raises:
+            GauntletError: one cannot be put.
+        """
+        import obstore  # noqa: PLC0415 - a large library, which few runs need
+        from obstore.exceptions import AlreadyExistsError, NotSupportedError  # noqa: PLC0415 - a large library
+
+        location, added = self._open(), 0
+        for name, data in files.items():
+            path = self._path(name)
+            with self._errors():
+                try:
+                    obstore.put(location.store, path, data, mode="create", use_multipart=False)
+                except AlreadyExistsError:
+                    continue
+                except (NotSupportedError, NotImplementedError):
+                    # The same name is the same content: to put it again does no harm.
+                    obstore.put(location.store, path, data)
+            added += 1
+        return added
+
+    def remove(self, names: Collection[str]) -> None:
+        """Remove objects.
+
+        Raises:
+            GauntletError: they cannot be removed.
+        """
+        import obstore  # noqa: PLC0415 - a large library, which few runs need
+
+        location = self._open()
+        if names:
+            with self._errors():
+                obstore.delete(location.store, [self._path(name) for name in names])
+
+    def _open(self) -> StoreLocation:
+        if self._location is None:
+            self._location = open_store(self.place, self._configuration)
+        return self._location
+
+    def _path(self, name: str) -> str:
+        return f"{self._open().path}/{name[:4]}/{name}".lstrip("/")
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        from obstore.exceptions import BaseError  # noqa: PLC0415 - a large library, which few runs need
+
+        try:
+            yield
+        except (BaseError, OSError) as error:
+            what = f"history {self.place}: {without_queries(str(error).partition(chr(10))[0])}"
+            raise GauntletError(what, "Check the address and the credentials (docs/how-to/artifacts.md).") from error

@@ -1,0 +1,184 @@
+"""What a history says: its series, where they change, and what could not be read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from iree_gauntlet.errors import ExitCode
+
+# Figures of which every change counts: they have no noise.
+EXACT = ("size_bytes", "dispatches", "max_error")
+UNITS = {"time_ms": "ms", "compile_s": "s", "compile_peak_bytes": "B", "size_bytes": "B"}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SeriesKey:
+    """What belongs together: a figure of a model on a device, with the same flags, on machines that are alike.
+
+    Attributes:
+        model, submodel, target: as the specs have them.
+        figure: `time_ms`, `size_bytes`, …
+        sku: of the device; empty where the machine is it.
+        flags: hash of what it is compiled and run with.
+        machine: its stable facts.
+        more_is_better: whether a fall of it is a loss.
+    """
+
+    model: str
+    submodel: str
+    target: str
+    figure: str
+    sku: str
+    flags: str
+    machine: str
+    more_is_better: bool = False
+
+    @property
+    def case(self) -> str:
+        """`ocr/detector@cpu`."""
+        return f"{self.model}/{self.submodel}" + (f"@{self.target}" if self.target else "")
+
+    @property
+    def title(self) -> str:
+        """`ocr/detector@cpu time_ms`."""
+        return f"{self.case} {self.figure}"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A figure of a run.
+
+    Attributes:
+        file: of the run in the history.
+        run: its name.
+        time: when it was.
+        iree: the version, else the commit.
+        commit: of the compiler; empty where it is not known.
+        value: of the figure.
+        disturbed: whether the machine spoilt it.
+        golden, limit: what it was held against.
+    """
+
+    file: str
+    run: str
+    time: str
+    iree: str
+    commit: str
+    value: float
+    disturbed: bool = False
+    golden: float | None = None
+    limit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """The figures of a key, in their order: by the day of the IREE, then by the time of the run."""
+
+    key: SeriesKey
+    points: tuple[Point, ...]
+
+
+class Kind(StrEnum):
+    """What a finding is about."""
+
+    REGRESSION = "regression"
+    IMPROVEMENT = "improvement"
+    DRIFT = "drift"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A series that changed.
+
+    Attributes:
+        key: of the series.
+        kind: which way.
+        at: index of the first point behind the step; of a drift, behind its best stretch.
+        before, after: the points next to the step.
+        old, new: levels on both sides.
+        runs: behind the step, up to the next one.
+        suspected: whether there are too few of them to be sure.
+        p_value: how likely it is where nothing changes, over all series of the report; None where it is exact.
+        disturbed: how many points on both sides the machine spoilt.
+        won_back: whether the series has come back since.
+        accepted: why somebody says that it is meant; empty where nobody does.
+    """
+
+    key: SeriesKey
+    kind: Kind
+    at: int
+    before: Point
+    after: Point
+    old: float
+    new: float
+    runs: int
+    suspected: bool = False
+    p_value: float | None = None
+    disturbed: int = 0
+    won_back: bool = False
+    accepted: str = ""
+
+    @property
+    def change(self) -> float:
+        """As a share of the old level; infinite where that was 0."""
+        return (self.new - self.old) / abs(self.old) if self.old else math.inf
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "case": self.key.case,
+            "figure": self.key.figure,
+            "sku": self.key.sku,
+            "machine": self.key.machine,
+            "flags": self.key.flags,
+            "kind": str(self.kind),
+            "suspected": self.suspected,
+            "won_back": self.won_back,
+            "accepted": self.accepted,
+            "change": self.change if math.isfinite(self.change) else None,
+            "old": self.old,
+            "new": self.new,
+            "runs": self.runs,
+            "p_value": self.p_value,
+            "disturbed": self.disturbed,
+            "before": _named(self.before),
+            "after": _named(self.after),
+        }
+
+
+def _named(point: Point) -> dict[str, str]:
+    return {"run": point.run, "time": point.time, "iree": point.iree, "commit": point.commit, "file": point.file}
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryOutcome:
+    """What a history says.
+
+    Attributes:
+        place: where it is.
+        runs: how many it has.
+        series: all of them.
+        findings: the most significant first.
+        problems: files that could not be read, with why.
+    """
+
+    place: str
+    runs: int
+    series: tuple[Series, ...]
+    findings: tuple[Finding, ...]
+    problems: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """1 where something got worse, 4 where that is only suspected, 3 where runs could not be read, else 0."""
+        found = [ExitCode.INCONCLUSIVE if item.suspected else ExitCode.FAILED for item in self.regressions]
+        return ExitCode.worst([*found, *([ExitCode.ERROR] if self.problems else [])])
+
+    @property
+    def regressions(self) -> tuple[Finding, ...]:
+        """Those that somebody has to look at: losses that were neither won back nor accepted."""
+        open_ones = (item for item in self.findings if not (item.won_back or item.accepted))
+        return tuple(item for item in open_ones if item.kind is not Kind.IMPROVEMENT)

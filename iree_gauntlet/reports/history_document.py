@@ -1,0 +1,173 @@
+"""What people read of a history: its runs, what changed, and its series."""
+
+from __future__ import annotations
+
+import math
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.document import Column, Document, Heading, Items, Judged, Kind, Notes, Paragraph, Table
+from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.figures import counted
+from iree_gauntlet.records.history_outcome import UNITS, Finding, HistoryOutcome, Series
+from iree_gauntlet.records.history_outcome import Kind as Found
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from iree_gauntlet.document import Block, Cell
+
+
+_RUNS = (
+    *(Column("day"), Column("run", Kind.NAME), Column("IREE", Kind.NAME), Column("machine", rank=2)),
+    *(Column("suite", rank=3), Column("state"), Column("cases", Kind.NUMBER), Column("figures", Kind.NUMBER, rank=1)),
+)
+_CHANGES = (
+    *(Column("what", Kind.VERDICT), Column("series", Kind.NAME), Column("change"), Column("old → new")),
+    *(Column("since IREE", Kind.NAME), Column("last before", Kind.NAME, rank=2), Column("runs", Kind.NUMBER, rank=1)),
+    *(Column("p", rank=3), Column("machine", rank=4)),
+)
+_SHOWN = 60
+_BARS = "▁▂▃▄▅▆▇█"
+_WIDTH = 60
+_SMALL_PERCENT = 0.1
+_MEANINGS = {
+    ExitCode.OK: "nothing got worse",
+    ExitCode.FAILED: "something got worse",
+    ExitCode.INCONCLUSIVE: "something may have got worse",
+}
+
+
+def selected(series: Iterable[Series], pattern: str, sku: str) -> tuple[Series, ...]:
+    """Those whose title or case fits a glob, of one device; all where both are empty."""
+    return tuple(
+        item
+        for item in series
+        if (not pattern or fnmatchcase(item.key.title, pattern) or fnmatchcase(item.key.case, pattern))
+        and (not sku or item.key.sku == sku)
+    )
+
+
+def runs_document(runs: Sequence[dict[str, Any]]) -> Document:
+    """A list of runs."""
+    rows = tuple(
+        (
+            *(str(run["time"])[:10], run["run"], run["iree"], run["machine"], run["suite"], run["state"]),
+            *(float(run["cases"]), float(run["figures"])),
+        )
+        for run in runs
+    )
+    return Document("", counted(len(runs), "run"), (), (Table(_RUNS, rows),) if rows else ())
+
+
+def changes_document(outcome: HistoryOutcome) -> Document:
+    """What changed, the most significant first."""
+    findings = outcome.findings
+    rows = tuple(map(_row, findings))
+    blocks: list[Block] = [Table(_CHANGES, rows, _SHOWN)] if rows else [Paragraph(("Nothing changed.",))]
+    disturbed = [item for item in findings if item.disturbed]
+    if disturbed:
+        text = "* some of its runs were measured on a busy machine, and count for a quarter"
+        blocks.append(Notes((text,)))
+    if outcome.problems:
+        blocks += [Heading("Not read"), Items(tuple((problem,) for problem in outcome.problems))]
+    worse = [item for item in outcome.regressions if not item.suspected]
+    suspected = len(outcome.regressions) - len(worse)
+    better = sum(item.kind is Found.IMPROVEMENT for item in findings)
+    answer = f"{counted(len(worse), 'regression')}, {suspected} suspected, {counted(better, 'improvement')}"
+    facts = (f"{counted(outcome.runs, 'run')}, {len(outcome.series)} series", outcome.place)
+    code = outcome.exit_code
+    return Document("What changed", answer, facts, tuple(blocks), (), code, meaning=_MEANINGS.get(code, ""))
+
+
+def _row(item: Finding) -> tuple[Cell, ...]:
+    settled = item.won_back or bool(item.accepted)
+    word = (
+        "accepted"
+        if item.accepted
+        else "won back"
+        if item.won_back
+        else f"suspected {item.kind}"
+        if item.suspected
+        else str(item.kind)
+    )
+    colour = "passed" if settled or item.kind is Found.IMPROVEMENT else "inconclusive" if item.suspected else "failed"
+    change = "from 0" if math.isinf(item.change) else _percent(100 * item.change)
+    figure = item.key.figure
+    levels = f"{_figure(item.old, figure)} → {_figure(item.new, figure)}{' *' if item.disturbed else ''}"
+    likely = "exact" if item.p_value is None else "" if item.kind is Found.DRIFT else f"{item.p_value:.1g}"
+    before, after = item.before, item.after
+    return (
+        *(Judged(word, colour), item.key.title, change, levels, f"{after.iree} {after.time[:10]}"),
+        *(f"{before.iree} {before.time[:10]}", float(item.runs), likely, item.key.sku or item.key.machine),
+    )
+
+
+def series_document(outcome: HistoryOutcome) -> Document:
+    """Each series as a line that is drawn with characters, and its changes."""
+    blocks: list[Block] = []
+    for series in outcome.series:
+        values = [point.value for point in series.points]
+        key, newest = series.key, series.points[-1]
+        blocks.append(Heading(f"{key.title} ({key.sku or key.machine}, flags {key.flags or '–'})"))
+        low, high = (_figure(edge, key.figure) for edge in (min(values), max(values)))
+        blocks.append(Paragraph((f"{_sparkline(values)}  {low} to {high}, {counted(len(values), 'run')}",)))
+        lines = [f"newest: {_figure(newest.value, key.figure)} with {newest.iree} on {newest.time[:10]}"]
+        for item in (found for found in outcome.findings if found.key == key):
+            what, _, change, levels, since, *_ = _row(item)
+            assert isinstance(what, Judged), "the first cell of a row"
+            lines.append(f"{what.text}: {change}, {levels}, since {since}")
+        blocks.append(Items(tuple((line,) for line in lines)))
+    facts = (counted(outcome.runs, "run"), outcome.place)
+    return Document("Series", f"{len(outcome.series)} series", facts, tuple(blocks))
+
+
+def series_json(outcome: HistoryOutcome) -> dict[str, Any]:
+    """All points, for programs."""
+    fields = ("file", "run", "time", "iree", "commit", "value", "disturbed", "golden", "limit")
+    return {
+        "schema": 1,
+        "series": [
+            {
+                **{name: getattr(item.key, name) for name in ("case", "figure", "sku", "machine", "flags")},
+                "points": [{name: getattr(point, name) for name in fields} for point in item.points],
+            }
+            for item in outcome.series
+        ],
+        "findings": [item.as_dict() for item in outcome.findings],
+    }
+
+
+def export_rows(series: Iterable[Series]) -> Iterator[tuple[str | float | None, ...]]:
+    """All figures, a row each, with a heading."""
+    columns = ("model", "submodel", "target", "figure", "sku", "machine", "flags")
+    yield (*columns, "run", "time", "iree", "commit", "value", "disturbed", "golden", "limit")
+    for item in series:
+        names = [getattr(item.key, column) for column in columns]
+        for point in item.points:
+            yield (
+                *(*names, point.run, point.time, point.iree, point.commit),
+                *(point.value, int(point.disturbed), point.golden, point.limit),
+            )
+
+
+def _sparkline(values: Sequence[float]) -> str:
+    """A line of characters, of medians where there are more values than room."""
+    if len(values) > _WIDTH:
+        edges = [round(place * len(values) / _WIDTH) for place in range(_WIDTH + 1)]
+        values = [sorted(values[start:end])[(end - start) // 2] for start, end in pairwise(edges)]
+    low, high = min(values), max(values)
+    if low == high:
+        return _BARS[len(_BARS) // 2] * len(values)
+    return "".join(_BARS[min(int((value - low) / (high - low) * len(_BARS)), len(_BARS) - 1)] for value in values)
+
+
+def _percent(change: float) -> str:
+    return f"{change:+.1f} %" if abs(change) >= _SMALL_PERCENT else f"{change:+.1g} %"
+
+
+def _figure(value: float, figure: str) -> str:
+    unit = UNITS.get(figure, "")
+    text = f"{value:,.0f}" if value == int(value) and abs(value) >= 1 else f"{value:.4g}"
+    return f"{text} {unit}".rstrip()

@@ -1,0 +1,119 @@
+"""The commands of histories, as the command line has them.
+
+What they do is imported when they run: `--list` must be quick.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from invoke.collection import Collection
+
+from iree_gauntlet.option import options_of, read
+from iree_gauntlet.requests import FormatRequest
+from iree_gauntlet.tasks.task_options import FORMAT, gauntlet_task
+from iree_gauntlet.upkeep.history_requests import (
+    AddRequest,
+    AskRequest,
+    CheckRequest,
+    ExportRequest,
+    HistoryRequest,
+    ImportRequest,
+    PruneRequest,
+)
+
+if TYPE_CHECKING:
+    from iree_gauntlet.errors import ExitCode
+
+
+@gauntlet_task("add", options_of(AddRequest))
+def history_add_task(options: dict[str, Any]) -> ExitCode:
+    """Add runs to a history: what they measured, with what and where, and what came of it.
+
+    Examples: history.add
+              history.add runs/20261124-164453-cpu --store git:.#history
+    """
+    from iree_gauntlet.upkeep.history_keep import add  # noqa: PLC0415
+
+    return add(read(AddRequest, options))
+
+
+@gauntlet_task("import", options_of(ImportRequest))
+def history_import_task(options: dict[str, Any]) -> ExitCode:
+    """Add what other tools have kept: job_summary.json, Google Benchmark's JSON, data.js, results of asv.
+
+    Examples: history.import dev/bench/data.js
+              history.import job_summary.json --date 2026-04-24T10:00:00Z --commit b48a595557 --sku mi325
+    """
+    from iree_gauntlet.upkeep.history_keep import add_imported  # noqa: PLC0415
+
+    return add_imported(read(ImportRequest, options))
+
+
+@gauntlet_task("list", (*options_of(HistoryRequest), *FORMAT))
+def history_list_task(options: dict[str, Any]) -> ExitCode:
+    """Show the runs of a history, the newest last."""
+    from iree_gauntlet.upkeep.history_keep import list_runs  # noqa: PLC0415
+
+    return list_runs(read(HistoryRequest, options), as_json=read(FormatRequest, options).as_json)
+
+
+@gauntlet_task("show", (*options_of(AskRequest), *FORMAT))
+def history_show_task(options: dict[str, Any]) -> ExitCode:
+    """Show series of a history: their course, and where they changed.
+
+    Example: history.show --series 'dtln/* time_ms'
+    """
+    from iree_gauntlet.upkeep.history_ask import show  # noqa: PLC0415
+
+    return show(read(AskRequest, options), as_json=read(FormatRequest, options).as_json)
+
+
+@gauntlet_task("check", (*options_of(CheckRequest), *FORMAT))
+def history_check_task(options: dict[str, Any]) -> ExitCode:
+    """Say what changed over all runs, the most significant first.
+
+    Exit codes: 0 nothing got worse, 1 something did and has not been won back, 4 something is suspected to, 2 usage,
+    3 an error.
+
+    Example: history.check --since 2026-11-01
+    """
+    from iree_gauntlet.upkeep.history_ask import check  # noqa: PLC0415
+
+    return check(read(CheckRequest, options), as_json=read(FormatRequest, options).as_json)
+
+
+@gauntlet_task("export", options_of(ExportRequest))
+def history_export_task(options: dict[str, Any]) -> ExitCode:
+    """Write all figures of a history as CSV.
+
+    Example: history.export --series '* time_ms' --output times.csv
+    """
+    from iree_gauntlet.upkeep.history_keep import export  # noqa: PLC0415
+
+    return export(read(ExportRequest, options))
+
+
+@gauntlet_task("prune", options_of(PruneRequest))
+def history_prune_task(options: dict[str, Any]) -> ExitCode:
+    """Remove old runs from a history.
+
+    Example: history.prune --before 2026-01-31 --delete
+    """
+    from iree_gauntlet.upkeep.history_keep import prune  # noqa: PLC0415
+
+    return prune(read(PruneRequest, options))
+
+
+def history_collection() -> Collection:
+    """The commands below `history.`."""
+    return Collection(
+        "history",
+        history_add_task,
+        history_import_task,
+        history_list_task,
+        history_show_task,
+        history_check_task,
+        history_export_task,
+        history_prune_task,
+    )

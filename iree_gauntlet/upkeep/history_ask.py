@@ -1,0 +1,70 @@
+"""`history.check`, `history.show`: what a history says."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.dialects.history_marks import read_marks
+from iree_gauntlet.errors import ExitCode, NothingSelectedError
+from iree_gauntlet.history.judge import Effects, judge
+from iree_gauntlet.history.marked import with_marks, without_invalid
+from iree_gauntlet.records.history_outcome import HistoryOutcome
+from iree_gauntlet.reports.history_document import changes_document, selected, series_document, series_json
+from iree_gauntlet.reports.render_console import print_document
+from iree_gauntlet.settings import project_folder
+from iree_gauntlet.upkeep.history_keep import configuration, day_of, index_of, store_of
+
+if TYPE_CHECKING:
+    from iree_gauntlet.upkeep.history_requests import AskRequest, CheckRequest
+
+
+# Of the project: what people say about changes.
+_MARKS = "history_marks.toml"
+
+
+def check(asked: CheckRequest, *, as_json: bool) -> ExitCode:
+    """Say what changed; a regression that is not won back is a failure."""
+    outcome = _outcome(asked)
+    if asked.since:
+        day = day_of(asked.since, "--since")
+        kept = [
+            item for item in outcome.findings if datetime.fromisoformat(item.after.time).astimezone(UTC).date() >= day
+        ]
+        outcome = HistoryOutcome(outcome.place, outcome.runs, outcome.series, tuple(kept), outcome.problems)
+    if as_json:
+        found = [item.as_dict() for item in outcome.findings]
+        content = {"schema": 1, "history": outcome.place, "runs": outcome.runs, "series": len(outcome.series)}
+        content |= {"exit_code": int(outcome.exit_code), "findings": found, "problems": list(outcome.problems)}
+        sys.stdout.write(json.dumps(content, indent=2) + "\n")
+    else:
+        print_document(changes_document(outcome), sys.stdout, environ=os.environ)
+    return outcome.exit_code
+
+
+def show(asked: AskRequest, *, as_json: bool) -> ExitCode:
+    """Show series with their changes."""
+    outcome = _outcome(asked)
+    if as_json:
+        sys.stdout.write(json.dumps(series_json(outcome), indent=2) + "\n")
+    else:
+        print_document(series_document(outcome), sys.stdout, environ=os.environ)
+    return ExitCode.OK
+
+
+def _outcome(asked: AskRequest) -> HistoryOutcome:
+    index, settings = index_of(asked), configuration().history
+    every = index.series()
+    series = selected(every, asked.series, asked.sku)
+    if not series:
+        names = sorted({item.key.case for item in every})
+        hint = f"Cases there: {', '.join(names[:20])}{', …' if len(names) > 20 else ''}."
+        raise NothingSelectedError(f"no series fits {asked.series or asked.sku}", hint)
+    marks = read_marks(Path(asked.marks) if asked.marks else project_folder() / _MARKS)
+    series = without_invalid(series, marks)
+    findings = with_marks(judge(series, Effects(settings.least_time, settings.least_other)), series, marks)
+    return HistoryOutcome(store_of(asked).place, len(index.runs()), series, findings, index.problems())

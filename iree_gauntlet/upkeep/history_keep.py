@@ -1,0 +1,155 @@
+"""`history.add`, `.import`, `.list`, `.export`, `.prune`: what is in a history."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shlex
+import sys
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from iree_gauntlet import messages
+from iree_gauntlet.dialects.configuration_file import read_configuration
+from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
+from iree_gauntlet.figures import counted
+from iree_gauntlet.history.extract import extract
+from iree_gauntlet.history.imports import imported
+from iree_gauntlet.history.index import HistoryIndex
+from iree_gauntlet.history.stores import HistoryStore, open_history
+from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.records.earlier_runs import LATEST, run_named
+from iree_gauntlet.records.history_run import HistoryRun, history_file
+from iree_gauntlet.records.outcome import outcome_of
+from iree_gauntlet.reports.history_document import export_rows, runs_document, selected
+from iree_gauntlet.reports.render_console import print_document
+from iree_gauntlet.settings import made_cache_folder, project_folder, shown
+from iree_gauntlet.system.atomic import write_atomic
+
+if TYPE_CHECKING:
+    from iree_gauntlet.settings import Configuration
+    from iree_gauntlet.upkeep.history_requests import (
+        AddRequest,
+        ExportRequest,
+        HistoryRequest,
+        ImportRequest,
+        PruneRequest,
+    )
+
+
+# Of the project, where the settings name no other place.
+_FOLDER = "history"
+
+
+def configuration() -> Configuration:
+    """The settings that hold here."""
+    return read_configuration(project_folder(), os.environ)
+
+
+def store_of(asked: HistoryRequest) -> HistoryStore:
+    """The history that is asked for.
+
+    Raises:
+        UsageError: there is no such kind of place.
+    """
+    settings = configuration()
+    place = asked.store or settings.history.store or str(shown(project_folder() / _FOLDER))
+    return open_history(place, settings, made_cache_folder(asked.cache_dir))
+
+
+def index_of(asked: HistoryRequest) -> HistoryIndex:
+    """The index of the history that is asked for, brought up to date.
+
+    Raises:
+        UsageError: there is no such history.
+    """
+    store = store_of(asked)
+    index = HistoryIndex(store)
+    index.update()
+    if not index.runs() and not index.problems():
+        raise UsageError(f"history {store.place}: there is no run in it", "Add one: gauntlet history.add.")
+    return index
+
+
+def add(asked: AddRequest) -> ExitCode:
+    """Add runs, whatever came of them."""
+    folders = [run_named(word, "history.add") for word in shlex.split(asked.runs) or (LATEST,)]
+    return _kept(store_of(asked), [extract(outcome_of(read_journal(folder / JOURNAL))) for folder in folders])
+
+
+def add_imported(asked: ImportRequest) -> ExitCode:
+    """Add what other tools have kept."""
+    files = shlex.split(asked.files)
+    if not files:
+        raise UsageError("history.import: no file is named", "Name files: gauntlet history.import data.js.")
+    given = {"date": asked.date, "commit": asked.commit, "machine": asked.machine, "sku": asked.sku}
+    return _kept(store_of(asked), [run for file in files for run in imported(Path(file), **given)])
+
+
+def _kept(store: HistoryStore, runs: list[HistoryRun]) -> ExitCode:
+    added = store.add(dict(map(history_file, runs)))
+    figures = sum(len(case.figures) for run in runs for case in run.cases)
+    there = f", {len(runs) - added} were there already" if added < len(runs) else ""
+    sys.stdout.write(f"{counted(added, 'run')} added to {store.place}{there}; {counted(figures, 'figure')}\n")
+    return ExitCode.OK
+
+
+def list_runs(asked: HistoryRequest, *, as_json: bool) -> ExitCode:
+    """Show the runs of a history, the newest last."""
+    index = index_of(asked)
+    runs = index.runs()
+    for problem in index.problems():
+        messages.warn(problem)
+    if as_json:
+        sys.stdout.write(json.dumps(runs, indent=2) + "\n")
+    else:
+        print_document(runs_document(runs), sys.stdout, environ=os.environ)
+    return ExitCode.ERROR if index.problems() else ExitCode.OK
+
+
+def export(asked: ExportRequest) -> ExitCode:
+    """Write all figures as CSV."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows(export_rows(selected(index_of(asked).series(), asked.series, "")))
+    if not asked.output:
+        sys.stdout.write(text.getvalue())
+        return ExitCode.OK
+    try:
+        write_atomic(Path(asked.output), text.getvalue())
+    except OSError as error:
+        raise GauntletError(f"{asked.output}: {error.strerror}", "Name another file with --output.") from error
+    return ExitCode.OK
+
+
+def prune(asked: PruneRequest) -> ExitCode:
+    """Remove old runs."""
+    if not asked.before:
+        raise UsageError("history.prune: which runs?", "Say it: --before 2026-01-31.")
+    day = day_of(asked.before, "--before")
+    store = store_of(asked)
+    index = HistoryIndex(store)
+    index.update()
+    old = [run for run in index.runs() if datetime.fromisoformat(str(run["time"])).astimezone(UTC).date() < day]
+    if asked.delete:
+        store.remove([str(run["file"]) for run in old])
+    else:
+        print_document(runs_document(old), sys.stdout, environ=os.environ)
+    done = "removed" if asked.delete else "would be removed; --delete does it"
+    sys.stdout.write(f"{counted(len(old), 'run')} before {day} {done}\n")
+    return ExitCode.OK
+
+
+def day_of(text: str, where: str) -> date:
+    """A day that a user names.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        return date.fromisoformat(text)
+    except ValueError as error:
+        raise UsageError(f"{where} {text}: no day", "Expected such as 2026-01-31.") from error

@@ -1,0 +1,199 @@
+"""What a history says of its series: steps, drifts, what was won back, and what people say of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from iree_gauntlet.dialects.history_marks import Mark, read_marks
+from iree_gauntlet.errors import ExitCode, SpecError
+from iree_gauntlet.history.index import HistoryIndex
+from iree_gauntlet.history.judge import Effects, judge
+from iree_gauntlet.history.marked import with_marks, without_invalid
+from iree_gauntlet.history.stores import open_history
+from iree_gauntlet.records.history_outcome import Finding, HistoryOutcome, Kind, Point, Series, SeriesKey
+from iree_gauntlet.records.history_run import HistoryMachine, history_file
+from iree_gauntlet.settings import Configuration
+from tests.history.builder import run_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+def series(values: Sequence[float], figure: str = "time_ms", *, more: bool = False, name: str = "toy") -> Series:
+    key = SeriesKey(name, "abs", "cpu", figure, "", "f", "CPU", more)
+    points = tuple(
+        Point(f"{place}.json", f"run{place}", f"2026-03-{place % 28 + 1:02}T10:00:00+00:00", f"3.{place}.0", "", value)
+        for place, value in enumerate(values)
+    )
+    return Series(key, points)
+
+
+def noise(count: int, seed: int = 0) -> list[float]:
+    values: list[float] = (10 * np.exp(np.random.default_rng(seed).normal(0, 0.005, count))).tolist()
+    return values
+
+
+def found(*given: Series) -> tuple[Finding, ...]:
+    return judge(given, Effects())
+
+
+def stepped(size: float, before: int = 20, after: int = 10) -> list[float]:
+    return [value * (1 + size if place >= before else 1) for place, value in enumerate(noise(before + after))]
+
+
+@pytest.mark.parametrize(("size", "kind"), [(0.05, Kind.REGRESSION), (-0.05, Kind.IMPROVEMENT)])
+def test_a_step_of_a_time_is_one_or_the_other(size: float, kind: Kind) -> None:
+    (finding,) = found(series(stepped(size)))
+    assert (finding.kind, finding.at, finding.suspected, finding.runs) == (kind, 20, False, 10)
+    assert finding.change == pytest.approx(size, abs=0.01)
+    assert (finding.before.run, finding.after.run) == ("run19", "run20")
+
+
+def test_where_more_is_better_a_fall_is_the_loss() -> None:
+    (finding,) = found(series(stepped(-0.05), "samples", more=True))
+    assert finding.kind is Kind.REGRESSION
+    (finding,) = found(series([100, 90], "dispatches", more=True))
+    assert finding.kind is Kind.REGRESSION
+
+
+def test_with_few_runs_behind_it_a_step_is_suspected() -> None:
+    (finding,) = found(series(stepped(0.1, 20, 4)))
+    assert finding.suspected
+    assert outcome(finding).exit_code is ExitCode.INCONCLUSIVE
+
+
+def outcome(*findings: Finding, problems: tuple[str, ...] = ()) -> HistoryOutcome:
+    return HistoryOutcome("h", 1, (), findings, problems)
+
+
+def test_the_worst_decides_how_a_check_ends() -> None:
+    (worse,), (better,) = found(series(stepped(0.05))), found(series(stepped(-0.05)))
+    assert outcome(better).exit_code is ExitCode.OK
+    assert outcome(worse, better).exit_code is ExitCode.FAILED
+    assert outcome(replace(worse, won_back=True)).exit_code is ExitCode.OK
+    assert outcome(replace(worse, accepted="meant")).exit_code is ExitCode.OK
+    assert outcome(better, problems=("damaged",)).exit_code is ExitCode.ERROR
+
+
+def test_what_is_exact_changes_with_every_change() -> None:
+    changes = found(series([97, 97, 97, 55, 55, 55], "dispatches"))
+    assert [(item.kind, item.at, item.old, item.new, item.p_value) for item in changes] == [
+        (Kind.IMPROVEMENT, 3, 97, 55, None)
+    ]
+    assert found(series([5.0] * 8, "size_bytes")) == ()
+    (zero,) = found(series([0.0, 0.0, 1e-6], "max_error"))
+    assert (zero.kind, zero.change) == (Kind.REGRESSION, math.inf)
+
+
+def test_what_changes_at_every_run_is_judged_as_noise() -> None:
+    assert found(series([value * 1e-6 for value in noise(30)], "max_error")) == ()
+
+
+def test_what_came_back_is_won_back() -> None:
+    values = [*noise(20, 1), *[value * 1.1 for value in noise(20, 2)], *noise(20, 3)]
+    kinds = {item.kind: item.won_back for item in found(series(values))}
+    assert kinds == {Kind.REGRESSION: True, Kind.IMPROVEMENT: False}
+    worse, better = found(series([7, 9, 7], "dispatches"))[::-1]
+    assert (worse.won_back, better.kind) == (True, Kind.IMPROVEMENT)
+
+
+def test_small_steps_that_add_up_are_a_drift() -> None:
+    values = [*noise(60, 1), *[value * 1.010 for value in noise(60, 2)], *[value * 1.022 for value in noise(60, 3)]]
+    (finding,) = found(series(values))
+    assert finding.kind is Kind.DRIFT
+    assert finding.change == pytest.approx(0.022, abs=0.003)
+    falling = [100 / value for value in values]
+    (finding,) = found(series(falling, more=True))
+    assert (finding.kind, finding.new < finding.old) == (Kind.DRIFT, True)
+
+
+def test_among_many_series_chance_alone_is_not_reported() -> None:
+    # One in a thousand or so by chance: it is reported of a series alone, and not of one among a hundred.
+    values = [value * (1.025 if place >= 12 else 1) for place, value in enumerate(noise(16, 10))]
+    (alone,) = found(series(values))
+    assert 1e-4 < (alone.p_value or 0) < 1e-3
+    many = [series(noise(16, 100 + seed), name=f"other{seed}") for seed in range(100)]
+    assert not [item for item in found(series(values), *many) if item.key.model == "toy"]
+
+
+def test_machines_have_series_of_their_own(tmp_path: Path) -> None:
+    store = open_history(str(tmp_path / "history"), Configuration(), tmp_path)
+    fast, slow = HistoryMachine("fast", 64), HistoryMachine("slow", 2)
+    runs = [run_of(day, {"time_ms": 10 + 30 * (day % 2)}, machine=(fast, slow)[day % 2]) for day in range(1, 41)]
+    store.add(dict(map(history_file, runs)))
+    index = HistoryIndex(store)
+    index.update()
+    found_series = index.series()
+    assert [len(item.points) for item in found_series] == [20, 20]
+    assert found(*found_series) == ()
+
+
+def test_the_index_is_made_again_and_follows_the_files(tmp_path: Path) -> None:
+    store = open_history(str(tmp_path / "history"), Configuration(), tmp_path)
+    store.add(dict(map(history_file, map(run_of, range(1, 4)))))
+    index = HistoryIndex(store)
+    index.update()
+    before = index.series()
+    (file,) = (tmp_path / "history").glob("*.sqlite")
+    for harm in (file.unlink, lambda: file.write_bytes(b"no database at all" * 100)):
+        harm()
+        index.update()
+        assert index.series() == before
+    # A damaged file is reported, and the others are read; what is put right counts again.
+    (damaged, *_) = sorted((tmp_path / "history" / "2026").iterdir())
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:-9])
+    file.unlink()
+    index.update()
+    assert (len(index.runs()), len(index.problems())) == (2, 1)
+    assert damaged.name in index.problems()[0]
+    store.remove([damaged.name])
+    index.update()
+    assert index.problems() == ()
+    damaged.write_bytes(whole)
+    index.update()
+    assert index.series() == before
+
+
+def test_a_run_that_was_added_before_it_was_resumed_counts_once(tmp_path: Path) -> None:
+    store = open_history(str(tmp_path / "history"), Configuration(), tmp_path)
+    part = run_of(1, {"time_ms": 10.0}, state="interrupted")
+    store.add(dict(map(history_file, (part, run_of(1)))))
+    index = HistoryIndex(store)
+    index.update()
+    assert {item.key.figure: len(item.points) for item in index.series()} == {"time_ms": 1, "dispatches": 1}
+
+
+def test_marks_accept_move_and_leave_out() -> None:
+    item = series([7, 7, 9, 9], "dispatches")
+    accepted = Mark("toy/*", "3.2.0", "accepted", "on purpose")
+    (finding,) = with_marks(found(item), (item,), (accepted,))
+    assert finding.accepted == "on purpose"
+    (other,) = with_marks(found(item), (item,), (replace(accepted, iree="3.1.0"),))
+    assert other.accepted == ""
+    (moved,) = with_marks(found(item), (item,), (Mark("*", "3.2.0", "moved", "late", to="3.3.0"),))
+    assert (moved.at, moved.after.iree) == (3, "3.3.0")
+    (left,) = without_invalid((item,), (Mark("toy/abs@cpu dispatches", "3.2.0", "invalid", "wrong clock"),))
+    assert [point.iree for point in left.points] == ["3.0.0", "3.1.0", "3.3.0"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[[mark]]\nseries = "x"\niree = "y"\nmark = "acepted"\nreason = "z"\n', "accepted"),
+        ('[[mark]]\nseries = "x"\niree = "y"\nmark = "accepted"\nreason = ""\n', "reason"),
+        ('[[mark]]\nseries = "x"\niree = "y"\nmark = "moved"\nreason = "z"\n', "really came"),
+    ],
+)
+def test_marks_that_say_nothing_are_refused(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "history_marks.toml"
+    assert read_marks(file) == ()
+    file.write_text(text)
+    with pytest.raises(SpecError, match=said):
+        read_marks(file)

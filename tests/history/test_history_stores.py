@@ -1,0 +1,138 @@
+"""Where histories are kept: adding is a union, and nothing is lost by whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.history.index import HistoryIndex
+from iree_gauntlet.history.stores import HistoryStore, open_history
+from iree_gauntlet.records.history_run import history_file
+from iree_gauntlet.settings import Configuration
+from tests.history.builder import run_of
+from tests.support.emulators import ACCOUNT
+from tests.support.permissions import mounting
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.emulators import Azurite
+
+_KINDS = ("folder", "git", "objects")
+
+
+@pytest.fixture(params=_KINDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Configuration]:
+    """A history of each kind, as a user names it."""
+    if request.param == "folder":
+        return str(tmp_path / "history"), Configuration()
+    if request.param == "git":
+        subprocess.run(["git", "init", "-q", "--bare", str(tmp_path / "remote")], check=True)
+        return f"git:{tmp_path / 'remote'}#history", Configuration()
+    azurite: Azurite = request.getfixturevalue("azurite")
+    environ = {"AZURE_STORAGE_CONNECTION_STRING": azurite.connection_string()}
+    return f"az://{ACCOUNT}/{azurite.container(public=False)}/runs", Configuration(environ=environ)
+
+
+def opened(place: tuple[str, Configuration], cache: Path) -> HistoryStore:
+    return open_history(*place, cache)
+
+
+def test_what_is_added_is_there_once_and_as_it_was(place: tuple[str, Configuration], tmp_path: Path) -> None:
+    files = dict(history_file(run_of(day)) for day in (1, 2, 3))
+    store = opened(place, tmp_path / "one")
+    assert store.names() == frozenset()
+    assert [store.add(files), store.add(files)] == [3, 0]
+    # Another lab's machine sees the same, and adds its own.
+    other = opened(place, tmp_path / "other")
+    more = dict(history_file(run_of(day)) for day in (3, 4))
+    assert other.add(more) == 1
+    assert store.names() == {*files, *more}
+    assert {name: other.read(name) for name in other.names()} == files | more
+    store.remove(list(files)[:1])
+    assert other.names() == {*files, *more} - set(list(files)[:1])
+
+
+def test_all_that_add_at_once_are_there(place: tuple[str, Configuration], tmp_path: Path) -> None:
+    def add(day: int) -> int:
+        return opened(place, tmp_path / f"machine{day}").add(dict([history_file(run_of(day))]))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(add, range(1, 5))) == [1] * 4
+    index = HistoryIndex(opened(place, tmp_path / "reader"))
+    index.update()
+    assert [run["run"] for run in index.runs()] == [f"run{day}" for day in range(1, 5)]
+
+
+def test_one_that_was_killed_in_the_middle_of_git_keeps_nobody_from_adding(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", "--bare", str(tmp_path / "remote")], check=True)
+    store = open_history(f"git:{tmp_path / 'remote'}#history", Configuration(), tmp_path / "cache")
+    store.add(dict([history_file(run_of(1))]))
+    (clone,) = (tmp_path / "cache").rglob("clone")
+    # As it looks between a commit and its push, with a lock that nobody holds and a file that was being written.
+    (clone / "2026" / "half.tmp").write_text("half")
+    subprocess.run(["git", "-C", clone, "-c", "user.name=x", "-c", "user.email=x@y", "commit", "-q", "--allow-empty",
+                    "-m", "never pushed"], check=True)  # fmt: skip
+    (clone / ".git" / "index.lock").write_text("")
+    assert store.add(dict([history_file(run_of(2))])) == 1
+    said = subprocess.run(["git", "-C", tmp_path / "remote", "log", "--format=%s", "history"], check=True,
+                          capture_output=True, text=True)  # fmt: skip
+    assert said.stdout.splitlines() == ["Add 1 run", "Add 1 run"]
+
+
+def test_a_process_that_is_killed_while_it_adds_leaves_whole_files_alone(tmp_path: Path) -> None:
+    program = """
+import os, sys
+from pathlib import Path
+from iree_gauntlet.history.stores import FolderHistory
+from iree_gauntlet.records.history_run import history_file
+from tests.history.builder import run_of
+import iree_gauntlet.system.atomic as atomic
+real = os.replace
+def replace(*words):
+    if len(list(Path(sys.argv[1]).rglob("*.json"))) == 2:
+        os.kill(os.getpid(), 9)
+    real(*words)
+os.replace = replace
+FolderHistory("h", Path(sys.argv[1])).add(dict(history_file(run_of(day)) for day in range(1, 6)))
+"""
+    folder = tmp_path / "history"
+    done = subprocess.run([sys.executable, "-c", program, str(folder)], check=False)
+    assert done.returncode == -9
+    store = open_history(str(folder), Configuration(), tmp_path)
+    index = HistoryIndex(store)
+    index.update()
+    assert (len(index.runs()), index.problems()) == (2, ())
+    assert store.add(dict(history_file(run_of(day)) for day in range(1, 6))) == 3
+
+
+@mounting
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "history"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", folder], check=True)
+    try:
+        store = open_history(str(folder), Configuration(), tmp_path)
+        with pytest.raises(GauntletError, match="No space left on device"):
+            store.add(dict(history_file(run_of(day)) for day in range(1, 20)))
+        kept = store.names()
+        assert all(store.read(name).endswith(b"}\n") for name in kept)
+        subprocess.run(["mount", "-o", "remount,size=1m", folder], check=True)
+        assert store.add(dict(history_file(run_of(day)) for day in range(1, 20))) == 19 - len(kept)
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("git:.", "no branch"), ("ftp://host/x", "no such kind of place"), ("{file}", "it is a file")]
+)
+def test_what_is_no_place_for_a_history_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(UsageError, match=said):
+        open_history(text.format(file=file), Configuration(), tmp_path)

@@ -1,0 +1,133 @@
+"""`history.add`, `.list`, `.show`, `.check`, `.export`, `.import`, `.prune`, as a user types them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from iree_gauntlet.history.stores import open_history
+from iree_gauntlet.records.history_run import history_file
+from iree_gauntlet.settings import Configuration
+from tests.history.builder import run_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from iree_gauntlet.records.history_run import HistoryRun
+    from tests.support.toy_project import Project
+
+
+def kept(project: Project, runs: list[HistoryRun]) -> Path:
+    """A history of the project with these runs."""
+    folder = project.folder / "history"
+    open_history(str(folder), Configuration(), project.folder).add(dict(map(history_file, runs)))
+    return folder
+
+
+def stepped(project: Project) -> Path:
+    """30 runs; from the 21st on there are two dispatches more."""
+    return kept(project, [run_of(day, {"time_ms": 10.0, "dispatches": 7.0 + 2 * (day > 20)}) for day in range(1, 31)])
+
+
+@pytest.mark.iree
+def test_a_run_is_added_with_all_that_it_measured_and_every_run_adds_itself(project: Project) -> None:
+    assert project.gauntlet("run", "--model", "toy", "--submodel", "abs", "--force-recompile").code == 0
+    done = project.gauntlet("history.add")
+    assert (done.code, "1 run added to history" in done.out) == (0, True), done.text
+    again = project.gauntlet("history.add", project.newest.name, str(project.newest))
+    assert (again.code, "0 runs added to history, 2 were there already" in again.out) == (0, True), again.text
+    (project.folder / "gauntlet.toml").write_text('[history]\nstore = "history"\nadd = true\n')
+    project.expected("abs", [9.0] * 4)
+    assert project.gauntlet("run", "--model", "toy", "--submodel", "abs").code == 1
+    runs = json.loads(project.gauntlet("history.list", "--format", "json").out)
+    assert [run["exit_code"] for run in runs] == [0, 1], "what failed is kept as well"
+    shown = project.gauntlet("history.show", "toy/abs@cpu*")
+    for figure in ("time_ms", "compile_s", "size_bytes", "dispatches", "max_error"):
+        assert f"toy/abs@cpu {figure}" in shown.out, shown.text
+
+
+@pytest.mark.iree
+def test_a_history_that_cannot_be_written_is_a_warning_and_no_matter_of_the_run(project: Project) -> None:
+    (project.folder / "gauntlet.toml").write_text('[history]\nstore = "file"\nadd = true\n')
+    (project.folder / "file").write_text("")
+    done = project.gauntlet("run", "--model", "toy", "--submodel", "abs")
+    assert (done.code, "was not added to the history" in done.err) == (0, True), done.text
+
+
+def test_what_changed_is_said_with_its_exit_code_until_it_is_accepted(project: Project) -> None:
+    stepped(project)
+    done = project.gauntlet("history.check")
+    assert done.code == 1, done.text
+    assert "toy/abs@cpu dispatches" in done.out
+    assert "+28.6 %" in done.out
+    assert "1 regression, 0 suspected, 0 improvements (30 runs, 2 series; history)" in done.out
+    found = json.loads(project.gauntlet("history.check", "--format", "json").out)
+    (finding,) = found["findings"]
+    assert (finding["before"]["run"], finding["after"]["run"], finding["p_value"]) == ("run20", "run21", None)
+    assert project.gauntlet("history.check", "--since", "2026-04-01").code == 0
+    assert project.gauntlet("history.check", "--series", "* time_ms").code == 0
+    (project.folder / "history_marks.toml").write_text(
+        '[[mark]]\nseries = "toy/*"\niree = "2026-03-21"\nmark = "accepted"\nreason = "two fusions less, on purpose"\n'
+    )
+    accepted = project.gauntlet("history.check")
+    assert (accepted.code, "accepted" in accepted.out) == (0, True), accepted.text
+
+
+def test_figures_are_exported_as_csv(project: Project) -> None:
+    stepped(project)
+    done = project.gauntlet("history.export", "--series", "* dispatches", "--output", "out.csv")
+    assert done.code == 0, done.text
+    rows = list(csv.DictReader((project.folder / "out.csv").read_text().splitlines()))
+    assert [float(row["value"]) for row in rows] == [7.0] * 20 + [9.0] * 10
+    assert rows[0]["machine"] == "CPU, 2 cores, Linux 6"
+
+
+def test_old_runs_are_removed_when_that_is_said(project: Project) -> None:
+    folder = stepped(project)
+    shown = project.gauntlet("history.prune", "--before", "2026-03-11")
+    assert (shown.code, "10 runs before 2026-03-11 would be removed" in shown.out) == (0, True), shown.text
+    assert len(list(folder.rglob("*.json"))) == 30
+    assert project.gauntlet("history.prune", "--before", "2026-03-11", "--delete").code == 0
+    assert len(list(folder.rglob("*.json"))) == 20
+
+
+def test_what_others_have_kept_is_imported(project: Project) -> None:
+    content = {"context": {"date": "2026-03-02T10:00:00+00:00"}, "benchmarks": [{"name": "BM_a", "real_time": 5e6}]}
+    (project.folder / "a file.json").write_text(json.dumps(content))
+    done = project.gauntlet("history.import", "a file.json")
+    assert (done.code, "1 run added to history; 1 figure" in done.out) == (0, True), done.text
+    assert "a file/BM_a time_ms" in project.gauntlet("history.show").out
+
+
+def test_a_damaged_file_is_reported_and_the_others_are_judged(project: Project) -> None:
+    folder = stepped(project)
+    damaged = min(folder.rglob("*.json"))
+    damaged.write_bytes(damaged.read_bytes()[:-5])
+    done = project.gauntlet("history.check")
+    assert (done.code, f"{damaged.name}: its content is not what its name says" in done.out) == (3, True), done.text
+    assert "toy/abs@cpu dispatches" in done.out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("history.check",), 2, "there is no run in it"),
+        (("history.add", "nope"), 2, "there is no such run"),
+        (("history.import",), 2, "no file is named"),
+        (("history.prune",), 2, "which runs?"),
+        (("history.prune", "--before", "soon"), 2, "no day"),
+        (("history.list", "--store", "ftp://x"), 2, "no such kind of place"),
+    ],
+)
+def test_what_cannot_be_asked_is_a_clear_word(project: Project, words: tuple[str, ...], code: int, said: str) -> None:
+    done = project.gauntlet(*words)
+    assert (done.code, said in done.err) == (code, True), done.text
+
+
+def test_a_series_that_is_not_there_names_those_that_are(project: Project) -> None:
+    stepped(project)
+    done = project.gauntlet("history.show", "nope/*")
+    assert (done.code, "Cases there: toy/abs@cpu." in done.err) == (5, True), done.text
