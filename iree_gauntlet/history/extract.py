@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import __version__
 from iree_gauntlet.cases import Verdict
@@ -13,7 +14,7 @@ from iree_gauntlet.records.chain_figures import chain_figures, matrix_cell
 from iree_gauntlet.records.history_run import HistoryCase, HistoryFigure, HistoryMachine, HistoryRun, IreeVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from iree_gauntlet.records.outcome import ChainOutcome, RunOutcome
     from iree_gauntlet.results import Check
@@ -25,6 +26,7 @@ _PLACES = re.compile(
     r"--(?:iree-scheduling-dump|iree-hal-dump|dump-compilation|mlir-print-ir-tree|iree-opt-splat-parameters"
     r"|iree-parameter-splat|module|parameters|input|output|expected_output|flagfile|benchmark_out)"
 )
+_RELEASE = re.compile(r"\d+\.\d+\.\d+\S*")
 _FOLDER = re.compile(r"=.*/")
 
 
@@ -35,7 +37,7 @@ def extract(outcome: RunOutcome) -> HistoryRun:
         run=outcome.run,
         time=outcome.started,
         cases=tuple(map(_case, outcome.chains)),
-        iree=IreeVersion.from_dict(toolchain),
+        iree=iree_version(toolchain),
         machine=HistoryMachine.from_dict(machine),
         suite=outcome.suite,
         command=outcome.command,
@@ -43,6 +45,12 @@ def extract(outcome: RunOutcome) -> HistoryRun:
         exit_code=int(outcome.exit_code),
         source=f"gauntlet {outcome.version or __version__}",
     )
+
+
+def iree_version(toolchain: Mapping[str, Any]) -> IreeVersion:
+    """Of a toolchain, as journals have it."""
+    named = str(toolchain.get("source", "")).partition(":")[0]
+    return replace(IreeVersion.from_dict(toolchain), named=named if _RELEASE.fullmatch(named) else "")
 
 
 def _case(chain: ChainOutcome) -> HistoryCase:

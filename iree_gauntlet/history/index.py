@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.records.history_outcome import Point, Series, SeriesKey
@@ -24,7 +25,7 @@ _TABLES = """
 CREATE TABLE files (name TEXT PRIMARY KEY, problem TEXT NOT NULL);
 CREATE TABLE runs (
     file TEXT PRIMARY KEY, run TEXT, time TEXT, day TEXT, suite TEXT, state TEXT, exit_code INTEGER, source TEXT,
-    iree TEXT, commit_id TEXT, machine TEXT, cases INTEGER, figures INTEGER
+    iree TEXT, named TEXT, commit_id TEXT, confirms TEXT, machine TEXT, cases INTEGER, figures INTEGER
 );
 CREATE INDEX runs_by_time ON runs (time);
 CREATE TABLE figures (
@@ -43,7 +44,7 @@ WITH counted AS MATERIALIZED (
     )
 )
 SELECT model, submodel, target, figure, sku, flags, machine, more_is_better,
-       figures.file, run, time, iree, commit_id, value, disturbed, golden, bound
+       figures.file, run, time, iree, named, commit_id, value, disturbed, golden, bound
 FROM figures JOIN counted ON counted.file = figures.file
 ORDER BY model, submodel, target, figure, sku, flags, machine, more_is_better, day, time, figures.file
 """
@@ -85,8 +86,8 @@ class HistoryIndex:
             for row in database.execute(_READ):
                 model, submodel, target, figure, sku, flags, machine, more = row[: _TEXTS + 1]
                 key = SeriesKey(model, submodel, target, figure, sku, flags, machine, bool(more))
-                file, run, time, iree, commit, value, disturbed, golden, limit = row[_TEXTS + 1 :]
-                point = Point(file, run, time, iree, commit, value, bool(disturbed), golden, limit)
+                file, run, time, iree, named, commit, value, disturbed, golden, limit = row[_TEXTS + 1 :]
+                point = Point(file, run, time, iree, commit, value, bool(disturbed), golden, limit, named)
                 found.setdefault(key, []).append(point)
         return tuple(Series(key, tuple(points)) for key, points in found.items())
 
@@ -95,6 +96,12 @@ class HistoryIndex:
         with self._open() as database:
             database.row_factory = sqlite3.Row
             return [dict(row) for row in database.execute("SELECT * FROM runs ORDER BY time, file")]
+
+    def confirmations(self) -> tuple[dict[str, Any], ...]:
+        """What steps were confirmed by, the newest last."""
+        with self._open() as database:
+            rows = database.execute("SELECT confirms FROM runs WHERE confirms != '{}' ORDER BY time, file")
+            return tuple(json.loads(text) for (text,) in rows)
 
     def problems(self) -> tuple[str, ...]:
         """Of files that could not be read."""
@@ -152,10 +159,11 @@ def _take(database: sqlite3.Connection, name: str, data: bytes) -> None:
     # Where another process was quicker, these are there.
     database.execute("DELETE FROM figures WHERE file = ?", (name,))
     database.execute(
-        "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             *(name, run.run, run.time, run.position[0], run.suite, run.state, run.exit_code, run.source),
-            *(run.iree.shown, run.iree.compiler_commit, run.machine.shown, len(run.cases), len(rows)),
+            *(run.iree.shown, run.iree.named, run.iree.compiler_commit, json.dumps(run.more.get("confirms") or {})),
+            *(run.machine.shown, len(run.cases), len(rows)),
         ),
     )
     database.executemany("INSERT INTO figures VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from iree_gauntlet.dialects.history_marks import Mark
     from iree_gauntlet.records.history_outcome import Finding, Point, Series, SeriesKey
@@ -51,3 +51,13 @@ def _fits(mark: Mark, key: SeriesKey) -> bool:
 
 def _came_with(point: Point, iree: str) -> bool:
     return iree in (point.iree, point.time[:10]) or (len(iree) >= 7 and point.commit.startswith(iree))
+
+
+def with_confirmations(findings: Iterable[Finding], confirmations: Iterable[Mapping[str, Any]]) -> tuple[Finding, ...]:
+    """The findings, with what comparisons of their two IREEs came to; the newest counts."""
+    known = {(item["case"], item["figure"], item["before"], item["after"]): item for item in confirmations}
+    found = []
+    for item in findings:
+        said = known.get((item.key.case, item.key.figure, item.before.iree, item.after.iree))
+        found.append(item if said is None else replace(item, confirmed=str(said["verdict"]), ratio=said["ratio"]))
+    return tuple(found)

@@ -11,6 +11,8 @@ from iree_gauntlet.errors import ExitCode
 
 # Figures of which every change counts: they have no noise.
 EXACT = ("size_bytes", "dispatches", "max_error")
+# Verdicts of a comparison in which nothing got worse.
+_NO_LOSS = ("same", "faster", "not slower")
 UNITS = {"time_ms": "ms", "compile_s": "s", "compile_peak_bytes": "B", "size_bytes": "B"}
 
 
@@ -60,6 +62,7 @@ class Point:
         value: of the figure.
         disturbed: whether the machine spoilt it.
         golden, limit: what it was held against.
+        named: how `--iree` names the IREE; empty for one that was only there.
     """
 
     file: str
@@ -71,6 +74,7 @@ class Point:
     disturbed: bool = False
     golden: float | None = None
     limit: float | None = None
+    named: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,8 @@ class Finding:
         p_value: how likely it is where nothing changes, over all series of the report; None where it is exact.
         disturbed: how many points on both sides the machine spoilt.
         won_back: whether the series has come back since.
+        confirmed: what `history.confirm` found of it: `slower`, `same`, …; empty where it was not asked.
+        ratio: of both, measured in turns; None where it was not asked, or is not known.
         accepted: why somebody says that it is meant; empty where nobody does.
     """
 
@@ -120,6 +126,25 @@ class Finding:
     disturbed: int = 0
     won_back: bool = False
     accepted: str = ""
+    confirmed: str = ""
+    ratio: float | None = None
+
+    @property
+    def refuted(self) -> bool:
+        """Whether a loss was not there when both IREEs were measured in turns."""
+        return self.kind is not Kind.IMPROVEMENT and self.confirmed in _NO_LOSS
+
+    @property
+    def settled(self) -> bool:
+        """Whether nobody has to look at it: a loss that was won back, accepted, or found to be none."""
+        return bool(self.won_back or self.accepted or self.refuted)
+
+    @property
+    def word(self) -> str:
+        """What it is, in a word or two."""
+        words = ((self.accepted, "accepted"), (self.refuted, "refuted"), (self.won_back, "won back"))
+        settled = next((word for holds, word in words if holds), "")
+        return settled or (f"suspected {self.kind}" if self.suspected else str(self.kind))
 
     @property
     def change(self) -> float:
@@ -138,6 +163,8 @@ class Finding:
             "suspected": self.suspected,
             "won_back": self.won_back,
             "accepted": self.accepted,
+            "confirmed": self.confirmed,
+            "ratio": self.ratio,
             "change": self.change if math.isfinite(self.change) else None,
             "old": self.old,
             "new": self.new,
@@ -179,6 +206,5 @@ class HistoryOutcome:
 
     @property
     def regressions(self) -> tuple[Finding, ...]:
-        """Those that somebody has to look at: losses that were neither won back nor accepted."""
-        open_ones = (item for item in self.findings if not (item.won_back or item.accepted))
-        return tuple(item for item in open_ones if item.kind is not Kind.IMPROVEMENT)
+        """Those that somebody has to look at: losses that were neither won back, accepted nor found to be none."""
+        return tuple(item for item in self.findings if item.kind is not Kind.IMPROVEMENT and not item.settled)

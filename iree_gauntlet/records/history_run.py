@@ -30,12 +30,18 @@ _DAY = re.compile(r"(?:rc|dev|\+|\.)(20\d{6})\b")
 
 @dataclass(frozen=True, slots=True)
 class IreeVersion(Recorded):
-    """Which IREE: versions as its tools say them, and commits; empty where they are not known."""
+    """Which IREE: versions as its tools say them, and commits; empty where they are not known.
+
+    Attributes:
+        compiler, compiler_commit, runtime, runtime_commit: of both parts.
+        named: how `--iree` names it everywhere (`3.8.0`); empty for one that is only here.
+    """
 
     compiler: str = ""
     compiler_commit: str = ""
     runtime: str = ""
     runtime_commit: str = ""
+    named: str = ""
 
     @property
     def shown(self) -> str:
@@ -121,10 +127,10 @@ class HistoryRun(Recorded):
         machine: that it was made on.
         suite: that was run; empty for none.
         command: that made it.
-        state: `complete`, `interrupted`, `unfinished`, or `imported`.
+        state: `complete`, `interrupted`, `unfinished`, `imported`, or `confirmation` of a step.
         exit_code: of the command.
         source: who wrote the figures: `gauntlet 0.1.0`, or the format that they were imported from.
-        more: what an imported file says besides.
+        more: what an imported file says besides; of a confirmation, `confirms`.
         schema: of the file.
     """
 

@@ -82,24 +82,17 @@ def changes_document(outcome: HistoryOutcome) -> Document:
 
 
 def _row(item: Finding) -> tuple[Cell, ...]:
-    settled = item.won_back or bool(item.accepted)
-    word = (
-        "accepted"
-        if item.accepted
-        else "won back"
-        if item.won_back
-        else f"suspected {item.kind}"
-        if item.suspected
-        else str(item.kind)
-    )
-    colour = "passed" if settled or item.kind is Found.IMPROVEMENT else "inconclusive" if item.suspected else "failed"
+    good = item.settled or item.kind is Found.IMPROVEMENT
+    colour = "passed" if good else "inconclusive" if item.suspected else "failed"
     change = "from 0" if math.isinf(item.change) else _percent(100 * item.change)
+    if item.confirmed:
+        change += f" ({item.confirmed}{f' ×{item.ratio:.3f}' if item.ratio else ''})"
     figure = item.key.figure
     levels = f"{_figure(item.old, figure)} → {_figure(item.new, figure)}{' *' if item.disturbed else ''}"
     likely = "exact" if item.p_value is None else "" if item.kind is Found.DRIFT else f"{item.p_value:.1g}"
     before, after = item.before, item.after
     return (
-        *(Judged(word, colour), item.key.title, change, levels, f"{after.iree} {after.time[:10]}"),
+        *(Judged(item.word, colour), item.key.title, change, levels, f"{after.iree} {after.time[:10]}"),
         *(f"{before.iree} {before.time[:10]}", float(item.runs), likely, item.key.sku or item.key.machine),
     )
 

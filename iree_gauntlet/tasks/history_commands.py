@@ -11,11 +11,12 @@ from invoke.collection import Collection
 
 from iree_gauntlet.option import options_of, read
 from iree_gauntlet.requests import FormatRequest
-from iree_gauntlet.tasks.task_options import FORMAT, gauntlet_task
+from iree_gauntlet.tasks.task_options import FORMAT, console_presenter, gauntlet_task
 from iree_gauntlet.upkeep.history_requests import (
     AddRequest,
     AskRequest,
     CheckRequest,
+    ConfirmRequest,
     ExportRequest,
     HistoryRequest,
     ImportRequest,
@@ -83,6 +84,19 @@ def history_check_task(options: dict[str, Any]) -> ExitCode:
     return check(read(CheckRequest, options), as_json=read(FormatRequest, options).as_json)
 
 
+@gauntlet_task("confirm", options_of(ConfirmRequest))
+def history_confirm_task(options: dict[str, Any]) -> ExitCode:
+    """Measure the two IREEs of a step in turns, as `compare` does: is it there? And which bisect finds its cause?
+
+    The most significant loss that fits is taken. What comes of it is kept in the history, and shown with the step.
+
+    Example: history.confirm --series 'dtln/spectral@cpu time_ms'
+    """
+    from iree_gauntlet.upkeep.history_confirm import confirm  # noqa: PLC0415
+
+    return confirm(read(ConfirmRequest, options), console_presenter())
+
+
 @gauntlet_task("export", options_of(ExportRequest))
 def history_export_task(options: dict[str, Any]) -> ExitCode:
     """Write all figures of a history as CSV.
@@ -114,6 +128,7 @@ def history_collection() -> Collection:
         history_list_task,
         history_show_task,
         history_check_task,
+        history_confirm_task,
         history_export_task,
         history_prune_task,
     )

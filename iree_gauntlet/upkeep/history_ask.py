@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.dialects.history_marks import read_marks
 from iree_gauntlet.errors import ExitCode, NothingSelectedError
 from iree_gauntlet.history.judge import Effects, judge
-from iree_gauntlet.history.marked import with_marks, without_invalid
+from iree_gauntlet.history.marked import with_confirmations, with_marks, without_invalid
 from iree_gauntlet.records.history_outcome import HistoryOutcome
 from iree_gauntlet.reports.history_document import changes_document, selected, series_document, series_json
 from iree_gauntlet.reports.render_console import print_document
@@ -29,7 +29,7 @@ _MARKS = "history_marks.toml"
 
 def check(asked: CheckRequest, *, as_json: bool) -> ExitCode:
     """Say what changed; a regression that is not won back is a failure."""
-    outcome = _outcome(asked)
+    outcome = outcome_for(asked)
     if asked.since:
         day = day_of(asked.since, "--since")
         kept = [
@@ -48,7 +48,7 @@ def check(asked: CheckRequest, *, as_json: bool) -> ExitCode:
 
 def show(asked: AskRequest, *, as_json: bool) -> ExitCode:
     """Show series with their changes."""
-    outcome = _outcome(asked)
+    outcome = outcome_for(asked)
     if as_json:
         sys.stdout.write(json.dumps(series_json(outcome), indent=2) + "\n")
     else:
@@ -56,7 +56,12 @@ def show(asked: AskRequest, *, as_json: bool) -> ExitCode:
     return ExitCode.OK
 
 
-def _outcome(asked: AskRequest) -> HistoryOutcome:
+def outcome_for(asked: AskRequest) -> HistoryOutcome:
+    """What the history that is asked for says of the series that are.
+
+    Raises:
+        NothingSelectedError: none fits.
+    """
     index, settings = index_of(asked), configuration().history
     every = index.series()
     series = selected(every, asked.series, asked.sku)
@@ -67,4 +72,5 @@ def _outcome(asked: AskRequest) -> HistoryOutcome:
     marks = read_marks(Path(asked.marks) if asked.marks else project_folder() / _MARKS)
     series = without_invalid(series, marks)
     findings = with_marks(judge(series, Effects(settings.least_time, settings.least_other)), series, marks)
+    findings = with_confirmations(findings, index.confirmations())
     return HistoryOutcome(store_of(asked).place, len(index.runs()), series, findings, index.problems())

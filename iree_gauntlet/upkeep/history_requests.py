@@ -54,6 +54,13 @@ class CheckRequest(AskRequest):
 
 
 @dataclass(frozen=True, slots=True)
+class ConfirmRequest(AskRequest):
+    """Which step is confirmed, and for how long."""
+
+    budget: float = option(30.0, "Minutes for the rounds.", unit="minutes")
+
+
+@dataclass(frozen=True, slots=True)
 class ExportRequest(HistoryRequest):
     """Where all figures of a history go."""
 

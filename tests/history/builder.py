@@ -9,7 +9,9 @@ from iree_gauntlet.records.history_run import HistoryCase, HistoryFigure, Histor
 __all__ = ["run_of"]
 
 
-def run_of(day: int, figures: dict[str, float] | None = None, *, iree: str = "", **changes: Any) -> HistoryRun:
+def run_of(
+    day: int, figures: dict[str, float] | None = None, *, iree: str = "", named: str = "", **changes: Any
+) -> HistoryRun:
     """A run of one model on the day of March 2026 (from 1 on), with what it measured."""
     measured = {"time_ms": 10.0, "dispatches": 7.0} if figures is None else figures
     month, day_of_month = divmod(day - 1, 28)
@@ -25,7 +27,7 @@ def run_of(day: int, figures: dict[str, float] | None = None, *, iree: str = "",
         "run": f"run{day}",
         "time": f"2026-{3 + month:02}-{day_of_month + 1:02}T10:00:00+00:00",
         "cases": (case,),
-        "iree": IreeVersion(iree, f"{day:040x}"),
+        "iree": IreeVersion(iree, f"{day:040x}", named=named),
         "machine": HistoryMachine("CPU", 2, 1, "Linux 6"),
     }
     return HistoryRun(**(given | changes))

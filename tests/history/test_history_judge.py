@@ -13,7 +13,7 @@ from iree_gauntlet.dialects.history_marks import Mark, read_marks
 from iree_gauntlet.errors import ExitCode, SpecError
 from iree_gauntlet.history.index import HistoryIndex
 from iree_gauntlet.history.judge import Effects, judge
-from iree_gauntlet.history.marked import with_marks, without_invalid
+from iree_gauntlet.history.marked import with_confirmations, with_marks, without_invalid
 from iree_gauntlet.history.stores import open_history
 from iree_gauntlet.records.history_outcome import Finding, HistoryOutcome, Kind, Point, Series, SeriesKey
 from iree_gauntlet.records.history_run import HistoryMachine, history_file
@@ -181,6 +181,19 @@ def test_marks_accept_move_and_leave_out() -> None:
     assert (moved.at, moved.after.iree) == (3, "3.3.0")
     (left,) = without_invalid((item,), (Mark("toy/abs@cpu dispatches", "3.2.0", "invalid", "wrong clock"),))
     assert [point.iree for point in left.points] == ["3.0.0", "3.1.0", "3.3.0"]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "open_ones"), [("slower", 1), ("inconclusive", 1), ("same", 0), ("not slower", 0), ("faster", 0)]
+)
+def test_a_loss_that_is_none_when_both_are_measured_in_turns_is_refuted(verdict: str, open_ones: int) -> None:
+    item = series(stepped(0.05))
+    said = {"case": "toy/abs@cpu", "figure": "time_ms", "before": "3.19.0", "after": "3.20.0"}
+    other = {**said, "after": "3.21.0", "verdict": "same", "ratio": 1.0}
+    (finding,) = with_confirmations(found(item), [other, {**said, "verdict": verdict, "ratio": 1.02}])
+    assert (finding.confirmed, finding.ratio) == (verdict, 1.02)
+    assert len(outcome(finding).regressions) == open_ones
+    assert finding.word == ("regression" if open_ones else "refuted")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -131,3 +133,40 @@ def test_a_series_that_is_not_there_names_those_that_are(project: Project) -> No
     stepped(project)
     done = project.gauntlet("history.show", "nope/*")
     assert (done.code, "Cases there: toy/abs@cpu." in done.err) == (5, True), done.text
+
+
+def test_what_has_no_noise_needs_no_confirmation_and_the_bisect_is_named(project: Project) -> None:
+    runs = [
+        run_of(day, {"dispatches": 7.0 + 2 * (day > 20)}, iree=f"3.{8 + (day > 20)}.0", named=f"3.{8 + (day > 20)}.0")
+        for day in range(1, 31)
+    ]
+    kept(project, runs)
+    done = project.gauntlet("history.confirm")
+    assert done.code == 0, done.text
+    assert "toy/abs@cpu dispatches: +28.6 % between 3.8.0 and 3.9.0" in done.out
+    words = "gauntlet bisect --good 3.8.0 --bad 3.9.0 --metric dispatches --model toy --submodel abs --target cpu"
+    assert words in done.out
+    nothing = project.gauntlet("history.confirm", "other/*")
+    assert nothing.code == 5, nothing.text
+
+
+@pytest.mark.iree
+def test_a_step_is_measured_in_turns_and_what_comes_of_it_is_kept(project: Project) -> None:
+    runs = [
+        run_of(
+            day, {"time_ms": 10.0 + 0.01 * (day % 3) + 2 * (day > 20)}, iree=f"3.{8 + (day > 20)}.0", named="installed"
+        )
+        for day in range(1, 31)
+    ]
+    # Both names are this IREE: what was 20 % slower in the history is the same here, or it is not known.
+    runs[20:] = [replace(run, iree=replace(run.iree, named=f"venv:{sys.prefix}")) for run in runs[20:]]
+    kept(project, runs)
+    assert project.gauntlet("history.check").code == 1
+    done = project.gauntlet("history.confirm", "--budget", "0.02")
+    assert "toy/abs@cpu time_ms: +20.0 % between installed and venv:" in done.out, done.text
+    found = json.loads(project.gauntlet("history.check", "--format", "json").out)
+    (finding,) = found["findings"]
+    assert finding["confirmed"] in ("inconclusive", "same", "not slower", "slower", "faster"), done.text
+    assert [run["state"] for run in json.loads(project.gauntlet("history.list", "--format", "json").out)][-1] == (
+        "confirmation"
+    )
