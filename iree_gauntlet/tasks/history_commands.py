@@ -20,6 +20,7 @@ from iree_gauntlet.upkeep.history_requests import (
     ExportRequest,
     HistoryRequest,
     ImportRequest,
+    PageRequest,
     PruneRequest,
 )
 
@@ -97,6 +98,17 @@ def history_confirm_task(options: dict[str, Any]) -> ExitCode:
     return confirm(read(ConfirmRequest, options), console_presenter())
 
 
+@gauntlet_task("page", options_of(PageRequest))
+def history_page_task(options: dict[str, Any]) -> ExitCode:
+    """Write a page of a history: what changed, and every series as a line. It needs neither network nor scripts.
+
+    Example: history.page --series '* time_ms' --output times.html
+    """
+    from iree_gauntlet.upkeep.history_ask import page  # noqa: PLC0415
+
+    return page(read(PageRequest, options))
+
+
 @gauntlet_task("export", options_of(ExportRequest))
 def history_export_task(options: dict[str, Any]) -> ExitCode:
     """Write all figures of a history as CSV.
@@ -129,6 +141,7 @@ def history_collection() -> Collection:
         history_show_task,
         history_check_task,
         history_confirm_task,
+        history_page_task,
         history_export_task,
         history_prune_task,
     )

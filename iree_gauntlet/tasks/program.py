@@ -71,7 +71,7 @@ _AS_OPTION = {
     "explain": "--failures",
     "history.add": "--runs",
     "history.import": "--files",
-    **dict.fromkeys(("history.show", "history.check", "history.confirm"), "--series"),
+    **dict.fromkeys(("history.show", "history.check", "history.confirm", "history.page"), "--series"),
 }
 # A flag that says what the words behind it are.
 _BEFORE_WORDS = "--slower"

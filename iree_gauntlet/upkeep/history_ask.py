@@ -10,17 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.dialects.history_marks import read_marks
-from iree_gauntlet.errors import ExitCode, NothingSelectedError
+from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError
+from iree_gauntlet.figures import counted
 from iree_gauntlet.history.judge import Effects, judge
 from iree_gauntlet.history.marked import with_confirmations, with_marks, without_invalid
 from iree_gauntlet.records.history_outcome import HistoryOutcome
 from iree_gauntlet.reports.history_document import changes_document, selected, series_document, series_json
+from iree_gauntlet.reports.history_page import history_page
 from iree_gauntlet.reports.render_console import print_document
+from iree_gauntlet.reports.render_html import html_page
 from iree_gauntlet.settings import project_folder
+from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.upkeep.history_keep import configuration, day_of, index_of, store_of
 
 if TYPE_CHECKING:
-    from iree_gauntlet.upkeep.history_requests import AskRequest, CheckRequest
+    from iree_gauntlet.upkeep.history_requests import AskRequest, CheckRequest, PageRequest
 
 
 # Of the project: what people say about changes.
@@ -53,6 +57,18 @@ def show(asked: AskRequest, *, as_json: bool) -> ExitCode:
         sys.stdout.write(json.dumps(series_json(outcome), indent=2) + "\n")
     else:
         print_document(series_document(outcome), sys.stdout, environ=os.environ)
+    return ExitCode.OK
+
+
+def page(asked: PageRequest) -> ExitCode:
+    """Write the page of a history."""
+    outcome = outcome_for(asked)
+    file = Path(asked.output or "history.html")
+    try:
+        write_atomic(file, html_page(history_page(outcome)))
+    except OSError as error:
+        raise GauntletError(f"{file}: {error.strerror}", "Name another file with --output.") from error
+    sys.stdout.write(f"{file}: {len(outcome.series)} series of {counted(outcome.runs, 'run')}\n")
     return ExitCode.OK
 
 

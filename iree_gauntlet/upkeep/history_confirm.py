@@ -83,8 +83,10 @@ def _keep(asked: ConfirmRequest, finding: Finding, folder: Path, now: datetime) 
     if verdict is None:
         return
     confirms = {
-        "case": finding.key.case, "figure": finding.key.figure,
-        "before": finding.before.iree, "after": finding.after.iree,
+        "case": finding.key.case,
+        "figure": finding.key.figure,
+        "before": finding.before.iree,
+        "after": finding.after.iree,
         **{name: verdict.get(name) for name in ("verdict", "ratio", "low", "high", "blocks")},
     }
     run = HistoryRun(

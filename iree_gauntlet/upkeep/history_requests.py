@@ -61,6 +61,13 @@ class ConfirmRequest(AskRequest):
 
 
 @dataclass(frozen=True, slots=True)
+class PageRequest(AskRequest):
+    """Which series get a page, and where it goes."""
+
+    output: str = option("", "File to write (default: history.html).")
+
+
+@dataclass(frozen=True, slots=True)
 class ExportRequest(HistoryRequest):
     """Where all figures of a history go."""
 
