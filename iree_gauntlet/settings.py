@@ -83,12 +83,14 @@ class HistorySettings:
         add: whether every run adds itself when it ends.
         least_time: share below which a change of a time is none.
         least_other: the same for memory and compile times.
+        least_size: the same for sizes.
     """
 
     store: str = ""
     add: bool = False
     least_time: float = 0.02
     least_other: float = 0.05
+    least_size: float = 0.001
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,7 @@ class _HistoryTable(Document):
     add: bool = False
     least_time: Annotated[float, Field(gt=0, lt=1)] = HistorySettings().least_time
     least_other: Annotated[float, Field(gt=0, lt=1)] = HistorySettings().least_other
+    least_size: Annotated[float, Field(ge=0, lt=1)] = HistorySettings().least_size
 
 
 class _File(Document):

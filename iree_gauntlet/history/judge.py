@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-# A figure that should be exact and changes more often than in a third of its runs has noise all the same.
+# An error that changes more often than in a third of its runs depends on more than the IREE.
 _RESTLESS = 3
 
 
@@ -26,10 +26,12 @@ class Effects:
     Attributes:
         time: of times.
         other: of memory and of compile times.
+        size: of sizes, since they last changed by as much.
     """
 
     time: float = 0.02
     other: float = 0.05
+    size: float = 0.001
 
     def of(self, figure: str) -> float:
         """As a difference of logarithms."""
@@ -47,7 +49,7 @@ def judge(series: Iterable[Series], effects: Effects) -> tuple[Finding, ...]:
     silent = 0
     for item in series:
         if _is_exact(item):
-            exact += _exact_changes(item)
+            exact += _exact_changes(item, effects.size if item.key.figure == "size_bytes" else 0.0)
             continue
         found = _noisy_changes(item, effects.of(item.key.figure))
         likely += found
@@ -61,17 +63,13 @@ def judge(series: Iterable[Series], effects: Effects) -> tuple[Finding, ...]:
     return tuple(sorted([*exact, *kept], key=_rank))
 
 
-def _rank(finding: Finding) -> tuple[bool, bool, float, float, tuple[str, ...]]:
-    """What was won back comes last, what is suspected before it."""
+def _rank(finding: Finding) -> tuple[int, float, float, tuple[str, ...]]:
+    """Losses, suspected ones, what got better, what was won back; of each the surest first, then the largest."""
     key = finding.key
+    better = finding.kind is Kind.IMPROVEMENT
+    group = 3 if finding.won_back else 2 if better else 1 if finding.suspected else 0
     size = -abs(math.log(finding.new / finding.old)) if finding.new > 0 and finding.old > 0 else -math.inf
-    return (
-        finding.won_back,
-        finding.suspected,
-        finding.p_value or 0.0,
-        size,
-        (key.title, key.sku, key.machine, key.flags),
-    )
+    return group, finding.p_value or 0.0, size, (key.title, key.sku, key.machine, key.flags)
 
 
 def _is_exact(series: Series) -> bool:
@@ -79,27 +77,33 @@ def _is_exact(series: Series) -> bool:
     if any(value <= 0 for value in values):
         return True
     changes = sum(one != other for one, other in pairwise(values))
-    return series.key.figure in EXACT and (changes < _RESTLESS or changes <= len(values) / _RESTLESS)
+    restless = series.key.figure == "max_error" and changes >= max(_RESTLESS, len(values) / _RESTLESS)
+    return series.key.figure in EXACT and not restless
 
 
-def _exact_changes(series: Series) -> list[Finding]:
+def _exact_changes(series: Series, least: float) -> list[Finding]:
+    """Where a figure is no longer what it was when it last changed, also bit by bit."""
     points, sign = series.points, -1 if series.key.more_is_better else 1
-    places = [place for place in range(1, len(points)) if points[place].value != points[place - 1].value]
+    places, base = [], points[0].value
+    for place, point in enumerate(points):
+        if abs(point.value - base) > least * abs(base):
+            places.append((place, base))
+            base = point.value
     found = []
-    for place, end in pairwise([*places, len(points)]):
-        before, after = points[place - 1], points[place]
-        worse = (after.value > before.value) is not series.key.more_is_better
+    for (place, old), (end, _) in pairwise([*places, (len(points), base)]):
+        after = points[place]
+        worse = (after.value > old) is not series.key.more_is_better
         found.append(
             Finding(
                 key=series.key,
                 kind=Kind.REGRESSION if worse else Kind.IMPROVEMENT,
                 at=place,
-                before=before,
+                before=points[place - 1],
                 after=after,
-                old=before.value,
+                old=old,
                 new=after.value,
                 runs=end - place,
-                won_back=worse and sign * points[-1].value <= sign * before.value,
+                won_back=worse and sign * (points[-1].value - old) <= least * abs(old),
             )
         )
     return found

@@ -24,14 +24,20 @@ _RUNS = (
     *(Column("suite", rank=3), Column("state"), Column("cases", Kind.NUMBER), Column("figures", Kind.NUMBER, rank=1)),
 )
 _CHANGES = (
-    *(Column("what", Kind.VERDICT), Column("series", Kind.NAME), Column("change"), Column("old → new")),
+    *(
+        Column("what", Kind.VERDICT),
+        Column("series", Kind.NAME),
+        Column("change", Kind.NAME),
+        Column("old → new", Kind.NAME),
+    ),
     *(Column("since IREE", Kind.NAME), Column("last before", Kind.NAME, rank=2), Column("runs", Kind.NUMBER, rank=1)),
-    *(Column("p", rank=3), Column("machine", rank=4)),
+    *(Column("p", Kind.NAME, rank=3), Column("machine", Kind.NAME, rank=4)),
 )
 _SHOWN = 60
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 60
-_SMALL_PERCENT = 0.1
+# Shares below it need a digit of their own, and from it on nobody thinks in per cent.
+_SMALL, _TIMES = 0.001, 10.0
 _MEANINGS = {
     ExitCode.OK: "nothing got worse",
     ExitCode.FAILED: "something got worse",
@@ -84,7 +90,7 @@ def changes_document(outcome: HistoryOutcome) -> Document:
 def _row(item: Finding) -> tuple[Cell, ...]:
     good = item.settled or item.kind is Found.IMPROVEMENT
     colour = "passed" if good else "inconclusive" if item.suspected else "failed"
-    change = "from 0" if math.isinf(item.change) else _percent(100 * item.change)
+    change = _change(item.change)
     if item.confirmed:
         change += f" ({item.confirmed}{f' ×{item.ratio:.3f}' if item.ratio else ''})"
     figure = item.key.figure
@@ -159,8 +165,12 @@ def _sparkline(values: Sequence[float]) -> str:
     return "".join(_BARS[min(int((value - low) / (high - low) * len(_BARS)), len(_BARS) - 1)] for value in values)
 
 
-def _percent(change: float) -> str:
-    return f"{change:+.1f} %" if abs(change) >= _SMALL_PERCENT else f"{change:+.1g} %"
+def _change(share: float) -> str:
+    if math.isinf(share):
+        return "from 0"
+    if share >= _TIMES:
+        return f"×{1 + share:.3g}"
+    return f"{100 * share:+.1f} %" if abs(share) >= _SMALL else f"{100 * share:+.1g} %"
 
 
 def figure_text(value: float, figure: str) -> str:

@@ -38,12 +38,7 @@ def history_page(outcome: HistoryOutcome) -> Document:
         for number, item in series:
             blocks += _series(item, number, [found for found in outcome.findings if found.key == item.key])
     return Document(
-        f"History of {outcome.place}",
-        changed.answer,
-        changed.facts,
-        tuple(blocks),
-        exit_code=outcome.exit_code,
-        meaning=changed.meaning,
+        "History", changed.answer, changed.facts, tuple(blocks), exit_code=outcome.exit_code, meaning=changed.meaning
     )
 
 

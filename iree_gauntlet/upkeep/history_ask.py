@@ -87,6 +87,8 @@ def outcome_for(asked: AskRequest) -> HistoryOutcome:
         raise NothingSelectedError(f"no series fits {asked.series or asked.sku}", hint)
     marks = read_marks(Path(asked.marks) if asked.marks else project_folder() / _MARKS)
     series = without_invalid(series, marks)
-    findings = with_marks(judge(series, Effects(settings.least_time, settings.least_other)), series, marks)
+    findings = with_marks(
+        judge(series, Effects(settings.least_time, settings.least_other, settings.least_size)), series, marks
+    )
     findings = with_confirmations(findings, index.confirmations())
     return HistoryOutcome(store_of(asked).place, len(index.runs()), series, findings, index.problems())

@@ -91,6 +91,12 @@ def test_what_is_exact_changes_with_every_change() -> None:
     assert (zero.kind, zero.change) == (Kind.REGRESSION, math.inf)
 
 
+def test_a_few_bytes_are_no_change_of_a_size_until_they_add_up() -> None:
+    changes = found(series([1e6 + 300 * place for place in range(9)], "size_bytes"))
+    assert [(item.at, item.old, item.new) for item in changes] == [(4, 1e6, 1.0012e6), (8, 1.0012e6, 1.0024e6)]
+    assert found(series([1e6, 1e6 + 999, 1e6], "size_bytes")) == ()
+
+
 def test_what_changes_at_every_run_is_judged_as_noise() -> None:
     assert found(series([value * 1e-6 for value in noise(30)], "max_error")) == ()
 
