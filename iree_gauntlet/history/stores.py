@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 _OBJECTS = re.compile(r"(?:az|s3|gs)://")
-_GIT = re.compile(r"git:(?P<repository>[^#]+)#(?P<branch>[\w./-]+)\Z")
+_GIT = re.compile(r"git:(?P<repository>[^#]+)#(?P<branch>\w[\w./-]*)\Z")
 _GIT_SECONDS = 300.0
 # Others may add at the same time; each time one of them gets through.
 _PUSHES = 20
@@ -90,7 +90,8 @@ def open_history(text: str, configuration: Configuration, cache: Path) -> Histor
     folder = Path(text).expanduser()
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"history {text}: it is a file", "Name a folder.")
-    return FolderHistory(text, folder)
+    # What can only be read has its index in the cache.
+    return FolderHistory(text, folder, beside if folder.exists() and not os.access(folder, os.W_OK) else None)
 
 
 class FolderHistory:

@@ -128,8 +128,28 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
         subprocess.run(["umount", folder], check=True)
 
 
+@mounting
+def test_a_folder_that_can_only_be_read_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "history"
+    open_history(str(folder), Configuration(), tmp_path).add(dict([history_file(run_of(1))]))
+    subprocess.run(["mount", "--bind", folder, folder], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", folder], check=True)
+        index = HistoryIndex(open_history(str(folder), Configuration(), tmp_path / "cache"))
+        index.update()
+        assert [run["run"] for run in index.runs()] == ["run1"]
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
 @pytest.mark.parametrize(
-    ("text", "said"), [("git:.", "no branch"), ("ftp://host/x", "no such kind of place"), ("{file}", "it is a file")]
+    ("text", "said"),
+    [
+        ("git:.", "no branch"),
+        ("git:.#-x", "no branch"),
+        ("ftp://host/x", "no such kind of place"),
+        ("{file}", "it is a file"),
+    ],
 )
 def test_what_is_no_place_for_a_history_is_refused(text: str, said: str, tmp_path: Path) -> None:
     file = tmp_path / "file"
