@@ -181,6 +181,7 @@ def test_ctrl_c_leaves_a_report_of_what_there_is(project: Project, usual: MadeUp
     assert model["reason"].endswith("; interrupted")
 
 
+@pytest.mark.stress
 def test_one_that_is_interrupted_while_a_side_compiles_can_be_reported_and_resumed(
     project: Project, usual: MadeUpTimes, tmp_path: Path
 ) -> None:

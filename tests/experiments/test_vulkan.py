@@ -136,7 +136,11 @@ def test_times_of_a_software_device_are_no_goldens(both: Project, vulkan: Device
 
 
 @pytest.mark.parametrize(
-    ("number", "says"), [(signal.SIGSEGV, "crashed with SIGSEGV"), (signal.SIGSTOP, "ran longer than its")]
+    ("number", "says"),
+    [
+        (signal.SIGSEGV, "crashed with SIGSEGV"),
+        pytest.param(signal.SIGSTOP, "ran longer than its", marks=pytest.mark.stress),
+    ],
 )
 def test_a_run_that_crashes_or_stands_still_is_an_error_and_the_others_go_on(
     both: Project, number: signal.Signals, says: str

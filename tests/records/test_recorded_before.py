@@ -129,6 +129,7 @@ def test_a_bisection_is_resumed(project: Project) -> None:
     assert "env (bad end) …" in done.out
 
 
+@pytest.mark.stress
 def test_a_sweep_is_resumed(tmp_path: Path) -> None:
     micro = Micro(tmp_path / "project")
     shutil.copy(_RECORDED / "micro" / "lin.yml", micro.folder / "lin.yml")
