@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _NOISE = Path(__file__).parents[1] / "tests" / "data" / "noise"
 _RUNS = 60
+_CONDITIONS = ("quiet", "neighbour")
 # Name, size and place of the steps that are put in.
 _STEPS = (("+4 %, 20 behind", 0.04, 40), ("+2 %, 20 behind", 0.02, 40), ("+4 %, 5 behind", 0.04, 55))
 _NEAR = 2
@@ -85,6 +86,7 @@ def main() -> None:
         rules["asv, 2 %"] = _peer(options.asv, _ASV.replace("LEAST", "0.02"))
     if options.otava:
         rules["Otava's defaults"] = _peer(options.otava, _OTAVA)
+    _print_spreads()
     kinds = _kinds()
     unchanged = {kind: _drawn(kind, draw, options.series, 1) for kind, draw in kinds.items()}
     print("| reported of unchanged series | " + " | ".join(kinds) + " | ms a series |")
@@ -104,6 +106,17 @@ def main() -> None:
                 for series in stepped.values()
             ]
             print(f"| {name} | " + " | ".join(f"{100 * share:.0f} %" for share in shares) + " |")
+
+
+def _print_spreads() -> None:
+    """How much the least of one round varies: standard deviation of its logarithm."""
+    recordings = [read_recording(_NOISE / f"{condition}.json") for condition in _CONDITIONS]
+    models = list(recordings[0].models)
+    print(f"| spread of one round | {' | '.join(models)} |\n| --- |{' --- |' * len(models)}")
+    for recording in recordings:
+        spreads = [100 * float(np.log(recording.models[model].min(axis=1)).std()) for model in models]
+        print(f"| {recording.condition} | " + " | ".join(f"{spread:.1f} %" for spread in spreads) + " |")
+    print()
 
 
 def _drawn(kind: str, draw: Callable[[np.random.Generator], Values], count: int, seed: int) -> list[list[float]]:
@@ -142,7 +155,7 @@ def _kinds() -> dict[str, Callable[[np.random.Generator], Values]]:
         "AR(1) 0.6": alike,
     }
     kinds = {name: (lambda chance, draw=draw: 10 * np.exp(draw(chance))) for name, draw in synthetic.items()}
-    for condition in ("quiet", "neighbour"):
+    for condition in _CONDITIONS:
         models = list(read_recording(_NOISE / f"{condition}.json").models.values())
         for rounds in _ROUNDS:
             kinds[f"{condition}, {rounds} round{'s' * (rounds > 1)}"] = lambda chance, models=models, rounds=rounds: (

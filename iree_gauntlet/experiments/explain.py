@@ -137,7 +137,7 @@ class _Explainer:
         """Whether a bundle shows it.
 
         Raises:
-            GauntletError: there is no room to write to.
+            GauntletError: there is no room to write to, or a file cannot be read.
         """
         self.session.log.write("start", {"case": failure.case})
         if isinstance(failure, Lost):
@@ -153,7 +153,7 @@ class _Explainer:
             folder.mkdir(parents=True)
             return self._looked_at(failure, Tools(self.machine, self.session.supervisor, folder))
         except OSError as error:
-            raise GauntletError(f"{shown(folder)} cannot be written to: {error.strerror}", GO_ON) from error
+            raise GauntletError(f"{error.filename or shown(folder)}: {error.strerror}", GO_ON) from error
 
     def _looked_at(self, failure: Failure, tools: Tools) -> bool:
         began = time.monotonic()
@@ -212,14 +212,16 @@ class _Explainer:
             operator = cache(partial(self._operator, failure, tools))
             located = self._located(failure, symptom, tools, operator)
             forms = self._located_forms(failure, symptom, located, operator)
+        if not (early or probes):
+            probes = begin_probes(failure, symptom, tools, pool)
         probed = []
-        for future in probes or () if early else begin_probes(failure, symptom, tools, pool):
+        for future in probes:
             probed.append(future.result())
             self._say(failure, f"{probed[-1].name}: {probed[-1].verdict}")
         if not early:
             self._found(failure, "probes", {"probes": [asdict(item) for item in probed]})
         mended = ", ".join(f"{item.name} (`{item.flag}`)" for item in probed if item.verdict == "passes")
-        return self._bundle(failure, forms, tools, f"It is right with: {mended}." if mended else "")
+        return self._bundle(failure, forms, tools, f"Mended by: {mended}." if mended else "")
 
     def _reduced(self, failure: Failure, symptom: Symptom, tools: Tools) -> tuple[Reduced | None, str]:
         """What is left of a program; or why nothing could be taken from it."""

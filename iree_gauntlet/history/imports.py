@@ -48,7 +48,8 @@ def imported(
         given = {"date": date, "commit": commit, "machine": machine, "sku": sku}
         return tuple(_reader(content)(file, content, given))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        why = error.strerror if isinstance(error, OSError) else f"{error}"
+        missing = f"a field {error} is missing" if isinstance(error, KeyError) else f"{error}"
+        why = error.strerror if isinstance(error, OSError) else missing
         raise GauntletError(
             f"{file} cannot be imported: {why}",
             "Known are job_summary.json of iree-test-suites, JSON of Google Benchmark, data.js of "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from iree_gauntlet.measuring.statistics.false_discovery import DEFAULT_DISCOVERY
 from iree_gauntlet.records.history_outcome import EXACT, Finding, Kind, Series
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
 
 # An error that changes more often than in a third of its runs depends on more than the IREE.
@@ -117,7 +118,7 @@ def _noisy_changes(series: Series, least: float) -> list[Finding]:
         return _drifts(series, least)
     edges = [0, *(change.at for change in changes), len(points)]
     sign = -1 if series.key.more_is_better else 1
-    levels = [_level(values[start:end]) for start, end in pairwise(edges)]
+    levels = [statistics.median(values[start:end]) for start, end in pairwise(edges)]
     return [
         Finding(
             key=series.key,
@@ -144,7 +145,7 @@ def _drifts(series: Series, least: float) -> list[Finding]:
     found = drift(towards, least, disturbed=disturbed)
     if found is None:
         return []
-    new, sign = _level(values[-CONFIRMED_RUNS:]), -1 if series.key.more_is_better else 1
+    new, sign = statistics.median(values[-CONFIRMED_RUNS:]), -1 if series.key.more_is_better else 1
     return [
         Finding(
             key=series.key,
@@ -155,14 +156,7 @@ def _drifts(series: Series, least: float) -> list[Finding]:
             old=new * math.exp(-sign * found.effect),
             new=new,
             runs=len(values) - found.since,
-            p_value=0.0,
+            p_value=found.p_value,
             disturbed=sum(disturbed),
         )
     ]
-
-
-def _level(values: Sequence[float]) -> float:
-    """The median."""
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -5,9 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 
 # Figures of which every change counts: they have no noise.
 EXACT = ("size_bytes", "dispatches", "max_error")
@@ -208,3 +213,13 @@ class HistoryOutcome:
     def regressions(self) -> tuple[Finding, ...]:
         """Those that somebody has to look at: losses that were neither won back, accepted nor found to be none."""
         return tuple(item for item in self.findings if item.kind is not Kind.IMPROVEMENT and not item.settled)
+
+
+def selected(series: Iterable[Series], pattern: str, sku: str) -> tuple[Series, ...]:
+    """Those whose title or case fits a glob, of one device; all where both are empty."""
+    return tuple(
+        item
+        for item in series
+        if (not pattern or fnmatchcase(item.key.title, pattern) or fnmatchcase(item.key.case, pattern))
+        and (not sku or item.key.sku == sku)
+    )

@@ -81,7 +81,13 @@ def _explain_document(outcome: ExplainOutcome, folder: Path | None) -> Document:
 def _again(command: str, run: str) -> str:
     """The command, of this run: the latest one may be another by then."""
     words = [run if word == LATEST else word for word in shlex.split(command)]
-    return shlex.join([*words, run] if words[-1:] == ["explain"] else words)
+    if "explain" in words:
+        place = words.index("explain") + 1
+        place += words[place : place + 1] == ["--slower"]
+        # Words that follow are of the run; where there are none, it was the latest one.
+        if words[place : place + 1] == [] or words[place].startswith("-"):
+            words.insert(place, run)
+    return shlex.join(words)
 
 
 def _case(case: ExplainedCase, folder: Path | None) -> list[Block]:

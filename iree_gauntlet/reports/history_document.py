@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -43,16 +42,6 @@ _MEANINGS = {
     ExitCode.FAILED: "something got worse",
     ExitCode.INCONCLUSIVE: "something may have got worse",
 }
-
-
-def selected(series: Iterable[Series], pattern: str, sku: str) -> tuple[Series, ...]:
-    """Those whose title or case fits a glob, of one device; all where both are empty."""
-    return tuple(
-        item
-        for item in series
-        if (not pattern or fnmatchcase(item.key.title, pattern) or fnmatchcase(item.key.case, pattern))
-        and (not sku or item.key.sku == sku)
-    )
 
 
 def runs_document(runs: Sequence[dict[str, Any]]) -> Document:

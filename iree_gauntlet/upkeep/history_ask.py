@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +15,8 @@ from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.history.judge import Effects, judge
 from iree_gauntlet.history.marked import with_confirmations, with_marks, without_invalid
-from iree_gauntlet.records.history_outcome import HistoryOutcome
-from iree_gauntlet.reports.history_document import changes_document, selected, series_document, series_json
+from iree_gauntlet.records.history_outcome import HistoryOutcome, selected
+from iree_gauntlet.reports.history_document import changes_document, series_document, series_json
 from iree_gauntlet.reports.history_page import history_page
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import html_page
@@ -39,7 +40,7 @@ def check(asked: CheckRequest, *, as_json: bool) -> ExitCode:
         kept = [
             item for item in outcome.findings if datetime.fromisoformat(item.after.time).astimezone(UTC).date() >= day
         ]
-        outcome = HistoryOutcome(outcome.place, outcome.runs, outcome.series, tuple(kept), outcome.problems)
+        outcome = replace(outcome, findings=tuple(kept))
     if as_json:
         found = [item.as_dict() for item in outcome.findings]
         content = {"schema": 1, "history": outcome.place, "runs": outcome.runs, "series": len(outcome.series)}

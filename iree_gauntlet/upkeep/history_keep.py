@@ -22,9 +22,10 @@ from iree_gauntlet.history.index import HistoryIndex
 from iree_gauntlet.history.stores import HistoryStore, open_history
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.earlier_runs import LATEST, run_named
+from iree_gauntlet.records.history_outcome import selected
 from iree_gauntlet.records.history_run import HistoryRun, history_file
 from iree_gauntlet.records.outcome import outcome_of
-from iree_gauntlet.reports.history_document import export_rows, runs_document, selected
+from iree_gauntlet.reports.history_document import export_rows, runs_document
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.settings import made_cache_folder, project_folder, shown
 from iree_gauntlet.system.atomic import write_atomic

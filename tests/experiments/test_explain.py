@@ -90,10 +90,17 @@ def test_a_planted_wrong_dispatch_is_found_and_its_bundle_shows_it(project: Proj
     expected(project)
     done = project.gauntlet("run", "--model", "toy", "--submodel", "sums")
     assert done.code == 1, done.text
-    done = project.gauntlet("explain")
+    calls, real = tmp_path / "calls.txt", find_installed().runtime.run_module
+    counting = project.tool(
+        f'echo "$@" | tr " " "\\n" | grep -e --module= -e local-sync >> "{calls}"; exec {real} "$@"'
+    )
+    done = project.gauntlet("explain", run_module=counting)
     assert done.code == 0, done.text
     (case,) = explained(project)["cases"]
     assert (case["kind"], case["bundled"]) == ("wrong numbers", True)
+    probed = [line for line in calls.read_text().splitlines() if "probe_" in line or "local-sync" in line]
+    assert probed
+    assert len(probed) == len(set(probed)), "each switch is tried once"
     again = case["found"]["again"]
     assert (again["failed"], again["same"], again["symptom"]["ending"]) == (2, True, "wrong numbers")
     located = case["found"]["located"]

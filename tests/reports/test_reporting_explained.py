@@ -13,6 +13,7 @@ import pytest
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.explain_outcome import EXPLAIN_RECORD
 from iree_gauntlet.reports.experiment_reports import write_reports
+from iree_gauntlet.reports.explain_document import _again as command_again
 from tests.support.journal_builder import RUN, JournalBuilder
 
 if TYPE_CHECKING:
@@ -138,3 +139,18 @@ def test_any_text_in_the_record_leaves_the_reports_valid(tmp_path: Path) -> None
     ET.fromstring((run / "junit.xml").read_text())
     for name in ("summary.html", "summary.md", "job_summary.md"):
         assert "<script>" not in (run / name).read_text()
+
+
+@pytest.mark.parametrize(
+    ("typed", "again"),
+    [
+        ("gauntlet explain", "gauntlet explain RUN"),
+        ("gauntlet explain --no-weights", "gauntlet explain RUN --no-weights"),
+        ("gauntlet explain latest 'toy/*' --budget 9", "gauntlet explain RUN 'toy/*' --budget 9"),
+        ("gauntlet explain --slower", "gauntlet explain --slower RUN"),
+        ("gauntlet explain runs/x", "gauntlet explain runs/x"),
+        ("gauntlet run --model toy --explain", "gauntlet run --model toy --explain"),
+    ],
+)
+def test_the_command_that_does_it_again_names_the_run_which_may_no_longer_be_the_latest(typed: str, again: str) -> None:
+    assert command_again(typed, "RUN") == again

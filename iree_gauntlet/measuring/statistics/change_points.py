@@ -83,10 +83,12 @@ class Drift:
     Attributes:
         since: index of the first figure behind the best stretch.
         effect: difference of the logarithms, of the last stretch less the best one.
+        p_value: of its least sure step.
     """
 
     since: int
     effect: float
+    p_value: float
 
 
 def change_points(
@@ -138,7 +140,9 @@ def drift(values: Sequence[float], least_effect: float, *, disturbed: Sequence[b
     if not earlier or len(values) - edges[-2] < CONFIRMED_RUNS:
         return None
     best, since = min(earlier)
-    return Drift(since, last[0] - best) if last[0] - best >= least_effect else None
+    if last[0] - best < least_effect:
+        return None
+    return Drift(since, last[0] - best, max(change.p_value for change in small))
 
 
 def _weakness(change: Change, least_effect: float) -> float:
