@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import __version__
 from iree_gauntlet.cases import Verdict
+from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.records.chain_figures import chain_figures, matrix_cell
 from iree_gauntlet.records.history_run import HistoryCase, HistoryFigure, HistoryMachine, HistoryRun, IreeVersion
 
@@ -31,7 +32,13 @@ _FOLDER = re.compile(r"=.*/")
 
 
 def extract(outcome: RunOutcome) -> HistoryRun:
-    """What is kept of a run, whatever came of it."""
+    """What is kept of a run, whatever came of it.
+
+    Raises:
+        GauntletError: it never began.
+    """
+    if not outcome.started:
+        raise GauntletError(f"run {outcome.run} never began: its journal is empty", "Name another run.")
     toolchain, machine = outcome.toolchain, outcome.machine
     return HistoryRun(
         run=outcome.run,

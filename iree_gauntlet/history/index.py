@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -171,7 +172,8 @@ def _take(database: sqlite3.Connection, name: str, data: bytes) -> None:
 
 def _figures(name: str, run: HistoryRun) -> Iterator[tuple[str | float | None, ...]]:
     for case in run.cases:
-        for item in case.figures:
+        # What is no number is in the file, and in no series.
+        for item in (figure for figure in case.figures if math.isfinite(figure.value)):
             yield (
                 *(name, case.model, case.submodel, case.target, item.name, case.sku, case.flags),
                 *(item.value, int(item.disturbed), item.golden, item.limit, int(item.more_is_better)),

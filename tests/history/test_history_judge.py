@@ -176,6 +176,17 @@ def test_a_run_that_was_added_before_it_was_resumed_counts_once(tmp_path: Path) 
     assert {item.key.figure: len(item.points) for item in index.series()} == {"time_ms": 1, "dispatches": 1}
 
 
+def test_what_is_no_number_is_in_no_series(tmp_path: Path) -> None:
+    store = open_history(str(tmp_path / "history"), Configuration(), tmp_path)
+    store.add(
+        dict(map(history_file, [run_of(1, {"time_ms": math.nan, "dispatches": 7.0}), run_of(2, {"x": math.inf})]))
+    )
+    index = HistoryIndex(store)
+    index.update()
+    assert [item.key.figure for item in index.series()] == ["dispatches"]
+    assert found(*index.series()) == ()
+
+
 def test_marks_accept_move_and_leave_out() -> None:
     item = series([7, 7, 9, 9], "dispatches")
     accepted = Mark("toy/*", "3.2.0", "accepted", "on purpose")
