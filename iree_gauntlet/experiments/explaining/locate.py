@@ -151,7 +151,7 @@ def locate(
             return Located(_passed_on(suspect, failure, tools, private=private), "", len(traces), name)
     if suspects:
         first = program.dispatches[suspects[0]["dispatch"]].name
-        why = f"dispatches differ from the reference, {first} as the first, but none does on its own inputs"
+        why = f"dispatches differ from the reference, {first} as the first, but none is wrong on its own inputs"
     elif held.by_values:
         why = f"each dispatch that takes values which {name} has too gives such values; the others are not judged"
     else:
