@@ -61,7 +61,7 @@ class Judged:
     word: str
 
 
-Cell = str | float | Judged | None
+Cell = str | float | Judged | Link | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Column:
         """A cell on one line; a dash for None, which is unknown."""
         if cell is None:
             return _NOTHING
-        if isinstance(cell, str | Judged):
+        if isinstance(cell, str | Judged | Link):
             return one_line(cell if isinstance(cell, str) else cell.text)
         if self.kind is Kind.DURATION:
             return duration(cell)
@@ -112,10 +112,11 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """The title of what follows; in a part of its own at level 3."""
+    """The title of what follows, in a part of its own at level 3; `anchor` is what a `#…` link of its page names."""
 
     text: str
     level: int = 2
+    anchor: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +189,33 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
+class Chart:
+    """Figures in a row: a picture, in place of which a page shows one that can be zoomed and asked, with scripts.
+
+    Attributes:
+        picture: what is seen without scripts, and elsewhere.
+        values: the figures.
+        unit: theirs.
+        origins: where each figure is from, in words; the first two stand beside the figure.
+        says: lines about a figure, in parts: text, and numbers of words of its origin (`~0` is the first word of the
+            origin before it). A line of which such a word is empty is left out, and one whose two origins have the
+            same word; one that begins with `https://` is a link.
+        level: a line across them; None for none.
+        changes: index of the first figure behind each step, and whether it is dashed.
+        disturbed: indices of figures that are drawn hollow.
+    """
+
+    picture: Picture
+    values: tuple[float, ...]
+    unit: str
+    origins: tuple[tuple[str, ...], ...]
+    says: tuple[tuple[str | int, ...], ...] = ()
+    level: float | None = None
+    changes: tuple[tuple[int, bool], ...] = ()
+    disturbed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Folded:
     """What few look up: folded below its title on a page, which alone has room for it."""
 
@@ -195,7 +223,7 @@ class Folded:
     blocks: tuple[Block, ...]
 
 
-Block = Heading | Paragraph | Items | Table | Notes | Code | Picture | Folded
+Block = Heading | Paragraph | Items | Table | Notes | Code | Picture | Chart | Folded
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +239,7 @@ class Document:
         exit_code: of the command; None where it has not finished.
         remarks: what a reader should know first, a line each: below the answer in files, above it on a terminal.
         meaning: of the exit code, where it has another one here.
+        memory: what the next page in its place wants to know of this one; a page alone keeps it, unseen.
     """
 
     title: str
@@ -221,6 +250,7 @@ class Document:
     exit_code: ExitCode | None = None
     remarks: tuple[str, ...] = ()
     meaning: str = ""
+    memory: str = ""
 
     @property
     def ending(self) -> str:

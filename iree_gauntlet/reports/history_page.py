@@ -1,48 +1,102 @@
-"""The page of a history: what changed, and every series as a line, in a file that needs neither network nor scripts."""
+"""The page of a history: what changed, and every series as a line that can be zoomed, in a file without network."""
 
 from __future__ import annotations
 
+import hashlib
 import shlex
-from itertools import groupby
+from dataclasses import replace
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
-from iree_gauntlet.document import INK, PAPER, Code, Document, Heading, Items, Link, Picture
+from iree_gauntlet.document import INK, PAPER, Chart, Code, Column, Document, Heading, Items, Kind, Link, Picture, Table
 from iree_gauntlet.figures import counted
 from iree_gauntlet.records.bisect_outcome import BISECT_COMPARE
-from iree_gauntlet.records.history_outcome import EXACT, Kind
-from iree_gauntlet.reports.history_document import change_line, changes_document, figure_text
+from iree_gauntlet.records.history_outcome import EXACT, UNITS
+from iree_gauntlet.records.history_outcome import Kind as Found
+from iree_gauntlet.reports.history_document import change_line, changes_document, figure_text, sparkline
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from iree_gauntlet.document import Block, Text
-    from iree_gauntlet.records.history_outcome import Finding, HistoryOutcome, Point, Series
+    from iree_gauntlet.document import Block, Cell, Text
+    from iree_gauntlet.records.history_outcome import Finding, HistoryOutcome, Point, Series, SeriesKey
 
 
 # Of a picture, in its own units; a page scales it.
-_WIDTH, _HEIGHT, _EDGE = 720, 120, 8
+_WIDTH, _HEIGHT, _EDGE = 1440, 240, 16
 # More points than this are a line without circles.
 _CIRCLES = 150
 _BISECTED = {"time_ms": "time", "compile_s": "compile-time", "size_bytes": "size", "dispatches": "dispatches"}
 _COMMIT_CHARACTERS = 40
+# Words of a point's origin.
+_RUN, _IREE, _DAY, _COMMIT, _NAMED, _FILE = range(6)
+# Characters of a course in the table of all series.
+_COURSE = 24
+_EVERY = (
+    *(Column("series"), Column("figure", Kind.NAME), Column("newest", Kind.NAME), Column("course", Kind.NAME)),
+    *(Column("runs", Kind.NUMBER), Column("machine", Kind.NAME)),
+)
 
 
-def history_page(outcome: HistoryOutcome) -> Document:
-    """What changed first, then a part for each case, with a picture for each of its series."""
+def history_page(outcome: HistoryOutcome, today: str, memory: str = "") -> Document:
+    """What changed first, then every series in a table, then a part for each case, with a chart for each series.
+
+    Args:
+        outcome: what the history says.
+        today: `2026-11-25`.
+        memory: of the page that this one replaces: what came since then stands first.
+    """
     changed = changes_document(outcome)
-    blocks: list[Block] = [Heading(changed.title), *changed.blocks]
-    numbered = enumerate(sorted(outcome.series, key=lambda item: item.key))
-    for case, series in groupby(numbered, key=lambda item: item[1].key.case):
-        blocks.append(Heading(case))
-        for number, item in series:
-            blocks += _series(item, number, [found for found in outcome.findings if found.key == item.key])
+    ordered = sorted(outcome.series, key=lambda item: item.key)
+    cases = [(case, tuple(series)) for case, series in groupby(ordered, key=lambda item: item.key.case)]
+    rows = (_row(item, f"case-{number}") for number, (_, series) in enumerate(cases) for item in series)
+    blocks = [*_changes(outcome, memory), Heading("Every series"), Table(_EVERY, tuple(rows))]
+    for number, (case, series) in enumerate(cases):
+        blocks.append(Heading(case, anchor=f"case-{number}"))
+        for item in series:
+            blocks += _series(item, [found for found in outcome.findings if found.key == item.key])
     return Document(
-        "History", changed.answer, changed.facts, tuple(blocks), exit_code=outcome.exit_code, meaning=changed.meaning
+        "History",
+        changed.answer,
+        changed.facts,
+        tuple(blocks),
+        exit_code=outcome.exit_code,
+        meaning=changed.meaning,
+        memory=" ".join((today, *map(_identity, outcome.findings))),
     )
 
 
-def _series(series: Series, number: int, findings: Sequence[Finding]) -> Iterable[Block]:
+def _changes(outcome: HistoryOutcome, memory: str) -> Iterable[Block]:
+    """What changed; where there was a page before, what is new since then, and the rest below it."""
+    day, *known = memory.split() or [""]
+    new = tuple(item for item in outcome.findings if _identity(item) not in known)
+    if not day:
+        changed = changes_document(outcome)
+        yield from (Heading(changed.title), *changed.blocks)
+        return
+    yield from (Heading(f"New since {day}"), *changes_document(replace(outcome, findings=new)).blocks)
+    old = tuple(item for item in outcome.findings if item not in new)
+    if old:
+        yield from (Heading("Known before"), *changes_document(replace(outcome, findings=old, problems=())).blocks)
+
+
+def _identity(finding: Finding) -> str:
+    """The same for the same change on every page."""
+    key, point = finding.key, finding.after
+    words = (key.title, key.sku, key.machine, key.flags, str(finding.kind), point.run, point.time)
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
+
+
+def _row(series: Series, anchor: str) -> tuple[Cell, ...]:
+    key, values = series.key, [point.value for point in series.points]
+    return (
+        *(Link(key.case, f"#{anchor}"), key.figure, figure_text(values[-1], key.figure), sparkline(values, _COURSE)),
+        *(float(len(values)), key.sku or key.machine),
+    )
+
+
+def _series(series: Series, findings: Sequence[Finding]) -> Iterable[Block]:
     key, points = series.key, series.points
     values = [point.value for point in points]
     where = f"{key.sku or key.machine}, flags {key.flags or '–'}"
@@ -50,13 +104,40 @@ def _series(series: Series, number: int, findings: Sequence[Finding]) -> Iterabl
     newest = figure_text(values[-1], key.figure)
     said = f"{key.title}: {low} to {high} in {counted(len(values), 'run')}, newest {newest}"
     yield Heading(f"{key.figure}: {newest}", 3)
-    yield Picture(f"series_{number}.svg", _drawn(series, findings).encode(), said, f"{low} to {high}; {where}")
+    picture = Picture("", _drawn(series, findings).encode(), said, f"{low} to {high}; {where}")
+    yield Chart(
+        picture,
+        tuple(values),
+        UNITS.get(key.figure, ""),
+        tuple(map(_origin, points)),
+        tuple(_says(key)),
+        next((point.golden for point in reversed(points) if point.golden is not None), None),
+        tuple((item.at, item.kind is not Found.REGRESSION) for item in findings),
+        tuple(place for place, point in enumerate(points) if point.disturbed),
+    )
     lines: list[Text] = [(change_line(item), *_commits(item)) for item in findings]
     lines.append((f"newest: {points[-1].run}, IREE {points[-1].iree}, {points[-1].time[:10]}",))
     yield Items(tuple(lines))
     commands = [line for item in findings if (line := _bisect(item))]
     if commands:
         yield Code("\n".join(commands), "sh")
+
+
+def _origin(point: Point) -> tuple[str, ...]:
+    commit = point.commit if len(point.commit) == _COMMIT_CHARACTERS else ""
+    return (point.run, point.iree, point.time[:10], commit, shlex.quote(point.named) if point.named else "", point.file)
+
+
+def _says(key: SeriesKey) -> Iterable[tuple[str | int, ...]]:
+    """What a point of the series leads to: its run, its commits, and the commands to run and to bisect it."""
+    yield ("run ", _RUN, ", ", _FILE)
+    yield ("IREE ", _IREE, ", ", _DAY)
+    yield (f"{BISECT_COMPARE}/", ~_COMMIT, "...", _COMMIT)
+    case = shlex.join(("--model", key.model, "--submodel", key.submodel, "--target", key.target))
+    yield (f"gauntlet run {case} --iree ", _NAMED)
+    if key.figure in _BISECTED:
+        metric = f"--metric {_BISECTED[key.figure]}"
+        yield ("gauntlet bisect --good ", ~_NAMED, " --bad ", _NAMED, f" {metric} {case}")
 
 
 def _commits(finding: Finding) -> Text:
@@ -70,7 +151,7 @@ def _bisect(finding: Finding) -> str:
     """The command that would find the release or commit; empty where nobody has to."""
     metric, key = _BISECTED.get(finding.key.figure), finding.key
     good, bad = finding.before.named, finding.after.named
-    if metric is None or finding.kind is Kind.IMPROVEMENT or finding.settled or not (good and bad) or good == bad:
+    if metric is None or finding.kind is Found.IMPROVEMENT or finding.settled or not (good and bad) or good == bad:
         return ""
     words = ["gauntlet", "bisect", "--good", good, "--bad", bad, "--metric", metric, "--model", key.model]
     return shlex.join([*words, "--submodel", key.submodel, "--target", key.target])
@@ -93,29 +174,32 @@ def _drawn(series: Series, findings: Sequence[Finding]) -> str:
         return _HEIGHT / 2 - (value - middle) / room * (_HEIGHT - 2 * _EDGE)
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH // 2}">',
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="{PAPER}"/>',
     ]
     for item in findings:
-        x, dashes = across(item.at - 0.5), "" if item.kind is Kind.REGRESSION else ' stroke-dasharray="2 3"'
+        x, dashes = across(item.at - 0.5), "" if item.kind is Found.REGRESSION else ' stroke-dasharray="4 6"'
         parts.append(
-            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{_HEIGHT}" style="stroke: {INK}" opacity="0.6"{dashes}>'
-            f"<title>{escape(change_line(item))}</title></line>"
+            f'<line x1="{x:.0f}" x2="{x:.0f}" y1="0" y2="{_HEIGHT}" style="stroke: {INK}" stroke-width="2" '
+            f'opacity="0.6"{dashes}><title>{escape(change_line(item))}</title></line>'
         )
     if goldens:
         y = up(goldens[-1])
         parts.append(
-            f'<line x1="0" x2="{_WIDTH}" y1="{y:.1f}" y2="{y:.1f}" style="stroke: {INK}" stroke-dasharray="6 4"/>'
+            f'<line x1="0" x2="{_WIDTH}" y1="{y:.0f}" y2="{y:.0f}" style="stroke: {INK}" stroke-width="2" '
+            'stroke-dasharray="12 8"/>'
         )
-    track = " ".join(f"{across(place):.1f},{up(point.value):.1f}" for place, point in enumerate(points))
-    parts.append(f'<polyline points="{track}" fill="none" style="stroke: {INK}" stroke-width="1.5"/>')
+    places = [(round(across(place)), round(up(point.value))) for place, point in enumerate(points)]
+    steps = "".join(f"l{x - x0} {y - y0}" for (x0, y0), (x, y) in pairwise(places))
+    track = "M{} {}".format(*places[0]) + steps.replace(" -", "-")
+    parts.append(f'<path d="{track}" fill="none" style="stroke: {INK}" stroke-width="3"/>')
     if len(points) <= _CIRCLES:
-        parts += [_circle(across(place), up(point.value), point, series) for place, point in enumerate(points)]
+        parts += [_circle(*place, point, series) for place, point in zip(places, points, strict=True)]
     return "".join([*parts, "</svg>"])
 
 
-def _circle(x: float, y: float, point: Point, series: Series) -> str:
+def _circle(x: int, y: int, point: Point, series: Series) -> str:
     said = f"{point.run}, IREE {point.iree}, {point.time[:10]}: {figure_text(point.value, series.key.figure)}"
     fill = PAPER if point.disturbed else INK
     style = f"fill: {fill}; stroke: {INK}"
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" style="{style}"><title>{escape(said)}</title></circle>'
+    return f'<circle cx="{x}" cy="{y}" r="6" style="{style}"><title>{escape(said)}</title></circle>'

@@ -13,6 +13,7 @@ import rich.text
 from iree_gauntlet.cleaning import clean, one_line
 from iree_gauntlet.document import (
     Block,
+    Chart,
     Code,
     Column,
     Document,
@@ -126,7 +127,7 @@ def _lines(block: Block) -> Iterator[tuple[str, str]]:
         case Code(text):
             for line in clean(text).splitlines():
                 yield f"    {line}", ""
-        case Picture(file, _, text, caption):
+        case Picture(file, _, text, caption) | Chart(picture=Picture(file, _, text, caption)):
             yield f"{one_line(caption or text)}: {file}", ""
 
 

@@ -1,8 +1,9 @@
-"""A document as a page: one file that needs no other and no network, in light and dark, without scripts."""
+"""A document as a page: one file that needs no other and no network, in light and dark, readable without scripts."""
 
 from __future__ import annotations
 
 import base64
+import html
 import itertools
 import re
 from functools import partial
@@ -14,6 +15,7 @@ from markupsafe import Markup
 
 from iree_gauntlet.cleaning import clean
 from iree_gauntlet.document import INK, PAPER, Document, Picture
+from iree_gauntlet.reports.page_charts import PageCharts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 # What a page has no use for: all before the SVG itself (a declaration, a document type) and its metadata.
 _AROUND_SVG = re.compile(r"\A.*?(?=<svg\b)|<metadata>.*?</metadata>\s*", re.DOTALL)
+_MEMORY = re.compile(r'<meta name="memory" content="([^"]*)">')
 _IDENTIFIER = re.compile(r"(\bid=\"|\bhref=\"#|\burl\(#)")
 
 
@@ -32,7 +35,14 @@ def html_page(document: Document) -> str:
     environment.filters["kind"] = lambda block: type(block).__name__
     environment.filters["inlined"] = partial(_inlined, numbers=itertools.count())
     template = environment.from_string((files(__package__) / "document.html").read_text(encoding="utf-8"))
-    return template.render(document=document, ink=INK, paper=PAPER) + "\n"
+    scripts = PageCharts(document.in_files)
+    return template.render(document=document, scripts=scripts, ink=INK, paper=PAPER) + "\n"
+
+
+def memory_of(page: str) -> str:
+    """What a page remembers for the next one in its place; empty for a page of others."""
+    found = _MEMORY.search(page)
+    return html.unescape(found[1]) if found else ""
 
 
 def _cleaned(value: Any) -> Any:

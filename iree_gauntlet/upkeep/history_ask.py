@@ -19,7 +19,7 @@ from iree_gauntlet.records.history_outcome import HistoryOutcome, selected
 from iree_gauntlet.reports.history_document import changes_document, series_document, series_json
 from iree_gauntlet.reports.history_page import history_page
 from iree_gauntlet.reports.render_console import print_document
-from iree_gauntlet.reports.render_html import html_page
+from iree_gauntlet.reports.render_html import html_page, memory_of
 from iree_gauntlet.settings import project_folder
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.upkeep.history_keep import configuration, day_of, index_of, store_of
@@ -62,11 +62,12 @@ def show(asked: AskRequest, *, as_json: bool) -> ExitCode:
 
 
 def page(asked: PageRequest) -> ExitCode:
-    """Write the page of a history."""
+    """Write the page of a history; of one that it replaces, it knows what was on it."""
     outcome = outcome_for(asked)
     file = Path(asked.output or "history.html")
     try:
-        write_atomic(file, html_page(history_page(outcome)))
+        memory = memory_of(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else ""
+        write_atomic(file, html_page(history_page(outcome, datetime.now(UTC).date().isoformat(), memory)))
     except OSError as error:
         raise GauntletError(f"{file}: {error.strerror}", "Name another file with --output.") from error
     sys.stdout.write(f"{file}: {len(outcome.series)} series of {counted(outcome.runs, 'run')}\n")

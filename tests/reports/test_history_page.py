@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 from lxml import html
 
+from iree_gauntlet.document import Document
 from iree_gauntlet.records.history_outcome import Finding, HistoryOutcome, Kind, Point, Series, SeriesKey
 from iree_gauntlet.reports.history_page import history_page
-from iree_gauntlet.reports.render_html import html_page
+from iree_gauntlet.reports.render_html import html_page, memory_of
 
 _HOSTILE = '"><script>alert(1)</script><img src=x>'
 
@@ -28,15 +30,16 @@ def step(item: Series, at: int, kind: Kind = Kind.REGRESSION) -> Finding:
     return Finding(item.key, kind, at, points[at - 1], points[at], 10.5, 11.5, len(points) - at, p_value=1e-6)
 
 
-def page(*items: Series, findings: tuple[Finding, ...] = ()) -> str:
-    return html_page(history_page(HistoryOutcome("history", 40, items, findings)))
+def page(*items: Series, findings: tuple[Finding, ...] = (), memory: str = "") -> str:
+    return html_page(history_page(HistoryOutcome("history", 40, items, findings), "2026-11-25", memory))
 
 
 def test_a_change_leads_to_its_commits_and_its_bisect() -> None:
     item = series(1, 40)
     text = page(item, findings=(step(item, 21),))
     found = html.fromstring(text)
-    (link,) = found.xpath("//a/@href")
+    series_link, link = found.xpath("//a/@href")
+    assert found.xpath(f"string(//*[@id='{series_link[1:]}'])") == "toy001/abs@cpu"
     assert link == f"https://github.com/iree-org/iree/compare/{20:040x}...{21:040x}"
     command = "gauntlet bisect --good 3.20.0 --bad 3.21.0 --metric time --model toy001 --submodel abs --target cpu"
     assert found.xpath("//pre/code/text()") == [command]
@@ -46,17 +49,50 @@ def test_a_change_leads_to_its_commits_and_its_bisect() -> None:
     assert "regression" in found.xpath("string(//table)")
 
 
-def test_it_needs_neither_network_nor_scripts() -> None:
+def test_no_request_leaves_it() -> None:
     text = page(series(1, 40))
+    assert not re.findall(r"(?:src|href)=\"(?!data:|#)[^\"]", text)
+    assert "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-" in text
+    assert "Copyright (c) 2022 Leon Sorokin" in text, "uPlot's licence goes with it"
+
+
+def test_a_page_without_charts_has_no_scripts() -> None:
+    text = html_page(Document("t", "a", (), ()))
     assert "<script" not in text
-    assert not re.findall(r"(?:src|href)=\"(?!data:)[^\"#]", text)
+    assert "script-src" not in text
+
+
+def test_charts_share_the_runs_that_they_are_of() -> None:
+    first, second, other = series(1, 40), series(2, 40), series(3, 3)
+    (data,) = html.fromstring(page(first, second, other, findings=(step(first, 21),))).xpath("//script[@id='charts']")
+    found = json.loads(data.text)
+    assert [chart["track"] for chart in found["charts"]] == [0, 0, 1]
+    assert len(found["origins"]) == 40
+    assert found["origins"][3] == ["run3", "3.3.0", "2026-03-04", f"{3:040x}", "3.3.0", "3.json"]
+    assert found["charts"][0]["changes"] == [[21, False]]
+    assert found["charts"][0]["disturbed"] == [0, 9, 18, 27, 36]
+    assert found["charts"][0]["values"] == [float(f"{point.value:.6g}") for point in first.points]
+
+
+def test_what_is_new_since_the_page_before_stands_first() -> None:
+    items = series(1, 40), series(2, 40)
+    before = page(*items, findings=(step(items[0], 21),))
+    text = page(*items, findings=tuple(step(item, 21) for item in items), memory=memory_of(before))
+    new, known = (html.fromstring(text).xpath(f"string((//table)[{number}])") for number in (1, 2))
+    assert "toy002" in new
+    assert "toy001" not in new
+    assert "toy001" in known
+    assert html.fromstring(text).xpath("string(//h2[1])") == "New since 2026-11-25"
+    again = page(*items, findings=(step(items[0], 21),), memory=memory_of(text))
+    assert "Nothing changed." in html.fromstring(again).xpath("string(//body)")
 
 
 def test_names_of_any_kind_are_shown_as_they_are() -> None:
     item = series(1, 5, name=_HOSTILE)
     found = html.fromstring(page(item, findings=(step(item, 3),)))
-    assert found.xpath("//script | //img") == []
-    assert _HOSTILE in found.xpath("string(//h2[2])")
+    assert len(found.xpath("//script")) == 2
+    assert found.xpath("//img") == []
+    assert _HOSTILE in found.xpath("string(//h2[3])")
 
 
 def test_a_hundred_series_of_five_hundred_runs_are_less_than_a_megabyte() -> None:

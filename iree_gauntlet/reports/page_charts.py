@@ -1,0 +1,98 @@
+"""The charts of a page: what they show as data, and the scripts that zoom them, uPlot (MIT) among them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+from iree_gauntlet.cleaning import clean
+from iree_gauntlet.document import Chart, Folded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from iree_gauntlet.document import Block
+
+
+class PageCharts:
+    """The charts of a document; without any, all is empty.
+
+    Args:
+        blocks: of the document.
+    """
+
+    def __init__(self, blocks: Iterable[Block]) -> None:
+        self._charts = tuple(_charts(blocks))
+        self._numbers = {id(chart): number for number, chart in enumerate(self._charts)}
+
+    def number(self, chart: Chart) -> int:
+        """Which one it is."""
+        return self._numbers[id(chart)]
+
+    @property
+    def policy(self) -> Markup:
+        """What the page's content policy says of scripts: these alone run, whatever a name in the page holds."""
+        if not self._charts:
+            return Markup()
+        digest = base64.b64encode(hashlib.sha256(_script().encode()).digest()).decode()
+        return Markup("; script-src 'sha256-{}'").format(digest)
+
+    @property
+    def style(self) -> Markup:
+        """The style sheet of uPlot."""
+        return Markup(_shipped("uplot/uPlot.min.css")) if self._charts else Markup()  # noqa: S704
+
+    @property
+    def written(self) -> Markup:
+        """The data and the scripts, for the end of the page."""
+        if not self._charts:
+            return Markup()
+        # In a script, only what could end it has a meaning.
+        data = json.dumps(_data(self._charts), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+        parts = (Markup(data), Markup(_script()))  # noqa: S704
+        return Markup('<script type="application/json" id="charts">{}</script>\n<script>{}</script>').format(*parts)
+
+
+def _charts(blocks: Iterable[Block]) -> Iterator[Chart]:
+    for block in blocks:
+        if isinstance(block, Chart):
+            yield block
+        elif isinstance(block, Folded):
+            yield from _charts(block.blocks)
+
+
+def _data(charts: Iterable[Chart]) -> dict[str, Any]:
+    """What `charts.js` reads: origins and rows of them once each, for most charts share them."""
+    origins: dict[tuple[str, ...], int] = {}
+    tracks: dict[tuple[int, ...], int] = {}
+    shown = []
+    for chart in charts:
+        track = tuple(origins.setdefault(tuple(map(clean, origin)), len(origins)) for origin in chart.origins)
+        shown.append(
+            {
+                "track": tracks.setdefault(track, len(tracks)),
+                "values": [int(value) if value == int(value) else float(f"{value:.6g}") for value in chart.values],
+                "unit": chart.unit,
+                "says": chart.says,
+                "level": chart.level,
+                "changes": chart.changes,
+                "disturbed": chart.disturbed,
+            }
+        )
+    return {"origins": list(origins), "tracks": list(tracks), "charts": shown}
+
+
+@cache
+def _script() -> str:
+    licence = _shipped("uplot/LICENSE").strip()
+    return f"/*\n{licence}\n*/\n{_shipped('uplot/uPlot.iife.min.js').strip()}\n{_shipped('charts.js')}"
+
+
+def _shipped(name: str) -> str:
+    return (files(__package__) / name).read_text(encoding="utf-8")
