@@ -13,7 +13,9 @@ from iree_gauntlet.measuring.statistics.false_discovery import DEFAULT_DISCOVERY
 from iree_gauntlet.records.history_outcome import EXACT, Finding, Kind, Series
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+    from iree_gauntlet.records.history_outcome import Point
 
 
 # An error that changes more often than in a third of its runs depends on more than the IREE.
@@ -116,16 +118,19 @@ def _noisy_changes(series: Series, least: float) -> list[Finding]:
     changes = change_points(values, least, disturbed=disturbed)
     if not changes:
         return _drifts(series, least)
-    edges = [0, *(change.at for change in changes), len(points)]
+    places = [_with_iree(points, change.at) for change in changes]
+    if len(set(places)) < len(places):
+        places = [change.at for change in changes]
+    edges = [0, *places, len(points)]
     sign = -1 if series.key.more_is_better else 1
     levels = [statistics.median(values[start:end]) for start, end in pairwise(edges)]
     return [
         Finding(
             key=series.key,
             kind=Kind.REGRESSION if sign * change.effect > 0 else Kind.IMPROVEMENT,
-            at=change.at,
-            before=points[change.at - 1],
-            after=points[change.at],
+            at=place,
+            before=points[place - 1],
+            after=points[place],
             old=levels[number],
             new=levels[number] * math.exp(change.effect),
             runs=change.after,
@@ -134,8 +139,25 @@ def _noisy_changes(series: Series, least: float) -> list[Finding]:
             disturbed=sum(disturbed[edges[number] : edges[number + 2]]),
             won_back=sign * change.effect > 0 and sign * math.log(levels[-1] / levels[number]) < least,
         )
-        for number, change in enumerate(changes)
+        for number, (place, change) in enumerate(zip(places, changes, strict=True))
     ]
+
+
+def _with_iree(points: Sequence[Point], at: int) -> int:
+    """Where a step belongs that was found among runs of one IREE: where that came or went, if only a few runs differ.
+
+    Runs of one IREE scatter, and the best split may be off by some. One that parts them evenly stays: the IREE is not
+    what changed.
+    """
+    same = points[at].version
+    if not same or points[at - 1].version != same:
+        return at
+    start = next(place for place in range(at, -1, -1) if place == 0 or points[place - 1].version != same)
+    end = next((place for place in range(at, len(points)) if points[place].version != same), len(points))
+    if min(at - start, end - at) > max(1, (end - start) // 4):
+        return at
+    nearer = start if at - start <= end - at else end
+    return nearer if 0 < nearer < len(points) else at
 
 
 def _drifts(series: Series, least: float) -> list[Finding]:

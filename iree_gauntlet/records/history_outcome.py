@@ -81,6 +81,11 @@ class Point:
     limit: float | None = None
     named: str = ""
 
+    @property
+    def version(self) -> str:
+        """What is the same for runs of the same IREE; empty where it is not known."""
+        return self.commit or self.iree
+
 
 @dataclass(frozen=True, slots=True)
 class Series:
@@ -152,6 +157,11 @@ class Finding:
         return settled or (f"suspected {self.kind}" if self.suspected else str(self.kind))
 
     @property
+    def same_iree(self) -> bool:
+        """Whether the runs on both sides have the same IREE: then something else changed."""
+        return bool(self.after.version) and self.before.version == self.after.version
+
+    @property
     def change(self) -> float:
         """As a share of the old level; infinite where that was 0."""
         return (self.new - self.old) / abs(self.old) if self.old else math.inf
@@ -176,6 +186,7 @@ class Finding:
             "runs": self.runs,
             "p_value": self.p_value,
             "disturbed": self.disturbed,
+            "same_iree": self.same_iree,
             "before": _named(self.before),
             "after": _named(self.after),
         }

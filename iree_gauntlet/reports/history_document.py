@@ -62,9 +62,13 @@ def changes_document(outcome: HistoryOutcome) -> Document:
     rows = tuple(map(_row, findings))
     blocks: list[Block] = [Table(_CHANGES, rows, _SHOWN)] if rows else [Paragraph(("Nothing changed.",))]
     disturbed = [item for item in findings if item.disturbed]
+    notes = []
     if disturbed:
-        text = "* some of its runs were measured on a busy machine, and count for a quarter"
-        blocks.append(Notes((text,)))
+        notes.append("* some of its runs were measured on a busy machine, and count for a quarter")
+    if any(item.same_iree for item in findings):
+        notes.append("† the IREE is the same before and after: the machine, or what it is measured with, is not")
+    if notes:
+        blocks.append(Notes(tuple(notes)))
     if outcome.problems:
         blocks += [Heading("Not read"), Items(tuple((problem,) for problem in outcome.problems))]
     worse = [item for item in outcome.regressions if not item.suspected]
@@ -84,10 +88,11 @@ def _row(item: Finding) -> tuple[Cell, ...]:
         change += f" ({item.confirmed}{f' ×{item.ratio:.3f}' if item.ratio else ''})"
     figure = item.key.figure
     levels = f"{figure_text(item.old, figure)} → {figure_text(item.new, figure)}{' *' if item.disturbed else ''}"
+    since = f"{item.after.iree} {item.after.time[:10]}{' †' if item.same_iree else ''}"
     likely = "exact" if item.p_value is None else "" if item.kind is Found.DRIFT else f"{item.p_value:.1g}"
-    before, after = item.before, item.after
+    before = item.before
     return (
-        *(Judged(item.word, colour), item.key.title, change, levels, f"{after.iree} {after.time[:10]}"),
+        *(Judged(item.word, colour), item.key.title, change, levels, since),
         *(f"{before.iree} {before.time[:10]}", float(item.runs), likely, item.key.sku or item.key.machine),
     )
 

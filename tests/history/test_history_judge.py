@@ -17,6 +17,7 @@ from iree_gauntlet.history.marked import with_confirmations, with_marks, without
 from iree_gauntlet.history.stores import open_history
 from iree_gauntlet.records.history_outcome import Finding, HistoryOutcome, Kind, Point, Series, SeriesKey
 from iree_gauntlet.records.history_run import HistoryMachine, history_file
+from iree_gauntlet.reports.history_document import changes_document
 from iree_gauntlet.settings import Configuration
 from tests.history.builder import run_of
 
@@ -53,6 +54,31 @@ def test_a_step_of_a_time_is_one_or_the_other(size: float, kind: Kind) -> None:
     assert (finding.kind, finding.at, finding.suspected, finding.runs) == (kind, 20, False, 10)
     assert finding.change == pytest.approx(size, abs=0.01)
     assert (finding.before.run, finding.after.run) == ("run19", "run20")
+
+
+def repeated(values: Sequence[float], each: int) -> Series:
+    """Runs of one IREE after the other, so many of each."""
+    item = series(values)
+    return replace(
+        item, points=tuple(replace(point, iree=f"3.{place // each}.0") for place, point in enumerate(item.points))
+    )
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_step_among_runs_of_one_iree_belongs_to_where_that_came(late: int) -> None:
+    # The first run of 3.2.0 is as fast as those before, by chance.
+    (finding,) = found(repeated(stepped(0.05, 10 + late, 10 - late), 5))
+    assert (finding.before.iree, finding.after.iree, finding.at) == ("3.1.0", "3.2.0", 10)
+    assert not finding.same_iree
+
+
+def test_a_step_in_the_middle_of_runs_of_one_iree_is_not_the_irees() -> None:
+    (finding,) = found(repeated(stepped(0.05, 20, 20), 8))
+    assert (finding.at, finding.same_iree) == (20, True)
+    outcome = HistoryOutcome("history", 40, (), (finding,))
+    assert outcome.exit_code is ExitCode.FAILED, "somebody has to look all the same"
+    text = "".join(map(str, changes_document(outcome).blocks))
+    assert "† the IREE is the same before and after" in text
 
 
 def test_where_more_is_better_a_fall_is_the_loss() -> None:
