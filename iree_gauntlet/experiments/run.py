@@ -185,7 +185,9 @@ def run(
         with _engine(plan, shard, run_dir, machine, chosen, progress, runs) as (engine, steps, finished):
             code = engine.run(steps, finished)
     presenter.ran(run_dir, brief=brief)
-    add_itself(run_dir, machine.store.configuration, made_cache_folder(request.toolchain.cache_dir))
+    if hold is None:
+        # One that leaves steps to its caller is a part of a measurement, which is no run.
+        add_itself(run_dir, machine.store.configuration, made_cache_folder(request.toolchain.cache_dir))
     return Ran(code, plan.steps, later, run_dir)
 
 

@@ -42,7 +42,7 @@ class Effects:
 
 
 def judge(series: Iterable[Series], effects: Effects) -> tuple[Finding, ...]:
-    """All that changed, the most significant first.
+    """All that changed, losses and the largest first.
 
     Among those that are no matter of fact, no more than one in twenty is false: Benjamini and Hochberg's rule over all
     series, also those in which nothing was found.
@@ -67,12 +67,12 @@ def judge(series: Iterable[Series], effects: Effects) -> tuple[Finding, ...]:
 
 
 def _rank(finding: Finding) -> tuple[int, float, float, tuple[str, ...]]:
-    """Losses, suspected ones, what got better, what was won back; of each the surest first, then the largest."""
+    """Losses, suspected ones, what got better, what was won back; of each the largest first, then the surest."""
     key = finding.key
     better = finding.kind is Kind.IMPROVEMENT
     group = 3 if finding.won_back else 2 if better else 1 if finding.suspected else 0
     size = -abs(math.log(finding.new / finding.old)) if finding.new > 0 and finding.old > 0 else -math.inf
-    return group, finding.p_value or 0.0, size, (key.title, key.sku, key.machine, key.flags)
+    return group, size, finding.p_value or 0.0, (key.title, key.sku, key.machine, key.flags)
 
 
 def _is_exact(series: Series) -> bool:

@@ -204,7 +204,7 @@ class HistoryOutcome:
         place: where it is.
         runs: how many it has.
         series: all of them.
-        findings: the most significant first.
+        findings: the largest loss first.
         problems: files that could not be read, with why.
     """
 

@@ -4,7 +4,7 @@
   const data = JSON.parse(document.getElementById("charts").textContent);
   const colour = (name) => () => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const [ink, faint, rule, paper] = ["--ink", "--faint", "--rule", "--paper"].map(colour);
-  const digits = (value) => value.toLocaleString("en", { maximumSignificantDigits: 7 });
+  const digits = (value) => value.toLocaleString("en", { maximumSignificantDigits: Number.isInteger(value) ? 15 : 6 });
   const drawn = [];
 
   const element = (name, text, attributes = {}) => {
@@ -67,11 +67,13 @@
       { stroke: faint, grid: { stroke: rule, width: 1 }, ticks: { stroke: rule }, space: 110,
         incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000],
         values: (_, at) => at.map((value) => (origins[value] ? origins[value][1] : "")) },
-      { stroke: faint, grid: { stroke: rule, width: 1 }, ticks: { stroke: rule }, size: 80,
+      { stroke: faint, grid: { stroke: rule, width: 1 }, ticks: { stroke: rule },
+        size: (_, values) => 30 + 7 * Math.max(...(values || [""]).map((text) => text.length)),
         values: (_, values) => values.map(digits) },
     ];
     const width = () => figure.clientWidth || 320;
-    const options = { width: width(), height: 280, series, axes, scales: { x: { time: false } },
+    const padding = [16, 60, 0, 0];
+    const options = { padding, width: width(), height: 280, series, axes, scales: { x: { time: false } },
       cursor: { points: { show: false } }, hooks: { drawAxes: [changes(chart)] } };
     const plot = new uPlot(options, columns, place);
     drawn.push(plot);

@@ -57,7 +57,7 @@ def runs_document(runs: Sequence[dict[str, Any]]) -> Document:
 
 
 def changes_document(outcome: HistoryOutcome) -> Document:
-    """What changed, the most significant first."""
+    """What changed, the largest loss first."""
     findings = outcome.findings
     rows = tuple(map(_row, findings))
     blocks: list[Block] = [Table(_CHANGES, rows, _SHOWN)] if rows else [Paragraph(("Nothing changed.",))]

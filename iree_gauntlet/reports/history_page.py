@@ -31,6 +31,8 @@ _BISECTED = {"time_ms": "time", "compile_s": "compile-time", "size_bytes": "size
 _COMMIT_CHARACTERS = 40
 # Words of a point's origin.
 _RUN, _IREE, _DAY, _COMMIT, _NAMED, _FILE = range(6)
+# Of the series of a case: what people look for first stands first.
+_ORDER = {name: place for place, name in enumerate(("time_ms", "max_error", "dispatches", "size_bytes", "compile_s"))}
 # Characters of a course in the table of all series.
 _COURSE = 24
 _EVERY = (
@@ -48,7 +50,9 @@ def history_page(outcome: HistoryOutcome, today: str, memory: str = "") -> Docum
         memory: of the page that this one replaces: what came since then stands first.
     """
     changed = changes_document(outcome)
-    ordered = sorted(outcome.series, key=lambda item: item.key)
+    ordered = sorted(
+        outcome.series, key=lambda item: (item.key.case, _ORDER.get(item.key.figure, len(_ORDER)), item.key)
+    )
     cases = [(case, tuple(series)) for case, series in groupby(ordered, key=lambda item: item.key.case)]
     rows = (_row(item, f"case-{number}") for number, (_, series) in enumerate(cases) for item in series)
     blocks = [*_changes(outcome, memory), Heading("Every series"), Table(_EVERY, tuple(rows))]

@@ -73,7 +73,7 @@ def history_show_task(options: dict[str, Any]) -> ExitCode:
 
 @gauntlet_task("check", (*options_of(CheckRequest), *FORMAT))
 def history_check_task(options: dict[str, Any]) -> ExitCode:
-    """Say what changed over all runs, the most significant first.
+    """Say what changed over all runs, the largest loss first.
 
     Exit codes: 0 nothing got worse, 1 something did and has not been won back, 4 something is suspected to, 2 usage,
     3 an error.
@@ -89,7 +89,7 @@ def history_check_task(options: dict[str, Any]) -> ExitCode:
 def history_confirm_task(options: dict[str, Any]) -> ExitCode:
     """Measure the two IREEs of a step in turns, as `compare` does: is it there? And which bisect finds its cause?
 
-    The most significant loss that fits is taken. What comes of it is kept in the history, and shown with the step.
+    Of the losses that fit, the surest one that can be measured is taken. What comes of it is kept in the history, and shown with the step.
 
     Example: history.confirm --series 'dtln/spectral@cpu time_ms'
     """

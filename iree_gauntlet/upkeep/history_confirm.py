@@ -58,11 +58,15 @@ def confirm(asked: ConfirmRequest, presenter: Presenter) -> ExitCode:
 
 
 def _chosen(asked: ConfirmRequest) -> Finding:
-    """The most significant loss that fits."""
+    """The surest loss that fits and has not been confirmed yet; one that can be measured, where there is one."""
     found = [item for item in outcome_for(asked).regressions if item.kind is Kind.REGRESSION]
     if not found:
         raise NothingSelectedError("nothing got worse that fits", "`history.check` shows all that changed.")
-    return found[0]
+
+    def order(item: Finding) -> tuple[bool, bool, float]:
+        return bool(item.confirmed), item.key.figure not in _METRICS, item.p_value or 0.0
+
+    return min(found, key=order)
 
 
 def _measured(asked: ConfirmRequest, finding: Finding, irees: tuple[str, str], presenter: Presenter) -> ExitCode:
