@@ -48,7 +48,7 @@ from iree_gauntlet.requests import (
     given,
     require_as_begun,
 )
-from iree_gauntlet.settings import made_cache_folder, runs_folder, shown
+from iree_gauntlet.settings import runs_folder, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -187,7 +187,7 @@ def run(
     presenter.ran(run_dir, brief=brief)
     if hold is None:
         # One that leaves steps to its caller is a part of a measurement, which is no run.
-        add_itself(run_dir, machine.store.configuration, made_cache_folder(request.toolchain.cache_dir))
+        add_itself(run_dir, machine.store.configuration, machine.cache_dir)
     return Ran(code, plan.steps, later, run_dir)
 
 

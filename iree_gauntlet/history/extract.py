@@ -15,9 +15,10 @@ from iree_gauntlet.records.chain_figures import chain_figures, matrix_cell
 from iree_gauntlet.records.history_run import HistoryCase, HistoryFigure, HistoryMachine, HistoryRun, IreeVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from iree_gauntlet.records.outcome import ChainOutcome, RunOutcome
+    from iree_gauntlet.records.step_outcome import StepOutcome
     from iree_gauntlet.results import Check
 
 
@@ -43,7 +44,7 @@ def extract(outcome: RunOutcome) -> HistoryRun:
     return HistoryRun(
         run=outcome.run,
         time=outcome.started,
-        cases=tuple(map(_case, outcome.chains)),
+        cases=tuple(case for chain in outcome.chains for case in (*_variants(chain), _case(chain))),
         iree=iree_version(toolchain),
         machine=HistoryMachine.from_dict(machine),
         suite=outcome.suite,
@@ -69,11 +70,30 @@ def _case(chain: ChainOutcome) -> HistoryCase:
         target=chain.target,
         sku=chain.sku,
         device=device,
-        flags=_flags(chain),
+        flags=_flags(chain.steps),
         verdict=str(chain.verdict),
         reason=bad.reason[:_REASON_CHARACTERS] if bad is not None and chain.verdict is not Verdict.PASSED else "",
         figures=tuple(_figures(chain)),
     )
+
+
+def _variants(chain: ChainOutcome) -> Iterator[HistoryCase]:
+    """What a point of a sweep says of each of its recipes: `lin/4-64-128/int8wo`."""
+    for variant in (item for step in chain.steps for item in step.statistics.get("micro", {}).get("variants", ())):
+        label, time = variant["label"], variant["iree"]
+        values = (("time_ms", time and time["ms"]), ("size_bytes", variant["module_bytes"]))
+        yield HistoryCase(
+            model=chain.model,
+            submodel=f"{chain.submodel}/{label}",
+            target=chain.target,
+            sku=chain.sku,
+            flags=_flags(step for step in chain.steps if step.role == label),
+            verdict=variant["status"],
+            reason=variant["reason"][:_REASON_CHARACTERS],
+            figures=tuple(
+                HistoryFigure(name, value, "median" if name == "time_ms" else "") for name, value in values if value
+            ),
+        )
 
 
 def _figures(chain: ChainOutcome) -> Iterator[HistoryFigure]:
@@ -104,11 +124,11 @@ def _held_against(check: Check | None) -> tuple[float | None, float | None]:
     return (None, None) if check is None else (check.golden, check.limit)
 
 
-def _flags(chain: ChainOutcome) -> str:
+def _flags(steps: Iterable[StepOutcome]) -> str:
     """Of all that it was compiled and run with; where files lie is no part of it."""
     words = {
         f"{step.name} {_FOLDER.sub('=', flag)}"
-        for step in chain.steps
+        for step in steps
         for flag in step.flags
         if step.stage in ("compile", "benchmark") and not _PLACES.match(flag)
     }

@@ -89,7 +89,8 @@ def history_check_task(options: dict[str, Any]) -> ExitCode:
 def history_confirm_task(options: dict[str, Any]) -> ExitCode:
     """Measure the two IREEs of a step in turns, as `compare` does: is it there? And which bisect finds its cause?
 
-    Of the losses that fit, the surest one that can be measured is taken. What comes of it is kept in the history, and shown with the step.
+    Of the losses that fit, the surest one that can be measured is taken. What comes of it is kept in the history, and
+    shown with the step.
 
     Example: history.confirm --series 'dtln/spectral@cpu time_ms'
     """

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.experiments.sweep import MicroRun, earlier_micro
+from iree_gauntlet.history.adding import add_itself
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.output import Output, open_progress, write_text
@@ -64,6 +65,7 @@ def micro(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
         workbench = open_workbench(toolchain, progress, need_toolchain=True)
         run = MicroRun(asked, toolchain, config, registry, torch, workbench, progress, earlier)
         run.measure()
+    add_itself(run.run_dir, workbench.store.configuration, workbench.cache_dir)
     return _report(run, output)
 
 

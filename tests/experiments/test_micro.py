@@ -102,6 +102,7 @@ def test_every_report_of_a_sweep_has_the_same(first: Sweep) -> None:
 def second(tmp_path_factory: pytest.TempPathFactory) -> Micro:
     """A sweep that has ended, of what was all made before."""
     micro = Micro(tmp_path_factory.mktemp("second"))
+    (micro.folder / "gauntlet.toml").write_text('[history]\nstore = "history"\nadd = true\n')
     (micro.folder / "targets.json").write_text('{"Fwd Speedup (x)": {"int8wo": 1.25}}')
     with mock.patch.dict(sys.modules, {"matplotlib": None}):
         done = micro.sweep("--output", "oss.json", "--targets", "targets.json")
@@ -115,6 +116,16 @@ def test_the_second_time_nothing_is_made(second: Micro) -> None:
     assert len(steps) == 7
     assert all(second.journal.results[step].as_dict()["cache"]["hit"] for step in steps)
     assert second.variant("int8wo")["first_call_ms"] == FIRST_CALL_MS
+
+
+def test_it_adds_itself_to_the_history_with_each_recipe(second: Micro) -> None:
+    exported = second.project.gauntlet("history.export", "--series", "* time_ms")
+    rows = [row.split(",") for row in exported.out.splitlines()[1:]]
+    recipes = ("O3", "baseline", "int8wo")
+    assert [row[:4] for row in rows] == [["lin", f"4-64-128/{name}", "cpu", "time_ms"] for name in recipes]
+    assert all(str(CALL_MS) in row for row in rows), exported.text
+    sizes = second.project.gauntlet("history.export", "--series", "* size_bytes")
+    assert len(sizes.out.splitlines()) == 1 + len(recipes)
 
 
 def test_reports_can_be_made_again(second: Micro) -> None:

@@ -36,6 +36,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def second(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     """A benchmark that has ended, of what was all made before."""
     made = Bench(tmp_path_factory.mktemp("second"))
+    (made.folder / "gauntlet.toml").write_text('[history]\nstore = "history"\nadd = true\n')
     done = made.run("-m", "line", "-c", "small", "-o", "perf")
     assert done.code == 0, done.text
     return made
@@ -100,6 +101,14 @@ def test_the_second_time_nothing_is_made(second: Bench) -> None:
     assert entry["total_time"] == pytest.approx(5 * CALL_MS / 1000)
     assert entry["samples_per_sec"] == pytest.approx(2000 / CALL_MS)
     assert second.result("line/small@cpu:benchmark")["samples"]["real_time"] == [CALL_MS] * 5
+
+
+def test_it_adds_itself_to_the_history(second: Bench) -> None:
+    exported = second.project.gauntlet("history.export", "--series", "* time_ms")
+    assert exported.code == 0, exported.text
+    _, row = exported.out.splitlines()
+    assert row.startswith("line,small,cpu,time_ms,")
+    assert f",{CALL_MS}," in row
 
 
 def test_all_reports_have_it(second: Bench) -> None:
