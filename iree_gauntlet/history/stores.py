@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _OBJECTS = re.compile(r"(?:az|s3|gs)://")
 _GIT = re.compile(r"git:(?P<repository>[^#]+)#(?P<branch>\w[\w./-]*)\Z")
+# `s3:/bucket`, `gitx:repository`: a slip, and no folder that anybody wants.
+_MISSPELT = re.compile(r"[a-z][a-z0-9+]+:")
 _GIT_SECONDS = 300.0
 # Others may add at the same time; each time one of them gets through.
 _PUSHES = 20
@@ -46,11 +48,13 @@ class HistoryStore(Protocol):
 
     Attributes:
         place: as a user names it.
-        beside: a folder on this machine for what can be made again.
     """
 
     place: str
-    beside: Path
+
+    @property
+    def beside(self) -> Path:
+        """A folder on this machine for what can be made again."""
 
     def names(self) -> frozenset[str]:
         """Of all files. GauntletError where it cannot be reached."""
@@ -84,23 +88,33 @@ def open_history(text: str, configuration: Configuration, cache: Path) -> Histor
         if found is None:
             raise UsageError(f"history {text}: no branch", "Name it so: git:REPOSITORY#BRANCH, such as git:.#history.")
         return GitHistory(text, found["repository"], found["branch"], beside)
-    if "://" in text:
+    if "://" in text or _MISSPELT.match(text):
         hint = "Expected a folder, git:REPOSITORY#BRANCH, az://account/container/path, s3://bucket/path or gs://…"
         raise UsageError(f"history {text}: no such kind of place", hint)
     folder = Path(text).expanduser()
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"history {text}: it is a file", "Name a folder.")
-    # What can only be read has its index in the cache.
-    return FolderHistory(text, folder, beside if folder.exists() and not os.access(folder, os.W_OK) else None)
+    return FolderHistory(text, folder, beside)
 
 
 class FolderHistory:
-    """A folder."""
+    """A folder.
 
-    def __init__(self, place: str, folder: Path, beside: Path | None = None) -> None:
+    Args:
+        place: as a user names it.
+        folder: it.
+        cache: has the index of one that is not there, or can only be read.
+    """
+
+    def __init__(self, place: str, folder: Path, cache: Path) -> None:
         self.place = place
-        self.beside = beside or folder
         self._folder = folder
+        self._cache = cache
+
+    @property
+    def beside(self) -> Path:
+        """Where its index is: nothing is made by being asked."""
+        return self._folder if self._folder.is_dir() and os.access(self._folder, os.W_OK) else self._cache
 
     def names(self) -> frozenset[str]:
         """Of all files in it."""

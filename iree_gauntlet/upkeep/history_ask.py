@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.dialects.history_marks import read_marks
-from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError
+from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.history.judge import Effects, judge
 from iree_gauntlet.history.marked import with_confirmations, with_marks, without_invalid
@@ -79,6 +79,7 @@ def outcome_for(asked: AskRequest) -> HistoryOutcome:
 
     Raises:
         NothingSelectedError: none fits.
+        UsageError: a file of marks is named that is not there.
     """
     index, settings = index_of(asked), configuration().history
     every = index.series()
@@ -87,6 +88,8 @@ def outcome_for(asked: AskRequest) -> HistoryOutcome:
         names = sorted({item.key.case for item in every})
         hint = f"Cases there: {', '.join(names[:20])}{', …' if len(names) > 20 else ''}."
         raise NothingSelectedError(f"no series fits {asked.series or asked.sku}", hint)
+    if asked.marks and not Path(asked.marks).is_file():
+        raise UsageError(f"--marks {asked.marks}: there is no such file", "Name a file such as history_marks.toml.")
     marks = read_marks(Path(asked.marks) if asked.marks else project_folder() / _MARKS)
     series = without_invalid(series, marks)
     findings = with_marks(

@@ -99,7 +99,7 @@ def replace(*words):
         os.kill(os.getpid(), 9)
     real(*words)
 os.replace = replace
-FolderHistory("h", Path(sys.argv[1])).add(dict(history_file(run_of(day)) for day in range(1, 6)))
+FolderHistory("h", Path(sys.argv[1]), Path(sys.argv[1])).add(dict(history_file(run_of(day)) for day in range(1, 6)))
 """
     folder = tmp_path / "history"
     done = subprocess.run([sys.executable, "-c", program, str(folder)], check=False)

@@ -177,3 +177,12 @@ def test_a_step_is_measured_in_turns_and_what_comes_of_it_is_kept(project: Proje
     assert [run["state"] for run in json.loads(project.gauntlet("history.list", "--format", "json").out)][-1] == (
         "confirmation"
     )
+
+
+def test_places_that_are_not_there_are_not_made_by_being_asked(project: Project) -> None:
+    for place in ("s3:/bucket", "gitx:repository", "nowhere"):
+        done = project.gauntlet("history.check", "--store", place)
+        assert (done.code, (project.folder / place).exists()) == (2, False), done.text
+    assert project.gauntlet("history.add", "--store", "s3:/bucket").code == 2
+    done = project.gauntlet("history.check", "--marks", "marks.toml")
+    assert done.code == 2, done.text
