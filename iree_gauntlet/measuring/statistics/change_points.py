@@ -204,13 +204,17 @@ class _Series:
 
     @staticmethod
     def _refined(logs: Values, place: int) -> int:
-        """Where both sides are nearest to their medians; what is far off counts no more than three spreads."""
+        """Where both sides are nearest to their medians; what is far off counts no more than three spreads.
+
+        Of a large step, no more than half of it: or a figure that is far off would be as near to the other side.
+        """
         medians = float(np.median(logs[:place])), float(np.median(logs[place:]))
         off = np.abs(logs - medians[0]), np.abs(logs - medians[1])
         spread = 1.4826 * float(np.median(np.concatenate((off[0][:place], off[1][place:]))))
         if not spread:
             return place
-        first, second = (np.minimum(each / spread, 3.0) for each in off)
+        most = max(3.0, abs(medians[1] - medians[0]) / 2 / spread)
+        first, second = (np.minimum(each / spread, most) for each in off)
         cost = np.concatenate(([0.0], np.cumsum(first - second)))
         low, high = max(LEAST_RUNS, place - _REFINED), min(len(logs) - LEAST_RUNS, place + _REFINED)
         return low + int(np.argmin(cost[low : high + 1]))
