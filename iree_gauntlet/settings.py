@@ -79,14 +79,14 @@ class HistorySettings:
     """The history of a project.
 
     Attributes:
-        store: where it is; empty for nowhere.
+        store: where it is: a folder, `git:REPOSITORY#BRANCH`, or an object store.
         add: whether every run adds itself when it ends.
         least_time: share below which a change of a time is none.
         least_other: the same for memory and compile times.
         least_size: the same for sizes.
     """
 
-    store: str = ""
+    store: str = "history"
     add: bool = False
     least_time: float = 0.02
     least_other: float = 0.05

@@ -8,6 +8,7 @@ and empty, it stands for no file.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,7 @@ from iree_gauntlet.settings import (
     Mirror,
     SharedModulesSettings,
     StoreOptions,
+    shown,
 )
 
 if TYPE_CHECKING:
@@ -91,7 +93,9 @@ class _ToolchainsTable(Document):
 
 
 class _HistoryTable(Document):
-    store: Annotated[_Public, expecting("a folder, git:REPOSITORY#BRANCH, or the URL of an object store", bool)]
+    store: Annotated[_Public, expecting("a folder, git:REPOSITORY#BRANCH, or the URL of an object store", bool)] = (
+        HistorySettings().store
+    )
     add: bool = False
     least_time: Annotated[float, Field(gt=0, lt=1)] = HistorySettings().least_time
     least_other: Annotated[float, Field(gt=0, lt=1)] = HistorySettings().least_other
@@ -134,10 +138,17 @@ def read_configuration(project: Path, environ: Mapping[str, str]) -> Configurati
         ),
         shared_modules=_shared_modules(modules, environ),
         downloads=DownloadSettings(downloads.connections, downloads.retries),
-        history=HistorySettings(**history.model_dump()) if history else HistorySettings(),
+        history=_history(history, project),
         nightly_links=toolchains.nightly_links,
         environ=environ,
     )
+
+
+def _history(table: _HistoryTable | None, project: Path) -> HistorySettings:
+    """Its folder is the project's, wherever in it a command is typed."""
+    found = HistorySettings(**table.model_dump()) if table else HistorySettings()
+    is_folder = ":" not in found.store and not found.store.startswith("~")
+    return replace(found, store=str(shown(project / found.store))) if is_folder else found
 
 
 def _places(project: Path, environ: Mapping[str, str]) -> list[Path]:

@@ -46,7 +46,7 @@ def imported(
         script = _DATA_JS.match(text)
         content = json.loads(script[1] if script else text)
         given = {"date": date, "commit": commit, "machine": machine, "sku": sku}
-        return tuple(_reader(content)(file, content, given))
+        return tuple(_reader(file, content)(file, content, given))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         missing = f"a field {error} is missing" if isinstance(error, KeyError) else f"{error}"
         why = error.strerror if isinstance(error, OSError) else missing
@@ -57,7 +57,7 @@ def imported(
         ) from error
 
 
-def _reader(content: Any) -> Callable[..., Iterable[HistoryRun]]:
+def _reader(file: Path, content: Any) -> Callable[..., Iterable[HistoryRun]]:
     """What reads a document.
 
     Raises:
@@ -71,6 +71,9 @@ def _reader(content: Any) -> Callable[..., Iterable[HistoryRun]]:
         return _data_js
     if "commit_hash" in content and "results" in content:
         return _asv
+    if {"arch", "machine"} <= set(content) and file.name == "machine.json":
+        # asv's, beside its results, which say it too.
+        return lambda *_: ()
     if content and set(content) <= set(_JOB_TYPES):
         return _job_summary
     raise ValueError(f"its fields are {', '.join(list(content)[:5]) or 'none'}")
@@ -81,7 +84,10 @@ def _google_benchmark(file: Path, content: Mapping[str, Any], given: Mapping[str
     rounds: dict[str, list[float]] = {}
     for row in content["benchmarks"]:
         if row.get("run_type", "iteration") == "iteration" and not row.get("error_occurred"):
-            value = float(row["real_time"]) * _TIMES[row.get("time_unit", "ns")]
+            unit = str(row.get("time_unit", "ns"))
+            if unit not in _TIMES:
+                raise ValueError(f"{row['name']}: time_unit is {unit!r}: expected one of {', '.join(_TIMES)}")
+            value = float(row["real_time"]) * _TIMES[unit]
             rounds.setdefault(str(row.get("run_name", row["name"])), []).append(value)
     machine = HistoryMachine(given["machine"], int(context.get("num_cpus", 0)))
     cases = [
@@ -101,7 +107,7 @@ def _data_js(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -
                 for bench in entry["benches"]
             ]
             commit = entry.get("commit", {})
-            date = datetime.fromtimestamp(entry["date"] / 1000, UTC).isoformat()
+            date = _milliseconds(entry.get("date")) or given["date"]
             more = {name: value for name, value in entry.items() if name != "benches"}
             machine = HistoryMachine(given["machine"])
             identity = str(commit.get("id", given["commit"]))
@@ -120,14 +126,27 @@ def _asv(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -> It
                 # Without `time_` in its name it is no time.
                 kind = name.rpartition(".")[2]
                 timed = kind.startswith("time")
-                memory = "compile_peak_bytes" if kind.startswith("peakmem") else "value"
+                memory = "peak_bytes" if kind.startswith("peakmem") else "value"
                 figure = HistoryFigure("time_ms", 1e3 * value) if timed else HistoryFigure(memory, float(value))
                 cases.append(_case("asv", f"{name}{label}", given["sku"], figure))
     parameters = content.get("params", {})
     machine = HistoryMachine(str(parameters.get("cpu") or given["machine"]), int(parameters.get("num_cpu") or 0))
-    date = datetime.fromtimestamp(content["date"] / 1000, UTC).isoformat()
+    date = _milliseconds(content.get("date")) or given["date"]
     more = {name: value for name, value in content.items() if name not in ("results", "result_columns")}
     yield _run(file, date, str(content["commit_hash"]), cases, machine, "asv", more)
+
+
+def _milliseconds(since: Any) -> str:
+    """A time in milliseconds since 1970, ISO 8601; empty for none.
+
+    Raises:
+        ValueError: it is no number.
+    """
+    if since is None:
+        return ""
+    if not isinstance(since, int | float):
+        raise ValueError(f"'date' is {since!r}: expected milliseconds since 1970")  # noqa: TRY004 - as for all else
+    return datetime.fromtimestamp(since / 1000, UTC).isoformat()
 
 
 def _parameters(axes: list[list[str]]) -> list[str]:
@@ -198,7 +217,9 @@ def _run(
     try:
         time = datetime.fromisoformat(date)
     except ValueError as error:
-        raise UsageError(f"--date {date}: no date", "Expected such as 2026-04-24 or 2026-04-24T10:00:00Z.") from error
+        raise UsageError(
+            f"{file}: {date!r} is no date", "Expected one such as 2026-04-24 or 2026-04-24T10:00:00Z."
+        ) from error
     return HistoryRun(
         run=file.name,
         time=(time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC).isoformat(),

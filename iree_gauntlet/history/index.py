@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.history.stores import UnreadableError
 from iree_gauntlet.records.history_outcome import Point, Series, SeriesKey
 from iree_gauntlet.records.history_run import HistoryRun, read_history_file
 
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 
 
 # Its tables are those of this number; others are made again.
-_VERSION = 1
+_VERSION = 2
 _FILE = "index.sqlite"
 _WAIT_SECONDS = 60.0
 _TABLES = """
-CREATE TABLE files (name TEXT PRIMARY KEY, problem TEXT NOT NULL);
+CREATE TABLE files (name TEXT PRIMARY KEY, stamp TEXT NOT NULL, problem TEXT NOT NULL);
 CREATE TABLE runs (
     file TEXT PRIMARY KEY, run TEXT, time TEXT, day TEXT, suite TEXT, state TEXT, exit_code INTEGER, source TEXT,
     iree TEXT, named TEXT, commit_id TEXT, confirms TEXT, machine TEXT, cases INTEGER, figures INTEGER
@@ -36,12 +37,13 @@ CREATE TABLE figures (
 """
 _READ = """
 WITH counted AS MATERIALIZED (
-    -- A run that was added before it was resumed, and again after it, is there once: as it has most.
+    -- A run that was added before it was resumed, and again after it, is there once: as it has most. So is one that
+    -- was imported again with its commit.
     SELECT * FROM runs
     WHERE NOT EXISTS (
         SELECT 1 FROM runs AS other
         WHERE other.run = runs.run AND other.time = runs.time
-            AND (other.figures, other.file) > (runs.figures, runs.file)
+            AND (other.figures, other.commit_id != '', other.file) > (runs.figures, runs.commit_id != '', runs.file)
     )
 )
 SELECT model, submodel, target, figure, sku, flags, machine, more_is_better,
@@ -64,6 +66,8 @@ class HistoryIndex:
     def __init__(self, store: HistoryStore) -> None:
         self._store = store
         self._path = store.beside / _FILE
+        # Why files could not be read just now; they are tried again.
+        self._unread: list[str] = []
 
     def update(self) -> None:
         """Bring it to where the history is.
@@ -71,14 +75,19 @@ class HistoryIndex:
         Raises:
             GauntletError: the history cannot be read, or the index not be written.
         """
-        there = self._store.names()
+        there = self._store.stamps()
         with self._open() as database:
-            known = {name for (name,) in database.execute("SELECT name FROM files")}
-            gone, new = known - there, there - known
+            known = dict(database.execute("SELECT name, stamp FROM files"))
+            changed = {name for name, stamp in known.items() if there.get(name) != stamp}
             for statement in _FORGET:
-                database.executemany(statement, [(name,) for name in gone])
-            for name in sorted(new):
-                _take(database, name, self._store.read(name))
+                database.executemany(statement, [(name,) for name in changed])
+            for name in sorted(there.keys() - (known.keys() - changed)):
+                try:
+                    data = self._store.read(name)
+                except UnreadableError as error:
+                    self._unread.append(error.on_one_line)
+                else:
+                    _take(database, name, there[name], data)
 
     def series(self) -> tuple[Series, ...]:
         """All series, by their keys."""
@@ -108,7 +117,7 @@ class HistoryIndex:
         """Of files that could not be read."""
         with self._open() as database:
             rows = database.execute("SELECT problem FROM files WHERE problem != '' ORDER BY name")
-            return tuple(problem for (problem,) in rows)
+            return (*(problem for (problem,) in rows), *self._unread)
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
@@ -149,13 +158,13 @@ class HistoryIndex:
         return database
 
 
-def _take(database: sqlite3.Connection, name: str, data: bytes) -> None:
+def _take(database: sqlite3.Connection, name: str, stamp: str, data: bytes) -> None:
     try:
         run = read_history_file(name, data)
     except GauntletError as error:
-        database.execute("INSERT OR REPLACE INTO files VALUES (?, ?)", (name, error.on_one_line))
+        database.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", (name, stamp, error.on_one_line))
         return
-    database.execute("INSERT OR REPLACE INTO files VALUES (?, '')", (name,))
+    database.execute("INSERT OR REPLACE INTO files VALUES (?, ?, '')", (name, stamp))
     rows = list(_figures(name, run))
     # Where another process was quicker, these are there.
     database.execute("DELETE FROM figures WHERE file = ?", (name,))

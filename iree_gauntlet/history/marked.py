@@ -6,6 +6,8 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.records.history_outcome import Kind
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -31,10 +33,24 @@ def with_marks(findings: Iterable[Finding], series: Iterable[Series], marks: Seq
     found = []
     for item in findings:
         for mark in marks:
+            if mark.mark == "accepted" and item.kind is Kind.IMPROVEMENT:
+                continue
             if mark.mark != "invalid" and _fits(mark, item.key) and _came_with(item.after, mark.iree):
                 item = _marked(item, mark, points[item.key])  # noqa: PLW2901 - several may fit
         found.append(item)
     return tuple(found)
+
+
+def idle_marks(series: Iterable[Series], marks: Iterable[Mark]) -> tuple[str, ...]:
+    """Marks of which a history has neither series nor runs, a line each."""
+    known = tuple(series)
+    return tuple(
+        f"mark {mark.mark!r} of {mark.series} with {mark.iree} fits no run of the history"
+        for mark in marks
+        if not any(
+            _fits(mark, item.key) and any(_came_with(point, mark.iree) for point in item.points) for item in known
+        )
+    )
 
 
 def _marked(finding: Finding, mark: Mark, points: Sequence[Point]) -> Finding:
@@ -50,7 +66,7 @@ def _fits(mark: Mark, key: SeriesKey) -> bool:
 
 
 def _came_with(point: Point, iree: str) -> bool:
-    return iree in (point.iree, point.time[:10]) or (len(iree) >= 7 and point.commit.startswith(iree))
+    return iree in (point.iree, point.named, point.time[:10]) or (len(iree) >= 7 and point.commit.startswith(iree))
 
 
 def with_confirmations(findings: Iterable[Finding], confirmations: Iterable[Mapping[str, Any]]) -> tuple[Finding, ...]:

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import subprocess
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -43,6 +43,10 @@ _NO_BRANCH = "couldn't find remote ref"
 _OVERTAKEN = ("[rejected]", "fetch first", "cannot lock ref", "failed to update ref")
 
 
+class UnreadableError(GauntletError):
+    """A file cannot be read; others may be."""
+
+
 class HistoryStore(Protocol):
     """Where the files of a history are.
 
@@ -56,11 +60,11 @@ class HistoryStore(Protocol):
     def beside(self) -> Path:
         """A folder on this machine for what can be made again."""
 
-    def names(self) -> frozenset[str]:
-        """Of all files. GauntletError where it cannot be reached."""
+    def stamps(self) -> dict[str, str]:
+        """Of all files by name: they change when a file does. GauntletError where it cannot be reached."""
 
     def read(self, name: str) -> bytes:
-        """A file. GauntletError where it cannot be read."""
+        """A file. UnreadableError where it alone cannot be read, GauntletError where none can."""
 
     def add(self, files: Mapping[str, bytes]) -> int:
         """Keep files; how many were not there yet. GauntletError where they cannot be written: none is half there."""
@@ -116,20 +120,25 @@ class FolderHistory:
         """Where its index is: nothing is made by being asked."""
         return self._folder if self._folder.is_dir() and os.access(self._folder, os.W_OK) else self._cache
 
-    def names(self) -> frozenset[str]:
-        """Of all files in it."""
-        return frozenset(path.name for path in self._folder.glob("*/*.json") if is_history_file(path.name))
+    def stamps(self) -> dict[str, str]:
+        """Of all files in it, also of what only has the name of one."""
+        found = {}
+        for path in filter(lambda path: is_history_file(path.name), self._folder.glob("*/*.json")):
+            with suppress(FileNotFoundError):
+                facts = path.lstat()
+                found[path.name] = f"{facts.st_size} {facts.st_mtime_ns}"
+        return found
 
     def read(self, name: str) -> bytes:
         """A file.
 
         Raises:
-            GauntletError: it cannot be read.
+            UnreadableError: it cannot be read.
         """
         try:
             return self._path(name).read_bytes()
         except OSError as error:
-            raise GauntletError(f"{self._path(name)}: {error.strerror}", "Make it readable.") from error
+            raise UnreadableError(f"{self._path(name)}: {error.strerror}", "Make it readable, or remove it.") from error
 
     def add(self, files: Mapping[str, bytes]) -> int:
         """Keep files; how many were not there yet.
@@ -180,7 +189,7 @@ class GitHistory:
         self._clone = beside / "clone"
         self._files = FolderHistory(place, self._clone, beside)
 
-    def names(self) -> frozenset[str]:
+    def stamps(self) -> dict[str, str]:
         """Of all files on the branch.
 
         Raises:
@@ -188,13 +197,13 @@ class GitHistory:
         """
         with self._locked():
             self._fetch()
-        return self._files.names()
+        return self._files.stamps()
 
     def read(self, name: str) -> bytes:
         """A file, as it was fetched.
 
         Raises:
-            GauntletError: it cannot be read.
+            UnreadableError: it cannot be read.
         """
         return self._files.read(name)
 
@@ -293,7 +302,7 @@ class ObjectHistory:
         self._configuration = configuration
         self._location: StoreLocation | None = None
 
-    def names(self) -> frozenset[str]:
+    def stamps(self) -> dict[str, str]:
         """Of all objects.
 
         Raises:
@@ -304,8 +313,9 @@ class ObjectHistory:
         location = self._open()
         with self._errors():
             pages = obstore.list(location.store, prefix=location.path or None)
-            paths = [item["path"] for page in pages for item in page]
-        return frozenset(name for path in paths if is_history_file(name := path.rpartition("/")[2]))
+            items = [item for page in pages for item in page]
+        named = ((item["path"].rpartition("/")[2], f"{item['size']} {item['e_tag']}") for item in items)
+        return {name: stamp for name, stamp in named if is_history_file(name)}
 
     def read(self, name: str) -> bytes:
         """An object.

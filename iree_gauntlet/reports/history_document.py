@@ -66,7 +66,7 @@ def changes_document(outcome: HistoryOutcome) -> Document:
     if disturbed:
         notes.append("* some of its runs were measured on a busy machine, and count for a quarter")
     if any(item.same_iree for item in findings):
-        notes.append("† the IREE is the same before and after: the machine, or what it is measured with, is not")
+        notes.append("† the IREE is the same before and after: something else changed, such as the machine")
     if notes:
         blocks.append(Notes(tuple(notes)))
     if outcome.problems:

@@ -9,7 +9,21 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
-from iree_gauntlet.document import INK, PAPER, Chart, Code, Column, Document, Heading, Items, Kind, Link, Picture, Table
+from iree_gauntlet.document import (
+    INK,
+    PAPER,
+    Chart,
+    Code,
+    Column,
+    Document,
+    Heading,
+    Items,
+    Kind,
+    Link,
+    Paragraph,
+    Picture,
+    Table,
+)
 from iree_gauntlet.figures import counted
 from iree_gauntlet.records.bisect_outcome import BISECT_COMPARE
 from iree_gauntlet.records.history_outcome import EXACT, UNITS
@@ -41,12 +55,12 @@ _EVERY = (
 )
 
 
-def history_page(outcome: HistoryOutcome, today: str, memory: str = "") -> Document:
+def history_page(outcome: HistoryOutcome, now: str, memory: str = "") -> Document:
     """What changed first, then every series in a table, then a part for each case, with a chart for each series.
 
     Args:
         outcome: what the history says.
-        today: `2026-11-25`.
+        now: `2026-11-25T10:45Z`.
         memory: of the page that this one replaces: what came since then stands first.
     """
     changed = changes_document(outcome)
@@ -67,22 +81,28 @@ def history_page(outcome: HistoryOutcome, today: str, memory: str = "") -> Docum
         tuple(blocks),
         exit_code=outcome.exit_code,
         meaning=changed.meaning,
-        memory=" ".join((today, *map(_identity, outcome.findings))),
+        memory=" ".join((now, *map(_identity, outcome.findings))),
     )
 
 
 def _changes(outcome: HistoryOutcome, memory: str) -> Iterable[Block]:
     """What changed; where there was a page before, what is new since then, and the rest below it."""
-    day, *known = memory.split() or [""]
+    before, *known = memory.split() or [""]
     new = tuple(item for item in outcome.findings if _identity(item) not in known)
-    if not day:
+    if not before:
         changed = changes_document(outcome)
         yield from (Heading(changed.title), *changed.blocks)
         return
-    yield from (Heading(f"New since {day}"), *changes_document(replace(outcome, findings=new)).blocks)
+    yield from (Heading(f"New since {before}"), *_new(outcome, new))
     old = tuple(item for item in outcome.findings if item not in new)
     if old:
         yield from (Heading("Known before"), *changes_document(replace(outcome, findings=old, problems=())).blocks)
+
+
+def _new(outcome: HistoryOutcome, found: tuple[Finding, ...]) -> tuple[Block, ...]:
+    if found or outcome.problems:
+        return changes_document(replace(outcome, findings=found)).blocks
+    return (Paragraph(("Nothing is new.",)),)
 
 
 def _identity(finding: Finding) -> str:

@@ -10,19 +10,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from iree_gauntlet import messages
 from iree_gauntlet.dialects.history_marks import read_marks
-from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
+from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.history.judge import Effects, judge
-from iree_gauntlet.history.marked import with_confirmations, with_marks, without_invalid
-from iree_gauntlet.records.history_outcome import HistoryOutcome, selected
+from iree_gauntlet.history.marked import idle_marks, with_confirmations, with_marks, without_invalid
+from iree_gauntlet.records.history_outcome import HistoryOutcome
 from iree_gauntlet.reports.history_document import changes_document, series_document, series_json
 from iree_gauntlet.reports.history_page import history_page
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import html_page, memory_of
 from iree_gauntlet.settings import project_folder
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.upkeep.history_keep import configuration, day_of, index_of, store_of
+from iree_gauntlet.upkeep.history_keep import chosen, configuration, day_of, index_of, store_of, unread
 
 if TYPE_CHECKING:
     from iree_gauntlet.upkeep.history_requests import AskRequest, CheckRequest, PageRequest
@@ -58,7 +59,7 @@ def show(asked: AskRequest, *, as_json: bool) -> ExitCode:
         sys.stdout.write(json.dumps(series_json(outcome), indent=2) + "\n")
     else:
         print_document(series_document(outcome), sys.stdout, environ=os.environ)
-    return ExitCode.OK
+    return unread(outcome.problems)
 
 
 def page(asked: PageRequest) -> ExitCode:
@@ -67,11 +68,11 @@ def page(asked: PageRequest) -> ExitCode:
     file = Path(asked.output or "history.html")
     try:
         memory = memory_of(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else ""
-        write_atomic(file, html_page(history_page(outcome, datetime.now(UTC).date().isoformat(), memory)))
+        write_atomic(file, html_page(history_page(outcome, f"{datetime.now(UTC):%Y-%m-%dT%H:%MZ}", memory)))
     except OSError as error:
         raise GauntletError(f"{file}: {error.strerror}", "Name another file with --output.") from error
     sys.stdout.write(f"{file}: {len(outcome.series)} series of {counted(outcome.runs, 'run')}\n")
-    return ExitCode.OK
+    return unread(outcome.problems)
 
 
 def outcome_for(asked: AskRequest) -> HistoryOutcome:
@@ -82,18 +83,21 @@ def outcome_for(asked: AskRequest) -> HistoryOutcome:
         UsageError: a file of marks is named that is not there.
     """
     index, settings = index_of(asked), configuration().history
-    every = index.series()
-    series = selected(every, asked.series, asked.sku)
-    if not series:
-        names = sorted({item.key.case for item in every})
-        hint = f"Cases there: {', '.join(names[:20])}{', …' if len(names) > 20 else ''}."
-        raise NothingSelectedError(f"no series fits {asked.series or asked.sku}", hint)
+    series = chosen(index, asked.series, asked.sku)
     if asked.marks and not Path(asked.marks).is_file():
         raise UsageError(f"--marks {asked.marks}: there is no such file", "Name a file such as history_marks.toml.")
     marks = read_marks(Path(asked.marks) if asked.marks else project_folder() / _MARKS)
+    for idle in idle_marks(series, marks) if not (asked.series or asked.sku) else ():
+        messages.warn(idle)
     series = without_invalid(series, marks)
     findings = with_marks(
         judge(series, Effects(settings.least_time, settings.least_other, settings.least_size)), series, marks
     )
     findings = with_confirmations(findings, index.confirmations())
-    return HistoryOutcome(store_of(asked).place, len(index.runs()), series, findings, index.problems())
+    return HistoryOutcome(
+        store_of(asked).place,
+        sum(run["state"] != "confirmation" for run in index.runs()),
+        series,
+        findings,
+        index.problems(),
+    )

@@ -63,8 +63,8 @@ def _chosen(asked: ConfirmRequest) -> Finding:
     if not found:
         raise NothingSelectedError("nothing got worse that fits", "`history.check` shows all that changed.")
 
-    def order(item: Finding) -> tuple[bool, bool, float]:
-        return bool(item.confirmed), item.key.figure not in _METRICS, item.p_value or 0.0
+    def order(item: Finding) -> tuple[bool, bool, bool, float]:
+        return item.same_iree, bool(item.confirmed), item.key.figure not in _METRICS, item.p_value or 0.0
 
     return min(found, key=order)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet import messages
 from iree_gauntlet.dialects.configuration_file import read_configuration
-from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
+from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.history.extract import extract
 from iree_gauntlet.history.imports import imported
@@ -27,10 +27,13 @@ from iree_gauntlet.records.history_run import HistoryRun, history_file
 from iree_gauntlet.records.outcome import outcome_of
 from iree_gauntlet.reports.history_document import export_rows, runs_document
 from iree_gauntlet.reports.render_console import print_document
-from iree_gauntlet.settings import made_cache_folder, project_folder, shown
+from iree_gauntlet.settings import made_cache_folder, project_folder
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from iree_gauntlet.records.history_outcome import Series
     from iree_gauntlet.settings import Configuration
     from iree_gauntlet.upkeep.history_requests import (
         AddRequest,
@@ -41,8 +44,8 @@ if TYPE_CHECKING:
     )
 
 
-# Of the project, where the settings name no other place.
-_FOLDER = "history"
+# Names in a hint.
+_MOST = 20
 
 
 def configuration() -> Configuration:
@@ -57,8 +60,7 @@ def store_of(asked: HistoryRequest) -> HistoryStore:
         UsageError: there is no such kind of place.
     """
     settings = configuration()
-    place = asked.store or settings.history.store or str(shown(project_folder() / _FOLDER))
-    return open_history(place, settings, made_cache_folder(asked.cache_dir))
+    return open_history(asked.store or settings.history.store, settings, made_cache_folder(asked.cache_dir))
 
 
 def index_of(asked: HistoryRequest) -> HistoryIndex:
@@ -93,7 +95,8 @@ def add_imported(asked: ImportRequest) -> ExitCode:
 def _kept(store: HistoryStore, runs: list[HistoryRun]) -> ExitCode:
     added = store.add(dict(map(history_file, runs)))
     figures = sum(len(case.figures) for run in runs for case in run.cases)
-    there = f", {len(runs) - added} were there already" if added < len(runs) else ""
+    before = len(runs) - added
+    there = f", {before} {'was' if before == 1 else 'were'} there already" if before else ""
     sys.stdout.write(f"{counted(added, 'run')} added to {store.place}{there}; {counted(figures, 'figure')}\n")
     return ExitCode.OK
 
@@ -102,28 +105,54 @@ def list_runs(asked: HistoryRequest, *, as_json: bool) -> ExitCode:
     """Show the runs of a history, the newest last."""
     index = index_of(asked)
     runs = index.runs()
-    for problem in index.problems():
-        messages.warn(problem)
+    code = unread(index.problems())
     if as_json:
         sys.stdout.write(json.dumps(runs, indent=2) + "\n")
     else:
         print_document(runs_document(runs), sys.stdout, environ=os.environ)
-    return ExitCode.ERROR if index.problems() else ExitCode.OK
+    return code
 
 
 def export(asked: ExportRequest) -> ExitCode:
     """Write all figures as CSV."""
+    index = index_of(asked)
+    series = chosen(index, asked.series)
     text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows(export_rows(selected(index_of(asked).series(), asked.series, "")))
+    csv.writer(text, lineterminator="\n").writerows(export_rows(series))
+    code = unread(index.problems())
     if not asked.output:
         sys.stdout.write(text.getvalue())
-        return ExitCode.OK
+        return code
     try:
         write_atomic(Path(asked.output), text.getvalue())
     except OSError as error:
         raise GauntletError(f"{asked.output}: {error.strerror}", "Name another file with --output.") from error
-    return ExitCode.OK
+    sys.stdout.write(f"{asked.output}: {len(series)} series\n")
+    return code
+
+
+def chosen(index: HistoryIndex, pattern: str, sku: str = "") -> tuple[Series, ...]:
+    """The series of an index that fit a glob, of one device.
+
+    Raises:
+        NothingSelectedError: there is none.
+    """
+    every = index.series()
+    found = selected(every, pattern, sku)
+    if not found:
+        names = sorted({item.key.sku for item in every} if sku else {item.key.case for item in every})
+        hint = f"{'SKUs' if sku else 'Cases'} there: {', '.join(names[:_MOST])}{', …' if len(names) > _MOST else ''}."
+        raise NothingSelectedError(f"no series fits {' of '.join(filter(None, (pattern, sku)))}", hint)
+    return found
+
+
+def unread(problems: Iterable[str]) -> ExitCode:
+    """Warns of files that could not be read: an error, whatever the others say."""
+    code = ExitCode.OK
+    for problem in problems:
+        messages.warn(problem)
+        code = ExitCode.ERROR
+    return code
 
 
 def prune(asked: PruneRequest) -> ExitCode:

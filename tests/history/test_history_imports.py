@@ -100,10 +100,30 @@ def test_asv(tmp_path: Path) -> None:
         "asv/suite.Suite.time_run(1, x) time_ms": 500.0,
         "asv/suite.Suite.time_run(2, x) time_ms": 250.0,
         "asv/suite.Suite.time_run(2, y) time_ms": 125.0,
-        "asv/suite.peakmem_load compile_peak_bytes": 1e9,
+        "asv/suite.peakmem_load peak_bytes": 1e9,
         "asv/suite.track_count value": 7.0,
     }
     assert (run.machine.cpu, run.machine.cores, run.more["env_name"]) == ("Ryzen", 16, "virtualenv-py3.11")
+
+
+def test_what_lies_beside_asvs_results_is_passed_over(tmp_path: Path) -> None:
+    assert read(tmp_path, {"arch": "x86_64", "cpu": "Ryzen", "machine": "ci", "version": 1}, "machine.json") == ()
+
+
+@pytest.mark.parametrize("content", [ASV, DATA_JS])
+def test_a_date_is_given_where_a_file_has_none(content: Any, tmp_path: Path) -> None:
+    without = json.loads(json.dumps(content), object_hook=lambda item: {k: v for k, v in item.items() if k != "date"})
+    assert without != content
+    runs = read(tmp_path, without, date="2026-04-24")
+    assert {run.time[:10] for run in runs} == {"2026-04-24"}
+    with pytest.raises(UsageError, match="does not say when it was made"):
+        read(tmp_path, without)
+
+
+def test_a_unit_that_nobody_knows_is_named(tmp_path: Path) -> None:
+    rows = [{"name": "BM_a", "real_time": 1.0, "time_unit": "parsec"}]
+    with pytest.raises(GauntletError, match="BM_a: time_unit is 'parsec': expected one of s, ms"):
+        read(tmp_path, {"context": {"date": "2026-03-02"}, "benchmarks": rows})
 
 
 def test_the_job_summary_of_iree_test_suites(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from iree_gauntlet.dialects.history_marks import Mark, read_marks
 from iree_gauntlet.errors import ExitCode, SpecError
 from iree_gauntlet.history.index import HistoryIndex
 from iree_gauntlet.history.judge import Effects, judge
-from iree_gauntlet.history.marked import with_confirmations, with_marks, without_invalid
+from iree_gauntlet.history.marked import idle_marks, with_confirmations, with_marks, without_invalid
 from iree_gauntlet.history.stores import open_history
 from iree_gauntlet.records.history_outcome import Finding, HistoryOutcome, Kind, Point, Series, SeriesKey
-from iree_gauntlet.records.history_run import HistoryMachine, history_file
+from iree_gauntlet.records.history_run import HistoryMachine, IreeVersion, history_file
 from iree_gauntlet.reports.history_document import changes_document
 from iree_gauntlet.settings import Configuration
 from tests.history.builder import run_of
@@ -202,6 +202,34 @@ def test_a_run_that_was_added_before_it_was_resumed_counts_once(tmp_path: Path) 
     assert {item.key.figure: len(item.points) for item in index.series()} == {"time_ms": 1, "dispatches": 1}
 
 
+def test_what_is_damaged_after_it_was_indexed_is_noticed(tmp_path: Path) -> None:
+    store = open_history(str(tmp_path / "history"), Configuration(), tmp_path)
+    store.add(dict(map(history_file, map(run_of, range(1, 4)))))
+    HistoryIndex(store).update()
+    (first, second, _) = sorted((tmp_path / "history" / "2026").iterdir())
+    first.write_bytes(first.read_bytes().replace(b"10.0", b"99.0"))
+    second.unlink()
+    second.mkdir()
+    first.with_name(first.name.replace("0301", "0401")).symlink_to("nowhere")
+    index = HistoryIndex(store)
+    index.update()
+    assert len(index.problems()) == 3
+    assert [len(item.points) for item in index.series()] == [1, 1]
+    second.rmdir()
+    index = HistoryIndex(store)
+    index.update()
+    assert len(index.problems()) == 2, "what could not be read is asked for again"
+
+
+def test_a_run_that_was_imported_again_with_its_commit_has_it(tmp_path: Path) -> None:
+    store = open_history(str(tmp_path / "history"), Configuration(), tmp_path)
+    for commit in ("", "b48a595557", ""):
+        store.add(dict([history_file(replace(run_of(1), iree=IreeVersion(compiler_commit=commit)))]))
+    index = HistoryIndex(store)
+    index.update()
+    assert {point.commit for item in index.series() for point in item.points} == {"b48a595557"}
+
+
 def test_what_is_no_number_is_in_no_series(tmp_path: Path) -> None:
     store = open_history(str(tmp_path / "history"), Configuration(), tmp_path)
     store.add(
@@ -222,6 +250,15 @@ def test_marks_accept_move_and_leave_out() -> None:
     assert other.accepted == ""
     (moved,) = with_marks(found(item), (item,), (Mark("*", "3.2.0", "moved", "late", to="3.3.0"),))
     assert (moved.at, moved.after.iree) == (3, "3.3.0")
+    named = replace(item, points=tuple(replace(point, named=f"release-{point.iree}") for point in item.points))
+    (by_name,) = with_marks(found(named), (named,), (replace(accepted, iree="release-3.2.0"),))
+    assert by_name.accepted == "on purpose"
+    better = series([9, 9, 7, 7], "dispatches")
+    (gain,) = with_marks(found(better), (better,), (accepted,))
+    assert gain.word == "improvement"
+    assert idle_marks((item,), (accepted,)) == ()
+    (idle,) = idle_marks((item,), (accepted, replace(accepted, iree="9.9.9")))
+    assert "9.9.9 fits no run of the history" in idle
     (left,) = without_invalid((item,), (Mark("toy/abs@cpu dispatches", "3.2.0", "invalid", "wrong clock"),))
     assert [point.iree for point in left.points] == ["3.0.0", "3.1.0", "3.3.0"]
 

@@ -46,16 +46,16 @@ def opened(place: tuple[str, Configuration], cache: Path) -> HistoryStore:
 def test_what_is_added_is_there_once_and_as_it_was(place: tuple[str, Configuration], tmp_path: Path) -> None:
     files = dict(history_file(run_of(day)) for day in (1, 2, 3))
     store = opened(place, tmp_path / "one")
-    assert store.names() == frozenset()
+    assert store.stamps() == {}
     assert [store.add(files), store.add(files)] == [3, 0]
     # Another lab's machine sees the same, and adds its own.
     other = opened(place, tmp_path / "other")
     more = dict(history_file(run_of(day)) for day in (3, 4))
     assert other.add(more) == 1
-    assert store.names() == {*files, *more}
-    assert {name: other.read(name) for name in other.names()} == files | more
+    assert set(store.stamps()) == {*files, *more}
+    assert {name: other.read(name) for name in other.stamps()} == files | more
     store.remove(list(files)[:1])
-    assert other.names() == {*files, *more} - set(list(files)[:1])
+    assert set(other.stamps()) == {*files, *more} - set(list(files)[:1])
 
 
 def test_all_that_add_at_once_are_there(place: tuple[str, Configuration], tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
         store = open_history(str(folder), Configuration(), tmp_path)
         with pytest.raises(GauntletError, match="No space left on device"):
             store.add(dict(history_file(run_of(day)) for day in range(1, 20)))
-        kept = store.names()
+        kept = set(store.stamps())
         assert all(store.read(name).endswith(b"}\n") for name in kept)
         subprocess.run(["mount", "-o", "remount,size=1m", folder], check=True)
         assert store.add(dict(history_file(run_of(day)) for day in range(1, 20))) == 19 - len(kept)

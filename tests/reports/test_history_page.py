@@ -84,7 +84,7 @@ def test_what_is_new_since_the_page_before_stands_first() -> None:
     assert "toy001" in known
     assert html.fromstring(text).xpath("string(//h2[1])") == "New since 2026-11-25"
     again = page(*items, findings=(step(items[0], 21),), memory=memory_of(text))
-    assert "Nothing changed." in html.fromstring(again).xpath("string(//body)")
+    assert "Nothing is new." in html.fromstring(again).xpath("string(//body)")
 
 
 def test_names_of_any_kind_are_shown_as_they_are() -> None:

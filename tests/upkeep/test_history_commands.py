@@ -41,11 +41,13 @@ def test_a_run_is_added_with_all_that_it_measured_and_every_run_adds_itself(proj
     assert (done.code, "1 run added to history" in done.out) == (0, True), done.text
     again = project.gauntlet("history.add", project.newest.name, str(project.newest))
     assert (again.code, "0 runs added to history, 2 were there already" in again.out) == (0, True), again.text
-    (project.folder / "gauntlet.toml").write_text('[history]\nstore = "history"\nadd = true\n')
+    (project.folder / "gauntlet.toml").write_text("[history]\nadd = true\n")
     project.expected("abs", [9.0] * 4)
     assert project.gauntlet("run", "--model", "toy", "--submodel", "abs").code == 1
     runs = json.loads(project.gauntlet("history.list", "--format", "json").out)
     assert [run["exit_code"] for run in runs] == [0, 1], "what failed is kept as well"
+    times = project.gauntlet("history.export", "--series", "* time_ms").out.splitlines()
+    assert len(times) == 2, "what gives wrong numbers has no time"
     shown = project.gauntlet("history.show", "toy/abs@cpu*")
     for figure in ("time_ms", "compile_s", "size_bytes", "dispatches", "max_error"):
         assert f"toy/abs@cpu {figure}" in shown.out, shown.text
@@ -111,6 +113,9 @@ def test_a_damaged_file_is_reported_and_the_others_are_judged(project: Project) 
     done = project.gauntlet("history.check")
     assert (done.code, f"{damaged.name}: its content is not what its name says" in done.out) == (3, True), done.text
     assert "toy/abs@cpu dispatches" in done.out
+    for command in ("history.show", "history.export", "history.page", "history.list"):
+        done = project.gauntlet(command)
+        assert (done.code, f"{damaged.name}: its content is not" in done.err) == (3, True), (command, done.text)
 
 
 @pytest.mark.parametrize(
@@ -140,6 +145,7 @@ def test_a_series_that_is_not_there_names_those_that_are(project: Project) -> No
     stepped(project)
     done = project.gauntlet("history.show", "nope/*")
     assert (done.code, "Cases there: toy/abs@cpu." in done.err) == (5, True), done.text
+    assert project.gauntlet("history.export", "--series", "nope/*").code == 5
 
 
 def test_what_has_no_noise_needs_no_confirmation_and_the_bisect_is_named(project: Project) -> None:
@@ -177,6 +183,7 @@ def test_a_step_is_measured_in_turns_and_what_comes_of_it_is_kept(project: Proje
     assert [run["state"] for run in json.loads(project.gauntlet("history.list", "--format", "json").out)][-1] == (
         "confirmation"
     )
+    assert found["runs"] == 30, "a confirmation is no run"
 
 
 def test_places_that_are_not_there_are_not_made_by_being_asked(project: Project) -> None:
