@@ -8,7 +8,6 @@ and empty, it stands for no file.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +24,6 @@ from iree_gauntlet.settings import (
     Mirror,
     SharedModulesSettings,
     StoreOptions,
-    shown,
 )
 
 if TYPE_CHECKING:
@@ -138,17 +136,10 @@ def read_configuration(project: Path, environ: Mapping[str, str]) -> Configurati
         ),
         shared_modules=_shared_modules(modules, environ),
         downloads=DownloadSettings(downloads.connections, downloads.retries),
-        history=_history(history, project),
+        history=HistorySettings(**history.model_dump()) if history else HistorySettings(),
         nightly_links=toolchains.nightly_links,
         environ=environ,
     )
-
-
-def _history(table: _HistoryTable | None, project: Path) -> HistorySettings:
-    """Its folder is the project's, wherever in it a command is typed."""
-    found = HistorySettings(**table.model_dump()) if table else HistorySettings()
-    is_folder = ":" not in found.store and not found.store.startswith("~")
-    return replace(found, store=str(shown(project / found.store))) if is_folder else found
 
 
 def _places(project: Path, environ: Mapping[str, str]) -> list[Path]:

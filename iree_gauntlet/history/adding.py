@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet import messages
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.history.extract import extract
-from iree_gauntlet.history.stores import open_history
+from iree_gauntlet.history.stores import history_of, open_history
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.history_run import history_file
 from iree_gauntlet.records.outcome import outcome_of
@@ -30,6 +30,6 @@ def add_itself(run_dir: Path, configuration: Configuration, cache: Path) -> None
         return
     try:
         run = extract(outcome_of(read_journal(run_dir / JOURNAL)))
-        open_history(configuration.history.store, configuration, cache).add(dict([history_file(run)]))
+        open_history(history_of(configuration), configuration, cache).add(dict([history_file(run)]))
     except GauntletError as error:
         messages.warn(f"the run was not added to the history (`gauntlet history.add {run_dir}` does it): {error}")

@@ -20,6 +20,7 @@ from iree_gauntlet.artifacts.object_stores import StoreLocation, open_store
 from iree_gauntlet.artifacts.remote import without_queries
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.records.history_run import is_history_file
+from iree_gauntlet.settings import project_folder, shown
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
 from iree_gauntlet.system.short_process import last_words, run_short
@@ -99,6 +100,12 @@ def open_history(text: str, configuration: Configuration, cache: Path) -> Histor
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"history {text}: it is a file", "Name a folder.")
     return FolderHistory(text, folder, beside)
+
+
+def history_of(configuration: Configuration) -> str:
+    """The place that the settings name; a folder is the project's, wherever in it a command is typed."""
+    place = configuration.history.store
+    return place if ":" in place or place.startswith("~") else str(shown(project_folder() / place))
 
 
 class FolderHistory:

@@ -19,7 +19,7 @@ from iree_gauntlet.figures import counted
 from iree_gauntlet.history.extract import extract
 from iree_gauntlet.history.imports import imported
 from iree_gauntlet.history.index import HistoryIndex
-from iree_gauntlet.history.stores import HistoryStore, open_history
+from iree_gauntlet.history.stores import HistoryStore, history_of, open_history
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.earlier_runs import LATEST, run_named
 from iree_gauntlet.records.history_outcome import selected
@@ -60,7 +60,7 @@ def store_of(asked: HistoryRequest) -> HistoryStore:
         UsageError: there is no such kind of place.
     """
     settings = configuration()
-    return open_history(asked.store or settings.history.store, settings, made_cache_folder(asked.cache_dir))
+    return open_history(asked.store or history_of(settings), settings, made_cache_folder(asked.cache_dir))
 
 
 def index_of(asked: HistoryRequest) -> HistoryIndex:
