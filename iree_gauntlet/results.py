@@ -203,6 +203,7 @@ class Result(Recorded):
         command: as a person would type it; empty for steps without a process.
         seconds, cpu_seconds, peak_rss_bytes: of all processes of the step; seconds include our own work.
         waited_seconds: for locks, before and while it was done; no part of `seconds`.
+        worker: the machine of a cluster that did it; empty where it was done where the run was started.
         tool_seconds: wall time inside IREE's tools.
         exit_code, signal, timed_out: of the process that decided.
         cache: whether it came from a cache.
@@ -238,6 +239,7 @@ class Result(Recorded):
     tail: tuple[str, ...] = ()
     fetched: tuple[Fetched, ...] = ()
     waited_seconds: float = 0.0
+    worker: str = ""
     disk_full: bool = field(default=False, metadata=UNRECORDED)
     out_of_memory: bool = field(default=False, metadata=UNRECORDED)
 
@@ -257,8 +259,9 @@ class Result(Recorded):
     def as_dict(self) -> dict[str, Any]:
         """As of everything that is recorded; null stands for no statistics, and who did not wait does not say so."""
         record = {**Recorded.as_dict(self), "statistics": self.statistics or None}
-        if not self.waited_seconds:
-            del record["waited_seconds"]
+        for name in ("waited_seconds", "worker"):
+            if not record[name]:
+                del record[name]
         return record
 
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import Stage, Verdict, exit_code_of
 from iree_gauntlet.engine.judging import with_expectation
@@ -50,6 +50,28 @@ class RunOptions:
     confirm: ConfirmRules | None
 
 
+class StepRunner(Protocol):
+    """Runs the steps of a plan."""
+
+    def run(self) -> Mapping[str, Verdict]:
+        """Runs everything and returns the verdicts by step id.
+
+        Raises:
+            BaseException: what a signal handler raises, after what runs was told to end.
+        """
+
+
+class Elsewhere(Protocol):
+    """Other machines, which perform the steps of a plan."""
+
+    def runner(self, steps: Sequence[Step], finished: Mapping[str, Verdict], engine: Engine) -> StepRunner:
+        """What runs steps there; arguments as for `Engine.perform`.
+
+        It calls `engine.begin` when a step starts, `engine.conclude` with its result, and `engine.skip` for one that
+        cannot run.
+        """
+
+
 @dataclass(slots=True)
 class Performed:
     """What was performed.
@@ -73,8 +95,10 @@ class Engine:
         performers: what executes steps of a stage, in place of what spec files mean by it; None from one means that the
             step is not its own, and is executed as ever.
         available_memory: bytes that are free now; None where that is not known, which keeps nothing back.
+        elsewhere: other machines that perform the steps; None for this one.
 
     Attributes:
+        options: how to run.
         results: the result of each step, by id.
     """
 
@@ -85,14 +109,16 @@ class Engine:
         options: RunOptions,
         performers: Mapping[Stage, Callable[[Step], Result | None]] | None = None,
         available_memory: Callable[[], int | None] = free_memory,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self.results: dict[str, Result] = {}
+        self.options = options
+        self._elsewhere = elsewhere
         self._session = session
         self._store = workbench.store
         self._modules = workbench.modules
         self._release = workbench.toolchain.compiler.release if workbench.toolchain else ""
         self._progress = session.progress
-        self._options = options
         self._performers = performers or {}
         self._memory = _Memory(available_memory)
         self._cancelled = session.cancelled
@@ -109,8 +135,8 @@ class Engine:
         Returns:
             The exit code; INTERRUPTED where Ctrl-C or SIGTERM ended it.
         """
-        with self.recorded() as performed, self._scheduler(steps, finished) as scheduler:
-            performed.verdicts = scheduler.run()
+        with self.recorded() as performed:
+            performed.verdicts = self.perform(steps, finished)
         return performed.code
 
     @contextmanager
@@ -131,7 +157,7 @@ class Engine:
         self._session.log.more_steps([asdict(step) for step in steps])
         self._progress.steps_added(len(steps))
 
-    def perform(self, steps: Sequence[Step], finished: Mapping[str, Verdict]) -> dict[str, Verdict]:
+    def perform(self, steps: Sequence[Step], finished: Mapping[str, Verdict]) -> Mapping[str, Verdict]:
         """Runs some steps of a plan and journals their results; more may follow.
 
         Returns:
@@ -140,20 +166,18 @@ class Engine:
         Raises:
             BaseException: what a signal handler raises; what runs has been ended then, and the engine with it.
         """
-        with self._scheduler(steps, finished) as scheduler:
-            return scheduler.run()
-
-    @contextmanager
-    def _scheduler(self, steps: Sequence[Step], finished: Mapping[str, Verdict]) -> Iterator[Scheduler]:
-        limits = Limits(self._options.jobs, self._options.fail_fast, self._fits)
+        if self._elsewhere is not None:
+            return self._elsewhere.runner(steps, finished, self).run()
+        limits = Limits(self.options.jobs, self.options.fail_fast, self._fits)
         try:
-            yield Scheduler(
-                _cached_last(steps), finished, limits, self._work, self._skip, self._abort, self._quiet.rest
-            )
+            return Scheduler(
+                _cached_last(steps), finished, limits, self._work, self.skip, self.abort, self._quiet.rest
+            ).run()
         finally:
             self._quiet.rest()
 
-    def _abort(self) -> None:
+    def abort(self) -> None:
+        """Ends what runs, unless that is under way."""
         if not self._cancelled.is_set():
             self._session.cancel()
 
@@ -166,9 +190,21 @@ class Engine:
     def _work(self, step: Step) -> Verdict:
         if self._cancelled.is_set():
             return Verdict.ERROR
-        began, waited = time.monotonic(), 0.0
+        self.begin(step)
+        result = self.result_of(step)
+        if self._cancelled.is_set():
+            # What was cut short has no result: the journal shows it as unfinished, and a resumed run does it.
+            return Verdict.ERROR
+        return self.conclude(step, result)
+
+    def begin(self, step: Step) -> None:
+        """Journals that a step starts."""
         self._session.log.start(step.id)
         self._progress.step_started(_event_fields(step))
+
+    def result_of(self, step: Step) -> Result:
+        """Performs a step under its locks, judged by what was expected of it; nothing is journalled."""
+        began, waited = time.monotonic(), 0.0
         try:
             if step.skip or step.blocked:
                 verdict = Verdict.SKIPPED if step.skip else Verdict.ERROR
@@ -185,22 +221,21 @@ class Engine:
             result = Result(Verdict.ERROR, what, notes=step.notes)
         if result.verdict in (Verdict.FAILED, Verdict.ERROR) and not step.blocked:
             result = _with_gone_input(step, result)
-        if self._cancelled.is_set():
-            # What was cut short has no result: the journal shows it as unfinished, and a resumed run does it.
-            return Verdict.ERROR
-        result = with_expectation(step, result, lenient=self._options.lenient)
         waited += result.waited_seconds
+        result = with_expectation(step, result, lenient=self.options.lenient)
         # Less than a millisecond is the cost of asking.
-        return self._finish(step, result, round(time.monotonic() - began - waited, 6), round(waited, 3))
+        return replace(result, seconds=round(time.monotonic() - began - waited, 6), waited_seconds=round(waited, 3))
 
-    def _skip(self, step: Step, reason: str) -> Verdict:
-        return self._finish(step, Result(Verdict.SKIPPED, reason), 0.0)
-
-    def _finish(self, step: Step, result: Result, seconds: float, waited: float = 0.0) -> Verdict:
-        result = self.results[step.id] = replace(result, seconds=seconds, waited_seconds=waited)
+    def conclude(self, step: Step, result: Result) -> Verdict:
+        """Journals the result of a step."""
+        self.results[step.id] = result
         self._session.log.result(step.id, result)
         self._progress.step_finished(_event_fields(step), result)
         return result.verdict
+
+    def skip(self, step: Step, reason: str) -> Verdict:
+        """Journals that a step cannot run."""
+        return self.conclude(step, Result(Verdict.SKIPPED, reason))
 
     @contextmanager
     def _locks(self, step: Step) -> Iterator[float]:
@@ -239,7 +274,7 @@ class Engine:
             case Stage.BENCHMARK:
                 from iree_gauntlet.engine.performance import run_benchmark  # noqa: PLC0415
 
-                return run_benchmark(step, self._session.processes, self._options.confirm, self._cancelled)
+                return run_benchmark(step, self._session.processes, self.options.confirm, self._cancelled)
             case Stage.EXPORT:
                 raise TypeError(f"{step.id}: nothing that exports was given")
 

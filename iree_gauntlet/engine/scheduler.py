@@ -160,23 +160,26 @@ class Limits:
     fits: Callable[[Step], bool]
 
 
-class ReadyQueue:
-    """The steps of a plan that are yet to be done.
+class StepGraph:
+    """Which steps of a plan wait for which: what may start now, and what cannot any more.
+
+    What becomes of a step that waits for nothing but room is the business of those who know the room: `_enqueue` gets
+    its place in the plan, `_forget` drops all that were enqueued and not taken.
 
     Args:
         steps: in any order; of those that could start, the earlier one starts first.
         finished: verdicts of steps that are not to be run again, by id.
-        limits: what may run at once.
+        fail_fast: start nothing more after the first failure or error.
 
     Attributes:
         verdicts: of all steps that have come to something, by id.
         running: how many steps run.
     """
 
-    def __init__(self, steps: Sequence[Step], finished: Mapping[str, Verdict], limits: Limits) -> None:
+    def __init__(self, steps: Sequence[Step], finished: Mapping[str, Verdict], *, fail_fast: bool) -> None:
         self.verdicts = dict(finished)
         self.running = 0
-        self._limits = limits
+        self._fail_fast = fail_fast
         self._steps = list({step.id: step for step in steps if step.id not in finished}.values())
         self._known = {step.id for step in steps}
         self._stopped_by = ""
@@ -188,17 +191,21 @@ class ReadyQueue:
         # again and again until nothing is found: the order decides which of several bad needs a reason names.
         self._hopeless: list[tuple[int, int]] = []
         self._at = (0, -1)
-        # Places of steps that wait for nothing but room; those that use cores by device, empty for the CPU's.
-        self._fetches: list[int] = []
-        self._coreless: list[int] = []
-        self._exclusive: list[int] = []
-        self._lanes: dict[str, list[int]] = {}
-        # What runs.
-        self._fetching = self._busy = 0
-        self._alone = False
-        self._devices: Counter[str] = Counter()
         for place in range(len(self._steps)):
             self._enter(place)
+
+    def _enqueue(self, place: int) -> None:
+        """A step waits for nothing but room."""
+        raise NotImplementedError
+
+    def _forget(self) -> None:
+        """Nothing more is to start."""
+        raise NotImplementedError
+
+    def _count(self, step: Step, one: int) -> None:
+        """Counts what a step takes up while it runs: `one` is 1 at its start, and -1 at its end."""
+        del step
+        self.running += one
 
     def next_skip(self) -> tuple[Step, str] | None:
         """A step that cannot run, and why, or None; `settle` it before asking for the next one."""
@@ -211,32 +218,13 @@ class ReadyQueue:
         self._at = (0, -1)
         return None
 
-    def take(self) -> list[Step]:
-        """Steps to start now: what fits next to what runs, and an exclusive one only when nothing else is left.
-
-        Ask for skips first, until there is none.
-        """
-        if self._alone:
-            return []
-        places = _popped(self._coreless, len(self._coreless))
-        places += _popped(self._fetches, _FETCHES_AT_ONCE - self._fetching)
-        places += self._with_cores()
-        if not places and not self.running:
-            places = _popped(self._exclusive, 1)
-        places.sort()
-        for place in places:
-            self._waiting[place] = False
-            self._count(self._steps[place], 1)
-        return [self._steps[place] for place in places]
-
     def finish(self, step: Step, verdict: Verdict) -> None:
         """Notes that a step that was taken has finished, and its result."""
         self._count(step, -1)
         self.settle(step, verdict)
-        if self._limits.fail_fast and verdict in _BAD and not self._stopped_by:
+        if self._fail_fast and verdict in _BAD and not self._stopped_by:
             self._stopped_by = step.id
-            for ready in (self._fetches, self._coreless, self._exclusive, self._lanes):
-                ready.clear()
+            self._forget()
             for place in range(len(self._steps)):
                 self._give_up(place)
 
@@ -268,8 +256,67 @@ class ReadyQueue:
 
     def _ready(self, place: int) -> None:
         step = self._steps[place]
-        if not self._waiting[place] or self._obstacle(step):
-            return
+        if self._waiting[place] and not self._obstacle(step):
+            self._enqueue(place)
+
+    def _obstacle(self, step: Step) -> str:
+        """Why a step cannot run; empty where nothing is known that keeps it from running."""
+        if self._stopped_by:
+            return f"stopped by --fail-fast after {self._stopped_by}"
+        for need in step.needs:
+            verdict = self.verdicts.get(need)
+            if verdict is not None and verdict not in _GOOD:
+                return f"{need} {_PAST[verdict]}"
+            if verdict is None and need not in self._known:
+                return f"{need} is not part of this run"
+        return ""
+
+
+class ReadyQueue(StepGraph):
+    """The steps of a plan that are yet to be done on this machine.
+
+    Args:
+        steps, finished: as for `StepGraph`.
+        limits: what may run at once.
+    """
+
+    def __init__(self, steps: Sequence[Step], finished: Mapping[str, Verdict], limits: Limits) -> None:
+        self._limits = limits
+        # Places of steps that wait for nothing but room; those that use cores by device, empty for the CPU's.
+        self._fetches: list[int] = []
+        self._coreless: list[int] = []
+        self._exclusive: list[int] = []
+        self._lanes: dict[str, list[int]] = {}
+        # What runs.
+        self._fetching = self._busy = 0
+        self._alone = False
+        self._devices: Counter[str] = Counter()
+        super().__init__(steps, finished, fail_fast=limits.fail_fast)
+
+    def take(self) -> list[Step]:
+        """Steps to start now: what fits next to what runs, and an exclusive one only when nothing else is left.
+
+        Ask for skips first, until there is none.
+        """
+        if self._alone:
+            return []
+        places = _popped(self._coreless, len(self._coreless))
+        places += _popped(self._fetches, _FETCHES_AT_ONCE - self._fetching)
+        places += self._with_cores()
+        if not places and not self.running:
+            places = _popped(self._exclusive, 1)
+        places.sort()
+        for place in places:
+            self._waiting[place] = False
+            self._count(self._steps[place], 1)
+        return [self._steps[place] for place in places]
+
+    def _forget(self) -> None:
+        for ready in (self._fetches, self._coreless, self._exclusive, self._lanes):
+            ready.clear()
+
+    def _enqueue(self, place: int) -> None:
+        step = self._steps[place]
         resources = step.resources
         if resources.exclusive:
             ready = self._exclusive
@@ -309,25 +356,12 @@ class ReadyQueue:
         return chosen
 
     def _count(self, step: Step, one: int) -> None:
-        """Counts what a step takes up while it runs: `one` is 1 at its start, and -1 at its end."""
-        self.running += one
+        super()._count(step, one)
         self._fetching += one * (step.stage is Stage.FETCH)
         self._busy += one * (step.resources.cores > 0)
         self._devices[step.resources.device] += one
         if step.resources.exclusive:
             self._alone = one > 0
-
-    def _obstacle(self, step: Step) -> str:
-        """Why a step cannot run; empty where nothing is known that keeps it from running."""
-        if self._stopped_by:
-            return f"stopped by --fail-fast after {self._stopped_by}"
-        for need in step.needs:
-            verdict = self.verdicts.get(need)
-            if verdict is not None and verdict not in _GOOD:
-                return f"{need} {_PAST[verdict]}"
-            if verdict is None and need not in self._known:
-                return f"{need} is not part of this run"
-        return ""
 
 
 def _popped(heap: list[int], count: int) -> list[int]:
