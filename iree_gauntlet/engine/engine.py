@@ -23,6 +23,7 @@ from iree_gauntlet.results import CacheUse, Fetched, Result
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from iree_gauntlet.engine.plan import Plan
     from iree_gauntlet.engine.rounds.confirming import ConfirmRules
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
@@ -53,7 +54,7 @@ class RunOptions:
 class StepRunner(Protocol):
     """Runs the steps of a plan."""
 
-    def run(self) -> Mapping[str, Verdict]:
+    def run(self) -> dict[str, Verdict]:
         """Runs everything and returns the verdicts by step id.
 
         Raises:
@@ -63,6 +64,17 @@ class StepRunner(Protocol):
 
 class Elsewhere(Protocol):
     """Other machines, which perform the steps of a plan."""
+
+    def on_devices_there(self, plan: Plan, *, optional: bool) -> Plan:
+        """The plan, where the devices that it asks for are there; as `run_start.on_devices_here`.
+
+        Args:
+            plan: what is to be done.
+            optional: what no device there can do is skipped.
+
+        Raises:
+            UsageError: a device is not there.
+        """
 
     def runner(self, steps: Sequence[Step], finished: Mapping[str, Verdict], engine: Engine) -> StepRunner:
         """What runs steps there; arguments as for `Engine.perform`.
@@ -157,7 +169,7 @@ class Engine:
         self._session.log.more_steps([asdict(step) for step in steps])
         self._progress.steps_added(len(steps))
 
-    def perform(self, steps: Sequence[Step], finished: Mapping[str, Verdict]) -> Mapping[str, Verdict]:
+    def perform(self, steps: Sequence[Step], finished: Mapping[str, Verdict]) -> dict[str, Verdict]:
         """Runs some steps of a plan and journals their results; more may follow.
 
         Returns:
@@ -171,10 +183,10 @@ class Engine:
         limits = Limits(self.options.jobs, self.options.fail_fast, self._fits)
         try:
             return Scheduler(
-                _cached_last(steps), finished, limits, self._work, self.skip, self.abort, self._quiet.rest
+                _cached_last(steps), finished, limits, self._work, self.skip, self.abort, self.rest
             ).run()
         finally:
-            self._quiet.rest()
+            self.rest()
 
     def abort(self) -> None:
         """Ends what runs, unless that is under way."""
@@ -196,6 +208,10 @@ class Engine:
             # What was cut short has no result: the journal shows it as unfinished, and a resumed run does it.
             return Verdict.ERROR
         return self.conclude(step, result)
+
+    def rest(self) -> None:
+        """Nothing is to be done for now: benchmarks of other runs may begin."""
+        self._quiet.rest()
 
     def begin(self, step: Step) -> None:
         """Journals that a step starts."""

@@ -46,6 +46,7 @@ class Selection:
         cases: what was selected.
         not_asked: a line for each config that was named and is for a target that was not asked for.
         notes: what was selected otherwise than its options alone say, a line each.
+        read_from: folders of specs and of what they name, the suite's file, and configs.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Selection:
     not_asked: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     device_optional: bool = False
+    read_from: tuple[Path, ...] = ()
 
     def require_sound(self) -> None:
         """Raises SpecError where a selected spec has problems."""
@@ -184,6 +186,7 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
         not_asked=_not_asked(specs, targets) if configs else (),
         notes=tuple(notes),
         device_optional=bool(suite and suite.device_optional),
+        read_from=tuple(path for path in (*folders, external, modules, *configs, suite and suite.path) if path),
     )
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet import messages
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.engine.baseline import held_against, with_counts
 from iree_gauntlet.engine.engine import Engine, RunOptions
+from iree_gauntlet.engine.modules.batches import Batched
 from iree_gauntlet.engine.offline import missing_files, missing_text
 from iree_gauntlet.engine.operator_suites import OperatorRun, batched, operator_performers, started_runs
 from iree_gauntlet.engine.plan import Plan, make_plan
@@ -51,15 +52,32 @@ from iree_gauntlet.requests import (
 from iree_gauntlet.settings import runs_folder, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
+    from iree_gauntlet.engine.engine import Elsewhere
     from iree_gauntlet.engine.processes.run_client import RunServers
+    from iree_gauntlet.engine.session import Session
     from iree_gauntlet.progress import Presenter
+    from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Step
 
 
 # Of models without figures in a baseline.
 _MOST_NAMED = 5
+
+
+class Machines(Protocol):
+    """Other machines, which perform the steps of runs."""
+
+    def taking_part(
+        self, chosen: Chosen, machine: Workbench, run_dir: Path, progress: Progress
+    ) -> AbstractContextManager[Elsewhere]:
+        """Has them take part in a run, until it is left.
+
+        Raises:
+            GauntletError: none of them can.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +88,13 @@ class Chosen:
         request: what is asked for.
         selection: what it means.
         stages: what is done.
+        machines: perform the steps; None for this machine alone.
     """
 
     request: RunRequest
     selection: Selection
     stages: tuple[Stage, ...]
+    machines: Machines | None = None
 
     def within(self, folder: Path, iree: str = "", stages: tuple[Stage, ...] = ()) -> Chosen:
         """The same in a folder of its own, which is resumed where it was begun; with another IREE, or other stages."""
@@ -111,8 +131,12 @@ class Ran:
     folder: Path
 
 
-def choose(request: RunRequest) -> Chosen:
+def choose(request: RunRequest, machines: Machines | None = None) -> Chosen:
     """Reads the specs that a run is about.
+
+    Args:
+        request: what is asked for.
+        machines: as for `Chosen`.
 
     Raises:
         UsageError: what is asked for does not fit together.
@@ -125,20 +149,21 @@ def choose(request: RunRequest) -> Chosen:
         request = replace(request, conduct=replace(request.conduct, baseline=baseline))
     selection = select(request.selection, request.defaults)
     selection.require_sound()
-    return Chosen(request, selection, request.stages or selection.stages)
+    return Chosen(request, selection, request.stages or selection.stages, machines)
 
 
-def execute(request: RunRequest, presenter: Presenter) -> ExitCode:
+def execute(request: RunRequest, presenter: Presenter, machines: Machines | None = None) -> ExitCode:
     """Selects, plans, runs and reports; explains what failed, where that is asked for.
 
     Args:
         request: what is asked for.
         presenter: shows it.
+        machines: as for `Chosen`.
 
     Raises:
         GauntletError: what keeps the run from starting.
     """
-    ran = run(choose(_as_before(request)), presenter)
+    ran = run(choose(_as_before(request), machines), presenter)
     if request.explain and ran.exit_code is not ExitCode.INTERRUPTED:
         explain_run(ran.folder, ran.exit_code, request.toolchain, presenter)
     return ran.exit_code
@@ -175,14 +200,17 @@ def run(
         needed = set(stages) != {Stage.FETCH}
         machine = machine or open_workbench(request.toolchain, progress, request.network, need_toolchain=needed)
         machine.store.progress = progress
-        cases = chosen.selection.cases.cases
-        runs = held.enter_context(started_runs(cases, stages, machine, _jobs(request.conduct)))
+        runs = held.enter_context(_started_runs(chosen, machine))
         run_dir = make_folder(named, chosen.selection.name)
         with _removed_where_nothing_begins(run_dir, made=not there):
-            plan, shard = _planned(chosen, machine, run_dir)
+            elsewhere = None
+            if chosen.machines is not None:
+                elsewhere = held.enter_context(chosen.machines.taking_part(chosen, machine, run_dir, progress))
+            plan, shard = _planned(chosen, machine, run_dir, elsewhere)
         later = tuple(step for step in plan.steps if step.stage is hold)
         plan = replace(plan, steps=tuple(step for step in plan.steps if step.stage is not hold))
-        with _engine(plan, shard, run_dir, machine, chosen, progress, runs) as (engine, steps, finished):
+        parts = _Parts(machine, run_dir, progress, runs, elsewhere)
+        with _engine(plan, shard, chosen, parts) as (engine, steps, finished):
             code = engine.run(steps, finished)
     presenter.ran(run_dir, brief=brief)
     if hold is None:
@@ -204,14 +232,30 @@ def _removed_where_nothing_begins(run_dir: Path, *, made: bool) -> Iterator[None
         raise
 
 
-def _planned(chosen: Chosen, machine: Workbench, run_dir: Path) -> tuple[Plan, dict[str, Any] | None]:
+def _started_runs(chosen: Chosen, machine: Workbench) -> AbstractContextManager[RunServers | None]:
+    """The processes that run modules of operator suites; none where other machines do."""
+    if chosen.machines is not None:
+        return nullcontext()
+    return started_runs(chosen.selection.cases.cases, chosen.stages, machine, _jobs(chosen.request.conduct))
+
+
+def _all_planned(chosen: Chosen, machine: Workbench, run_dir: Path) -> Plan:
+    """Everything that is selected, as it is done in a folder."""
+    conduct, selection = chosen.request.conduct, chosen.selection
+    cases = with_counts(selection.cases) if conduct.baseline else selection.cases
+    plan = make_plan(cases, chosen.stages, plan_context(machine, run_dir, conduct))
+    if plan.problems:
+        raise SpecError(list(plan.problems))
+    return plan
+
+
+def _planned(
+    chosen: Chosen, machine: Workbench, run_dir: Path, elsewhere: Elsewhere | None
+) -> tuple[Plan, dict[str, Any] | None]:
     """What is to be done in a folder, and what share of everything that is."""
     request, selection, stages = chosen.request, chosen.selection, chosen.stages
     baseline = request.conduct.baseline
-    cases = with_counts(selection.cases) if baseline else selection.cases
-    plan = make_plan(cases, stages, plan_context(machine, run_dir, request.conduct))
-    if plan.problems:
-        raise SpecError(list(plan.problems))
+    plan = _all_planned(chosen, machine, run_dir)
     if baseline:
         plan = _with_baseline(plan, Path(baseline), machine)
     if request.chains is not None:
@@ -223,7 +267,10 @@ def _planned(chosen: Chosen, machine: Workbench, run_dir: Path) -> tuple[Plan, d
     restricted = begun_with(run_dir) if request.folder.resume else None
     if restricted is not None:
         plan = replace(plan, steps=tuple(step for step in plan.steps if step.id in restricted))
-    plan = on_devices_here(plan, machine, optional=selection.device_optional)
+    if elsewhere is not None:
+        plan = elsewhere.on_devices_there(plan, optional=selection.device_optional)
+    else:
+        plan = on_devices_here(plan, machine, optional=selection.device_optional)
     if not plan.steps:
         raise NothingSelectedError(
             f"nothing to do: the selected specs have no {' or '.join(stages)} stage",
@@ -242,17 +289,31 @@ def _with_baseline(plan: Plan, folder: Path, machine: Workbench) -> Plan:
     return plan
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a run works with.
+
+    Attributes:
+        machine: the IREE and the caches.
+        run_dir: its folder.
+        progress: shows how it goes.
+        runs: the processes that run modules of operator suites.
+        elsewhere: other machines that perform the steps.
+    """
+
+    machine: Workbench
+    run_dir: Path
+    progress: Progress
+    runs: RunServers | None
+    elsewhere: Elsewhere | None = None
+
+
 @contextmanager
 def _engine(
-    plan: Plan,
-    shard: dict[str, Any] | None,
-    run_dir: Path,
-    machine: Workbench,
-    chosen: Chosen,
-    progress: Progress,
-    runs: RunServers | None,
+    plan: Plan, shard: dict[str, Any] | None, chosen: Chosen, parts: _Parts
 ) -> Iterator[tuple[Engine, tuple[Step, ...], dict[str, Verdict]]]:
     """What runs a plan, its steps with those of batches, and the verdicts of those that were run before."""
+    machine, run_dir, progress = parts.machine, parts.run_dir, parts.progress
     toolchain = machine.toolchain
     selection, request = chosen.selection, chosen.request
     conduct, folder = request.conduct, request.folder
@@ -270,14 +331,10 @@ def _engine(
         "shard": shard,
         "batch": conduct.batch,
     }
-    made_again = run_dir / "made-again" if conduct.force_recompile else None
-    operators = OperatorRun(_jobs(conduct), made_again, runs)
     with (
         Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal,
-        open_session(run_dir, journal, progress) as session,
-        operator_performers(session, batches, machine, operators) as performers,
+        _performing(journal, batches, request, parts) as (session, engine),
     ):
-        session.on_cancel(progress.cancel)
         journal.run(event)
         progress.run_started(event)
         if request.network.offline:
@@ -285,6 +342,23 @@ def _engine(
             missing = missing_files(plan.steps, cases, machine.store, finished)
             if missing:
                 progress.message(missing_text(missing))
+        with session.interruptible():
+            yield engine, plan.steps, finished
+
+
+@contextmanager
+def _performing(
+    journal: Journal, batches: Batched, request: RunRequest, parts: _Parts
+) -> Iterator[tuple[Session[Journal], Engine]]:
+    """A session in a run's folder, and what performs steps in it."""
+    conduct, run_dir = request.conduct, parts.run_dir
+    made_again = run_dir / "made-again" if conduct.force_recompile else None
+    operators = OperatorRun(_jobs(conduct), made_again, parts.runs)
+    with open_session(run_dir, journal, parts.progress) as session, ExitStack() as held:
+        session.on_cancel(parts.progress.cancel)
+        performers: Mapping[Stage, Callable[[Step], Result | None]] = {}
+        if parts.elsewhere is None:
+            performers = held.enter_context(operator_performers(session, batches, parts.machine, operators))
         settings = RunOptions(
             jobs=_jobs(conduct),
             fail_fast=conduct.stops_early,
@@ -294,9 +368,31 @@ def _engine(
                 conduct.verdict, conduct.confirm_seconds, replace_disturbed=conduct.replaces_disturbed
             ),
         )
-        engine = Engine(session, machine, settings, performers)
+        yield session, Engine(session, parts.machine, settings, performers, elsewhere=parts.elsewhere)
+
+
+@contextmanager
+def opened(chosen: Chosen, progress: Progress) -> Iterator[tuple[Workbench, Engine, tuple[Step, ...]]]:
+    """A run that another machine conducts: IREE and caches, what performs its steps here, and everything selected.
+
+    Which steps are performed, when and on which device is the other one's matter, and so are the reports.
+
+    Raises:
+        GauntletError: what keeps the run from starting.
+    """
+    request = chosen.request
+    needed = set(chosen.stages) != {Stage.FETCH}
+    machine = open_workbench(request.toolchain, progress, request.network, need_toolchain=needed)
+    machine.store.progress = progress
+    run_dir = make_folder(Path(request.folder.run_dir), chosen.selection.name)
+    with ExitStack() as held:
+        runs = held.enter_context(_started_runs(chosen, machine))
+        plan = _all_planned(chosen, machine, run_dir)
+        journal = held.enter_context(Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)))
+        parts = _Parts(machine, run_dir, progress, runs)
+        session, engine = held.enter_context(_performing(journal, Batched(plan.steps, {}), request, parts))
         with session.interruptible():
-            yield engine, plan.steps, finished
+            yield machine, engine, plan.steps
 
 
 def _jobs(conduct: ConductRequest) -> int:

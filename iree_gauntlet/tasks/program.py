@@ -18,6 +18,7 @@ from invoke.program import Program
 
 from iree_gauntlet import __version__
 from iree_gauntlet.cases import Stage
+from iree_gauntlet.cluster.cluster_requests import ClusterRequest
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.option import Option, dashed, options_of, read
 from iree_gauntlet.requests import (
@@ -29,6 +30,7 @@ from iree_gauntlet.requests import (
     ShardRequest,
     ToolchainRequest,
 )
+from iree_gauntlet.tasks.cluster_commands import CLUSTER, cluster_collection, machines_of, worker_task
 from iree_gauntlet.tasks.experiment_commands import (
     bench_task,
     bisect_task,
@@ -71,6 +73,9 @@ _AS_OPTION = {
     "explain": "--failures",
     "history.add": "--runs",
     "history.import": "--files",
+    "worker": "--scheduler",
+    "cluster.local": "--count",
+    "cluster.status": "--scheduler",
     **dict.fromkeys(("history.show", "history.check", "history.confirm", "history.page"), "--series"),
 }
 # A flag that says what the words behind it are.
@@ -95,10 +100,11 @@ _STAGES = options_of(RunRequest, "stages")
 _EXPLAIN = options_of(RunRequest, "explain")
 
 
-def _run(request: RunRequest) -> ExitCode:
+def _run(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
     from iree_gauntlet.experiments.run import execute  # noqa: PLC0415 - `list` must not wait for it
 
-    return execute(request, console_presenter())
+    with machines_of(cluster, request.conduct) as machines:
+        return execute(request, console_presenter(), machines)
 
 
 @gauntlet_task("list", (*SELECTION, *SHARD, *FORMAT))
@@ -132,48 +138,51 @@ def lint_task(options: dict[str, Any]) -> ExitCode:
     return lint(read(SelectionRequest, options), toolchain)
 
 
-@gauntlet_task("fetch", _RUN_OPTIONS)
+@gauntlet_task("fetch", (*_RUN_OPTIONS, *CLUSTER))
 def fetch_task(options: dict[str, Any]) -> ExitCode:
     """Download programs, weights, inputs and expected outputs of the selection into the cache."""
-    return _run(RunRequest.of(options, _ALL, (Stage.FETCH,)))
+    return _run(RunRequest.of(options, _ALL, (Stage.FETCH,)), read(ClusterRequest, options))
 
 
-@gauntlet_task("compile", (*_RUN_OPTIONS, *_EXPLAIN))
+@gauntlet_task("compile", (*_RUN_OPTIONS, *CLUSTER, *_EXPLAIN))
 def compile_task(options: dict[str, Any]) -> ExitCode:
     """Compile the selected models."""
-    return _run(RunRequest.of(options, _ALL, (Stage.COMPILE,)))
+    return _run(RunRequest.of(options, _ALL, (Stage.COMPILE,)), read(ClusterRequest, options))
 
 
-@gauntlet_task("threshold", with_defaults((*_RUN_OPTIONS, *_EXPLAIN), model="sdxl", sku="mi300", target="cpu and rocm"))
+@gauntlet_task(
+    "threshold", with_defaults((*_RUN_OPTIONS, *CLUSTER, *_EXPLAIN), model="sdxl", sku="mi300", target="cpu and rocm")
+)
 def threshold_task(options: dict[str, Any]) -> ExitCode:
     """Compile, run and compare outputs with the expected ones (sharktank's run_thresholds.py).
 
     Example: threshold --model=sdxl --submodel='clip*' --rocm-chip=gfx942 --sku=mi300
     """
-    return _run(RunRequest.of(options, _THRESHOLD, (Stage.THRESHOLD,)))
+    return _run(RunRequest.of(options, _THRESHOLD, (Stage.THRESHOLD,)), read(ClusterRequest, options))
 
 
 @gauntlet_task(
-    "benchmark", with_defaults((*_RUN_OPTIONS, *_EXPLAIN), model="sdxl", sku="mi300", target="rocm (gfx942)")
+    "benchmark", with_defaults((*_RUN_OPTIONS, *CLUSTER, *_EXPLAIN), model="sdxl", sku="mi300", target="rocm (gfx942)")
 )
 def benchmark_task(options: dict[str, Any]) -> ExitCode:
     """Compile, measure and check golden times, dispatch counts and sizes (sharktank's run_benchmarks.py).
 
     Example: benchmark --model=sdxl --filename=clip_rocm --sku=mi300 --backend=gfx942
     """
-    return _run(RunRequest.of(options, _BENCHMARK, (Stage.COMPSTAT, Stage.BENCHMARK)))
+    return _run(RunRequest.of(options, _BENCHMARK, (Stage.COMPSTAT, Stage.BENCHMARK)), read(ClusterRequest, options))
 
 
-@gauntlet_task("run", (*_RUN_OPTIONS, *_STAGES, *_EXPLAIN))
+@gauntlet_task("run", (*_RUN_OPTIONS, *CLUSTER, *_STAGES, *_EXPLAIN))
 def run_task(options: dict[str, Any]) -> ExitCode:
     """Run the gauntlet: compile → threshold → benchmark for the selection (default: suites/cpu.toml).
 
     Examples: run --suite suites/cpu.toml -j 2
               run --model rapidocr --submodel 'det*' --force-recompile
               run --model dtln --explain
+              run --suite cpu --cluster tcp://127.0.0.1:8786
               run --resume
     """
-    return _run(RunRequest.of(options, _ALL))
+    return _run(RunRequest.of(options, _ALL), read(ClusterRequest, options))
 
 
 @gauntlet_task("doctor", (*TOOLCHAIN, *FORMAT))
@@ -199,9 +208,9 @@ def _namespace() -> Collection:
     collection = Collection(
         list_task, plan_task, lint_task, doctor_task, devices_task, fetch_task, compile_task, threshold_task,
         benchmark_task, run_task, bench_task, micro_task, matrix_task, compare_task, bisect_task, explain_task,
-        report_task,
+        report_task, worker_task,
     )  # fmt: skip
-    for named in (*upkeep_collections(), bundle_collection(), history_collection()):
+    for named in (*upkeep_collections(), bundle_collection(), history_collection(), cluster_collection()):
         collection.add_collection(named)
     collection.configure({"auto_dash_names": True})
     return collection

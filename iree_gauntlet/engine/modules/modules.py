@@ -100,9 +100,8 @@ class ModuleMaker:
             if result is None:
                 previous, reason = self._why(step, key, ingredients, dumps=dumps, forced=forced)
                 result = _with_shared(self._by_tool(step, key, ingredients, reason, previous), found)
-            if forced and self._made_again is not None and result.verdict is Verdict.PASSED:
-                self._made_again.mkdir(parents=True, exist_ok=True)
-                (self._made_again / key).touch()
+            if forced and result.verdict is Verdict.PASSED:
+                note_made_again(self._made_again, key)
         if made and shared is not None and result.verdict is Verdict.PASSED:
             # Outside of the lock: nobody here waits for what others will use.
             note = shared.offer(key, self._cache, self._cancelled)
@@ -268,6 +267,13 @@ class ModuleMaker:
             if "statistics" in outputs:
                 figures["dispatch_count"] = dispatch_count(read_statistics(Path(outputs["statistics"])))
         return figures
+
+
+def note_made_again(folder: Path | None, key: str) -> None:
+    """Notes that something was made again in this run, so that it is not once more; nothing without a folder for it."""
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / key).touch()
 
 
 def read_statistics(path: Path) -> dict[str, Any]:

@@ -1,0 +1,237 @@
+"""The link to workers through Dask: tasks pinned to workers, and what the scheduler says of who is there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any
+
+from distributed.comm.core import connect
+
+from iree_gauntlet import __version__
+from iree_gauntlet.cluster.dask_worker import BrokenRunError, begin, describe, end_run, has_project, hear, perform
+from iree_gauntlet.cluster.link import Answered, Broken, Joined, Left, Refused, Supplied
+from iree_gauntlet.cluster.offers import WorkerOffer
+from iree_gauntlet.errors import GauntletError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from distributed import Client, Future
+
+    from iree_gauntlet.artifacts.store import ArtifactStore
+    from iree_gauntlet.cluster.dask_worker import RunFacts
+    from iree_gauntlet.cluster.link import Event, Order, State
+    from iree_gauntlet.cluster.project_copy import ProjectCopy
+
+
+# Workers end a run of which nothing is heard for half a minute.
+_BEAT_SECONDS = 5.0
+_BLOCK_BYTES = 4 << 20
+_END_SECONDS = 30.0
+# Where `cluster.status` finds who does what.
+STATES = "gauntlet-runs"
+
+
+class DaskLink:
+    """The link of one run.
+
+    Args:
+        client: connected.
+        facts: the run.
+        project: the copy of what it reads.
+        store: has the files that workers may not be able to get.
+    """
+
+    def __init__(self, client: Client, facts: RunFacts, project: ProjectCopy, store: ArtifactStore) -> None:
+        self._client = client
+        self._facts = facts
+        self._project = project
+        self._store = store
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        # Of the client's event loop, as all that follows.
+        self._known: set[str] = set()
+        self._offered: dict[str, WorkerOffer] = {}
+        self._futures: dict[tuple[str, str], Future] = {}
+        self._background: set[asyncio.Task[Any]] = set()
+        self._ended = threading.Event()
+        self._beating: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        """Has all workers that are there plan the run; those that come later are asked when they come."""
+        self._client.subscribe_topic("all", self._heard)
+        self._client.sync(self._opened)
+
+    def offers(self) -> list[WorkerOffer]:
+        """What those offer that were there when it was opened."""
+        return list(self._offered.values())
+
+    # What a `Link` does
+
+    def send(self, worker: str, order: Order) -> None:
+        """Has a worker do a step."""
+        self._client.loop.add_callback(self._keep, self._done(worker, order))
+
+    def supply(self, worker: str, step: str, urls: tuple[str, ...]) -> None:
+        """Brings files to a worker."""
+        self._client.loop.add_callback(self._keep, self._supplied(worker, step, urls))
+
+    def next_event(self, seconds: float) -> Event | None:
+        """What happens next.
+
+        Raises:
+            GauntletError: the scheduler is gone.
+        """
+        try:
+            return self._events.get(timeout=seconds)
+        except queue.Empty:
+            if self._client.status not in ("running", "connecting"):
+                raise GauntletError(
+                    "the scheduler of the cluster is gone", "Start it again, and go on with `--resume`."
+                ) from None
+            return None
+
+    def show(self, state: State) -> None:
+        """Makes known who does what."""
+        said = {"running": [list(item) for item in state.running], "waiting": [list(item) for item in state.waiting]}
+        self._client.loop.add_callback(self._keep, self._shown(said))
+
+    def end(self) -> None:
+        """Has all workers end what they do for this run; once, and not longer than half a minute."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        with contextlib.suppress(OSError, TimeoutError):
+            self._client.sync(self._closed, callback_timeout=_END_SECONDS)
+
+    # What happens in the client's event loop
+
+    def _keep(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _opened(self) -> None:
+        self._beating = asyncio.ensure_future(self._beat())
+        info = await self._client.scheduler.identity(n_workers=-1)
+        for address in info["workers"]:
+            self._keep(self._welcome(address))
+        offers = await self._client.run(describe, on_error="ignore")
+        self._offered = {
+            address: WorkerOffer.from_dict(offer) for address, offer in offers.items() if offer is not None
+        }
+
+    def _heard(self, event: tuple[float, Any]) -> None:
+        _, said = event
+        if not isinstance(said, dict):
+            return
+        if said.get("action") == "add-worker":
+            self._keep(self._welcome(said["worker"]))
+        elif said.get("action") == "remove-worker":
+            address = said["worker"]
+            self._known.discard(address)
+            for key in [key for key in self._futures if key[0] == address]:
+                self._keep(self._futures.pop(key).cancel())
+            self._events.put(Left(address))
+
+    async def _welcome(self, address: str) -> None:
+        """Has a worker plan the run, with the copy of the project in its place first."""
+        if address in self._known or self._ended.is_set():
+            return
+        self._known.add(address)
+        name = address
+        try:
+            found = (await self._client.run(describe, workers=[address])).get(address)
+            if found is None:
+                # A Dask worker for something else.
+                return
+            offer = WorkerOffer.from_dict(found)
+            name = offer.name
+            if offer.version != __version__:
+                self._events.put(Refused(name, f"it has Gauntlet {offer.version}, and the run {__version__}"))
+                return
+            there = await self._client.run(has_project, self._facts.sha256, workers=[address])
+            if not there[address] and (what := await self._bring("project", address)):
+                self._events.put(Refused(name, what))
+                return
+            future = self._client.submit(
+                begin, self._facts, workers=[address], pure=False, key=f"begin-{self._facts.name}-{address}"
+            )
+            refused = await future
+            self._events.put(Refused(name, refused) if refused else Joined(address, offer))
+        except (OSError, CancelledError, asyncio.CancelledError) as error:
+            if address in self._known:
+                self._known.discard(address)
+                self._events.put(Refused(name, f"it cannot be reached: {type(error).__name__}: {error}"))
+
+    async def _done(self, worker: str, order: Order) -> None:
+        key = f"{order.step}-{self._facts.name}-{order.attempt}"
+        future = self._futures[worker, order.step] = self._client.submit(
+            perform, self._facts.name, order, workers=[worker], pure=False, key=key, retries=0
+        )
+        try:
+            self._events.put(Answered(worker, order.step, await future))
+        except BrokenRunError as error:
+            self._known.discard(worker)
+            self._events.put(Broken(worker, order.step, str(error)))
+            self._keep(self._welcome(worker))
+        except (CancelledError, asyncio.CancelledError):
+            # Its worker is gone, which is said by itself.
+            return
+        except Exception as error:  # noqa: BLE001 - whatever Dask says of a task that it could not have done
+            self._events.put(Broken(worker, order.step, f"{type(error).__name__}: {error}"))
+        finally:
+            if self._futures.get((worker, order.step)) is future:
+                del self._futures[worker, order.step]
+
+    async def _supplied(self, worker: str, step: str, urls: tuple[str, ...]) -> None:
+        try:
+            for url in urls:
+                path = (await asyncio.to_thread(self._store.fetch, url)).path
+                if await self._bring("artifact", worker, path=path, url=url):
+                    self._events.put(Supplied(worker, step, ok=False))
+                    return
+            self._events.put(Supplied(worker, step, ok=True))
+        except (OSError, GauntletError):
+            self._events.put(Supplied(worker, step, ok=False))
+
+    async def _bring(self, what: str, worker: str, path: Path | None = None, url: str = "") -> str:
+        """Sends a file straight to a worker; what is wrong, empty where it is there."""
+        named = {"sha256": self._facts.sha256} if path is None else {"url": url}
+        comm = await connect(worker, **self._client.connection_args)
+        try:
+            await comm.write({"op": f"gauntlet_{what}", **named})
+            for block in _blocks(path or self._project.archive):
+                await comm.write(block)
+            await comm.write(b"")
+            return str(await comm.read())
+        finally:
+            comm.abort()
+
+    async def _shown(self, said: dict[str, Any]) -> None:
+        await self._client.scheduler.set_metadata(keys=[STATES, self._facts.name], value=said)
+
+    async def _beat(self) -> None:
+        while not self._ended.is_set():
+            with contextlib.suppress(OSError, TimeoutError):
+                await self._client.run(hear, self._facts.name, on_error="ignore")
+            await asyncio.sleep(_BEAT_SECONDS)
+
+    async def _closed(self) -> None:
+        if self._beating is not None:
+            self._beating.cancel()
+        for future in list(self._futures.values()):
+            self._keep(future.cancel())
+        self._futures.clear()
+        await self._shown({})
+        await self._client.run(end_run, self._facts.name, on_error="ignore")
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            yield block

@@ -1,0 +1,414 @@
+"""A worker of a cluster: a Dask worker that starts a process for each run, and hands it the steps that it is to do.
+
+The process of a run ends when the run does, when nothing is heard of it for half a minute, and with the worker. Modules
+come from other workers by their key, the copy of the project and files that nobody else has from where the run was
+started; none of them passes through the scheduler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import pickle
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distributed import Worker, get_worker
+from distributed.comm.core import connect
+from distributed.core import Status
+
+from iree_gauntlet.artifacts.hashing import hash_file
+from iree_gauntlet.cluster.link import Answer
+from iree_gauntlet.cluster.offers import WorkerOffer
+from iree_gauntlet.cluster.project_copy import request_within, unpack_project, within
+from iree_gauntlet.cluster.run_process import RunOrder
+from iree_gauntlet.engine.modules.module_cache import ModuleCache
+from iree_gauntlet.engine.modules.module_entry import DamageError, pack, unpack
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.progress import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from distributed.comm.core import Comm
+
+    from iree_gauntlet.cluster.link import Made, Order
+    from iree_gauntlet.requests import RunRequest
+
+
+# Those that conduct a run are heard of every few seconds.
+_SILENCE_SECONDS = 30.0
+_LOOK_SECONDS = 2.0
+_BLOCK_BYTES = 4 << 20
+_LONGEST_LINE = 64 << 20
+# Of a step's files, each and together; of a longer one beginning and end.
+_MOST_OF_A_FILE = 256 << 10
+_MOST_OF_A_STEP = 1 << 20
+_END_SECONDS = 15.0
+_LOG = "worker.log"
+
+
+class BrokenRunError(Exception):
+    """The process of a run ended with an order undone."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """A run, as it is made known to workers.
+
+    Attributes:
+        name: unique.
+        request: what is asked for, as where it was started.
+        sha256: of the copy of the project.
+        cwd: the folder that it was started in.
+        compiler, runtime: identities of its IREE; empty for none.
+    """
+
+    name: str
+    request: RunRequest
+    sha256: str
+    cwd: str
+    compiler: str
+    runtime: str
+
+
+@dataclass(slots=True)
+class _Run:
+    """The process of a run."""
+
+    process: asyncio.subprocess.Process
+    folder: Path
+    heard: float
+    refused: str = ""
+    waiting: dict[int, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
+    orders: int = 0
+    ready: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    reading: asyncio.Task[None] | None = None
+
+
+class GauntletWorker(Worker):
+    """A Dask worker that takes part in runs.
+
+    Args:
+        offer: what it offers, as a journal's object.
+        cache_dir: its cache.
+        arguments: as for `distributed.Worker`.
+    """
+
+    def __init__(self, *arguments: Any, offer: dict[str, Any], cache_dir: str, **named: Any) -> None:
+        self.gauntlet_offer = WorkerOffer.from_dict(offer)
+        self.gauntlet_cache = Path(cache_dir)
+        self._modules = ModuleCache(self.gauntlet_cache)
+        self._work = self.gauntlet_cache / "cluster" / self.gauntlet_offer.name
+        self._projects = self._work / "projects"
+        self._runs: dict[str, _Run] = {}
+        self._starting: dict[str, asyncio.Lock] = {}
+        self._fetching: dict[str, asyncio.Lock] = {}
+        # Of the process that was killed before this one.
+        for folder in self._work.glob("*/"):
+            shutil.rmtree(folder, ignore_errors=True)
+        super().__init__(*arguments, **named)
+        self.handlers["gauntlet_entry"] = self.give_entry
+        self.handlers["gauntlet_project"] = self.take_project
+        self.handlers["gauntlet_artifact"] = self.take_artifact
+        self._watching = asyncio.ensure_future(self._end_unheard())
+
+    async def close(self, *arguments: Any, **named: Any) -> Any:
+        """Ends all runs, then itself."""
+        self._watching.cancel()
+        await asyncio.gather(*(self.end_run(name) for name in list(self._runs)))
+        return await super().close(*arguments, **named)
+
+    # Of runs
+
+    def has_project(self, sha256: str) -> bool:
+        """Whether a copy of a project is here."""
+        return (self._projects / sha256).is_dir()
+
+    async def begin_run(self, facts: RunFacts) -> str:
+        """Plans a run in a process of its own; why it cannot take part, empty where it can."""
+        async with self._starting.setdefault(facts.name, asyncio.Lock()):
+            run = self._runs.get(facts.name)
+            if run is None:
+                run = self._runs[facts.name] = await self._started(facts)
+            return await asyncio.shield(run.ready)
+
+    def hear(self, name: str) -> None:
+        """Whoever conducts a run is there."""
+        if (run := self._runs.get(name)) is not None:
+            run.heard = time.monotonic()
+
+    async def end_run(self, name: str) -> None:
+        """Ends what is done for a run; returns when it has ended."""
+        run = self._runs.pop(name, None)
+        if run is None:
+            return
+        assert run.process.stdin is not None, "it was started with one"
+        run.process.stdin.close()
+        try:
+            await asyncio.wait_for(run.process.wait(), _END_SECONDS)
+        except TimeoutError:
+            # What it has started ends with it.
+            run.process.kill()
+            await run.process.wait()
+        if run.reading is not None:
+            await run.reading
+        await asyncio.to_thread(shutil.rmtree, run.folder, ignore_errors=True)
+
+    async def do(self, name: str, order: Order) -> Answer:
+        """Has the process of a run do a step.
+
+        Raises:
+            BrokenRunError: it ended meanwhile.
+        """
+        run = self._runs.get(name)
+        if run is None:
+            raise BrokenRunError("its part of the run has ended")
+        for made in order.made:
+            await self._have(made)
+        run.orders += 1
+        number = run.orders
+        answer = run.waiting[number] = asyncio.get_running_loop().create_future()
+        assert run.process.stdin is not None, "it was started with one"
+        run.process.stdin.write(_line((number, order)))
+        said = await answer
+        if "broken" in said:
+            raise BrokenRunError(said["broken"])
+        files = await asyncio.to_thread(_small_files, run.folder, said.get("files", ()))
+        return Answer(said["result"], files, tuple(said.get("missing", ())))
+
+    async def _started(self, facts: RunFacts) -> _Run:
+        folder = self._work / "runs" / facts.name
+        folder.mkdir(parents=True, exist_ok=True)
+        project = self._projects / facts.sha256
+        cwd = within(project, facts.cwd)
+        with (folder / _LOG).open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "iree_gauntlet.cluster.run_process",
+                cwd=cwd,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                limit=_LONGEST_LINE,
+                # Ctrl-C at the worker's terminal is the worker's.
+                start_new_session=True,
+            )
+        request = request_within(facts.request, project, folder, self.gauntlet_cache, facts.cwd)
+        run = _Run(process, folder, time.monotonic())
+        run.reading = asyncio.create_task(self._read(facts.name, run))
+        assert process.stdin is not None, "it was started with one"
+        process.stdin.write(_line(RunOrder(request, facts.compiler, facts.runtime, self.gauntlet_offer.jobs)))
+        return run
+
+    async def _read(self, name: str, run: _Run) -> None:
+        assert run.process.stdout is not None, "it was started with one"
+        while line := await run.process.stdout.readline():
+            said = json.loads(line)
+            if "answer" in said:
+                waiting = run.waiting.pop(said["answer"], None)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(said)
+            elif "ready" in said:
+                run.ready.set_result("")
+            elif "refused" in said:
+                run.ready.set_result(said["refused"])
+        code = await run.process.wait()
+        if self._runs.get(name) is run:
+            del self._runs[name]
+        why = f"its process ended with {code}: {_last_line(run.folder / _LOG)}"
+        if not run.ready.done():
+            run.ready.set_result(why)
+        for waiting in run.waiting.values():
+            if not waiting.done():
+                waiting.set_exception(BrokenRunError(why))
+
+    async def _end_unheard(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            now = time.monotonic()
+            for name in [name for name, run in self._runs.items() if now - run.heard > _SILENCE_SECONDS]:
+                await self.end_run(name)
+
+    # Of bytes
+
+    async def _have(self, made: Made) -> None:
+        """Has a module in the cache here, if another worker still has it; otherwise it is made here."""
+        if self.address in made.at:
+            return
+        async with self._fetching.setdefault(made.key, asyncio.Lock()):
+            for address in made.at:
+                found = await asyncio.to_thread(self._modules.lookup, made.key)
+                if found.entry is not None:
+                    return
+                with contextlib.suppress(OSError, DamageError):
+                    await self._fetch_entry(address, made)
+
+    async def _fetch_entry(self, address: str, made: Made) -> None:
+        comm = await connect(address, deserialize=self.deserialize, **self.connection_args)
+        try:
+            await comm.write({"op": "gauntlet_entry", "key": made.key})
+            with tempfile.TemporaryFile(dir=self._work_folder()) as file:
+                while block := await comm.read():
+                    if not isinstance(block, bytes):
+                        raise DamageError(f"{address} does not have it")
+                    await asyncio.to_thread(file.write, block)
+                file.seek(0)
+
+                def adopt() -> None:
+                    with self._modules.incoming(made.key) as folder:
+                        hashes = unpack(file, made.key, folder)
+                        self._modules.adopt(folder, made.key, hashes, made.step)
+
+                await asyncio.to_thread(adopt)
+        finally:
+            comm.abort()
+
+    async def give_entry(self, comm: Comm, key: str) -> Status:
+        """Sends an entry of the module cache in blocks; an empty one is the end, and None says that it is not here."""
+        blocks = _gathered(pack(self._modules.folder_of(key), key))
+        try:
+            while (block := await asyncio.to_thread(next, blocks, b"")) != b"":
+                await comm.write(block)
+        except (OSError, DamageError) as error:
+            await comm.write({"error": str(error)})
+            return Status.dont_reply
+        await comm.write(b"")
+        return Status.dont_reply
+
+    async def take_project(self, comm: Comm, sha256: str) -> str:
+        """Receives the copy of a project in blocks, up to an empty one."""
+        async with self._fetching.setdefault(sha256, asyncio.Lock()):
+            with tempfile.NamedTemporaryFile(dir=self._work_folder()) as file:
+                await _received(comm, file)
+                if await asyncio.to_thread(hash_file, Path(file.name)) != sha256:
+                    return "the copy of the project was damaged on its way"
+                file.seek(0)
+                try:
+                    await asyncio.to_thread(unpack_project, file, self._projects / sha256)
+                except GauntletError as error:
+                    return error.on_one_line
+        return ""
+
+    async def take_artifact(self, comm: Comm, url: str) -> str:
+        """Receives a file that this worker cannot get, in blocks, up to an empty one."""
+        from iree_gauntlet.artifacts.registry_file import Registry  # noqa: PLC0415 - of few workers
+        from iree_gauntlet.artifacts.store import ArtifactStore  # noqa: PLC0415
+
+        descriptor, name = tempfile.mkstemp(dir=self._work_folder())
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                await _received(comm, file)
+
+            def adopt() -> None:
+                store = ArtifactStore(self.gauntlet_cache, Registry())
+                store.adopt(url, Path(name), hash_file(Path(name)), Progress())
+
+            await asyncio.to_thread(adopt)
+        except GauntletError as error:
+            return error.on_one_line
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)  # noqa: PTH108 - of a temporary file that the store may have taken
+        return ""
+
+    def _work_folder(self) -> Path:
+        self._work.mkdir(parents=True, exist_ok=True)
+        return self._work
+
+
+async def perform(run: str, order: Order) -> Answer:
+    """A task of Dask's: a step of a run, done by the worker that it was given to."""
+    return await _this().do(run, order)
+
+
+async def begin(facts: RunFacts) -> str:
+    """A task of Dask's: a worker plans a run; as `GauntletWorker.begin_run`."""
+    return await _this().begin_run(facts)
+
+
+def _this() -> GauntletWorker:
+    worker = get_worker()
+    assert isinstance(worker, GauntletWorker), "its address was given by one"
+    return worker
+
+
+def describe(dask_worker: Worker) -> dict[str, Any] | None:
+    """What a worker offers; None for a worker of somebody else's."""
+    return dask_worker.gauntlet_offer.as_dict() if isinstance(dask_worker, GauntletWorker) else None
+
+
+def has_project(sha256: str, dask_worker: Worker) -> bool:
+    """As `GauntletWorker.has_project`."""
+    return isinstance(dask_worker, GauntletWorker) and dask_worker.has_project(sha256)
+
+
+def hear(name: str, dask_worker: Worker) -> None:
+    """As `GauntletWorker.hear`."""
+    if isinstance(dask_worker, GauntletWorker):
+        dask_worker.hear(name)
+
+
+async def end_run(name: str, dask_worker: Worker) -> None:
+    """As `GauntletWorker.end_run`."""
+    if isinstance(dask_worker, GauntletWorker):
+        await dask_worker.end_run(name)
+
+
+def _line(message: object) -> bytes:
+    return base64.b64encode(pickle.dumps(message)) + b"\n"
+
+
+def _last_line(log: Path) -> str:
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return "its log is gone"
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it says nothing")
+
+
+def _small_files(folder: Path, names: list[str]) -> tuple[tuple[str, bytes], ...]:
+    """Contents of a step's small files; of a long one, its beginning and end."""
+    found: list[tuple[str, bytes]] = []
+    left = _MOST_OF_A_STEP
+    for name in names:
+        try:
+            content = (folder / name).read_bytes()
+        except OSError:
+            continue
+        most = min(_MOST_OF_A_FILE, left)
+        if len(content) > most:
+            cut = f"\n[… {len(content) - most} bytes left on the worker …]\n".encode()
+            content = content[: most // 2] + cut + content[len(content) - most // 2 :]
+        left = max(0, left - len(content))
+        found.append((name, content))
+    return tuple(found)
+
+
+async def _received(comm: Comm, file: Any) -> None:
+    while block := await comm.read():
+        await asyncio.to_thread(file.write, block)
+    file.flush()
+
+
+def _gathered(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """The same bytes in fewer, larger blocks."""
+    held: list[bytes] = []
+    size = 0
+    for block in blocks:
+        held.append(bytes(block))
+        size += len(block)
+        if size >= _BLOCK_BYTES:
+            yield b"".join(held)
+            held, size = [], 0
+    if held:
+        yield b"".join(held)

@@ -1,0 +1,181 @@
+"""What a worker offers, devices, cores, memory, disk and IREE: as it was found, not as somebody says that it is."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from iree_gauntlet import __version__
+from iree_gauntlet.errors import ToolchainError, UsageError
+from iree_gauntlet.measuring.machine.machine_sensors import total_memory
+from iree_gauntlet.measuring.machine.machine_state import machine_facts
+from iree_gauntlet.recorded import Recorded
+from iree_gauntlet.toolchains.devices import find_device
+from iree_gauntlet.toolchains.host import host_cpu
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iree_gauntlet.toolchains.toolchain import Toolchain
+
+
+LOCAL = "local-"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_HOW = "--device is NAME=URI, with ,sku=SKU where golden times are checked: gpu0=hip://0,sku=mi300, or cpu."
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOffer(Recorded):
+    """A device that a worker has.
+
+    Attributes:
+        name: what its owner calls it.
+        uri: its own name to IREE.
+        sku: the machine that golden times belong to; empty where none was named.
+        product, driver: what the runtime says of it; of the CPU, what the system says.
+    """
+
+    name: str
+    uri: str
+    sku: str = ""
+    product: str = ""
+    driver: str = ""
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        sku = f", sku {self.sku}" if self.sku else ""
+        return f"{self.name} ({self.uri}{sku}{f': {self.product}' if self.product else ''})"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOffer(Recorded):
+    """What a worker offers.
+
+    Attributes:
+        name: of the worker, for people.
+        host: what its machine is known by: workers of one machine have the same.
+        jobs: steps at once.
+        devices: that it has; none where it only compiles.
+        cpu: name of the processor.
+        memory_bytes, free_disk_bytes: of the machine, and where the cache is; None where it is not known.
+        iree: the IREE that it has without installing one; empty for none.
+        toolchains: releases that are installed in its cache.
+        version: of Gauntlet.
+    """
+
+    name: str
+    host: str
+    jobs: int
+    devices: tuple[DeviceOffer, ...] = ()
+    cpu: str = ""
+    memory_bytes: int | None = None
+    free_disk_bytes: int | None = None
+    iree: str = ""
+    toolchains: tuple[str, ...] = ()
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A device as `--device` of a worker names it.
+
+    Attributes:
+        name: what its owner calls it.
+        uri: how IREE finds it.
+        sku: as for `DeviceOffer`.
+    """
+
+    name: str
+    uri: str
+    sku: str = ""
+
+
+def parse_device(text: str) -> Declared:
+    """Reads `NAME=URI,sku=SKU`; `cpu` alone is the processor.
+
+    Raises:
+        UsageError: it is none.
+    """
+    head, *more = text.split(",")
+    name, equals, uri = head.partition("=")
+    if not equals and name == "cpu":
+        uri = "local-task"
+    options = dict(part.partition("=")[::2] for part in more)
+    if not _NAME.fullmatch(name) or not uri or options.keys() - {"sku"} or (more and not options.get("sku")):
+        raise UsageError(f"--device {text}: not understood", _HOW)
+    return Declared(name, uri, options.get("sku", ""))
+
+
+def measured(
+    name: str, jobs: int, declared: Sequence[Declared], toolchain: Toolchain | None, cache_dir: Path
+) -> WorkerOffer:
+    """What this machine has, of what its owner says that it has.
+
+    Args:
+        name: of the worker; empty for the machine's.
+        jobs: steps at once; 0 for as many as there are cores.
+        declared: its devices.
+        toolchain: whose runtime looks for them; None where there is no IREE yet, which is an error with devices.
+        cache_dir: its cache.
+
+    Raises:
+        UsageError: a device is not there, or is not what it is said to be.
+    """
+    names = [device.name for device in declared]
+    twice = next((item for item in names if names.count(item) > 1), "")
+    if twice:
+        raise UsageError(f"--device: two devices are called {twice}", "Give each a name of its own.")
+    facts = machine_facts()
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    envs = cache_dir / "toolchains" / "envs"
+    return WorkerOffer(
+        name=name or socket.gethostname(),
+        host=_host(),
+        jobs=jobs or facts.cores,
+        devices=tuple(_checked(device, toolchain) for device in declared),
+        cpu=host_cpu().name,
+        memory_bytes=total_memory(),
+        free_disk_bytes=shutil.disk_usage(cache_dir).free,
+        iree=toolchain.compiler.version if toolchain else "",
+        toolchains=tuple(sorted(path.name for path in envs.iterdir())) if envs.is_dir() else (),
+        version=__version__,
+    )
+
+
+def _host() -> str:
+    """Since when the machine runs, which all its containers have in common; elsewhere its name."""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _checked(device: Declared, toolchain: Toolchain | None) -> DeviceOffer:
+    if toolchain is None:
+        raise UsageError(
+            f"--device {device.name}: there is no IREE here to look for {device.uri}",
+            "Install one (pip install 'iree-gauntlet[iree]'), or name one with --iree.",
+        )
+    try:
+        found = find_device(toolchain, device.uri)
+    except ToolchainError as error:
+        raise UsageError(f"--device {device.name}: {device.uri} is not here: {error.what}", error.hint) from error
+    local = device.uri.startswith(LOCAL)
+    product = host_cpu().name if local else found.name
+    if device.sku and _plain(device.sku) not in _plain(product):
+        says = f"its name is {product}" if product else "its driver does not name the product"
+        raise UsageError(
+            f"--device {device.name}: {device.uri} cannot be taken for a {device.sku}: {says}",
+            "Correct the SKU, or leave it out: then golden times are not checked on it.",
+        )
+    return DeviceOffer(device.name, device.uri if local else found.uri, device.sku, product, found.driver)
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())

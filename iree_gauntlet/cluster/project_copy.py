@@ -1,0 +1,175 @@
+"""A copy of what a run reads from disk: packed where it is started, unpacked by each worker under its hash.
+
+Paths below the copy are those of the machine that it was made on, so that relative ones mean what they meant there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tarfile
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.settings import project_folder
+from iree_gauntlet.system.atomic import sync_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from iree_gauntlet.engine.workspace import Selection
+    from iree_gauntlet.requests import RunRequest
+
+
+_FILES = "files"
+_LEFT_OUT = frozenset({".git", "__pycache__", ".venv", "node_modules"})
+# Of the project itself; what else it has is read from nowhere.
+_OF_THE_PROJECT = ("suites", "gauntlet.toml", "cache/registry.txt")
+# What names a folder after the colon, in `--iree`.
+_KINDS_WITH_FOLDERS = ("wheels", "venv", "build")
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectCopy:
+    """A copy, packed.
+
+    Attributes:
+        archive: the file.
+        sha256: what it is known by.
+        cwd: the folder that the run was started in, absolute.
+    """
+
+    archive: Path
+    sha256: str
+    cwd: str
+
+
+def pack_project(selection: Selection, archive: Path) -> ProjectCopy:
+    """Packs what a run reads: the folders of its specs, and the project's suites, settings and hashes.
+
+    Args:
+        selection: of the run.
+        archive: where to; made or replaced.
+    """
+    project = project_folder()
+    roots = [*selection.read_from, *(project / name for name in _OF_THE_PROJECT)]
+    files = {_plain(path) for root in roots for path in _files_of(Path(os.path.abspath(root)))}  # noqa: PTH100 - links stay as named
+    files |= {_plain(path) for path in _named_beside(selection)}
+    with tarfile.open(archive, "w") as tar:
+        # The markers of a project, and the folder that the run was started in.
+        for folder in (Path.cwd(), project / "specs", project / "suites"):
+            if folder.is_dir():
+                tar.addfile(_entry(str(folder), tarfile.DIRTYPE))
+        for path in sorted(files):
+            with Path(path).open("rb") as file:
+                info = _entry(path, tarfile.REGTYPE)
+                info.size = os.fstat(file.fileno()).st_size
+                tar.addfile(info, file)
+    with archive.open("rb") as file:
+        return ProjectCopy(archive, hashlib.file_digest(file, "sha256").hexdigest(), str(Path.cwd()))
+
+
+def unpack_project(stream: BinaryIO, folder: Path) -> None:
+    """Unpacks a copy into a folder, which appears as a whole; one that is there already stays.
+
+    Raises:
+        GauntletError: the archive names something outside of the folder.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".project-", dir=folder.parent))
+    try:
+        with tarfile.open(fileobj=stream, mode="r|") as tar:
+            try:
+                tar.extractall(temporary, filter="data")
+            except tarfile.FilterError as error:
+                raise GauntletError(f"the copy of the project is not used: {error}") from error
+        try:
+            temporary.rename(folder)
+        except OSError:
+            # Another worker of this machine was first.
+            if not folder.is_dir():
+                raise
+        sync_folder(folder.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def within(copy: Path, path: str) -> str:
+    """Where an absolute path of the machine that a copy was made on lies in it."""
+    return str(copy / _FILES) + os.path.abspath(path)  # noqa: PTH100 - of another machine
+
+
+def request_within(request: RunRequest, copy: Path, run_dir: Path, cache_dir: Path, cwd: str) -> RunRequest:
+    """A request as it is read by a process that works in a copy of the project.
+
+    Args:
+        request: as it was made where the run was started.
+        copy: the folder of the copy.
+        run_dir: the run's folder here.
+        cache_dir: the cache here.
+        cwd: the folder that the run was started in.
+    """
+
+    def here(path: str) -> str:
+        return within(copy, path) if path.startswith("/") else path
+
+    def suite(name: str) -> str:
+        return here(name) if name.endswith(".toml") else name
+
+    def iree(choice: str) -> str:
+        kind, colon, folder = choice.partition(":")
+        return f"{kind}:{os.path.join(cwd, folder)}" if colon and kind in _KINDS_WITH_FOLDERS else choice  # noqa: PTH118 - of another machine
+
+    selection, toolchain = request.selection, request.toolchain
+    return replace(
+        request,
+        selection=replace(
+            selection,
+            suite=suite(selection.suite),
+            spec_dir=tuple(map(here, selection.spec_dir)),
+            config=tuple(map(here, selection.config)),
+            external_file_directory=here(selection.external_file_directory),
+            module_directory=here(selection.module_directory),
+        ),
+        toolchain=replace(
+            toolchain,
+            iree=iree(toolchain.iree),
+            iree_compiler=iree(toolchain.iree_compiler),
+            iree_runtime=iree(toolchain.iree_runtime),
+            cache_dir=str(cache_dir),
+        ),
+        folder=replace(request.folder, run_dir=str(run_dir), resume=False, last_failed=False),
+        shard=type(request.shard)(),
+        chains=None,
+    )
+
+
+def _plain(path: Path) -> str:
+    return os.path.normpath(path)
+
+
+def _files_of(root: Path) -> Iterator[Path]:
+    if root.is_file():
+        yield root
+    for folder, folders, files in os.walk(root, followlinks=True):
+        folders[:] = [name for name in folders if name not in _LEFT_OUT]
+        yield from (path for name in files if (path := Path(folder, name)).is_file())
+
+
+def _named_beside(selection: Selection) -> Iterable[Path]:
+    """Files that cases were read from, wherever they are."""
+    for case in (*selection.cases.cases, *selection.cases.required):
+        origins = [case.origin, case.flags_origin, *(module.origin for module in case.modules)]
+        yield from (path for item in origins if item is not None and (path := Path(item.file).absolute()).is_file())
+
+
+def _entry(path: str, kind: bytes) -> tarfile.TarInfo:
+    """An entry that has nothing of the machine or the day, so that equal files make an equal archive."""
+    info = tarfile.TarInfo(f"{_FILES}{path}")
+    info.type = kind
+    info.mode = 0o755 if kind == tarfile.DIRTYPE else 0o644
+    return info

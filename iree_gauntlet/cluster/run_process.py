@@ -1,0 +1,234 @@
+"""The process of one run on a worker: plans the same run in its own folders, and does the steps that it is given.
+
+Standard input has a line for each message, standard output likewise; the first line of each is the run and what came
+of planning it. It ends when its input does, and all that it has started with it: a worker that dies takes it along.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import sys
+import threading
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.engine.modules.modules import note_made_again
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.experiments.run import choose, opened
+from iree_gauntlet.progress import Progress
+from iree_gauntlet.results import Result
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iree_gauntlet.cluster.link import Made, Order
+    from iree_gauntlet.engine.engine import Engine
+    from iree_gauntlet.experiments.run import Chosen
+    from iree_gauntlet.requests import RunRequest
+    from iree_gauntlet.steps import Step
+    from iree_gauntlet.toolchains.toolchain import Part, Toolchain
+
+
+_GOOD = (Verdict.PASSED, Verdict.XPASSED)
+# Of files that go back with a result, and of one of them; of a longer one, beginning and end.
+_SMALL_FILES = frozenset({".txt", ".json"})
+
+
+@dataclass(frozen=True, slots=True)
+class RunOrder:
+    """A run that a worker is to take part in.
+
+    Attributes:
+        request: what is asked for, with the worker's own folders.
+        compiler, runtime: identities of the IREE that the run is about.
+        jobs: steps at once.
+    """
+
+    request: RunRequest
+    compiler: str
+    runtime: str
+    jobs: int
+
+
+class _Waits(Progress):
+    """Passes on what a step waits for."""
+
+    def __init__(self, output: _Output) -> None:
+        self._output = output
+
+    def waiting(self, text: str) -> None:
+        """Pass it on."""
+        self._output.write({"waiting": text})
+
+
+class _Output:
+    """Standard output, a line at a time."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._mutex = threading.Lock()
+
+    def write(self, message: dict[str, Any]) -> None:
+        """Write a message; who read it may be gone, which standard input says too."""
+        line = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
+        with self._mutex:
+            try:
+                self._stream.write(f"{line}\n")
+                self._stream.flush()
+            except (BrokenPipeError, ValueError):
+                return
+
+
+class _Steps:
+    """Does steps, after those that they need here.
+
+    Args:
+        engine: does them.
+        steps: the plan.
+        run_dir: the run's folder here.
+    """
+
+    def __init__(self, engine: Engine, steps: Sequence[Step], run_dir: Path) -> None:
+        self._engine = engine
+        self._steps = {step.id: step for step in steps}
+        self._run_dir = run_dir
+        self._locks = {step.id: threading.Lock() for step in steps}
+        self._done: dict[str, Result] = {}
+
+    def do(self, order: Order) -> dict[str, Any]:
+        """The answer to an order."""
+        step = self._steps.get(order.step)
+        if step is None:
+            return {"result": Result(Verdict.ERROR, f"{order.step} is not in this worker's plan").as_dict()}
+        step = _on_device(replace(step, goldens=order.goldens), order.device)
+        made = {item.step: item for item in order.made}
+        missing: tuple[str, ...] = ()
+        with self._locks[step.id]:
+            obstacle = self._needed(step, made)
+            if obstacle is None:
+                result = self._done[step.id] = self._engine.result_of(step)
+                if step.stage is Stage.FETCH and result.verdict is Verdict.ERROR:
+                    missing = tuple(item.url for item in step.inputs)
+            else:
+                need, found = obstacle
+                result = replace(found, verdict=Verdict.ERROR, reason=f"{need.id} failed here: {found.reason}")
+                missing = tuple(item.url for item in need.inputs) if need.stage is Stage.FETCH else ()
+        return {"result": result.as_dict(), "files": self._files(step), "missing": list(missing)}
+
+    def _needed(self, step: Step, made: dict[str, Made]) -> tuple[Step, Result] | None:
+        """Does what a step needs and was not done here; what of that failed, or None."""
+        for name in step.needs:
+            need = self._steps.get(name)
+            if need is None:
+                continue
+            with self._locks[name]:
+                done = self._done.get(name)
+                if done is None or done.verdict not in _GOOD:
+                    if name in made:
+                        # It was made for this run, if elsewhere.
+                        note_made_again(self._engine.options.made_again, made[name].key)
+                    elif (obstacle := self._needed(need, made)) is not None:
+                        return obstacle
+                    done = self._done[name] = self._engine.result_of(need)
+                    if done.verdict not in _GOOD and name in made:
+                        # What others have made is not to be had: then with all that it needs.
+                        if (obstacle := self._needed(need, {})) is not None:
+                            return obstacle
+                        done = self._done[name] = self._engine.result_of(need)
+            if done.verdict not in _GOOD:
+                return need, done
+        return None
+
+    def _files(self, step: Step) -> list[str]:
+        folder = Path(step.folder)
+        found = sorted(folder.iterdir()) if folder.is_dir() else []
+        return [
+            str(path.relative_to(self._run_dir)) for path in found if path.suffix in _SMALL_FILES and path.is_file()
+        ]
+
+
+def _on_device(step: Step, device: str) -> Step:
+    """A step on a device that is called something else here."""
+    if not device or step.command is None:
+        return step
+    argv = tuple(f"--device={device}" if word.startswith("--device=") else word for word in step.command.argv)
+    resources = replace(step.resources, device=device)
+    return replace(step, command=replace(step.command, argv=argv), resources=resources)
+
+
+def main() -> None:
+    """Takes part in a run until standard input ends."""
+    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    # What anything here prints goes to the log.
+    os.dup2(2, 1)
+    output = _Output(stream)
+    lines = sys.stdin.buffer
+    order: RunOrder = _read(lines.readline())
+    # Steps that are under way when the input ends are cancelled by the session, and are waited for.
+    with ExitStack() as stack:
+        try:
+            machine, engine, steps = stack.enter_context(opened(choose(order.request), _Waits(output)))
+            _require_the_same(machine.toolchain, order)
+        except GauntletError as error:
+            output.write({"refused": error.on_one_line})
+            return
+        output.write({"ready": len(steps)})
+        done = _Steps(engine, steps, Path(order.request.folder.run_dir))
+        pool = stack.enter_context(ThreadPoolExecutor(order.jobs, thread_name_prefix="step"))
+
+        def answer(number: int, message: Order) -> None:
+            try:
+                said = done.do(message)
+            except BaseException as error:
+                # A defect of ours: whoever asked is not left waiting, and the log has the rest.
+                output.write({"answer": number, "broken": f"{type(error).__name__}: {error}"})
+                traceback.print_exc()
+                raise
+            engine.rest()
+            output.write({"answer": number, **said})
+
+        try:
+            while line := lines.readline():
+                number, message = _read(line)
+                pool.submit(answer, number, message)
+        finally:
+            engine.abort()
+
+
+def _chosen(request: RunRequest) -> Chosen:
+    """What a run is about; the run that it is held against is where it was started, as are its figures."""
+    return replace(choose(replace(request, conduct=replace(request.conduct, baseline=""))), request=request)
+
+
+def _require_the_same(toolchain: Toolchain | None, order: RunOrder) -> None:
+    """Makes sure that the IREE here is the run's.
+
+    Raises:
+        GauntletError: it is another.
+    """
+    wanted = {"compiler": order.compiler, "runtime": order.runtime}
+    for name, identity in wanted.items():
+        part: Part | None = getattr(toolchain, name) if toolchain else None
+        if identity and (part is None or part.identity != identity):
+            what = f"its {name} is {part.version if part else 'missing'}, and not the same as the run's"
+            raise GauntletError(what, _OTHER)
+
+
+_OTHER = "`--iree RELEASE` is installed on each worker; other IREEs have to be there already, and be the same"
+
+
+def _read(line: bytes) -> Any:
+    # From the worker alone, which has it from the run: both may have anything done here.
+    return pickle.loads(base64.b64decode(line))  # noqa: S301
+
+
+if __name__ == "__main__":
+    main()

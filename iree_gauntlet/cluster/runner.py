@@ -1,0 +1,257 @@
+"""Runs a plan on the workers of a cluster: one thread, which hands out steps and journals what comes back.
+
+A worker that is lost has its steps done again by another, twice at most, and the results say so. What a tool does to
+itself (a crash) is a result, and is not done again.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cluster.link import Answered, Broken, Joined, Left, Made, Order, Refused, State, Supplied
+from iree_gauntlet.results import Result
+from iree_gauntlet.system.atomic import write_atomic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from iree_gauntlet.cluster.fleet import Demand, FleetQueue, Seat
+    from iree_gauntlet.cluster.link import Answer, Event, Link
+    from iree_gauntlet.engine.engine import Engine
+    from iree_gauntlet.progress import Progress
+    from iree_gauntlet.steps import Step
+
+
+# How often a step is done again because its worker was lost.
+_MOST_AGAIN = 2
+# A worker that is killed is back within seconds, and a host that reboots within minutes.
+_PATIENCE_SECONDS = 120.0
+_TURN_SECONDS = 0.5
+_SHOW_SECONDS = 1.0
+_MOVED_BY_KEY = (Stage.IMPORT, Stage.COMPILE)
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """A step that a worker does; with its answer where that lacks files, which are on their way."""
+
+    step: Step
+    seat: Seat
+    name: str
+    order: Order
+    answer: Answer | None = None
+
+
+@dataclass(slots=True)
+class _Past:
+    """What has happened to a step so far."""
+
+    lost: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+class ClusterRunner:
+    """Runs the steps of a plan on a fleet.
+
+    Args:
+        queue: the steps, and the fleet.
+        link: to the workers.
+        engine: journals.
+        run_dir: the run's folder.
+        progress: shows how it goes.
+        patience: seconds that steps wait for a worker which offers what they need.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        queue: FleetQueue,
+        link: Link,
+        engine: Engine,
+        run_dir: Path,
+        progress: Progress,
+        *,
+        patience: float = _PATIENCE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._queue = queue
+        self._fleet = queue.fleet
+        self._link = link
+        self._engine = engine
+        self._run_dir = run_dir
+        self._progress = progress
+        self._patience = patience
+        self._clock = clock
+        self._under_way: dict[str, _UnderWay] = {}
+        self._past: dict[str, _Past] = {}
+        self._made: dict[str, Made] = {}
+        # Since when nobody offers something.
+        self._unoffered: dict[Demand, float] = {}
+        self._shown = 0.0
+
+    def run(self) -> dict[str, Verdict]:
+        """Runs everything and returns the verdicts by step id.
+
+        Raises:
+            BaseException: what a signal handler raises; the workers have been told to end then.
+        """
+        try:
+            while self._hand_out():
+                event = self._link.next_event(_TURN_SECONDS)
+                if event is not None:
+                    self._take(event)
+                self._give_up_in_time()
+                self._show()
+        except BaseException:
+            self._engine.abort()
+            self._link.end()
+            raise
+        return self._queue.verdicts
+
+    def _hand_out(self) -> bool:
+        """Starts what can start; whether anything is left to be waited for."""
+        while True:
+            while (found := self._queue.next_skip()) is not None:
+                self._queue.settle(found[0], self._engine.skip(*found))
+            started = self._queue.take()
+            for step, seat in started:
+                if step.id not in self._past:
+                    self._engine.begin(step)
+                if seat is None:
+                    self._conclude(step, self._engine.result_of(step))
+                else:
+                    self._send(step, seat)
+            if not started:
+                return bool(self._under_way or self._queue.waiting)
+
+    def _send(self, step: Step, seat: Seat) -> None:
+        made = tuple(self._made[need] for need in step.needs if need in self._made)
+        device = "" if seat.device is None or step.resources.device.startswith("local-") else seat.device.uri
+        past = self._past.get(step.id)
+        order = Order(step.id, device, made, step.goldens, len(past.lost) if past else 0)
+        self._under_way[step.id] = _UnderWay(step, seat, self._fleet.offer(seat.worker).name, order)
+        self._link.send(seat.worker, order)
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Joined(worker, offer):
+                self._fleet.join(worker, offer)
+            case Refused(name, reason):
+                self._progress.message(f"worker {name} takes no part: {reason}")
+            case Left(worker):
+                self._leave(worker)
+            case Answered(worker, step, answer):
+                order = self._under_way.get(step)
+                if order is not None and order.seat.worker == worker:
+                    self._answered(order, answer)
+            case Broken(worker, step, reason):
+                order = self._under_way.get(step)
+                if order is not None and order.seat.worker == worker:
+                    self._again(order, reason)
+            case Supplied(worker, step, ok):
+                order = self._under_way.get(step)
+                if order is not None and order.seat.worker == worker:
+                    self._supplied(order, ok=ok)
+
+    def _leave(self, worker: str) -> None:
+        orders = [order for order in self._under_way.values() if order.seat.worker == worker]
+        if worker not in self._fleet:
+            return
+        name = self._fleet.offer(worker).name
+        self._fleet.leave(worker)
+        self._made = {
+            step: replace(made, at=left)
+            for step, made in self._made.items()
+            if (left := tuple(address for address in made.at if address != worker))
+        }
+        what = f"; it was doing {', '.join(order.step.id for order in orders)}" if orders else ""
+        self._progress.message(f"worker {name} is gone{what}")
+        for order in orders:
+            self._again(order, "it was lost")
+
+    def _again(self, order: _UnderWay, reason: str) -> None:
+        """A step whose worker has not done it waits for another, or has ended in an error."""
+        del self._under_way[order.step.id]
+        past = self._past.setdefault(order.step.id, _Past())
+        past.lost.append(order.name)
+        if len(past.lost) > _MOST_AGAIN:
+            what = f"given up after {len(past.lost)} workers that did not finish it: {', '.join(past.lost)} ({reason})"
+            hint = "See whether it takes down what it runs on: its memory, its device; then `--resume`."
+            self._conclude(order.step, Result(Verdict.ERROR, what, tail=(hint,), notes=order.step.notes))
+            return
+        past.notes.append(f"begun on worker {order.name}, and done again: {reason}")
+        self._queue.put_back(order.step)
+
+    def _answered(self, order: _UnderWay, answer: Answer) -> None:
+        step = order.step
+        if answer.missing and order.answer is None:
+            order.answer = answer
+            self._link.supply(order.seat.worker, step.id, answer.missing)
+            return
+        past = self._past.get(step.id, _Past())
+        result = Result.from_dict(answer.result)
+        where = order.name + (f"/{order.seat.device.name}" if order.seat.device else "")
+        result = replace(result, worker=where, notes=(*result.notes, *past.notes))
+        for name, content in answer.files:
+            self._keep(step, name, content)
+        if result.verdict is Verdict.PASSED and step.stage in _MOVED_BY_KEY and result.cache and result.cache.key:
+            self._made[step.id] = Made(step.id, result.cache.key, (order.seat.worker,))
+        del self._under_way[step.id]
+        self._conclude(step, result)
+
+    def _supplied(self, order: _UnderWay, *, ok: bool) -> None:
+        """Files that the worker could not get are there now, or are nowhere to be had: what it said of them stands."""
+        if not ok:
+            assert order.answer is not None, "it was asked for because of what that says"
+            self._answered(order, order.answer)
+            return
+        past = self._past.setdefault(order.step.id, _Past())
+        past.notes.append("files came from where the run was started: the worker could not get them")
+        self._link.send(order.seat.worker, order.order)
+
+    def _keep(self, step: Step, name: str, content: bytes) -> None:
+        """Writes a file of a step below its folder, and nowhere else."""
+        folder = Path(step.folder)
+        path = self._run_dir / name
+        if path.parent != folder or name != str(path.relative_to(self._run_dir)):
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, content)
+
+    def _conclude(self, step: Step, result: Result) -> None:
+        self._past.pop(step.id, None)
+        self._queue.finish(step, self._engine.conclude(step, result))
+
+    def _give_up_in_time(self) -> None:
+        """Ends the steps that have waited long enough for what nobody offers any more."""
+        now = self._clock()
+        missing = {demand: self._unoffered.get(demand, now) for demand in self._queue.unoffered()}
+        for demand in missing.keys() - self._unoffered.keys():
+            self._progress.waiting(f"for a worker with {demand.text}: none is there")
+        if self._unoffered and not missing:
+            self._progress.waiting("")
+        self._unoffered = missing
+        for demand, since in missing.items():
+            if now - since < self._patience:
+                continue
+            what = f"no worker with {demand.text} has come back within {self._patience:g} s"
+            for step in self._queue.take_all(demand):
+                self._engine.begin(step)
+                hint = "Start one (`gauntlet worker`), and go on with `--resume`."
+                self._conclude(step, Result(Verdict.ERROR, what, tail=(hint,), notes=step.notes))
+
+    def _show(self) -> None:
+        now = self._clock()
+        if now - self._shown < _SHOW_SECONDS:
+            return
+        self._shown = now
+        running = tuple(
+            (order.name, order.seat.device.name if order.seat.device else "", order.step.id)
+            for order in self._under_way.values()
+        )
+        waiting = tuple((demand.text, count) for demand, count in self._queue.waiting.items())
+        self._link.show(State(running, waiting))

@@ -1,0 +1,143 @@
+"""The commands of clusters, and where a run finds one.
+
+Dask is an extra, and brought when it is asked for: `--list` must be quick.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from invoke.collection import Collection
+
+from iree_gauntlet.cluster.cluster_requests import (
+    ClusterRequest,
+    LocalRequest,
+    OfferRequest,
+    StatusRequest,
+    WorkerRequest,
+)
+from iree_gauntlet.errors import UsageError
+from iree_gauntlet.option import options_of, read
+from iree_gauntlet.requests import FormatRequest
+from iree_gauntlet.tasks.task_options import FORMAT, gauntlet_task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from iree_gauntlet.cluster.offers import WorkerOffer
+    from iree_gauntlet.errors import ExitCode
+    from iree_gauntlet.experiments.run import Machines
+    from iree_gauntlet.requests import ConductRequest
+
+
+CLUSTER = options_of(ClusterRequest)
+
+
+@contextmanager
+def machines_of(request: ClusterRequest, conduct: ConductRequest) -> Iterator[Machines | None]:
+    """The cluster that a run is asked to use; None for this machine alone.
+
+    Raises:
+        UsageError: no scheduler answers, Dask is not installed, or it is asked for what one machine alone can do.
+    """
+    if not request.cluster:
+        yield None
+        return
+    _require_dask("--cluster")
+    if conduct.batch:
+        what = "--batch and --cluster exclude each other: which cases make up a batch depends on one machine's cache"
+        raise UsageError(what, "Leave --batch out: the workers share the cases one by one.")
+    from iree_gauntlet.cluster.connection import Cluster, connected  # noqa: PLC0415
+
+    with connected(request.cluster, request) as client:
+        yield Cluster(client)
+
+
+@gauntlet_task("worker", (*options_of(OfferRequest), *options_of(WorkerRequest)))
+def worker_task(options: dict[str, Any]) -> ExitCode:
+    """Lend this machine and its devices to runs of a cluster, until Ctrl-C: worker ADDRESS --device cpu.
+
+    What is lent is looked for first: a device that is not there, or is not what --device says, is refused.
+
+    Examples: worker tcp://127.0.0.1:8786 --device gpu0=hip://0,sku=mi300 --device cpu
+              worker tls://farm:8786 --tls-ca-file ca.pem --tls-cert box.pem --tls-key box-key.pem
+              worker --probe --device gpu0=vulkan
+    """
+    _require_dask("worker")
+    request, offered = read(WorkerRequest, options), read(OfferRequest, options)
+    offer = _offer(offered)
+    if request.probe:
+        from iree_gauntlet.cluster.cluster_state import show_offer  # noqa: PLC0415
+
+        return show_offer(offer)
+    from iree_gauntlet.cluster.connection import security_of  # noqa: PLC0415
+    from iree_gauntlet.cluster.start import Place, run_worker  # noqa: PLC0415
+    from iree_gauntlet.settings import made_cache_folder  # noqa: PLC0415
+
+    address = _address(request.scheduler, "worker")
+    security = security_of(address, request)
+    cache_dir = made_cache_folder(offered.cache_dir)
+    return run_worker(Place(address, cache_dir, security, request.port, request.nanny_port), offer, _say)
+
+
+@gauntlet_task("local", options_of(LocalRequest))
+def cluster_local_task(options: dict[str, Any]) -> ExitCode:
+    """Start a scheduler and workers on this machine, until Ctrl-C: cluster.local 4 --device cpu."""
+    _require_dask("cluster.local")
+    request = read(LocalRequest, options)
+    from iree_gauntlet.cluster.start import Place, run_local  # noqa: PLC0415
+    from iree_gauntlet.settings import made_cache_folder  # noqa: PLC0415
+
+    place = Place("", made_cache_folder(request.cache_dir))
+    return run_local(request.count, _offer(request), place, request.port, _say)
+
+
+@gauntlet_task("status", (*options_of(StatusRequest), *FORMAT))
+def cluster_status_task(options: dict[str, Any]) -> ExitCode:
+    """Show the workers of a cluster, what each does, and what waits for which device: cluster.status ADDRESS."""
+    _require_dask("cluster.status")
+    from iree_gauntlet.cluster.cluster_state import show_status  # noqa: PLC0415
+
+    request = read(StatusRequest, options)
+    address = _address(request.scheduler, "cluster.status")
+    return show_status(address, request, as_json=read(FormatRequest, options).as_json)
+
+
+def cluster_collection() -> Collection:
+    """The tasks below `cluster`."""
+    collection = Collection("cluster")
+    collection.add_task(cluster_local_task)
+    collection.add_task(cluster_status_task)
+    return collection
+
+
+def _offer(request: OfferRequest) -> WorkerOffer:
+    from iree_gauntlet.cluster.offers import measured, parse_device  # noqa: PLC0415
+    from iree_gauntlet.engine.workbench import open_workbench  # noqa: PLC0415
+    from iree_gauntlet.progress import Progress  # noqa: PLC0415
+
+    declared = [parse_device(text) for text in request.device]
+    machine = open_workbench(request, Progress(), need_toolchain=False)
+    offer = measured(request.name, request.jobs, declared, machine.toolchain, machine.cache_dir)
+    return offer if request.name else replace(offer, name=f"{offer.name}-{os.getpid()}")
+
+
+def _address(word: str, task: str) -> str:
+    if not word:
+        raise UsageError(f"{task}: no address of a scheduler", f"Give it: gauntlet {task} tcp://127.0.0.1:8786.")
+    return word
+
+
+def _require_dask(what: str) -> None:
+    if importlib.util.find_spec("distributed") is None:
+        raise UsageError(f"{what} needs Dask, which is not installed", "pip install 'iree-gauntlet[cluster]'")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
