@@ -18,6 +18,7 @@ from iree_gauntlet.cluster.dask_worker import RunFacts
 from iree_gauntlet.cluster.fleet import Demand, Fleet, FleetQueue, demands_of
 from iree_gauntlet.cluster.link import Joined, Refused
 from iree_gauntlet.cluster.project_copy import pack_project
+from iree_gauntlet.cluster.run_process import Home
 from iree_gauntlet.cluster.runner import ClusterRunner
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.steps import Resources
@@ -138,6 +139,7 @@ class Cluster:
                 cwd=project.cwd,
                 compiler=toolchain.compiler.identity if toolchain else "",
                 runtime=toolchain.runtime.identity if toolchain else "",
+                home=Home.of(run_dir, machine.cache_dir, toolchain),
             )
             link = DaskLink(self._client, facts, project, machine.store)
             try:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
+from distributed import KilledWorker
 from distributed.comm.core import connect
 
 from iree_gauntlet import __version__
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
 _BEAT_SECONDS = 5.0
 _BLOCK_BYTES = 4 << 20
 _END_SECONDS = 30.0
+
+# What it says of workers that are lost is said in the run, and in its results.
+logging.getLogger("distributed").setLevel(logging.CRITICAL)
+
 # Where `cluster.status` finds who does what.
 STATES = "gauntlet-runs"
 
@@ -163,8 +169,9 @@ class DaskLink:
             )
             refused = await future
             self._events.put(Refused(name, refused) if refused else Joined(address, offer))
-        except (OSError, CancelledError, asyncio.CancelledError) as error:
-            if address in self._known:
+        except Exception as error:  # noqa: BLE001 - whatever Dask says of a worker that it could not have asked
+            # Of one that is gone it is said by itself.
+            if address in self._known and not isinstance(error, KilledWorker | CancelledError):
                 self._known.discard(address)
                 self._events.put(Refused(name, f"it cannot be reached: {type(error).__name__}: {error}"))
 
@@ -175,15 +182,14 @@ class DaskLink:
         )
         try:
             self._events.put(Answered(worker, order.step, await future))
-        except BrokenRunError as error:
-            self._known.discard(worker)
-            self._events.put(Broken(worker, order.step, str(error)))
-            self._keep(self._welcome(worker))
-        except (CancelledError, asyncio.CancelledError):
+        except (KilledWorker, CancelledError, asyncio.CancelledError):
             # Its worker is gone, which is said by itself.
             return
         except Exception as error:  # noqa: BLE001 - whatever Dask says of a task that it could not have done
-            self._events.put(Broken(worker, order.step, f"{type(error).__name__}: {error}"))
+            self._known.discard(worker)
+            what = str(error) if isinstance(error, BrokenRunError) else f"{type(error).__name__}: {error}"
+            self._events.put(Broken(worker, order.step, what))
+            self._keep(self._welcome(worker))
         finally:
             if self._futures.get((worker, order.step)) is future:
                 del self._futures[worker, order.step]
@@ -224,6 +230,7 @@ class DaskLink:
     async def _closed(self) -> None:
         if self._beating is not None:
             self._beating.cancel()
+        self._client.unsubscribe_topic("all")
         for future in list(self._futures.values()):
             self._keep(future.cancel())
         self._futures.clear()

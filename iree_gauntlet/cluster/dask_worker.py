@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import hashlib
 import json
 import os
 import pickle
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from distributed.comm.core import Comm
 
     from iree_gauntlet.cluster.link import Made, Order
+    from iree_gauntlet.cluster.run_process import Home
     from iree_gauntlet.requests import RunRequest
 
 
@@ -70,6 +72,7 @@ class RunFacts:
         sha256: of the copy of the project.
         cwd: the folder that it was started in.
         compiler, runtime: identities of its IREE; empty for none.
+        home: what is where, where it was started.
     """
 
     name: str
@@ -78,6 +81,7 @@ class RunFacts:
     cwd: str
     compiler: str
     runtime: str
+    home: Home
 
 
 @dataclass(slots=True)
@@ -94,7 +98,7 @@ class _Run:
     reading: asyncio.Task[None] | None = None
 
 
-class GauntletWorker(Worker):
+class GauntletWorker(Worker):  # type: ignore[misc]
     """A Dask worker that takes part in runs.
 
     Args:
@@ -207,7 +211,10 @@ class GauntletWorker(Worker):
         run = _Run(process, folder, time.monotonic())
         run.reading = asyncio.create_task(self._read(facts.name, run))
         assert process.stdin is not None, "it was started with one"
-        process.stdin.write(_line(RunOrder(request, facts.compiler, facts.runtime, self.gauntlet_offer.jobs)))
+        # A path below the copy is one of the machine that it was made on.
+        places = ((within(project, "/").rstrip("/"), ""),)
+        jobs = self.gauntlet_offer.jobs
+        process.stdin.write(_line(RunOrder(request, facts.compiler, facts.runtime, jobs, facts.home, places)))
         return run
 
     async def _read(self, name: str, run: _Run) -> None:
@@ -288,9 +295,10 @@ class GauntletWorker(Worker):
     async def take_project(self, comm: Comm, sha256: str) -> str:
         """Receives the copy of a project in blocks, up to an empty one."""
         async with self._fetching.setdefault(sha256, asyncio.Lock()):
-            with tempfile.NamedTemporaryFile(dir=self._work_folder()) as file:
+            with tempfile.TemporaryFile(dir=self._work_folder()) as file:
                 await _received(comm, file)
-                if await asyncio.to_thread(hash_file, Path(file.name)) != sha256:
+                file.seek(0)
+                if (await asyncio.to_thread(hashlib.file_digest, file, "sha256")).hexdigest() != sha256:
                     return "the copy of the project was damaged on its way"
                 file.seek(0)
                 try:

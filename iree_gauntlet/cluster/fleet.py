@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Metric, Stage
@@ -89,16 +89,19 @@ class Seat:
         worker: its address.
         device: the device that the step uses; None for none.
         exclusive: whether it has the whole host.
+        term: which of several times that the worker was there.
     """
 
     worker: str
     device: DeviceOffer | None = None
     exclusive: bool = False
+    term: int = 0
 
 
 @dataclass(slots=True)
 class _Worker:
     offer: WorkerOffer
+    term: int
     running: int = 0
     busy: set[str] = field(default_factory=set)
 
@@ -112,6 +115,7 @@ class Fleet:
         self._open: dict[str, None] = {}
         self._running: Counter[str] = Counter()
         self._alone: set[str] = set()
+        self._terms = 0
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -124,8 +128,11 @@ class Fleet:
         return self._workers[address].offer
 
     def join(self, address: str, offer: WorkerOffer) -> None:
-        """A worker is there."""
-        self._workers[address] = _Worker(offer)
+        """A worker is there; one that is known already stays as it is."""
+        if address in self._workers:
+            return
+        self._terms += 1
+        self._workers[address] = _Worker(offer, self._terms)
         self._open[address] = None
 
     def leave(self, address: str) -> None:
@@ -168,7 +175,7 @@ class Fleet:
     def give_back(self, seat: Seat) -> None:
         """A step has ended that had a place; that of a worker which has left is gone already."""
         worker = self._workers.get(seat.worker)
-        if worker is None:
+        if worker is None or worker.term != seat.term:
             return
         host = worker.offer.host
         worker.running -= 1
@@ -189,10 +196,10 @@ class Fleet:
         if host in self._alone or worker.running >= worker.offer.jobs or (demand.exclusive and self._running[host]):
             return None
         if not demand.device:
-            return Seat(address)
+            return Seat(address, exclusive=demand.exclusive, term=worker.term)
         for device in worker.offer.devices:
             if demand.fits(device) and not (demand.uses and device.uri in worker.busy):
-                return Seat(address, device if demand.uses else None, demand.exclusive)
+                return Seat(address, device if demand.uses else None, demand.exclusive, worker.term)
         return None
 
     def _taken(self, seat: Seat) -> Seat:
@@ -275,8 +282,10 @@ class FleetQueue(StepGraph):
         self._give_back(step)
         super().finish(step, verdict)
 
-    def put_back(self, step: Step) -> None:
-        """A step whose worker was lost waits again."""
+    def put_back(self, step: Step, *, alone: bool) -> None:
+        """A step whose worker was lost waits again; to have the whole host next time, where it must be `alone`."""
+        if alone:
+            self._demands[step.id] = replace(self._demands[step.id], exclusive=True)
         self._give_back(step)
         self._count(step, -1)
         place = self._places[step.id]

@@ -93,7 +93,10 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """What does the steps of the run on a worker has ended with an order undone; the worker is still there."""
+    """What does the steps of the run on a worker has ended with an order undone; it is begun again.
+
+    A `Joined` or a `Refused` follows.
+    """
 
     worker: str
     step: str

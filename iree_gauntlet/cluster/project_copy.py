@@ -12,7 +12,7 @@ import tarfile
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import IO, TYPE_CHECKING
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.settings import project_folder
@@ -73,7 +73,7 @@ def pack_project(selection: Selection, archive: Path) -> ProjectCopy:
         return ProjectCopy(archive, hashlib.file_digest(file, "sha256").hexdigest(), str(Path.cwd()))
 
 
-def unpack_project(stream: BinaryIO, folder: Path) -> None:
+def unpack_project(stream: IO[bytes], folder: Path) -> None:
     """Unpacks a copy into a folder, which appears as a whole; one that is there already stays.
 
     Raises:

@@ -15,7 +15,7 @@ import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -43,6 +43,32 @@ _SMALL_FILES = frozenset({".txt", ".json"})
 
 
 @dataclass(frozen=True, slots=True)
+class Home:
+    """What is where, where a run was started: results are to say what is true there.
+
+    Attributes:
+        run_dir, cache_dir: of the run.
+        compiler, runtime: folders of the tools; empty for none.
+        python: the interpreter of the compiler; empty for none.
+    """
+
+    run_dir: str
+    cache_dir: str
+    compiler: str = ""
+    runtime: str = ""
+    python: str = ""
+
+    @classmethod
+    def of(cls, run_dir: Path, cache_dir: Path, toolchain: Toolchain | None) -> Home:
+        """What is where on this machine."""
+        if toolchain is None:
+            return cls(str(run_dir), str(cache_dir))
+        compiler, runtime = toolchain.compiler, toolchain.runtime
+        tools = str(Path(compiler.compile).parent), str(Path(runtime.run_module).parent)
+        return cls(str(run_dir), str(cache_dir), tools[0], tools[1], compiler.python)
+
+
+@dataclass(frozen=True, slots=True)
 class RunOrder:
     """A run that a worker is to take part in.
 
@@ -50,12 +76,16 @@ class RunOrder:
         request: what is asked for, with the worker's own folders.
         compiler, runtime: identities of the IREE that the run is about.
         jobs: steps at once.
+        home: what is where, where the run was started.
+        places: folders here, and what they are there.
     """
 
     request: RunRequest
     compiler: str
     runtime: str
     jobs: int
+    home: Home
+    places: tuple[tuple[str, str], ...]
 
 
 class _Waits(Progress):
@@ -94,9 +124,13 @@ class _Steps:
         engine: does them.
         steps: the plan.
         run_dir: the run's folder here.
+        renamed: (path here, what it is where the run was started), longer ones first.
     """
 
-    def __init__(self, engine: Engine, steps: Sequence[Step], run_dir: Path) -> None:
+    def __init__(
+        self, engine: Engine, steps: Sequence[Step], run_dir: Path, renamed: Sequence[tuple[str, str]]
+    ) -> None:
+        self._renamed = renamed
         self._engine = engine
         self._steps = {step.id: step for step in steps}
         self._run_dir = run_dir
@@ -121,7 +155,15 @@ class _Steps:
                 need, found = obstacle
                 result = replace(found, verdict=Verdict.ERROR, reason=f"{need.id} failed here: {found.reason}")
                 missing = tuple(item.url for item in need.inputs) if need.stage is Stage.FETCH else ()
-        return {"result": result.as_dict(), "files": self._files(step), "missing": list(missing)}
+        return {"result": self._as_at_home(result), "files": self._files(step), "missing": list(missing)}
+
+    def _as_at_home(self, result: Result) -> dict[str, Any]:
+        """A result as the journal keeps it, with the paths of where the run was started."""
+        text = json.dumps(result.as_dict(), ensure_ascii=False)
+        for here, there in self._renamed:
+            text = text.replace(here, there)
+        said: dict[str, Any] = json.loads(text)
+        return said
 
     def _needed(self, step: Step, made: dict[str, Made]) -> tuple[Step, Result] | None:
         """Does what a step needs and was not done here; what of that failed, or None."""
@@ -181,7 +223,9 @@ def main() -> None:
             output.write({"refused": error.on_one_line})
             return
         output.write({"ready": len(steps)})
-        done = _Steps(engine, steps, Path(order.request.folder.run_dir))
+        run_dir = Path(order.request.folder.run_dir)
+        here = Home.of(run_dir, machine.cache_dir, machine.toolchain)
+        done = _Steps(engine, steps, run_dir, _renamed(here, order))
         pool = stack.enter_context(ThreadPoolExecutor(order.jobs, thread_name_prefix="step"))
 
         def answer(number: int, message: Order) -> None:
@@ -220,6 +264,17 @@ def _require_the_same(toolchain: Toolchain | None, order: RunOrder) -> None:
         if identity and (part is None or part.identity != identity):
             what = f"its {name} is {part.version if part else 'missing'}, and not the same as the run's"
             raise GauntletError(what, _OTHER)
+
+
+def _renamed(here: Home, order: RunOrder) -> list[tuple[str, str]]:
+    """Paths here and where the run was started, as they stand in JSON; longer ones first."""
+    pairs = [*order.places, *zip(astuple(here), astuple(order.home), strict=True)]
+    texts = {(_in_json(mine), _in_json(theirs)) for mine, theirs in pairs if mine and mine != theirs}
+    return sorted(texts, key=lambda pair: len(pair[0]), reverse=True)
+
+
+def _in_json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 _OTHER = "`--iree RELEASE` is installed on each worker; other IREEs have to be there already, and be the same"

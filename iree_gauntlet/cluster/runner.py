@@ -150,6 +150,7 @@ class ClusterRunner:
                     self._answered(order, answer)
             case Broken(worker, step, reason):
                 order = self._under_way.get(step)
+                self._fleet.leave(worker)
                 if order is not None and order.seat.worker == worker:
                     self._again(order, reason)
             case Supplied(worker, step, ok):
@@ -184,7 +185,8 @@ class ClusterRunner:
             self._conclude(order.step, Result(Verdict.ERROR, what, tail=(hint,), notes=order.step.notes))
             return
         past.notes.append(f"begun on worker {order.name}, and done again: {reason}")
-        self._queue.put_back(order.step)
+        # The last time beside nothing that could take it down.
+        self._queue.put_back(order.step, alone=len(past.lost) == _MOST_AGAIN)
 
     def _answered(self, order: _UnderWay, answer: Answer) -> None:
         step = order.step

@@ -7,20 +7,20 @@ import importlib.util
 import logging
 import shutil
 import signal
-import tempfile
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import dask
 from distributed import Nanny, Scheduler
+from distributed.core import Status
 
 from iree_gauntlet.cluster.dask_worker import GauntletWorker
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.system.file_lock import LockFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from distributed.security import Security
@@ -41,7 +41,12 @@ _SETTINGS: dict[str, Any] = {
     "distributed.scheduler.allowed-failures": 0,
 }
 _CONNECT_SECONDS = 30
+_LOOK_SECONDS = 1.0
+_END_SECONDS = 20.0
 _LOCK = "worker.lock"
+
+# What Dask says of a worker that died is said here, and in the run that lost it.
+logging.getLogger("distributed").setLevel(logging.CRITICAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +80,12 @@ def run_worker(place: Place, offer: WorkerOffer, say: Callable[[str], None]) -> 
     """
 
     async def serve() -> ExitCode:
-        async with AsyncExitStack() as stack:
-            nanny = await _entered(stack, place, offer)
-            say(f"worker {offer.name} takes part in {place.scheduler}")
-            return await _until_interrupted(nanny.finished())
+        keeper = _Keeper(place, offer, say)
+        await keeper.begin()
+        say(f"worker {offer.name} takes part in {place.scheduler}")
+        return await _until_interrupted([keeper])
 
-    with dask.config.set(_SETTINGS):
+    with dask.config.set(_SETTINGS), _Owned(place.cache_dir, offer.name):
         return asyncio.run(serve())
 
 
@@ -110,61 +115,115 @@ def run_local(count: int, offer: WorkerOffer, place: Place, port: int, say: Call
                     f"port {port} of this machine cannot be used: {error}", "Give another --port."
                 ) from error
             here = replace(place, scheduler=scheduler.address)
+            keepers = []
             for number in range(count):
-                await _entered(stack, here, replace(offer, name=f"{offer.name}-{number}"))
+                each = replace(offer, name=f"{offer.name}-{number}")
+                stack.enter_context(_Owned(place.cache_dir, each.name))
+                keepers.append(_Keeper(here, each, say))
+            await asyncio.gather(*(keeper.begin() for keeper in keepers))
             say(f"{count} workers take part in {scheduler.address}")
             if dashboard:
                 say(f"dashboard: http://127.0.0.1:{scheduler.http_server.port}/status")
-            return await _until_interrupted(scheduler.finished())
+            return await _until_interrupted(keepers)
 
     with dask.config.set(_SETTINGS):
         return asyncio.run(serve())
 
 
-async def _entered(stack: AsyncExitStack, place: Place, offer: WorkerOffer) -> Nanny:
-    """A worker that is there, under a nanny that starts it again when it dies."""
-    stack.enter_context(_Owned(place.cache_dir, offer.name))
-    logging.getLogger("distributed").setLevel(logging.WARNING)
-    scratch = tempfile.mkdtemp(prefix="gauntlet-dask-")
-    stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-    nanny = Nanny(
-        place.scheduler,
-        name=offer.name,
-        # A step waits for its process here, and takes no part of a core; a few more plan runs.
-        nthreads=offer.jobs + len(offer.devices) + 2,
-        memory_limit=0,
-        silence_logs=logging.WARNING,
-        worker_class=GauntletWorker,
-        security=place.security,
-        protocol="tls" if place.security else "tcp",
-        host=None if place.security else "127.0.0.1",
-        worker_port=place.port,
-        port=place.nanny_port,
-        local_directory=scratch,
-        death_timeout=_CONNECT_SECONDS,
-        dashboard=False,
-        offer=offer.as_dict(),
-        cache_dir=str(place.cache_dir),
-    )
-    try:
-        return await stack.enter_async_context(nanny)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UsageError(
-            f"worker {offer.name} cannot take part in {place.scheduler}: {error}",
-            "See that the scheduler runs there, and that no other worker has this name (--name).",
-        ) from error
+class _Keeper:
+    """Keeps a worker: under a nanny, which starts it again when it dies, and another nanny where that gives up.
+
+    Dask's gives up when a worker dies while it starts, and when its scheduler is gone for a while.
+
+    Args:
+        place: where the worker is.
+        offer: what it offers.
+        say: gets a line when something happens.
+    """
+
+    def __init__(self, place: Place, offer: WorkerOffer, say: Callable[[str], None]) -> None:
+        self._place = place
+        self._offer = offer
+        self._say = say
+        self._nanny: Nanny | None = None
+
+    async def begin(self) -> None:
+        """Starts the worker.
+
+        Raises:
+            UsageError: there is no scheduler, or it has a worker of this name.
+        """
+        try:
+            await self._start()
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UsageError(
+                f"worker {self._offer.name} cannot take part in {self._place.scheduler}: {error}",
+                "See that the scheduler runs there, and that no other worker has this name (--name).",
+            ) from error
+
+    async def keep(self) -> None:
+        """Starts it again whenever its nanny has given up."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if self._is_kept():
+                continue
+            await self.end()
+            try:
+                await self._start()
+            except (OSError, ValueError, RuntimeError) as error:
+                self._say(f"worker {self._offer.name} is not there, and is tried again: {error!r}")
+            else:
+                self._say(f"worker {self._offer.name} takes part again")
+
+    async def end(self) -> None:
+        """Ends it, and all that it does."""
+        nanny, self._nanny = self._nanny, None
+        if nanny is not None:
+            with suppress(OSError, AssertionError):
+                await nanny.close(timeout=_END_SECONDS)
+
+    def _is_kept(self) -> bool:
+        nanny = self._nanny
+        if nanny is None or nanny.status is not Status.running:
+            return False
+        return nanny.process is not None and nanny.process.status in (Status.running, Status.starting)
+
+    async def _start(self) -> None:
+        place, offer = self._place, self._offer
+        self._nanny = await Nanny(
+            place.scheduler,
+            name=offer.name,
+            # A step waits for its process here, and takes no part of a core; a few more plan runs.
+            nthreads=offer.jobs + len(offer.devices) + 2,
+            memory_limit=0,
+            silence_logs=logging.CRITICAL,
+            worker_class=GauntletWorker,
+            security=place.security,
+            protocol="tls" if place.security else "tcp",
+            host=None if place.security else "127.0.0.1",
+            worker_port=place.port,
+            port=place.nanny_port,
+            local_directory=str(place.cache_dir / "cluster" / offer.name / "dask"),
+            death_timeout=_CONNECT_SECONDS,
+            dashboard=False,
+            offer=offer.as_dict(),
+            cache_dir=str(place.cache_dir),
+        )
 
 
-async def _until_interrupted(ended: Any) -> ExitCode:
+async def _until_interrupted(keepers: Sequence[_Keeper]) -> ExitCode:
+    """Keeps workers until Ctrl-C or SIGTERM, then ends them."""
     interrupted = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, interrupted.set)
-    waiting = [asyncio.ensure_future(ended), asyncio.ensure_future(interrupted.wait())]
-    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    for task in waiting:
+    keeping = [asyncio.create_task(keeper.keep()) for keeper in keepers]
+    await interrupted.wait()
+    for task in keeping:
         task.cancel()
-    return ExitCode.INTERRUPTED if interrupted.is_set() else ExitCode.OK
+    await asyncio.gather(*keeping, return_exceptions=True)
+    await asyncio.gather(*(keeper.end() for keeper in keepers))
+    return ExitCode.INTERRUPTED
 
 
 class _Owned:

@@ -182,9 +182,7 @@ class Engine:
             return self._elsewhere.runner(steps, finished, self).run()
         limits = Limits(self.options.jobs, self.options.fail_fast, self._fits)
         try:
-            return Scheduler(
-                _cached_last(steps), finished, limits, self._work, self.skip, self.abort, self.rest
-            ).run()
+            return Scheduler(_cached_last(steps), finished, limits, self._work, self.skip, self.abort, self.rest).run()
         finally:
             self.rest()
 
