@@ -155,7 +155,7 @@ def lint(session: nox.Session) -> None:
 def _install_test_tools(session: nox.Session, *extras: str) -> None:
     # They start programs by the hundred: where Python may not keep what it compiles, each compiles it all again.
     session.env["PYTHONDONTWRITEBYTECODE"] = ""
-    wanted = ",".join(("iree", "plots", "record", *extras))
+    wanted = ",".join(("cluster", "iree", "plots", "record", *extras))
     session.install("-e", f".[{wanted}]", "pip", *nox.project.dependency_groups(_project(), "test"))
 
 

@@ -30,7 +30,7 @@ ROOMS = {
     "torch_models": 4,
     "experiments": 5,
     "reports": 6,
-    "upkeep": 7,
+    **dict.fromkeys(("cluster", "upkeep"), 7),
     **dict.fromkeys(("pytest_plugin", "tasks"), 8),
     # What users' files import; no room does.
     **dict.fromkeys(("bench", "micro"), 9),
@@ -182,6 +182,7 @@ def test_tasks_alone_see_options_by_their_names() -> None:
     # What they call takes requests, whose fields a type checker knows.
     tasks = [module.path for module in modules() if "iree_gauntlet.tasks.task_options.gauntlet_task" in module.imports]
     assert {path.name for path in tasks} == {
+        "cluster_commands.py",
         "experiment_commands.py",
         "history_commands.py",
         "program.py",

@@ -61,4 +61,4 @@ class LocalRequest(OfferRequest):
     """A scheduler with workers on this machine."""
 
     count: int = option(2, "How many workers, where no number follows the task.", unit="a number")
-    port: int = option(8786, "Port of the scheduler.", unit="a number")
+    port: int = option(8786, "Port of the scheduler (0: any that is free).")

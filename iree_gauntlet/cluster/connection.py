@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import tempfile
 import uuid
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -15,17 +17,17 @@ from distributed.security import Security
 
 from iree_gauntlet.cluster.dask_link import DaskLink
 from iree_gauntlet.cluster.dask_worker import RunFacts
-from iree_gauntlet.cluster.fleet import Demand, Fleet, FleetQueue, demands_of
+from iree_gauntlet.cluster.fleet import Fleet, FleetQueue, demands_of
 from iree_gauntlet.cluster.link import Joined, Refused
 from iree_gauntlet.cluster.project_copy import pack_project
 from iree_gauntlet.cluster.run_process import Home
 from iree_gauntlet.cluster.runner import ClusterRunner
 from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.figures import counted
 from iree_gauntlet.steps import Resources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from iree_gauntlet.cases import Verdict
     from iree_gauntlet.cluster.cluster_requests import TlsRequest
@@ -129,9 +131,8 @@ class Cluster:
         request = chosen.request
         if not request.toolchain.iree and os.environ.get(_VARIABLE):
             request = replace(request, toolchain=replace(request.toolchain, iree=os.environ[_VARIABLE]))
-        archive = run_dir / "project.tar"
-        try:
-            project = pack_project(chosen.selection, archive)
+        with tempfile.TemporaryDirectory(prefix="gauntlet-project-") as folder:
+            project = pack_project(chosen.selection, Path(folder) / "project.tar")
             facts = RunFacts(
                 name=f"{run_dir.name}-{uuid.uuid4().hex[:8]}",
                 request=replace(request, stages=chosen.stages),
@@ -148,8 +149,6 @@ class Cluster:
                 yield ClusterPart(link, run_dir, progress)
             finally:
                 link.end()
-        finally:
-            archive.unlink(missing_ok=True)
 
 
 class ClusterPart:
@@ -174,13 +173,13 @@ class ClusterPart:
         for number, offer in enumerate(offers):
             there.join(str(number), offer)
         demands = demands_of(plan.steps)
-        lacking: dict[Demand, list[Step]] = {}
+        lacking: dict[str, list[Step]] = {}
         for step in plan.steps:
             if not there.offers(demands[step.id]) and not (step.skip or step.blocked):
-                lacking.setdefault(demands[step.id], []).append(step)
+                lacking.setdefault(demands[step.id].text, []).append(step)
         if lacking and not optional:
             lines = [
-                f"{demand.text}, for {len(steps)} steps such as {steps[0].id}" for demand, steps in lacking.items()
+                f"{text}, which {counted(len(steps), 'step')} need: {steps[-1].id}" for text, steps in lacking.items()
             ]
             what = f"no worker of the cluster has {'; nor '.join(lines)}"
             raise UsageError(what, f"There are: {'; '.join(_described(offer) for offer in offers)}.")

@@ -37,7 +37,8 @@ _BLOCK_BYTES = 4 << 20
 _END_SECONDS = 30.0
 
 # What it says of workers that are lost is said in the run, and in its results.
-logging.getLogger("distributed").setLevel(logging.CRITICAL)
+for _name in ("distributed", "distributed.client"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 # Where `cluster.status` finds who does what.
 STATES = "gauntlet-runs"
@@ -111,6 +112,9 @@ class DaskLink:
         if self._ended.is_set():
             return
         self._ended.set()
+        if self._client.status != "running":
+            # Workers whose scheduler is gone end by themselves what they do.
+            return
         with contextlib.suppress(OSError, TimeoutError):
             self._client.sync(self._closed, callback_timeout=_END_SECONDS)
 
@@ -138,11 +142,13 @@ class DaskLink:
         if said.get("action") == "add-worker":
             self._keep(self._welcome(said["worker"]))
         elif said.get("action") == "remove-worker":
-            address = said["worker"]
-            self._known.discard(address)
-            for key in [key for key in self._futures if key[0] == address]:
-                self._keep(self._futures.pop(key).cancel())
-            self._events.put(Left(address))
+            self._left(said["worker"])
+
+    def _left(self, address: str) -> None:
+        self._known.discard(address)
+        for key in [key for key in self._futures if key[0] == address]:
+            self._keep(self._futures.pop(key).cancel())
+        self._events.put(Left(address))
 
     async def _welcome(self, address: str) -> None:
         """Has a worker plan the run, with the copy of the project in its place first."""
@@ -182,10 +188,11 @@ class DaskLink:
         )
         try:
             self._events.put(Answered(worker, order.step, await future))
-        except (KilledWorker, CancelledError, asyncio.CancelledError):
-            # Its worker is gone, which is said by itself.
-            return
         except Exception as error:  # noqa: BLE001 - whatever Dask says of a task that it could not have done
+            if worker not in self._known or isinstance(error, KilledWorker) or self._ended.is_set():
+                # Its worker is gone, which is said by itself.
+                return
+            # Or the connection to the scheduler was, and all that it knew of this run with it.
             self._known.discard(worker)
             what = str(error) if isinstance(error, BrokenRunError) else f"{type(error).__name__}: {error}"
             self._events.put(Broken(worker, order.step, what))
@@ -224,8 +231,18 @@ class DaskLink:
     async def _beat(self) -> None:
         while not self._ended.is_set():
             with contextlib.suppress(OSError, TimeoutError):
-                await self._client.run(hear, self._facts.name, on_error="ignore")
+                heard = await self._client.run(hear, self._facts.name, on_error="ignore")
+                if heard.keys() != self._known:
+                    await self._look_again()
             await asyncio.sleep(_BEAT_SECONDS)
+
+    async def _look_again(self) -> None:
+        """Finds out who is there: what the scheduler says of it is lost when the connection is."""
+        there = (await self._client.scheduler.identity(n_workers=-1))["workers"]
+        for address in self._known - there.keys():
+            self._left(address)
+        for address in there:
+            self._keep(self._welcome(address))
 
     async def _closed(self) -> None:
         if self._beating is not None:

@@ -91,6 +91,7 @@ class ClusterRunner:
         self._made: dict[str, Made] = {}
         # Since when nobody offers something.
         self._unoffered: dict[Demand, float] = {}
+        self._refused: set[Refused] = set()
         self._shown = 0.0
 
     def run(self) -> dict[str, Verdict]:
@@ -140,7 +141,8 @@ class ClusterRunner:
         match event:
             case Joined(worker, offer):
                 self._fleet.join(worker, offer)
-            case Refused(name, reason):
+            case Refused(name, reason) if event not in self._refused:
+                self._refused.add(event)
                 self._progress.message(f"worker {name} takes no part: {reason}")
             case Left(worker):
                 self._leave(worker)

@@ -206,6 +206,8 @@ class _Keeper:
             local_directory=str(place.cache_dir / "cluster" / offer.name / "dask"),
             death_timeout=_CONNECT_SECONDS,
             dashboard=False,
+            # Its page of health has no business outside of this machine.
+            dashboard_address="127.0.0.1:0",
             offer=offer.as_dict(),
             cache_dir=str(place.cache_dir),
         )

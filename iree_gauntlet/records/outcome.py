@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Verdict, exit_code_of
 from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.figures import listed
 from iree_gauntlet.recorded import number
 from iree_gauntlet.records.step_outcome import StepOutcome, step_outcome
 
@@ -50,6 +51,7 @@ _HEADLINE_WORDS = {
 }
 _ENVIRONMENT = re.compile(r"shared cache .* is not|not put into the shared cache|\.tar is not used|the mirror[: ]")
 _MOST_ENVIRONMENT = 5
+_MOST_WORKERS = 8
 _MANY_CHAINS = 200
 BAD_VERDICTS = frozenset({Verdict.ERROR, Verdict.FAILED, Verdict.XPASSED, Verdict.INCONCLUSIVE})
 
@@ -220,7 +222,7 @@ def headline(outcome: RunOutcome) -> str:
 
 
 def cache_line(outcome: RunOutcome) -> str:
-    """`compiles: 10 from cache, 0 made; files: 12 present, 0 fetched; inputs: 2 made`."""
+    """`compiles: 10 from cache, 0 made; files: 12 present, 0 fetched; inputs: 2 made; steps on workers: box 24`."""
     compiles, imports, downloads = outcome.compiles, outcome.imports, outcome.downloads
     parts = [f"compiles: {compiles.hits} from cache, {compiles.misses} made"]
     if imports.hits or imports.misses:
@@ -228,6 +230,10 @@ def cache_line(outcome: RunOutcome) -> str:
     parts.append(f"files: {downloads.hits} present, {downloads.misses} fetched")
     if outcome.made_inputs:
         parts.append(f"inputs: {outcome.made_inputs} made")
+    workers = Counter(step.worker.partition("/")[0] for step in outcome.steps if step.worker)
+    if workers:
+        named = [f"{name} {count}" for name, count in sorted(workers.items())]
+        parts.append(f"steps on workers: {listed(named, _MOST_WORKERS)}")
     return "; ".join(parts)
 
 

@@ -154,6 +154,7 @@ def _properties(chain: ChainOutcome, outcome: RunOutcome, *, first: bool) -> lis
         if step.samples is not None and step.samples.real_time_ms:
             figures = step.samples.figures.items()
             found += [(f"{step.name}.{key}", None if value is None else f"{value:.6g}") for key, value in figures]
+        found.append((f"{step.name}.worker", step.worker))
         found += _of_the_explanation(step)
         for check in step.checks:
             if check.measured is not None:

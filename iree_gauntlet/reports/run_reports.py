@@ -261,6 +261,7 @@ def _step(step: StepOutcome) -> dict[str, Any]:
         "notes": step.notes,
         "log": step.log,
         "origin": _fields(step.origin),
+        **({"worker": step.worker} if step.worker else {}),
     }
 
 

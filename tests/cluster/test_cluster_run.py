@@ -1,0 +1,330 @@
+"""Runs on real workers: scheduler, nannies, workers and the processes of runs, with the real compiler and runtime."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import shlex
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.toolchains.installed import find_installed
+from tests.support.certificates import Authority
+from tests.support.local_cluster import LocalCluster, local_cluster, started
+from tests.support.operator_suite import OperatorSuite
+from tests.support.places import CORPUS
+from tests.support.processes import begun_steps, wait_until
+from tests.support.toy_project import Project
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from iree_gauntlet.results import Result
+
+pytestmark = pytest.mark.iree
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with local_cluster(tmp_path_factory.mktemp("cluster"), "--device", "cpu") as running:
+        yield running
+
+
+def results(folder: Path) -> dict[str, Result]:
+    return dict(read_journal(folder / "journal.jsonl").results)
+
+
+def said_of(result: Result) -> dict[str, Any]:
+    """What a result says, but for times, places and what was in which cache."""
+    left_out = (
+        "seconds",
+        "cpu_seconds",
+        "tool_seconds",
+        "waited_seconds",
+        "worker",
+        "peak_rss_bytes",
+        "cache",
+        "samples",
+    )
+    said = {name: value for name, value in result.as_dict().items() if name not in left_out}
+    figures = said.pop("statistics") or {}
+    assert isinstance(figures, dict)
+    # A module of a local program holds its path, which is longer on a worker.
+    said["dispatches"] = figures.get("dispatch_count")
+    for check in said["checks"]:
+        if check["metric"] in ("binary_size_bytes", "time_ms"):
+            del check["measured"]
+    said["fetched"] = [item["url"] for item in said.pop("fetched", ())]
+    return said
+
+
+def test_a_run_says_what_it_says_here(cluster: LocalCluster, project: Project) -> None:
+    project.add("neg", "arith.negf %a : tensor<4xf32>")
+    project.suite(
+        '[[include]]\nmodel = "*"\n[[expect_failure]]\ncase = "toy/neg"\nstage = "threshold"\nreason = "it is no abs"\n'
+    )
+    here = project.gauntlet("run", "--suite", "s", "--run-dir", "here", "--cache-dir", "other")
+    there = project.gauntlet("run", "--suite", "s", "--run-dir", "there", "--cluster", cluster.address)
+    assert (here.code, there.code) == (0, 0), there.text
+    mine, theirs = results(project.folder / "here"), results(project.folder / "there")
+    assert sorted(mine) == sorted(theirs)
+    for name, result in mine.items():
+        expected, found = said_of(result), said_of(theirs[name])
+        for said in (expected, found):
+            # Each run has a folder of its own, and so has each cache.
+            text = json.dumps(said).replace("/here/", "/RUN/").replace("/there/", "/RUN/")
+            said["text"] = text.replace(f"{project.folder}/other", f"{project.folder}/cache")
+        assert found["text"] == expected["text"], name
+    assert {result.worker.partition("/")[2] for name, result in theirs.items() if "threshold" in name} == {"cpu"}
+    assert all(result.worker for result in theirs.values())
+    assert not any(result.worker for result in mine.values())
+    log = theirs["toy/neg@cpu:threshold"].log
+    assert (project.folder / "there" / log).read_bytes() == (project.folder / "here" / log).read_bytes()
+    # Nothing is left of it on the workers.
+    wait_until(lambda: not cluster.run_processes)
+    assert not list(cluster.said.parent.glob("cache/cluster/*/runs/*"))
+
+
+def test_operators_come_to_the_same_on_workers(cluster: LocalCluster, project: Project) -> None:
+    suite = OperatorSuite(project, warm=True)
+    suite.add_every_outcome()
+    here = suite.run("--run-dir", "here", "--timeout-threshold", "2")
+    there = suite.run("--run-dir", "there", "--timeout-threshold", "2", "--cluster", cluster.address)
+    assert here.code == there.code, there.text
+    mine, theirs = (results(project.folder / name) for name in ("here", "there"))
+    assert len({result.verdict for result in mine.values()}) > 3
+    assert {name: (result.verdict, result.signal, result.timed_out) for name, result in mine.items()} == {
+        name: (result.verdict, result.signal, result.timed_out) for name, result in theirs.items()
+    }
+
+
+def test_a_killed_workers_step_is_done_by_another_and_leaves_nothing_behind(tmp_path: Path, project: Project) -> None:
+    project.suite('[[include]]\nmodel = "*"\n')
+    bin_dir, gate, begun = tmp_path / "bin", tmp_path / "gate", tmp_path / "begun"
+    path = _tools_in(bin_dir, f"[ -e {gate} ] && echo $$ >> {begun} && exec sleep 100000")
+    gate.touch()
+    project.environment = lambda: {**os.environ, "PATH": path, "NO_COLOR": "1"}  # type: ignore[method-assign]
+    environ = {**os.environ, "PATH": path}
+    with local_cluster(tmp_path / "farm", "--device", "cpu", "--iree", "path", environ=environ) as cluster:
+        words = ("run", "--suite", "s", "--stages", "threshold", "--iree", "path", "--run-dir", "there")
+        run = project.start(*words, "--cluster", cluster.address)
+        wait_until(lambda: begun.exists() and begun.read_text().endswith("\n"))
+        hanging = psutil.Process(int(begun.read_text().split()[0]))
+        gate.unlink()
+        cluster.worker_of(hanging).send_signal(signal.SIGKILL)
+        wait_until(lambda: not hanging.is_running())
+        assert run.wait(300) == 0
+        result = results(project.folder / "there")["toy/abs@cpu:threshold"]
+        first = next(note for note in result.notes if "done again" in note)
+        assert first.endswith("and done again: it was lost")
+        assert result.worker.partition("/")[0] not in first
+        # The one that was killed is there again.
+        status = project.gauntlet("cluster.status", cluster.address, "--format", "json")
+        wait_until(
+            lambda: (
+                len(json.loads(project.gauntlet("cluster.status", cluster.address, "--format", "json").out)["workers"])
+                == 2
+            )
+        )
+        assert json.loads(status.out)["runs"] == {}
+
+
+def test_ctrl_c_ends_the_run_on_its_workers(tmp_path: Path, project: Project) -> None:
+    project.suite('[[include]]\nmodel = "*"\n')
+    begun = tmp_path / "begun"
+    path = _tools_in(tmp_path / "bin", f"echo $$ >> {begun}; exec sleep 100000")
+    environ = {**os.environ, "PATH": path, "NO_COLOR": "1"}
+    project.environment = lambda: environ  # type: ignore[method-assign]
+    with local_cluster(tmp_path / "farm", "--device", "cpu", "--iree", "path", count=1, environ=environ) as cluster:
+        words = ("run", "--suite", "s", "--stages", "threshold", "--iree", "path", "--run-dir", "there")
+        run = project.start(*words, "--cluster", cluster.address)
+        wait_until(lambda: begun.exists() and begun.read_text().endswith("\n"))
+        hanging = psutil.Process(int(begun.read_text().split()[0]))
+        run.send_signal(signal.SIGINT)
+        assert run.wait(300) == 130
+        wait_until(lambda: not hanging.is_running() and not cluster.run_processes)
+
+
+def test_an_encrypted_cluster_is_of_those_alone_who_have_a_certificate(tmp_path: Path, project: Project) -> None:
+    project.suite('[[include]]\nmodel = "*"\n')
+    lab, others = Authority.in_folder(tmp_path / "lab"), Authority.in_folder(tmp_path / "others")
+    scheduler = ["scheduler", "--host", "127.0.0.1", "--port", "0", "--protocol", "tls", "--no-dashboard"]
+    with started(
+        [*scheduler, *lab.options("farm")], tmp_path / "s", os.environ, program="distributed.cli.dask_scheduler"
+    ) as (_, said):
+        wait_until(lambda: re.search(r"tls://127\.0\.0\.1:\d+", said.read_text()))
+        address = re.search(r"tls://127\.0\.0\.1:\d+", said.read_text())[0]  # type: ignore[index]
+        offered = ["--device", "cpu", "--name", "box", "--cache-dir", str(tmp_path / "cache")]
+        with started(["worker", address, *offered, *lab.options("box")], tmp_path / "w", os.environ) as (_, joined):
+            wait_until(lambda: "worker box takes part" in joined.read_text())
+            words = ("run", "--suite", "s", "--stages", "threshold", "--cluster", address)
+            done = project.gauntlet(*words, *lab.options("me"), "--run-dir", "there")
+            assert done.code == 0, done.text
+            assert results(project.folder / "there")["toy/abs@cpu:threshold"].worker == "box/cpu"
+            stranger = project.gauntlet(*words, *others.options("me"))
+            assert stranger.code == 2
+            assert f"no scheduler answers at {address}" in stranger.err
+
+
+@pytest.mark.stress
+def test_a_cluster_that_goes_down_as_a_whole_ends_the_run_and_what_is_done_for_it(
+    tmp_path: Path, project: Project
+) -> None:
+    project.suite('[[include]]\nmodel = "*"\n')
+    begun = tmp_path / "begun"
+    path = _tools_in(tmp_path / "bin", f"echo $$ >> {begun}; exec sleep 100000")
+    environ = {**os.environ, "PATH": path, "NO_COLOR": "1"}
+    project.environment = lambda: environ  # type: ignore[method-assign]
+    with local_cluster(tmp_path / "farm", "--device", "cpu", "--iree", "path", count=1, environ=environ) as cluster:
+        words = ("run", "--suite", "s", "--stages", "threshold", "--iree", "path", "--run-dir", "again")
+        run = project.start(*words, "--cluster", cluster.address)
+        wait_until(lambda: begun.exists() and begun.read_text().endswith("\n"))
+        hanging = psutil.Process(int(begun.read_text().split()[0]))
+        cluster.process.send_signal(signal.SIGKILL)
+        wait_until(lambda: not hanging.is_running())
+        assert run.wait(300) == 3
+    assert "toy/abs@cpu:threshold" in begun_steps(project.folder / "again" / "journal.jsonl")
+
+
+@pytest.mark.stress
+def test_workers_end_the_steps_of_a_killed_run_and_another_goes_on(
+    tmp_path: Path, cluster: LocalCluster, project: Project
+) -> None:
+    suite = OperatorSuite(project)
+    for number in range(30):
+        suite.unary(f"abs{number}", expected="1 2 3 4")
+    words = ("--run-dir", "there", "--cluster", cluster.address)
+    run = project.start("run", "--spec-dir", "ops", *words)
+    journal = project.folder / "there" / "journal.jsonl"
+    wait_until(lambda: len(begun_steps(journal)) > 10)
+    run.kill()
+    run.wait()
+    began = time.monotonic()
+    wait_until(lambda: not cluster.run_processes)
+    assert time.monotonic() - began < 60
+    assert project.gauntlet("run", "--resume", *words).code == 0
+    assert len(results(project.folder / "there")) == 60
+
+
+@pytest.mark.stress
+@pytest.mark.corpus
+def test_an_operator_suite_comes_to_the_same_while_workers_are_killed(tmp_path: Path) -> None:
+    project = Project(tmp_path / "project")
+    words = ("run", "--spec-dir", str(CORPUS / "onnx_ops"), "-q")
+    assert project.gauntlet_process(*words, "--run-dir", "here").code == 3
+    rng = random.Random(1)
+    with local_cluster(tmp_path / "farm", "--device", "cpu", count=4) as cluster:
+        run = project.start(*words, "--run-dir", "there", "--cluster", cluster.address)
+        kills = 0
+        while run.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                run.wait(5)
+            workers = [item for item in cluster.process.children() if "spawn_main" in " ".join(item.cmdline())]
+            if run.poll() is None and workers:
+                rng.choice(sorted(workers, key=lambda item: item.pid)).send_signal(signal.SIGKILL)
+                kills += 1
+        assert run.returncode == 3
+        assert kills > 2
+        wait_until(lambda: not cluster.run_processes)
+    here, there = results(project.folder / "here"), results(project.folder / "there")
+    assert len(here) > 500
+    assert [(name, result.verdict, result.reason) for name, result in sorted(here.items())] == [
+        (name, result.verdict, result.reason) for name, result in sorted(there.items())
+    ]
+
+
+def test_what_nobody_offers_is_said_before_anything_runs(cluster: LocalCluster, project: Project) -> None:
+    project.regression("abs", device="hip")
+    done = project.gauntlet("run", "--cluster", cluster.address, "--stages", "threshold", "--run-dir", "never")
+    assert done.code == 2
+    assert "no worker of the cluster has device hip, which 2 steps need: toy/abs@cpu:threshold" in done.err
+    assert "-0 with cpu (local-task" in done.err
+    assert not (project.folder / "never").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--cluster", "tcp://192.0.2.1:8786"), "is not encrypted: whoever reaches it"),
+        (("--cluster", "127.0.0.1:8786"), "no address of a scheduler"),
+        (("--cluster", "tcp://127.0.0.1:1"), "no scheduler answers at tcp://127.0.0.1:1"),
+        (("--cluster", "tls://127.0.0.1:1"), "needs --tls-ca-file, --tls-cert, --tls-key"),
+        (
+            ("--cluster", "tls://127.0.0.1:1", "--tls-ca-file", "no.pem", "--tls-cert", "x", "--tls-key", "y"),
+            "--tls-ca-file no.pem: there is no such file",
+        ),
+        (("--cluster", "tcp://127.0.0.1:1", "--batch", "10"), "--batch and --cluster exclude each other"),
+    ],
+)
+def test_a_cluster_that_cannot_be_used_is_a_mistake_of_usage(
+    project: Project, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.setattr("iree_gauntlet.cluster.connection._CONNECT_SECONDS", 0.5)
+    done = project.gauntlet("run", *words)
+    assert done.code == 2
+    assert message in done.err
+    assert not (project.folder / "runs").exists()
+
+
+def test_a_worker_of_another_iree_takes_no_part(tmp_path: Path, project: Project, cluster: LocalCluster) -> None:
+    path = _tools_in(tmp_path / "bin", ":")
+    project.environment = lambda: {**os.environ, "PATH": path, "NO_COLOR": "1"}  # type: ignore[method-assign]
+    done = project.gauntlet("run", "--iree", "path", "--cluster", cluster.address)
+    assert done.code == 3
+    assert "no worker can take part: " in done.err
+
+
+def test_a_worker_is_probed_and_its_status_shown(cluster: LocalCluster, project: Project) -> None:
+    probe = project.gauntlet("worker", "--probe", "--device", "cpu", "--name", "box")
+    assert probe.code == 0
+    assert "box" in probe.out
+    assert "cpu (local-task" in probe.out
+    refused = project.gauntlet("worker", "--probe", "--device", "gpu0=hip://9")
+    assert refused.code == 2
+    assert "--device gpu0: hip://9 is not here" in refused.err
+    assert project.gauntlet("worker").code == 2
+    status = project.gauntlet("cluster.status", cluster.address)
+    assert status.out.count("cpu (local-task") == 2
+    assert "dashboard of the scheduler" in status.out
+
+
+def test_a_worker_joins_by_itself_and_two_have_two_names(cluster: LocalCluster, tmp_path: Path) -> None:
+    words = ["worker", cluster.address, "--name", "late", "--cache-dir", str(tmp_path / "cache"), "--jobs", "1"]
+    with started(words, tmp_path, os.environ) as (process, said):
+        wait_until(lambda: "worker late takes part in" in said.read_text() or process.poll() is not None)
+        assert process.poll() is None, said.read_text()
+        with started(words, tmp_path / "second", os.environ) as (second, refused):
+            assert second.wait(300) == 2
+            assert "a worker late runs here already" in refused.read_text()
+
+
+def _tools_in(folder: Path, before_running: str) -> str:
+    """A PATH that begins with IREE's tools behind scripts, of which iree-run-module does something first."""
+    folder.mkdir()
+    found = find_installed()
+    tools = {
+        "iree-compile": found.compiler.compile,
+        "iree-run-module": found.runtime.run_module,
+        "iree-benchmark-module": found.runtime.benchmark_module,
+    }
+    for name, tool in tools.items():
+        first = before_running if name == "iree-run-module" else ":"
+        script = folder / name
+        guard = 'case "$*" in *--module=*) ;; *) exec ' + shlex.quote(tool) + ' "$@";; esac'
+        script.write_text(
+            f'#!/bin/sh\n{guard}\n{first}\nexec {shlex.quote(tool)} "$@"\n'
+            if first != ":"
+            else f'#!/bin/sh\nexec {shlex.quote(tool)} "$@"\n'
+        )
+        script.chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"

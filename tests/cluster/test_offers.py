@@ -1,0 +1,89 @@
+"""What a worker offers is what was found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from iree_gauntlet.cluster import offers
+from iree_gauntlet.cluster.offers import Declared, DeviceOffer, WorkerOffer, measured, parse_device
+from iree_gauntlet.errors import UsageError
+from iree_gauntlet.toolchains.devices import Device
+from iree_gauntlet.toolchains.host import host_cpu
+from iree_gauntlet.toolchains.installed import find_installed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("text", "device"),
+    [
+        ("cpu", Declared("cpu", "local-task")),
+        ("gpu0=hip://0,sku=mi300", Declared("gpu0", "hip://0", "mi300")),
+        ("v=vulkan", Declared("v", "vulkan")),
+    ],
+)
+def test_a_device_is_read(text: str, device: Declared) -> None:
+    assert parse_device(text) == device
+
+
+@pytest.mark.parametrize(
+    "text", ["", "gpu0", "=hip", "gpu0=", "a b=hip", "g=hip,sku=", "g=hip,chip=gfx942", "../x=hip"]
+)
+def test_what_is_no_device_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(UsageError, match="not understood") as error:
+        parse_device(text)
+    assert "gpu0=hip://0,sku=mi300" in error.value.hint
+
+
+@pytest.mark.iree
+def test_this_machine_is_measured(tmp_path: Path) -> None:
+    found = measured("box", 0, [parse_device("cpu")], find_installed(), tmp_path / "cache")
+    assert found.devices == (DeviceOffer("cpu", "local-task", product=host_cpu().name),)
+    assert found.jobs > 0
+    assert found.free_disk_bytes
+    assert WorkerOffer.from_dict(found.as_dict()) == found
+
+
+@pytest.mark.iree
+def test_a_device_that_is_not_there_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--device gpu0: hip://7 is not here: ") as error:
+        measured("box", 1, [Declared("gpu0", "hip://7")], find_installed(), tmp_path)
+    assert error.value.hint
+    with pytest.raises(UsageError, match="has no driver npu"):
+        measured("box", 1, [Declared("n", "npu")], find_installed(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("product", "sku", "fits"),
+    [
+        ("AMD Instinct MI300X", "mi300", True),
+        ("AMD Instinct MI250X", "mi300", False),
+        ("NVIDIA H100 80GB HBM3", "h100", True),
+        ("", "mi300", False),
+    ],
+)
+def test_a_sku_that_is_not_the_hardwares_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, product: str, sku: str, fits: bool
+) -> None:
+    # There is no such card on the machines that test this.
+    monkeypatch.setattr(offers, "find_device", lambda *_: Device("hip://GPU-1", product))
+    declared = [Declared("gpu0", "hip://0", sku)]
+    if fits:
+        assert measured("box", 1, declared, find_installed(), tmp_path).devices[0].uri == "hip://GPU-1"
+    else:
+        with pytest.raises(UsageError, match=f"cannot be taken for a {sku}"):
+            measured("box", 1, declared, find_installed(), tmp_path)
+
+
+def test_two_devices_have_two_names(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="two devices are called cpu"):
+        measured("box", 1, [Declared("cpu", "local-task"), Declared("cpu", "local-sync")], None, tmp_path)
+
+
+def test_devices_need_an_iree_to_be_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no IREE here to look for local-task"):
+        measured("box", 1, [Declared("cpu", "local-task")], None, tmp_path)
+    assert measured("box", 1, [], None, tmp_path).iree == ""

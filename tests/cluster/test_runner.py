@@ -1,0 +1,366 @@
+"""A plan on workers that come, go and die: every step once in the record, whatever happens."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cluster.link import Answer, Answered, Broken, Joined, Left, Refused, Supplied
+from iree_gauntlet.results import Result
+from tests.support.simulated_fleet import CPU, GPU, SimulatedLink, offer, simulated, step
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from iree_gauntlet.cluster.link import Event
+    from iree_gauntlet.cluster.offers import WorkerOffer
+    from iree_gauntlet.steps import Step
+
+
+def at_once(link: SimulatedLink) -> Event | None:
+    """Every order passes."""
+    return link.answer(next(iter(link.out))) if link.out else None
+
+
+CHAIN = [
+    step("a:fetch", stage=Stage.FETCH),
+    step("a:compile", "a:fetch"),
+    step("a:threshold", "a:compile", stage=Stage.THRESHOLD, device="hip"),
+]
+
+
+def test_a_chain_is_done_in_its_order_and_says_where(tmp_path: Path) -> None:
+    runner, link, engine, _ = simulated(CHAIN, {"1": offer("box", GPU)}, at_once, tmp_path)
+    assert set(runner.run().values()) == {Verdict.PASSED}
+    assert engine.begun == [item.id for item in CHAIN]
+    assert [engine.results[item.id].worker for item in CHAIN] == ["box", "box", "box/gpu0"]
+    assert [order.device for _, order in link.sent] == ["", "", "hip://GPU-1"]
+    assert not link.ended
+
+
+def test_modules_are_named_with_those_who_have_them(tmp_path: Path) -> None:
+    workers = {"1": offer("box", GPU), "2": offer("plain")}
+
+    def turn(link: SimulatedLink) -> Event | None:
+        name = next(iter(link.out))
+        return link.answer(name, key=f"key of {name}")
+
+    runner, link, _, _ = simulated(CHAIN, workers, turn, tmp_path)
+    runner.run()
+    made = {order.step: order.made for _, order in link.sent}
+    assert made["a:compile"] == ()
+    assert [(item.step, item.key, item.at) for item in made["a:threshold"]] == [
+        ("a:compile", "key of a:compile", ("2",))
+    ]
+
+
+def test_a_step_is_done_again_when_its_worker_dies(tmp_path: Path) -> None:
+    workers = {"1": offer("one", GPU), "2": offer("two", GPU)}
+    died: list[str] = []
+
+    def turn(link: SimulatedLink) -> Event | None:
+        name, (worker, _) = next(iter(link.out.items()))
+        if name == "a:threshold" and not died:
+            died.append(worker)
+            link.out.clear()
+            return Left(worker)
+        return link.answer(name)
+
+    runner, _, engine, progress = simulated(CHAIN, workers, turn, tmp_path)
+    assert set(runner.run().values()) == {Verdict.PASSED}
+    lost, other = ("one", "two") if died == ["1"] else ("two", "one")
+    result = engine.results["a:threshold"]
+    assert result.worker == f"{other}/gpu0"
+    assert result.notes == (f"begun on worker {lost}, and done again: it was lost",)
+    assert progress.said == [f"worker {lost} is gone; it was doing a:threshold"]
+    assert engine.begun.count("a:threshold") == 1
+
+
+def test_a_step_that_takes_down_all_workers_is_given_up_and_no_other_is(tmp_path: Path) -> None:
+    steps = [step("bad:compile"), *(step(f"{name}:compile") for name in "abcdef")]
+    beside: list[set[str]] = []
+
+    def turn(link: SimulatedLink) -> Event | None:
+        if "bad:compile" not in link.out:
+            return link.answer(next(iter(link.out))) if link.out else None
+        worker, _ = link.out["bad:compile"]
+        here = {name for name, (address, _) in link.out.items() if address == worker}
+        if not rejoin:
+            # What dies takes all on the worker along.
+            rejoin.append(worker)
+            beside.append(here)
+            for name in here:
+                del link.out[name]
+            return Left(worker)
+        return None
+
+    rejoin: list[str] = []
+
+    def with_rejoin(link: SimulatedLink) -> Event | None:
+        if rejoin and "bad:compile" not in link.out:
+            return Joined(rejoin.pop(), offer("w", jobs=3))
+        return turn(link)
+
+    runner, _, engine, _ = simulated(steps, {"1": offer("w", jobs=3)}, with_rejoin, tmp_path)
+    verdicts = runner.run()
+    assert verdicts.pop("bad:compile") is Verdict.ERROR
+    assert set(verdicts.values()) == {Verdict.PASSED}
+    assert "given up after 3 workers that did not finish it: w, w, w" in engine.results["bad:compile"].reason
+    # The last time it is alone, so that nothing else was there each time.
+    assert beside[-1] == {"bad:compile"}
+    assert len(beside) == 3
+
+
+def test_a_crash_of_the_product_is_a_verdict(tmp_path: Path) -> None:
+    def turn(link: SimulatedLink) -> Event | None:
+        name = next(iter(link.out))
+        crash = name == "a:compile"
+        return link.answer(name, Verdict.ERROR, signal="SIGSEGV") if crash else link.answer(name)
+
+    runner, link, engine, _ = simulated(CHAIN, {"1": offer("box", GPU)}, turn, tmp_path)
+    verdicts = runner.run()
+    assert verdicts["a:compile"] is Verdict.ERROR
+    assert engine.results["a:threshold"].reason == "a:compile ended in an error"
+    assert [order.step for _, order in link.sent] == ["a:fetch", "a:compile"]
+
+
+def test_a_broken_run_process_is_not_given_more_before_it_is_back(tmp_path: Path) -> None:
+    steps = [step("a:compile"), step("b:compile"), step("c:compile")]
+    events: list[str] = []
+
+    def turn(link: SimulatedLink) -> Event | None:
+        if not events:
+            events.append("broken")
+            del link.out["a:compile"]
+            return Broken("1", "a:compile", "its process ended with -9: it says nothing")
+        if events == ["broken"] and "b:compile" in link.out:
+            events.append("second")
+            del link.out["b:compile"]
+            return Broken("1", "b:compile", "its process ended with -9: it says nothing")
+        if events == ["broken", "second"]:
+            assert not link.out
+            events.append("joined")
+            return Joined("1", offer("w"))
+        return at_once(link)
+
+    runner, link, engine, _ = simulated(steps, {"1": offer("w")}, turn, tmp_path)
+    assert set(runner.run().values()) == {Verdict.PASSED}
+    assert engine.results["a:compile"].notes == (
+        "begun on worker w, and done again: its process ended with -9: it says nothing",
+    )
+    assert [order.attempt for _, order in link.sent] == [0, 0, 1, 1, 0]
+
+
+def test_a_late_answer_of_a_lost_worker_counts_for_nothing(tmp_path: Path) -> None:
+    late: list[Answered] = []
+
+    def turn(link: SimulatedLink) -> Event | None:
+        if len(link.sent) == 1:
+            late.append(link.answer("a:compile", Verdict.FAILED))
+            return Left("1")
+        return late.pop() if late else at_once(link)
+
+    runner, _, engine, _ = simulated([step("a:compile")], {"1": offer("x"), "2": offer("y")}, turn, tmp_path)
+    assert runner.run() == {"a:compile": Verdict.PASSED}
+    assert engine.concluded == Counter({"a:compile": 1})
+
+
+def test_what_nobody_offers_any_more_is_an_error_after_a_while(tmp_path: Path) -> None:
+    left: list[str] = []
+
+    def turn(link: SimulatedLink) -> Event | None:
+        if not left:
+            left.append("1")
+            link.out.clear()
+            return Left("1")
+        return None
+
+    steps = [step("a:threshold", device="hip"), step("a:next", "a:threshold")]
+    runner, link, engine, progress = simulated(steps, {"1": offer("box", GPU)}, turn, tmp_path, patience=30.0)
+    runner.run()
+    assert engine.results["a:threshold"].reason == "no worker with device hip has come back within 30 s"
+    assert engine.results["a:next"].verdict is Verdict.SKIPPED
+    assert progress.waits == ["for a worker with device hip: none is there"]
+    assert 1030 <= link.clock() <= 1032
+
+
+def test_a_worker_that_comes_back_in_time_goes_on(tmp_path: Path) -> None:
+    turns = iter(
+        [Left("1"), None, None, Refused("other", "it has Gauntlet 0, and the run 1"), Joined("2", offer("box", GPU))]
+    )
+
+    def turn(link: SimulatedLink) -> Event | None:
+        event = next(turns, "over")
+        if event == "over":
+            return at_once(link)
+        if isinstance(event, Left):
+            link.out.clear()
+        return event  # type: ignore[return-value]
+
+    runner, _, _, progress = simulated(
+        [step("a:threshold", device="hip")], {"1": offer("box", GPU)}, turn, tmp_path, patience=30.0
+    )
+    assert runner.run() == {"a:threshold": Verdict.PASSED}
+    assert "worker other takes no part: it has Gauntlet 0, and the run 1" in progress.said
+    assert progress.waits[-1] == ""
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_files_that_a_worker_cannot_get_are_brought_once(tmp_path: Path, ok: bool) -> None:
+    def turn(link: SimulatedLink) -> Event | None:
+        if link.supplies and len(link.sent) == 1 and "a:fetch" not in link.out and not told:
+            told.append("supplied")
+            return Supplied("1", "a:fetch", ok)
+        worker, _ = link.out.pop("a:fetch")
+        if len(link.sent) == 1:
+            failed = engine_result(Verdict.ERROR, "no route to host")
+            return Answered(worker, "a:fetch", replace(failed, missing=("https://x/y",)))
+        return Answered(worker, "a:fetch", engine_result(Verdict.PASSED, ""))
+
+    told: list[str] = []
+    runner, link, engine, _ = simulated([CHAIN[0]], {"1": offer("box")}, turn, tmp_path)
+    runner.run()
+    assert link.supplies == [("1", "a:fetch", ("https://x/y",))]
+    result = engine.results["a:fetch"]
+    assert result.verdict is (Verdict.PASSED if ok else Verdict.ERROR)
+    assert bool(result.notes) is ok
+    assert engine.concluded["a:fetch"] == 1
+
+
+def engine_result(verdict: Verdict, reason: str) -> Answer:
+    return Answer(Result(verdict, reason).as_dict())
+
+
+def test_files_of_a_step_are_kept_below_its_folder_and_nowhere_else(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    folder = run_dir / "steps" / "a" / "compile"
+    compiled = replace(step("a:compile"), folder=str(folder))
+    files = (
+        ("steps/a/compile/stderr.txt", b"said"),
+        ("steps/a/compile/../../../../outside.txt", b"no"),
+        ("/etc/outside.txt", b"no"),
+        ("journal.jsonl", b"no"),
+        ("steps/b/compile/stderr.txt", b"no"),
+    )
+
+    def turn(link: SimulatedLink) -> Event | None:
+        answered = link.answer("a:compile")
+        return replace(answered, answer=replace(answered.answer, files=files))
+
+    runner, _, _, _ = simulated([compiled], {"1": offer("box")}, turn, run_dir)
+    runner.run()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [folder / "stderr.txt"]
+
+
+def test_what_is_skipped_or_blocked_needs_no_worker(tmp_path: Path) -> None:
+    steps = [replace(step("a:compile"), skip="not here"), replace(step("b:compile"), blocked="no flag")]
+    runner, link, engine, _ = simulated(steps, {"1": offer("box")}, at_once, tmp_path)
+    assert runner.run() == {"a:compile": Verdict.SKIPPED, "b:compile": Verdict.ERROR}
+    assert not link.sent
+    assert engine.results["b:compile"].reason == "no flag"
+
+
+def test_an_interrupt_ends_the_workers_part(tmp_path: Path) -> None:
+    def turn(_link: SimulatedLink) -> Event | None:
+        raise KeyboardInterrupt
+
+    runner, link, engine, _ = simulated(CHAIN, {"1": offer("box", GPU)}, turn, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run()
+    assert link.ended
+    assert engine.aborted
+
+
+def test_the_first_failure_stops_where_that_is_asked_for(tmp_path: Path) -> None:
+    def turn(link: SimulatedLink) -> Event | None:
+        name = next(iter(link.out))
+        return link.answer(name, Verdict.FAILED if name == "a:compile" else Verdict.PASSED)
+
+    steps = [step(f"{name}:compile") for name in "abc"]
+    runner, _, engine, _ = simulated(steps, {"1": offer("w", jobs=1)}, turn, tmp_path, fail_fast=True)
+    assert list(runner.run().values()) == [Verdict.FAILED, Verdict.SKIPPED, Verdict.SKIPPED]
+    assert engine.results["c:compile"].reason == "stopped by --fail-fast after a:compile"
+
+
+def _plan(rng: random.Random, chains: int) -> list[Step]:
+    steps = []
+    for number in range(chains):
+        device = rng.choice(["hip", "local-task"])
+        name = f"c{number}"
+        steps.append(step(f"{name}:compile", host=rng.choice(["", "x"])))
+        steps.append(step(f"{name}:threshold", f"{name}:compile", stage=Stage.THRESHOLD, device=device))
+        if rng.random() < 0.4:
+            steps.append(
+                step(f"{name}:benchmark", f"{name}:compile", stage=Stage.BENCHMARK, device=device, exclusive=True)
+            )
+    return steps
+
+
+@given(seed=st.integers(0, 2**32 - 1), chains=st.integers(1, 12))
+def test_whatever_happens_every_step_has_one_result(
+    seed: int, chains: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rng = random.Random(seed)
+    steps = _plan(rng, chains)
+    kinds = [(GPU,), (CPU,), (GPU, CPU), ()]
+    offers = {
+        str(number): offer(f"w{number}", *rng.choice(kinds), jobs=rng.randint(1, 3), host=f"h{number // 2}")
+        for number in range(rng.randint(1, 5))
+    }
+    # Somebody who can do everything never dies, so that every step comes to something good.
+    offers["sure"] = offer("sure", GPU, CPU, jobs=2)
+    alive = dict(offers)
+    charged: Counter[str] = Counter()
+
+    def turn(link: SimulatedLink) -> Event | None:
+        check_room(link, alive)
+        absent = sorted(offers.keys() - alive.keys())
+        if absent and rng.random() < 0.3:
+            back = rng.choice(absent)
+            alive[back] = offers[back]
+            return Joined(back, offers[back])
+        mortal = sorted(alive.keys() - {"sure"})
+        if mortal and rng.random() < 0.25:
+            dead = rng.choice(mortal)
+            mine = [name for name, (worker, _) in link.out.items() if worker == dead]
+            if all(charged[name] < 2 for name in mine):
+                charged.update(mine)
+                for name in mine:
+                    del link.out[name]
+                del alive[dead]
+                return Left(dead)
+        return link.answer(rng.choice(sorted(link.out))) if link.out else None
+
+    runner, link, engine, _ = simulated(steps, offers, turn, tmp_path_factory.getbasetemp())
+    verdicts = runner.run()
+    assert verdicts == {item.id: Verdict.PASSED for item in steps}
+    assert engine.concluded == Counter(item.id for item in steps)
+    assert not link.out
+    for name, count in charged.items():
+        assert len([note for note in engine.results[name].notes if "done again" in note]) == count
+
+
+def check_room(link: SimulatedLink, alive: Mapping[str, WorkerOffer]) -> None:
+    """No worker has more than it can do, no device two steps, and who measures is alone on the host."""
+    by_host: dict[str, list[str]] = {}
+    devices: Counter[tuple[str, str]] = Counter()
+    jobs: Counter[str] = Counter()
+    for name, (worker, order) in link.out.items():
+        offered = alive[worker]
+        by_host.setdefault(offered.host, []).append(name)
+        jobs[worker] += 1
+        assert jobs[worker] <= offered.jobs
+        if order.device:
+            devices[worker, order.device] += 1
+            assert devices[worker, order.device] == 1
+            assert order.device in {device.uri for device in offered.devices}
+    for names in by_host.values():
+        assert len(names) == 1 or not any(name.endswith(":benchmark") for name in names)

@@ -1,0 +1,108 @@
+"""A scheduler with workers on this machine, started as a user starts them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psutil
+
+from tests.support.command_line import gauntlet_argv
+from tests.support.processes import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+__all__ = ["LocalCluster", "local_cluster", "started"]
+
+_ADDRESS = re.compile(r"take part in (tcp://127\.0\.0\.1:\d+)\n")
+_RUN_PROCESS = "iree_gauntlet.cluster.run_process"
+
+
+@dataclass(frozen=True)
+class LocalCluster:
+    """A cluster that runs.
+
+    Attributes:
+        address: of its scheduler.
+        process: what holds scheduler and nannies.
+        said: what that writes.
+    """
+
+    address: str
+    process: psutil.Process
+    said: Path
+
+    @property
+    def run_processes(self) -> list[psutil.Process]:
+        """The processes of runs on its workers."""
+        return run_processes(self.process)
+
+    def worker_of(self, process: psutil.Process) -> psutil.Process:
+        """The Dask worker that one of its descendants belongs to."""
+        lineage = [process, *process.parents()]
+        return lineage[lineage.index(self.process) - 1]
+
+    def start_time(self) -> float:
+        return self.process.create_time()
+
+
+def run_processes(root: psutil.Process) -> list[psutil.Process]:
+    """The processes of runs among the descendants of a process."""
+    found = []
+    for process in root.children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if _RUN_PROCESS in process.cmdline():
+                found.append(process)
+    return found
+
+
+@contextlib.contextmanager
+def local_cluster(
+    folder: Path, *words: str, count: int = 2, environ: Mapping[str, str] | None = None
+) -> Iterator[LocalCluster]:
+    """A cluster of workers with the processor as their device, and a cache of their own below a folder."""
+    arguments = [
+        "cluster.local",
+        str(count),
+        "--port",
+        "0",
+        "--cache-dir",
+        str(folder / "cache"),
+        "--jobs",
+        "2",
+        *words,
+    ]
+    with started(arguments, folder, environ or os.environ) as (process, said):
+        wait_until(lambda: _ADDRESS.search(said.read_text()) or process.poll() is not None)
+        match = _ADDRESS.search(said.read_text())
+        assert match is not None, said.read_text()
+        yield LocalCluster(match[1], psutil.Process(process.pid), said)
+
+
+@contextlib.contextmanager
+def started(
+    words: list[str], folder: Path, environ: Mapping[str, str], program: str = ""
+) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A command that goes on until this is left, and the file of what it writes; `program` in place of `gauntlet`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    said = folder / f"{words[0]}.txt"
+    with said.open("wb") as stream:
+        argv = [sys.executable, "-m", program, *words[1:]] if program else gauntlet_argv(words, {})
+        process = subprocess.Popen(argv, cwd=folder, env=dict(environ), stdout=stream, stderr=subprocess.STDOUT)
+    try:
+        yield process, said
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(60)
+        process.kill()
+        process.wait()
