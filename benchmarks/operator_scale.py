@@ -91,9 +91,9 @@ def _measured(count: int) -> dict[str, Any]:
             run_dir = folder / "runs" / f"20261121-05180{jobs}-ops"
             run_dir.mkdir(parents=True)
             with _part(found, "plan"):
-                steps = [step for number in range(count) for step in _case(number, run_dir)]
+                steps = [step for number in range(count) for step in case_steps(number, run_dir)]
             with _part(found, f"engine -j {jobs}"):
-                _run(steps, folder, run_dir, jobs)
+                run_here(steps, folder, run_dir, jobs)
         del steps
         with _part(found, "reports"):
             write_reports(run_dir)
@@ -105,26 +105,27 @@ def _measured(count: int) -> dict[str, Any]:
 @contextmanager
 def _part(found: dict[str, Any], name: str) -> Iterator[None]:
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    before = _status("VmRSS")
+    before = status_bytes("VmRSS")
     began = time.perf_counter()
     yield
     seconds = time.perf_counter() - began
-    peak = _status("VmHWM")
+    peak = status_bytes("VmHWM")
     found[name] = {"seconds": seconds, "peak": peak, "growth": peak - before}
 
 
-def _status(field: str) -> int:
+def status_bytes(field: str) -> int:
     """A figure of this process in bytes."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
-def _run(steps: list[Step], folder: Path, run_dir: Path, jobs: int) -> None:
+def run_here(steps: list[Step], folder: Path, run_dir: Path, jobs: int) -> None:
+    """Has an engine of this machine perform steps, at once."""
     progress, cache = PlainProgress(io.StringIO()), folder / "cache"
     store = ArtifactStore(cache, Registry.read(folder / "registry.toml"))
     workbench = Workbench(None, None, None, cache, store, ModuleCache(cache), None, Leases(cache))
     options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, confirm=None)
-    performers = {Stage.COMPILE: _compiled, Stage.THRESHOLD: _judged}
+    performers = {Stage.COMPILE: compiled_result, Stage.THRESHOLD: judged_result}
     # This process's own, so that it waits for nobody.
     os.environ["IREE_GAUNTLET_LOCKS"] = str(folder)
     with (
@@ -138,7 +139,8 @@ def _run(steps: list[Step], folder: Path, run_dir: Path, jobs: int) -> None:
     progress.close()
 
 
-def _compiled(step: Step) -> Result:
+def compiled_result(step: Step) -> Result:
+    """What becomes of a compile step."""
     cache = CacheUse(True, step.cache.key, "in the cache")
     command = " ".join(step.command.argv) if step.command else ""
     if step.expect_failure:
@@ -149,11 +151,12 @@ def _compiled(step: Step) -> Result:
     return Result(Verdict.PASSED, command=command, exit_code=0, cache=cache, statistics=figures)
 
 
-def _judged(step: Step) -> Result:
+def judged_result(step: Step) -> Result:
+    """What becomes of a threshold step."""
     return Result(Verdict.PASSED, command=" ".join(step.command.argv) if step.command else "", exit_code=0)
 
 
-def _case(number: int, run_dir: Path) -> tuple[Step, Step]:
+def case_steps(number: int, run_dir: Path) -> tuple[Step, Step]:
     """The two steps of a case, as large as those of the ONNX suite."""
     name = f"test_operator_{number}_with_attributes"
     model = "onnx/node/generated"

@@ -105,7 +105,12 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         offer: what it offers, as a journal's object.
         cache_dir: its cache.
         arguments: as for `distributed.Worker`.
+
+    Attributes:
+        run_process: the program, in arguments of Python's, that takes part in a run.
     """
+
+    run_process: tuple[str, ...] = ("-m", "iree_gauntlet.cluster.run_process")
 
     def __init__(self, *arguments: Any, offer: dict[str, Any], cache_dir: str, **named: Any) -> None:
         self.gauntlet_offer = WorkerOffer.from_dict(offer)
@@ -197,8 +202,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         with (folder / _LOG).open("wb") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-m",
-                "iree_gauntlet.cluster.run_process",
+                *self.run_process,
                 cwd=cwd,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,

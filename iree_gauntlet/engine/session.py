@@ -85,8 +85,8 @@ class Session(Generic[Log]):
 def open_session(folder: Path, log: Log, progress: Progress) -> Iterator[Session[Log]]:
     """A session, whose processes have ended when it is left."""
     cancelled = threading.Event()
-    with Supervisor() as supervisor:
-        locks = machine_locks(os.environ, cancelled)
+    locks = machine_locks(os.environ, cancelled)
+    with Supervisor(locks=locks.held_here) as supervisor:
         yield Session(folder, log, progress, supervisor, Processes(supervisor, folder), locks, cancelled)
 
 

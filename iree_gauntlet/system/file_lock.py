@@ -123,6 +123,13 @@ class LockFile:
             raise
         return True
 
+    @property
+    def descriptor(self) -> int:
+        """What holds it, while it is held."""
+        if self._descriptor is None:
+            raise RuntimeError(f"{self._path} is not held")
+        return self._descriptor
+
     def release(self) -> None:
         """Give the lock back; of no effect where it is not held."""
         descriptor, self._descriptor = self._descriptor, None

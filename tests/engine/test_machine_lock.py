@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -24,9 +26,11 @@ from iree_gauntlet.engine.rounds.machine_lock import (
     machine_locks,
 )
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.system.file_lock import LockFile
+from iree_gauntlet.system.file_lock import LockFile, take_lock
 from tests.support.command_line import LIMIT_SECONDS
+from tests.support.hanging import HANG
 from tests.support.places import ROOT
+from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -409,3 +413,50 @@ def test_the_default_folder_of_another_user_is_refused(folder: Path) -> None:
     os.chown(folder, NOBODY, NOBODY)
     with pytest.raises(GauntletError, match="not a folder of yours"), locks_in(folder).device_lock("x", silent):
         pytest.fail("used it")
+
+
+_HOLDER = """
+import sys, threading
+from pathlib import Path
+from iree_gauntlet.engine.processes.supervisor import Supervisor
+from iree_gauntlet.engine.rounds.machine_lock import LockFolder, MachineLocks
+from iree_gauntlet.steps import Command
+folder = Path(sys.argv[1])
+locks = MachineLocks(LockFolder(folder / "locks", named=True), patience=1.0, cancelled=threading.Event())
+silent = lambda text: None
+with Supervisor(locks=locks.held_here) as supervisor:
+    def other():
+        # A step beside it, which holds nothing.
+        command = Command(("sh", "-c", "echo $$ > other; " + sys.argv[2]), str(folder))
+        supervisor.run(command, stdout=folder / "o", stderr=folder / "o", timeout=1e6)
+    threading.Thread(target=other, daemon=True).start()
+    with locks.quiet_machine(exclusive=True, on_wait=silent), locks.device_lock("gpu", silent):
+        command = Command(("sh", "-c", "echo $$ $PPID > begun; " + sys.argv[2]), str(folder))
+        supervisor.run(command, stdout=folder / "p", stderr=folder / "p", timeout=1e6)
+"""
+
+
+def test_a_lock_is_held_as_long_as_anything_of_the_step_lives(tmp_path: Path) -> None:
+    toolkit = subprocess.Popen([sys.executable, "-c", _HOLDER, str(tmp_path), HANG])
+    begun, other = tmp_path / "begun", tmp_path / "other"
+    wait_until(lambda: all(path.exists() and path.read_text().endswith("\n") for path in (begun, other)))
+    step, reaper = map(int, begun.read_text().split())
+    beside = int(other.read_text())
+    files = [tmp_path / "locks" / name for name in ("quiet.lock", "device-gpu.lock")]
+    try:
+        # All that could end the step dies; it, and one beside it, live on.
+        toolkit.send_signal(signal.SIGSTOP)
+        os.kill(reaper, signal.SIGKILL)
+        toolkit.kill()
+        toolkit.wait()
+        assert [take_lock(path) for path in files] == [None, None]
+        os.kill(beside, 0)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(step, signal.SIGKILL)
+    try:
+        taken = [take_lock(path, wait=True) for path in files]
+        assert None not in taken
+        os.kill(beside, 0)
+    finally:
+        os.kill(beside, signal.SIGKILL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import gauntlet_argv
 from tests.support.processes import wait_until
 
@@ -20,7 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["LocalCluster", "local_cluster", "started"]
+    from iree_gauntlet.results import Result
+
+__all__ = ["LocalCluster", "local_cluster", "results", "started", "tools_in"]
 
 _ADDRESS = re.compile(r"take part in (tcp://127\.0\.0\.1:\d+)\n")
 _RUN_PROCESS = "iree_gauntlet.cluster.run_process"
@@ -52,6 +57,11 @@ class LocalCluster:
 
     def start_time(self) -> float:
         return self.process.create_time()
+
+
+def results(folder: Path) -> dict[str, Result]:
+    """Results of the run in a folder, by step."""
+    return dict(read_journal(folder / "journal.jsonl").results)
 
 
 def run_processes(root: psutil.Process) -> list[psutil.Process]:
@@ -106,3 +116,25 @@ def started(
                 process.wait(60)
         process.kill()
         process.wait()
+
+
+def tools_in(folder: Path, before_running: str) -> str:
+    """A PATH that begins with IREE's tools behind scripts, of which iree-run-module does something first."""
+    folder.mkdir()
+    found = find_installed()
+    tools = {
+        "iree-compile": found.compiler.compile,
+        "iree-run-module": found.runtime.run_module,
+        "iree-benchmark-module": found.runtime.benchmark_module,
+    }
+    for name, tool in tools.items():
+        first = before_running if name == "iree-run-module" else ":"
+        script = folder / name
+        guard = 'case "$*" in *--module=*) ;; *) exec ' + shlex.quote(tool) + ' "$@";; esac'
+        script.write_text(
+            f'#!/bin/sh\n{guard}\n{first}\nexec {shlex.quote(tool)} "$@"\n'
+            if first != ":"
+            else f'#!/bin/sh\nexec {shlex.quote(tool)} "$@"\n'
+        )
+        script.chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"

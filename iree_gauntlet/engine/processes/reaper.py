@@ -13,7 +13,8 @@ standard library. That it is a process apart has four reasons:
 - It is the subreaper of what it starts (Linux), so that the kernel tells exactly when the last member of a
   group is gone, and a process that left its group is still found.
 
-Talk: standard input is a stream socket. `r` with a file descriptor hands over a connection for one process;
+Talk: standard input is a stream socket. `r` with a file descriptor hands over a connection for one process; further
+descriptors are locks that the process inherits, so that they are held as long as anything of it lives;
 `c` cancels all that run and all to come, a second `c` kills without grace; the end of the stream ends
 everything. On a connection comes one line of JSON (`Request`); back go the process's id on a line as soon
 as it runs, and a line of JSON at its end (`Report`). A connection that is closed before that cancels it.
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 _PR_SET_CHILD_SUBREAPER = 36
 # How often a group is looked at whose leader is gone while members live on.
 _DRAIN_SECONDS = 0.02
+# A connection, and the locks of a step: a device's, and the machine's.
+_MOST_DESCRIPTORS = 8
 
 
 class Request(TypedDict):
@@ -116,6 +119,7 @@ class _Reaper:
         self._selector.register(control, selectors.EVENT_READ)
         self._selector.register(wake, selectors.EVENT_READ)
         self._reading: dict[socket.socket, bytearray] = {}
+        self._locks: dict[socket.socket, list[int]] = {}
         self._runs: dict[int, _Run] = {}
         self._cancels = 0
         self._subreaper = _become_subreaper()
@@ -149,13 +153,14 @@ class _Reaper:
     def _obey(self) -> bool:
         """Read one command; False at the end of the stream."""
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
+            data, descriptors, _, _ = socket.recv_fds(self._control, 1, _MOST_DESCRIPTORS)
         except ConnectionResetError:
             return False
         if data == b"r" and descriptors:
             connection = socket.socket(fileno=descriptors[0])
             connection.setblocking(False)
             self._reading[connection] = bytearray()
+            self._locks[connection] = descriptors[1:]
             self._selector.register(connection, selectors.EVENT_READ)
         elif data == b"c":
             self._cancels += 1
@@ -205,6 +210,7 @@ class _Reaper:
                     stdout=out,
                     stderr=err,
                     start_new_session=True,
+                    pass_fds=self._locks.get(connection, ()),
                 )
         except (OSError, ValueError) as error:
             if isinstance(error, OSError):
@@ -213,6 +219,7 @@ class _Reaper:
             report.error_text = (isinstance(error, OSError) and error.strerror) or str(error)
             self._answer(connection, report)
             return
+        self._let_go(connection)
         report.started = True
         with contextlib.suppress(OSError):
             connection.sendall(b"%d\n" % process.pid)
@@ -314,8 +321,14 @@ class _Reaper:
             connection.sendall(json.dumps(asdict(report)).encode() + b"\n")
         self._hang_up(connection)
 
+    def _let_go(self, connection: socket.socket) -> None:
+        """Closes the locks that came with a connection; the process has its own copies."""
+        for descriptor in self._locks.pop(connection, ()):
+            os.close(descriptor)
+
     def _hang_up(self, connection: socket.socket) -> None:
         self._reading.pop(connection, None)
+        self._let_go(connection)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection)
         connection.close()

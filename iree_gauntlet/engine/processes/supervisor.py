@@ -30,7 +30,7 @@ from iree_gauntlet.system.signals import signal_name
 from iree_gauntlet.system.tail import TAIL_LINES, read_tail
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from iree_gauntlet.steps import Command
 
@@ -93,10 +93,19 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
     Args:
         grace: seconds between SIGTERM and SIGKILL.
         kill_patience: seconds after SIGKILL until a process is given up as stuck.
+        locks: descriptors of the locks that the calling thread holds: a process that it starts holds them too, so
+            that they are not free before it is gone, whatever becomes of the toolkit.
     """
 
-    def __init__(self, *, grace: float = _GRACE_SECONDS, kill_patience: float = _KILL_PATIENCE_SECONDS) -> None:
+    def __init__(
+        self,
+        *,
+        grace: float = _GRACE_SECONDS,
+        kill_patience: float = _KILL_PATIENCE_SECONDS,
+        locks: Callable[[], Sequence[int]] = tuple,
+    ) -> None:
         self._grace = grace
+        self._locks = locks
         self._kill_patience = kill_patience
         self._lock = threading.Lock()
         self._reaper: subprocess.Popen[bytes] | None = None
@@ -217,7 +226,8 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
                 self._start_reaper()
             control = self._control
             try:
-                socket.send_fds(cast("socket.socket", control), [b"r"], [connection.fileno()])
+                descriptors = [connection.fileno(), *self._locks()]
+                socket.send_fds(cast("socket.socket", control), [b"r"], descriptors)
             except (BrokenPipeError, ConnectionResetError):
                 raise _reaper_lost() from None
 

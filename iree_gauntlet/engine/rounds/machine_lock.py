@@ -73,6 +73,11 @@ class MachineLocks:
         self._patience = patience
         self._cancelled = cancelled
         self._clock = clock
+        self._mine = threading.local()
+
+    def held_here(self) -> tuple[int, ...]:
+        """Descriptors of the locks that keep others away for what the calling thread does."""
+        return tuple(lock.descriptor for lock in getattr(self._mine, "locks", ()))
 
     def device_lock(self, device: str, on_wait: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
         """Hold a device (`hip://0`, `local-task`) alone.
@@ -126,9 +131,14 @@ class MachineLocks:
                 )
             if self._cancelled.wait(_POLL_SECONDS):
                 raise WaitCancelledError(f"cancelled while waiting for {name}")
+        held: list[LockFile] = self._mine.__dict__.setdefault("locks", [])
+        if exclusive:
+            held.append(lock)
         try:
             yield
         finally:
+            if exclusive:
+                held.remove(lock)
             lock.release()
 
     def _acquire(self, lock: LockFile, *, exclusive: bool) -> bool:
