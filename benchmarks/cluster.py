@@ -218,7 +218,8 @@ async def _work(address: str, name: str, cache: str) -> None:
     )
     # There is no copy of a project to be had.
     project = Path(cache) / "cluster" / name / "projects" / ("0" * 64)
-    project.mkdir(parents=True)
+    # The folder that the run was started in is that of all caches.
+    (project / "files" / Path(cache).parents[1].relative_to("/")).mkdir(parents=True)
     await worker
     await worker.finished()
 

@@ -8,15 +8,25 @@ import logging
 import queue
 import threading
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distributed import KilledWorker
 from distributed.comm.core import connect
 
 from iree_gauntlet import __version__
-from iree_gauntlet.cluster.dask_worker import BrokenRunError, begin, describe, end_run, has_project, hear, perform
-from iree_gauntlet.cluster.link import Answered, Broken, Joined, Left, Refused, Supplied
-from iree_gauntlet.cluster.offers import WorkerOffer
+from iree_gauntlet.cluster.dask_worker import (
+    BrokenRunError,
+    UnfitDeviceError,
+    begin,
+    describe,
+    end_run,
+    has_project,
+    hear,
+    perform,
+)
+from iree_gauntlet.cluster.link import Answered, Began, Broken, Joined, Left, Refused, Supplied, Unfit
+from iree_gauntlet.cluster.offers import LOCAL, WorkerOffer
 from iree_gauntlet.errors import GauntletError
 
 if TYPE_CHECKING:
@@ -173,13 +183,26 @@ class DaskLink:
             future = self._client.submit(
                 begin, self._facts, workers=[address], pure=False, key=f"begin-{self._facts.name}-{address}"
             )
-            refused = await future
-            self._events.put(Refused(name, refused) if refused else Joined(address, offer))
+            self._events_of(address, offer, await future)
         except Exception as error:  # noqa: BLE001 - whatever Dask says of a worker that it could not have asked
             # Of one that is gone it is said by itself.
             if address in self._known and not isinstance(error, KilledWorker | CancelledError):
                 self._known.discard(address)
                 self._events.put(Refused(name, f"it cannot be reached: {type(error).__name__}: {error}"))
+
+    def _events_of(self, address: str, offer: WorkerOffer, began: Began) -> None:
+        """Makes known who takes part, with which devices."""
+        unfit = dict(began.unfit)
+        for device, reason in unfit.items():
+            self._events.put(Refused(f"{offer.name}/{device}", reason))
+        if began.refused:
+            self._events.put(Refused(offer.name, began.refused))
+        elif any(device.name in unfit and device.uri.startswith(LOCAL) for device in offer.devices):
+            # Whoever computes wrong does not compile right.
+            self._events.put(Refused(offer.name, "its processor failed the health check"))
+        else:
+            devices = tuple(device for device in offer.devices if device.name not in unfit)
+            self._events.put(Joined(address, replace(offer, devices=devices)))
 
     async def _done(self, worker: str, order: Order) -> None:
         key = f"{order.step}-{self._facts.name}-{order.attempt}"
@@ -188,6 +211,8 @@ class DaskLink:
         )
         try:
             self._events.put(Answered(worker, order.step, await future))
+        except UnfitDeviceError as error:
+            self._events.put(Unfit(worker, order.step, str(error)))
         except Exception as error:  # noqa: BLE001 - whatever Dask says of a task that it could not have done
             if worker not in self._known or isinstance(error, KilledWorker) or self._ended.is_set():
                 # Its worker is gone, which is said by itself.

@@ -27,7 +27,7 @@ from distributed.comm.core import connect
 from distributed.core import Status
 
 from iree_gauntlet.artifacts.hashing import hash_file
-from iree_gauntlet.cluster.link import Answer
+from iree_gauntlet.cluster.link import Answer, Began
 from iree_gauntlet.cluster.offers import WorkerOffer
 from iree_gauntlet.cluster.project_copy import request_within, unpack_project, within
 from iree_gauntlet.cluster.run_process import RunOrder
@@ -62,6 +62,10 @@ class BrokenRunError(Exception):
     """The process of a run ended with an order undone."""
 
 
+class UnfitDeviceError(Exception):
+    """The device of a step failed its health check."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunFacts:
     """A run, as it is made known to workers.
@@ -94,7 +98,7 @@ class _Run:
     refused: str = ""
     waiting: dict[int, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
     orders: int = 0
-    ready: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    ready: asyncio.Future[Began] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     reading: asyncio.Task[None] | None = None
 
 
@@ -122,8 +126,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         self._starting: dict[str, asyncio.Lock] = {}
         self._fetching: dict[str, asyncio.Lock] = {}
         # Of the process that was killed before this one.
-        for folder in self._work.glob("*/"):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self._work / "runs", ignore_errors=True)
         super().__init__(*arguments, **named)
         self.handlers["gauntlet_entry"] = self.give_entry
         self.handlers["gauntlet_project"] = self.take_project
@@ -142,8 +145,8 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         """Whether a copy of a project is here."""
         return (self._projects / sha256).is_dir()
 
-    async def begin_run(self, facts: RunFacts) -> str:
-        """Plans a run in a process of its own; why it cannot take part, empty where it can."""
+    async def begin_run(self, facts: RunFacts) -> Began:
+        """Plans a run in a process of its own."""
         async with self._starting.setdefault(facts.name, asyncio.Lock()):
             run = self._runs.get(facts.name)
             if run is None:
@@ -177,6 +180,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
 
         Raises:
             BrokenRunError: it ended meanwhile.
+            UnfitDeviceError: the device that the step is to use does not pass.
         """
         run = self._runs.get(name)
         if run is None:
@@ -191,6 +195,8 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         said = await answer
         if "broken" in said:
             raise BrokenRunError(said["broken"])
+        if "unfit" in said:
+            raise UnfitDeviceError(said["unfit"])
         files = await asyncio.to_thread(_small_files, run.folder, said.get("files", ()))
         return Answer(said["result"], files, tuple(said.get("missing", ())))
 
@@ -217,8 +223,9 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         assert process.stdin is not None, "it was started with one"
         # A path below the copy is one of the machine that it was made on.
         places = ((within(project, "/").rstrip("/"), ""),)
-        jobs = self.gauntlet_offer.jobs
-        process.stdin.write(_line(RunOrder(request, facts.compiler, facts.runtime, jobs, facts.home, places)))
+        offer = self.gauntlet_offer
+        order = RunOrder(request, facts.compiler, facts.runtime, offer.jobs, offer.devices, facts.home, places)
+        process.stdin.write(_line(order))
         return run
 
     async def _read(self, name: str, run: _Run) -> None:
@@ -230,15 +237,15 @@ class GauntletWorker(Worker):  # type: ignore[misc]
                 if waiting is not None and not waiting.done():
                     waiting.set_result(said)
             elif "ready" in said:
-                run.ready.set_result("")
+                run.ready.set_result(Began(unfit=tuple(said["unfit"].items())))
             elif "refused" in said:
-                run.ready.set_result(said["refused"])
+                run.ready.set_result(Began(said["refused"]))
         code = await run.process.wait()
         if self._runs.get(name) is run:
             del self._runs[name]
         why = f"its process ended with {code}: {_last_line(run.folder / _LOG)}"
         if not run.ready.done():
-            run.ready.set_result(why)
+            run.ready.set_result(Began(why))
         for waiting in run.waiting.values():
             if not waiting.done():
                 waiting.set_exception(BrokenRunError(why))
@@ -343,7 +350,7 @@ async def perform(run: str, order: Order) -> Answer:
     return await _this().do(run, order)
 
 
-async def begin(facts: RunFacts) -> str:
+async def begin(facts: RunFacts) -> Began:
     """A task of Dask's: a worker plans a run; as `GauntletWorker.begin_run`."""
     return await _this().begin_run(facts)
 

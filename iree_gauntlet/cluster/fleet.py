@@ -144,6 +144,13 @@ class Fleet:
             if not self._running[worker.offer.host]:
                 self._alone.discard(worker.offer.host)
 
+    def withdraw(self, address: str, device: DeviceOffer) -> None:
+        """A device of a worker takes no further steps."""
+        worker = self._workers.get(address)
+        if worker is not None:
+            devices = tuple(item for item in worker.offer.devices if item != device)
+            worker.offer = replace(worker.offer, devices=devices)
+
     def offers(self, demand: Demand) -> bool:
         """Whether a worker is there that could do it, were it free."""
         return any(_can(worker.offer, demand) for worker in self._workers.values())

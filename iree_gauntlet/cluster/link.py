@@ -31,7 +31,7 @@ class Order:
 
     Attributes:
         step: its id; the worker has planned the same run.
-        device: own name of the device that it uses; empty where the spec's name holds.
+        device: own name of the device that it uses; empty for none.
         made: what steps before it have made.
         goldens: figures that it is held against, in addition to the spec's: those of an earlier run.
         attempt: 0 at first, one more for each worker that was lost.
@@ -57,6 +57,19 @@ class Answer:
     result: dict[str, object]
     files: tuple[tuple[str, bytes], ...] = ()
     missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """How a worker has begun a run.
+
+    Attributes:
+        refused: why it cannot take part; empty where it can.
+        unfit: (device, what is wrong with it) of devices that it does not use.
+    """
+
+    refused: str = ""
+    unfit: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +125,16 @@ class Supplied:
     ok: bool
 
 
-Event = Joined | Refused | Left | Answered | Broken | Supplied
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """A worker has not done an order, as its device failed the health check."""
+
+    worker: str
+    step: str
+    reason: str
+
+
+Event = Joined | Refused | Left | Answered | Broken | Supplied | Unfit
 
 
 class Link(Protocol):

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import pickle
 import sys
 import threading
+import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -20,9 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cluster.health import HealthCheck, health_checks
+from iree_gauntlet.cluster.offers import LOCAL
 from iree_gauntlet.engine.modules.modules import note_made_again
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.experiments.run import choose, opened
+from iree_gauntlet.experiments.run import Opened, choose, opened
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.results import Result
 
@@ -30,7 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from iree_gauntlet.cluster.link import Made, Order
-    from iree_gauntlet.engine.engine import Engine
+    from iree_gauntlet.cluster.offers import DeviceOffer
+    from iree_gauntlet.engine.session import Session
     from iree_gauntlet.experiments.run import Chosen
     from iree_gauntlet.requests import RunRequest
     from iree_gauntlet.steps import Step
@@ -40,6 +45,8 @@ if TYPE_CHECKING:
 _GOOD = (Verdict.PASSED, Verdict.XPASSED)
 # Of files that go back with a result, and of one of them; of a longer one, beginning and end.
 _SMALL_FILES = frozenset({".txt", ".json"})
+# How long a device is believed.
+_CHECK_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,7 @@ class RunOrder:
         request: what is asked for, with the worker's own folders.
         compiler, runtime: identities of the IREE that the run is about.
         jobs: steps at once.
+        devices: that the worker has.
         home: what is where, where the run was started.
         places: folders here, and what they are there.
     """
@@ -84,6 +92,7 @@ class RunOrder:
     compiler: str
     runtime: str
     jobs: int
+    devices: tuple[DeviceOffer, ...]
     home: Home
     places: tuple[tuple[str, str], ...]
 
@@ -117,24 +126,72 @@ class _Output:
                 return
 
 
+class _Health:
+    """Checks devices when they are due.
+
+    Args:
+        session: what the run runs in.
+        checks: by the device's own name.
+    """
+
+    def __init__(self, session: Session[Any], checks: dict[str, HealthCheck]) -> None:
+        self._session = session
+        self._checks = checks
+        # When each was last found right, and as fast as it was.
+        self._right = dict.fromkeys(checks, time.monotonic())
+        self._fast = dict.fromkeys(checks, -math.inf)
+
+    @classmethod
+    def of(cls, run: Opened, order: RunOrder) -> tuple[_Health, dict[str, str]]:
+        """The checks of a worker's devices, and what is wrong with those that do not pass, by name."""
+        toolchain = run.machine.toolchain
+        if toolchain is None or not {Stage.THRESHOLD, Stage.BENCHMARK} & {step.stage for step in run.steps}:
+            return cls(run.session, {}), {}
+        records = run.machine.cache_dir / "cluster" / "health.json"
+        checks, unfit = health_checks(order.devices, toolchain, run.session.folder / "health", records)
+        names = {device.uri: device.name for device in order.devices}
+        unfit |= {names[uri]: why for uri, check in checks.items() if (why := check.wrong())}
+        return cls(run.session, checks), unfit
+
+    def due(self, device: str, *, timed: bool) -> str:
+        """What is wrong with a device that was not checked for a while; empty for nothing."""
+        check, now = self._checks.get(device), time.monotonic()
+        if check is None:
+            return ""
+        if now - self._right[device] > _CHECK_SECONDS and (wrong := check.wrong()):
+            return wrong
+        self._right[device] = max(self._right[device], now)
+        if not timed or now - self._fast[device] < _CHECK_SECONDS:
+            return ""
+        with self._session.quiet("" if device.startswith(LOCAL) else device):
+            # Twice: one slow answer may be anything's fault.
+            slow = check.slow() and check.slow()
+        if not slow:
+            self._fast[device] = now
+        return slow
+
+    def distrust(self, device: str) -> None:
+        """A step has crashed or hung on it: it is checked before the next."""
+        if device in self._checks:
+            self._right[device] = -math.inf
+
+
 class _Steps:
     """Does steps, after those that they need here.
 
     Args:
-        engine: does them.
-        steps: the plan.
-        run_dir: the run's folder here.
+        run: the run.
+        health: checks devices.
         renamed: (path here, what it is where the run was started), longer ones first.
     """
 
-    def __init__(
-        self, engine: Engine, steps: Sequence[Step], run_dir: Path, renamed: Sequence[tuple[str, str]]
-    ) -> None:
+    def __init__(self, run: Opened, health: _Health, renamed: Sequence[tuple[str, str]]) -> None:
+        self._engine = run.engine
+        self._health = health
         self._renamed = renamed
-        self._engine = engine
-        self._steps = {step.id: step for step in steps}
-        self._run_dir = run_dir
-        self._locks = {step.id: threading.Lock() for step in steps}
+        self._run_dir = run.session.folder
+        self._steps = {step.id: step for step in run.steps}
+        self._locks = {step.id: threading.Lock() for step in run.steps}
         self._done: dict[str, Result] = {}
 
     def do(self, order: Order) -> dict[str, Any]:
@@ -142,6 +199,8 @@ class _Steps:
         step = self._steps.get(order.step)
         if step is None:
             return {"result": Result(Verdict.ERROR, f"{order.step} is not in this worker's plan").as_dict()}
+        if order.device and (unfit := self._health.due(order.device, timed=step.resources.exclusive)):
+            return {"unfit": unfit}
         step = _on_device(replace(step, goldens=order.goldens), order.device)
         made = {item.step: item for item in order.made}
         missing: tuple[str, ...] = ()
@@ -155,6 +214,8 @@ class _Steps:
                 need, found = obstacle
                 result = replace(found, verdict=Verdict.ERROR, reason=f"{need.id} failed here: {found.reason}")
                 missing = tuple(item.url for item in need.inputs) if need.stage is Stage.FETCH else ()
+        if result.crashed or result.timed_out:
+            self._health.distrust(order.device)
         return {"result": self._as_at_home(result), "files": self._files(step), "missing": list(missing)}
 
     def _as_at_home(self, result: Result) -> dict[str, Any]:
@@ -199,7 +260,7 @@ class _Steps:
 
 def _on_device(step: Step, device: str) -> Step:
     """A step on a device that is called something else here."""
-    if not device or step.command is None:
+    if not device or device.startswith(LOCAL) or step.command is None:
         return step
     argv = tuple(f"--device={device}" if word.startswith("--device=") else word for word in step.command.argv)
     resources = replace(step.resources, device=device)
@@ -217,15 +278,16 @@ def main() -> None:
     # Steps that are under way when the input ends are cancelled by the session, and are waited for.
     with ExitStack() as stack:
         try:
-            machine, engine, steps = stack.enter_context(opened(choose(order.request), _Waits(output)))
-            _require_the_same(machine.toolchain, order)
+            run = stack.enter_context(opened(_chosen(order.request), _Waits(output)))
+            _require_the_same(run.machine.toolchain, order)
         except GauntletError as error:
             output.write({"refused": error.on_one_line})
             return
-        output.write({"ready": len(steps)})
-        run_dir = Path(order.request.folder.run_dir)
-        here = Home.of(run_dir, machine.cache_dir, machine.toolchain)
-        done = _Steps(engine, steps, run_dir, _renamed(here, order))
+        health, unfit = _Health.of(run, order)
+        output.write({"ready": len(run.steps), "unfit": unfit})
+        done = _Steps(
+            run, health, _renamed(Home.of(run.session.folder, run.machine.cache_dir, run.machine.toolchain), order)
+        )
         pool = stack.enter_context(ThreadPoolExecutor(order.jobs, thread_name_prefix="step"))
 
         def answer(number: int, message: Order) -> None:
@@ -236,7 +298,7 @@ def main() -> None:
                 output.write({"answer": number, "broken": f"{type(error).__name__}: {error}"})
                 traceback.print_exc()
                 raise
-            engine.rest()
+            run.engine.rest()
             output.write({"answer": number, **said})
 
         try:
@@ -244,7 +306,7 @@ def main() -> None:
                 number, message = _read(line)
                 pool.submit(answer, number, message)
         finally:
-            engine.abort()
+            run.engine.abort()
 
 
 def _chosen(request: RunRequest) -> Chosen:

@@ -7,12 +7,14 @@ itself (a crash) is a result, and is not done again.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Stage, Verdict
-from iree_gauntlet.cluster.link import Answered, Broken, Joined, Left, Made, Order, Refused, State, Supplied
+from iree_gauntlet.cluster.link import Answered, Broken, Joined, Left, Made, Order, Refused, State, Supplied, Unfit
+from iree_gauntlet.figures import counted
 from iree_gauntlet.results import Result
 from iree_gauntlet.system.atomic import write_atomic
 
@@ -44,6 +46,11 @@ class _UnderWay:
     name: str
     order: Order
     answer: Answer | None = None
+
+    @property
+    def where(self) -> str:
+        """Worker and device, for people."""
+        return f"{self.name}/{self.seat.device.name}" if self.seat.device else self.name
 
 
 @dataclass(slots=True)
@@ -120,9 +127,8 @@ class ClusterRunner:
                 self._queue.settle(found[0], self._engine.skip(*found))
             started = self._queue.take()
             for step, seat in started:
-                if step.id not in self._past:
-                    self._engine.begin(step)
                 if seat is None:
+                    self._engine.begin(step)
                     self._conclude(step, self._engine.result_of(step))
                 else:
                     self._send(step, seat)
@@ -131,10 +137,11 @@ class ClusterRunner:
 
     def _send(self, step: Step, seat: Seat) -> None:
         made = tuple(self._made[need] for need in step.needs if need in self._made)
-        device = "" if seat.device is None or step.resources.device.startswith("local-") else seat.device.uri
+        device = seat.device.uri if seat.device else ""
         past = self._past.get(step.id)
         order = Order(step.id, device, made, step.goldens, len(past.lost) if past else 0)
-        self._under_way[step.id] = _UnderWay(step, seat, self._fleet.offer(seat.worker).name, order)
+        under_way = self._under_way[step.id] = _UnderWay(step, seat, self._fleet.offer(seat.worker).name, order)
+        self._engine.begin(step, worker=under_way.where, again=past is not None)
         self._link.send(seat.worker, order)
 
     def _take(self, event: Event) -> None:
@@ -146,19 +153,26 @@ class ClusterRunner:
                 self._progress.message(f"worker {name} takes no part: {reason}")
             case Left(worker):
                 self._leave(worker)
-            case Answered(worker, step, answer):
-                order = self._under_way.get(step)
-                if order is not None and order.seat.worker == worker:
-                    self._answered(order, answer)
-            case Broken(worker, step, reason):
-                order = self._under_way.get(step)
-                self._fleet.leave(worker)
-                if order is not None and order.seat.worker == worker:
-                    self._again(order, reason)
-            case Supplied(worker, step, ok):
-                order = self._under_way.get(step)
-                if order is not None and order.seat.worker == worker:
-                    self._supplied(order, ok=ok)
+            case Answered() | Broken() | Supplied() | Unfit():
+                self._take_of_an_order(event)
+
+    def _take_of_an_order(self, event: Answered | Broken | Supplied | Unfit) -> None:
+        if isinstance(event, Broken):
+            # It has room again when it is back.
+            self._fleet.leave(event.worker)
+        order = self._under_way.get(event.step)
+        if order is None or order.seat.worker != event.worker:
+            # Of a worker that was given up: another one does it.
+            return
+        match event:
+            case Answered():
+                self._answered(order, event.answer)
+            case Broken():
+                self._again(order, event.reason)
+            case Supplied():
+                self._supplied(order, ok=event.ok)
+            case Unfit():
+                self._unfit(order, event.reason)
 
     def _leave(self, worker: str) -> None:
         orders = [order for order in self._under_way.values() if order.seat.worker == worker]
@@ -190,6 +204,17 @@ class ClusterRunner:
         # The last time beside nothing that could take it down.
         self._queue.put_back(order.step, alone=len(past.lost) == _MOST_AGAIN)
 
+    def _unfit(self, order: _UnderWay, reason: str) -> None:
+        """The device of a step takes no further ones; the step waits for another."""
+        del self._under_way[order.step.id]
+        assert order.seat.device is not None, "it was checked"
+        where = order.where
+        self._fleet.withdraw(order.seat.worker, order.seat.device)
+        self._progress.message(f"worker {where} takes no further part: {reason}")
+        past = self._past.setdefault(order.step.id, _Past())
+        past.notes.append(f"not done on {where}, which failed its health check: {reason}")
+        self._queue.put_back(order.step, alone=False)
+
     def _answered(self, order: _UnderWay, answer: Answer) -> None:
         step = order.step
         if answer.missing and order.answer is None:
@@ -198,8 +223,7 @@ class ClusterRunner:
             return
         past = self._past.get(step.id, _Past())
         result = Result.from_dict(answer.result)
-        where = order.name + (f"/{order.seat.device.name}" if order.seat.device else "")
-        result = replace(result, worker=where, notes=(*result.notes, *past.notes))
+        result = replace(result, worker=order.where, notes=(*result.notes, *past.notes))
         for name, content in answer.files:
             self._keep(step, name, content)
         if result.verdict is Verdict.PASSED and step.stage in _MOVED_BY_KEY and result.cache and result.cache.key:
@@ -244,7 +268,7 @@ class ClusterRunner:
                 continue
             what = f"no worker with {demand.text} has come back within {self._patience:g} s"
             for step in self._queue.take_all(demand):
-                self._engine.begin(step)
+                self._engine.begin(step, again=step.id in self._past)
                 hint = "Start one (`gauntlet worker`), and go on with `--resume`."
                 self._conclude(step, Result(Verdict.ERROR, what, tail=(hint,), notes=step.notes))
 
@@ -257,5 +281,11 @@ class ClusterRunner:
             (order.name, order.seat.device.name if order.seat.device else "", order.step.id)
             for order in self._under_way.values()
         )
-        waiting = tuple((demand.text, count) for demand, count in self._queue.waiting.items())
-        self._link.show(State(running, waiting))
+        waiting = Counter[str]()
+        for demand, count in self._queue.waiting.items():
+            waiting[demand.text] += count
+        self._link.show(State(running, tuple(waiting.items())))
+        if not self._unoffered:
+            waits = ", ".join(f"{count} for {what}" for what, count in waiting.items())
+            busy = f"{counted(len(self._fleet), 'worker')}, {counted(len(running), 'step')} under way"
+            self._progress.status(busy + (f"; waiting: {waits}" if waits else ""))

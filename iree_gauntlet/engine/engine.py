@@ -211,10 +211,17 @@ class Engine:
         """Nothing is to be done for now: benchmarks of other runs may begin."""
         self._quiet.rest()
 
-    def begin(self, step: Step) -> None:
-        """Journals that a step starts."""
-        self._session.log.start(step.id)
-        self._progress.step_started(_event_fields(step))
+    def begin(self, step: Step, *, worker: str = "", again: bool = False) -> None:
+        """Journals that a step starts.
+
+        Args:
+            step: which one.
+            worker: who does it, where that is another machine.
+            again: it was begun before by another, which the journal knows.
+        """
+        if not again:
+            self._session.log.start(step.id)
+        self._progress.step_started(_event_fields(step) | ({"worker": worker} if worker else {}))
 
     def result_of(self, step: Step) -> Result:
         """Performs a step under its locks, judged by what was expected of it; nothing is journalled."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.engine.workbench import Workbench
+    from iree_gauntlet.experiments.run import Machines
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
@@ -48,13 +49,16 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 _RANGE_BEGINS = tuple("<>=!~")
 
 
-def matrix(irees: Sequence[str], request: RunRequest, presenter: Presenter) -> ExitCode:
+def matrix(
+    irees: Sequence[str], request: RunRequest, presenter: Presenter, machines: Machines | None = None
+) -> ExitCode:
     """Runs a selection with each IREE in turn and reports on all.
 
     Args:
         irees: which, as for `--iree`.
         request: what is run with each.
         presenter: shows them.
+        machines: perform the steps; None for this machine alone.
 
     Raises:
         GauntletError: what keeps the matrix from starting.
@@ -63,7 +67,7 @@ def matrix(irees: Sequence[str], request: RunRequest, presenter: Presenter) -> E
     earlier = read_matrix(named) if named and resumed else None
     asked, request = _asked_before(earlier, irees, request) if earlier else _asked_now(irees, request)
     # A mistake in the selection is reported before anything is installed.
-    chosen = choose(request)
+    chosen = choose(request, machines)
     folder = make_folder(named, "matrix")
     # Ctrl-C ends a matrix also between its runs, once: what there is is reported all the same.
     with interruptible(lambda: None):

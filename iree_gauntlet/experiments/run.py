@@ -371,9 +371,26 @@ def _performing(
         yield session, Engine(session, parts.machine, settings, performers, elsewhere=parts.elsewhere)
 
 
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A run that another machine conducts.
+
+    Attributes:
+        machine: the IREE and the caches.
+        session: what it runs in.
+        engine: performs its steps here.
+        steps: everything that is selected.
+    """
+
+    machine: Workbench
+    session: Session[Journal]
+    engine: Engine
+    steps: tuple[Step, ...]
+
+
 @contextmanager
-def opened(chosen: Chosen, progress: Progress) -> Iterator[tuple[Workbench, Engine, tuple[Step, ...]]]:
-    """A run that another machine conducts: IREE and caches, what performs its steps here, and everything selected.
+def opened(chosen: Chosen, progress: Progress) -> Iterator[Opened]:
+    """Opens a run that another machine conducts.
 
     Which steps are performed, when and on which device is the other one's matter, and so are the reports.
 
@@ -392,7 +409,7 @@ def opened(chosen: Chosen, progress: Progress) -> Iterator[tuple[Workbench, Engi
         parts = _Parts(machine, run_dir, progress, runs)
         session, engine = held.enter_context(_performing(journal, Batched(plan.steps, {}), request, parts))
         with session.interruptible():
-            yield machine, engine, plan.steps
+            yield Opened(machine, session, engine, plan.steps)
 
 
 def _jobs(conduct: ConductRequest) -> int:

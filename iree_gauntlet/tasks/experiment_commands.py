@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from invoke.collection import Collection
 
+from iree_gauntlet.cluster.cluster_requests import ClusterRequest
 from iree_gauntlet.option import Option, options_of, read
 from iree_gauntlet.requests import (
     DEFAULT_SUITE,
@@ -20,6 +21,7 @@ from iree_gauntlet.requests import (
     RunRequest,
     ToolchainRequest,
 )
+from iree_gauntlet.tasks.cluster_commands import CLUSTER, machines_of
 from iree_gauntlet.tasks.task_options import CACHE, RUNNING, SELECTION, TOOLCHAIN, console_presenter, gauntlet_task
 from iree_gauntlet.torch_models.bench_options import OPTIONS, BenchOption, read_options
 
@@ -86,6 +88,7 @@ _IREES = Option(
             resume="Continue the newest matrix (or --run-dir): finished IREEs stay, the one that was killed continues.",
             run_dir="Folder of this matrix (default: runs/<time>-matrix).",
         ),
+        *CLUSTER,
         *options_of(RunRequest, "stages"),
     ),
 )
@@ -101,7 +104,8 @@ def matrix_task(options: dict[str, Any]) -> ExitCode:
     # Of several IREEs, which a request has one of.
     values = {name: value for name, value in options.items() if name != _IREES.name}
     request = RunRequest.of(values, Defaults(suite=DEFAULT_SUITE))
-    return matrix(options[_IREES.name], request, console_presenter())
+    with machines_of(read(ClusterRequest, options), request.conduct) as machines:
+        return matrix(options[_IREES.name], request, console_presenter(), machines)
 
 
 @gauntlet_task(

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import random
+import re
 import signal
 import subprocess
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
 import psutil
 import pytest
 
+from tests.support.artifact_server import serving, whole
+from tests.support.certificates import Authority
 from tests.support.hanging import HANG
-from tests.support.local_cluster import local_cluster, results, tools_in
+from tests.support.local_cluster import local_cluster, results, started, tools_in
 from tests.support.operator_suite import OperatorSuite
 from tests.support.places import CORPUS
 from tests.support.processes import begun_steps, wait_until
 from tests.support.toy_project import Project
+from tests.support.two_hosts import HERE, needs_hosts, other_host
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.stress
+
+
+def npy(values: list[float]) -> bytes:
+    """A file of NumPy's."""
+    stream = io.BytesIO()
+    np.save(stream, np.array(values, np.float32))
+    return stream.getvalue()
 
 
 def test_a_cluster_that_goes_down_as_a_whole_ends_the_run_and_what_is_done_for_it(
@@ -87,3 +100,66 @@ def test_an_operator_suite_comes_to_the_same_while_workers_are_killed(tmp_path: 
     assert [(name, result.verdict, result.reason) for name, result in sorted(here.items())] == [
         (name, result.verdict, result.reason) for name, result in sorted(there.items())
     ]
+
+
+@needs_hosts
+def test_two_hosts_of_which_one_is_cut_off(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    theirs.mkdir()
+    project = Project(ours / "project", cache="flags")
+    lab = Authority.in_folder(tmp_path / "lab")
+    gate, begun = tmp_path / "gate", tmp_path / "begun"
+    path = tools_in(tmp_path / "bin", f"[ -e {gate} ] && echo $$ >> {begun} && {{ {HANG}; }}")
+    environ = {**os.environ, "PATH": path, "NO_COLOR": "1", "IREE_GAUNTLET_LOCKS": str(theirs / "locks")}
+    project.environment = lambda: {**environ, "IREE_GAUNTLET_LOCKS": str(ours / "locks")}  # type: ignore[method-assign]
+    with contextlib.ExitStack() as held:
+        server = held.enter_context(serving())
+        # What only the host that starts the run can get: it is served on its loopback.
+        project.regression(inputs=[{"source": server.url("/in.npy", whole(npy([1.0, -2.0, 3.0, -4.0])))}])
+        project.expected("abs", [1.0, 2.0, 3.0, 4.0])
+        host = held.enter_context(other_host())
+        words = [
+            "scheduler",
+            "--host",
+            HERE,
+            "--port",
+            "0",
+            "--protocol",
+            "tls",
+            "--no-dashboard",
+            *lab.options("farm"),
+        ]
+        _, said = held.enter_context(
+            started(words, tmp_path / "s", os.environ, program="distributed.cli.dask_scheduler")
+        )
+        wait_until(lambda: re.search(rf"tls://{HERE}:\d+", said.read_text()))
+        address = re.search(rf"tls://{HERE}:\d+", said.read_text())[0]  # type: ignore[index]
+        worker = ["worker", address, "--device", "cpu", "--iree", "path"]
+        there = [*worker, "--name", "there", "--cache-dir", str(theirs / "cache"), *lab.options("there")]
+        _, joined = held.enter_context(started(there, theirs, environ, around=lambda argv: host.words(argv, [ours])))
+        wait_until(lambda: "worker there takes part" in joined.read_text())
+        gate.touch()
+        run = project.start(
+            *("run", "--iree", "path", "--stages", "threshold", "--run-dir", "run", "--cluster", address),
+            *lab.options("me"),
+        )
+        wait_until(lambda: begun.exists() and begun.read_text().endswith("\n"))
+        hanging = psutil.Process(int(begun.read_text().split()[0]))
+        fetched = results(project.folder / "run")["toy/abs@cpu:fetch"]
+        assert fetched.worker == "there"
+        assert fetched.notes == ("files came from where the run was started: the worker could not get them",)
+        # Their files are their own.
+        assert not list((theirs / "cache").iterdir()) or str(ours) not in str(fetched.fetched[0].path)
+        gate.unlink()
+        here = [*worker, "--name", "here", "--cache-dir", str(ours / "cache2"), *lab.options("here")]
+        _, also = held.enter_context(started(here, ours, project.environment()))
+        wait_until(lambda: "worker here takes part" in also.read_text())
+        host.cut()
+        assert run.wait(500) == 0
+        result = results(project.folder / "run")["toy/abs@cpu:threshold"]
+        assert result.worker == "here/cpu"
+        assert result.notes[-1] == "begun on worker there, and done again: it was lost"
+        # Cut off, it ends what it did; back on the cable, it takes part again.
+        wait_until(lambda: not hanging.is_running())
+        host.mend()
+        wait_until(lambda: "there" in project.gauntlet("cluster.status", address, *lab.options("me")).out)

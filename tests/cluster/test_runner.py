@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Stage, Verdict
-from iree_gauntlet.cluster.link import Answer, Answered, Broken, Joined, Left, Refused, Supplied
+from iree_gauntlet.cluster.link import Answer, Answered, Broken, Joined, Left, Refused, Supplied, Unfit
 from iree_gauntlet.results import Result
 from tests.support.simulated_fleet import CPU, GPU, SimulatedLink, offer, simulated, step
 
@@ -239,6 +239,26 @@ def engine_result(verdict: Verdict, reason: str) -> Answer:
     return Answer(Result(verdict, reason).as_dict())
 
 
+def test_a_device_that_fails_its_health_check_takes_no_further_steps(tmp_path: Path) -> None:
+    steps = [step(f"{name}:threshold", stage=Stage.THRESHOLD, device="hip") for name in "abc"]
+    told: list[str] = []
+
+    def turn(link: SimulatedLink) -> Event | None:
+        name, (worker, _) = next(iter(link.out.items()))
+        if worker == "1":
+            del link.out[name]
+            told.append(name)
+            return Unfit("1", name, "a known-good program takes 9 ms, and took 1 ms in earlier checks")
+        return link.answer(name)
+
+    runner, _, engine, progress = simulated(steps, {"1": offer("bad", GPU), "2": offer("good", GPU)}, turn, tmp_path)
+    assert set(runner.run().values()) == {Verdict.PASSED}
+    assert len(told) == 1
+    assert {result.worker for result in engine.results.values()} == {"good/gpu0"}
+    assert engine.results[told[0]].notes[0].startswith("not done on bad/gpu0, which failed its health check: a known")
+    assert progress.said[0].startswith("worker bad/gpu0 takes no further part: a known-good program takes 9 ms")
+
+
 def test_files_of_a_step_are_kept_below_its_folder_and_nowhere_else(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     folder = run_dir / "steps" / "a" / "compile"
@@ -358,7 +378,7 @@ def check_room(link: SimulatedLink, alive: Mapping[str, WorkerOffer]) -> None:
         by_host.setdefault(offered.host, []).append(name)
         jobs[worker] += 1
         assert jobs[worker] <= offered.jobs
-        if order.device:
+        if order.device.startswith("hip"):
             devices[worker, order.device] += 1
             assert devices[worker, order.device] == 1
             assert order.device in {device.uri for device in offered.devices}

@@ -20,7 +20,7 @@ from tests.support.command_line import gauntlet_argv
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from iree_gauntlet.results import Result
@@ -99,9 +99,16 @@ def local_cluster(
 
 @contextlib.contextmanager
 def started(
-    words: list[str], folder: Path, environ: Mapping[str, str], program: str = ""
+    words: list[str],
+    folder: Path,
+    environ: Mapping[str, str],
+    program: str = "",
+    around: Callable[[list[str]], list[str]] = list,
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """A command that goes on until this is left, and the file of what it writes; `program` in place of `gauntlet`."""
+    """A command that goes on until this is left, and the file of what it writes; `program` in place of `gauntlet`.
+
+    `around` makes the argument vector of it that starts it elsewhere.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     said = folder / f"{words[0]}.txt"
     with said.open("wb") as stream:

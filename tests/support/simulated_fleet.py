@@ -67,8 +67,10 @@ class FakeEngine:
         self.concluded: Counter[str] = Counter()
         self.aborted = False
 
-    def begin(self, begun: Step) -> None:
-        self.begun.append(begun.id)
+    def begin(self, begun: Step, *, worker: str = "", again: bool = False) -> None:
+        del worker
+        if not again:
+            self.begun.append(begun.id)
 
     def result_of(self, done: Step) -> Result:
         return Result(Verdict.SKIPPED if done.skip else Verdict.ERROR, done.skip or done.blocked)

@@ -97,8 +97,13 @@ class Painter(Progress):
 
     def step_started(self, step: dict[str, Any]) -> None:
         """Show it among those that run."""
+        worker = f" on {step['worker']}" if step.get("worker") else ""
         with self._lock:
-            self._ids["step", str(step["id"])] = self._steps.add_task(step_title(step), total=None)
+            before = self._ids.pop(("step", str(step["id"])), None)
+            if before is not None:
+                # By a worker that was lost.
+                self._steps.remove_task(before)
+            self._ids["step", str(step["id"])] = self._steps.add_task(step_title(step) + worker, total=None)
             self._waiting = ""
 
     def step_finished(self, step: dict[str, Any], result: Result) -> None:

@@ -1,0 +1,179 @@
+"""Whether a device still computes right, and as fast as it did: a known-good program, asked before it is relied on.
+
+A device is checked when a worker takes part in a run, after a step on it crashed or hung, and every ten minutes. Times
+are held against those of earlier checks on the same machine, with the same runtime, while nothing else runs there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.cluster.offers import LOCAL
+from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.system.file_lock import file_lock
+from iree_gauntlet.system.short_process import ask
+from iree_gauntlet.targets import Target, target_flags, target_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iree_gauntlet.cluster.offers import DeviceOffer
+    from iree_gauntlet.toolchains.toolchain import Toolchain
+
+
+# Ones times ones: each value of the product is 64.
+_PROGRAM = """func.func @known_good(%a: tensor<64x64xf32>) -> tensor<64x64xf32> {
+  %zero = arith.constant 0.0 : f32
+  %empty = tensor.empty() : tensor<64x64xf32>
+  %filled = linalg.fill ins(%zero : f32) outs(%empty : tensor<64x64xf32>) -> tensor<64x64xf32>
+  %product = linalg.matmul ins(%a, %a : tensor<64x64xf32>, tensor<64x64xf32>)
+      outs(%filled : tensor<64x64xf32>) -> tensor<64x64xf32>
+  return %product : tensor<64x64xf32>
+}
+"""
+_INPUT, _EXPECTED = "--input=64x64xf32=1", "--expected_output=64x64xf32=64"
+_TIMEOUT_SECONDS = 120.0
+# Beyond what a busy machine does to the fastest of ten repetitions: a card that lost its clock, a throttled processor.
+_MOST_TIMES_SLOWER = 3.0
+_LEAST_CHECKS = 5
+_MOST_CHECKS = 20
+_KFD = Path("/sys/class/kfd/kfd/topology/nodes")
+_GFX = re.compile(r"^gfx_target_version (\d+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class HealthCheck:
+    """The known-good program, compiled for a device.
+
+    Attributes:
+        device: its own name to IREE.
+        toolchain: compiles and runs it.
+        module: where it lies.
+        records: file of the times of earlier checks.
+    """
+
+    device: str
+    toolchain: Toolchain
+    module: Path
+    records: Path
+
+    def wrong(self) -> str:
+        """What is wrong with what the device computes; empty for nothing."""
+        try:
+            answer = ask([*self._words(self.toolchain.runtime.run_module), _INPUT, _EXPECTED], timeout=_TIMEOUT_SECONDS)
+        except ToolchainError as error:
+            return f"a known-good program does not run: {error.what}"
+        if answer.exit_code == 0:
+            return ""
+        lines = [line for line in answer.text.splitlines() if line.strip()]
+        return f"a known-good program ends with {answer.exit_code}: {lines[-1].strip() if lines else 'it says nothing'}"
+
+    def slow(self) -> str:
+        """Whether the device has become slow, by how much; empty where it has not, or where nothing is known of it.
+
+        Nothing else may run meanwhile.
+        """
+        now = self._time_ms()
+        if now is None:
+            return ""
+        name = f"{self.device} {self.toolchain.runtime.identity[:16]}"
+        with file_lock(self.records.with_suffix(".lock")):
+            known = _read(self.records)
+            before = known.get(name, [])
+            usual = statistics.median(before) if len(before) >= _LEAST_CHECKS else now
+            if now > _MOST_TIMES_SLOWER * usual:
+                return f"a known-good program takes {now:.3g} ms, and took {usual:.3g} ms in earlier checks"
+            known[name] = [*before, now][-_MOST_CHECKS:]
+            write_atomic(self.records, json.dumps(known, indent=1).encode())
+        return ""
+
+    def _time_ms(self) -> float | None:
+        words = self._words(self.toolchain.runtime.benchmark_module)
+        flags = ["--benchmark_format=json", "--benchmark_repetitions=10", "--benchmark_min_time=0.02s", _INPUT]
+        try:
+            answer = ask([*words, *flags], timeout=_TIMEOUT_SECONDS)
+            runs = json.loads(answer.stdout)["benchmarks"]
+            scale = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
+            return min(
+                float(run["real_time"]) * scale[run["time_unit"]] for run in runs if run["run_type"] == "iteration"
+            )
+        except (ToolchainError, ValueError, KeyError):
+            # What the benchmark itself is about will say more.
+            return None
+
+    def _words(self, tool: str) -> list[str]:
+        return [tool, f"--device={self.device}", f"--module={self.module}", "--function=known_good"]
+
+
+def health_checks(
+    devices: Sequence[DeviceOffer], toolchain: Toolchain, folder: Path, records: Path
+) -> tuple[dict[str, HealthCheck], dict[str, str]]:
+    """Compiles the program for each device.
+
+    Args:
+        devices: of a worker.
+        toolchain: of a run.
+        folder: gets the modules.
+        records: file of the times of earlier checks.
+
+    Returns:
+        Checks by the device's own name, and why there is none for a device, by its name to people.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    checks: dict[str, HealthCheck] = {}
+    missing: dict[str, str] = {}
+    for number, device in enumerate(devices):
+        target = _target(device.uri)
+        if target is None:
+            # What it is compiled for cannot be known here: the run's own steps will tell.
+            continue
+        module = folder / f"known-good-{number}.vmfb"
+        with tempfile.NamedTemporaryFile("w", suffix=".mlir", dir=folder) as program:
+            program.write(_PROGRAM)
+            program.flush()
+            argv = [toolchain.compiler.compile, program.name, *target_flags(target), "-o", str(module)]
+            try:
+                answer = ask(argv, timeout=_TIMEOUT_SECONDS)
+                why = "" if answer.exit_code == 0 else answer.text.strip().splitlines()[-1]
+            except ToolchainError as error:
+                why = error.what
+        if why:
+            missing[device.name] = f"a known-good program does not compile for it: {why}"
+        else:
+            checks[device.uri] = HealthCheck(device.uri, toolchain, module, records)
+    return checks, missing
+
+
+def _target(uri: str) -> Target | None:
+    driver = uri.partition("://")[0]
+    if uri.startswith(LOCAL):
+        return Target("cpu")
+    if driver == "hip":
+        return _amd()
+    return target_of(driver)
+
+
+def _amd() -> Target | None:
+    """The chip of this machine's AMD cards, where they are all the same."""
+    found = set()
+    for node in _KFD.glob("*/properties"):
+        match = _GFX.search(node.read_text(encoding="ascii", errors="replace"))
+        if match and int(match[1]):
+            major, rest = divmod(int(match[1]), 10_000)
+            found.add(f"gfx{major}{rest // 100:x}{rest % 100:x}")
+    return Target("rocm", found.pop()) if len(found) == 1 else None
+
+
+def _read(records: Path) -> dict[str, list[float]]:
+    try:
+        known: dict[str, list[float]] = json.loads(records.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known

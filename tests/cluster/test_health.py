@@ -1,0 +1,110 @@
+"""Devices are asked for what is known, before they are believed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from iree_gauntlet.cluster import health
+from iree_gauntlet.cluster.health import HealthCheck, health_checks
+from iree_gauntlet.cluster.offers import DeviceOffer
+from iree_gauntlet.targets import Target
+from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.toolchains.toolchain import Toolchain
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.iree
+
+CPU = DeviceOffer("cpu", "local-task")
+
+
+def with_runtime(folder: Path, **scripts: str) -> Toolchain:
+    """The real toolchain, with scripts in place of tools of the runtime."""
+    found = find_installed()
+    tools = {}
+    for name, script in scripts.items():
+        path = folder / f"{name}.sh"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        tools[name] = str(path)
+    return Toolchain(found.compiler, replace(found.runtime, **tools))
+
+
+def check_of(folder: Path, toolchain: Toolchain) -> HealthCheck:
+    checks, missing = health_checks([CPU], toolchain, folder / "health", folder / "health.json")
+    assert not missing
+    return checks["local-task"]
+
+
+def test_a_good_device_passes_and_its_time_is_kept(tmp_path: Path) -> None:
+    check = check_of(tmp_path, find_installed())
+    assert check.wrong() == ""
+    assert check.slow() == ""
+    ((name, times),) = json.loads((tmp_path / "health.json").read_text()).items()
+    assert name.startswith("local-task ")
+    assert len(times) == 1
+    assert times[0] > 0
+
+
+def test_a_device_that_computes_wrong_is_found(tmp_path: Path) -> None:
+    real = shlex.quote(find_installed().runtime.run_module)
+    # Something goes in that does not come out as it should.
+    wrong = with_runtime(tmp_path, run_module=f'exec {real} "$@" --input=64x64xf32=2')
+    assert "a known-good program ends with 1" in check_of(tmp_path, wrong).wrong()
+    crashes = with_runtime(tmp_path, run_module="kill -SEGV $$")
+    assert "a known-good program ends with -11: it says nothing" in check_of(tmp_path, crashes).wrong()
+
+
+def timed(folder: Path, milliseconds: float) -> Toolchain:
+    run = {"run_type": "iteration", "real_time": milliseconds, "time_unit": "ms"}
+    said = shlex.quote(json.dumps({"benchmarks": [run, {**run, "real_time": 9 * milliseconds}]}))
+    return with_runtime(folder, benchmark_module=f"echo {said}")
+
+
+def test_a_device_that_became_slow_is_found_when_enough_is_known(tmp_path: Path) -> None:
+    for _ in range(4):
+        assert check_of(tmp_path, timed(tmp_path, 1.0)).slow() == ""
+    # Four are not enough to know what is usual.
+    assert check_of(tmp_path, timed(tmp_path, 4.0)).slow() == ""
+    assert check_of(tmp_path, timed(tmp_path, 2.9)).slow() == ""
+    slow = check_of(tmp_path, timed(tmp_path, 3.1)).slow()
+    assert slow == "a known-good program takes 3.1 ms, and took 1 ms in earlier checks"
+    # What is slow is not what is usual from then on.
+    times = next(iter(json.loads((tmp_path / "health.json").read_text()).values()))
+    assert times == [1.0, 1.0, 1.0, 1.0, 4.0, 2.9]
+
+
+def test_a_compiler_that_fails_is_said(tmp_path: Path) -> None:
+    found = find_installed()
+    script = tmp_path / "compile.sh"
+    script.write_text("#!/bin/sh\necho 'error: no such target' >&2\nexit 1\n")
+    script.chmod(0o755)
+    broken = Toolchain(replace(found.compiler, compile=str(script)), found.runtime)
+    checks, missing = health_checks([CPU], broken, tmp_path / "health", tmp_path / "health.json")
+    assert not checks
+    assert missing == {"cpu": "a known-good program does not compile for it: error: no such target"}
+
+
+@pytest.mark.parametrize(
+    ("properties", "target"),
+    [
+        (["gfx_target_version 0", "gfx_target_version 90402"], Target("rocm", "gfx942")),
+        (["gfx_target_version 90010"], Target("rocm", "gfx90a")),
+        (["gfx_target_version 110000", "gfx_target_version 110001"], None),
+        ([], None),
+    ],
+)
+def test_amd_chips_are_what_the_kernel_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, properties: list[str], target: Target | None
+) -> None:
+    for number, text in enumerate(properties):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "properties").write_text(f"cpu_cores_count 8\n{text}\nvendor_id 4098\n")
+    monkeypatch.setattr(health, "_KFD", tmp_path)
+    assert health._amd() == target
