@@ -234,7 +234,7 @@ def _answer_at_once() -> None:
     """The process of a run, which plans nothing and answers at once."""
     lines, output = sys.stdin.buffer, sys.stdout
     lines.readline()
-    output.write('{"ready":0}\n')
+    output.write('{"ready":0,"unfit":{}}\n')
     output.flush()
     while line := lines.readline():
         number, order = pickle.loads(base64.b64decode(line))  # noqa: S301 - of this program's own

@@ -229,26 +229,34 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         return run
 
     async def _read(self, name: str, run: _Run) -> None:
+        """Takes what the process of a run says, until it has ended; what it has not done by then is broken."""
         assert run.process.stdout is not None, "it was started with one"
-        while line := await run.process.stdout.readline():
-            said = json.loads(line)
-            if "answer" in said:
-                waiting = run.waiting.pop(said["answer"], None)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(said)
-            elif "ready" in said:
-                run.ready.set_result(Began(unfit=tuple(said["unfit"].items())))
-            elif "refused" in said:
-                run.ready.set_result(Began(said["refused"]))
+        why = ""
+        try:
+            while line := await run.process.stdout.readline():
+                self._take(run, json.loads(line))
+        except (ValueError, KeyError) as error:
+            why = f"its process says what is not understood: {error!r}"
+            run.process.kill()
         code = await run.process.wait()
         if self._runs.get(name) is run:
             del self._runs[name]
-        why = f"its process ended with {code}: {_last_line(run.folder / _LOG)}"
+        why = why or f"its process ended with {code}: {_last_line(run.folder / _LOG)}"
         if not run.ready.done():
             run.ready.set_result(Began(why))
         for waiting in run.waiting.values():
             if not waiting.done():
                 waiting.set_exception(BrokenRunError(why))
+
+    def _take(self, run: _Run, said: dict[str, Any]) -> None:
+        if "answer" in said:
+            waiting = run.waiting.pop(said["answer"], None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(said)
+        elif "ready" in said:
+            run.ready.set_result(Began(unfit=tuple(said["unfit"].items())))
+        elif "refused" in said:
+            run.ready.set_result(Began(said["refused"]))
 
     async def _end_unheard(self) -> None:
         while True:
