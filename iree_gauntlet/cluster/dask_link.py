@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import queue
 import threading
@@ -74,6 +75,7 @@ class DaskLink:
         self._known: set[str] = set()
         self._offered: dict[str, WorkerOffer] = {}
         self._futures: dict[tuple[str, str], Future] = {}
+        self._asked = itertools.count()
         self._background: set[asyncio.Task[Any]] = set()
         self._ended = threading.Event()
         self._beating: asyncio.Task[None] | None = None
@@ -180,9 +182,9 @@ class DaskLink:
             if not there[address] and (what := await self._bring("project", address)):
                 self._events.put(Refused(name, what))
                 return
-            future = self._client.submit(
-                begin, self._facts, workers=[address], pure=False, key=f"begin-{self._facts.name}-{address}"
-            )
+            # Each time another task: the result of an earlier one is not that of a process which has ended since.
+            key = ("begin", self._facts.name, address, next(self._asked))
+            future = self._client.submit(begin, self._facts, workers=[address], pure=False, key=key)
             self._events_of(address, offer, await future)
         except Exception as error:  # noqa: BLE001 - whatever Dask says of a worker that it could not have asked
             # Of one that is gone it is said by itself.
@@ -205,7 +207,9 @@ class DaskLink:
             self._events.put(Joined(address, replace(offer, devices=devices)))
 
     async def _done(self, worker: str, order: Order) -> None:
-        key = f"{order.step}-{self._facts.name}-{order.attempt}"
+        # The first word is what the scheduler keeps for ever, and what its dashboard has a colour for.
+        stage = order.step.rpartition(":")[2]
+        key = (stage, order.step, self._facts.name, order.attempt)
         future = self._futures[worker, order.step] = self._client.submit(
             perform, self._facts.name, order, workers=[worker], pure=False, key=key, retries=0
         )

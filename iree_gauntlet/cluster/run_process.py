@@ -190,6 +190,7 @@ class _Steps:
         self._health = health
         self._renamed = renamed
         self._run_dir = run.session.folder
+        self._store = run.machine.store
         self._steps = {step.id: step for step in run.steps}
         self._locks = {step.id: threading.Lock() for step in run.steps}
         self._done: dict[str, Result] = {}
@@ -209,11 +210,11 @@ class _Steps:
             if obstacle is None:
                 result = self._done[step.id] = self._engine.result_of(step)
                 if step.stage is Stage.FETCH and result.verdict is Verdict.ERROR:
-                    missing = tuple(item.url for item in step.inputs)
+                    missing = self._missing(step)
             else:
                 need, found = obstacle
                 result = replace(found, verdict=Verdict.ERROR, reason=f"{need.id} failed here: {found.reason}")
-                missing = tuple(item.url for item in need.inputs) if need.stage is Stage.FETCH else ()
+                missing = self._missing(need) if need.stage is Stage.FETCH else ()
         if result.crashed or result.timed_out:
             self._health.distrust(order.device)
         return {"result": self._as_at_home(result), "files": self._files(step), "missing": list(missing)}
@@ -249,6 +250,10 @@ class _Steps:
             if done.verdict not in _GOOD:
                 return need, done
         return None
+
+    def _missing(self, step: Step) -> tuple[str, ...]:
+        """URLs of files that are not here."""
+        return tuple(item.url for item in step.inputs if not self._store.present(item.url))
 
     def _files(self, step: Step) -> list[str]:
         folder = Path(step.folder)

@@ -202,7 +202,7 @@ def test_a_cluster_that_cannot_be_used_is_a_mistake_of_usage(
 
 
 def test_a_worker_of_another_iree_takes_no_part(tmp_path: Path, project: Project, cluster: LocalCluster) -> None:
-    path = tools_in(tmp_path / "bin", ":")
+    path = tools_in(tmp_path / "bin", "")
     project.environment = lambda: {**os.environ, "PATH": path, "NO_COLOR": "1"}  # type: ignore[method-assign]
     done = project.gauntlet("run", "--iree", "path", "--cluster", cluster.address)
     assert done.code == 3

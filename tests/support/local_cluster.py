@@ -113,7 +113,7 @@ def started(
     said = folder / f"{words[0]}.txt"
     with said.open("wb") as stream:
         argv = [sys.executable, "-m", program, *words[1:]] if program else gauntlet_argv(words, {})
-        process = subprocess.Popen(argv, cwd=folder, env=dict(environ), stdout=stream, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(around(argv), cwd=folder, env=dict(environ), stdout=stream, stderr=subprocess.STDOUT)
     try:
         yield process, said
     finally:
@@ -135,13 +135,11 @@ def tools_in(folder: Path, before_running: str) -> str:
         "iree-benchmark-module": found.runtime.benchmark_module,
     }
     for name, tool in tools.items():
-        first = before_running if name == "iree-run-module" else ":"
+        real = f'exec {shlex.quote(tool)} "$@"'
+        # Neither questions about the tool, nor the health check of a worker's devices.
+        guard = f'case "$*" in *known_good*) {real};; *--module=*) ;; *) {real};; esac'
+        lines = [guard, before_running] if name == "iree-run-module" and before_running else []
         script = folder / name
-        guard = 'case "$*" in *--module=*) ;; *) exec ' + shlex.quote(tool) + ' "$@";; esac'
-        script.write_text(
-            f'#!/bin/sh\n{guard}\n{first}\nexec {shlex.quote(tool)} "$@"\n'
-            if first != ":"
-            else f'#!/bin/sh\nexec {shlex.quote(tool)} "$@"\n'
-        )
+        script.write_text("\n".join(["#!/bin/sh", *lines, real, ""]))
         script.chmod(0o755)
     return f"{folder}{os.pathsep}{os.environ['PATH']}"
