@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.engine import Engine
     from iree_gauntlet.engine.plan import Plan
     from iree_gauntlet.engine.workbench import Workbench
-    from iree_gauntlet.experiments.run import Chosen
+    from iree_gauntlet.experiments.performing import Chosen
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.steps import Step
 

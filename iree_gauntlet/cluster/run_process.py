@@ -26,7 +26,8 @@ from iree_gauntlet.cluster.health import HealthCheck, health_checks
 from iree_gauntlet.cluster.offers import LOCAL
 from iree_gauntlet.engine.modules.modules import note_made_again
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.experiments.run import Opened, choose, opened
+from iree_gauntlet.experiments.performing import Opened, opened
+from iree_gauntlet.experiments.run import choose
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.results import Result
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.cluster.link import Made, Order
     from iree_gauntlet.cluster.offers import DeviceOffer
     from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.experiments.run import Chosen
+    from iree_gauntlet.experiments.performing import Chosen
     from iree_gauntlet.requests import RunRequest
     from iree_gauntlet.steps import Step
     from iree_gauntlet.toolchains.toolchain import Part, Toolchain

@@ -21,7 +21,7 @@ from iree_gauntlet.experiments.bisect_probe import EXACT_METRICS, ExactJudge, Ju
 from iree_gauntlet.experiments.bisect_question import Question, question_before, question_of
 from iree_gauntlet.experiments.bisect_timing import TIMED_METRICS, RoundsJudge, TimedBlocks
 from iree_gauntlet.experiments.experiment_log import begun_by, recorded_end
-from iree_gauntlet.experiments.run import Chosen, run
+from iree_gauntlet.experiments.run import run
 from iree_gauntlet.figures import counted
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.statistics.bisection import Search, Side, most_comparisons
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from iree_gauntlet.experiments.performing import Chosen
     from iree_gauntlet.progress import Presenter, Progress
     from iree_gauntlet.requests import BisectRequest, RunRequest
     from iree_gauntlet.toolchains.candidates import Candidate

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import ExitCode, SpecError, ToolchainError
-from iree_gauntlet.experiments.run import Chosen, run
+from iree_gauntlet.experiments.run import run
 from iree_gauntlet.figures import error_figure, whole
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.statistics.bisection import is_nearer_to_bad, is_same_value, is_third_value
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from iree_gauntlet.experiments.performing import Chosen
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.toolchains.candidates import Candidate
 

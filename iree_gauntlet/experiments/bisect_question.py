@@ -14,7 +14,7 @@ from iree_gauntlet.errors import UsageError
 from iree_gauntlet.experiments.bisect_bundle import bundle_title, nothing_chosen, require_bundle_alone
 from iree_gauntlet.experiments.bisect_probe import BUNDLE_METRIC, EXACT_METRICS, Judged
 from iree_gauntlet.experiments.bisect_timing import TIMED_METRICS, TIMING_NAMES
-from iree_gauntlet.experiments.run import Chosen, choose
+from iree_gauntlet.experiments.run import choose
 from iree_gauntlet.experiments.sides import rounds_asked
 from iree_gauntlet.option import dashed, read
 from iree_gauntlet.records.bisect_outcome import bisect_outcome
@@ -26,6 +26,8 @@ from iree_gauntlet.toolchains.find import toolchain_place
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from iree_gauntlet.experiments.performing import Chosen
 
 
 # Each candidate has its own IREE, and all of the model.

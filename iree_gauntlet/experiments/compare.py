@@ -16,7 +16,7 @@ from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError, lock_fa
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.experiments.experiment_log import begun_by, recorded_end
-from iree_gauntlet.experiments.run import Chosen, choose
+from iree_gauntlet.experiments.run import choose
 from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, Rules, judge, summary_of
 from iree_gauntlet.experiments.sides import Side, pair_of, prepare_side, rounds_asked, unready
 from iree_gauntlet.journal_format import read_events
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.engine.rounds.taken_rounds import Measurement, RoundSettings
     from iree_gauntlet.engine.session import Session
+    from iree_gauntlet.experiments.performing import Chosen
     from iree_gauntlet.progress import Presenter
 
 

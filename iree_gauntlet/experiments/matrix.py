@@ -18,7 +18,7 @@ from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.session import interruptible
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, ToolchainError, UsageError
 from iree_gauntlet.experiments.experiment_log import begun_by
-from iree_gauntlet.experiments.run import Chosen, choose, run
+from iree_gauntlet.experiments.run import choose, run
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.matrix_outcome import MATRIX_RECORD, MatrixRecord, read_matrix
 from iree_gauntlet.records.run_folder import asked_folder, is_begun, make_folder
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.engine.workbench import Workbench
-    from iree_gauntlet.experiments.run import Machines
+    from iree_gauntlet.experiments.performing import Chosen, Machines
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.toolchains.toolchain import Toolchain
 

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import messages
 from iree_gauntlet.cases import Stage, Verdict
-from iree_gauntlet.engine.baseline import held_against, with_counts
-from iree_gauntlet.engine.engine import Engine, RunOptions
-from iree_gauntlet.engine.modules.batches import Batched
+from iree_gauntlet.engine.baseline import held_against
 from iree_gauntlet.engine.offline import missing_files, missing_text
-from iree_gauntlet.engine.operator_suites import OperatorRun, batched, operator_performers, started_runs
-from iree_gauntlet.engine.plan import Plan, make_plan
-from iree_gauntlet.engine.rounds.confirming import confirm_rules
+from iree_gauntlet.engine.operator_suites import batched
 from iree_gauntlet.engine.run_start import on_devices_here, run_event
-from iree_gauntlet.engine.session import open_session
-from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
-from iree_gauntlet.engine.workspace import Selection, select
-from iree_gauntlet.errors import ExitCode, NothingSelectedError, SpecError, UsageError
+from iree_gauntlet.engine.workbench import Workbench, open_workbench
+from iree_gauntlet.engine.workspace import select
+from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.experiments.explain_run import explain_run
+from iree_gauntlet.experiments.performing import (
+    Chosen,
+    Machines,
+    RunParts,
+    all_planned,
+    performing,
+    started_run_servers,
+)
 from iree_gauntlet.experiments.shards import only_chains, only_shard
 from iree_gauntlet.history.adding import add_itself
 from iree_gauntlet.journal_format import JOURNAL, read_journal
-from iree_gauntlet.measuring.machine.machine_state import machine_facts
-from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.earlier_runs import (
     Asked,
     asked_for,
@@ -39,79 +40,21 @@ from iree_gauntlet.records.earlier_runs import (
     run_named,
 )
 from iree_gauntlet.records.event_log import Journal
-from iree_gauntlet.records.run_folder import asked_folder, is_begun, make_folder
-from iree_gauntlet.requests import (
-    KEPT_UNLESS_GIVEN,
-    ConductRequest,
-    Defaults,
-    FolderRequest,
-    RunRequest,
-    given,
-    require_as_begun,
-)
+from iree_gauntlet.records.run_folder import asked_folder, make_folder
+from iree_gauntlet.requests import KEPT_UNLESS_GIVEN, Defaults, RunRequest, given, require_as_begun
 from iree_gauntlet.settings import runs_folder, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator
 
-    from iree_gauntlet.engine.engine import Elsewhere
-    from iree_gauntlet.engine.processes.run_client import RunServers
-    from iree_gauntlet.engine.session import Session
+    from iree_gauntlet.engine.engine import Elsewhere, Engine
+    from iree_gauntlet.engine.plan import Plan
     from iree_gauntlet.progress import Presenter
-    from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Step
 
 
 # Of models without figures in a baseline.
 _MOST_NAMED = 5
-
-
-class Machines(Protocol):
-    """Other machines, which perform the steps of runs."""
-
-    def taking_part(
-        self, chosen: Chosen, machine: Workbench, run_dir: Path, progress: Progress
-    ) -> AbstractContextManager[Elsewhere]:
-        """Has them take part in a run, until it is left.
-
-        Raises:
-            GauntletError: none of them can.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """A run that is asked for, with what it selects; several runs of one selection share it.
-
-    Attributes:
-        request: what is asked for.
-        selection: what it means.
-        stages: what is done.
-        machines: perform the steps; None for this machine alone.
-    """
-
-    request: RunRequest
-    selection: Selection
-    stages: tuple[Stage, ...]
-    machines: Machines | None = None
-
-    def within(self, folder: Path, iree: str = "", stages: tuple[Stage, ...] = ()) -> Chosen:
-        """The same in a folder of its own, which is resumed where it was begun; with another IREE, or other stages."""
-        toolchain = replace(self.request.toolchain, iree=iree or self.request.toolchain.iree)
-        resumed = FolderRequest(run_dir=str(folder), resume=is_begun(folder))
-        return replace(
-            self, request=replace(self.request, toolchain=toolchain, folder=resumed), stages=stages or self.stages
-        )
-
-    def workbench(self, iree: str) -> Workbench:
-        """What an IREE means here, installed where it has to be.
-
-        Raises:
-            ToolchainError: it is not available.
-        """
-        toolchain = replace(self.request.toolchain, iree=iree)
-        return open_workbench(toolchain, Progress(), self.request.network, need_toolchain=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +143,7 @@ def run(
         needed = set(stages) != {Stage.FETCH}
         machine = machine or open_workbench(request.toolchain, progress, request.network, need_toolchain=needed)
         machine.store.progress = progress
-        runs = held.enter_context(_started_runs(chosen, machine))
+        runs = held.enter_context(started_run_servers(chosen, machine))
         run_dir = make_folder(named, chosen.selection.name)
         with _removed_where_nothing_begins(run_dir, made=not there):
             elsewhere = None
@@ -209,7 +152,7 @@ def run(
             plan, shard = _planned(chosen, machine, run_dir, elsewhere)
         later = tuple(step for step in plan.steps if step.stage is hold)
         plan = replace(plan, steps=tuple(step for step in plan.steps if step.stage is not hold))
-        parts = _Parts(machine, run_dir, progress, runs, elsewhere)
+        parts = RunParts(machine, run_dir, progress, runs, elsewhere)
         with _engine(plan, shard, chosen, parts) as (engine, steps, finished):
             code = engine.run(steps, finished)
     presenter.ran(run_dir, brief=brief)
@@ -232,30 +175,13 @@ def _removed_where_nothing_begins(run_dir: Path, *, made: bool) -> Iterator[None
         raise
 
 
-def _started_runs(chosen: Chosen, machine: Workbench) -> AbstractContextManager[RunServers | None]:
-    """The processes that run modules of operator suites; none where other machines do."""
-    if chosen.machines is not None:
-        return nullcontext()
-    return started_runs(chosen.selection.cases.cases, chosen.stages, machine, _jobs(chosen.request.conduct))
-
-
-def _all_planned(chosen: Chosen, machine: Workbench, run_dir: Path) -> Plan:
-    """Everything that is selected, as it is done in a folder."""
-    conduct, selection = chosen.request.conduct, chosen.selection
-    cases = with_counts(selection.cases) if conduct.baseline else selection.cases
-    plan = make_plan(cases, chosen.stages, plan_context(machine, run_dir, conduct))
-    if plan.problems:
-        raise SpecError(list(plan.problems))
-    return plan
-
-
 def _planned(
     chosen: Chosen, machine: Workbench, run_dir: Path, elsewhere: Elsewhere | None
 ) -> tuple[Plan, dict[str, Any] | None]:
     """What is to be done in a folder, and what share of everything that is."""
     request, selection, stages = chosen.request, chosen.selection, chosen.stages
     baseline = request.conduct.baseline
-    plan = _all_planned(chosen, machine, run_dir)
+    plan = all_planned(chosen, machine, run_dir)
     if baseline:
         plan = _with_baseline(plan, Path(baseline), machine)
     if request.chains is not None:
@@ -289,28 +215,9 @@ def _with_baseline(plan: Plan, folder: Path, machine: Workbench) -> Plan:
     return plan
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """What a run works with.
-
-    Attributes:
-        machine: the IREE and the caches.
-        run_dir: its folder.
-        progress: shows how it goes.
-        runs: the processes that run modules of operator suites.
-        elsewhere: other machines that perform the steps.
-    """
-
-    machine: Workbench
-    run_dir: Path
-    progress: Progress
-    runs: RunServers | None
-    elsewhere: Elsewhere | None = None
-
-
 @contextmanager
 def _engine(
-    plan: Plan, shard: dict[str, Any] | None, chosen: Chosen, parts: _Parts
+    plan: Plan, shard: dict[str, Any] | None, chosen: Chosen, parts: RunParts
 ) -> Iterator[tuple[Engine, tuple[Step, ...], dict[str, Verdict]]]:
     """What runs a plan, its steps with those of batches, and the verdicts of those that were run before."""
     machine, run_dir, progress = parts.machine, parts.run_dir, parts.progress
@@ -333,7 +240,7 @@ def _engine(
     }
     with (
         Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal,
-        _performing(journal, batches, request, parts) as (session, engine),
+        performing(journal, batches, request, parts) as (session, engine),
     ):
         journal.run(event)
         progress.run_started(event)
@@ -344,76 +251,6 @@ def _engine(
                 progress.message(missing_text(missing))
         with session.interruptible():
             yield engine, plan.steps, finished
-
-
-@contextmanager
-def _performing(
-    journal: Journal, batches: Batched, request: RunRequest, parts: _Parts
-) -> Iterator[tuple[Session[Journal], Engine]]:
-    """A session in a run's folder, and what performs steps in it."""
-    conduct, run_dir = request.conduct, parts.run_dir
-    made_again = run_dir / "made-again" if conduct.force_recompile else None
-    operators = OperatorRun(_jobs(conduct), made_again, parts.runs)
-    with open_session(run_dir, journal, parts.progress) as session, ExitStack() as held:
-        session.on_cancel(parts.progress.cancel)
-        performers: Mapping[Stage, Callable[[Step], Result | None]] = {}
-        if parts.elsewhere is None:
-            performers = held.enter_context(operator_performers(session, batches, parts.machine, operators))
-        settings = RunOptions(
-            jobs=_jobs(conduct),
-            fail_fast=conduct.stops_early,
-            made_again=made_again,
-            lenient=conduct.lenient,
-            confirm=confirm_rules(
-                conduct.verdict, conduct.confirm_seconds, replace_disturbed=conduct.replaces_disturbed
-            ),
-        )
-        yield session, Engine(session, parts.machine, settings, performers, elsewhere=parts.elsewhere)
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A run that another machine conducts.
-
-    Attributes:
-        machine: the IREE and the caches.
-        session: what it runs in.
-        engine: performs its steps here.
-        steps: everything that is selected.
-    """
-
-    machine: Workbench
-    session: Session[Journal]
-    engine: Engine
-    steps: tuple[Step, ...]
-
-
-@contextmanager
-def opened(chosen: Chosen, progress: Progress) -> Iterator[Opened]:
-    """Opens a run that another machine conducts.
-
-    Which steps are performed, when and on which device is the other one's matter, and so are the reports.
-
-    Raises:
-        GauntletError: what keeps the run from starting.
-    """
-    request = chosen.request
-    needed = set(chosen.stages) != {Stage.FETCH}
-    machine = open_workbench(request.toolchain, progress, request.network, need_toolchain=needed)
-    machine.store.progress = progress
-    run_dir = make_folder(Path(request.folder.run_dir), chosen.selection.name)
-    with ExitStack() as held:
-        runs = held.enter_context(_started_runs(chosen, machine))
-        plan = _all_planned(chosen, machine, run_dir)
-        journal = held.enter_context(Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)))
-        parts = _Parts(machine, run_dir, progress, runs)
-        session, engine = held.enter_context(_performing(journal, Batched(plan.steps, {}), request, parts))
-        with session.interruptible():
-            yield Opened(machine, session, engine, plan.steps)
-
-
-def _jobs(conduct: ConductRequest) -> int:
-    return conduct.jobs or machine_facts().cores
 
 
 def _as_before(request: RunRequest) -> RunRequest:

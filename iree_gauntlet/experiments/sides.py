@@ -15,13 +15,14 @@ from iree_gauntlet.engine.rounds.blocks import Cpus, Pair
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, RoundSettings, compile_round, parse_cpus, timed
 from iree_gauntlet.engine.rounds.ways import ways
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.experiments.run import Chosen, run
+from iree_gauntlet.experiments.run import run
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.engine.workbench import Workbench
+    from iree_gauntlet.experiments.performing import Chosen
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.requests import BisectRequest, CompareRequest
     from iree_gauntlet.steps import Step

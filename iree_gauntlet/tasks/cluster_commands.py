@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.cluster.offers import WorkerOffer
     from iree_gauntlet.errors import ExitCode
-    from iree_gauntlet.experiments.run import Machines
+    from iree_gauntlet.experiments.performing import Machines
     from iree_gauntlet.requests import ConductRequest
 
 
