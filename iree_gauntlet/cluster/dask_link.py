@@ -8,6 +8,7 @@ import itertools
 import logging
 import queue
 import threading
+from collections import Counter
 from concurrent.futures import CancelledError
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -73,6 +74,9 @@ class DaskLink:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         # Of the client's event loop, as all that follows.
         self._known: set[str] = set()
+        self._renewing: set[str] = set()
+        # How often each has begun the run.
+        self._terms: Counter[str] = Counter()
         self._offered: dict[str, WorkerOffer] = {}
         self._futures: dict[tuple[str, str], Future] = {}
         self._asked = itertools.count()
@@ -184,13 +188,26 @@ class DaskLink:
                 return
             # Each time another task: the result of an earlier one is not that of a process which has ended since.
             key = ("begin", self._facts.name, address, next(self._asked))
-            future = self._client.submit(begin, self._facts, workers=[address], pure=False, key=key)
+            term = self._terms[address]
+            future = self._client.submit(begin, self._facts, term, workers=[address], pure=False, key=key)
             self._events_of(address, offer, await future)
         except Exception as error:  # noqa: BLE001 - whatever Dask says of a worker that it could not have asked
             # Of one that is gone it is said by itself.
             if address in self._known and not isinstance(error, KilledWorker | CancelledError):
                 self._known.discard(address)
                 self._events.put(Refused(name, f"it cannot be reached: {type(error).__name__}: {error}"))
+
+    async def _renew(self, address: str) -> None:
+        """Has a worker begin the run anew, once for all orders that broke together; nobody waits for what it does."""
+        if address in self._renewing:
+            return
+        self._renewing.add(address)
+        self._terms[address] += 1
+        try:
+            self._known.discard(address)
+            await self._welcome(address)
+        finally:
+            self._renewing.discard(address)
 
     def _events_of(self, address: str, offer: WorkerOffer, began: Began) -> None:
         """Makes known who takes part, with which devices."""
@@ -222,10 +239,11 @@ class DaskLink:
                 # Its worker is gone, which is said by itself.
                 return
             # Or the connection to the scheduler was, and all that it knew of this run with it.
-            self._known.discard(worker)
             what = str(error) if isinstance(error, BrokenRunError) else f"{type(error).__name__}: {error}"
+            if isinstance(error, CancelledError):
+                what = "the connection to the scheduler was lost"
             self._events.put(Broken(worker, order.step, what))
-            self._keep(self._welcome(worker))
+            self._keep(self._renew(worker))
         finally:
             if self._futures.get((worker, order.step)) is future:
                 del self._futures[worker, order.step]
@@ -259,7 +277,12 @@ class DaskLink:
 
     async def _beat(self) -> None:
         while not self._ended.is_set():
-            with contextlib.suppress(OSError, TimeoutError):
+            for future in list(self._futures.values()):
+                if future.status == "lost":
+                    # The scheduler forgets a run when the connection is lost, and Dask waits for it for ever.
+                    self._keep(future.cancel())
+            # It is tried again: what the client's reconnecting does to a question is any error.
+            with contextlib.suppress(Exception):
                 heard = await self._client.run(hear, self._facts.name, on_error="ignore")
                 if heard.keys() != self._known:
                     await self._look_again()

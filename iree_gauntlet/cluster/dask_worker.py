@@ -95,7 +95,7 @@ class _Run:
     process: asyncio.subprocess.Process
     folder: Path
     heard: float
-    refused: str = ""
+    term: int
     waiting: dict[int, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
     orders: int = 0
     ready: asyncio.Future[Began] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -145,12 +145,16 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         """Whether a copy of a project is here."""
         return (self._projects / sha256).is_dir()
 
-    async def begin_run(self, facts: RunFacts) -> Began:
-        """Plans a run in a process of its own."""
+    async def begin_run(self, facts: RunFacts, term: int) -> Began:
+        """Plans a run in a process of its own; of another term, in place of the one that there is."""
         async with self._starting.setdefault(facts.name, asyncio.Lock()):
             run = self._runs.get(facts.name)
+            if run is not None and run.term != term:
+                # Whatever it does, nobody waits for it any more.
+                await self.end_run(facts.name)
+                run = None
             if run is None:
-                run = self._runs[facts.name] = await self._started(facts)
+                run = self._runs[facts.name] = await self._started(facts, term)
             return await asyncio.shield(run.ready)
 
     def hear(self, name: str) -> None:
@@ -200,7 +204,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         files = await asyncio.to_thread(_small_files, run.folder, said.get("files", ()))
         return Answer(said["result"], files, tuple(said.get("missing", ())))
 
-    async def _started(self, facts: RunFacts) -> _Run:
+    async def _started(self, facts: RunFacts, term: int) -> _Run:
         folder = self._work / "runs" / facts.name
         folder.mkdir(parents=True, exist_ok=True)
         project = self._projects / facts.sha256
@@ -218,7 +222,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
                 start_new_session=True,
             )
         request = request_within(facts.request, project, folder, self.gauntlet_cache, facts.cwd)
-        run = _Run(process, folder, time.monotonic())
+        run = _Run(process, folder, time.monotonic(), term)
         run.reading = asyncio.create_task(self._read(facts.name, run))
         assert process.stdin is not None, "it was started with one"
         # A path below the copy is one of the machine that it was made on.
@@ -358,9 +362,9 @@ async def perform(run: str, order: Order) -> Answer:
     return await _this().do(run, order)
 
 
-async def begin(facts: RunFacts) -> Began:
+async def begin(facts: RunFacts, term: int) -> Began:
     """A task of Dask's: a worker plans a run; as `GauntletWorker.begin_run`."""
-    return await _this().begin_run(facts)
+    return await _this().begin_run(facts, term)
 
 
 def _this() -> GauntletWorker:

@@ -22,7 +22,8 @@ from tests.support.hanging import HANG
 from tests.support.local_cluster import local_cluster, results, started, tools_in
 from tests.support.operator_suite import OperatorSuite
 from tests.support.places import CORPUS
-from tests.support.processes import begun_steps, wait_until
+from tests.support.processes import begun_steps, running, wait_until
+from tests.support.tcp_proxy import way_to
 from tests.support.toy_project import Project
 from tests.support.two_hosts import HERE, needs_hosts, other_host
 
@@ -100,6 +101,31 @@ def test_an_operator_suite_comes_to_the_same_while_workers_are_killed(tmp_path: 
     assert [(name, result.verdict, result.reason) for name, result in sorted(here.items())] == [
         (name, result.verdict, result.reason) for name, result in sorted(there.items())
     ]
+
+
+def test_a_run_that_loses_its_connection_to_the_scheduler_for_a_moment_goes_on(
+    tmp_path: Path, project: Project
+) -> None:
+    project.suite('[[include]]\nmodel = "*"\n')
+    gate, begun = tmp_path / "gate", tmp_path / "begun"
+    path = tools_in(tmp_path / "bin", f"[ -e {gate} ] && echo $$ >> {begun} && {{ {HANG}; }}")
+    gate.touch()
+    environ = {**os.environ, "PATH": path, "NO_COLOR": "1"}
+    project.environment = lambda: environ  # type: ignore[method-assign]
+    with (
+        local_cluster(tmp_path / "farm", "--device", "cpu", "--iree", "path", count=1, environ=environ) as cluster,
+        way_to(int(cluster.address.rpartition(":")[2])) as way,
+    ):
+        words = ("run", "--suite", "s", "--stages", "threshold", "--iree", "path", "--run-dir", "there")
+        run = project.start(*words, "--cluster", f"tcp://127.0.0.1:{way.port}")
+        wait_until(lambda: begun.exists() and begun.read_text().endswith("\n"))
+        assert way.cut() > 0
+        # What hangs was begun for an order that nobody waits for any more: it is ended.
+        gate.unlink()
+        assert run.wait(300) == 0
+        result = results(project.folder / "there")["toy/abs@cpu:threshold"]
+        assert result.notes[-1].endswith("and done again: the connection to the scheduler was lost")
+        assert not running(str(tmp_path / "bin"))
 
 
 @needs_hosts
