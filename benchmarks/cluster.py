@@ -17,22 +17,19 @@ import heapq
 import io
 import itertools
 import json
-import os
 import pickle
 import random
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distributed import Client
-from operator_scale import case_steps, compiled_result, judged_result, run_here, status_bytes
+from operator_scale import case_steps, compiled_result, judged_result, opened_engine, run_here, status_bytes
 
-from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cluster.dask_link import DaskLink
@@ -43,17 +40,10 @@ from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer
 from iree_gauntlet.cluster.project_copy import ProjectCopy
 from iree_gauntlet.cluster.run_process import Home
 from iree_gauntlet.cluster.runner import ClusterRunner
-from iree_gauntlet.engine.engine import Engine, RunOptions
-from iree_gauntlet.engine.modules.module_cache import ModuleCache
-from iree_gauntlet.engine.session import open_session
-from iree_gauntlet.engine.workbench import Workbench
-from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.reports.live.plain_progress import PlainProgress
 from iree_gauntlet.requests import RunRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from iree_gauntlet.cluster.link import Event, Order, State
     from iree_gauntlet.steps import Step
 
@@ -111,25 +101,6 @@ def _steps(count: int, run_dir: Path) -> list[Step]:
     return [step for number in range(count) for step in case_steps(number, run_dir)]
 
 
-@contextmanager
-def _engine(steps: list[Step], folder: Path, run_dir: Path) -> Iterator[Engine]:
-    """An engine that journals; it performs nothing."""
-    progress, cache = PlainProgress(io.StringIO()), folder / "cache"
-    store = ArtifactStore(cache, Registry())
-    workbench = Workbench(None, None, None, cache, store, ModuleCache(cache), None, Leases(cache))
-    options = RunOptions(jobs=1, fail_fast=False, made_again=None, lenient=False, confirm=None)
-    os.environ["IREE_GAUNTLET_LOCKS"] = str(folder)
-    with (
-        Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
-        open_session(run_dir, journal, progress) as session,
-    ):
-        event = {"run": run_dir.name, "suite": "ops", "steps": steps}
-        journal.run(event)
-        progress.run_started(event)
-        yield Engine(session, workbench, options)
-    progress.close()
-
-
 def _on_workers(count: int) -> tuple[float, dict[str, list[int]]]:
     """Seconds, and the memory of driver and scheduler at each fifth."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as held:
@@ -155,7 +126,7 @@ def _on_workers(count: int) -> tuple[float, dict[str, list[int]]]:
             if event is not None:
                 fleet.join(event.worker, event.offer)
         memory: dict[str, list[int]] = {"driver": [], "scheduler": []}
-        engine = held.enter_context(_engine(steps, folder, run_dir))
+        engine = held.enter_context(opened_engine(steps, folder, run_dir, 1, {}))
         watched = _Watched(link, len(steps) // _FIFTHS, lambda: _look(memory, scheduler.pid))
         queue = FleetQueue(steps, {}, fleet, fail_fast=False)
         began = time.perf_counter()
@@ -284,7 +255,7 @@ def _simulated(count: int, hosts: int, jobs: int) -> float:
         fleet = Fleet()
         for number in range(hosts):
             fleet.join(f"w{number}", WorkerOffer(f"w{number}", f"h{number}", jobs, (DeviceOffer("cpu", "local-task"),)))
-        with _engine(steps, folder, run_dir) as engine:
+        with opened_engine(steps, folder, run_dir, 1, {}) as engine:
             queue = FleetQueue(steps, {}, fleet, fail_fast=False)
             began = time.perf_counter()
             ClusterRunner(queue, _SimulatedLink(), engine, run_dir, PlainProgress(io.StringIO())).run()

@@ -38,7 +38,7 @@ from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _JOBS = (1, 2)
 _CONFIG = "cpu_llvm_sync"
@@ -121,11 +121,20 @@ def status_bytes(field: str) -> int:
 
 def run_here(steps: list[Step], folder: Path, run_dir: Path, jobs: int) -> None:
     """Has an engine of this machine perform steps, at once."""
+    performers = {Stage.COMPILE: compiled_result, Stage.THRESHOLD: judged_result}
+    with opened_engine(steps, folder, run_dir, jobs, performers) as engine:
+        engine.run(steps, {})
+
+
+@contextmanager
+def opened_engine(
+    steps: list[Step], folder: Path, run_dir: Path, jobs: int, performers: dict[Stage, Callable[[Step], Result]]
+) -> Iterator[Engine]:
+    """An engine whose journal has begun, in a run's folder below one with a cache."""
     progress, cache = PlainProgress(io.StringIO()), folder / "cache"
     store = ArtifactStore(cache, Registry.read(folder / "registry.toml"))
     workbench = Workbench(None, None, None, cache, store, ModuleCache(cache), None, Leases(cache))
     options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, confirm=None)
-    performers = {Stage.COMPILE: compiled_result, Stage.THRESHOLD: judged_result}
     # This process's own, so that it waits for nobody.
     os.environ["IREE_GAUNTLET_LOCKS"] = str(folder)
     with (
@@ -135,7 +144,7 @@ def run_here(steps: list[Step], folder: Path, run_dir: Path, jobs: int) -> None:
         event = {"run": run_dir.name, "suite": "ops", "steps": steps}
         journal.run(event)
         progress.run_started(event)
-        Engine(session, workbench, options, performers, lambda: 64 << 30).run(steps, {})
+        yield Engine(session, workbench, options, performers, lambda: 64 << 30)
     progress.close()
 
 

@@ -25,6 +25,7 @@ from iree_gauntlet.cluster.runner import ClusterRunner
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.steps import Resources
+from iree_gauntlet.toolchains.find import IREE_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 
 _CONNECT_SECONDS = 15.0
-_VARIABLE = "IREE_GAUNTLET_IREE"
 _TURN_SECONDS = 0.5
 _HOW = "Start a scheduler (`dask scheduler`, or `gauntlet cluster.local 4`), and give the address that it shows."
 
@@ -109,7 +109,7 @@ def connected(address: str, request: TlsRequest) -> Iterator[Client]:
 
 
 class Cluster:
-    """Workers that take part in runs; as `Machines` of `experiments.run`.
+    """Workers that take part in runs; as `Machines` of `experiments.performing`.
 
     Args:
         client: connected to their scheduler.
@@ -129,8 +129,8 @@ class Cluster:
         """
         toolchain = machine.toolchain
         request = chosen.request
-        if not request.toolchain.iree and os.environ.get(_VARIABLE):
-            request = replace(request, toolchain=replace(request.toolchain, iree=os.environ[_VARIABLE]))
+        if not request.toolchain.iree and os.environ.get(IREE_VARIABLE):
+            request = replace(request, toolchain=replace(request.toolchain, iree=os.environ[IREE_VARIABLE]))
         with tempfile.TemporaryDirectory(prefix="gauntlet-project-") as folder:
             project = pack_project(chosen.selection, Path(folder) / "project.tar")
             facts = RunFacts(
@@ -211,13 +211,14 @@ class ClusterPart:
             if isinstance(event, Joined):
                 self._fleet.join(event.worker, event.offer)
             elif isinstance(event, Refused):
-                reasons.append(f"{event.name}: {event.reason}")
-                left -= 1
+                reasons.append(event.text)
+                # Of one that refuses a device alone more is to come.
+                left -= not event.device
                 if left <= 0:
                     raise GauntletError(f"no worker can take part: {'; '.join(reasons)}", "Mend one, and run again.")
         self._progress.waiting("")
         for reason in reasons:
-            self._progress.message(f"worker {reason}")
+            self._progress.message(reason)
 
 
 def _described(offer: WorkerOffer) -> str:

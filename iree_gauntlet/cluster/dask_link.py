@@ -213,7 +213,7 @@ class DaskLink:
         """Makes known who takes part, with which devices."""
         unfit = dict(began.unfit)
         for device, reason in unfit.items():
-            self._events.put(Refused(f"{offer.name}/{device}", reason))
+            self._events.put(Refused(offer.name, reason, device))
         if began.refused:
             self._events.put(Refused(offer.name, began.refused))
         elif any(device.name in unfit and device.uri.startswith(LOCAL) for device in offer.devices):
@@ -226,7 +226,7 @@ class DaskLink:
     async def _done(self, worker: str, order: Order) -> None:
         # The first word is what the scheduler keeps for ever, and what its dashboard has a colour for.
         stage = order.step.rpartition(":")[2]
-        key = (stage, order.step, self._facts.name, order.attempt)
+        key = (stage, order.step, self._facts.name, order.attempt, next(self._asked))
         future = self._futures[worker, order.step] = self._client.submit(
             perform, self._facts.name, order, workers=[worker], pure=False, key=key, retries=0
         )
@@ -277,12 +277,8 @@ class DaskLink:
 
     async def _beat(self) -> None:
         while not self._ended.is_set():
-            for future in list(self._futures.values()):
-                if future.status == "lost":
-                    # The scheduler forgets a run when the connection is lost, and Dask waits for it for ever.
-                    self._keep(future.cancel())
-            # It is tried again: what the client's reconnecting does to a question is any error.
-            with contextlib.suppress(Exception):
+            # While the client connects again nothing can be asked; it is tried again.
+            with contextlib.suppress(OSError, TimeoutError):
                 heard = await self._client.run(hear, self._facts.name, on_error="ignore")
                 if heard.keys() != self._known:
                     await self._look_again()

@@ -18,7 +18,7 @@ import shutil
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -228,7 +228,8 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         # A path below the copy is one of the machine that it was made on.
         places = ((within(project, "/").rstrip("/"), ""),)
         offer = self.gauntlet_offer
-        order = RunOrder(request, facts.compiler, facts.runtime, offer.jobs, offer.devices, facts.home, places)
+        request = replace(request, conduct=replace(request.conduct, jobs=offer.jobs))
+        order = RunOrder(request, facts.compiler, facts.runtime, offer.devices, facts.home, places)
         process.stdin.write(_line(order))
         return run
 
@@ -304,7 +305,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
             comm.abort()
 
     async def give_entry(self, comm: Comm, key: str) -> Status:
-        """Sends an entry of the module cache in blocks; an empty one is the end, and None says that it is not here."""
+        """Sends an entry of the module cache in blocks; an empty one is the end, and an object says why it ends."""
         blocks = _gathered(pack(self._modules.folder_of(key), key))
         try:
             while (block := await asyncio.to_thread(next, blocks, b"")) != b"":

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from iree_gauntlet.cluster.offers import DeviceOffer
+    from iree_gauntlet.system.short_process import Answer
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 
@@ -72,8 +73,7 @@ class HealthCheck:
             return f"a known-good program does not run: {error.what}"
         if answer.exit_code == 0:
             return ""
-        lines = [line for line in answer.text.splitlines() if line.strip()]
-        return f"a known-good program ends with {answer.exit_code}: {lines[-1].strip() if lines else 'it says nothing'}"
+        return f"a known-good program ends with {answer.exit_code}: {_last_words(answer)}"
 
     def slow(self) -> str:
         """Whether the device has become slow, by how much; empty where it has not, or where nothing is known of it.
@@ -141,7 +141,7 @@ def health_checks(
             argv = [toolchain.compiler.compile, program.name, *target_flags(target), "-o", str(module)]
             try:
                 answer = ask(argv, timeout=_TIMEOUT_SECONDS)
-                why = "" if answer.exit_code == 0 else answer.text.strip().splitlines()[-1]
+                why = "" if answer.exit_code == 0 else _last_words(answer)
             except ToolchainError as error:
                 why = error.what
         if why:
@@ -149,6 +149,11 @@ def health_checks(
         else:
             checks[device.uri] = HealthCheck(device.uri, toolchain, module, records)
     return checks, missing
+
+
+def _last_words(answer: Answer) -> str:
+    lines = [line.strip() for line in answer.text.splitlines() if line.strip()]
+    return lines[-1] if lines else "it says nothing"
 
 
 def _target(uri: str) -> Target | None:

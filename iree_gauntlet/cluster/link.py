@@ -82,10 +82,16 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A worker is there that cannot do this run."""
+    """A worker is there that cannot do this run, or (`device`) can do it without one of its devices."""
 
     name: str
     reason: str
+    device: str = ""
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        return f"worker {self.name}{f'/{self.device}' if self.device else ''} takes no part: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import pickle
+import re
 import sys
 import threading
 import time
@@ -32,7 +33,7 @@ from iree_gauntlet.progress import Progress
 from iree_gauntlet.results import Result
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     from iree_gauntlet.cluster.link import Made, Order
     from iree_gauntlet.cluster.offers import DeviceOffer
@@ -83,7 +84,6 @@ class RunOrder:
     Attributes:
         request: what is asked for, with the worker's own folders.
         compiler, runtime: identities of the IREE that the run is about.
-        jobs: steps at once.
         devices: that the worker has.
         home: what is where, where the run was started.
         places: folders here, and what they are there.
@@ -92,21 +92,9 @@ class RunOrder:
     request: RunRequest
     compiler: str
     runtime: str
-    jobs: int
     devices: tuple[DeviceOffer, ...]
     home: Home
     places: tuple[tuple[str, str], ...]
-
-
-class _Waits(Progress):
-    """Passes on what a step waits for."""
-
-    def __init__(self, output: _Output) -> None:
-        self._output = output
-
-    def waiting(self, text: str) -> None:
-        """Pass it on."""
-        self._output.write({"waiting": text})
 
 
 class _Output:
@@ -183,10 +171,10 @@ class _Steps:
     Args:
         run: the run.
         health: checks devices.
-        renamed: (path here, what it is where the run was started), longer ones first.
+        renamed: paths here, and what they are where the run was started.
     """
 
-    def __init__(self, run: Opened, health: _Health, renamed: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, run: Opened, health: _Health, renamed: Mapping[str, str]) -> None:
         self._engine = run.engine
         self._health = health
         self._renamed = renamed
@@ -222,10 +210,7 @@ class _Steps:
 
     def _as_at_home(self, result: Result) -> dict[str, Any]:
         """A result as the journal keeps it, with the paths of where the run was started."""
-        text = json.dumps(result.as_dict(), ensure_ascii=False)
-        for here, there in self._renamed:
-            text = text.replace(here, there)
-        said: dict[str, Any] = json.loads(text)
+        said: dict[str, Any] = with_paths(result.as_dict(), self._renamed)
         return said
 
     def _needed(self, step: Step, made: dict[str, Made]) -> tuple[Step, Result] | None:
@@ -284,7 +269,7 @@ def main() -> None:
     # Steps that are under way when the input ends are cancelled by the session, and are waited for.
     with ExitStack() as stack:
         try:
-            run = stack.enter_context(opened(_chosen(order.request), _Waits(output)))
+            run = stack.enter_context(opened(_chosen(order.request), Progress()))
             _require_the_same(run.machine.toolchain, order)
         except GauntletError as error:
             output.write({"refused": error.on_one_line})
@@ -294,7 +279,7 @@ def main() -> None:
         done = _Steps(
             run, health, _renamed(Home.of(run.session.folder, run.machine.cache_dir, run.machine.toolchain), order)
         )
-        pool = stack.enter_context(ThreadPoolExecutor(order.jobs, thread_name_prefix="step"))
+        pool = stack.enter_context(ThreadPoolExecutor(order.request.conduct.jobs, thread_name_prefix="step"))
 
         def answer(number: int, message: Order) -> None:
             try:
@@ -334,15 +319,23 @@ def _require_the_same(toolchain: Toolchain | None, order: RunOrder) -> None:
             raise GauntletError(what, _OTHER)
 
 
-def _renamed(here: Home, order: RunOrder) -> list[tuple[str, str]]:
-    """Paths here and where the run was started, as they stand in JSON; longer ones first."""
-    pairs = [*order.places, *zip(astuple(here), astuple(order.home), strict=True)]
-    texts = {(_in_json(mine), _in_json(theirs)) for mine, theirs in pairs if mine and mine != theirs}
-    return sorted(texts, key=lambda pair: len(pair[0]), reverse=True)
+def _renamed(here: Home, order: RunOrder) -> dict[str, str]:
+    """Paths here, and what they are where the run was started."""
+    pairs = [*zip(astuple(here), astuple(order.home), strict=True), *order.places]
+    return {mine: theirs for mine, theirs in pairs if mine and mine != theirs}
 
 
-def _in_json(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+def with_paths(said: Any, renamed: Mapping[str, str]) -> Any:
+    """A journal's object with other paths in place of some: whole ones and what lies below them, each replaced once."""
+    if isinstance(said, dict):
+        return {name: with_paths(value, renamed) for name, value in said.items()}
+    if isinstance(said, list | tuple):
+        return [with_paths(value, renamed) for value in said]
+    if not isinstance(said, str) or not renamed:
+        return said
+    # Of two that fit, the longer one is meant.
+    known = "|".join(re.escape(path) for path in sorted(renamed, key=len, reverse=True))
+    return re.sub(rf"(?<![\w./-])(?:{known})(?![\w.-])", lambda match: renamed[match[0]], said)
 
 
 _OTHER = "`--iree RELEASE` is installed on each worker; other IREEs have to be there already, and be the same"

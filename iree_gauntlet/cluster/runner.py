@@ -148,9 +148,9 @@ class ClusterRunner:
         match event:
             case Joined(worker, offer):
                 self._fleet.join(worker, offer)
-            case Refused(name, reason) if event not in self._refused:
+            case Refused() if event not in self._refused:
                 self._refused.add(event)
-                self._progress.message(f"worker {name} takes no part: {reason}")
+                self._progress.message(event.text)
             case Left(worker):
                 self._leave(worker)
             case Answered() | Broken() | Supplied() | Unfit():
@@ -175,10 +175,11 @@ class ClusterRunner:
                 self._unfit(order, event.reason)
 
     def _leave(self, worker: str) -> None:
+        # Also of one whose part in the run broke before: it may have left with orders that nobody answers now.
         orders = [order for order in self._under_way.values() if order.seat.worker == worker]
-        if worker not in self._fleet:
+        if worker not in self._fleet and not orders:
             return
-        name = self._fleet.offer(worker).name
+        name = orders[0].name if orders else self._fleet.offer(worker).name
         self._fleet.leave(worker)
         self._made = {
             step: replace(made, at=left)

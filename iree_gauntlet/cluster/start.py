@@ -68,7 +68,7 @@ class Place:
 
 
 def run_worker(place: Place, offer: WorkerOffer, say: Callable[[str], None]) -> ExitCode:
-    """Runs a worker until it is interrupted, or its scheduler is gone.
+    """Runs a worker until it is interrupted; where its scheduler goes, it waits for that to come back.
 
     Args:
         place: where.

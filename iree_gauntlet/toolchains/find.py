@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.settings import Configuration
 
 
-_VARIABLE = "IREE_GAUNTLET_IREE"
+IREE_VARIABLE = "IREE_GAUNTLET_IREE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def chosen(request: ToolchainRequest, environ: Mapping[str, str]) -> tuple[Choic
     Raises:
         UsageError: a value names no IREE.
     """
-    from_environment = environ.get(_VARIABLE, ""), f"${_VARIABLE}"
+    from_environment = environ.get(IREE_VARIABLE, ""), f"${IREE_VARIABLE}"
     whole = parse_choice(request.iree) if request.iree else parse_choice(*from_environment)
     compiler, runtime = request.iree_compiler, request.iree_runtime
     return (

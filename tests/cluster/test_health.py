@@ -89,6 +89,9 @@ def test_a_compiler_that_fails_is_said(tmp_path: Path) -> None:
     checks, missing = health_checks([CPU], broken, tmp_path / "health", tmp_path / "health.json")
     assert not checks
     assert missing == {"cpu": "a known-good program does not compile for it: error: no such target"}
+    script.write_text("#!/bin/sh\nkill -SEGV $$\n")
+    checks, missing = health_checks([CPU], broken, tmp_path / "health", tmp_path / "health.json")
+    assert missing == {"cpu": "a known-good program does not compile for it: it says nothing"}
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,30 @@ def test_a_broken_run_process_is_not_given_more_before_it_is_back(tmp_path: Path
     assert [order.attempt for _, order in link.sent] == [0, 0, 1, 1, 0]
 
 
+def test_a_worker_that_dies_while_its_part_of_the_run_is_broken_takes_no_order_along(tmp_path: Path) -> None:
+    steps = [step("a:compile"), step("b:compile")]
+    events: list[str] = []
+
+    def turn(link: SimulatedLink) -> Event | None:
+        if not events:
+            events.append("broken")
+            del link.out["a:compile"]
+            return Broken("1", "a:compile", "its process ended with -9: it says nothing")
+        if events == ["broken"]:
+            # What else it did is answered by nobody any more.
+            events.append("left")
+            del link.out["b:compile"]
+            return Left("1")
+        if events == ["broken", "left"]:
+            events.append("joined")
+            return Joined("2", offer("other"))
+        return at_once(link)
+
+    runner, _, engine, _ = simulated(steps, {"1": offer("w")}, turn, tmp_path)
+    assert set(runner.run().values()) == {Verdict.PASSED}
+    assert engine.results["b:compile"].notes == ("begun on worker w, and done again: it was lost",)
+
+
 def test_a_late_answer_of_a_lost_worker_counts_for_nothing(tmp_path: Path) -> None:
     late: list[Answered] = []
 

@@ -55,9 +55,6 @@ class LocalCluster:
         lineage = [process, *process.parents()]
         return lineage[lineage.index(self.process) - 1]
 
-    def start_time(self) -> float:
-        return self.process.create_time()
-
 
 def results(folder: Path) -> dict[str, Result]:
     """Results of the run in a folder, by step."""

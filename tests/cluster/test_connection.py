@@ -1,0 +1,74 @@
+"""What a cluster says of a plan before anything runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from iree_gauntlet.cluster.connection import ClusterPart
+from iree_gauntlet.cluster.link import Joined, Refused
+from iree_gauntlet.engine.plan import Plan
+from iree_gauntlet.errors import GauntletError, UsageError
+from tests.support.simulated_fleet import CPU, GPU, Messages, offer, step
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from iree_gauntlet.cluster.link import Event
+    from iree_gauntlet.cluster.offers import WorkerOffer
+
+SLOW = "a known-good program ends with 1: it says nothing"
+
+
+class Planning:
+    """A link of workers that plan a run."""
+
+    def __init__(self, offers: list[WorkerOffer], events: list[Event]) -> None:
+        self._offers = offers
+        self._events = iter(events)
+
+    def offers(self) -> list[WorkerOffer]:
+        return self._offers
+
+    def next_event(self, _seconds: float) -> Event | None:
+        return next(self._events)
+
+
+def part(folder: Path, offers: list[WorkerOffer], *events: Event) -> tuple[ClusterPart, Messages]:
+    progress = Messages()
+    return ClusterPart(Planning(offers, [*events]), folder, progress), progress  # type: ignore[arg-type]
+
+
+PLAN = Plan((step("a:compile"), step("a:threshold", "a:compile", device="hip")), (), (), ())
+
+
+def test_a_device_that_is_refused_does_not_refuse_its_worker(tmp_path: Path) -> None:
+    box = offer("box", GPU, CPU)
+    cluster, progress = part(tmp_path, [box], Refused("box", SLOW, "gpu0"), Joined("1", box))
+    assert cluster.on_devices_there(PLAN, optional=False).steps == PLAN.steps
+    assert progress.said == [f"worker box/gpu0 takes no part: {SLOW}"]
+
+
+def test_when_all_are_refused_each_says_why(tmp_path: Path) -> None:
+    offers = [offer("one", GPU), offer("two", GPU)]
+    cluster, _ = part(tmp_path, offers, Refused("one", "no room"), Refused("two", SLOW, "gpu0"), Refused("two", "sick"))
+    with pytest.raises(GauntletError, match="no worker can take part: worker one takes no part: no room; ") as error:
+        cluster.on_devices_there(PLAN, optional=False)
+    assert "worker two takes no part: sick" in str(error.value)
+
+
+def test_what_nobody_offers_is_skipped_where_devices_are_optional(tmp_path: Path) -> None:
+    box = offer("box", CPU)
+    cluster, _ = part(tmp_path, [box], Joined("1", box))
+    compiled, ran = cluster.on_devices_there(PLAN, optional=True).steps
+    assert not compiled.skip
+    assert ran.skip == "compiled only: no worker has device hip"
+    with pytest.raises(UsageError, match="no worker of the cluster has device hip, which 1 step need"):
+        cluster.on_devices_there(PLAN, optional=False)
+
+
+def test_a_cluster_without_workers_says_how_one_is_started(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the cluster has no workers") as error:
+        part(tmp_path, [])[0].on_devices_there(PLAN, optional=False)
+    assert "gauntlet worker ADDRESS" in error.value.hint
