@@ -335,7 +335,8 @@ def with_paths(said: Any, renamed: Mapping[str, str]) -> Any:
         return said
     # Of two that fit, the longer one is meant.
     known = "|".join(re.escape(path) for path in sorted(renamed, key=len, reverse=True))
-    return re.sub(rf"(?<![\w./-])(?:{known})(?![\w.-])", lambda match: renamed[match[0]], said)
+    # A path begins a word, or follows the scheme of an address: file:///cache/x.
+    return re.sub(rf"(?:(?<=://)|(?<![\w./-]))(?:{known})(?![\w.-])", lambda match: renamed[match[0]], said)
 
 
 _OTHER = "`--iree RELEASE` is installed on each worker; other IREEs have to be there already, and be the same"

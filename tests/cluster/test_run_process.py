@@ -25,6 +25,11 @@ def test_what_lies_below_a_copy_is_what_it_was() -> None:
     assert with_paths("/w/y", {}) == "/w/y"
 
 
+def test_addresses_of_files_are_paths_too() -> None:
+    said = "file:///w/x http://host/w/x a//w/x"
+    assert with_paths(said, {"/w": "/c"}) == "file:///c/x http://host/w/x a//w/x"
+
+
 def test_every_text_of_an_object_is_looked_through_and_nothing_else() -> None:
     said = {"log": "a\n/w/x", "checks": [{"note": "in /w/y", "measured": 1.5}], "tail": ("/w",), "cache": None}
     assert with_paths(said, {"/w": "/c"}) == {
