@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from distributed import Client
 from operator_scale import case_steps, compiled_result, judged_result, opened_engine, run_here, status_bytes
 
+from iree_gauntlet import __version__
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cluster.dask_link import DaskLink
@@ -183,7 +184,7 @@ class _SyntheticWorker(GauntletWorker):
 
 
 async def _work(address: str, name: str, cache: str) -> None:
-    offer = WorkerOffer(name, name, _JOBS, (DeviceOffer("cpu", "local-task"),), version=_version())
+    offer = WorkerOffer(name, name, _JOBS, (DeviceOffer("cpu", "local-task"),), version=__version__)
     worker = _SyntheticWorker(
         address, name=name, nthreads=_JOBS + 2, memory_limit=0, offer=offer.as_dict(), cache_dir=cache, dashboard=False
     )
@@ -193,12 +194,6 @@ async def _work(address: str, name: str, cache: str) -> None:
     (project / "files" / Path(cache).parents[1].relative_to("/")).mkdir(parents=True)
     await worker
     await worker.finished()
-
-
-def _version() -> str:
-    from iree_gauntlet import __version__  # noqa: PLC0415 - of workers alone
-
-    return __version__
 
 
 def _answer_at_once() -> None:

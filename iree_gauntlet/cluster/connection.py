@@ -18,7 +18,7 @@ from distributed.security import Security
 from iree_gauntlet.cluster.dask_link import DaskLink
 from iree_gauntlet.cluster.dask_worker import RunFacts
 from iree_gauntlet.cluster.fleet import Fleet, FleetQueue, demands_of
-from iree_gauntlet.cluster.link import Joined, Refused
+from iree_gauntlet.cluster.link import Joined, Left, Refused
 from iree_gauntlet.cluster.project_copy import pack_project
 from iree_gauntlet.cluster.run_process import Home
 from iree_gauntlet.cluster.runner import ClusterRunner
@@ -203,10 +203,10 @@ class ClusterPart:
         return ClusterRunner(queue, self._link, engine, self._run_dir, self._progress)
 
     def _wait_for_the_first(self) -> None:
-        """Waits until a worker has planned the run, or all were refused."""
-        left = len(self._link.offers())
+        """Waits until a worker has planned the run, or none is left; the run waits itself for those that died."""
+        left, refused = len(self._link.offers()), 0
         reasons: list[str] = []
-        while not len(self._fleet):
+        while left > 0 and not len(self._fleet):
             event = self._link.next_event(_TURN_SECONDS)
             if isinstance(event, Joined):
                 self._fleet.join(event.worker, event.offer)
@@ -214,8 +214,11 @@ class ClusterPart:
                 reasons.append(event.text)
                 # Of one that refuses a device alone more is to come.
                 left -= not event.device
-                if left <= 0:
-                    raise GauntletError(f"no worker can take part: {'; '.join(reasons)}", "Mend one, and run again.")
+                refused += not event.device
+            elif isinstance(event, Left):
+                left -= 1
+        if refused and refused == len(self._link.offers()):
+            raise GauntletError(f"no worker can take part: {'; '.join(reasons)}", "Mend one, and run again.")
         self._progress.waiting("")
         for reason in reasons:
             self._progress.message(reason)

@@ -52,6 +52,7 @@ _END_SECONDS = 30.0
 for _name in ("distributed", "distributed.client"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
+_VERSIONS = "install the same on both"
 # Where `cluster.status` finds who does what.
 STATES = "gauntlet-runs"
 
@@ -180,7 +181,9 @@ class DaskLink:
             offer = WorkerOffer.from_dict(found)
             name = offer.name
             if offer.version != __version__:
-                self._events.put(Refused(name, f"it has Gauntlet {offer.version}, and the run {__version__}"))
+                self._events.put(
+                    Refused(name, f"it has Gauntlet {offer.version}, and the run {__version__}: {_VERSIONS}")
+                )
                 return
             there = await self._client.run(has_project, self._facts.sha256, workers=[address])
             if not there[address] and (what := await self._bring("project", address)):
@@ -198,7 +201,7 @@ class DaskLink:
                 self._events.put(Refused(name, f"it cannot be reached: {type(error).__name__}: {error}"))
 
     async def _renew(self, address: str) -> None:
-        """Has a worker begin the run anew, once for all orders that broke together; nobody waits for what it does."""
+        """Has a worker begin the run again, once for all orders that broke together; nobody waits for what it does."""
         if address in self._renewing:
             return
         self._renewing.add(address)
@@ -249,15 +252,17 @@ class DaskLink:
                 del self._futures[worker, order.step]
 
     async def _supplied(self, worker: str, step: str, urls: tuple[str, ...]) -> None:
+        what = ""
         try:
             for url in urls:
                 path = (await asyncio.to_thread(self._store.fetch, url)).path
-                if await self._bring("artifact", worker, path=path, url=url):
-                    self._events.put(Supplied(worker, step, ok=False))
-                    return
-            self._events.put(Supplied(worker, step, ok=True))
-        except (OSError, GauntletError):
-            self._events.put(Supplied(worker, step, ok=False))
+                if what := await self._bring("artifact", worker, path=path, url=url):
+                    break
+        except GauntletError as error:
+            what = error.on_one_line
+        except OSError as error:
+            what = f"{type(error).__name__}: {error}"
+        self._events.put(Supplied(worker, step, what))
 
     async def _bring(self, what: str, worker: str, path: Path | None = None, url: str = "") -> str:
         """Sends a file straight to a worker; what is wrong, empty where it is there."""

@@ -89,7 +89,8 @@ class HealthCheck:
             before = known.get(name, [])
             usual = statistics.median(before) if len(before) >= _LEAST_CHECKS else now
             if now > _MOST_TIMES_SLOWER * usual:
-                return f"a known-good program takes {now:.3g} ms, and took {usual:.3g} ms in earlier checks"
+                took = f"a known-good program takes {now:.3g} ms, and took {usual:.3g} ms in earlier checks"
+                return f"{took} (remove {self.records} on the worker if that is as it should be)"
             known[name] = [*before, now][-_MOST_CHECKS:]
             write_atomic(self.records, json.dumps(known, indent=1).encode())
         return ""

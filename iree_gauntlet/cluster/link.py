@@ -124,11 +124,11 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Supplied:
-    """Files were brought to a worker for a step, or (`ok` is false) were not to be had."""
+    """Files were brought to a worker for a step, or were not, for a reason."""
 
     worker: str
     step: str
-    ok: bool
+    missing: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,9 +137,11 @@ class _Health:
         if toolchain is None or not {Stage.THRESHOLD, Stage.BENCHMARK} & {step.stage for step in run.steps}:
             return cls(run.session, {}), {}
         records = run.machine.cache_dir / "cluster" / "health.json"
-        checks, unfit = health_checks(order.devices, toolchain, run.session.folder / "health", records)
         names = {device.uri: device.name for device in order.devices}
-        unfit |= {names[uri]: why for uri, check in checks.items() if (why := check.wrong())}
+        # Nobody's benchmark is to see this.
+        with run.session.quiet(exclusive=False):
+            checks, unfit = health_checks(order.devices, toolchain, run.session.folder / "health", records)
+            unfit |= {names[uri]: why for uri, check in checks.items() if (why := check.wrong())}
         return cls(run.session, checks), unfit
 
     def due(self, device: str, *, timed: bool) -> str:
@@ -147,9 +149,12 @@ class _Health:
         check, now = self._checks.get(device), time.monotonic()
         if check is None:
             return ""
-        if now - self._right[device] > _CHECK_SECONDS and (wrong := check.wrong()):
-            return wrong
-        self._right[device] = max(self._right[device], now)
+        if now - self._right[device] > _CHECK_SECONDS:
+            with self._session.quiet(exclusive=False):
+                wrong = check.wrong()
+            if wrong:
+                return wrong
+            self._right[device] = now
         if not timed or now - self._fast[device] < _CHECK_SECONDS:
             return ""
         with self._session.quiet("" if device.startswith(LOCAL) else device):
@@ -189,7 +194,12 @@ class _Steps:
         step = self._steps.get(order.step)
         if step is None:
             return {"result": Result(Verdict.ERROR, f"{order.step} is not in this worker's plan").as_dict()}
-        if order.device and (unfit := self._health.due(order.device, timed=step.resources.exclusive)):
+        try:
+            unfit = self._health.due(order.device, timed=step.resources.exclusive)
+        except GauntletError as error:
+            # The machine was not to be had for it: the step would have fared alike.
+            return {"result": Result(Verdict.ERROR, error.what, tail=(error.hint,), notes=step.notes).as_dict()}
+        if unfit:
             return {"unfit": unfit}
         step = _on_device(replace(step, goldens=order.goldens), order.device)
         made = {item.step: item for item in order.made}
@@ -271,10 +281,10 @@ def main() -> None:
         try:
             run = stack.enter_context(opened(_chosen(order.request), Progress()))
             _require_the_same(run.machine.toolchain, order)
+            health, unfit = _Health.of(run, order)
         except GauntletError as error:
             output.write({"refused": error.on_one_line})
             return
-        health, unfit = _Health.of(run, order)
         output.write({"ready": len(run.steps), "unfit": unfit})
         done = _Steps(
             run, health, _renamed(Home.of(run.session.folder, run.machine.cache_dir, run.machine.toolchain), order)

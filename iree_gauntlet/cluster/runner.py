@@ -170,7 +170,7 @@ class ClusterRunner:
             case Broken():
                 self._again(order, event.reason)
             case Supplied():
-                self._supplied(order, ok=event.ok)
+                self._supplied(order, event.missing)
             case Unfit():
                 self._unfit(order, event.reason)
 
@@ -232,13 +232,14 @@ class ClusterRunner:
         del self._under_way[step.id]
         self._conclude(step, result)
 
-    def _supplied(self, order: _UnderWay, *, ok: bool) -> None:
+    def _supplied(self, order: _UnderWay, missing: str) -> None:
         """Files that the worker could not get are there now, or are nowhere to be had: what it said of them stands."""
-        if not ok:
+        past = self._past.setdefault(order.step.id, _Past())
+        if missing:
             assert order.answer is not None, "it was asked for because of what that says"
+            past.notes.append(f"nor did the files come from where the run was started: {missing}")
             self._answered(order, order.answer)
             return
-        past = self._past.setdefault(order.step.id, _Past())
         past.notes.append("files came from where the run was started: the worker could not get them")
         self._link.send(order.seat.worker, order.order)
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import random
 import re
 import signal
-import subprocess
 from typing import TYPE_CHECKING
 
 import numpy as np
-import psutil
 import pytest
 
 from iree_gauntlet.cluster import dask_worker
 from tests.support.artifact_server import serving, whole
 from tests.support.certificates import Authority
-from tests.support.hanging import HANG
-from tests.support.local_cluster import local_cluster, results, started, tools_in
+from tests.support.local_cluster import HangingTools, local_cluster, results, started
 from tests.support.operator_suite import OperatorSuite
 from tests.support.places import CORPUS
 from tests.support.processes import begun_steps, running, wait_until
@@ -31,6 +29,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.stress
+
+OFFERED = ("--device", "cpu", "--iree", "path")
+# Of about 1,100, of which each is begun once in the journal.
+STEPS_BETWEEN_KILLS = 40
 
 
 def npy(values: list[float]) -> bytes:
@@ -44,15 +46,12 @@ def test_a_cluster_that_goes_down_as_a_whole_ends_the_run_and_what_is_done_for_i
     tmp_path: Path, project: Project
 ) -> None:
     project.suite('[[include]]\nmodel = "*"\n')
-    begun = tmp_path / "begun"
-    path = tools_in(tmp_path / "bin", f"echo $$ >> {begun}; {HANG}")
-    environ = {**os.environ, "PATH": path, "NO_COLOR": "1"}
-    project.environment = lambda: environ  # type: ignore[method-assign]
-    with local_cluster(tmp_path / "farm", "--device", "cpu", "--iree", "path", count=1, environ=environ) as cluster:
+    tools = HangingTools(tmp_path / "bin")
+    project.environment = lambda: tools.environ  # type: ignore[method-assign]
+    with local_cluster(tmp_path / "farm", *OFFERED, count=1, environ=tools.environ) as cluster:
         words = ("run", "--suite", "s", "--stages", "threshold", "--iree", "path", "--run-dir", "again")
         run = project.start(*words, "--cluster", cluster.address)
-        wait_until(lambda: begun.exists() and begun.read_text().endswith("\n"))
-        hanging = psutil.Process(int(begun.read_text().split()[0]))
+        hanging = tools.hanging()
         cluster.process.send_signal(signal.SIGKILL)
         wait_until(lambda: not hanging.is_running())
         assert run.wait(300) == 3
@@ -85,16 +84,17 @@ def test_an_operator_suite_comes_to_the_same_while_workers_are_killed(tmp_path: 
     rng = random.Random(1)
     with local_cluster(tmp_path / "farm", "--device", "cpu", count=4) as cluster:
         run = project.start(*words, "--run-dir", "there", "--cluster", cluster.address)
-        kills = 0
-        while run.poll() is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                run.wait(5)
+        journal = project.folder / "there" / "journal.jsonl"
+        for kills in itertools.count(1):
+            due = kills * STEPS_BETWEEN_KILLS
+            wait_until(lambda due=due: run.poll() is not None or len(begun_steps(journal)) >= due)  # type: ignore[misc]
+            if run.poll() is not None:
+                break
             workers = [item for item in cluster.process.children() if "spawn_main" in " ".join(item.cmdline())]
-            if run.poll() is None and workers:
+            if workers:
                 rng.choice(sorted(workers, key=lambda item: item.pid)).send_signal(signal.SIGKILL)
-                kills += 1
         assert run.returncode == 3
-        assert kills > 2
+        assert kills > 10
         wait_until(lambda: not cluster.run_processes)
     here, there = results(project.folder / "here"), results(project.folder / "there")
     assert len(here) > 500
@@ -107,25 +107,22 @@ def test_a_run_that_loses_its_connection_to_the_scheduler_for_a_moment_goes_on(
     tmp_path: Path, project: Project
 ) -> None:
     project.suite('[[include]]\nmodel = "*"\n')
-    gate, begun = tmp_path / "gate", tmp_path / "begun"
-    path = tools_in(tmp_path / "bin", f"[ -e {gate} ] && echo $$ >> {begun} && {{ {HANG}; }}")
-    gate.touch()
-    environ = {**os.environ, "PATH": path, "NO_COLOR": "1"}
-    project.environment = lambda: environ  # type: ignore[method-assign]
+    tools = HangingTools(tmp_path / "bin")
+    project.environment = lambda: tools.environ  # type: ignore[method-assign]
     with (
-        local_cluster(tmp_path / "farm", "--device", "cpu", "--iree", "path", count=1, environ=environ) as cluster,
+        local_cluster(tmp_path / "farm", *OFFERED, count=1, environ=tools.environ) as cluster,
         way_to(int(cluster.address.rpartition(":")[2])) as way,
     ):
         words = ("run", "--suite", "s", "--stages", "threshold", "--iree", "path", "--run-dir", "there")
         run = project.start(*words, "--cluster", f"tcp://127.0.0.1:{way.port}")
-        wait_until(lambda: begun.exists() and begun.read_text().endswith("\n"))
+        tools.hanging()
         assert way.cut() > 0
         # What hangs was begun for an order that nobody waits for any more: it is ended.
-        gate.unlink()
+        tools.mend()
         assert run.wait(300) == 0
         result = results(project.folder / "there")["toy/abs@cpu:threshold"]
         assert result.notes[-1].endswith("and done again: the connection to the scheduler was lost")
-        assert not running(str(tmp_path / "bin"))
+        assert not running(str(tools.folder))
 
 
 @needs_hosts
@@ -134,9 +131,8 @@ def test_two_hosts_of_which_one_is_cut_off(tmp_path: Path) -> None:
     theirs.mkdir()
     project = Project(ours / "project", cache="flags")
     lab = Authority.in_folder(tmp_path / "lab")
-    gate, begun = tmp_path / "gate", tmp_path / "begun"
-    path = tools_in(tmp_path / "bin", f"[ -e {gate} ] && echo $$ >> {begun} && {{ {HANG}; }}")
-    environ = {**os.environ, "PATH": path, "NO_COLOR": "1", "IREE_GAUNTLET_LOCKS": str(theirs / "locks")}
+    tools = HangingTools(tmp_path / "bin")
+    environ = {**tools.environ, "IREE_GAUNTLET_LOCKS": str(theirs / "locks")}
     project.environment = lambda: {**environ, "IREE_GAUNTLET_LOCKS": str(ours / "locks")}  # type: ignore[method-assign]
     with contextlib.ExitStack() as held:
         server = held.enter_context(serving())
@@ -164,18 +160,16 @@ def test_two_hosts_of_which_one_is_cut_off(tmp_path: Path) -> None:
         there = [*worker, "--name", "there", "--cache-dir", str(theirs / "cache"), *lab.options("there")]
         _, joined = held.enter_context(started(there, theirs, environ, around=lambda argv: host.words(argv, [ours])))
         wait_until(lambda: "worker there takes part" in joined.read_text())
-        gate.touch()
         run = project.start(
             *("run", "--iree", "path", "--stages", "threshold", "--run-dir", "run", "--cluster", address),
             *lab.options("me"),
         )
-        wait_until(lambda: begun.exists() and begun.read_text().endswith("\n"))
-        hanging = psutil.Process(int(begun.read_text().split()[0]))
+        hanging = tools.hanging()
         fetched = results(project.folder / "run")["toy/abs@cpu:fetch"]
         assert fetched.worker == "there"
         assert fetched.notes == ("files came from where the run was started: the worker could not get them",)
         assert [path.name for path in (theirs / "cache" / "artifacts").rglob("*.npy")] == ["in.npy"]
-        gate.unlink()
+        tools.mend()
         here = [*worker, "--name", "here", "--cache-dir", str(ours / "cache2"), *lab.options("here")]
         _, also = held.enter_context(started(here, ours, project.environment()))
         wait_until(lambda: "worker here takes part" in also.read_text())

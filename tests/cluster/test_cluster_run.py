@@ -8,12 +8,10 @@ import re
 import signal
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
 from tests.support.certificates import Authority
-from tests.support.hanging import HANG
-from tests.support.local_cluster import LocalCluster, local_cluster, results, started, tools_in
+from tests.support.local_cluster import HangingTools, LocalCluster, local_cluster, results, started
 from tests.support.operator_suite import OperatorSuite
 from tests.support.processes import wait_until
 
@@ -102,17 +100,13 @@ def test_operators_come_to_the_same_on_workers(cluster: LocalCluster, project: P
 
 def test_a_killed_workers_step_is_done_by_another_and_leaves_nothing_behind(tmp_path: Path, project: Project) -> None:
     project.suite('[[include]]\nmodel = "*"\n')
-    bin_dir, gate, begun = tmp_path / "bin", tmp_path / "gate", tmp_path / "begun"
-    path = tools_in(bin_dir, f"[ -e {gate} ] && echo $$ >> {begun} && {{ {HANG}; }}")
-    gate.touch()
-    project.environment = lambda: {**os.environ, "PATH": path, "NO_COLOR": "1"}  # type: ignore[method-assign]
-    environ = {**os.environ, "PATH": path}
-    with local_cluster(tmp_path / "farm", "--device", "cpu", "--iree", "path", environ=environ) as cluster:
+    tools = HangingTools(tmp_path / "bin")
+    project.environment = lambda: tools.environ  # type: ignore[method-assign]
+    with local_cluster(tmp_path / "farm", "--device", "cpu", "--iree", "path", environ=tools.environ) as cluster:
         words = ("run", "--suite", "s", "--stages", "threshold", "--iree", "path", "--run-dir", "there")
         run = project.start(*words, "--cluster", cluster.address)
-        wait_until(lambda: begun.exists() and begun.read_text().endswith("\n"))
-        hanging = psutil.Process(int(begun.read_text().split()[0]))
-        gate.unlink()
+        hanging = tools.hanging()
+        tools.mend()
         cluster.worker_of(hanging).send_signal(signal.SIGKILL)
         wait_until(lambda: not hanging.is_running())
         assert run.wait(300) == 0
@@ -133,15 +127,13 @@ def test_a_killed_workers_step_is_done_by_another_and_leaves_nothing_behind(tmp_
 
 def test_ctrl_c_ends_the_run_on_its_workers(tmp_path: Path, project: Project) -> None:
     project.suite('[[include]]\nmodel = "*"\n')
-    begun = tmp_path / "begun"
-    path = tools_in(tmp_path / "bin", f"echo $$ >> {begun}; {HANG}")
-    environ = {**os.environ, "PATH": path, "NO_COLOR": "1"}
-    project.environment = lambda: environ  # type: ignore[method-assign]
-    with local_cluster(tmp_path / "farm", "--device", "cpu", "--iree", "path", count=1, environ=environ) as cluster:
+    tools = HangingTools(tmp_path / "bin")
+    project.environment = lambda: tools.environ  # type: ignore[method-assign]
+    offered = ("--device", "cpu", "--iree", "path")
+    with local_cluster(tmp_path / "farm", *offered, count=1, environ=tools.environ) as cluster:
         words = ("run", "--suite", "s", "--stages", "threshold", "--iree", "path", "--run-dir", "there")
         run = project.start(*words, "--cluster", cluster.address)
-        wait_until(lambda: begun.exists() and begun.read_text().endswith("\n"))
-        hanging = psutil.Process(int(begun.read_text().split()[0]))
+        hanging = tools.hanging()
         run.send_signal(signal.SIGINT)
         assert run.wait(300) == 130
         wait_until(lambda: not hanging.is_running() and not cluster.run_processes)
@@ -202,8 +194,8 @@ def test_a_cluster_that_cannot_be_used_is_a_mistake_of_usage(
 
 
 def test_a_worker_of_another_iree_takes_no_part(tmp_path: Path, project: Project, cluster: LocalCluster) -> None:
-    path = tools_in(tmp_path / "bin", "")
-    project.environment = lambda: {**os.environ, "PATH": path, "NO_COLOR": "1"}  # type: ignore[method-assign]
+    tools = HangingTools(tmp_path / "bin")
+    project.environment = lambda: tools.environ  # type: ignore[method-assign]
     done = project.gauntlet("run", "--iree", "path", "--cluster", cluster.address)
     assert done.code == 3
     assert "no worker can take part: " in done.err

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.cluster.connection import ClusterPart
-from iree_gauntlet.cluster.link import Joined, Refused
+from iree_gauntlet.cluster.link import Joined, Left, Refused
 from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.errors import GauntletError, UsageError
 from tests.support.simulated_fleet import CPU, GPU, Messages, offer, step
@@ -56,6 +56,13 @@ def test_when_all_are_refused_each_says_why(tmp_path: Path) -> None:
     with pytest.raises(GauntletError, match="no worker can take part: worker one takes no part: no room; ") as error:
         cluster.on_devices_there(PLAN, optional=False)
     assert "worker two takes no part: sick" in str(error.value)
+
+
+def test_workers_that_die_while_they_plan_are_not_waited_for_here(tmp_path: Path) -> None:
+    offers = [offer("one", GPU), offer("two", GPU)]
+    cluster, progress = part(tmp_path, offers, Left("1"), Refused("two", "no room"))
+    assert cluster.on_devices_there(PLAN, optional=False).steps == PLAN.steps
+    assert progress.said == ["worker two takes no part: no room"]
 
 
 def test_what_nobody_offers_is_skipped_where_devices_are_optional(tmp_path: Path) -> None:

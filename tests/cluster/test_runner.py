@@ -132,6 +132,12 @@ def test_a_crash_of_the_product_is_a_verdict(tmp_path: Path) -> None:
     assert [order.step for _, order in link.sent] == ["a:fetch", "a:compile"]
 
 
+def broken(link: SimulatedLink, name: str) -> Broken:
+    """The process of the run ends on worker 1, with an order undone."""
+    del link.out[name]
+    return Broken("1", name, "its process ended with -9: it says nothing")
+
+
 def test_a_broken_run_process_is_not_given_more_before_it_is_back(tmp_path: Path) -> None:
     steps = [step("a:compile"), step("b:compile"), step("c:compile")]
     events: list[str] = []
@@ -139,12 +145,10 @@ def test_a_broken_run_process_is_not_given_more_before_it_is_back(tmp_path: Path
     def turn(link: SimulatedLink) -> Event | None:
         if not events:
             events.append("broken")
-            del link.out["a:compile"]
-            return Broken("1", "a:compile", "its process ended with -9: it says nothing")
+            return broken(link, "a:compile")
         if events == ["broken"] and "b:compile" in link.out:
             events.append("second")
-            del link.out["b:compile"]
-            return Broken("1", "b:compile", "its process ended with -9: it says nothing")
+            return broken(link, "b:compile")
         if events == ["broken", "second"]:
             assert not link.out
             events.append("joined")
@@ -166,8 +170,7 @@ def test_a_worker_that_dies_while_its_part_of_the_run_is_broken_takes_no_order_a
     def turn(link: SimulatedLink) -> Event | None:
         if not events:
             events.append("broken")
-            del link.out["a:compile"]
-            return Broken("1", "a:compile", "its process ended with -9: it says nothing")
+            return broken(link, "a:compile")
         if events == ["broken"]:
             # What else it did is answered by nobody any more.
             events.append("left")
@@ -242,7 +245,7 @@ def test_files_that_a_worker_cannot_get_are_brought_once(tmp_path: Path, ok: boo
     def turn(link: SimulatedLink) -> Event | None:
         if link.supplies and len(link.sent) == 1 and "a:fetch" not in link.out and not told:
             told.append("supplied")
-            return Supplied("1", "a:fetch", ok)
+            return Supplied("1", "a:fetch", "" if ok else "https://x/y: 404")
         worker, _ = link.out.pop("a:fetch")
         if len(link.sent) == 1:
             failed = engine_result(Verdict.ERROR, "no route to host")
@@ -255,7 +258,10 @@ def test_files_that_a_worker_cannot_get_are_brought_once(tmp_path: Path, ok: boo
     assert link.supplies == [("1", "a:fetch", ("https://x/y",))]
     result = engine.results["a:fetch"]
     assert result.verdict is (Verdict.PASSED if ok else Verdict.ERROR)
-    assert bool(result.notes) is ok
+    brought = "files came from where the run was started: the worker could not get them"
+    assert result.notes == (
+        brought if ok else "nor did the files come from where the run was started: https://x/y: 404",
+    )
     assert engine.concluded["a:fetch"] == 1
 
 
@@ -265,21 +271,21 @@ def engine_result(verdict: Verdict, reason: str) -> Answer:
 
 def test_a_device_that_fails_its_health_check_takes_no_further_steps(tmp_path: Path) -> None:
     steps = [step(f"{name}:threshold", stage=Stage.THRESHOLD, device="hip") for name in "abc"]
-    told: list[str] = []
+    unfit: list[str] = []
 
     def turn(link: SimulatedLink) -> Event | None:
         name, (worker, _) = next(iter(link.out.items()))
         if worker == "1":
             del link.out[name]
-            told.append(name)
+            unfit.append(name)
             return Unfit("1", name, "a known-good program takes 9 ms, and took 1 ms in earlier checks")
         return link.answer(name)
 
     runner, _, engine, progress = simulated(steps, {"1": offer("bad", GPU), "2": offer("good", GPU)}, turn, tmp_path)
     assert set(runner.run().values()) == {Verdict.PASSED}
-    assert len(told) == 1
+    assert len(unfit) == 1
     assert {result.worker for result in engine.results.values()} == {"good/gpu0"}
-    assert engine.results[told[0]].notes[0].startswith("not done on bad/gpu0, which failed its health check: a known")
+    assert engine.results[unfit[0]].notes[0].startswith("not done on bad/gpu0, which failed its health check: a known")
     assert progress.said[0].startswith("worker bad/gpu0 takes no further part: a known-good program takes 9 ms")
 
 

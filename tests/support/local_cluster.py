@@ -17,6 +17,7 @@ import psutil
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import gauntlet_argv
+from tests.support.hanging import HANG
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.results import Result
 
-__all__ = ["LocalCluster", "local_cluster", "results", "started", "tools_in"]
+__all__ = ["HangingTools", "LocalCluster", "local_cluster", "results", "started"]
 
 _ADDRESS = re.compile(r"take part in (tcp://127\.0\.0\.1:\d+)\n")
 _RUN_PROCESS = "iree_gauntlet.cluster.run_process"
@@ -122,9 +123,36 @@ def started(
         process.wait()
 
 
-def tools_in(folder: Path, before_running: str) -> str:
-    """A PATH that begins with IREE's tools behind scripts, of which iree-run-module does something first."""
-    folder.mkdir()
+class HangingTools:
+    """IREE's tools, of which iree-run-module hangs when it runs a module, until that is mended.
+
+    Args:
+        folder: gets them; it must not be there yet.
+
+    Attributes:
+        environ: an environment that finds them on its PATH.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.folder = folder
+        self._gate, self._begun = folder / "gate", folder / "begun"
+        self._gate.touch()
+        _write_tools(folder, f"[ -e {self._gate} ] && echo $$ >> {self._begun} && {{ {HANG}; }}")
+        path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+        self.environ = {**os.environ, "PATH": path, "NO_COLOR": "1"}
+
+    def hanging(self) -> psutil.Process:
+        """The first process that hangs; waits for it."""
+        wait_until(lambda: self._begun.exists() and self._begun.read_text().endswith("\n"))
+        return psutil.Process(int(self._begun.read_text().split()[0]))
+
+    def mend(self) -> None:
+        """From now on they do what they should."""
+        self._gate.unlink()
+
+
+def _write_tools(folder: Path, before_running: str) -> None:
     found = find_installed()
     tools = {
         "iree-compile": found.compiler.compile,
@@ -135,8 +163,7 @@ def tools_in(folder: Path, before_running: str) -> str:
         real = f'exec {shlex.quote(tool)} "$@"'
         # Neither questions about the tool, nor the health check of a worker's devices.
         guard = f'case "$*" in *known_good*) {real};; *--module=*) ;; *) {real};; esac'
-        lines = [guard, before_running] if name == "iree-run-module" and before_running else []
+        lines = [guard, before_running] if name == "iree-run-module" else []
         script = folder / name
         script.write_text("\n".join(["#!/bin/sh", *lines, real, ""]))
         script.chmod(0o755)
-    return f"{folder}{os.pathsep}{os.environ['PATH']}"
