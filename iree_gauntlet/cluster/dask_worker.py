@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import pickle
+import secrets
 import shutil
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from distributed.core import Status
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cluster.link import Answer, Began
 from iree_gauntlet.cluster.offers import WorkerOffer
+from iree_gauntlet.cluster.owned_folder import OwnedFolder, folder_of
 from iree_gauntlet.cluster.project_copy import request_within, unpack_project, within
 from iree_gauntlet.cluster.run_process import RunOrder
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
@@ -96,6 +98,7 @@ class _Run:
     folder: Path
     heard: float
     term: int
+    why: str = ""
     waiting: dict[int, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
     orders: int = 0
     ready: asyncio.Future[Began] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -120,13 +123,13 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         self.gauntlet_offer = WorkerOffer.from_dict(offer)
         self.gauntlet_cache = Path(cache_dir)
         self._modules = ModuleCache(self.gauntlet_cache)
-        self._work = self.gauntlet_cache / "cluster" / self.gauntlet_offer.name
+        self._work = folder_of(self.gauntlet_cache, self.gauntlet_offer.name)
         self._projects = self._work / "projects"
         self._runs: dict[str, _Run] = {}
         self._starting: dict[str, asyncio.Lock] = {}
         self._fetching: dict[str, asyncio.Lock] = {}
-        # Of the process that was killed before this one.
-        shutil.rmtree(self._work / "runs", ignore_errors=True)
+        # Of this process alone: the one before it may not have ended yet, nor what it has started.
+        self._own = OwnedFolder(self._work / "runs" / secrets.token_hex(8)).__enter__()
         super().__init__(*arguments, **named)
         self.handlers["gauntlet_entry"] = self.give_entry
         self.handlers["gauntlet_project"] = self.take_project
@@ -137,6 +140,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         """Ends all runs, then itself."""
         self._watching.cancel()
         await asyncio.gather(*(self.end_run(name) for name in list(self._runs)))
+        self._own.__exit__()
         return await super().close(*arguments, **named)
 
     # Of runs
@@ -162,11 +166,12 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         if (run := self._runs.get(name)) is not None:
             run.heard = time.monotonic()
 
-    async def end_run(self, name: str) -> None:
-        """Ends what is done for a run; returns when it has ended."""
+    async def end_run(self, name: str, why: str = "") -> None:
+        """Ends what is done for a run, for a reason; returns when it has ended."""
         run = self._runs.pop(name, None)
         if run is None:
             return
+        run.why = why
         assert run.process.stdin is not None, "it was started with one"
         run.process.stdin.close()
         try:
@@ -205,7 +210,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         return Answer(said["result"], files, tuple(said.get("missing", ())))
 
     async def _started(self, facts: RunFacts, term: int) -> _Run:
-        folder = self._work / "runs" / facts.name
+        folder = self._own.path / facts.name
         folder.mkdir(parents=True, exist_ok=True)
         project = self._projects / facts.sha256
         cwd = within(project, facts.cwd)
@@ -236,17 +241,16 @@ class GauntletWorker(Worker):  # type: ignore[misc]
     async def _read(self, name: str, run: _Run) -> None:
         """Takes what the process of a run says, until it has ended; what it has not done by then is broken."""
         assert run.process.stdout is not None, "it was started with one"
-        why = ""
         try:
             while line := await run.process.stdout.readline():
                 self._take(run, json.loads(line))
         except (ValueError, KeyError) as error:
-            why = f"its process says what is not understood: {error!r}"
+            run.why = f"its process says what is not understood: {error!r}"
             run.process.kill()
         code = await run.process.wait()
         if self._runs.get(name) is run:
             del self._runs[name]
-        why = why or f"its process ended with {code}: {_last_line(run.folder / _LOG)}"
+        why = run.why or f"its process ended with {code}: {_last_line(run.folder / _LOG)}"
         if not run.ready.done():
             run.ready.set_result(Began(why))
         for waiting in run.waiting.values():
@@ -268,7 +272,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
             await asyncio.sleep(_LOOK_SECONDS)
             now = time.monotonic()
             for name in [name for name, run in self._runs.items() if now - run.heard > _SILENCE_SECONDS]:
-                await self.end_run(name)
+                await self.end_run(name, f"nothing was heard of the run for {_SILENCE_SECONDS:g} s")
 
     # Of bytes
 

@@ -98,16 +98,24 @@ class RunOrder:
 
 
 class _Output:
-    """Standard output, a line at a time."""
+    """Standard output, a line at a time, until it is closed."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._mutex = threading.Lock()
+        self._closed = False
+
+    def close(self) -> None:
+        """Nobody is to read what comes from now on."""
+        with self._mutex:
+            self._closed = True
 
     def write(self, message: dict[str, Any]) -> None:
         """Write a message; who read it may be gone, which standard input says too."""
         line = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
         with self._mutex:
+            if self._closed:
+                return
             try:
                 self._stream.write(f"{line}\n")
                 self._stream.flush()
@@ -307,6 +315,8 @@ def main() -> None:
                 number, message = _read(line)
                 pool.submit(answer, number, message)
         finally:
+            # What is cut short has no result.
+            output.close()
             run.engine.abort()
 
 

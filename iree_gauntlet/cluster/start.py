@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import logging
-import shutil
 import signal
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
@@ -16,11 +15,11 @@ from distributed import Nanny, Scheduler
 from distributed.core import Status
 
 from iree_gauntlet.cluster.dask_worker import GauntletWorker
+from iree_gauntlet.cluster.owned_folder import OwnedFolder, folder_of
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.system.file_lock import LockFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from distributed.security import Security
@@ -42,8 +41,8 @@ _SETTINGS: dict[str, Any] = {
 }
 _CONNECT_SECONDS = 30
 _LOOK_SECONDS = 1.0
+_MOST_MISSED = 3
 _END_SECONDS = 20.0
-_LOCK = "worker.lock"
 
 # What Dask says of a worker that died is said here, and in the run that lost it.
 logging.getLogger("distributed").setLevel(logging.CRITICAL)
@@ -85,7 +84,7 @@ def run_worker(place: Place, offer: WorkerOffer, say: Callable[[str], None]) -> 
         say(f"worker {offer.name} takes part in {place.scheduler}")
         return await _until_interrupted([keeper])
 
-    with dask.config.set(_SETTINGS), _Owned(place.cache_dir, offer.name):
+    with dask.config.set(_SETTINGS), OwnedFolder(folder_of(place.cache_dir, offer.name)):
         return asyncio.run(serve())
 
 
@@ -118,7 +117,7 @@ def run_local(count: int, offer: WorkerOffer, place: Place, port: int, say: Call
             keepers = []
             for number in range(count):
                 each = replace(offer, name=f"{offer.name}-{number}")
-                stack.enter_context(_Owned(place.cache_dir, each.name))
+                stack.enter_context(OwnedFolder(folder_of(place.cache_dir, each.name)))
                 keepers.append(_Keeper(here, each, say))
             await asyncio.gather(*(keeper.begin() for keeper in keepers))
             say(f"{count} workers take part in {scheduler.address}")
@@ -163,10 +162,14 @@ class _Keeper:
 
     async def keep(self) -> None:
         """Starts it again whenever its nanny has given up."""
+        missed = 0
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            if self._is_kept():
+            missed = 0 if self._is_kept() else missed + 1
+            if missed < _MOST_MISSED:
+                # Between a death and its nanny's next start a worker is not there either.
                 continue
+            missed = 0
             await self.end()
             try:
                 await self._start()
@@ -203,7 +206,7 @@ class _Keeper:
             host=None if place.security else "127.0.0.1",
             worker_port=place.port,
             port=place.nanny_port,
-            local_directory=str(place.cache_dir / "cluster" / offer.name / "dask"),
+            local_directory=str(folder_of(place.cache_dir, offer.name) / "dask"),
             death_timeout=_CONNECT_SECONDS,
             dashboard=False,
             # Its page of health has no business outside of this machine.
@@ -226,32 +229,3 @@ async def _until_interrupted(keepers: Sequence[_Keeper]) -> ExitCode:
     await asyncio.gather(*keeping, return_exceptions=True)
     await asyncio.gather(*(keeper.end() for keeper in keepers))
     return ExitCode.INTERRUPTED
-
-
-class _Owned:
-    """Owns the folder of a worker's runs while it lives; clears what workers have left that were killed."""
-
-    def __init__(self, cache_dir: Path, name: str) -> None:
-        self._folder = cache_dir / "cluster" / name
-        self._lock = LockFile(self._folder / _LOCK)
-
-    def __enter__(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        if not self._lock.acquire_now():
-            raise UsageError(f"a worker {self._folder.name} runs here already", "Give this one another --name.")
-        for folder in _left_behind(self._folder):
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.remove()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _left_behind(own: Path) -> Iterator[Path]:
-    for lock in own.parent.glob(f"*/{_LOCK}"):
-        if lock.parent == own:
-            continue
-        other = LockFile(lock)
-        if other.acquire_now():
-            yield lock.parent
-            other.release()

@@ -125,6 +125,24 @@ def test_a_run_that_loses_its_connection_to_the_scheduler_for_a_moment_goes_on(
         assert not running(str(tools.folder))
 
 
+def test_a_run_that_sleeps_for_longer_than_workers_wait_goes_on_when_it_wakes(tmp_path: Path, project: Project) -> None:
+    project.suite('[[include]]\nmodel = "*"\n')
+    tools = HangingTools(tmp_path / "bin")
+    project.environment = lambda: tools.environ  # type: ignore[method-assign]
+    with local_cluster(tmp_path / "farm", *OFFERED, count=1, environ=tools.environ) as cluster:
+        words = ("run", "--suite", "s", "--stages", "threshold", "--iree", "path", "--run-dir", "there")
+        run = project.start(*words, "--cluster", cluster.address)
+        hanging = tools.hanging()
+        run.send_signal(signal.SIGSTOP)
+        # What was cut short is no result.
+        wait_until(lambda: not hanging.is_running() and not cluster.run_processes)
+        tools.mend()
+        run.send_signal(signal.SIGCONT)
+        assert run.wait(300) == 0
+        note = results(project.folder / "there")["toy/abs@cpu:threshold"].notes[-1]
+        assert note.endswith("and done again: nothing was heard of the run for 30 s")
+
+
 @needs_hosts
 def test_two_hosts_of_which_one_is_cut_off(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"

@@ -82,7 +82,7 @@ def test_a_run_says_what_it_says_here(cluster: LocalCluster, project: Project) -
     assert (project.folder / "there" / log).read_bytes() == (project.folder / "here" / log).read_bytes()
     # Nothing is left of it on the workers.
     wait_until(lambda: not cluster.run_processes)
-    assert not list(cluster.said.parent.glob("cache/cluster/*/runs/*"))
+    wait_until(lambda: [path for path in cluster.said.parent.glob("cache/cluster/*/runs/*/*") if path.is_dir()] == [])
 
 
 def test_operators_come_to_the_same_on_workers(cluster: LocalCluster, project: Project) -> None:

@@ -1,0 +1,36 @@
+"""Folders of living workers, and of dead ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from iree_gauntlet.cluster.owned_folder import OwnedFolder, folder_of
+from iree_gauntlet.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_what_the_dead_have_left_is_cleared_and_nothing_of_the_living(tmp_path: Path) -> None:
+    dead = tmp_path / "dead"
+    (dead / "there").mkdir(parents=True)
+    (dead / "owner.lock").write_text("1")
+    other = tmp_path / "projects"
+    other.mkdir()
+    with OwnedFolder(tmp_path / "one") as one:
+        assert not dead.exists()
+        (one.path / "there").mkdir()
+        with OwnedFolder(tmp_path / "two"):
+            assert (one.path / "there").is_dir()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "projects"]
+    assert [*tmp_path.iterdir()] == [other]
+
+
+def test_a_name_is_of_one_worker_at_a_time(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "box")
+    with OwnedFolder(folder), pytest.raises(UsageError, match="a worker box runs here already"), OwnedFolder(folder):
+        pytest.fail("two of one name")
+    with OwnedFolder(folder):
+        assert folder.is_dir()
