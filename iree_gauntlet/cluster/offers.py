@@ -15,6 +15,7 @@ from iree_gauntlet.measuring.machine.machine_sensors import total_memory
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.toolchains.devices import find_device
+from iree_gauntlet.toolchains.environments import environment_tag, inspect
 from iree_gauntlet.toolchains.host import host_cpu
 
 if TYPE_CHECKING:
@@ -133,7 +134,6 @@ def measured(
         raise UsageError(f"--device: two devices are called {twice}", "Give each a name of its own.")
     facts = machine_facts()
     cache_dir.mkdir(parents=True, exist_ok=True)
-    envs = cache_dir / "toolchains" / "envs"
     return WorkerOffer(
         name=name or socket.gethostname(),
         host=_host(),
@@ -143,9 +143,15 @@ def measured(
         memory_bytes=total_memory(),
         free_disk_bytes=shutil.disk_usage(cache_dir).free,
         iree=toolchain.compiler.version if toolchain else "",
-        toolchains=tuple(sorted(path.name for path in envs.iterdir())) if envs.is_dir() else (),
+        toolchains=_releases(cache_dir / "toolchains" / "envs"),
         version=__version__,
     )
+
+
+def _releases(folder: Path) -> tuple[str, ...]:
+    """Those that are whole, for this Python."""
+    found = [inspect(path)[0] for path in sorted(folder.glob(f"[!.]*-{environment_tag()}"))]
+    return tuple(item.label for item in found if item is not None)
 
 
 def _host() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,9 +10,11 @@ import pytest
 from iree_gauntlet.cluster import offers
 from iree_gauntlet.cluster.offers import Declared, DeviceOffer, WorkerOffer, measured, parse_device
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.toolchains import environments
 from iree_gauntlet.toolchains.devices import Device
 from iree_gauntlet.toolchains.host import host_cpu
 from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.toolchains.installer import Sources
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,6 +48,18 @@ def test_this_machine_is_measured(tmp_path: Path) -> None:
     assert found.jobs > 0
     assert found.free_disk_bytes
     assert WorkerOffer.from_dict(found.as_dict()) == found
+
+
+def test_releases_in_the_cache_are_those_that_are_whole(tmp_path: Path) -> None:
+    envs = tmp_path / "toolchains" / "envs"
+    for label in ("3.11.0", "3.12.0"):
+        path = envs / f"{label}-{environments.environment_tag()}"
+        (path / "bin").mkdir(parents=True)
+        (path / "bin" / "python").symlink_to(sys.executable)
+        (envs / f".{path.name}.lock").touch()
+    recipe = environments.Recipe("3.12.0", (), Sources(), "3.12.0", "3.12.0", "3.12")
+    environments._seal(path, recipe)
+    assert measured("box", 1, [], None, tmp_path).toolchains == ("3.12.0",)
 
 
 @pytest.mark.iree
