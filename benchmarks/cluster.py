@@ -34,13 +34,13 @@ from iree_gauntlet import __version__
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cluster.dask_link import DaskLink
-from iree_gauntlet.cluster.dask_worker import GauntletWorker, RunFacts
+from iree_gauntlet.cluster.dask_worker import GauntletWorker
 from iree_gauntlet.cluster.fleet import Fleet, FleetQueue
 from iree_gauntlet.cluster.link import Answer, Answered, Joined
 from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer
 from iree_gauntlet.cluster.project_copy import ProjectCopy
-from iree_gauntlet.cluster.run_process import Home
-from iree_gauntlet.cluster.runner import ClusterRunner
+from iree_gauntlet.cluster.run_order import Home, RunFacts, SharedRun
+from iree_gauntlet.cluster.runner import ClusterRunner, kept_below
 from iree_gauntlet.reports.live.plain_progress import PlainProgress
 from iree_gauntlet.requests import RunRequest
 
@@ -116,7 +116,8 @@ def _on_workers(count: int) -> tuple[float, dict[str, list[int]]]:
         client.wait_for_workers(_WORKERS)
         archive = folder / "project.tar"
         archive.write_bytes(b"\0" * 10240)
-        facts = RunFacts("there", RunRequest(), "0" * 64, str(folder), "", "", Home(str(run_dir), ""))
+        shared = SharedRun(RunRequest(), "", "", Home(str(run_dir), ""))
+        facts = RunFacts("there", "0" * 64, str(folder), (shared,))
         link = DaskLink(client, facts, ProjectCopy(archive, "0" * 64, str(folder)), ArtifactStore(folder, Registry()))
         link.open()
         held.callback(link.end)
@@ -131,7 +132,7 @@ def _on_workers(count: int) -> tuple[float, dict[str, list[int]]]:
         watched = _Watched(link, len(steps) // _FIFTHS, lambda: _look(memory, scheduler.pid))
         queue = FleetQueue(steps, {}, fleet, fail_fast=False)
         began = time.perf_counter()
-        ClusterRunner(queue, watched, engine, run_dir, PlainProgress(io.StringIO())).run()
+        ClusterRunner(queue, watched, engine, kept_below(run_dir), PlainProgress(io.StringIO())).run()
         return time.perf_counter() - began, memory
 
 
@@ -253,7 +254,7 @@ def _simulated(count: int, hosts: int, jobs: int) -> float:
         with opened_engine(steps, folder, run_dir, 1, {}) as engine:
             queue = FleetQueue(steps, {}, fleet, fail_fast=False)
             began = time.perf_counter()
-            ClusterRunner(queue, _SimulatedLink(), engine, run_dir, PlainProgress(io.StringIO())).run()
+            ClusterRunner(queue, _SimulatedLink(), engine, kept_below(run_dir), PlainProgress(io.StringIO())).run()
             return time.perf_counter() - began
 
 

@@ -16,33 +16,26 @@ from distributed import Client
 from distributed.security import Security
 
 from iree_gauntlet.cluster.dask_link import DaskLink
-from iree_gauntlet.cluster.dask_worker import RunFacts
-from iree_gauntlet.cluster.fleet import Fleet, FleetQueue, demands_of
-from iree_gauntlet.cluster.link import Joined, Left, Refused
+from iree_gauntlet.cluster.parts import ClusterPart, ComparisonPart
 from iree_gauntlet.cluster.project_copy import pack_project
-from iree_gauntlet.cluster.run_process import Home
-from iree_gauntlet.cluster.runner import ClusterRunner
-from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.figures import counted
-from iree_gauntlet.steps import Resources
+from iree_gauntlet.cluster.run_order import RunFacts, SharedRun
+from iree_gauntlet.errors import UsageError
 from iree_gauntlet.toolchains.find import IREE_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
-    from iree_gauntlet.cases import Verdict
+    from iree_gauntlet.artifacts.store import ArtifactStore
     from iree_gauntlet.cluster.cluster_requests import TlsRequest
-    from iree_gauntlet.cluster.offers import WorkerOffer
-    from iree_gauntlet.engine.engine import Engine
-    from iree_gauntlet.engine.plan import Plan
     from iree_gauntlet.engine.workbench import Workbench
+    from iree_gauntlet.engine.workspace import Selection
     from iree_gauntlet.experiments.performing import Chosen
+    from iree_gauntlet.experiments.sides import Side
     from iree_gauntlet.progress import Progress
-    from iree_gauntlet.steps import Step
+    from iree_gauntlet.requests import CompareRequest, RunRequest
 
 
 _CONNECT_SECONDS = 15.0
-_TURN_SECONDS = 0.5
 _HOW = "Start a scheduler (`dask scheduler`, or `gauntlet cluster.local 4`), and give the address that it shows."
 
 
@@ -127,102 +120,49 @@ class Cluster:
         Raises:
             UsageError: there is no worker, or none that can take part.
         """
-        toolchain = machine.toolchain
-        request = chosen.request
-        if not request.toolchain.iree and os.environ.get(IREE_VARIABLE):
-            request = replace(request, toolchain=replace(request.toolchain, iree=os.environ[IREE_VARIABLE]))
+        request = replace(_with_iree(chosen.request), stages=chosen.stages)
+        shared = (SharedRun.of(request, machine, run_dir),)
+        with self._planned(run_dir.name, chosen.selection, shared, machine.store, progress) as link:
+            yield ClusterPart(link, run_dir, progress)
+
+    @contextmanager
+    def comparing(
+        self, chosen: Chosen, asked: CompareRequest, sides: tuple[Side, Side], progress: Progress
+    ) -> Iterator[ComparisonPart]:
+        """Has the workers plan both sides of a comparison, as for `taking_part`."""
+        shared = []
+        for side in sides:
+            request = replace(chosen.within(side.folder, side.asked).request, stages=chosen.stages)
+            # What was to be compiled again has been.
+            request = replace(request, conduct=replace(request.conduct, force_recompile=False))
+            shared.append(SharedRun.of(request, side.machine, side.folder))
+        name, store = sides[0].folder.parent.name, sides[0].machine.store
+        with self._planned(name, chosen.selection, tuple(shared), store, progress, asked) as link:
+            yield ComparisonPart(link, progress)
+
+    @contextmanager
+    def _planned(
+        self,
+        name: str,
+        selection: Selection,
+        runs: tuple[SharedRun, ...],
+        store: ArtifactStore,
+        progress: Progress,
+        comparison: CompareRequest | None = None,
+    ) -> Iterator[DaskLink]:
         with tempfile.TemporaryDirectory(prefix="gauntlet-project-") as folder:
-            project = pack_project(chosen.selection, Path(folder) / "project.tar")
-            facts = RunFacts(
-                name=f"{run_dir.name}-{uuid.uuid4().hex[:8]}",
-                request=replace(request, stages=chosen.stages),
-                sha256=project.sha256,
-                cwd=project.cwd,
-                compiler=toolchain.compiler.identity if toolchain else "",
-                runtime=toolchain.runtime.identity if toolchain else "",
-                home=Home.of(run_dir, machine.cache_dir, toolchain),
-            )
-            link = DaskLink(self._client, facts, project, machine.store)
+            project = pack_project(selection, Path(folder) / "project.tar")
+            facts = RunFacts(f"{name}-{uuid.uuid4().hex[:8]}", project.sha256, project.cwd, runs, comparison)
+            link = DaskLink(self._client, facts, project, store)
             try:
                 progress.waiting("for the workers of the cluster to plan the run")
                 link.open()
-                yield ClusterPart(link, run_dir, progress)
+                yield link
             finally:
                 link.end()
 
 
-class ClusterPart:
-    """What a cluster does of one run; as `Elsewhere` of the engine."""
-
-    def __init__(self, link: DaskLink, run_dir: Path, progress: Progress) -> None:
-        self._link = link
-        self._run_dir = run_dir
-        self._progress = progress
-        self._fleet = Fleet()
-
-    def on_devices_there(self, plan: Plan, *, optional: bool) -> Plan:
-        """The plan, where workers offer what it asks for.
-
-        Raises:
-            UsageError: none of them offers something, or none can take part in the run.
-        """
-        offers = self._link.offers()
-        if not offers:
-            raise UsageError("the cluster has no workers", "Start some: gauntlet worker ADDRESS --device cpu.")
-        there = Fleet()
-        for number, offer in enumerate(offers):
-            there.join(str(number), offer)
-        demands = demands_of(plan.steps)
-        lacking: dict[str, list[Step]] = {}
-        for step in plan.steps:
-            if not there.offers(demands[step.id]) and not (step.skip or step.blocked):
-                lacking.setdefault(demands[step.id].text, []).append(step)
-        if lacking and not optional:
-            lines = [
-                f"{text}, which {counted(len(steps), 'step')} need: {steps[-1].id}" for text, steps in lacking.items()
-            ]
-            what = f"no worker of the cluster has {'; nor '.join(lines)}"
-            raise UsageError(what, f"There are: {'; '.join(_described(offer) for offer in offers)}.")
-        gone = {step.id for steps in lacking.values() for step in steps}
-        steps = tuple(
-            replace(
-                step,
-                skip=step.skip or f"compiled only: no worker has {demands[step.id].text}",
-                resources=Resources(cores=0),
-            )
-            if step.id in gone
-            else step
-            for step in plan.steps
-        )
-        self._wait_for_the_first()
-        return replace(plan, steps=steps)
-
-    def runner(self, steps: Sequence[Step], finished: Mapping[str, Verdict], engine: Engine) -> ClusterRunner:
-        """Runs the steps on the workers."""
-        queue = FleetQueue(steps, finished, self._fleet, fail_fast=engine.options.fail_fast)
-        return ClusterRunner(queue, self._link, engine, self._run_dir, self._progress)
-
-    def _wait_for_the_first(self) -> None:
-        """Waits until a worker has planned the run, or none is left; the run waits itself for those that died."""
-        left, refused = len(self._link.offers()), 0
-        reasons: list[str] = []
-        while left > 0 and not len(self._fleet):
-            event = self._link.next_event(_TURN_SECONDS)
-            if isinstance(event, Joined):
-                self._fleet.join(event.worker, event.offer)
-            elif isinstance(event, Refused):
-                reasons.append(event.text)
-                # Of one that refuses a device alone more is to come.
-                left -= not event.device
-                refused += not event.device
-            elif isinstance(event, Left):
-                left -= 1
-        if refused and refused == len(self._link.offers()):
-            raise GauntletError(f"no worker can take part: {'; '.join(reasons)}", "Mend one, and run again.")
-        self._progress.waiting("")
-        for reason in reasons:
-            self._progress.message(reason)
-
-
-def _described(offer: WorkerOffer) -> str:
-    return f"{offer.name} with {', '.join(device.text for device in offer.devices) or 'no device'}"
+def _with_iree(request: RunRequest) -> RunRequest:
+    """A request that names the IREE which the environment does."""
+    named = request.toolchain.iree or os.environ.get(IREE_VARIABLE, "")
+    return replace(request, toolchain=replace(request.toolchain, iree=named))

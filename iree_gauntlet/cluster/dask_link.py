@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
     from iree_gauntlet.artifacts.store import ArtifactStore
-    from iree_gauntlet.cluster.dask_worker import RunFacts
     from iree_gauntlet.cluster.link import Event, Order, State
     from iree_gauntlet.cluster.project_copy import ProjectCopy
+    from iree_gauntlet.cluster.run_order import RunFacts
 
 
 # Workers end a run of which nothing is heard for half a minute.
@@ -90,9 +90,9 @@ class DaskLink:
         self._client.subscribe_topic("all", self._heard)
         self._client.sync(self._opened)
 
-    def offers(self) -> list[WorkerOffer]:
-        """What those offer that were there when it was opened."""
-        return list(self._offered.values())
+    def offers(self) -> dict[str, WorkerOffer]:
+        """What those offer that were there when it was opened, by address."""
+        return dict(self._offered)
 
     # What a `Link` does
 

@@ -9,43 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
-import hashlib
 import json
-import os
 import pickle
 import secrets
 import shutil
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distributed import Worker, get_worker
-from distributed.comm.core import connect
-from distributed.core import Status
 
-from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cluster.link import Answer, Began
 from iree_gauntlet.cluster.offers import WorkerOffer
 from iree_gauntlet.cluster.owned_folder import OwnedFolder, folder_of
-from iree_gauntlet.cluster.project_copy import request_within, unpack_project, within
-from iree_gauntlet.cluster.run_process import RunOrder
-from iree_gauntlet.engine.modules.module_cache import ModuleCache
-from iree_gauntlet.engine.modules.module_entry import DamageError, pack, unpack
-from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.progress import Progress
+from iree_gauntlet.cluster.project_copy import request_within, within
+from iree_gauntlet.cluster.run_order import RunOrder, folder_of_side, with_jobs
+from iree_gauntlet.cluster.transfers import Transfers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from distributed.comm.core import Comm
-
-    from iree_gauntlet.cluster.link import Made, Order
-    from iree_gauntlet.cluster.run_process import Home
-    from iree_gauntlet.requests import RunRequest
+    from iree_gauntlet.cluster.link import Order
+    from iree_gauntlet.cluster.run_order import RunFacts
 
 
 # Those that conduct a run are heard of every few seconds.
@@ -66,28 +51,6 @@ class BrokenRunError(Exception):
 
 class UnfitDeviceError(Exception):
     """The device of a step failed its health check."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunFacts:
-    """A run, as it is made known to workers.
-
-    Attributes:
-        name: unique.
-        request: what is asked for, as where it was started.
-        sha256: of the copy of the project.
-        cwd: the folder that it was started in.
-        compiler, runtime: identities of its IREE; empty for none.
-        home: what is where, where it was started.
-    """
-
-    name: str
-    request: RunRequest
-    sha256: str
-    cwd: str
-    compiler: str
-    runtime: str
-    home: Home
 
 
 @dataclass(slots=True)
@@ -122,18 +85,16 @@ class GauntletWorker(Worker):  # type: ignore[misc]
     def __init__(self, *arguments: Any, offer: dict[str, Any], cache_dir: str, **named: Any) -> None:
         self.gauntlet_offer = WorkerOffer.from_dict(offer)
         self.gauntlet_cache = Path(cache_dir)
-        self._modules = ModuleCache(self.gauntlet_cache)
         self._work = folder_of(self.gauntlet_cache, self.gauntlet_offer.name)
-        self._projects = self._work / "projects"
+        self._transfers = Transfers(self.gauntlet_cache, self._work)
         self._runs: dict[str, _Run] = {}
         self._starting: dict[str, asyncio.Lock] = {}
-        self._fetching: dict[str, asyncio.Lock] = {}
         # Of this process alone: the one before it may not have ended yet, nor what it has started.
         self._own = OwnedFolder(self._work / "runs" / secrets.token_hex(8)).__enter__()
         super().__init__(*arguments, **named)
-        self.handlers["gauntlet_entry"] = self.give_entry
-        self.handlers["gauntlet_project"] = self.take_project
-        self.handlers["gauntlet_artifact"] = self.take_artifact
+        self.handlers["gauntlet_entry"] = self._transfers.give_entry
+        self.handlers["gauntlet_project"] = self._transfers.take_project
+        self.handlers["gauntlet_artifact"] = self._transfers.take_artifact
         self._watching = asyncio.ensure_future(self._end_unheard())
 
     async def close(self, *arguments: Any, **named: Any) -> Any:
@@ -147,7 +108,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
 
     def has_project(self, sha256: str) -> bool:
         """Whether a copy of a project is here."""
-        return (self._projects / sha256).is_dir()
+        return self._transfers.project(sha256).is_dir()
 
     async def begin_run(self, facts: RunFacts, term: int) -> Began:
         """Plans a run in a process of its own; of another term, in place of the one that there is."""
@@ -195,7 +156,8 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         if run is None:
             raise BrokenRunError("its part of the run has ended")
         for made in order.made:
-            await self._have(made)
+            if self.address not in made.at:
+                await self._transfers.have(made, self.connection_args)
         run.orders += 1
         number = run.orders
         answer = run.waiting[number] = asyncio.get_running_loop().create_future()
@@ -207,12 +169,12 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         if "unfit" in said:
             raise UnfitDeviceError(said["unfit"])
         files = await asyncio.to_thread(_small_files, run.folder, said.get("files", ()))
-        return Answer(said["result"], files, tuple(said.get("missing", ())))
+        return Answer(said["result"], files, tuple(said.get("missing", ())), tuple(said.get("events", ())))
 
     async def _started(self, facts: RunFacts, term: int) -> _Run:
         folder = self._own.path / facts.name
         folder.mkdir(parents=True, exist_ok=True)
-        project = self._projects / facts.sha256
+        project = self._transfers.project(facts.sha256)
         cwd = within(project, facts.cwd)
         with (folder / _LOG).open("wb") as log:
             process = await asyncio.create_subprocess_exec(
@@ -226,17 +188,23 @@ class GauntletWorker(Worker):  # type: ignore[misc]
                 # Ctrl-C at the worker's terminal is the worker's.
                 start_new_session=True,
             )
-        request = request_within(facts.request, project, folder, self.gauntlet_cache, facts.cwd)
         run = _Run(process, folder, time.monotonic(), term)
         run.reading = asyncio.create_task(self._read(facts.name, run))
         assert process.stdin is not None, "it was started with one"
+        process.stdin.write(_line(self._order(facts, folder, project)))
+        return run
+
+    def _order(self, facts: RunFacts, folder: Path, project: Path) -> RunOrder:
+        """A run with the folders of this worker in place of those where it was started."""
+        offer = self.gauntlet_offer
+        runs = []
+        for number, shared in enumerate(facts.runs):
+            side = folder_of_side(folder, number, facts)
+            request = request_within(shared.request, project, side, self.gauntlet_cache, facts.cwd)
+            runs.append(replace(shared, request=with_jobs(request, offer.jobs)))
         # A path below the copy is one of the machine that it was made on.
         places = ((within(project, "/").rstrip("/"), ""),)
-        offer = self.gauntlet_offer
-        request = replace(request, conduct=replace(request.conduct, jobs=offer.jobs))
-        order = RunOrder(request, facts.compiler, facts.runtime, offer.devices, facts.home, places)
-        process.stdin.write(_line(order))
-        return run
+        return RunOrder(str(folder), tuple(runs), facts.comparison, offer.devices, places)
 
     async def _read(self, name: str, run: _Run) -> None:
         """Takes what the process of a run says, until it has ended; what it has not done by then is broken."""
@@ -273,93 +241,6 @@ class GauntletWorker(Worker):  # type: ignore[misc]
             now = time.monotonic()
             for name in [name for name, run in self._runs.items() if now - run.heard > _SILENCE_SECONDS]:
                 await self.end_run(name, f"nothing was heard of the run for {_SILENCE_SECONDS:g} s")
-
-    # Of bytes
-
-    async def _have(self, made: Made) -> None:
-        """Has a module in the cache here, if another worker still has it; otherwise it is made here."""
-        if self.address in made.at:
-            return
-        async with self._fetching.setdefault(made.key, asyncio.Lock()):
-            for address in made.at:
-                found = await asyncio.to_thread(self._modules.lookup, made.key)
-                if found.entry is not None:
-                    return
-                with contextlib.suppress(OSError, DamageError):
-                    await self._fetch_entry(address, made)
-
-    async def _fetch_entry(self, address: str, made: Made) -> None:
-        comm = await connect(address, deserialize=self.deserialize, **self.connection_args)
-        try:
-            await comm.write({"op": "gauntlet_entry", "key": made.key})
-            with tempfile.TemporaryFile(dir=self._work_folder()) as file:
-                while block := await comm.read():
-                    if not isinstance(block, bytes):
-                        raise DamageError(f"{address} does not have it")
-                    await asyncio.to_thread(file.write, block)
-                file.seek(0)
-
-                def adopt() -> None:
-                    with self._modules.incoming(made.key) as folder:
-                        hashes = unpack(file, made.key, folder)
-                        self._modules.adopt(folder, made.key, hashes, made.step)
-
-                await asyncio.to_thread(adopt)
-        finally:
-            comm.abort()
-
-    async def give_entry(self, comm: Comm, key: str) -> Status:
-        """Sends an entry of the module cache in blocks; an empty one is the end, and an object says why it ends."""
-        blocks = _gathered(pack(self._modules.folder_of(key), key))
-        try:
-            while (block := await asyncio.to_thread(next, blocks, b"")) != b"":
-                await comm.write(block)
-        except (OSError, DamageError) as error:
-            await comm.write({"error": str(error)})
-            return Status.dont_reply
-        await comm.write(b"")
-        return Status.dont_reply
-
-    async def take_project(self, comm: Comm, sha256: str) -> str:
-        """Receives the copy of a project in blocks, up to an empty one."""
-        async with self._fetching.setdefault(sha256, asyncio.Lock()):
-            with tempfile.TemporaryFile(dir=self._work_folder()) as file:
-                await _received(comm, file)
-                file.seek(0)
-                if (await asyncio.to_thread(hashlib.file_digest, file, "sha256")).hexdigest() != sha256:
-                    return "the copy of the project was damaged on its way"
-                file.seek(0)
-                try:
-                    await asyncio.to_thread(unpack_project, file, self._projects / sha256)
-                except GauntletError as error:
-                    return error.on_one_line
-        return ""
-
-    async def take_artifact(self, comm: Comm, url: str) -> str:
-        """Receives a file that this worker cannot get, in blocks, up to an empty one."""
-        from iree_gauntlet.artifacts.registry_file import Registry  # noqa: PLC0415 - of few workers
-        from iree_gauntlet.artifacts.store import ArtifactStore  # noqa: PLC0415
-
-        descriptor, name = tempfile.mkstemp(dir=self._work_folder())
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                await _received(comm, file)
-
-            def adopt() -> None:
-                store = ArtifactStore(self.gauntlet_cache, Registry())
-                store.adopt(url, Path(name), hash_file(Path(name)), Progress())
-
-            await asyncio.to_thread(adopt)
-        except GauntletError as error:
-            return error.on_one_line
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name)  # noqa: PTH108 - of a temporary file that the store may have taken
-        return ""
-
-    def _work_folder(self) -> Path:
-        self._work.mkdir(parents=True, exist_ok=True)
-        return self._work
 
 
 async def perform(run: str, order: Order) -> Answer:
@@ -428,23 +309,3 @@ def _small_files(folder: Path, names: list[str]) -> tuple[tuple[str, bytes], ...
         left = max(0, left - len(content))
         found.append((name, content))
     return tuple(found)
-
-
-async def _received(comm: Comm, file: Any) -> None:
-    while block := await comm.read():
-        await asyncio.to_thread(file.write, block)
-    file.flush()
-
-
-def _gathered(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes in fewer, larger blocks."""
-    held: list[bytes] = []
-    size = 0
-    for block in blocks:
-        held.append(bytes(block))
-        size += len(block)
-        if size >= _BLOCK_BYTES:
-            yield b"".join(held)
-            held, size = [], 0
-    if held:
-        yield b"".join(held)

@@ -78,7 +78,7 @@ def _demand(step: Step, device_of_chain: str) -> Demand:
         timed = any(golden.metric is Metric.TIME_MS for golden in step.goldens)
         return Demand(resources.device, step.sku if timed else "", uses=True, exclusive=resources.exclusive)
     bound = step.stage in _MADE_WHERE_USED or bool(dict(step.cache.ingredients).get("host"))
-    return Demand(device_of_chain if bound else "")
+    return Demand(device_of_chain if bound else "", exclusive=resources.exclusive)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +154,10 @@ class Fleet:
     def offers(self, demand: Demand) -> bool:
         """Whether a worker is there that could do it, were it free."""
         return any(_can(worker.offer, demand) for worker in self._workers.values())
+
+    def hosts(self, demand: Demand) -> int:
+        """On how many hosts it could be done, were they free."""
+        return len({worker.offer.host for worker in self._workers.values() if _can(worker.offer, demand)})
 
     def seat(self, demand: Demand, home: str = "", awaited: Collection[Demand] = ()) -> Seat | None:
         """A place for a step, which is taken then; None where there is none now.

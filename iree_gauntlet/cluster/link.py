@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from iree_gauntlet.cases import Golden
@@ -35,6 +35,7 @@ class Order:
         made: what steps before it have made.
         goldens: figures that it is held against, in addition to the spec's: those of an earlier run.
         attempt: 0 at first, one more for each worker that was lost.
+        seconds: that rounds of a comparison may take.
     """
 
     step: str
@@ -42,6 +43,7 @@ class Order:
     made: tuple[Made, ...] = ()
     goldens: tuple[Golden, ...] = ()
     attempt: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,13 @@ class Answer:
         result: as the journal keeps it.
         files: (path in the run's folder, content) of logs and other small files of the step.
         missing: URLs of files that the worker could not get.
+        events: what was measured, of a comparison: as its log has it.
     """
 
     result: dict[str, object]
     files: tuple[tuple[str, bytes], ...] = ()
     missing: tuple[str, ...] = ()
+    events: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

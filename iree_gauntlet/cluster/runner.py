@@ -10,7 +10,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
 
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.cluster.link import Answered, Broken, Joined, Left, Made, Order, Refused, State, Supplied, Unfit
@@ -19,11 +20,10 @@ from iree_gauntlet.results import Result
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from iree_gauntlet.cluster.fleet import Demand, FleetQueue, Seat
     from iree_gauntlet.cluster.link import Answer, Event, Link
-    from iree_gauntlet.engine.engine import Engine
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.steps import Step
 
@@ -61,15 +61,50 @@ class _Past:
     notes: list[str] = field(default_factory=list)
 
 
+def kept_below(run_dir: Path) -> Callable[[Step, Answer], None]:
+    """Keeps the files that come with a step below its folder in a run's, and nowhere else."""
+
+    def keep(step: Step, answer: Answer) -> None:
+        folder = Path(step.folder)
+        for name, content in answer.files:
+            path = run_dir / name
+            if path.parent == folder and name == str(path.relative_to(run_dir)):
+                folder.mkdir(parents=True, exist_ok=True)
+                write_atomic(path, content)
+
+    return keep
+
+
+class Conductor(Protocol):
+    """Takes what becomes of steps; an `Engine` is one."""
+
+    def begin(self, step: Step, *, worker: str = "", again: bool = False) -> None:
+        """A step begins, on a worker; again, where another was lost with it."""
+
+    def conclude(self, step: Step, result: Result) -> Verdict:
+        """A step has its result."""
+
+    def skip(self, step: Step, reason: str) -> Verdict:
+        """A step cannot be done."""
+
+    def result_of(self, step: Step) -> Result:
+        """Does a step that takes no machine."""
+
+    def abort(self) -> None:
+        """Ends what runs here."""
+
+
 class ClusterRunner:
     """Runs the steps of a plan on a fleet.
 
     Args:
         queue: the steps, and the fleet.
         link: to the workers.
-        engine: journals.
-        run_dir: the run's folder.
+        conductor: journals.
+        keep: takes what comes with a result; called before that is concluded.
         progress: shows how it goes.
+        made: what is made already of what the steps need, by name.
+        seconds: how long the rounds of a step may take that is to be begun.
         patience: seconds that steps wait for a worker which offers what they need.
         clock: seconds.
     """
@@ -78,24 +113,27 @@ class ClusterRunner:
         self,
         queue: FleetQueue,
         link: Link,
-        engine: Engine,
-        run_dir: Path,
+        conductor: Conductor,
+        keep: Callable[[Step, Answer], None],
         progress: Progress,
         *,
+        made: Mapping[str, Made] = MappingProxyType({}),
+        seconds: Callable[[Step], float] = lambda _: 0.0,
         patience: float = _PATIENCE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queue = queue
         self._fleet = queue.fleet
         self._link = link
-        self._engine = engine
-        self._run_dir = run_dir
+        self._conductor = conductor
+        self._keep = keep
+        self._seconds = seconds
         self._progress = progress
         self._patience = patience
         self._clock = clock
         self._under_way: dict[str, _UnderWay] = {}
         self._past: dict[str, _Past] = {}
-        self._made: dict[str, Made] = {}
+        self._made = dict(made)
         # Since when nobody offers something.
         self._unoffered: dict[Demand, float] = {}
         self._refused: set[Refused] = set()
@@ -115,7 +153,7 @@ class ClusterRunner:
                 self._give_up_in_time()
                 self._show()
         except BaseException:
-            self._engine.abort()
+            self._conductor.abort()
             self._link.end()
             raise
         return self._queue.verdicts
@@ -124,12 +162,12 @@ class ClusterRunner:
         """Starts what can start; whether anything is left to be waited for."""
         while True:
             while (found := self._queue.next_skip()) is not None:
-                self._queue.settle(found[0], self._engine.skip(*found))
+                self._queue.settle(found[0], self._conductor.skip(*found))
             started = self._queue.take()
             for step, seat in started:
                 if seat is None:
-                    self._engine.begin(step)
-                    self._conclude(step, self._engine.result_of(step))
+                    self._conductor.begin(step)
+                    self._conclude(step, self._conductor.result_of(step))
                 else:
                     self._send(step, seat)
             if not started:
@@ -139,9 +177,10 @@ class ClusterRunner:
         made = tuple(self._made[need] for need in step.needs if need in self._made)
         device = seat.device.uri if seat.device else ""
         past = self._past.get(step.id)
-        order = Order(step.id, device, made, step.goldens, len(past.lost) if past else 0)
+        lost = len(past.lost) if past else 0
+        order = Order(step.id, device, made, step.goldens, lost, self._seconds(step))
         under_way = self._under_way[step.id] = _UnderWay(step, seat, self._fleet.offer(seat.worker).name, order)
-        self._engine.begin(step, worker=under_way.where, again=past is not None)
+        self._conductor.begin(step, worker=under_way.where, again=past is not None)
         self._link.send(seat.worker, order)
 
     def _take(self, event: Event) -> None:
@@ -225,8 +264,7 @@ class ClusterRunner:
         past = self._past.get(step.id, _Past())
         result = Result.from_dict(answer.result)
         result = replace(result, worker=order.where, notes=(*result.notes, *past.notes))
-        for name, content in answer.files:
-            self._keep(step, name, content)
+        self._keep(step, answer)
         if result.verdict is Verdict.PASSED and step.stage in _MOVED_BY_KEY and result.cache and result.cache.key:
             self._made[step.id] = Made(step.id, result.cache.key, (order.seat.worker,))
         del self._under_way[step.id]
@@ -243,18 +281,9 @@ class ClusterRunner:
         past.notes.append("files came from where the run was started: the worker could not get them")
         self._link.send(order.seat.worker, order.order)
 
-    def _keep(self, step: Step, name: str, content: bytes) -> None:
-        """Writes a file of a step below its folder, and nowhere else."""
-        folder = Path(step.folder)
-        path = self._run_dir / name
-        if path.parent != folder or name != str(path.relative_to(self._run_dir)):
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, content)
-
     def _conclude(self, step: Step, result: Result) -> None:
         self._past.pop(step.id, None)
-        self._queue.finish(step, self._engine.conclude(step, result))
+        self._queue.finish(step, self._conductor.conclude(step, result))
 
     def _give_up_in_time(self) -> None:
         """Ends the steps that have waited long enough for what nobody offers any more."""
@@ -270,7 +299,7 @@ class ClusterRunner:
                 continue
             what = f"no worker with {demand.text} has come back within {self._patience:g} s"
             for step in self._queue.take_all(demand):
-                self._engine.begin(step, again=step.id in self._past)
+                self._conductor.begin(step, again=step.id in self._past)
                 hint = "Start one (`gauntlet worker`), and go on with `--resume`."
                 self._conclude(step, Result(Verdict.ERROR, what, tail=(hint,), notes=step.notes))
 

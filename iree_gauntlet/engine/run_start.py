@@ -32,10 +32,23 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 
+def imports_possible(plan: Plan, machine: Workbench) -> Plan:
+    """The plan, with imports blocked where the IREE has no importer: another one's is not taken in its place."""
+    toolchain = machine.toolchain
+    if toolchain is None or toolchain.compiler.python:
+        return plan
+    why = (
+        f"{toolchain.source} has no Python bindings, so it cannot import ONNX programs: "
+        "build it with -DIREE_BUILD_PYTHON_BINDINGS=ON, or give MLIR programs"
+    )
+    steps = (blocked(step, why) if step.stage is Stage.IMPORT else step for step in plan.steps)
+    return replace(plan, steps=tuple(steps))
+
+
 def on_devices_here(plan: Plan, machine: Workbench, *, optional: bool = False) -> Plan:
     """Every step with the device that it runs on by its own name, so that two names of one device are one.
 
-    What no device or importer here can do is blocked: a demand that cannot be met fails at once.
+    What no device here can do is blocked: a demand that cannot be met fails at once.
 
     Args:
         plan: what is to be done.
@@ -45,12 +58,6 @@ def on_devices_here(plan: Plan, machine: Workbench, *, optional: bool = False) -
     found: dict[str, Device | ToolchainError] = {}
 
     def checked(step: Step) -> Step:
-        if step.stage is Stage.IMPORT and machine.toolchain is not None and not machine.toolchain.compiler.python:
-            return blocked(
-                step,
-                f"{machine.toolchain.source} has no Python bindings, so it cannot import ONNX programs: "
-                "build it with -DIREE_BUILD_PYTHON_BINDINGS=ON, or give MLIR programs",
-            )
         device = step.resources.device
         if not device or device.startswith("local-") or machine.toolchain is None:
             return step

@@ -5,51 +5,45 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Kind, Stage
-from iree_gauntlet.engine.modules.modules import read_statistics
-from iree_gauntlet.engine.profiling import Profiling, compared, profile_dispatches
-from iree_gauntlet.engine.rounds.blocks import Pair, PairEvidence, evidence_of
+from iree_gauntlet.engine.rounds.blocks import PairEvidence, evidence_of
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError, lock_facts
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
+from iree_gauntlet.experiments.compare_elsewhere import RoundsLog, units_of
+from iree_gauntlet.experiments.compare_settings import CompareSettings, compare_settings, two_sides
+from iree_gauntlet.experiments.compare_where import DIFFERENT, explain_differences
 from iree_gauntlet.experiments.experiment_log import begun_by, recorded_end
 from iree_gauntlet.experiments.run import choose
-from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, Rules, judge, summary_of
-from iree_gauntlet.experiments.sides import Side, pair_of, prepare_side, rounds_asked, unready
+from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, judge, summary_of
+from iree_gauntlet.experiments.sides import Side, pair_of, prepare_side, unready
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
-from iree_gauntlet.measuring.profiles.dispatch_profile import merged
-from iree_gauntlet.measuring.profiles.side_changes import CompileChange, compile_changes
 from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict
-from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, sequential_plan
 from iree_gauntlet.option import read
-from iree_gauntlet.records.compare_record import COMPARISON_FILE, read_comparison
+from iree_gauntlet.records.compare_record import COMPARISON_FILE, ComparisonRecord, read_comparison
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.run_folder import asked_folder, make_folder
-from iree_gauntlet.requests import CompareRequest, ConductRequest, RunRequest, given, require_as_begun
+from iree_gauntlet.requests import CompareRequest, RunRequest, given, require_as_begun
 from iree_gauntlet.settings import shown
-from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
-    from iree_gauntlet.engine.processes.processes import Processes
-    from iree_gauntlet.engine.rounds.taken_rounds import Measurement, RoundSettings
     from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.experiments.performing import Chosen
+    from iree_gauntlet.experiments.performing import Chosen, Machines
     from iree_gauntlet.progress import Presenter
+    from iree_gauntlet.steps import Step
 
 
 # What may differ in a resumed comparison: the rest stays, as other values would make two sessions of one.
 _TAKEN_ANEW = ("budget", "iree", "shard", "shard_costs", "batch")
 # What stays as it was unless a resumed comparison asks for something else: blocks that count stay as they are.
 _MAY_CHANGE = ("disturbed",)
-# In which the sides are profiled.
-_PROFILE_ORDER = "ABBA"
-_DIFFERENT = (Verdict.SLOWER, Verdict.FASTER)
 _CODES = {
     "error": ExitCode.ERROR,
     str(Verdict.SLOWER): ExitCode.FAILED,
@@ -57,22 +51,16 @@ _CODES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Settings:
-    """How rounds are taken and judged."""
-
-    metric: str
-    rules: Rules
-    rounds: RoundSettings
-
-
-def compare(asked: CompareRequest, request: RunRequest, presenter: Presenter) -> ExitCode:
+def compare(
+    asked: CompareRequest, request: RunRequest, presenter: Presenter, machines: Machines | None = None
+) -> ExitCode:
     """Compares two IREEs over a selection.
 
     Args:
         asked: which two, and how.
         request: what is run with each.
         presenter: shows it.
+        machines: perform the steps and take the rounds; None for this machine alone.
 
     Raises:
         UsageError: options that make no sense.
@@ -82,175 +70,146 @@ def compare(asked: CompareRequest, request: RunRequest, presenter: Presenter) ->
     if named and resumed:
         now = given((asked, request.selection, request.toolchain, request.conduct))
         begun = read_comparison(named)
+        _require_the_same_machines(begun, named, machines)
         before = begun.options | {name: now[name] for name in _MAY_CHANGE if name in now}
         require_as_begun("comparison", shown(named), now, before)
         budget = {} if "budget" in now else {"budget": begun.opening["rules"]["budget_seconds"] / 60}
         asked, request = read(CompareRequest, asdict(asked) | budget | before), request.with_kept(before)
-    names = _sides(asked.sides)
-    settings = _settings(asked, request.conduct)
+    names = two_sides(asked.sides)
+    settings = compare_settings(asked, request.conduct, here=machines is None)
     # A typing mistake is reported, and what is missing installed, before hours of work.
-    chosen = _chosen(request, settings)
-    machines = [chosen.workbench(name) for name in names]
+    chosen = _chosen(request, settings, machines)
+    benches = [chosen.workbench(name) for name in names]
     folder = make_folder(named, "compare")
     path = folder / COMPARISON_FILE
-    earlier = evidence_of(event for _, event in read_events(path, "comparison").events) if resumed else {}
+    earlier = [event for _, event in read_events(path, "comparison").events] if resumed else []
     with EventLog(path, lambda: datetime.now(UTC)) as log:
         kept = {name: value for name, value in (asdict(asked) | request.kept).items() if name not in _TAKEN_ANEW}
         kept["disturbed"] = request.conduct.disturbed
-        log.write("comparison", _opening(names, settings, kept, resumed=resumed))
+        opening = _opening(names, settings, kept, resumed=resumed)
+        log.write("comparison", {**opening, "elsewhere": machines is not None})
         with recorded_end(log, folder, presenter) as ending:
             sides: list[Side] = []
-            for name, text, machine in zip("AB", names, machines, strict=True):
+            for name, text, machine in zip("AB", names, benches, strict=True):
                 sides.append(prepare_side(name, machine, text, chosen, folder / name.lower(), presenter))
                 if sides[-1].interrupted:
                     ending.code = ExitCode.INTERRUPTED
                     break
             else:
-                ending.code = _measure(folder, (sides[0], sides[1]), settings, log, earlier, presenter)
+                comparison = _Comparison(asked, chosen, settings, (sides[0], sides[1]))
+                ending.code = _measure(comparison, folder, log, earlier, presenter)
     return ending.code
 
 
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """What is compared, and how.
+
+    Attributes:
+        asked, chosen: as they were asked for.
+        settings: how rounds are taken and judged.
+        sides: both, up to their benchmarks.
+    """
+
+    asked: CompareRequest
+    chosen: Chosen
+    settings: CompareSettings
+    sides: tuple[Side, Side]
+
+
 def _measure(
-    folder: Path,
-    sides: tuple[Side, Side],
-    settings: _Settings,
-    log: EventLog,
-    earlier: dict[str, PairEvidence],
-    presenter: Presenter,
+    comparison: _Comparison, folder: Path, log: EventLog, earlier: Sequence[dict[str, Any]], presenter: Presenter
 ) -> ExitCode:
     """Takes the rounds, judges them and says where B is slower; everything goes into the log."""
-    pairs, left_out = _pairs(*sides, settings)
+    settings, sides = comparison.settings, comparison.sides
+    steps, left_out = _ready(*sides, settings.metric)
     log.write(
         "prepared",
         {
             "sides": {side.name: side.as_dict() for side in sides},
-            "models": [pair.chain for pair in pairs],
+            "models": list(steps),
             "left_out": left_out,
-            "benchmarks": _benchmarks(pairs, sides) if settings.metric == "time" else {},
+            "benchmarks": _benchmarks(steps, sides) if settings.metric == "time" else {},
         },
     )
+    measured = evidence_of(earlier)
     with presenter.progress() as progress, open_session(folder, log, progress) as session:
+        measure = _measure_here if comparison.chosen.machines is None else _measure_elsewhere
         try:
             with session.interruptible():
-                verdicts = judge(Comparer(session, settings.rules).run(pairs, earlier), settings.rules)
-                _write_verdicts(log, verdicts)
-                if settings.metric == "time":
-                    different = [item for item in verdicts.values() if item.verdict in _DIFFERENT]
-                    _explain(session, different, pairs, sides)
+                verdicts = measure(comparison, steps, session, measured, earlier)
                 return _exit_code(verdicts, left_out)
         except (KeyboardInterrupt, WaitCancelledError):
             # What was measured says something, if not all that it could have said.
-            models = {pair.chain for pair in pairs}
-            begun = {chain: found for chain, found in earlier.items() if chain in models and found.blocks}
+            begun = {chain: found for chain, found in measured.items() if chain in steps and found.blocks}
             _write_verdicts(log, judge(begun, settings.rules, "interrupted"))
             progress.message("interrupted; `compare --resume` continues it")
             return ExitCode.INTERRUPTED
 
 
-def _benchmarks(pairs: Sequence[Pair], sides: tuple[Side, Side]) -> dict[str, dict[str, Any]]:
+def _measure_here(
+    comparison: _Comparison,
+    steps: Mapping[str, tuple[Step, Step]],
+    session: Session[Any],
+    measured: dict[str, PairEvidence],
+    _earlier: Sequence[dict[str, Any]],
+) -> dict[str, ModelVerdict]:
+    settings, (a, b) = comparison.settings, comparison.sides
+    pairs = [pair_of(chain, both, settings.metric, settings.rounds) for chain, both in steps.items()]
+    verdicts = judge(Comparer(session, settings.rules).run(pairs, measured), settings.rules)
+    _write_verdicts(session.log, verdicts)
+    if settings.metric == "time":
+        explain_differences(session, verdicts, pairs, (a.tools, b.tools))
+    return verdicts
+
+
+def _measure_elsewhere(
+    comparison: _Comparison,
+    steps: Mapping[str, tuple[Step, Step]],
+    session: Session[Any],
+    measured: dict[str, PairEvidence],
+    earlier: Sequence[dict[str, Any]],
+) -> dict[str, ModelVerdict]:
+    settings, chosen, sides = comparison.settings, comparison.chosen, comparison.sides
+    assert chosen.machines is not None, "it is measured elsewhere"
+    rounds = RoundsLog(session, settings, measured)
+    rounds.remember(earlier)
+    waiting = units_of({chain: both for chain, both in steps.items() if chain not in measured}, sides)
+    if waiting:
+        with chosen.machines.comparing(chosen, comparison.asked, sides, session.progress) as elsewhere:
+            elsewhere.measure(waiting, rounds)
+    verdicts = judge({chain: measured[chain] for chain in steps}, settings.rules)
+    _write_verdicts(session.log, verdicts, rounds.workers)
+    for chain, verdict in verdicts.items():
+        if verdict.verdict in DIFFERENT and chain in rounds.where:
+            session.log.write("where", rounds.where[chain])
+    return verdicts
+
+
+def _require_the_same_machines(begun: ComparisonRecord, folder: Path, machines: Machines | None) -> None:
+    elsewhere = bool(begun.opening.get("elsewhere"))
+    if elsewhere != (machines is not None):
+        where, how = ("a cluster", "Give --cluster") if elsewhere else ("this machine", "Leave --cluster out")
+        raise UsageError(f"{shown(folder)} was begun on {where}", f"{how} to go on with it.")
+
+
+def _benchmarks(chains: Iterable[str], sides: tuple[Side, Side]) -> dict[str, dict[str, Any]]:
     """How each model is benchmarked, for `explain --slower`, which benchmarks parts of it."""
     parts = ("command", "timeout", "resources")
     return {
-        pair.chain: {
-            side.name: {name: value for name, value in asdict(side.benchmarks[pair.chain]).items() if name in parts}
+        chain: {
+            side.name: {name: value for name, value in asdict(side.benchmarks[chain]).items() if name in parts}
             for side in sides
         }
-        for pair in pairs
+        for chain in chains
     }
 
 
-def _explain(
-    session: Session[Any], different: Sequence[ModelVerdict], pairs: Sequence[Pair], sides: tuple[Side, Side]
+def _write_verdicts(
+    log: EventLog, verdicts: Mapping[str, ModelVerdict], workers: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Profiles the models that B is slower or faster with, on both sides, and writes an event `where` for each.
-
-    What cannot be profiled is reported with its reason: a comparison does not fail for want of an explanation.
-    """
-    by_chain = {pair.chain: pair for pair in pairs}
-    for verdict in different:
-        chain = verdict.chain
-        session.progress.status(f"{chain}: looking for where the time went")
-        measured = by_chain[chain].measured(verdict.evidence.cpus or ())
-        with session.quiet(measured[0].device):
-            dispatches = _dispatches(sides, measured, session.processes, verdict)
-        compiled = [change.as_dict() for change in _compile_changes(sides, measured)]
-        session.log.write("where", {"chain": chain, "dispatches": dispatches, "compile": compiled})
-
-
-def _dispatches(
-    sides: tuple[Side, Side], measured: tuple[Measurement, Measurement], processes: Processes, verdict: ModelVerdict
-) -> dict[str, Any]:
-    """Two profiles a side, taken in turn like rounds: one pair alone is weak evidence on a machine that wanders."""
-    times = verdict.as_dict()["time_ms"]
-    medians = (float(times["A"]["median"]), float(times["B"]["median"]))
-    named = dict(zip("AB", zip(sides, measured, medians, strict=True), strict=True))
-    taken: dict[str, list[Profiling]] = {"A": [], "B": []}
-    for name in _PROFILE_ORDER:
-        failed = any(profiling.profile is None for profiling in (*taken["A"], *taken["B"]))
-        # Where one side fails, the other is asked all the same: both reasons are reported.
-        if not failed or not taken[name]:
-            side, measurement, median = named[name]
-            taken[name].append(_profile(side, measurement, processes, median, len(taken[name]) + 1))
-    return compared(_joined(taken["A"]), _joined(taken["B"]), medians)
-
-
-def _profile(side: Side, measurement: Measurement, processes: Processes, median: float, number: int) -> Profiling:
-    toolchain = side.machine.toolchain
-    assert toolchain is not None, "a side has been run"
-    return profile_dispatches(
-        measurement.step,
-        toolchain,
-        processes,
-        side.machine.flags_of(BENCHMARK_MODULE),
-        command=measurement.command,
-        invocation_ms=median,
-        name=f"profile.{number}.",
-    )
-
-
-def _joined(profilings: Sequence[Profiling]) -> Profiling:
-    """The profiles of a side as one; where one of them failed, that one."""
-    failed = [item for item in profilings if item.profile is None]
-    if failed or len(profilings) == 1:
-        return (failed or [*profilings])[0]
-    return Profiling(
-        merged([item.profile for item in profilings if item.profile is not None]),
-        commands=tuple(command for item in profilings for command in item.commands),
-        seconds=sum(item.seconds for item in profilings),
-        log=profilings[-1].log,
-    )
-
-
-def _compile_changes(sides: tuple[Side, Side], measured: tuple[Measurement, Measurement]) -> tuple[CompileChange, ...]:
-    """What the compiler says of the two main modules."""
-    ours, theirs = map(_main_module, sides, measured)
-    if ours is None or theirs is None:
-        return ()
-    sizes = [Path(outputs["module"]).stat().st_size for outputs in (ours, theirs)]
-    return compile_changes(
-        read_statistics(Path(ours["statistics"])),
-        read_statistics(Path(theirs["statistics"])),
-        a_bytes=sizes[0],
-        b_bytes=sizes[1],
-    )
-
-
-def _main_module(side: Side, measurement: Measurement) -> dict[str, str] | None:
-    """Outputs of the compile of the module that is loaded last; None where there is none."""
-    step = measurement.step
-    loaded = [item.path for item in step.inputs if item.role.startswith("module")]
-    made: dict[str, dict[str, Any]] = {
-        dict(item["outputs"])["module"]: dict(item["outputs"])
-        for item in side.record.steps
-        if item["stage"] == "compile"
-    }
-    found = [made[path] for path in loaded if path in made]
-    return found[-1] if found else None
-
-
-def _write_verdicts(log: EventLog, verdicts: Mapping[str, ModelVerdict]) -> None:
-    for verdict in verdicts.values():
-        log.write("verdict", verdict.as_dict())
+    for chain, verdict in verdicts.items():
+        log.write("verdict", {**verdict.as_dict(), "worker": workers.get(chain, "")})
     log.write("summary", summary_of(verdicts))
 
 
@@ -260,10 +219,10 @@ def _exit_code(verdicts: Mapping[str, ModelVerdict], left_out: Mapping[str, str]
     return ExitCode.worst(codes)
 
 
-def _pairs(a: Side, b: Side, settings: _Settings) -> tuple[list[Pair], dict[str, str]]:
-    """What can be measured on both sides, and why the rest cannot."""
-    sides = tuple((side, side.steps(settings.metric)) for side in (a, b))
-    pairs: list[Pair] = []
+def _ready(a: Side, b: Side, metric: str) -> tuple[dict[str, tuple[Step, Step]], dict[str, str]]:
+    """The steps of both sides that can be measured, by chain, and why the rest cannot."""
+    sides = tuple((side, side.steps(metric)) for side in (a, b))
+    ready: dict[str, tuple[Step, Step]] = {}
     left_out: dict[str, str] = {}
     for chain in sorted({chain for _, steps in sides for chain in steps}):
         reasons = [f"{side.name} has no such step" for side, steps in sides if chain not in steps][:1]
@@ -271,15 +230,14 @@ def _pairs(a: Side, b: Side, settings: _Settings) -> tuple[list[Pair], dict[str,
             reasons = [f"{side.name}: {reason}" for side, steps in sides if (reason := unready(side, steps[chain]))]
         if reasons:
             left_out[chain] = "; ".join(reasons)
-            continue
-        ours, theirs = (steps[chain] for _, steps in sides)
-        pairs.append(pair_of(chain, (ours, theirs), settings.metric, settings.rounds))
-    return pairs, left_out
+        else:
+            ready[chain] = (sides[0][1][chain], sides[1][1][chain])
+    return ready, left_out
 
 
-def _chosen(request: RunRequest, settings: _Settings) -> Chosen:
+def _chosen(request: RunRequest, settings: CompareSettings, machines: Machines | None) -> Chosen:
     """What is run with each side; raises where there is nothing to compare."""
-    chosen = choose(request)
+    chosen = choose(request, machines)
     if Stage.COMPILE not in chosen.stages:
         raise UsageError("a comparison compiles, and this suite does not", "Take another suite, or name models.")
     if settings.metric == "time" and not any(case.kind is Kind.BENCHMARK for case in chosen.selection.cases.cases):
@@ -290,7 +248,9 @@ def _chosen(request: RunRequest, settings: _Settings) -> Chosen:
     return replace(chosen, stages=tuple(dict.fromkeys(stages)))
 
 
-def _opening(asked: tuple[str, str], settings: _Settings, kept: Mapping[str, Any], *, resumed: bool) -> dict[str, Any]:
+def _opening(
+    asked: tuple[str, str], settings: CompareSettings, kept: Mapping[str, Any], *, resumed: bool
+) -> dict[str, Any]:
     rules = settings.rules
     return {
         "schema": 1,
@@ -311,36 +271,3 @@ def _opening(asked: tuple[str, str], settings: _Settings, kept: Mapping[str, Any
         "machine": machine_facts().as_dict(),
         **lock_facts(os.environ),
     }
-
-
-def _sides(text: str) -> tuple[str, str]:
-    words = text.split()
-    if len(words) != 2:
-        raise UsageError(
-            f"compare takes two IREEs, not {len(words)}",
-            "Such as: compare 3.12.0 3.13.0 --model dtln, or compare installed build:../iree-build --suite cpu.",
-        )
-    return words[0], words[1]
-
-
-def _settings(asked: CompareRequest, conduct: ConductRequest) -> _Settings:
-    least, band = asked.least / 100, asked.band / 100
-    if not 0 < least <= band < 1:
-        raise UsageError(
-            f"--least {asked.least:g} and --band {asked.band:g} (per cent): expected 0 < least ≤ band < 100",
-            "The defaults are 1 and 3.",
-        )
-    if asked.allow < 0:
-        raise UsageError(f"--allow {asked.allow:g}: expected per cent, 0 or more", "Leave it out for that of --band.")
-    if asked.seed < 0:
-        raise UsageError(f"--seed {asked.seed}: expected 0 or more", "Any number will do.")
-    rules = Rules(
-        plan=sequential_plan(DEFAULT_ALPHA),
-        least=least,
-        band=band,
-        allow=(asked.allow or asked.band) / 100,
-        budget=60 * asked.budget,
-        seed=asked.seed,
-        replace_disturbed=conduct.replaces_disturbed,
-    )
-    return _Settings(asked.metric, rules, rounds_asked(asked))

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.engine import Elsewhere
     from iree_gauntlet.engine.processes.run_client import RunServers
     from iree_gauntlet.engine.workspace import Selection
+    from iree_gauntlet.experiments.compare_elsewhere import RoundsElsewhere
+    from iree_gauntlet.experiments.sides import Side
+    from iree_gauntlet.requests import CompareRequest
     from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Step
 
@@ -43,6 +46,15 @@ class Machines(Protocol):
         self, chosen: Chosen, machine: Workbench, run_dir: Path, progress: Progress
     ) -> AbstractContextManager[Elsewhere]:
         """Has them take part in a run, until it is left.
+
+        Raises:
+            GauntletError: none of them can.
+        """
+
+    def comparing(
+        self, chosen: Chosen, asked: CompareRequest, sides: tuple[Side, Side], progress: Progress
+    ) -> AbstractContextManager[RoundsElsewhere]:
+        """Has them take the rounds of a comparison whose sides they have run, until it is left.
 
         Raises:
             GauntletError: none of them can.

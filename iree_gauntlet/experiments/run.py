@@ -14,7 +14,7 @@ from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.engine.baseline import held_against
 from iree_gauntlet.engine.offline import missing_files, missing_text
 from iree_gauntlet.engine.operator_suites import batched
-from iree_gauntlet.engine.run_start import on_devices_here, run_event
+from iree_gauntlet.engine.run_start import imports_possible, on_devices_here, run_event
 from iree_gauntlet.engine.workbench import Workbench, open_workbench
 from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
@@ -181,7 +181,7 @@ def _planned(
     """What is to be done in a folder, and what share of everything that is."""
     request, selection, stages = chosen.request, chosen.selection, chosen.stages
     baseline = request.conduct.baseline
-    plan = all_planned(chosen, machine, run_dir)
+    plan = imports_possible(all_planned(chosen, machine, run_dir), machine)
     if baseline:
         plan = _with_baseline(plan, Path(baseline), machine)
     if request.chains is not None:

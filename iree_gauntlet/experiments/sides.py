@@ -15,6 +15,7 @@ from iree_gauntlet.engine.rounds.blocks import Cpus, Pair
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, RoundSettings, compile_round, parse_cpus, timed
 from iree_gauntlet.engine.rounds.ways import ways
 from iree_gauntlet.errors import ExitCode, UsageError
+from iree_gauntlet.experiments.compare_where import SideTools
 from iree_gauntlet.experiments.run import run
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 
@@ -61,6 +62,12 @@ class Side:
     def toolchain(self) -> dict[str, str]:
         """What it is, for the record."""
         return self.machine.toolchain.as_dict() if self.machine.toolchain else {}
+
+    @property
+    def tools(self) -> SideTools:
+        """What it is profiled with."""
+        outputs = [dict(step["outputs"]) for step in self.record.steps if step["stage"] == Stage.COMPILE]
+        return SideTools(self.machine, {made["module"]: made for made in outputs})
 
     def steps(self, metric: str) -> dict[str, Step]:
         """Those that are measured for a metric, by chain."""
@@ -135,8 +142,12 @@ def unready(side: Side, step: Step) -> str:
     return ""
 
 
-def rounds_asked(asked: CompareRequest | BisectRequest) -> RoundSettings:
+def rounds_asked(asked: CompareRequest | BisectRequest, *, here: bool = True) -> RoundSettings:
     """How rounds are taken; as usual where it is not said.
+
+    Args:
+        asked: what is asked for.
+        here: they are taken on this machine, whose CPUs are known.
 
     Raises:
         UsageError: it makes no sense.
@@ -149,5 +160,6 @@ def rounds_asked(asked: CompareRequest | BisectRequest) -> RoundSettings:
         )
     affinity = getattr(os, "sched_getaffinity", None)  # Linux alone can say and pin
     named = "" if asked.cpus == _ALL_CPUS else asked.cpus
-    cpus = parse_cpus(named, frozenset(affinity(0)) if affinity else frozenset())
+    available = frozenset(affinity(0)) if affinity else frozenset[int]()
+    cpus = parse_cpus(named, available if here else None)
     return RoundSettings(asked.repetitions or usual.repetitions, min_time, cpus, choose=not asked.cpus)

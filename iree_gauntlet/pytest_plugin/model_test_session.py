@@ -15,7 +15,7 @@ from iree_gauntlet.cases import Case, Kind, Stage, Verdict, exit_code_of
 from iree_gauntlet.dialects.load import CaseSet
 from iree_gauntlet.engine.engine import Engine, RunOptions
 from iree_gauntlet.engine.plan import make_plan
-from iree_gauntlet.engine.run_start import on_devices_here, run_event
+from iree_gauntlet.engine.run_start import imports_possible, on_devices_here, run_event
 from iree_gauntlet.engine.session import Session, open_session
 from iree_gauntlet.engine.workbench import open_workbench, plan_context
 from iree_gauntlet.errors import SpecError
@@ -141,7 +141,7 @@ class ModelTestSession:
         plan = make_plan(cases, _STAGES, plan_context(self._machine, run_dir, conduct))
         if plan.problems:
             raise SpecError(list(plan.problems))
-        plan = on_devices_here(plan, self._machine)
+        plan = on_devices_here(imports_possible(plan, self._machine), self._machine)
         self._steps = {step.id: step for step in plan.steps}
         self._verdicts: dict[str, Verdict] = {}
         self._jobs = max(1, machine_facts().cores // settings.processes)

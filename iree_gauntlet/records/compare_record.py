@@ -50,6 +50,7 @@ class ComparisonRecord:
         summary: the `summary` event; empty where it was not reached.
         where: why a model is slower, by model (`where` events).
         begun: how many blocks of each model were measured.
+        measured: the `measured` events, by model: by whom, and on what machine, where it was not this one.
         end: the `end` event; None for one that was killed or is under way.
     """
 
@@ -59,6 +60,7 @@ class ComparisonRecord:
     summary: dict[str, Any] = field(default_factory=dict)
     where: dict[str, dict[str, Any]] = field(default_factory=dict)
     begun: Counter[str] = field(default_factory=Counter)
+    measured: dict[str, dict[str, Any]] = field(default_factory=dict)
     end: dict[str, Any] | None = None
 
     @property
@@ -110,11 +112,14 @@ def read_comparison(folder: Path) -> ComparisonRecord:
         match event.get("event"):
             case "comparison":
                 # A resumed one judges again.
-                record = ComparisonRecord(event, begun=record.begun)
+                record = ComparisonRecord(event, begun=record.begun, measured=record.measured)
             case "prepared":
                 record = replace(record, opening={**record.opening, **event, "time": record.opening.get("time")})
             case "block":
                 record.begun[str(event["chain"])] += 1
+            case "measured":
+                record.measured[str(event["chain"])] = event
+                record.begun[str(event["chain"])] = len(event["blocks"])
             case "verdict":
                 record.verdicts[str(event["chain"])] = event
             case "summary":

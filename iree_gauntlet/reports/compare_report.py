@@ -87,6 +87,7 @@ def _comparison_json(record: ComparisonRecord) -> str:
         "rules": record.opening.get("rules") or {},
         "rounds": record.opening.get("rounds") or {},
         "machine": record.opening.get("machine") or {},
+        "workers": {item["worker"]: item["machine"] for item in record.measured.values() if item["machine"]},
         "lock_folder": record.opening.get("lock_folder") or "",
         "models": {model: _without_event(verdict) for model, verdict in record.verdicts.items()},
         "not_measured": {row.model: row.reason for row in time_rows(record) if row.verdict == "not measured"},
@@ -103,16 +104,14 @@ def _comparison_document(record: ComparisonRecord) -> Document:
     rows = time_rows(record)
     rules = tuple((line,) for line in _rule_lines(record))
     blocks: list[Block] = [Items(rules)] if rules else []
-    cells = (
-        (row.verdict, row.model, row.a, row.b, row.ratio, row.span, row.floor, row.cpus, row.rounds) for row in rows
-    )
-    blocks.append(Table(_TIME_COLUMNS, tuple(cells)))
-    reasons = tuple(
-        (Name(row.model), f" {row.verdict}: {'; '.join(filter(None, (row.reason, row.own_way)))}")
-        for row in rows
-        if row.verdict != "same" or row.own_way
-    )
-    blocks += [Heading("Why"), Items(reasons)] if reasons else []
+    blocks.append(_time_table(rows))
+    reasons = []
+    for row in rows:
+        notes = _notes_of(record, row.model)
+        if row.verdict != "same" or row.own_way or notes:
+            said = "; ".join(filter(None, (row.reason, row.own_way, *notes)))
+            reasons.append((Name(row.model), f" {row.verdict}: {said}"))
+    blocks += [Heading("Why"), Items(tuple(reasons))] if reasons else []
     for model, where in record.where.items():
         blocks.append(Heading(f"Where {model} is {record.verdicts[model]['verdict']}"))
         blocks += [*dispatch_blocks(where["dispatches"]), *compile_blocks(where["compile"])]
@@ -121,6 +120,21 @@ def _comparison_document(record: ComparisonRecord) -> Document:
         blocks += [Heading("What else changed"), Paragraph((_CHANGE_NOTE,)), Table(_CHANGE_COLUMNS, notable)]
     code = None if record.exit_code is None else ExitCode(record.exit_code)
     return Document(_title(record), _headline(record, rows), (), tuple(blocks), exit_code=code)
+
+
+def _time_table(rows: Sequence[TimeRow]) -> Table:
+    cells: list[tuple[Cell, ...]] = [
+        (row.verdict, row.model, row.a, row.b, row.ratio, row.span, row.floor, row.cpus, row.rounds) for row in rows
+    ]
+    if not any(row.worker for row in rows):
+        return Table(_TIME_COLUMNS, tuple(cells))
+    workers = [(*cell, row.worker) for cell, row in zip(cells, rows, strict=True)]
+    return Table((*_TIME_COLUMNS, Column("worker", rank=7)), tuple(workers))
+
+
+def _notes_of(record: ComparisonRecord, model: str) -> list[str]:
+    """What happened on the way to a model's rounds, where a cluster took them."""
+    return [str(note) for note in (record.measured.get(model) or {}).get("notes", ())]
 
 
 def _title(record: ComparisonRecord) -> str:
@@ -196,6 +210,7 @@ def _comparison_junit(record: ComparisonRecord) -> str:
 def _case(row: TimeRow, record: ComparisonRecord) -> junit_xml.TestCase:
     figures = f"A {row.a} ms, B {row.b} ms: {row.ratio} ({row.span}); A against A {row.floor}" if row.ratio else ""
     figures += f"; {row.own_way}" if row.own_way else ""
+    figures += f"; measured on {row.worker}" if row.worker else ""
     case = junit_xml.TestCase(
         name=str(record.options.get("metric") or "time"), classname=one_line(f"compare.{row.model}"), stdout=figures
     )

@@ -35,6 +35,7 @@ class TimeRow:
         rounds: process starts of the comparison, and how many of its blocks were replaced.
         cpus: that they ran on.
         own_way: what the spec's own way says against the verdict; empty where it does not.
+        worker: of a cluster, that measured it; empty where none did.
         reason: why it is that verdict and not more.
     """
 
@@ -49,6 +50,7 @@ class TimeRow:
     reason: str = ""
     cpus: str = ""
     own_way: str = ""
+    worker: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +105,9 @@ def time_rows(record: ComparisonRecord) -> list[TimeRow]:
 
 
 def _row(model: str, verdict: dict[str, Any]) -> TimeRow:
-    reason = str(verdict["reason"])
+    reason, worker = str(verdict["reason"]), str(verdict.get("worker", ""))
     if "ratio" not in verdict:
-        return TimeRow(model, str(verdict["verdict"]), reason=reason)
+        return TimeRow(model, str(verdict["verdict"]), reason=reason, worker=worker)
     control = verdict.get("control") or {}
     floor = ""
     if control:
@@ -129,6 +131,7 @@ def _row(model: str, verdict: dict[str, Any]) -> TimeRow:
         reason=reason,
         cpus=cpus_text(verdict["cpus"]) if "cpus" in verdict else "",
         own_way=_own_way(verdict.get("own_way") or {}),
+        worker=worker,
     )
 
 

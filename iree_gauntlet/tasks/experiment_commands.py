@@ -47,10 +47,11 @@ def _running(*names: str, **helps: str) -> tuple[Option, ...]:
         *CACHE,
         *_SIDES,
         *_running("jobs", "resume", "run_dir", "offline", "force_recompile", "disturbed", *_TIMEOUTS),
+        *CLUSTER,
     ),
 )
 def compare_task(options: dict[str, Any]) -> ExitCode:
-    """Compare two IREEs, A B, on this machine: which models got slower or faster, by how much, and where.
+    """Compare two IREEs, A B, on one machine: which models got slower or faster, by how much, and where.
 
     Both compile the selection and check its numbers; then processes of both take turns until each model has its
     verdict: slower, faster, same, not slower or inconclusive. Exit codes: 0 nothing slower, 1 slower, 2 usage, 3 not
@@ -59,11 +60,14 @@ def compare_task(options: dict[str, Any]) -> ExitCode:
     Examples: compare 3.12.0 3.13.0 --suite cpu
               compare installed build:../iree-build --suite cpu --model dtln --cpus 1
               compare 3.12.0 3.13.0 --suite cpu --model minilm --metric compile-time
+              compare 3.12.0 3.13.0 --suite cpu --cluster tcp://127.0.0.1:8786
               compare --resume
     """
     from iree_gauntlet.experiments.compare import compare  # noqa: PLC0415
 
-    return compare(read(CompareRequest, options), RunRequest.of(options, Defaults()), console_presenter())
+    asked, request = read(CompareRequest, options), RunRequest.of(options, Defaults())
+    with machines_of(read(ClusterRequest, options), request.conduct) as machines:
+        return compare(asked, request, console_presenter(), machines)
 
 
 _IREES = Option(

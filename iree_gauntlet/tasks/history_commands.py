@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from invoke.collection import Collection
 
+from iree_gauntlet.cluster.cluster_requests import ClusterRequest
 from iree_gauntlet.option import options_of, read
-from iree_gauntlet.requests import FormatRequest
+from iree_gauntlet.requests import ConductRequest, FormatRequest
+from iree_gauntlet.tasks.cluster_commands import CLUSTER, machines_of
 from iree_gauntlet.tasks.task_options import FORMAT, console_presenter, gauntlet_task
 from iree_gauntlet.upkeep.history_requests import (
     AddRequest,
@@ -85,7 +87,7 @@ def history_check_task(options: dict[str, Any]) -> ExitCode:
     return check(read(CheckRequest, options), as_json=read(FormatRequest, options).as_json)
 
 
-@gauntlet_task("confirm", options_of(ConfirmRequest))
+@gauntlet_task("confirm", (*options_of(ConfirmRequest), *CLUSTER))
 def history_confirm_task(options: dict[str, Any]) -> ExitCode:
     """Measure the two IREEs of a step in turns, as `compare` does: is it there? And which bisect finds its cause?
 
@@ -96,7 +98,8 @@ def history_confirm_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.upkeep.history_confirm import confirm  # noqa: PLC0415
 
-    return confirm(read(ConfirmRequest, options), console_presenter())
+    with machines_of(read(ClusterRequest, options), ConductRequest()) as machines:
+        return confirm(read(ConfirmRequest, options), console_presenter(), machines)
 
 
 @gauntlet_task("page", options_of(PageRequest))

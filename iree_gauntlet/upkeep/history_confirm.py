@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.experiments.compare import compare
@@ -22,7 +22,9 @@ from iree_gauntlet.upkeep.history_keep import store_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from iree_gauntlet.experiments.performing import Machines
     from iree_gauntlet.progress import Presenter
+    from iree_gauntlet.records.compare_record import ComparisonRecord
     from iree_gauntlet.upkeep.history_requests import ConfirmRequest
 
 
@@ -31,8 +33,13 @@ _METRICS = {"time_ms": "time", "compile_s": "compile-time"}
 _EXACT = {"size_bytes": "size", "dispatches": "dispatches", "max_error": "error"}
 
 
-def confirm(asked: ConfirmRequest, presenter: Presenter) -> ExitCode:
+def confirm(asked: ConfirmRequest, presenter: Presenter, machines: Machines | None = None) -> ExitCode:
     """Measure the two IREEs of a step in turns, keep what comes of it with the step, and say which bisect comes next.
+
+    Args:
+        asked: which step.
+        presenter: shows it.
+        machines: measure it; None for this machine.
 
     Raises:
         NothingSelectedError: nothing got worse that fits.
@@ -49,7 +56,7 @@ def confirm(asked: ConfirmRequest, presenter: Presenter) -> ExitCode:
         presenter.line("it has no noise: there is nothing to confirm")
         code = ExitCode.OK
     else:
-        code = _measured(asked, finding, irees, presenter)
+        code = _measured(asked, finding, irees, presenter, machines)
     if code is not ExitCode.INTERRUPTED:
         words = ["gauntlet", "bisect", "--good", irees[0], "--bad", irees[1], "--metric", metric]
         words += ["--model", key.model, "--submodel", key.submodel, "--target", key.target]
@@ -69,13 +76,15 @@ def _chosen(asked: ConfirmRequest) -> Finding:
     return min(found, key=order)
 
 
-def _measured(asked: ConfirmRequest, finding: Finding, irees: tuple[str, str], presenter: Presenter) -> ExitCode:
+def _measured(
+    asked: ConfirmRequest, finding: Finding, irees: tuple[str, str], presenter: Presenter, machines: Machines | None
+) -> ExitCode:
     key, now = finding.key, datetime.now(UTC)
     folder = runs_folder() / f"{now:%Y%m%d-%H%M%S}-confirm"
     selection = {"model": key.model, "submodel": key.submodel, "target": [key.target], "sku": key.sku}
     request = RunRequest.of({**selection, "cache_dir": asked.cache_dir, "run_dir": str(folder)}, Defaults())
     compared = CompareRequest(sides=" ".join(irees), metric=_METRICS[key.figure], budget=asked.budget)
-    code = compare(compared, request, presenter)
+    code = compare(compared, request, presenter, machines)
     _keep(asked, finding, folder, now)
     return code
 
@@ -98,8 +107,14 @@ def _keep(asked: ConfirmRequest, finding: Finding, folder: Path, now: datetime) 
         time=now.isoformat(),
         cases=(),
         iree=iree_version(record.sides[1].toolchain),
-        machine=HistoryMachine.from_dict(asdict(machine_facts())),
+        machine=HistoryMachine.from_dict(_machine_of(record, finding.key.case)),
         state="confirmation",
         more={"confirms": confirms},
     )
     store_of(asked).add(dict([history_file(run)]))
+
+
+def _machine_of(record: ComparisonRecord, case: str) -> dict[str, Any]:
+    """What a case was measured on."""
+    elsewhere = record.measured.get(case)
+    return dict(elsewhere["machine"]) if elsewhere else asdict(machine_facts())

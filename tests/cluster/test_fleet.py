@@ -49,6 +49,24 @@ def test_without_other_workers_compiles_go_before_benchmarks() -> None:
     assert workers_of(queue) == {"d:benchmark": "gpu"}
 
 
+def test_a_compile_that_is_measured_has_its_host_too_and_needs_no_device() -> None:
+    fleet = fleet_of(one=offer("one", CPU, host="h"), two=offer("two", CPU, host="h"))
+    timed = [step(f"{name}:compile", exclusive=True) for name in "ab"]
+    queue = FleetQueue(timed, {}, fleet, fail_fast=False)
+    assert set(workers_of(queue)) == {"a:compile"}
+    assert workers_of(queue) == {}
+    queue.finish(timed[0], Verdict.PASSED)
+    assert set(workers_of(queue)) == {"b:compile"}
+
+
+def test_hosts_are_counted_that_have_what_is_needed() -> None:
+    fleet = fleet_of(one=offer("one", CPU, host="h"), two=offer("two", CPU, host="h"), gpu=offer("gpu", GPU, CPU))
+    assert fleet.hosts(Demand("local-task", uses=True)) == 2
+    assert fleet.hosts(Demand("hip", uses=True, exclusive=True)) == 1
+    assert fleet.hosts(Demand()) == 2
+    assert fleet.hosts(Demand("cuda")) == 0
+
+
 def test_a_measured_step_has_its_whole_host_with_all_workers_on_it() -> None:
     fleet = fleet_of(one=offer("one", CPU, host="h"), two=offer("two", CPU, host="h"), far=offer("far"))
     timed = step("a:benchmark", device="local-task", exclusive=True)

@@ -187,11 +187,18 @@ class Pair:
 
 
 def evidence_of(events: Iterable[dict[str, Any]]) -> dict[str, PairEvidence]:
-    """What the blocks of a log say, by model: to resume a comparison that was cut short."""
+    """What the blocks of a log say, by model: to resume a comparison that was cut short.
+
+    An event `measured` holds all blocks of a model, which another machine has taken; one with a `problem` says nothing.
+    """
     found: dict[str, PairEvidence] = {}
     for event in events:
         if event.get("event") == "block":
             found.setdefault(str(event["chain"]), PairEvidence()).add(event)
+        elif event.get("event") == "measured" and not event["problem"]:
+            evidence = found[str(event["chain"])] = PairEvidence()
+            for block in event["blocks"]:
+                evidence.add(block)
     return found
 
 

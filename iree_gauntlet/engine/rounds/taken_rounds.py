@@ -118,12 +118,12 @@ class Measurement:
     cpus: tuple[int, ...] = ()
 
 
-def parse_cpus(text: str, available: frozenset[int]) -> tuple[int, ...]:
+def parse_cpus(text: str, available: frozenset[int] | None) -> tuple[int, ...]:
     """The CPUs that `0,2-5` names, rising; none for an empty text.
 
     Args:
         text: numbers and ranges, as taskset and `lscpu` write them.
-        available: what this process may use.
+        available: what may be used; None where that is not known yet.
 
     Raises:
         UsageError: it is no such list, or names a CPU that may not be used.
@@ -136,8 +136,8 @@ def parse_cpus(text: str, available: frozenset[int]) -> tuple[int, ...]:
                 f"--cpus {text}: {part!r} is no CPU and no range of CPUs", "Such as --cpus 2 or --cpus 0,4-7."
             )
         found |= set(range(int(first), int(last or first) + 1))
-    missing = sorted(found - available)
-    if missing:
+    missing = sorted(found - available) if available is not None else []
+    if available is not None and missing:
         there = ", ".join(map(str, sorted(available)))
         raise UsageError(
             f"--cpus {text}: there is no CPU {missing[0]} here, or it may not be used", f"CPUs here: {there}."

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.cluster.connection import ClusterPart
 from iree_gauntlet.cluster.link import Joined, Left, Refused
+from iree_gauntlet.cluster.parts import ClusterPart
 from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.errors import GauntletError, UsageError
 from tests.support.simulated_fleet import CPU, GPU, Messages, offer, step
@@ -28,8 +28,8 @@ class Planning:
         self._offers = offers
         self._events = iter(events)
 
-    def offers(self) -> list[WorkerOffer]:
-        return self._offers
+    def offers(self) -> dict[str, WorkerOffer]:
+        return {str(number): offered for number, offered in enumerate(self._offers)}
 
     def next_event(self, _seconds: float) -> Event | None:
         return next(self._events)

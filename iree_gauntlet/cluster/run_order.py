@@ -1,0 +1,149 @@
+"""A run, or a comparison of two, as it is made known to workers, and by a worker to its process."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.errors import GauntletError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from iree_gauntlet.cluster.offers import DeviceOffer
+    from iree_gauntlet.engine.workbench import Workbench
+    from iree_gauntlet.requests import CompareRequest, RunRequest
+    from iree_gauntlet.toolchains.toolchain import Part, Toolchain
+
+
+_OTHER = "`--iree RELEASE` is installed on each worker; other IREEs have to be there already, and be the same"
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """What is where, where a run was started: results are to say what is true there.
+
+    Attributes:
+        run_dir, cache_dir: of the run.
+        compiler, runtime: folders of the tools; empty for none.
+        python: the interpreter of the compiler; empty for none.
+    """
+
+    run_dir: str
+    cache_dir: str
+    compiler: str = ""
+    runtime: str = ""
+    python: str = ""
+
+    @classmethod
+    def of(cls, run_dir: Path, machine: Workbench) -> Home:
+        """What is where on this machine."""
+        toolchain = machine.toolchain
+        if toolchain is None:
+            return cls(str(run_dir), str(machine.cache_dir))
+        compiler, runtime = toolchain.compiler, toolchain.runtime
+        tools = str(Path(compiler.compile).parent), str(Path(runtime.run_module).parent)
+        return cls(str(run_dir), str(machine.cache_dir), tools[0], tools[1], compiler.python)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRun:
+    """A run that workers plan too.
+
+    Attributes:
+        request: what is asked for; a worker's process has it with that worker's own folders.
+        compiler, runtime: identities of its IREE; empty for none.
+        home: what is where, where it was started.
+    """
+
+    request: RunRequest
+    compiler: str
+    runtime: str
+    home: Home
+
+    @classmethod
+    def of(cls, request: RunRequest, machine: Workbench, run_dir: Path) -> SharedRun:
+        """A run of this machine's."""
+        toolchain = machine.toolchain
+        identities = (toolchain.compiler.identity, toolchain.runtime.identity) if toolchain else ("", "")
+        return cls(request, *identities, Home.of(run_dir, machine))
+
+    def require_its_iree(self, toolchain: Toolchain | None) -> None:
+        """Makes sure that an IREE is the run's.
+
+        Raises:
+            GauntletError: it is another.
+        """
+        for name, identity in (("compiler", self.compiler), ("runtime", self.runtime)):
+            part: Part | None = getattr(toolchain, name) if toolchain else None
+            if identity and (part is None or part.identity != identity):
+                what = f"its {name} is {part.version if part else 'missing'}, and not the same as the run's"
+                raise GauntletError(what, _OTHER)
+
+    def renamed_from(self, run_dir: Path, machine: Workbench) -> dict[str, str]:
+        """Paths of a machine that takes part, and what they are where the run was started."""
+        pairs = zip(astuple(Home.of(run_dir, machine)), astuple(self.home), strict=True)
+        return {mine: theirs for mine, theirs in pairs if mine and mine != theirs}
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What a worker has to know of a run, or of a comparison.
+
+    Attributes:
+        name: unique.
+        sha256: of the copy of the project.
+        cwd: the folder that it was started in.
+        runs: the run; or the sides A and B of a comparison.
+        comparison: how those are compared; None for a run.
+    """
+
+    name: str
+    sha256: str
+    cwd: str
+    runs: tuple[SharedRun, ...]
+    comparison: CompareRequest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunOrder:
+    """What a worker has its process take part in.
+
+    Attributes:
+        folder: of the process, absolute.
+        runs, comparison: as of `RunFacts`, with the worker's own folders.
+        devices: that the worker has.
+        places: folders here, and what they are where it was started.
+    """
+
+    folder: str
+    runs: tuple[SharedRun, ...]
+    comparison: CompareRequest | None
+    devices: tuple[DeviceOffer, ...]
+    places: tuple[tuple[str, str], ...]
+
+
+def folder_of_side(folder: Path, number: int, facts: RunFacts) -> Path:
+    """Where a process has a run: its own folder, or one below it for each side of a comparison."""
+    return folder / "ab"[number] if facts.comparison else folder
+
+
+def with_jobs(request: RunRequest, jobs: int) -> RunRequest:
+    """A request as a worker carries it out that does so many steps at once."""
+    return replace(request, conduct=replace(request.conduct, jobs=jobs))
+
+
+def with_paths(said: Any, renamed: Mapping[str, str]) -> Any:
+    """A journal's object with other paths in place of some: whole ones and what lies below them, each replaced once."""
+    if isinstance(said, dict):
+        return {name: with_paths(value, renamed) for name, value in said.items()}
+    if isinstance(said, list | tuple):
+        return [with_paths(value, renamed) for value in said]
+    if not isinstance(said, str) or not renamed:
+        return said
+    # Of two that fit, the longer one is meant.
+    known = "|".join(re.escape(path) for path in sorted(renamed, key=len, reverse=True))
+    # A path begins a word, or follows the scheme of an address: file:///cache/x.
+    return re.sub(rf"(?:(?<=://)|(?<![\w./-]))(?:{known})(?![\w.-])", lambda match: renamed[match[0]], said)

@@ -1,0 +1,173 @@
+"""A comparison whose rounds other machines take: each model is measured by one of them, both sides on one device.
+
+What comes back goes into the log of the comparison as one event a model, `measured`, with all that was measured of it,
+by whom, on what machine: a log that was cut short has a model as a whole, or not at all.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.engine.rounds.blocks import PairEvidence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from iree_gauntlet.engine.session import Session
+    from iree_gauntlet.experiments.compare_settings import CompareSettings
+    from iree_gauntlet.experiments.sides import Side
+    from iree_gauntlet.results import Result
+    from iree_gauntlet.steps import Step
+
+
+# The last event of a worker's log: its machine, and why there is no verdict.
+ENDED = "measured here"
+_MADE = (Stage.IMPORT, Stage.COMPILE)
+
+
+@dataclass(frozen=True, slots=True)
+class MadeByWorker:
+    """A module that a side has.
+
+    Attributes:
+        need: side and step, `A dtln@cpu:compile`.
+        key: what it is found by.
+        worker: who made it, as results name workers.
+    """
+
+    need: str
+    key: str
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A model that one machine measures.
+
+    Attributes:
+        step: the one whose rounds are taken, of A; it has its host to itself, and needs `made`.
+        made: what the sides have made for it.
+    """
+
+    step: Step
+    made: tuple[MadeByWorker, ...]
+
+
+class RoundsElsewhere(Protocol):
+    """Other machines, which take the rounds of a comparison."""
+
+    def measure(self, units: Sequence[Unit], rounds: RoundsLog) -> None:
+        """Has each unit measured by one of them.
+
+        Raises:
+            BaseException: what a signal handler raises, after they were told to end.
+        """
+
+
+def units_of(steps: Mapping[str, tuple[Step, Step]], sides: tuple[Side, Side]) -> list[Unit]:
+    """The models that are to be measured, by chain, as units."""
+    units = []
+    for a, b in steps.values():
+        made = [item for side, step in zip(sides, (a, b), strict=True) for item in _made(side, step)]
+        resources = replace(a.resources, exclusive=True)
+        unit = replace(a, needs=tuple(item.need for item in made), resources=resources)
+        units.append(Unit(unit, tuple(made)))
+    return units
+
+
+def _made(side: Side, step: Step) -> Iterable[MadeByWorker]:
+    for item in side.record.steps:
+        result = side.record.results.get(item["id"])
+        if item["id"] in step.needs and item["stage"] in _MADE and result and result.cache and result.cache.key:
+            yield MadeByWorker(f"{side.name} {item['id']}", result.cache.key, result.worker)
+
+
+class RoundsLog:
+    """Takes what comes back of the units, into the log and the evidence; as `Conductor` of a cluster's runner.
+
+    Args:
+        session: of the comparison.
+        settings: of it; the budget begins now.
+        evidence: what an earlier part of it has measured, by model; changed in place.
+
+    Attributes:
+        workers: who has measured a model.
+        where: where the time went, by model, as `compare_where.py` has it.
+    """
+
+    def __init__(self, session: Session[Any], settings: CompareSettings, evidence: dict[str, PairEvidence]) -> None:
+        self.workers: dict[str, str] = {}
+        self.where: dict[str, dict[str, Any]] = {}
+        self._session = session
+        self._settings = settings
+        self._evidence = evidence
+        self._events: dict[str, Sequence[Mapping[str, Any]]] = {}
+        self._ends = time.monotonic() + settings.rules.budget
+
+    def remember(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Takes what an earlier part of the comparison has in the log."""
+        for event in events:
+            if event.get("event") == "measured" and not event["problem"]:
+                self._take(event)
+
+    def share(self, hosts: int, units: int) -> float:
+        """Seconds of what is left of the budget for each of some units, of which so many hosts take one each."""
+        left = max(0.0, self._ends - time.monotonic())
+        return left * min(1.0, hosts / max(1, units))
+
+    def begin(self, step: Step, *, worker: str = "", again: bool = False) -> None:
+        """A unit is given to a worker."""
+        self._session.progress.message(f"{step.chain}: measured on {worker}{', from the beginning' if again else ''}")
+
+    def keep(self, step: Step, events: Sequence[Mapping[str, Any]]) -> None:
+        """What a worker has in its log of a unit; `conclude` follows."""
+        self._events[step.id] = events
+
+    def conclude(self, step: Step, result: Result) -> Verdict:
+        """A unit is over."""
+        events = self._events.pop(step.id, ())
+        ended = next((event for event in events if event["event"] == ENDED), {"machine": {}, "failure": result.reason})
+        measured = {
+            "chain": step.chain,
+            "worker": result.worker,
+            "problem": ended["failure"],
+            "notes": list(result.notes),
+            "machine": ended["machine"],
+            "blocks": [_plain(event) for event in events if event["event"] == "block"],
+            "where": next((_plain(event) for event in events if event["event"] == "where"), None),
+        }
+        self._session.log.write("measured", measured)
+        found = self._take(measured)
+        what = found.failure or f"{len(found.blocks)} blocks"
+        self._session.progress.message(f"{step.chain}: {what}")
+        return result.verdict
+
+    def skip(self, step: Step, reason: str) -> Verdict:
+        """A unit cannot be measured."""
+        raise AssertionError(f"{step.id} needs nothing that could fail: {reason}")
+
+    def result_of(self, step: Step) -> Result:
+        """Does a step that needs no machine."""
+        raise AssertionError(f"{step.id} is measured elsewhere")
+
+    def abort(self) -> None:
+        """Ends what runs here."""
+        if not self._session.cancelled.is_set():
+            self._session.cancel()
+
+    def _take(self, measured: Mapping[str, Any]) -> PairEvidence:
+        chain = str(measured["chain"])
+        self.workers[chain] = str(measured["worker"])
+        if measured["where"]:
+            self.where[chain] = measured["where"]
+        found = self._evidence[chain] = PairEvidence(failure=str(measured["problem"]))
+        for block in measured["blocks"]:
+            found.add(block)
+        return found
+
+
+def _plain(event: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in event.items() if name not in ("event", "time")}

@@ -1,0 +1,136 @@
+"""What comes back of models that other machines measure."""
+
+from __future__ import annotations
+
+import json
+import threading
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iree_gauntlet.cases import Verdict
+from iree_gauntlet.engine.rounds.blocks import PairEvidence, evidence_of
+from iree_gauntlet.engine.session import open_session
+from iree_gauntlet.experiments import compare_elsewhere
+from iree_gauntlet.experiments.compare_elsewhere import ENDED, RoundsLog
+from iree_gauntlet.experiments.compare_settings import compare_settings
+from iree_gauntlet.progress import Progress
+from iree_gauntlet.records.event_log import EventLog
+from iree_gauntlet.requests import CompareRequest, ConductRequest
+from iree_gauntlet.results import Result
+from tests.support.clocks import Clock
+from tests.support.simulated_fleet import step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+UNIT = step("toy/abs@cpu:benchmark")
+
+
+def block(kind: str = "ab") -> dict[str, Any]:
+    """A block that counts, as a log has it."""
+    rounds = [
+        {"side": side, "times_ms": [1.0 + (side == "B")], "peak_rss_bytes": 1, "disturbed": []} for side in "ABBA"
+    ]
+    return {"chain": UNIT.chain, "kind": kind, "order": "ABBA", "counted": True, "cpus": [], "rounds": rounds}
+
+
+def taken(*blocks: dict[str, Any], failure: str = "") -> list[dict[str, Any]]:
+    """The log of a worker."""
+    machine = {"event": ENDED, "time": "t", "machine": {"cores": 64}, "failure": failure}
+    return [*({"event": "block", "time": "t", **item} for item in blocks), machine]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(compare_elsewhere, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def rounds(tmp_path: Path, clock: Clock) -> Iterator[tuple[RoundsLog, dict[str, PairEvidence]]]:
+    del clock
+    settings = compare_settings(CompareRequest(budget=10.0), ConductRequest(), here=False)
+    evidence: dict[str, PairEvidence] = {}
+    with (
+        EventLog(tmp_path / "comparison.jsonl", lambda: datetime.now(UTC)) as log,
+        open_session(tmp_path, log, Progress()) as session,
+    ):
+        yield RoundsLog(session, settings, evidence), evidence
+
+
+def events_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "comparison.jsonl").read_text().splitlines()]
+
+
+def test_a_model_is_in_the_log_as_a_whole(tmp_path: Path, rounds: tuple[RoundsLog, dict[str, PairEvidence]]) -> None:
+    log, evidence = rounds
+    where = {"event": "where", "time": "t", "chain": UNIT.chain, "dispatches": {}, "compile": []}
+    log.keep(UNIT, [*taken(block(), block("aa"), block()), where])
+    assert log.conclude(UNIT, Result(Verdict.PASSED, worker="box/cpu", notes=("a note",))) is Verdict.PASSED
+    (event,) = events_of(tmp_path)
+    assert (event["event"], event["worker"], event["machine"], event["notes"]) == (
+        "measured",
+        "box/cpu",
+        {"cores": 64},
+        ["a note"],
+    )
+    assert [item["kind"] for item in event["blocks"]] == ["ab", "aa", "ab"]
+    assert log.workers == {UNIT.chain: "box/cpu"}
+    assert log.where[UNIT.chain]["chain"] == UNIT.chain
+    # And is read back as it was.
+    again = evidence_of([event])[UNIT.chain]
+    assert again == evidence[UNIT.chain]
+    assert (len(again.blocks), len(again.control)) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("result", "events", "why"),
+    [
+        (Result(Verdict.ERROR, "given up after 3 workers"), [], "given up after 3 workers"),
+        (Result(Verdict.PASSED), taken(block(), failure="B: it crashed"), "B: it crashed"),
+    ],
+)
+def test_what_has_failed_is_no_evidence_for_one_that_goes_on(
+    tmp_path: Path,
+    rounds: tuple[RoundsLog, dict[str, PairEvidence]],
+    result: Result,
+    events: list[dict[str, Any]],
+    why: str,
+) -> None:
+    log, evidence = rounds
+    log.keep(UNIT, events)
+    log.conclude(UNIT, result)
+    assert evidence[UNIT.chain].failure == why
+    (event,) = events_of(tmp_path)
+    assert event["problem"] == why
+    assert evidence_of([event]) == {}
+    log.remember([event])
+    assert evidence[UNIT.chain].failure == why
+
+
+def test_a_log_that_has_a_model_twice_has_it_as_it_was_measured_last() -> None:
+    first = {"event": "measured", "chain": "a", "problem": "", "blocks": [block(), block()]}
+    assert len(evidence_of([first, {**first, "blocks": [block()]}])["a"].blocks) == 1
+
+
+@given(hosts=st.integers(1, 20), units=st.integers(1, 50), gone=st.floats(0, 1000))
+def test_what_is_left_of_the_time_is_shared(hosts: int, units: int, gone: float) -> None:
+    clock = Clock()
+    settings = compare_settings(CompareRequest(budget=10.0), ConductRequest(), here=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compare_elsewhere, "time", clock)
+        log = RoundsLog(_NoSession(), settings, {})  # type: ignore[arg-type]
+        clock.now += gone
+        share = log.share(hosts, units)
+    left = max(0.0, 600 - gone)
+    assert share == pytest.approx(left if units <= hosts else left * hosts / units)
+
+
+class _NoSession:
+    cancelled = threading.Event()
