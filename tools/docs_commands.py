@@ -42,6 +42,7 @@ NOT_RUN = (
     ("docs/reference/options.md", "", "is made of the commands' own examples"),
     ("*", r"\.\./|/big/disk|\bonnx_ops\b|\bruns/", _OUTSIDE),
     ("docs/how-to/cluster.md", r"^ssh|gauntlet (worker t|cluster\.)", "goes on until it is ended, or needs what does"),
+    ("docs/how-to/cluster-*.md", "", "needs other machines, or Slurm"),
     ("docs/how-to/bench*.md", "", _TORCH),
     ("docs/how-to/micro.md", "", _TORCH),
     ("docs/how-to/recipes.md", "", _TORCH),
