@@ -17,22 +17,27 @@ import pytest
 from iree_gauntlet.cluster import dask_worker
 from tests.support.artifact_server import serving, whole
 from tests.support.certificates import Authority
-from tests.support.local_cluster import HangingTools, local_cluster, results, started
+from tests.support.local_cluster import HangingTools, LocalCluster, local_cluster, results, started
 from tests.support.operator_suite import OperatorSuite
-from tests.support.places import CORPUS
+from tests.support.places import CORPUS, ROOT
 from tests.support.processes import begun_steps, running, wait_until
 from tests.support.tcp_proxy import way_to
 from tests.support.toy_project import Project
 from tests.support.two_hosts import HERE, needs_hosts, other_host
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
+
+    from iree_gauntlet.results import Result
 
 pytestmark = pytest.mark.stress
 
 OFFERED = ("--device", "cpu", "--iree", "path")
 # Of about 1,100, of which each is begun once in the journal.
 STEPS_BETWEEN_KILLS = 40
+# Of 87.
+MODEL_STEPS_BETWEEN_KILLS = 8
 
 
 def npy(values: list[float]) -> bytes:
@@ -76,23 +81,53 @@ def test_workers_end_the_steps_of_a_killed_run_and_another_goes_on(tmp_path: Pat
         assert len(results(project.folder / "there")) == 60
 
 
+def kill_workers_until_it_ends(cluster: LocalCluster, run: subprocess.Popen[bytes], folder: Path, every: int) -> int:
+    """Kills a worker whenever so many more steps of a run have begun; how many it were."""
+    rng = random.Random(1)
+    journal = folder / "journal.jsonl"
+    for kills in itertools.count():
+        due = (kills + 1) * every
+        wait_until(lambda due=due: run.poll() is not None or len(begun_steps(journal)) >= due)  # type: ignore[misc]
+        if run.poll() is not None:
+            return kills
+        workers = [item for item in cluster.process.children() if "spawn_main" in " ".join(item.cmdline())]
+        if workers:
+            rng.choice(sorted(workers, key=lambda item: item.pid)).send_signal(signal.SIGKILL)
+    raise AssertionError
+
+
+def numbers_of(result: Result) -> list[tuple[str, int, float]]:
+    """How far the outputs of a step are off."""
+    return [(item.type, item.mismatches, item.max_abs_error) for item in result.outputs]
+
+
+@pytest.mark.models
+@pytest.mark.timeout(1200)
+def test_pretrained_models_come_to_the_same_while_workers_are_killed(tmp_path: Path) -> None:
+    project = Project(tmp_path / "project", cache="empty")
+    words = ("run", "--suite", str(ROOT / "suites" / "cpu.toml"), "--spec-dir", str(ROOT / "specs"), "-q")
+    assert project.gauntlet_process(*words, "--run-dir", "here").code == 0
+    with local_cluster(tmp_path / "farm", "--device", "cpu", count=4) as cluster:
+        run = project.start(*words, "--run-dir", "there", "--cluster", cluster.address)
+        kills = kill_workers_until_it_ends(cluster, run, project.folder / "there", MODEL_STEPS_BETWEEN_KILLS)
+        assert run.returncode == 0
+        assert kills > 5
+        wait_until(lambda: not cluster.run_processes)
+    here, there = results(project.folder / "here"), results(project.folder / "there")
+    assert len(here) > 80
+    assert there.keys() == here.keys()
+    for name, result in here.items():
+        assert (there[name].verdict, numbers_of(there[name])) == (result.verdict, numbers_of(result)), name
+
+
 @pytest.mark.corpus
 def test_an_operator_suite_comes_to_the_same_while_workers_are_killed(tmp_path: Path) -> None:
     project = Project(tmp_path / "project")
     words = ("run", "--spec-dir", str(CORPUS / "onnx_ops"), "-q")
     assert project.gauntlet_process(*words, "--run-dir", "here").code == 3
-    rng = random.Random(1)
     with local_cluster(tmp_path / "farm", "--device", "cpu", count=4) as cluster:
         run = project.start(*words, "--run-dir", "there", "--cluster", cluster.address)
-        journal = project.folder / "there" / "journal.jsonl"
-        for kills in itertools.count(1):
-            due = kills * STEPS_BETWEEN_KILLS
-            wait_until(lambda due=due: run.poll() is not None or len(begun_steps(journal)) >= due)  # type: ignore[misc]
-            if run.poll() is not None:
-                break
-            workers = [item for item in cluster.process.children() if "spawn_main" in " ".join(item.cmdline())]
-            if workers:
-                rng.choice(sorted(workers, key=lambda item: item.pid)).send_signal(signal.SIGKILL)
+        kills = kill_workers_until_it_ends(cluster, run, project.folder / "there", STEPS_BETWEEN_KILLS)
         assert run.returncode == 3
         assert kills > 10
         wait_until(lambda: not cluster.run_processes)
