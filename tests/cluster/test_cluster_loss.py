@@ -36,7 +36,7 @@ pytestmark = pytest.mark.stress
 OFFERED = ("--device", "cpu", "--iree", "path")
 # Of about 1,100, of which each is begun once in the journal.
 STEPS_BETWEEN_KILLS = 40
-# Of 87.
+# Of 116.
 MODEL_STEPS_BETWEEN_KILLS = 8
 
 

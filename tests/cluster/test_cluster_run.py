@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.certificates import Authority
+from tests.support.faulty_iree import tree
 from tests.support.local_cluster import HangingTools, LocalCluster, local_cluster, results, started
 from tests.support.operator_suite import OperatorSuite
 from tests.support.processes import wait_until
@@ -83,6 +84,21 @@ def test_a_run_says_what_it_says_here(cluster: LocalCluster, project: Project) -
     # Nothing is left of it on the workers.
     wait_until(lambda: not cluster.run_processes)
     wait_until(lambda: [path for path in cluster.said.parent.glob("cache/cluster/*/runs/*/*") if path.is_dir()] == [])
+
+
+def test_no_other_importer_is_taken_for_a_build_without_one(
+    cluster: LocalCluster, project: Project, tmp_path: Path
+) -> None:
+    build = tree(tmp_path / "build")
+    (project.regressions / "abs.onnx").write_bytes(b"never read")
+    project.regression(mlir="abs.onnx")
+    words = ("run", "--model", "toy", "--stages", "compile", "--iree", build)
+    here = project.gauntlet(*words, "--run-dir", "here")
+    there = project.gauntlet(*words, "--run-dir", "there", "--cluster", cluster.address)
+    assert (here.code, there.code) == (3, 3), there.text
+    mine, theirs = (results(project.folder / name)["toy/abs@cpu:import"] for name in ("here", "there"))
+    assert f"{build} has no Python bindings".replace("build:", "build: ") in mine.reason
+    assert theirs.reason == mine.reason
 
 
 def test_operators_come_to_the_same_on_workers(cluster: LocalCluster, project: Project) -> None:
