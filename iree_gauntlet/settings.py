@@ -137,6 +137,13 @@ def project_folder() -> Path:
     return here
 
 
+def shipped_folder() -> Path:
+    """The folder with the specs, suites and hashes that come with the toolkit: in a checkout, that itself."""
+    package = Path(__file__).parent
+    inside = package / "shipped"
+    return inside if inside.is_dir() else package.parent
+
+
 def cache_folder(cache_dir: str) -> Path:
     """`--cache-dir`, else $IREE_GAUNTLET_CACHE, else `cache/` of the project, else the user's cache folder."""
     named = cache_dir or _names_cache()

@@ -15,11 +15,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.settings import shipped_folder, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
+# In a project.
+_PLACE = "cache/registry.txt"
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 # Printable ASCII without quotes and backslashes: a shell parts such a line at its blanks, as `str.split` does.
 _UNQUOTED = re.compile(r"[ \t!#-&(-\[\]-~]*\Z")
@@ -69,6 +72,16 @@ class Registry:
 
     path: Path = Path("registry.txt")
     entries: Mapping[str, Entry] = field(default_factory=lambda: MappingProxyType({}))
+
+    @classmethod
+    def of_project(cls, project: Path) -> Registry:
+        """The registry of a project; where it has none, the hashes that come with the toolkit.
+
+        Raises:
+            ArtifactError: as for `read`.
+        """
+        path = shown(project / _PLACE)
+        return cls.read(path) if path.exists() else cls(path, cls.read(shipped_folder() / _PLACE).entries)
 
     @classmethod
     def read(cls, path: Path) -> Registry:

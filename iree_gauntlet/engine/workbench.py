@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 
-_REGISTRY = "cache/registry.txt"
-
-
 @dataclass(frozen=True, slots=True)
 class Workbench:
     """An IREE and the caches: what a command works with.
@@ -97,7 +94,7 @@ def open_workbench(
     compiler, runtime = chosen(request, os.environ)
     store = ArtifactStore(
         cache_dir,
-        Registry.read(project_folder() / _REGISTRY),
+        Registry.of_project(project_folder()),
         offline=network.offline,
         stall_timeout=network.timeout_stall,
         progress=progress,

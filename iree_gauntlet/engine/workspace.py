@@ -12,7 +12,7 @@ from iree_gauntlet.dialects.selection import Include, MarkerExpression, no_match
 from iree_gauntlet.dialects.spec_file import problem_of_field
 from iree_gauntlet.dialects.toml_file import read_toml, with_lines
 from iree_gauntlet.errors import ArtifactError, Problem, SpecError, UsageError
-from iree_gauntlet.settings import project_folder, shown
+from iree_gauntlet.settings import project_folder, shipped_folder, shown
 from iree_gauntlet.targets import FAMILIES, Target, target_of
 
 if TYPE_CHECKING:
@@ -292,13 +292,15 @@ def _suite(request: SelectionRequest, defaults: Defaults) -> Suite | None:
 
 
 def suite_path(text: str) -> Path:
-    """The file that `--suite` means: a path, or the name of a suite of the project."""
+    """The file that `--suite` means: a path, or the name of a suite of the project or of the toolkit."""
     path = Path(text)
-    named = project_folder() / "suites" / f"{text}.toml"
-    if path.is_file() or path.suffix == ".toml" or not named.parent.is_dir():
+    if path.is_file() or path.suffix == ".toml":
         return path
+    named, shipped = (folder / "suites" / f"{text}.toml" for folder in (project_folder(), shipped_folder()))
+    if not named.is_file() and shipped.is_file():
+        return shown(shipped)
     # A folder is no suite: it is reported as one where no suite has its name.
-    return path if path.exists() and not named.is_file() else shown(named)
+    return path if not named.parent.is_dir() or (path.exists() and not named.is_file()) else shown(named)
 
 
 def _dirs_of(suite: Suite) -> list[Path]:
@@ -322,7 +324,8 @@ def _own_specs() -> Path:
     if not folder.is_dir():
         raise UsageError(
             f"there are no specs here: {Path.cwd()} is not inside a project with specs/ and suites/",
-            "Give --spec-dir FOLDER, or run inside a checkout.",
+            "`gauntlet run --suite cpu` runs the pretrained models that come with the toolkit; `gauntlet init` begins "
+            "a project of your own here; --spec-dir FOLDER takes specs from elsewhere.",
         )
     return shown(folder)
 

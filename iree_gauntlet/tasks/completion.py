@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.option import Option, dashed
-from iree_gauntlet.settings import project_folder
+from iree_gauntlet.settings import project_folder, shipped_folder
 from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def _values(option: Option) -> list[str]:
         case "markers":
             return sorted({word for spec in _specs() for word in spec.words or ()})
         case "suite":
-            return sorted(path.stem for path in (project_folder() / "suites").glob("*.toml"))
+            places = (project_folder() / "suites", shipped_folder() / "suites")
+            return sorted({path.stem for place in places for path in place.glob("*.toml")})
         case "target":
             return list(FAMILIES)
     return list(option.choices)

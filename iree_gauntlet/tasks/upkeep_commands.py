@@ -25,6 +25,7 @@ from iree_gauntlet.upkeep.upkeep_requests import (
     CollectRequest,
     GoldenShowRequest,
     GoldenUpdateRequest,
+    InitRequest,
     LockRequest,
     VerifyRequest,
     XfailUpdateRequest,
@@ -37,6 +38,18 @@ if TYPE_CHECKING:
 _FETCHING = options_of(NetworkRequest)
 # Of those that run something, what a run that is made again wants to know.
 _AGAIN = ("jobs", "offline", "timeout_compile", "timeout_threshold", "timeout_benchmark")
+
+
+@gauntlet_task("init", options_of(InitRequest))
+def init_task(options: dict[str, Any]) -> ExitCode:
+    """Begin a project: a model with its spec, a suite, settings, and a workflow for GitHub; nothing is overwritten.
+
+    Examples: init
+              init my-models --program resnet18.onnx
+    """
+    from iree_gauntlet.upkeep.project_start import init  # noqa: PLC0415
+
+    return init(read(InitRequest, options))
 
 
 @gauntlet_task("record", (*SELECTION, *CACHE, *_FETCHING))

@@ -75,9 +75,7 @@ def open_cache(cache_dir: str, *, may_be_new: bool = False) -> CachePlace:
         raise UsageError(f"the cache {root} is a file", "Name a folder with --cache-dir.")
     if cache_dir and not root.exists() and not may_be_new:
         raise UsageError(f"--cache-dir {cache_dir}: there is no such folder", "Check the path.")
-    pins = Pins(
-        Registry.read(shown(project / "cache" / "registry.txt")), Registry.read(shown(root / "registry.lock.txt"))
-    )
+    pins = Pins(Registry.of_project(project), Registry.read(shown(root / "registry.lock.txt")))
     return CachePlace(root, project, pins, read_configuration(project, os.environ), Leases(root))
 
 

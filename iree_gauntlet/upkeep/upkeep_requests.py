@@ -69,3 +69,11 @@ class XfailUpdateRequest:
     )
     output: str = option("", "Write the diff to this file, to apply it later.")
     write: bool = option(False, "Change the suite or the configs.")
+
+
+@dataclass(frozen=True, slots=True)
+class InitRequest:
+    """A project that is begun."""
+
+    folder: str = option("", "Where, where no word follows the task (default: here).")
+    program: str = option("", "An ONNX file: its spec is written in place of that of an example.")
