@@ -100,7 +100,9 @@ class _HistoryTable(Document):
     least_size: Annotated[float, Field(ge=0, lt=1)] = HistorySettings().least_size
 
 
-class _File(Document):
+class SettingsFile(Document):
+    """Settings of a project, or of a user."""
+
     mirrors: list[_MirrorTable] = Field(default_factory=list)
     stores: dict[str, dict[str, str | bool | int]] = Field(default_factory=dict)
     modules: _ModulesTable | None = None
@@ -152,8 +154,8 @@ def _places(project: Path, environ: Mapping[str, str]) -> list[Path]:
     return [Path(home) / "iree-gauntlet" / "config.toml", project / "gauntlet.toml"]
 
 
-def _read(path: Path) -> _File:
-    text, table = read_table(path, _File, _KIND)
+def _read(path: Path) -> SettingsFile:
+    text, table = read_table(path, SettingsFile, _KIND)
     problems = [problem for prefix, options in table.stores.items() for problem in _wrong(path, prefix, options)]
     if problems:
         raise SpecError(with_lines(problems, text), _KIND)

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping  # noqa: TC003 - pydantic looks it up
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 
 from iree_gauntlet.cases import SPEC_STAGES, OnnxImport
 from iree_gauntlet.dialects.spec_file import FieldError, did_you_mean, problems_of, without_strange_fields
@@ -15,6 +25,9 @@ from iree_gauntlet.targets import DEVICES, FAMILIES, Target, flags_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
+
+    from pydantic import GetJsonSchemaHandler
+    from pydantic_core import CoreSchema
 
     from iree_gauntlet.errors import Problem
 
@@ -26,26 +39,54 @@ _RELEASE = re.compile(r"\d+(?:\.\d+)*(?:(?:rc|\.?dev)\d*)?(?:\+\w+)?")
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 
-def expecting(what: str, fits: Callable[[str], object]) -> AfterValidator:
-    """A validator of text that says what is expected where the text does not fit."""
+@dataclass(frozen=True, slots=True)
+class Checked(AfterValidator):
+    """A validator that says in a JSON Schema what it takes.
+
+    Attributes:
+        schema: added to that of the type.
+    """
+
+    schema: Mapping[str, Any] = field(hash=False)
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """As pydantic asks for it."""
+        return {**handler(core), **self.schema}
+
+
+def expecting(what: str, fits: Callable[[str], object]) -> Checked:
+    """A validator of text that says what is expected where the text does not fit.
+
+    Args:
+        what: is expected.
+        fits: whether a text does; of a pattern's `fullmatch`, the JSON Schema has the pattern.
+    """
 
     def checked(text: str) -> str:
         if not fits(text):
             raise ValueError(f"expected {what}, found {text!r}")
         return text
 
-    return AfterValidator(checked)
+    pattern = getattr(fits, "__self__", None)
+    known = {"pattern": f"^(?:{pattern.pattern})$"} if isinstance(pattern, re.Pattern) else {}
+    return Checked(checked, {"description": what[:1].upper() + what[1:], **known})
 
 
-def one_of(what: str, known: Collection[str]) -> AfterValidator:
-    """A validator of a word that is one of those that are known."""
+def one_of(what: str, known: Collection[str], besides: Iterable[str] = ()) -> Checked:
+    """A validator of a word that is one of those that are known.
+
+    Args:
+        what: the word is.
+        known: words.
+        besides: other spellings, of which another validator makes one of those.
+    """
 
     def checked(text: str) -> str:
         if text not in known:
             raise ValueError(f"unknown {what} {text!r}{did_you_mean(text, known)} ({', '.join(known)})")
         return text
 
-    return AfterValidator(checked)
+    return Checked(checked, {"enum": [*known, *besides]})
 
 
 def _input_text(text: str) -> str:
@@ -115,7 +156,7 @@ def _of_stages(timeouts: dict[str, float]) -> dict[str, float]:
     return timeouts
 
 
-Flag = Annotated[str, AfterValidator(_flag)]
+Flag = Annotated[str, Checked(_flag, {"pattern": "^-"})]
 Text = Annotated[str, AfterValidator(_not_blank)]
 Word = Annotated[str, expecting("one word of letters, digits, '_', '-' and '.'", _is_word)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -125,9 +166,9 @@ InputText = Annotated[str, AfterValidator(_input_text)]
 PlainName = Annotated[str, expecting("a file name without folders", _is_plain_name)]
 RelativePath = Annotated[str, expecting("a relative path without '..'", _is_relative_path)]
 Releases = Annotated[str, expecting("a release such as 3.13.0, or a range such as >=3.13", _is_releases)]
-Truth = Annotated[bool, BeforeValidator(_truth)]
-WholeNumber = Annotated[float, AfterValidator(_whole), Field(gt=0, lt=1 << 31)]
-Timeouts = Annotated[dict[str, Positive], AfterValidator(_of_stages)]
+Truth = Annotated[bool, BeforeValidator(_truth), WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "True"}]})]
+WholeNumber = Annotated[float, Field(gt=0, lt=1 << 31), AfterValidator(_whole)]
+Timeouts = Annotated[dict[str, Positive], Checked(_of_stages, {"propertyNames": {"enum": [*SPEC_STAGES]}})]
 
 
 class Document(BaseModel):
@@ -146,7 +187,22 @@ def _family(name: str) -> str:
     return name
 
 
-Family = Annotated[str, AfterValidator(_family)]
+Family = Annotated[str, Checked(_family, {"enum": [*FAMILIES]})]
+
+
+def in_schema(**conditions: Any) -> ConfigDict:
+    """What a model's validators check, as its JSON Schema has it."""
+    return ConfigDict(json_schema_extra=conditions)
+
+
+def when_true(name: str) -> dict[str, Any]:
+    """The condition of a JSON Schema that a `Truth` is there, and true."""
+    return {"required": [name], "properties": {name: {"enum": [True, "True"]}}}
+
+
+def present(*names: str) -> dict[str, Any]:
+    """The condition of a JSON Schema that fields are there, and are not null."""
+    return {"required": [*names], "properties": {name: {"not": {"type": "null"}} for name in names}}
 
 
 class ImportOptions(Document):

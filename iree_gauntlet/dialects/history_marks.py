@@ -52,7 +52,9 @@ class _MarkTable(Document):
     to: str = ""
 
 
-class _MarksFile(Document):
+class MarksFile(Document):
+    """What people say about changes in a history."""
+
     mark: list[_MarkTable] = Field(default_factory=list)
 
 
@@ -64,7 +66,7 @@ def read_marks(file: Path) -> tuple[Mark, ...]:
     """
     if not file.is_file():
         return ()
-    text, table = read_table(file, _MarksFile, _KIND)
+    text, table = read_table(file, MarksFile, _KIND)
     problems = [
         Problem(str(file), 0, f"mark[{place}].to", "a mark `moved` says with which IREE it really came", "Add `to`.")
         for place, item in enumerate(table.mark)

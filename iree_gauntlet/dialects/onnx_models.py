@@ -56,7 +56,9 @@ OUTCOMES = "tests_and_expected_outcomes"
 _FAILURES = {"fail-import": Stage.IMPORT, "fail-compile": Stage.COMPILE, "fail-run": Stage.THRESHOLD}
 
 
-class _Document(SuiteDocument):
+class OutcomesDocument(SuiteDocument):
+    """How a suite of ONNX models is compiled and run, and what comes of each test."""
+
     tests_and_expected_outcomes: dict[str, Annotated[str, one_of("outcome", ("pass", *_FAILURES, "skip"))]]
 
 
@@ -68,7 +70,7 @@ class ModelsConfig(Config):
         comments: by line.
     """
 
-    document: _Document | None = None
+    document: OutcomesDocument | None = None
     comments: Mapping[int, str] = field(default_factory=dict)
 
     @property
@@ -113,7 +115,7 @@ def has_word(path: Path, word: str) -> bool:
 
 
 def _read_config(path: Path, name: str) -> ModelsConfig:
-    config, comments = read_config(path, name, _Document, ModelsConfig)
+    config, comments = read_config(path, name, OutcomesDocument, ModelsConfig)
     return replace(config, comments=comments)
 
 

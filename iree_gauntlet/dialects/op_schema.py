@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
 from iree_gauntlet.dialects.configured_suites import SuiteDocument
-from iree_gauntlet.dialects.fields import Count, Document, Positive, Text, one_of
+from iree_gauntlet.dialects.fields import Count, Document, Positive, Text, in_schema, one_of, present
 from iree_gauntlet.dialects.spec_file import BRANCH, FieldError
 
 # NumPy's names of element types, and IREE's.
@@ -36,6 +36,7 @@ ELEMENT_TYPES = {
 }
 # `f8E4M3FN` and `f8e4m3fn`, which are written for the long names.
 _SHORT_NAMES = {iree.lower(): name for name, iree in ELEMENT_TYPES.items() if iree.startswith("f8")}
+_SHORT_SPELLINGS = (*(iree for iree in ELEMENT_TYPES.values() if iree.startswith("f8")), *_SHORT_NAMES)
 
 
 def _long_name(text: str) -> str:
@@ -66,12 +67,19 @@ def _is_object(value: object) -> str:
     return f"{BRANCH}object" if isinstance(value, dict) else f"{BRANCH}plain"
 
 
-ElementType = Annotated[str, AfterValidator(_long_name), one_of("element type", ELEMENT_TYPES)]
-Number = Annotated[Any, AfterValidator(_number)]
+_NUMBER_OR_FILE: dict[str, Any] = {
+    "anyOf": [{"type": ["number", "boolean", "null"]}, {"type": "string", "pattern": r"\.(npy|bin)$"}]
+}
+ElementType = Annotated[str, AfterValidator(_long_name), one_of("element type", ELEMENT_TYPES, _SHORT_SPELLINGS)]
+Number = Annotated[Any, AfterValidator(_number), WithJsonSchema({"type": ["number", "boolean"]})]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 # A number, also in quotes.
-Factor = Annotated[Positive, BeforeValidator(_unquoted)]
+Factor = Annotated[
+    Positive,
+    BeforeValidator(_unquoted),
+    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "pattern": "[0-9]"}]}),
+]
 Entries = Annotated[list[Text], Field(default_factory=list)]
 
 
@@ -116,8 +124,10 @@ class TensorMeta(Document):
 class ExpectedOutput(Document):
     """An expected output: a URL or file, or one value; the name of a file may stand in either."""
 
+    model_config = in_schema(oneOf=[present("url"), present("value")])
+
     url: Text | None = None
-    value: Annotated[Any, AfterValidator(_number_or_file)] = None
+    value: Annotated[Any, AfterValidator(_number_or_file), WithJsonSchema(_NUMBER_OR_FILE)] = None
     meta: TensorMeta | None = None
 
     @model_validator(mode="after")
@@ -146,6 +156,16 @@ Expected = Annotated[
 
 class TorchOp(Document):
     """`run_module_io.json`."""
+
+    model_config = in_schema(
+        **{
+            "if": {"required": ["mode"], "properties": {"mode": {"const": "benchmark"}}},
+            "else": {
+                "required": ["expected_output"],
+                "properties": {"expected_output": {"minItems": 1, "type": "array"}},
+            },
+        }
+    )
 
     function_name: Text = "main"
     flat_args: list[_FlatArgument] = Field(default_factory=list)

@@ -30,11 +30,15 @@ from iree_gauntlet.dialects.fields import (
     WholeNumber,
     WithTargets,
     Word,
+    in_schema,
+    present,
     require_no_type,
+    when_true,
 )
 from iree_gauntlet.dialects.spec_file import FieldError
 
 # Fields of benchmarks by their older names.
+_PROGRAMS = ("mlir_file_name", "mlir_file_path", "mlir_url", "mlir_file_url")
 _NEWER_NAMES = {"golden_time": "golden_time_ms", "specific_rocm_chip_to_ignore": "specific_chip_to_ignore"}
 
 
@@ -98,6 +102,8 @@ class RegressionTarget(TargetOptions):
 class RegressionV2(_Regression, WithTargets):
     """Generation 2: a file for each backend; with `targets`, for others as well."""
 
+    model_config = in_schema(**{"if": when_true("compile_only"), "else": present("device")})
+
     compiler_flags: list[Flag] = Field(default_factory=list)
     pipeline_compiler_flags: list[Flag] = Field(default_factory=list)
     threshold_args: list[Flag] = Field(default_factory=list)
@@ -120,6 +126,14 @@ class Benchmark(_Common):
 
     The first generation is for ROCm alone: no `device`, no `benchmark_flags`, and `golden_time`.
     """
+
+    model_config = in_schema(
+        anyOf=[
+            present("device"),
+            {"required": ["benchmark_repetitions"], "properties": {"benchmark_flags": {"maxItems": 0}}},
+        ],
+        **{"if": when_true("compilation_required"), "then": {"anyOf": [present(name) for name in _PROGRAMS]}},
+    )
 
     inputs: list[InputText]
     function_run: Text
@@ -161,12 +175,11 @@ class Benchmark(_Common):
 
     @model_validator(mode="after")
     def _names_one_program_and_one_archive(self) -> Benchmark:
-        programs = ("mlir_file_name", "mlir_file_path", "mlir_url", "mlir_file_url")
-        if self.compilation_required and not any(getattr(self, name) for name in programs):
+        if self.compilation_required and not any(getattr(self, name) for name in _PROGRAMS):
             message = "is true, but neither mlir_file_name nor mlir_file_path nor mlir_file_url says what to compile"
             raise FieldError("compilation_required", message)
         archives = ("real_weights_file_name", "real_weights_file_path")
-        for names in (programs, archives, ("golden_time_ms", "golden_time")):
+        for names in (_PROGRAMS, archives, ("golden_time_ms", "golden_time")):
             first, *others = [name for name in names if getattr(self, name)] or [""]
             if others:
                 raise FieldError(others[0], f"says what {first} does; keep one of the two")

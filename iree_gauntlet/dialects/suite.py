@@ -59,7 +59,9 @@ class _ExpectTable(Document):
     reason: Annotated[str, AfterValidator(_reason)]
 
 
-class _SuiteTable(Document):
+class SuiteTable(Document):
+    """A suite: what is run, where, and what is expected to fail."""
+
     name: Annotated[str, expecting("letters, digits, '_', '-' and '.', first a letter or digit", _NAME.fullmatch)]
     description: str = ""
     target: Annotated[str, AfterValidator(_target)]
@@ -118,7 +120,7 @@ def read_suite(path: Path) -> Suite:
             f"Suites there: {', '.join(others)}." if others else "Suites are TOML files; see docs/reference/suites.md."
         )
         raise UsageError(f"suite {name} does not exist", hint)
-    _, table = read_table(path, _SuiteTable)
+    _, table = read_table(path, SuiteTable)
     target = target_of(table.target, sku=table.sku)
     assert target is not None, "checked by the table's validator"
     includes = tuple(Include(item.model, item.submodel, item.filename, item.markers) for item in table.include)

@@ -35,9 +35,12 @@ def read_toml(path: Path, kind: str = "spec files") -> tuple[str, dict[str, Any]
     name = str(path)
     text = read_text(path, name, kind)
     try:
-        return text, tomllib.loads(text)
+        content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SpecError([Problem(name, 0, "", f"is not TOML: {error}", "Fix the syntax there.")], kind) from error
+    # For editors: where they find what the fields mean.
+    content.pop("$schema", None)
+    return text, content
 
 
 def read_table(path: Path, model: type[_Document], kind: str = "spec files") -> tuple[str, _Document]:

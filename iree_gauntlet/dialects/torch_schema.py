@@ -9,7 +9,16 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 
 from iree_gauntlet.dialects.fields import (
     TENSOR_TYPE,
@@ -24,6 +33,8 @@ from iree_gauntlet.dialects.fields import (
     Timeouts,
     WithTargets,
     Word,
+    in_schema,
+    present,
     require_no_type,
 )
 from iree_gauntlet.dialects.spec_file import FieldError, did_you_mean
@@ -36,6 +47,11 @@ if TYPE_CHECKING:
 _MODULE_STAGES = ("fetch", "import", "compile")
 # Words of pytest that would do something else than mark, in a suite that pytest runs too.
 _PYTEST_WORDS = ("parametrize", "usefixtures", "filterwarnings", "skipif", "timeout", "tryfirst", "trylast")
+
+
+# Fields that weights of a type need; no others mean anything to it.
+_WEIGHTS = {"url": ("url",), "random": ("module", "seed"), "splat": ("module", "value")}
+_OF_WEIGHTS = ("url", "module", "seed", "value")
 
 
 def _marker(word: str) -> str:
@@ -65,6 +81,9 @@ def _only_one(value: object) -> object:
     return value[0] if isinstance(value, list) else value
 
 
+_ONE_MODULE: dict[str, Any] = {
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1}]
+}
 Marker = Annotated[Word, AfterValidator(_marker)]
 _MARKER: TypeAdapter[str] = TypeAdapter(Marker, config=ConfigDict(strict=True))
 _ModuleName = Annotated[Text, AfterValidator(_module_name)]
@@ -90,6 +109,8 @@ class ModuleDefinition(ProgramDocument, WithTargets):
 
 class ArgumentSpec(Document):
     """An input or expected output: `<value>`, `@<file>`, or `<value>=@<file>`."""
+
+    model_config = in_schema(anyOf=[present("value"), present("url")])
 
     value: InputText | None = None
     url: Text | None = None
@@ -127,6 +148,21 @@ class Weight(Document):
     The first generation of iree-test-suites has no `type`: it fetches all of them.
     """
 
+    model_config = in_schema(
+        oneOf=[
+            {
+                **present(*fields),
+                "properties": {
+                    "type": {"const": kind},
+                    **{name: {"type": "null"} for name in _OF_WEIGHTS if name not in fields},
+                    **{name: {"not": {"type": "null"}} for name in fields},
+                },
+                **({} if kind == "url" else {"required": ["type", *fields]}),
+            }
+            for kind, fields in _WEIGHTS.items()
+        ]
+    )
+
     type: Literal["url", "random", "splat"] = "url"
     scope: Annotated[str, Field(pattern=r"^[^=\x00]*$")]
     url: Text | None = None
@@ -136,8 +172,8 @@ class Weight(Document):
 
     @model_validator(mode="after")
     def _fields_are_of_its_type(self) -> Weight:
-        wanted = {"url": ("url",), "random": ("module", "seed"), "splat": ("module", "value")}[self.type]
-        for field in ("url", "module", "seed", "value"):
+        wanted = _WEIGHTS[self.type]
+        for field in _OF_WEIGHTS:
             given = getattr(self, field) is not None
             if field in wanted and not given:
                 raise FieldError(field, f"is missing: weights of type {self.type!r} need it")
@@ -203,7 +239,7 @@ class CompstatTest(_Test):
     """Holds a module's dispatch count and size against upper bounds."""
 
     type: Literal["compstat"]
-    module: Annotated[_ModuleName, BeforeValidator(_only_one)]
+    module: Annotated[_ModuleName, BeforeValidator(_only_one), WithJsonSchema(_ONE_MODULE)]
     golden_dispatch_count: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     golden_binary_size: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     golden_compiler: Releases | None = None  # ours

@@ -111,6 +111,9 @@ def read_yaml(path: Path, kind: str, example: str) -> YamlFile:
         raise SpecError([_syntax_problem(name, error)], kind) from error
     if root is None:
         raise SpecError([Problem(name, 0, "", "is empty", f"See {example} for an example.")], kind)
+    if isinstance(content, dict):
+        # For editors: where they find what the fields mean.
+        content.pop("$schema", None)
     twice = tuple(Problem(name, line, field, message, "Remove one of them.") for line, field, message in loader.twice)
     return YamlFile(name, kind, content, root, twice)
 

@@ -52,7 +52,7 @@ from iree_gauntlet.tasks.task_options import (
     gauntlet_task,
     with_defaults,
 )
-from iree_gauntlet.tasks.upkeep_commands import init_task, report_task, upkeep_collections
+from iree_gauntlet.tasks.upkeep_commands import init_task, report_task, schema_task, upkeep_collections
 from iree_gauntlet.torch_models.bench_options import nearest_option, spelled_out
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ _AS_OPTION = {
     "history.import": "--files",
     "worker": "--scheduler",
     "init": "--folder",
+    "schema": "--name",
     "cluster.local": "--count",
     "cluster.status": "--scheduler",
     **dict.fromkeys(("history.show", "history.check", "history.confirm", "history.page"), "--series"),
@@ -209,7 +210,7 @@ def _namespace() -> Collection:
     collection = Collection(
         list_task, plan_task, lint_task, doctor_task, devices_task, fetch_task, compile_task, threshold_task,
         benchmark_task, run_task, bench_task, micro_task, matrix_task, compare_task, bisect_task, explain_task,
-        report_task, worker_task, init_task,
+        report_task, worker_task, init_task, schema_task,
     )  # fmt: skip
     for named in (*upkeep_collections(), bundle_collection(), history_collection(), cluster_collection()):
         collection.add_collection(named)

@@ -27,6 +27,7 @@ from iree_gauntlet.upkeep.upkeep_requests import (
     GoldenUpdateRequest,
     InitRequest,
     LockRequest,
+    SchemaRequest,
     VerifyRequest,
     XfailUpdateRequest,
 )
@@ -50,6 +51,19 @@ def init_task(options: dict[str, Any]) -> ExitCode:
     from iree_gauntlet.upkeep.project_start import init  # noqa: PLC0415
 
     return init(read(InitRequest, options))
+
+
+@gauntlet_task("schema", options_of(SchemaRequest))
+def schema_task(options: dict[str, Any]) -> ExitCode:
+    """Print the JSON Schema of a format, by which editors complete and check the files that people write.
+
+    Examples: schema
+              schema suite
+              schema --output-dir .schemas
+    """
+    from iree_gauntlet.upkeep.format_schemas import schema  # noqa: PLC0415
+
+    return schema(read(SchemaRequest, options))
 
 
 @gauntlet_task("record", (*SELECTION, *CACHE, *_FETCHING))

@@ -9,7 +9,7 @@ import reprlib
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -21,11 +21,12 @@ from pydantic import (
     Tag,
     TypeAdapter,
     ValidationInfo,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
 
-from iree_gauntlet.dialects.fields import Document
+from iree_gauntlet.dialects.fields import Checked, Document, in_schema, present
 from iree_gauntlet.dialects.spec_file import BRANCH, FieldError
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.settings import shown
@@ -202,7 +203,13 @@ def _form(value: object) -> str:
 Readable = Annotated[str, AfterValidator(_readable)]
 _ModelType = Annotated[Readable, AfterValidator(partial(_known, Registry.model_type))]
 Power = Annotated[int, Field(ge=0, le=HIGHEST_POWER)]
-Sizes = Annotated[tuple[int, int, int], PlainValidator(_sizes)]
+_THREE_SIZES: dict[str, Any] = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0, "maximum": _MOST},
+    "minItems": 3,
+    "maxItems": 3,
+}
+Sizes = Annotated[tuple[int, int, int], PlainValidator(_sizes), WithJsonSchema(_THREE_SIZES)]
 _Quantization = Annotated[str, AfterValidator(partial(_recipe, _QUANTIZATION))]
 _Sparsity = Annotated[str, AfterValidator(partial(_recipe, _SPARSITY))]
 
@@ -215,6 +222,10 @@ class _Fields(Document):
 
 class ShapesEntry(_Fields):
     """An entry of `matrix_shapes`: a set by its name, with powers where it has some, or shapes that are listed."""
+
+    model_config = in_schema(
+        **{"if": {"required": ["name"], "properties": {"name": {"const": CUSTOM}}}, "then": present("shapes")}
+    )
 
     name: Annotated[Readable, AfterValidator(_set)]
     min_power: Power | None = None
@@ -244,14 +255,21 @@ class ShapesEntry(_Fields):
 class ModelEntry(_Fields):
     """An entry of `model_params`. Of the three ways to say how torch compiles, each has been torchao's."""
 
+    model_config = in_schema(anyOf=[present("matrix_shapes"), present("config")])
+
     name: Annotated[Readable, AfterValidator(_name)] | None = None
-    model_type: Annotated[_ModelType, BeforeValidator(lambda text: "linear" if text is None else text)] = "linear"
+    model_type: Annotated[
+        _ModelType, BeforeValidator(lambda text: "linear" if text is None else text, json_schema_input_type=str | None)
+    ] = "linear"
     config: Readable | None = None
     device: Annotated[Readable, AfterValidator(_device)] | None = None
     high_precision_dtype: Element | None = None
     torch_compile_mode: _TorchMode | None = None
     use_torch_compile: bool | None = None
-    compile: Annotated[Literal[_TorchMode, "true", "false"] | None, BeforeValidator(_compile)] = None
+    compile: Annotated[
+        Literal[_TorchMode, "true", "false"] | None,
+        BeforeValidator(_compile, json_schema_input_type=Literal[_TorchMode, "true", "false"] | bool | None),
+    ] = None
     enable_profiler: bool | None = None
     enable_memory_profiler: bool | None = None
     matrix_shapes: list[ShapesEntry] | None = None
@@ -275,7 +293,7 @@ class ModelEntry(_Fields):
             raise FieldError(None, f"it says {asked}, and torch_compile_mode {mode}", "Remove one of them.")
         return asked
 
-    @field_validator("matrix_shapes", mode="plain")
+    @field_validator("matrix_shapes", mode="plain", json_schema_input_type=list[ShapesEntry] | None)
     @classmethod
     def _have_sizes(cls, entries: object, info: ValidationInfo) -> list[ShapesEntry] | None:
         known = _takes_config(info) == "must" or info.data.get("config") is not None
@@ -291,7 +309,7 @@ _SHAPES = TypeAdapter(Annotated[list[ShapesEntry], Field(min_length=1)])
 class File(_Fields):
     """A configuration."""
 
-    benchmark_mode: Annotated[Readable, AfterValidator(_mode)] | None = None
+    benchmark_mode: Annotated[Readable, Checked(_mode, {"enum": ["inference"]})] | None = None
     quantization_config_recipe_names: Annotated[list[_Quantization | None], AfterValidator(_different)] | None = None
     sparsity_config_recipe_names: Annotated[list[_Sparsity | None], AfterValidator(_different)] | None = None
     output_dir: Annotated[Readable, AfterValidator(_output_dir)] | None = None

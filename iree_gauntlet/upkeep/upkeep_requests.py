@@ -77,3 +77,11 @@ class InitRequest:
 
     folder: str = option("", "Where, where no word follows the task (default: here).")
     program: str = option("", "An ONNX file: its spec is written in place of that of an example.")
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaRequest:
+    """A JSON Schema of files that people write."""
+
+    name: str = option("", "Which, where no word follows the task (default: list them).")
+    output_dir: str = option("", "Write all of them into this folder.")
