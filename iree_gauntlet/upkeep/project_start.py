@@ -16,6 +16,7 @@ from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.settings import shown
 from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.upkeep.format_schemas import FORMATS, schema_text
 from iree_gauntlet.upkeep.onnx_program import read_onnx
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ def _files(program: OnnxProgram | None) -> dict[Path, bytes]:
         place = path.relative_to(_TEMPLATE)
         if path.is_file() and not (program and _EXAMPLE in place.parts):
             files[place.with_name(_RENAMED.get(place.name, place.name))] = path.read_bytes()
+    # For editors: completion, and what is wrong as it is typed.
+    files |= {Path(".schemas", f"{name}.json"): schema_text(name).encode() for name in FORMATS}
     if program is None:
         files[_REGRESSIONS / _EXAMPLE / "dense_cpu" / "output_0.npy"] = _expected_of_example()
         return files

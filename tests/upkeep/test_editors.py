@@ -1,0 +1,80 @@
+"""Completion and squiggles in editors: their own language servers, asked as editors ask them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests import support
+from tests.support.command_line import run_here
+from tests.support.language_server import editor
+from tests.support.npm_packages import NODE, npm_packages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.language_server import Editor
+
+SPEC = Path("specs", "regression_tests", "example", "dense_cpu.json")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project as `init` begins one, whose files say where their schemas are."""
+    assert run_here(("init",), tmp_path, {}, {}).code == 0
+    return tmp_path
+
+
+@pytest.fixture
+def of_json(project: Path) -> Iterator[Editor]:
+    server = npm_packages("node_tools") / "vscode-json-languageserver" / "bin" / "vscode-json-languageserver"
+    with editor([str(NODE), str(server), "--stdio"], project, {}) as made:
+        # As VS Code has them from the project.
+        settings = json.loads((project / ".vscode" / "settings.json").read_text())
+        schemas = [{**item, "url": (project / item["url"]).as_uri()} for item in settings["json.schemas"]]
+        made.tell(
+            "workspace/didChangeConfiguration",
+            {"settings": {"json": {"validate": {"enable": True}, "schemas": schemas}}},
+        )
+        yield made
+
+
+@pytest.fixture
+def of_toml(project: Path) -> Iterator[Editor]:
+    server = Path(support.__file__).with_name("node_tools") / "taplo.cjs"
+    package = npm_packages("node_tools") / "@taplo" / "lsp"
+    settings: dict[str, Any] = {"schema": {"enabled": True, "associations": {}, "catalogs": []}}
+    with editor([str(NODE), str(server), str(package)], project, settings) as made:
+        yield made
+
+
+def test_a_spec_is_completed_and_a_wrong_field_is_underlined(of_json: Editor, project: Path) -> None:
+    lines = (project / SPEC).read_text().splitlines()
+    number = next(number for number, line in enumerate(lines) if "run_function" in line)
+    lines[number - 1 : number + 1] = ['    "threshold_arg": [],', '    ""', "}"]
+    lines = lines[: lines.index("}") + 1]
+    (project / SPEC).write_text("\n".join(lines) + "\n")
+    of_json.open(project / SPEC, "json")
+    said = {problem["range"]["start"]["line"]: problem["message"] for problem in of_json.problems(project / SPEC)}
+    assert said[lines.index('    "threshold_arg": [],')] == "Property threshold_arg is not allowed."
+    proposed = of_json.completions(project / SPEC, lines.index('    ""'), 5)
+    assert {"run_function", "timeouts", "markers", "targets"} <= set(proposed)
+    assert "device" not in proposed, "it is there already"
+
+
+def test_a_suite_is_completed_and_a_wrong_value_is_underlined(of_toml: Editor, project: Path) -> None:
+    suite, unfinished = project / "suites" / "cpu.toml", project / "suites" / "unfinished.toml"
+    begun = suite.read_text()
+    text = f'{begun}\n[[expect_failure]]\ncase = "a/b"\nstage = "compil"\nreason = "why"\n'
+    suite.write_text(text)
+    of_toml.open(suite, "toml")
+    (problem,) = of_toml.problems(suite)
+    assert text.splitlines()[problem["range"]["start"]["line"]] == 'stage = "compil"'
+    assert problem["message"].startswith('"compil" is not one of ["fetch",')
+    unfinished.write_text(f"{begun}\n[[include]]\n\n")
+    of_toml.open(unfinished, "toml")
+    proposed = of_toml.completions(unfinished, len(begun.splitlines()) + 2, 0)
+    assert {"model", "markers"} <= set(proposed)
