@@ -129,6 +129,20 @@ def coverage(session: nox.Session) -> None:
 
 
 @nox.session
+def site(session: nox.Session) -> None:
+    """Build the docs as a site into site/ (or `-- FOLDER`), and check its links."""
+    session.install("zensical>=0.0.73")
+    session.run("python", "tools/site.py", *session.posargs)
+
+
+@nox.session
+def release(session: nox.Session) -> None:
+    """Build the wheel and the source archive into dist/, check them, and run a suite from the wheel alone."""
+    session.install("build>=1.2", "twine>=6.1", "uv")
+    session.run("python", "tools/release.py", *session.posargs)
+
+
+@nox.session
 def docs_commands(session: nox.Session) -> None:
     """Run the command lines of README and docs (`-- docs/how-to/run.md`) in fresh environments, but for models."""
     session.install("markdown-it-py>=3.0")

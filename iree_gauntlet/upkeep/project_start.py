@@ -28,6 +28,7 @@ _TEMPLATE = Path(__file__).with_name("new_project")
 # Git reads it by this name; in ours it would count as our own.
 _RENAMED = {"gitignore": ".gitignore"}
 _EXAMPLE = "example"
+_SCHEMAS = ".schemas"
 _REGRESSIONS, _BENCHMARKS = Path("specs", "regression_tests"), Path("specs", "benchmarks")
 # Of the spec of a program that was named.
 _SPEC = "model_cpu"
@@ -50,7 +51,9 @@ def init(asked: InitRequest) -> ExitCode:
         place = folder / _REGRESSIONS / program.name / program.path.name
         shutil.copyfile(program.path, place)
         made.append(place)
-    sys.stdout.write("".join(f"  {shown(path.absolute())}\n" for path in made))
+    # A line for what editors read.
+    listed = dict.fromkeys(path.parent if path.parent.name == _SCHEMAS else path for path in made)
+    sys.stdout.write("".join(f"  {shown(path.absolute())}{'/' if path.is_dir() else ''}\n" for path in listed))
     sys.stdout.write("".join(f"  {shown(path.absolute())} is there already, and stays\n" for path in kept))
     sys.stdout.write(f"made {counted(len(made), 'file')}\n\n{_next(folder, program)}")
     return ExitCode.OK
@@ -64,7 +67,7 @@ def _files(program: OnnxProgram | None) -> dict[Path, bytes]:
         if path.is_file() and not (program and _EXAMPLE in place.parts):
             files[place.with_name(_RENAMED.get(place.name, place.name))] = path.read_bytes()
     # For editors: completion, and what is wrong as it is typed.
-    files |= {Path(".schemas", f"{name}.json"): schema_text(name).encode() for name in FORMATS}
+    files |= {Path(_SCHEMAS, f"{name}.json"): schema_text(name).encode() for name in FORMATS}
     if program is None:
         files[_REGRESSIONS / _EXAMPLE / "dense_cpu" / "output_0.npy"] = _expected_of_example()
         return files
