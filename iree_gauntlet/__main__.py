@@ -1,0 +1,28 @@
+"""The console command: `gauntlet`, or `python -m iree_gauntlet`; says on which systems it runs before it needs them."""
+
+from __future__ import annotations
+
+import platform
+import sys
+
+_SYSTEMS = ("Linux", "Darwin")
+_MACHINES = ("x86_64", "aarch64", "arm64")
+_SUPPORTED = "IREE Gauntlet runs on Linux (x86-64 and aarch64) and macOS"
+
+
+def main() -> None:
+    """Runs a command line."""
+    system, machine = platform.system(), platform.machine()
+    if system not in _SYSTEMS:
+        where = "WSL, a Linux in Windows, will do" if system == "Windows" else "a container or another machine will do"
+        sys.stderr.write(f"error: {_SUPPORTED}, and this is {system or 'another system'}\n  {where}.\n")
+        sys.exit(2)
+    if machine not in _MACHINES:
+        sys.stderr.write(f"note: {_SUPPORTED}; nobody has tried {machine or 'this machine'}\n")
+    from iree_gauntlet.tasks.program import main as program  # noqa: PLC0415 - it needs one of these systems
+
+    program()
+
+
+if __name__ == "__main__":
+    main()

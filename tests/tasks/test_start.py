@@ -1,0 +1,55 @@
+"""What is said where the toolkit does not run."""
+
+from __future__ import annotations
+
+import platform
+import sys
+
+import pytest
+
+from iree_gauntlet import __main__ as start
+from iree_gauntlet import __version__
+
+
+@pytest.fixture
+def asked_for_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["gauntlet", "--version"])
+
+
+@pytest.mark.usefixtures("asked_for_its_version")
+@pytest.mark.parametrize(
+    ("system", "hint"), [("Windows", "WSL, a Linux in Windows, will do."), ("FreeBSD", "will do.")]
+)
+def test_another_system_gets_one_sentence_and_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], system: str, hint: str
+) -> None:
+    monkeypatch.setattr(platform, "system", lambda: system)
+    # What it would need is not even looked for.
+    monkeypatch.setitem(sys.modules, "iree_gauntlet.tasks.program", None)
+    with pytest.raises(SystemExit) as ended:
+        start.main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    first = f"error: IREE Gauntlet runs on Linux (x86-64 and aarch64) and macOS, and this is {system}"
+    assert said.splitlines()[0] == first
+    assert said.endswith(f"{hint}\n")
+
+
+@pytest.mark.usefixtures("asked_for_its_version")
+def test_another_machine_is_pointed_out_and_tried(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    with pytest.raises(SystemExit) as ended:
+        start.main()
+    assert ended.value.code == 0
+    said = capsys.readouterr()
+    assert said.err.endswith("; nobody has tried riscv64\n")
+    assert __version__ in said.out
+
+
+@pytest.mark.usefixtures("asked_for_its_version")
+def test_here_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        start.main()
+    assert capsys.readouterr().err == ""
