@@ -132,7 +132,7 @@ def coverage(session: nox.Session) -> None:
 def site(session: nox.Session) -> None:
     """Build the docs as a site into site/ (or `-- FOLDER`), and check its links."""
     session.install("zensical>=0.0.73")
-    session.run("python", "tools/site.py", *session.posargs)
+    session.run("python", "tools/site_pages.py", *session.posargs)
 
 
 @nox.session

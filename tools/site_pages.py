@@ -1,4 +1,4 @@
-"""The docs as a site, built by Zensical with its defaults: `python tools/site.py [FOLDER]`, by default `site`.
+"""The docs as a site, built by Zensical with its defaults: `python tools/site_pages.py [FOLDER]`, by default `site`.
 
 The pages are those of docs/, which stays readable as it is: a copy has the changelog and CONTRIBUTING.md beside them,
 and links to other files of the repository lead there, where $GITHUB_REPOSITORY says where that is. The navigation is
@@ -161,6 +161,8 @@ def _settings() -> str:
     lines = ["[project]", 'site_name = "IREE Gauntlet"', "use_directory_urls = false"]
     lines.append('site_description = "Every ML model runs the gauntlet: compile, threshold, benchmark, on any IREE."')
     lines.append(f"nav = {_toml(navigation(index))}")
+    # The reader's own fonts: a page asks nobody else for anything.
+    lines += ["[project.theme]", "font = false"]
     return "\n".join((*lines, ""))
 
 
