@@ -138,7 +138,7 @@ def site(session: nox.Session) -> None:
 @nox.session
 def release(session: nox.Session) -> None:
     """Build the wheel and the source archive into dist/, check them, and run a suite from the wheel alone."""
-    session.install("build>=1.2", "twine>=6.1", "uv")
+    session.install("twine>=6.1", "uv")
     session.run("python", "tools/release.py", *session.posargs)
 
 

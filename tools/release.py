@@ -12,6 +12,8 @@ import venv
 import zipfile
 from pathlib import Path
 
+import uv
+
 __all__ = ["build", "files_of"]
 
 _CHECKOUT = Path(__file__).resolve().parent.parent
@@ -24,8 +26,7 @@ def build(checkout: Path, dist: Path) -> tuple[Path, Path]:
         The wheel and the source archive.
     """
     shutil.rmtree(dist, ignore_errors=True)
-    command = [sys.executable, "-m", "build", "--installer", "uv", "--outdir", str(dist), str(checkout)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([uv.find_uv_bin(), "build", "--quiet", "--out-dir", str(dist), str(checkout)], check=True)
     (wheel,), (archive,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
     return wheel, archive
 
@@ -51,7 +52,7 @@ def main() -> int:
         folder = Path(name)
         venv.create(folder / "venv", symlinks=True)
         tools = folder / "venv" / "bin"
-        install = ["uv", "pip", "install", "--quiet", "--python", str(tools / "python"), f"{wheel}[iree]"]
+        install = [uv.find_uv_bin(), "pip", "install", "--quiet", "--python", str(tools / "python"), f"{wheel}[iree]"]
         subprocess.run(install, check=True)
         empty = folder / "empty"
         empty.mkdir()

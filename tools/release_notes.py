@@ -17,7 +17,7 @@ _VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
 
 def notes_of(version: str, changelog: str) -> str:
     """The section of a version; of one that is not dated yet, too. Empty where there is none."""
-    heading = re.compile(rf"^## \[(?:Unreleased\]: )?{re.escape(version)}\b.*$", re.MULTILINE)
+    heading = re.compile(rf"^## \[(?:Unreleased\]: )?{re.escape(version)}(?=[\]\s]|$).*$", re.MULTILINE)
     found = heading.search(changelog)
     if found is None:
         return ""

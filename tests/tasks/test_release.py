@@ -1,0 +1,107 @@
+"""What is released: what wheel and source archive hold, that the wheel works alone, and the notes of a version."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+from release import build, files_of
+from release_notes import notes_of
+
+from iree_gauntlet import __version__
+from tests.support.places import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_CHANGELOG = """# Changelog
+
+## [Unreleased]: 0.2.0
+
+### Added
+
+- Something ([how](docs/how-to/x.md)), see [there](https://example.org).
+
+## [0.1.0] - 2026-11-30
+
+- The first one.
+"""
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return build(ROOT, tmp_path_factory.mktemp("release") / "dist")
+
+
+def committed(*folders: str) -> set[str]:
+    done = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines())
+
+
+def test_the_source_archive_holds_what_is_committed(packages: tuple[Path, Path]) -> None:
+    _, archive = packages
+    assert set(files_of(archive)) - {"PKG-INFO"} >= committed()
+
+
+def test_the_wheel_holds_the_package_and_the_suites_and_nothing_else(packages: tuple[Path, Path]) -> None:
+    wheel, _ = packages
+    found = {name for name in files_of(wheel) if ".dist-info/" not in name}
+    shipped = committed(
+        "suites", "specs/regression_tests", "specs/benchmarks", "specs/torch_models", "cache/registry.txt"
+    )
+    expected = committed("iree_gauntlet") | {f"iree_gauntlet/shipped/{name}" for name in shipped}
+    assert {name for name in expected if "/__pycache__/" not in name} == found
+    assert wheel.stat().st_size < 5_000_000
+
+
+def test_both_are_what_pypi_takes(packages: tuple[Path, Path]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", *packages], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_wheel_works_outside_of_any_checkout(packages: tuple[Path, Path], tmp_path: Path) -> None:
+    installed, empty = tmp_path / "installed", tmp_path / "empty"
+    empty.mkdir()
+    with zipfile.ZipFile(packages[0]) as wheel:
+        wheel.extractall(installed)
+    # The dependencies of this Python, and the package of the wheel.
+    environ = {**os.environ, "PYTHONPATH": str(installed), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    def gauntlet(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "iree_gauntlet", *words]
+        return subprocess.run(command, cwd=empty, env=environ, capture_output=True, text=True, check=False)
+
+    listed = gauntlet("list", "--suite", "cpu")
+    assert listed.returncode == 0, listed.stderr
+    assert "dtln" in listed.stdout
+    linted = gauntlet("lint", "--suite", "cpu")
+    assert linted.returncode == 0, linted.stdout + linted.stderr
+    assert gauntlet("init", "mine").returncode == 0
+    assert (empty / "mine" / ".schemas" / "suite.json").is_file()
+    where = gauntlet("run")
+    assert where.returncode == 2
+    assert "--suite cpu" in where.stderr
+
+
+def test_the_packages_have_the_version_of_the_module(packages: tuple[Path, Path]) -> None:
+    wheel, archive = packages
+    assert wheel.name == f"iree_gauntlet-{__version__}-py3-none-any.whl"
+    assert archive.name == f"iree_gauntlet-{__version__}.tar.gz"
+
+
+def test_notes_are_those_of_the_version() -> None:
+    assert notes_of("0.1.0", _CHANGELOG) == "- The first one.\n"
+    # Links to pages of the repository lead nowhere from a release's page.
+    assert notes_of("0.2.0", _CHANGELOG) == "### Added\n\n- Something (how), see [there](https://example.org).\n"
+    assert notes_of("0.1", _CHANGELOG) == ""
+    assert notes_of("9.9.9", _CHANGELOG) == ""
+
+
+def test_the_changelog_has_notes_of_this_version() -> None:
+    assert "### Added" in notes_of(__version__, (ROOT / "CHANGELOG.md").read_text())
