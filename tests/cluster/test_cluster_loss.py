@@ -96,7 +96,7 @@ def kill_workers_until_it_ends(cluster: LocalCluster, run: subprocess.Popen[byte
     raise AssertionError
 
 
-def numbers_of(result: Result) -> list[tuple[str, int, float]]:
+def numbers_of(result: Result) -> list[tuple[str, int | None, float | None]]:
     """How far the outputs of a step are off."""
     return [(item.type, item.mismatches, item.max_abs_error) for item in result.outputs]
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _STRUCTURE = ("missing", "extra_forbidden", "literal_error", "union_tag_invalid", "union_tag_not_found")
 _SAID = ("unknown ", "is missing", "expected a finite number, true or false", "expected one module")
 # Values of each type; none is a right one by chance.
-_OTHERS = (7, 7.5, "text", True, None, [], {})
+_OTHERS: tuple[Any, ...] = (7, 7.5, "text", True, None, [], {})
 
 
 @cache
