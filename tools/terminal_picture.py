@@ -22,7 +22,7 @@ import termios
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyte  # type: ignore[import-not-found] # of nobody's environment but who draws
+import pyte
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text

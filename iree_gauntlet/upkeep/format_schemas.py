@@ -23,6 +23,7 @@ from iree_gauntlet.figures import counted
 from iree_gauntlet.settings import shown
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.torch_models.configuration_schema import File as RecipesFile
+from iree_gauntlet.upkeep.field_descriptions import described
 
 if TYPE_CHECKING:
     from iree_gauntlet.dialects.fields import Document
@@ -98,10 +99,10 @@ def schema_text(name: str) -> str:
 def schema_of(name: str) -> dict[str, Any]:
     """The schema of a format."""
     item = FORMATS[name]
-    made = _plain(item.model.model_json_schema(schema_generator=_Generator))
+    made = _plain(name, item.model.model_json_schema(schema_generator=_Generator))
     if item.growing:
         made["additionalProperties"] = True
-    made["properties"] = {"$schema": {"type": "string"}, **made["properties"]}
+    made["properties"] = {**described(name, {"$schema": {"type": "string"}}), **made["properties"]}
     return {"$schema": _DRAFT, "title": f"IREE Gauntlet: {name} ({item.files})", **made}
 
 
@@ -113,13 +114,15 @@ class _Generator(GenerateJsonSchema):
         return False
 
 
-def _plain(node: Any) -> Any:
-    """A schema without the names of our classes, and with what editors show of a docstring: its first paragraph."""
+def _plain(name: str, node: Any) -> Any:
+    """A schema without the names of our classes, and with what editors show of a field, and of a docstring."""
     if isinstance(node, list):
-        return [_plain(item) for item in node]
+        return [_plain(name, item) for item in node]
     if not isinstance(node, dict):
         return node
-    found = {name: _plain(value) for name, value in node.items() if name != "title" or not isinstance(value, str)}
+    found = {key: _plain(name, value) for key, value in node.items() if key != "title" or not isinstance(value, str)}
+    if node.get("type") == "object" and "properties" in node:
+        found["properties"] = described(name, found["properties"])
     if isinstance(found.get("description"), str):
         found["description"] = found["description"].split("\n\n")[0].replace("\n", " ").replace(" (*ours*)", "")
     return found
