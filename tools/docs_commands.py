@@ -52,6 +52,8 @@ NOT_RUN = (
         _EARLIER,
     ),
     ("docs/start/first-run.md", r"^gauntlet run", _MODELS),
+    ("*", r"--program |golden\.record --model model$", "names a model of the reader's"),
+    ("docs/start/own-model.md", r"^gauntlet run$", "names a model of the reader's"),
     ("docs/start/*.md", r"gauntlet", ""),
     ("*", r"^gauntlet (run|threshold|benchmark|matrix|compare|bisect|cache\.(ex|im)port)\b", _MODELS),
     ("*", r"^gauntlet (explain|bundle\.)", _EARLIER),

@@ -24,7 +24,7 @@ _CHANGELOG = """# Changelog
 
 ### Added
 
-- Something ([how](docs/how-to/x.md)), see [there](https://example.org).
+- Something ([how](docs/how-to/run.md)), see [there](https://example.org).
 
 ## [0.1.0] - 2026-11-30
 
