@@ -51,6 +51,13 @@ def of_toml(project: Path) -> Iterator[Editor]:
         yield made
 
 
+@pytest.fixture
+def of_yaml(project: Path) -> Iterator[Editor]:
+    server = npm_packages("node_tools") / "yaml-language-server" / "bin" / "yaml-language-server"
+    with editor([str(NODE), str(server), "--stdio"], project, {"yaml": {"validate": True}}) as made:
+        yield made
+
+
 def test_a_spec_is_completed_and_a_wrong_field_is_underlined(of_json: Editor, project: Path) -> None:
     lines = (project / SPEC).read_text().splitlines()
     number = next(number for number, line in enumerate(lines) if "run_function" in line)
@@ -78,3 +85,18 @@ def test_a_suite_is_completed_and_a_wrong_value_is_underlined(of_toml: Editor, p
     of_toml.open(unfinished, "toml")
     proposed = of_toml.completions(unfinished, len(begun.splitlines()) + 2, 0)
     assert {"model", "markers"} <= set(proposed)
+
+
+def test_recipes_are_completed_and_a_wrong_value_is_underlined(of_yaml: Editor, project: Path) -> None:
+    folder = project / "specs" / "recipes"
+    folder.mkdir()
+    line = "# yaml-language-server: $schema=../../.schemas/recipes.json\n"
+    wrong, unfinished = folder / "wrong.yml", folder / "unfinished.yml"
+    wrong.write_text(f"{line}benchmark_mode: inferenc\nmodel_params: []\n")
+    of_yaml.open(wrong, "yaml")
+    said = {problem["range"]["start"]["line"]: problem["message"] for problem in of_yaml.problems(wrong)}
+    assert said[1] == 'Value is not accepted. Valid values: "inference".'
+    assert 2 in said, "an entry is missing"
+    unfinished.write_text(f"{line}\n")
+    of_yaml.open(unfinished, "yaml")
+    assert {"benchmark_mode", "model_params"} <= set(of_yaml.completions(unfinished, 1, 0))
