@@ -68,6 +68,10 @@ class GauntletError(Exception):
         return f"{self.what}. {self.hint}" if self.hint else self.what
 
 
+class MachinesLostError(GauntletError):
+    """The machines that perform a run are not to be had any more; what they have done is."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
     """One thing wrong with a spec or suite file.

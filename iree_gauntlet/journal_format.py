@@ -14,7 +14,7 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.results import Result
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
 
@@ -38,6 +38,8 @@ class JournalRecord:
         result_times: when that was written (ISO 8601), by step id.
         end: the `end` event; None for a run that was killed, is under way, or was resumed and not ended.
         torn: whether there is a line that was cut short by a crash (it is left out).
+        workers: machines of a cluster that took part, by the worker's name (`worker` events).
+        remarks: what a reader must know (`remark` events), one line each.
     """
 
     path: Path
@@ -48,6 +50,8 @@ class JournalRecord:
     result_times: dict[str, str] = field(default_factory=dict)
     end: dict[str, Any] | None = None
     torn: bool = False
+    workers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
 
     def result_event(self, step: str) -> dict[str, Any]:
         """The `result` event of a step, for another journal."""
@@ -131,7 +135,16 @@ def read_journal(path: Path) -> JournalRecord:
                     ) from error
             case "end":
                 end = event
+            case _:
+                _take_of_a_cluster(found, event)
     return replace(found, runs=tuple(runs), steps=tuple(steps), end=end, torn=reader.torn)
+
+
+def _take_of_a_cluster(found: JournalRecord, event: Mapping[str, Any]) -> None:
+    if event.get("event") == "worker":
+        found.workers[str(event.get("name", ""))] = dict(event.get("machine") or {})
+    elif event.get("event") == "remark":
+        found.remarks.append(str(event.get("text", "")))
 
 
 class _Reader:

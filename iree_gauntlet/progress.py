@@ -31,6 +31,9 @@ class Progress:
     def step_finished(self, step: dict[str, Any], result: Result) -> None:
         """A step has its result; it need not have been started (skipped)."""
 
+    def step_put_back(self, step: dict[str, Any]) -> None:
+        """A step that began is not done, and waits again."""
+
     def download(self, url: str, done: int, total: int | None) -> None:
         """Bytes of a file that are there, of how many (None where the source does not say).
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.cluster.connection import connected
 from iree_gauntlet.cluster.dask_link import STATES
-from iree_gauntlet.cluster.dask_worker import describe
+from iree_gauntlet.cluster.dask_worker import describe, runs_here
 from iree_gauntlet.cluster.offers import WorkerOffer
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import byte_size
+from iree_gauntlet.figures import byte_size, counted
 from iree_gauntlet.reports.output import print_table
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ def show_status(address: str, request: TlsRequest, *, as_json: bool) -> ExitCode
     with connected(address, request) as client:
         found = client.run(describe, on_error="ignore")
         offers = [WorkerOffer.from_dict(offer) for _, offer in sorted(found.items()) if offer is not None]
-        runs = {name: state for name, state in client.get_metadata([STATES], {}).items() if state}
+        # Of a run that was killed its workers forget within a minute; the scheduler does not.
+        known = {name for names in client.run(runs_here, on_error="ignore").values() for name in names}
+        runs = {name: state for name, state in client.get_metadata([STATES], {}).items() if state and name in known}
         dashboard = client.dashboard_link
     if as_json:
         sys.stdout.write(json.dumps({"workers": [offer.as_dict() for offer in offers], "runs": runs}, indent=1) + "\n")
@@ -54,8 +56,9 @@ def show_status(address: str, request: TlsRequest, *, as_json: bool) -> ExitCode
     ]
     print_table(rows)
     for name, state in sorted(runs.items()):
-        waits = "; ".join(f"{count} steps for {what}" for what, count in state["waiting"])
-        sys.stdout.write(f"run {name}: {len(state['running'])} steps run; waiting: {waits or 'none'}\n")
+        waits = "; ".join(f"{counted(count, 'step')} for {what}" for what, count in state["waiting"])
+        running = counted(len(state["running"]), "step")
+        sys.stdout.write(f"run {name}: {running} under way; waiting: {waits or 'none'}\n")
     sys.stdout.write(f"dashboard of the scheduler: {dashboard}\n")
     return ExitCode.OK
 

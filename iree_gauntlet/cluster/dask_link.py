@@ -29,7 +29,7 @@ from iree_gauntlet.cluster.dask_worker import (
 )
 from iree_gauntlet.cluster.link import Answered, Began, Broken, Joined, Left, Refused, Supplied, Unfit
 from iree_gauntlet.cluster.offers import LOCAL, WorkerOffer
-from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.errors import GauntletError, MachinesLostError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,13 +108,13 @@ class DaskLink:
         """What happens next.
 
         Raises:
-            GauntletError: the scheduler is gone.
+            MachinesLostError: the scheduler is gone.
         """
         try:
             return self._events.get(timeout=seconds)
         except queue.Empty:
             if self._client.status not in ("running", "connecting"):
-                raise GauntletError(
+                raise MachinesLostError(
                     "the scheduler of the cluster is gone", "Start it again, and go on with `--resume`."
                 ) from None
             return None
@@ -140,7 +140,15 @@ class DaskLink:
     def _keep(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
         self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        task.add_done_callback(self._kept)
+
+    def _kept(self, task: asyncio.Task[Any]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and isinstance(task.exception(), OSError | TimeoutError | CancelledError):
+            # The connection is gone: whoever asks for the next event is told.
+            return
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logging.getLogger("iree_gauntlet").error("in the background of a cluster's run", exc_info=error)
 
     async def _opened(self) -> None:
         self._beating = asyncio.ensure_future(self._beat())

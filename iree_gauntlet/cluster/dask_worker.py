@@ -100,11 +100,16 @@ class GauntletWorker(Worker):  # type: ignore[misc]
     async def close(self, *arguments: Any, **named: Any) -> Any:
         """Ends all runs, then itself."""
         self._watching.cancel()
-        await asyncio.gather(*(self.end_run(name) for name in list(self._runs)))
+        await asyncio.gather(*(self.end_run(name, "the worker was ended") for name in list(self._runs)))
         self._own.__exit__()
         return await super().close(*arguments, **named)
 
     # Of runs
+
+    @property
+    def runs(self) -> list[str]:
+        """Their names."""
+        return list(self._runs)
 
     def has_project(self, sha256: str) -> bool:
         """Whether a copy of a project is here."""
@@ -262,6 +267,11 @@ def _this() -> GauntletWorker:
 def describe(dask_worker: Worker) -> dict[str, Any] | None:
     """What a worker offers; None for a worker of somebody else's."""
     return dask_worker.gauntlet_offer.as_dict() if isinstance(dask_worker, GauntletWorker) else None
+
+
+def runs_here(dask_worker: Worker) -> list[str]:
+    """The runs that a worker takes part in."""
+    return dask_worker.runs if isinstance(dask_worker, GauntletWorker) else []
 
 
 def has_project(sha256: str, dask_worker: Worker) -> bool:

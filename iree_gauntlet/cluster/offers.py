@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import __version__
 from iree_gauntlet.errors import ToolchainError, UsageError
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 LOCAL = "local-"
+_STABLE = ("host", "cpu", "cores", "memory_bytes", "os")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _HOW = "--device is NAME=URI, with ,sku=SKU where golden times are checked: gpu0=hip://0,sku=mi300, or cpu."
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -68,6 +69,7 @@ class WorkerOffer(Recorded):
         iree: the IREE that it has without installing one; empty for none.
         toolchains: releases that are installed in its cache.
         version: of Gauntlet.
+        machine: what stays as it is of its machine, as journals have it.
     """
 
     name: str
@@ -80,6 +82,7 @@ class WorkerOffer(Recorded):
     iree: str = ""
     toolchains: tuple[str, ...] = ()
     version: str = ""
+    machine: dict[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,19 +135,27 @@ def measured(
     twice = next((item for item in names if names.count(item) > 1), "")
     if twice:
         raise UsageError(f"--device: two devices are called {twice}", "Give each a name of its own.")
+    if name and not _NAME.fullmatch(name):
+        raise UsageError(f"--name {name}: no name of a worker", "Letters, digits, '_', '-' and '.' make one.")
     facts = machine_facts()
+    devices = tuple(_checked(device, toolchain) for device in declared)
+    uris = [device.uri for device in devices]
+    same = next((device for device in devices if uris.count(device.uri) > 1), None)
+    if same is not None:
+        raise UsageError(f"--device: {same.uri} is named more than once", "Name each device once.")
     cache_dir.mkdir(parents=True, exist_ok=True)
     return WorkerOffer(
         name=name or socket.gethostname(),
         host=_host(),
         jobs=jobs or facts.cores,
-        devices=tuple(_checked(device, toolchain) for device in declared),
+        devices=devices,
         cpu=host_cpu().name,
         memory_bytes=total_memory(),
         free_disk_bytes=shutil.disk_usage(cache_dir).free,
         iree=toolchain.compiler.version if toolchain else "",
         toolchains=_releases(cache_dir / "toolchains" / "envs"),
         version=__version__,
+        machine={key: value for key, value in facts.as_dict().items() if key in _STABLE},
     )
 
 

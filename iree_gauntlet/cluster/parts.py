@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.cluster.dask_link import DaskLink
-    from iree_gauntlet.cluster.link import Answer
+    from iree_gauntlet.cluster.link import Answer, Event
     from iree_gauntlet.cluster.offers import WorkerOffer
     from iree_gauntlet.engine.engine import Engine
     from iree_gauntlet.engine.plan import Plan
@@ -39,6 +39,7 @@ class ClusterPart:
         self._run_dir = run_dir
         self._progress = progress
         self._fleet = Fleet()
+        self._early: list[Event] = []
 
     def on_devices_there(self, plan: Plan, *, optional: bool) -> Plan:
         """The plan, where workers offer what it asks for.
@@ -72,13 +73,14 @@ class ClusterPart:
             else step
             for step in plan.steps
         )
-        _wait_for_the_first(self._link, self._fleet, self._progress)
+        self._early = _wait_for_the_first(self._link, self._fleet, self._progress)
         return replace(plan, steps=steps)
 
     def runner(self, steps: Sequence[Step], finished: Mapping[str, Verdict], engine: Engine) -> ClusterRunner:
         """Runs the steps on the workers."""
         queue = FleetQueue(steps, finished, self._fleet, fail_fast=engine.options.fail_fast)
-        return ClusterRunner(queue, self._link, engine, kept_below(self._run_dir), self._progress)
+        keep = kept_below(self._run_dir)
+        return ClusterRunner(queue, self._link, engine, keep, self._progress, early=self._early)
 
 
 class ComparisonPart:
@@ -93,7 +95,7 @@ class ComparisonPart:
         """Has each unit measured by a worker."""
         steps = [unit.step for unit in units]
         addresses = _addresses(_offers_of(self._link))
-        _wait_for_the_first(self._link, self._fleet, self._progress)
+        early = _wait_for_the_first(self._link, self._fleet, self._progress)
         modules = [item for unit in units for item in unit.made]
         made = {
             item.need: Made(item.need, item.key, addresses.get(item.worker.partition("/")[0], ())) for item in modules
@@ -109,34 +111,38 @@ class ComparisonPart:
         def keep(step: Step, answer: Answer) -> None:
             rounds.keep(step, answer.events)
 
-        ClusterRunner(queue, self._link, rounds, keep, self._progress, made=made, seconds=seconds).run()
+        runner = ClusterRunner(queue, self._link, rounds, keep, self._progress, made=made, seconds=seconds, early=early)
+        runner.run()
 
 
-def _wait_for_the_first(link: DaskLink, fleet: Fleet, progress: Progress) -> None:
+def _wait_for_the_first(link: DaskLink, fleet: Fleet, progress: Progress) -> list[Event]:
     """Waits until a worker has planned the run, or none is left; the run waits itself for those that died.
+
+    Returns:
+        What happened meanwhile.
 
     Raises:
         UsageError: there is no worker.
         GauntletError: none can take part.
     """
     left, refused = len(link.offers()), 0
-    reasons: list[str] = []
+    happened: list[Event] = []
     while left > 0 and not len(fleet):
         event = link.next_event(_TURN_SECONDS)
+        happened += [event] if event is not None else []
         if isinstance(event, Joined):
             fleet.join(event.worker, event.offer)
         elif isinstance(event, Refused):
-            reasons.append(event.text)
             # Of one that refuses a device alone more is to come.
             left -= not event.device
             refused += not event.device
         elif isinstance(event, Left):
             left -= 1
     if refused and refused == len(link.offers()):
+        reasons = [event.text for event in happened if isinstance(event, Refused)]
         raise GauntletError(f"no worker can take part: {'; '.join(reasons)}", "Mend one, and run again.")
     progress.waiting("")
-    for reason in reasons:
-        progress.message(reason)
+    return happened
 
 
 def _offers_of(link: DaskLink) -> dict[str, WorkerOffer]:

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.cluster.link import Answered, Broken, Joined, Left, Made, Order, Refused, State, Supplied, Unfit
@@ -20,10 +20,11 @@ from iree_gauntlet.results import Result
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from iree_gauntlet.cluster.fleet import Demand, FleetQueue, Seat
     from iree_gauntlet.cluster.link import Answer, Event, Link
+    from iree_gauntlet.cluster.offers import WorkerOffer
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.steps import Step
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _MOST_AGAIN = 2
 # A worker that is killed is back within seconds, and a host that reboots within minutes.
 _PATIENCE_SECONDS = 120.0
+_REMARKABLE_SECONDS = 10.0
 _TURN_SECONDS = 0.5
 _SHOW_SECONDS = 1.0
 _MOVED_BY_KEY = (Stage.IMPORT, Stage.COMPILE)
@@ -84,6 +86,15 @@ class Conductor(Protocol):
     def conclude(self, step: Step, result: Result) -> Verdict:
         """A step has its result."""
 
+    def put_back(self, step: Step) -> None:
+        """A step that began is not done, and waits again."""
+
+    def joined(self, name: str, machine: Mapping[str, Any]) -> None:
+        """A worker takes part, on a machine."""
+
+    def remark(self, text: str) -> None:
+        """Something that a reader of the record must know."""
+
     def skip(self, step: Step, reason: str) -> Verdict:
         """A step cannot be done."""
 
@@ -105,6 +116,7 @@ class ClusterRunner:
         progress: shows how it goes.
         made: what is made already of what the steps need, by name.
         seconds: how long the rounds of a step may take that is to be begun.
+        early: what has happened before.
         patience: seconds that steps wait for a worker which offers what they need.
         clock: seconds.
     """
@@ -119,6 +131,7 @@ class ClusterRunner:
         *,
         made: Mapping[str, Made] = MappingProxyType({}),
         seconds: Callable[[Step], float] = lambda _: 0.0,
+        early: Sequence[Event] = (),
         patience: float = _PATIENCE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -128,6 +141,7 @@ class ClusterRunner:
         self._conductor = conductor
         self._keep = keep
         self._seconds = seconds
+        self._early = early
         self._progress = progress
         self._patience = patience
         self._clock = clock
@@ -136,7 +150,11 @@ class ClusterRunner:
         self._made = dict(made)
         # Since when nobody offers something.
         self._unoffered: dict[Demand, float] = {}
+        self._said: list[Demand] = []
         self._refused: set[Refused] = set()
+        # Of workers that are there, by address; and of all that have been.
+        self._names: dict[str, str] = {}
+        self._known: set[str] = set()
         self._shown = 0.0
 
     def run(self) -> dict[str, Verdict]:
@@ -146,6 +164,8 @@ class ClusterRunner:
             BaseException: what a signal handler raises; the workers have been told to end then.
         """
         try:
+            for happened in self._early:
+                self._take(happened)
             while self._hand_out():
                 event = self._link.next_event(_TURN_SECONDS)
                 if event is not None:
@@ -186,10 +206,10 @@ class ClusterRunner:
     def _take(self, event: Event) -> None:
         match event:
             case Joined(worker, offer):
-                self._fleet.join(worker, offer)
+                self._join(worker, offer)
             case Refused() if event not in self._refused:
                 self._refused.add(event)
-                self._progress.message(event.text)
+                self._conductor.remark(event.text)
             case Left(worker):
                 self._leave(worker)
             case Answered() | Broken() | Supplied() | Unfit():
@@ -213,18 +233,26 @@ class ClusterRunner:
             case Unfit():
                 self._unfit(order, event.reason)
 
+    def _join(self, worker: str, offer: WorkerOffer) -> None:
+        self._fleet.join(worker, offer)
+        self._names[worker] = offer.name
+        if offer.name not in self._known:
+            self._known.add(offer.name)
+            self._conductor.joined(offer.name, offer.machine)
+
     def _leave(self, worker: str) -> None:
-        # Also of one whose part in the run broke before: it may have left with orders that nobody answers now.
+        # Also of one whose part in the run broke before: it may have left with orders that nobody answers now, and
+        # with modules that nobody is to be sent to.
         orders = [order for order in self._under_way.values() if order.seat.worker == worker]
-        if worker not in self._fleet and not orders:
-            return
-        name = orders[0].name if orders else self._fleet.offer(worker).name
+        name = self._names.pop(worker, "") or next((order.name for order in orders), "")
         self._fleet.leave(worker)
         self._made = {
             step: replace(made, at=left)
             for step, made in self._made.items()
             if (left := tuple(address for address in made.at if address != worker))
         }
+        if not name:
+            return
         what = f"; it was doing {', '.join(order.step.id for order in orders)}" if orders else ""
         self._progress.message(f"worker {name} is gone{what}")
         for order in orders:
@@ -241,6 +269,7 @@ class ClusterRunner:
             self._conclude(order.step, Result(Verdict.ERROR, what, tail=(hint,), notes=order.step.notes))
             return
         past.notes.append(f"begun on worker {order.name}, and done again: {reason}")
+        self._conductor.put_back(order.step)
         # The last time beside nothing that could take it down.
         self._queue.put_back(order.step, alone=len(past.lost) == _MOST_AGAIN)
 
@@ -250,7 +279,8 @@ class ClusterRunner:
         assert order.seat.device is not None, "it was checked"
         where = order.where
         self._fleet.withdraw(order.seat.worker, order.seat.device)
-        self._progress.message(f"worker {where} takes no further part: {reason}")
+        self._conductor.remark(f"worker {where} takes no further part: {reason}")
+        self._conductor.put_back(order.step)
         past = self._past.setdefault(order.step.id, _Past())
         past.notes.append(f"not done on {where}, which failed its health check: {reason}")
         self._queue.put_back(order.step, alone=False)
@@ -289,10 +319,11 @@ class ClusterRunner:
         """Ends the steps that have waited long enough for what nobody offers any more."""
         now = self._clock()
         missing = {demand: self._unoffered.get(demand, now) for demand in self._queue.unoffered()}
-        for demand in missing.keys() - self._unoffered.keys():
-            self._progress.waiting(f"for a worker with {demand.text}: none is there")
-        if self._unoffered and not missing:
-            self._progress.waiting("")
+        # Workers that plan the run, or begin it again, are there within seconds.
+        long = [demand for demand, since in missing.items() if now - since > _REMARKABLE_SECONDS]
+        if long != self._said:
+            self._said = long
+            self._progress.waiting(f"for a worker with {long[0].text}: none is there" if long else "")
         self._unoffered = missing
         for demand, since in missing.items():
             if now - since < self._patience:
@@ -316,7 +347,7 @@ class ClusterRunner:
         for demand, count in self._queue.waiting.items():
             waiting[demand.text] += count
         self._link.show(State(running, tuple(waiting.items())))
-        if not self._unoffered:
+        if not self._said:
             waits = ", ".join(f"{count} for {what}" for what, count in waiting.items())
             busy = f"{counted(len(self._fleet), 'worker')}, {counted(len(running), 'step')} under way"
             self._progress.status(busy + (f"; waiting: {waits}" if waits else ""))

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 
 _BLOCK_BYTES = 4 << 20
+# Who has left may not be known yet; what it has made is quickly made again.
+_CONNECT_SECONDS = 5
 
 
 class Transfers:
@@ -70,7 +72,7 @@ class Transfers:
                     await self._fetch_entry(address, made, connection)
 
     async def _fetch_entry(self, address: str, made: Made, connection: dict[str, Any]) -> None:
-        comm = await connect(address, **connection)
+        comm = await connect(address, timeout=_CONNECT_SECONDS, **connection)
         try:
             await comm.write({"op": "gauntlet_entry", "key": made.key})
             with tempfile.TemporaryFile(dir=self._work_folder()) as file:

@@ -16,7 +16,7 @@ from iree_gauntlet.engine.modules.modules import ModuleMaker
 from iree_gauntlet.engine.modules.shared_modules import until_cancelled
 from iree_gauntlet.engine.rounds.machine_lock import QuietStretch
 from iree_gauntlet.engine.scheduler import Limits, Scheduler
-from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError
+from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, MachinesLostError
 from iree_gauntlet.measuring.machine.machine_sensors import free_memory
 from iree_gauntlet.results import CacheUse, Fetched, Result
 
@@ -160,6 +160,10 @@ class Engine:
             performed.code = exit_code_of(performed.verdicts.values())
         except KeyboardInterrupt:
             performed.code = ExitCode.INTERRUPTED
+        except MachinesLostError as error:
+            # What was done is reported, as after Ctrl-C.
+            self.remark(error.on_one_line)
+            performed.code = ExitCode.ERROR
         seconds = round(time.monotonic() - began, 3)
         interrupted = performed.code is ExitCode.INTERRUPTED
         self._session.log.end(exit_code=int(performed.code), seconds=seconds, interrupted=interrupted)
@@ -253,6 +257,19 @@ class Engine:
         self._session.log.result(step.id, result)
         self._progress.step_finished(_event_fields(step), result)
         return result.verdict
+
+    def put_back(self, step: Step) -> None:
+        """A step that began elsewhere is not done, and waits again."""
+        self._progress.step_put_back(_event_fields(step))
+
+    def joined(self, name: str, machine: Mapping[str, Any]) -> None:
+        """Journals that another machine takes part."""
+        self._session.log.write("worker", {"name": name, "machine": dict(machine)})
+
+    def remark(self, text: str) -> None:
+        """Journals what a reader must know, and says it."""
+        self._session.log.write("remark", {"text": text})
+        self._progress.message(text)
 
     def skip(self, step: Step, reason: str) -> Verdict:
         """Journals that a step cannot run."""

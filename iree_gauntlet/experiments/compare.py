@@ -18,13 +18,13 @@ from iree_gauntlet.experiments.compare_settings import CompareSettings, compare_
 from iree_gauntlet.experiments.compare_where import DIFFERENT, explain_differences
 from iree_gauntlet.experiments.experiment_log import begun_by, recorded_end
 from iree_gauntlet.experiments.run import choose
-from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, judge, summary_of
+from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, can_go_on, judge, summary_of
 from iree_gauntlet.experiments.sides import Side, pair_of, prepare_side, unready
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict
 from iree_gauntlet.option import read
-from iree_gauntlet.records.compare_record import COMPARISON_FILE, ComparisonRecord, read_comparison
+from iree_gauntlet.records.compare_record import COMPARISON_FILE, ComparisonRecord, read_comparison, workers_of
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.run_folder import asked_folder, make_folder
 from iree_gauntlet.requests import CompareRequest, RunRequest, given, require_as_begun
@@ -142,8 +142,9 @@ def _measure(
         except (KeyboardInterrupt, WaitCancelledError):
             # What was measured says something, if not all that it could have said.
             begun = {chain: found for chain, found in measured.items() if chain in steps and found.blocks}
-            _write_verdicts(log, judge(begun, settings.rules, "interrupted"))
-            progress.message("interrupted; `compare --resume` continues it")
+            _write_verdicts(log, judge(begun, settings.rules, "interrupted"), workers_of(folder))
+            where = "" if comparison.chosen.machines is None else " --cluster …"
+            progress.message(f"interrupted; `compare --resume{where}` continues it")
             return ExitCode.INTERRUPTED
 
 
@@ -174,7 +175,9 @@ def _measure_elsewhere(
     assert chosen.machines is not None, "it is measured elsewhere"
     rounds = RoundsLog(session, settings, measured)
     rounds.remember(earlier)
-    waiting = units_of({chain: both for chain, both in steps.items() if chain not in measured}, sides)
+    # What the time did not suffice for is measured again as a whole: rounds of two machines are no one's.
+    decided = {chain for chain, found in measured.items() if not can_go_on(found, settings.rules)}
+    waiting = units_of({chain: both for chain, both in steps.items() if chain not in decided}, sides)
     if waiting:
         with chosen.machines.comparing(chosen, comparison.asked, sides, session.progress) as elsewhere:
             elsewhere.measure(waiting, rounds)

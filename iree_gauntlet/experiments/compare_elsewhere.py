@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.engine.rounds.blocks import PairEvidence
+from iree_gauntlet.figures import cpus_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -120,6 +121,7 @@ class RoundsLog:
 
     def begin(self, step: Step, *, worker: str = "", again: bool = False) -> None:
         """A unit is given to a worker."""
+        self._session.log.write("begun", {"chain": step.chain, "worker": worker})
         self._session.progress.message(f"{step.chain}: measured on {worker}{', from the beginning' if again else ''}")
 
     def keep(self, step: Step, events: Sequence[Mapping[str, Any]]) -> None:
@@ -141,9 +143,24 @@ class RoundsLog:
         }
         self._session.log.write("measured", measured)
         found = self._take(measured)
-        what = found.failure or f"{len(found.blocks)} blocks"
-        self._session.progress.message(f"{step.chain}: {what}")
+        what = found.failure or "the time is up, before its first block"
+        if found.blocks:
+            so_far = self._settings.rules.judged(found.blocks)
+            change = f"{100 * (so_far.ratio - 1):+.1f} %, CPUs: {cpus_text(found.cpus or ())}"
+            what = f"{so_far.verdict} ({change}) after {len(found.blocks)} blocks"
+        self._session.progress.message(f"{step.chain}: {what}, on {result.worker}")
         return result.verdict
+
+    def put_back(self, step: Step) -> None:
+        """A unit waits again; `begin` follows."""
+
+    def joined(self, name: str, machine: Mapping[str, Any]) -> None:
+        """A worker takes part; each model says by whom it was measured."""
+
+    def remark(self, text: str) -> None:
+        """Something that a reader must know."""
+        self._session.log.write("remark", {"text": text})
+        self._session.progress.message(text)
 
     def skip(self, step: Step, reason: str) -> Verdict:
         """A unit cannot be measured."""

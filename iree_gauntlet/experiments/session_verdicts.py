@@ -260,6 +260,13 @@ class Rules:
                 return False
 
 
+def can_go_on(evidence: PairEvidence, rules: Rules) -> bool:
+    """Whether more rounds could say more."""
+    if evidence.failure or (rules.replace_disturbed and evidence.too_disturbed):
+        return False
+    return len(evidence.blocks) < rules.plan.looks[0] or rules.judged(evidence.blocks).next_look is not None
+
+
 class Comparer:
     """Takes the rounds.
 

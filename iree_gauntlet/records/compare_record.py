@@ -50,6 +50,8 @@ class ComparisonRecord:
         summary: the `summary` event; empty where it was not reached.
         where: why a model is slower, by model (`where` events).
         begun: how many blocks of each model were measured.
+        under_way: who measured a model when that was cut short (`begun` events).
+        remarks: what a reader must know (`remark` events).
         measured: the `measured` events, by model: by whom, and on what machine, where it was not this one.
         end: the `end` event; None for one that was killed or is under way.
     """
@@ -61,6 +63,8 @@ class ComparisonRecord:
     where: dict[str, dict[str, Any]] = field(default_factory=dict)
     begun: Counter[str] = field(default_factory=Counter)
     measured: dict[str, dict[str, Any]] = field(default_factory=dict)
+    under_way: dict[str, str] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
     end: dict[str, Any] | None = None
 
     @property
@@ -117,9 +121,8 @@ def read_comparison(folder: Path) -> ComparisonRecord:
                 record = replace(record, opening={**record.opening, **event, "time": record.opening.get("time")})
             case "block":
                 record.begun[str(event["chain"])] += 1
-            case "measured":
-                record.measured[str(event["chain"])] = event
-                record.begun[str(event["chain"])] = len(event["blocks"])
+            case "begun" | "remark" | "measured":
+                _take_of_a_cluster(record, event)
             case "verdict":
                 record.verdicts[str(event["chain"])] = event
             case "summary":
@@ -130,6 +133,24 @@ def read_comparison(folder: Path) -> ComparisonRecord:
                 record = replace(record, end=event)
     sides = tuple(_side(name, side, folder) for name, side in (record.opening.get("sides") or {}).items())
     return replace(record, sides=sides)
+
+
+def _take_of_a_cluster(record: ComparisonRecord, event: dict[str, Any]) -> None:
+    if event["event"] == "remark":
+        record.remarks.append(str(event["text"]))
+        return
+    chain = str(event["chain"])
+    if event["event"] == "begun":
+        record.under_way[chain] = str(event["worker"])
+        return
+    record.under_way.pop(chain, None)
+    record.measured[chain] = event
+    record.begun[chain] = len(event["blocks"])
+
+
+def workers_of(folder: Path) -> dict[str, str]:
+    """Who has measured each model of a comparison that a cluster does."""
+    return {chain: str(event["worker"]) for chain, event in read_comparison(folder).measured.items()}
 
 
 def _side(name: str, side: dict[str, Any], folder: Path) -> ComparedSide:

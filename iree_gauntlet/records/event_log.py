@@ -234,6 +234,8 @@ class Journal(EventLog):
     - `steps`: further steps, of a run that learns on the way what there is to do.
     - `start`: a `step` begins.
     - `result`: its result.
+    - `worker`: a machine of a cluster takes part, `name` and `machine`.
+    - `remark`: a `text` that a reader must know.
     - `end`: the run is over.
 
     A result is with the kernel before the call returns: `kill -9` of this process loses none that was reported. The

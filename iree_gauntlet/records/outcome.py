@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +103,7 @@ class RunOutcome:
         compiles, imports, downloads: how the caches did.
         made_inputs: how many inputs were generated from their seeds.
         remarks: what a reader must know about the record itself, one line each.
+        workers: machines of a cluster that took part, by the worker's name.
         markers: the marker expression that its tests were selected by.
     """
 
@@ -127,6 +128,7 @@ class RunOutcome:
     downloads: CacheCount
     remarks: tuple[str, ...]
     markers: str = ""
+    workers: dict[str, dict[str, Any]] = field(default_factory=dict)
     made_inputs: int = 0
 
     @property
@@ -197,6 +199,7 @@ def outcome_of(record: JournalRecord) -> RunOutcome:
         made_inputs=made,
         remarks=_remarks(record),
         markers=str(run.get("markers") or ""),
+        workers=record.workers,
     )
 
 
@@ -381,6 +384,7 @@ def _remarks(record: JournalRecord) -> tuple[str, ...]:
     if record.runs:
         remarks += [str(remark) for remark in record.runs[-1].get("remarks") or ()]
         remarks += lock_remark(record.runs[-1])
+    remarks += dict.fromkeys(record.remarks)
     planned = {str(step.get("id")) for step in record.steps}
     lost = sorted(set(record.results) - planned)
     if lost and record.runs:

@@ -102,7 +102,7 @@ def _comparison_json(record: ComparisonRecord) -> str:
 def _comparison_document(record: ComparisonRecord) -> Document:
     """What people read of it."""
     rows = time_rows(record)
-    rules = tuple((line,) for line in _rule_lines(record))
+    rules = tuple((line,) for line in (*_rule_lines(record), *dict.fromkeys(record.remarks)))
     blocks: list[Block] = [Items(rules)] if rules else []
     blocks.append(_time_table(rows))
     reasons = []

@@ -96,12 +96,19 @@ def time_rows(record: ComparisonRecord) -> list[TimeRow]:
         if verdict is None:
             blocks = record.begun[model]
             taken = f"cut short after {blocks} blocks of rounds; `compare --resume` continues with them"
-            why = taken if blocks else "its turn did not come"
+            why = taken if blocks else _why_not(record, model)
             rows.append(TimeRow(model, "not measured", reason=why))
         else:
             rows.append(_row(model, verdict))
     rows += [TimeRow(model, "not measured", reason=reason) for model, reason in record.left_out.items()]
     return sorted(rows, key=lambda row: (_ORDER.index(row.verdict), row.model))
+
+
+def _why_not(record: ComparisonRecord, model: str) -> str:
+    if model in record.under_way:
+        how = "`compare --resume --cluster …` measures it from the beginning"
+        return f"cut short while {record.under_way[model]} measured it; {how}"
+    return str((record.end or {}).get("problem") or "its turn did not come")
 
 
 def _row(model: str, verdict: dict[str, Any]) -> TimeRow:

@@ -45,9 +45,11 @@ PLAN = Plan((step("a:compile"), step("a:threshold", "a:compile", device="hip")),
 
 def test_a_device_that_is_refused_does_not_refuse_its_worker(tmp_path: Path) -> None:
     box = offer("box", GPU, CPU)
-    cluster, progress = part(tmp_path, [box], Refused("box", SLOW, "gpu0"), Joined("1", box))
+    happened = [Refused("box", SLOW, "gpu0"), Joined("1", box)]
+    cluster, _ = part(tmp_path, [box], *happened)
     assert cluster.on_devices_there(PLAN, optional=False).steps == PLAN.steps
-    assert progress.said == [f"worker box/gpu0 takes no part: {SLOW}"]
+    # The run says it, and its record has it.
+    assert cluster._early == happened
 
 
 def test_when_all_are_refused_each_says_why(tmp_path: Path) -> None:
@@ -60,9 +62,9 @@ def test_when_all_are_refused_each_says_why(tmp_path: Path) -> None:
 
 def test_workers_that_die_while_they_plan_are_not_waited_for_here(tmp_path: Path) -> None:
     offers = [offer("one", GPU), offer("two", GPU)]
-    cluster, progress = part(tmp_path, offers, Left("1"), Refused("two", "no room"))
+    cluster, _ = part(tmp_path, offers, Left("1"), Refused("two", "no room"))
     assert cluster.on_devices_there(PLAN, optional=False).steps == PLAN.steps
-    assert progress.said == ["worker two takes no part: no room"]
+    assert cluster._early == [Left("1"), Refused("two", "no room")]
 
 
 def test_what_nobody_offers_is_skipped_where_devices_are_optional(tmp_path: Path) -> None:

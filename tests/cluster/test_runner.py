@@ -181,9 +181,34 @@ def test_a_worker_that_dies_while_its_part_of_the_run_is_broken_takes_no_order_a
             return Joined("2", offer("other"))
         return at_once(link)
 
-    runner, _, engine, _ = simulated(steps, {"1": offer("w")}, turn, tmp_path)
+    runner, _, engine, progress = simulated(steps, {"1": offer("w")}, turn, tmp_path)
     assert set(runner.run().values()) == {Verdict.PASSED}
     assert engine.results["b:compile"].notes == ("begun on worker w, and done again: it was lost",)
+    assert progress.said[0] == "worker w is gone; it was doing b:compile"
+    assert list(engine.machines) == ["w", "other"]
+
+
+def test_nobody_is_sent_for_modules_to_a_worker_that_left_while_its_part_was_broken(tmp_path: Path) -> None:
+    steps = [step("a:compile"), step("b:compile"), step("a:threshold", "a:compile", device="hip")]
+    events: list[str] = []
+
+    def turn(link: SimulatedLink) -> Event | None:
+        if "a:compile" in link.out:
+            return link.answer("a:compile")
+        if not events:
+            events.append("broken")
+            return broken(link, "b:compile")
+        if events == ["broken"]:
+            events.append("left")
+            return Left("1")
+        return at_once(link)
+
+    workers = {"1": offer("first", jobs=2), "2": offer("second", GPU, jobs=1)}
+    runner, link, _, progress = simulated(steps, workers, turn, tmp_path)
+    assert set(runner.run().values()) == {Verdict.PASSED}
+    assert progress.said[0] == "worker first is gone"
+    (order,) = [order for _, order in link.sent if order.step == "a:threshold"]
+    assert order.made == ()
 
 
 def test_a_late_answer_of_a_lost_worker_counts_for_nothing(tmp_path: Path) -> None:
@@ -221,7 +246,8 @@ def test_what_nobody_offers_any_more_is_an_error_after_a_while(tmp_path: Path) -
 
 def test_a_worker_that_comes_back_in_time_goes_on(tmp_path: Path) -> None:
     turns = iter(
-        [Left("1"), None, None, Refused("other", "it has Gauntlet 0, and the run 1"), Joined("2", offer("box", GPU))]
+        # Half a second each.
+        [Left("1"), *[None] * 21, Refused("other", "it has Gauntlet 0, and the run 1"), Joined("2", offer("box", GPU))]
     )
 
     def turn(link: SimulatedLink) -> Event | None:
@@ -232,12 +258,14 @@ def test_a_worker_that_comes_back_in_time_goes_on(tmp_path: Path) -> None:
             link.out.clear()
         return event  # type: ignore[return-value]
 
-    runner, _, _, progress = simulated(
+    runner, _, engine, progress = simulated(
         [step("a:threshold", device="hip")], {"1": offer("box", GPU)}, turn, tmp_path, patience=30.0
     )
     assert runner.run() == {"a:threshold": Verdict.PASSED}
-    assert "worker other takes no part: it has Gauntlet 0, and the run 1" in progress.said
-    assert progress.waits[-1] == ""
+    assert engine.remarks == ["worker other takes no part: it has Gauntlet 0, and the run 1"]
+    # Nothing runs meanwhile, and a moment is not worth a word.
+    assert engine.waiting == ["a:threshold"]
+    assert progress.waits == ["for a worker with device hip: none is there", ""]
 
 
 @pytest.mark.parametrize("ok", [True, False])
@@ -281,12 +309,12 @@ def test_a_device_that_fails_its_health_check_takes_no_further_steps(tmp_path: P
             return Unfit("1", name, "a known-good program takes 9 ms, and took 1 ms in earlier checks")
         return link.answer(name)
 
-    runner, _, engine, progress = simulated(steps, {"1": offer("bad", GPU), "2": offer("good", GPU)}, turn, tmp_path)
+    runner, _, engine, _ = simulated(steps, {"1": offer("bad", GPU), "2": offer("good", GPU)}, turn, tmp_path)
     assert set(runner.run().values()) == {Verdict.PASSED}
     assert len(unfit) == 1
     assert {result.worker for result in engine.results.values()} == {"good/gpu0"}
     assert engine.results[unfit[0]].notes[0].startswith("not done on bad/gpu0, which failed its health check: a known")
-    assert progress.said[0].startswith("worker bad/gpu0 takes no further part: a known-good program takes 9 ms")
+    assert engine.remarks[0].startswith("worker bad/gpu0 takes no further part: a known-good program takes 9 ms")
 
 
 def test_files_of_a_step_are_kept_below_its_folder_and_nowhere_else(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Origin, Stage, Verdict
 from iree_gauntlet.cluster.fleet import Fleet, FleetQueue
-from iree_gauntlet.cluster.link import Answer, Answered
+from iree_gauntlet.cluster.link import Answer, Answered, Joined
 from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer
 from iree_gauntlet.cluster.runner import ClusterRunner, kept_below
 from iree_gauntlet.progress import Progress
@@ -66,6 +66,9 @@ class FakeEngine:
         self.results: dict[str, Result] = {}
         self.concluded: Counter[str] = Counter()
         self.aborted = False
+        self.waiting: list[str] = []
+        self.machines: dict[str, dict[str, object]] = {}
+        self.remarks: list[str] = []
 
     def begin(self, begun: Step, *, worker: str = "", again: bool = False) -> None:
         del worker
@@ -79,6 +82,15 @@ class FakeEngine:
         self.concluded[done.id] += 1
         self.results[done.id] = result
         return result.verdict
+
+    def put_back(self, step: Step) -> None:
+        self.waiting.append(step.id)
+
+    def joined(self, name: str, machine: Mapping[str, object]) -> None:
+        self.machines[name] = dict(machine)
+
+    def remark(self, text: str) -> None:
+        self.remarks.append(text)
 
     def skip(self, skipped: Step, reason: str) -> Verdict:
         return self.conclude(skipped, Result(Verdict.SKIPPED, reason))
@@ -158,9 +170,10 @@ def simulated(
 ) -> tuple[ClusterRunner, SimulatedLink, FakeEngine, Messages]:
     """A runner of steps on workers, each of which is there from the beginning."""
     fleet = Fleet()
-    for address, offered in workers.items():
-        fleet.join(address, offered)
+    early = [Joined(address, offered) for address, offered in workers.items()]
     link, engine, progress = SimulatedLink(turn), FakeEngine(), Messages()
     queue = FleetQueue(steps, {}, fleet, fail_fast=fail_fast)
-    runner = ClusterRunner(queue, link, engine, kept_below(folder), progress, patience=patience, clock=link.clock)
+    runner = ClusterRunner(
+        queue, link, engine, kept_below(folder), progress, patience=patience, clock=link.clock, early=early
+    )
     return runner, link, engine, progress

@@ -106,6 +106,13 @@ class Painter(Progress):
             self._ids["step", str(step["id"])] = self._steps.add_task(step_title(step) + worker, total=None)
             self._waiting = ""
 
+    def step_put_back(self, step: dict[str, Any]) -> None:
+        """Show it no more."""
+        with self._lock:
+            started = self._ids.pop(("step", str(step["id"])), None)
+            if started is not None:
+                self._steps.remove_task(started)
+
     def step_finished(self, step: dict[str, Any], result: Result) -> None:
         """Count it; write its line, where it is worth one."""
         verdict = str(result.verdict)
