@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import socket
+import ssl
 import tempfile
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 
 _CONNECT_SECONDS = 15.0
+_HANDSHAKE_SECONDS = 0.2
 _HOW = "Start a scheduler (`dask scheduler`, or `gauntlet cluster.local 4`), and give the address that it shows."
 
 
@@ -46,10 +49,12 @@ def security_of(address: str, request: TlsRequest) -> Security | None:
         UsageError: the address is another machine's, and nothing is encrypted; or files are missing.
     """
     parts = urlsplit(address)
-    if parts.scheme not in ("tcp", "tls") or not parts.hostname or not parts.port:
+    if parts.scheme not in ("tcp", "tls") or not parts.hostname or not _port_of(address):
         raise UsageError(f"{address}: no address of a scheduler", f"It is tcp://HOST:PORT or tls://…. {_HOW}")
     files = {"--tls-ca-file": request.tls_ca_file, "--tls-cert": request.tls_cert, "--tls-key": request.tls_key}
     if parts.scheme == "tcp":
+        if given := [name for name, file in files.items() if file]:
+            raise UsageError(f"{given[0]}: {address} is not encrypted", "Give the scheduler's address as tls://….")
         if not _is_loopback(parts.hostname):
             raise UsageError(
                 f"{address} is not encrypted: whoever reaches it has anything done on every worker",
@@ -71,6 +76,38 @@ def security_of(address: str, request: TlsRequest) -> Security | None:
     )
 
 
+def _port_of(address: str) -> int:
+    try:
+        return urlsplit(address).port or 0
+    except ValueError:
+        return 0
+
+
+def require_scheduler(address: str, security: Security | None) -> None:
+    """Makes sure that something listens at an address, and that certificates fit.
+
+    Raises:
+        UsageError: they do not, or nothing does.
+    """
+    host, port = urlsplit(address).hostname or "", _port_of(address)
+    try:
+        with socket.create_connection((host, port), timeout=_CONNECT_SECONDS) as plain:
+            if security is not None:
+                context = security.get_connection_args("client")["ssl_context"]
+                with context.wrap_socket(plain, server_hostname=host) as encrypted:
+                    # Who does not take our certificate says so only when something is read.
+                    encrypted.settimeout(_HANDSHAKE_SECONDS)
+                    with suppress(TimeoutError):
+                        encrypted.recv(1)
+    except ssl.SSLError as error:
+        what = f"{address}: the certificates do not fit: {error.reason or error}"
+        raise UsageError(
+            what, "Both sides' have to be signed by the --tls-ca-file of the other, each with its key."
+        ) from error
+    except OSError as error:
+        raise UsageError(f"no scheduler answers at {address}: {error.strerror or error}", _HOW) from error
+
+
 def _is_loopback(host: str) -> bool:
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -86,6 +123,7 @@ def connected(address: str, request: TlsRequest) -> Iterator[Client]:
         UsageError: as for `security_of`, or nothing answers there.
     """
     security = security_of(address, request)
+    require_scheduler(address, security)
     try:
         client = Client(
             address,

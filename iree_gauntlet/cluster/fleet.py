@@ -50,6 +50,8 @@ class Demand:
         """What it is, for people."""
         if not self.device:
             return "any worker"
+        if self.device.startswith(LOCAL):
+            return f"the processor as a device (--device cpu{f',sku={self.sku}' if self.sku else ''})"
         return f"device {self.device}" + (f" of SKU {self.sku}" if self.sku else "")
 
     def fits(self, device: DeviceOffer) -> bool:

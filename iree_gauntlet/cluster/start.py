@@ -17,6 +17,7 @@ from distributed.core import Status
 from iree_gauntlet.cluster.dask_worker import GauntletWorker
 from iree_gauntlet.cluster.owned_folder import OwnedFolder, folder_of
 from iree_gauntlet.errors import ExitCode, UsageError
+from iree_gauntlet.figures import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -109,7 +110,7 @@ def run_local(count: int, offer: WorkerOffer, place: Place, port: int, say: Call
                 scheduler = await stack.enter_async_context(
                     Scheduler(host="127.0.0.1", port=port, dashboard=dashboard, dashboard_address="127.0.0.1:0")
                 )
-            except OSError as error:
+            except (OSError, RuntimeError, OverflowError) as error:
                 raise UsageError(
                     f"port {port} of this machine cannot be used: {error}", "Give another --port."
                 ) from error
@@ -120,7 +121,7 @@ def run_local(count: int, offer: WorkerOffer, place: Place, port: int, say: Call
                 stack.enter_context(OwnedFolder(folder_of(place.cache_dir, each.name)))
                 keepers.append(_Keeper(here, each, say))
             await asyncio.gather(*(keeper.begin() for keeper in keepers))
-            say(f"{count} workers take part in {scheduler.address}")
+            say(f"{counted(count, 'worker')} take{'s' if count == 1 else ''} part in {scheduler.address}")
             if dashboard:
                 say(f"dashboard: http://127.0.0.1:{scheduler.http_server.port}/status")
             return await _until_interrupted(keepers)
@@ -157,7 +158,7 @@ class _Keeper:
         except (OSError, ValueError, RuntimeError) as error:
             raise UsageError(
                 f"worker {self._offer.name} cannot take part in {self._place.scheduler}: {error}",
-                "See that the scheduler runs there, and that no other worker has this name (--name).",
+                "See that no other worker has this name (--name), and that its ports are free (--port, --nanny-port).",
             ) from error
 
     async def keep(self) -> None:

@@ -29,7 +29,7 @@ def add_itself(run_dir: Path, configuration: Configuration, cache: Path) -> None
     if not configuration.history.add:
         return
     try:
-        run = extract(outcome_of(read_journal(run_dir / JOURNAL)))
-        open_history(history_of(configuration), configuration, cache).add(dict([history_file(run)]))
+        runs = extract(outcome_of(read_journal(run_dir / JOURNAL)))
+        open_history(history_of(configuration), configuration, cache).add(dict(map(history_file, runs)))
     except GauntletError as error:
         messages.warn(f"the run was not added to the history (`gauntlet history.add {run_dir}` does it): {error}")

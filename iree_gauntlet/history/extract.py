@@ -33,27 +33,44 @@ _RELEASE = re.compile(r"\d+\.\d+\.\d+\S*")
 _FOLDER = re.compile(r"=.*/")
 
 
-def extract(outcome: RunOutcome) -> HistoryRun:
-    """What is kept of a run, whatever came of it.
+def extract(outcome: RunOutcome) -> list[HistoryRun]:
+    """What is kept of a run, whatever came of it: of one that a cluster did, a part for each kind of its machines.
 
     Raises:
         GauntletError: it never began.
     """
     if not outcome.started:
         raise GauntletError(f"run {outcome.run} never began: its journal is empty", "Name another run.")
-    toolchain, machine = outcome.toolchain, outcome.machine
-    return HistoryRun(
-        run=outcome.run,
-        time=outcome.started,
-        cases=tuple(case for chain in outcome.chains for case in (*_variants(chain), _case(chain))),
-        iree=iree_version(toolchain),
-        machine=HistoryMachine.from_dict(machine),
-        suite=outcome.suite,
-        command=outcome.command,
-        state=outcome.state,
-        exit_code=int(outcome.exit_code),
-        source=f"gauntlet {outcome.version or __version__}",
-    )
+    done: dict[HistoryMachine, list[ChainOutcome]] = {}
+    for chain in outcome.chains:
+        done.setdefault(HistoryMachine.from_dict(_machine_of(chain, outcome)), []).append(chain)
+    machines = done or {HistoryMachine.from_dict(outcome.machine): []}
+    return [
+        HistoryRun(
+            run=outcome.run,
+            time=outcome.started,
+            cases=tuple(case for chain in chains for case in (*_variants(chain), _case(chain, outcome))),
+            iree=iree_version(outcome.toolchain),
+            machine=machine,
+            suite=outcome.suite,
+            command=outcome.command,
+            state=outcome.state,
+            exit_code=int(outcome.exit_code),
+            source=f"gauntlet {outcome.version or __version__}",
+        )
+        for machine, chains in machines.items()
+    ]
+
+
+def _machine_of(chain: ChainOutcome, outcome: RunOutcome) -> Mapping[str, Any]:
+    """What a chain was measured on; where nothing was measured, what it ran on."""
+    ran = [step for step in chain.steps if step.worker]
+    measured = [step for step in ran if step.samples is not None] or [step for step in ran if step.device] or ran
+    return outcome.workers.get(_worker(measured[-1]), {}) if measured else outcome.machine
+
+
+def _worker(step: StepOutcome) -> str:
+    return step.worker.partition("/")[0]
 
 
 def iree_version(toolchain: Mapping[str, Any]) -> IreeVersion:
@@ -62,7 +79,7 @@ def iree_version(toolchain: Mapping[str, Any]) -> IreeVersion:
     return replace(IreeVersion.from_dict(toolchain), named=named if _RELEASE.fullmatch(named) else "")
 
 
-def _case(chain: ChainOutcome) -> HistoryCase:
+def _case(chain: ChainOutcome, outcome: RunOutcome) -> HistoryCase:
     bad = next((step for step in chain.steps if step.reason and step.verdict is chain.verdict), None)
     device = next((step.device for step in chain.steps if step.device), "")
     return HistoryCase(
@@ -74,8 +91,15 @@ def _case(chain: ChainOutcome) -> HistoryCase:
         flags=_flags(chain.steps),
         verdict=str(chain.verdict),
         reason=bad.reason[:_REASON_CHARACTERS] if bad is not None and chain.verdict is not Verdict.PASSED else "",
-        figures=tuple(_figures(chain)),
+        figures=tuple(_figures(chain, compiled_there=_compiled_there(chain, outcome))),
     )
+
+
+def _compiled_there(chain: ChainOutcome, outcome: RunOutcome) -> bool:
+    """Whether what compiled it is the machine that it was measured on; the time of another is not that one's."""
+    machine = _machine_of(chain, outcome)
+    compiles = [step for step in chain.steps if step.stage == "compile" and step.worker]
+    return all(outcome.workers.get(_worker(step), {}) == machine for step in compiles)
 
 
 def _variants(chain: ChainOutcome) -> Iterator[HistoryCase]:
@@ -97,7 +121,7 @@ def _variants(chain: ChainOutcome) -> Iterator[HistoryCase]:
         )
 
 
-def _figures(chain: ChainOutcome) -> Iterator[HistoryFigure]:
+def _figures(chain: ChainOutcome, *, compiled_there: bool) -> Iterator[HistoryFigure]:
     figures, cell = chain_figures(chain), matrix_cell(chain)
     # A program that gives other numbers is another one: its time is no time of the model.
     wrong = any(step.stage == "threshold" and step.verdict in _WRONG for step in chain.steps)
@@ -107,7 +131,7 @@ def _figures(chain: ChainOutcome) -> Iterator[HistoryFigure]:
         disturbed = bool(cell.disturbed) or figures.disturbed
         yield HistoryFigure("time_ms", cell.time_ms, cell.statistic, rounds, disturbed, golden, limit)
     # A module from the cache was compiled in another run, which has its time.
-    if not cell.compile_cached:
+    if not cell.compile_cached and compiled_there:
         if cell.compile_seconds is not None:
             yield HistoryFigure("compile_s", cell.compile_seconds)
         if cell.compile_peak_bytes is not None:

@@ -192,6 +192,7 @@ class MatrixCell:
         binary_size_bytes: of the main module.
         max_abs_error: the largest over all outputs; NaN where one has NaN in place of a number.
         worst_output: index of that output.
+        timed_on: machine of a cluster that the time was taken on; empty for the one that the run was started on.
     """
 
     verdict: Verdict
@@ -211,6 +212,7 @@ class MatrixCell:
     binary_size_bytes: float | None = None
     max_abs_error: float | None = None
     worst_output: int | None = None
+    timed_on: str = ""
 
     @property
     def verdict_text(self) -> str:

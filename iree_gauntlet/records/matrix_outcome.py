@@ -23,6 +23,7 @@ from typing import Any
 
 from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.figures import counted
 from iree_gauntlet.journal_format import JOURNAL, read_events, read_journal, refuse
 from iree_gauntlet.records.chain_figures import MatrixCell, matrix_cell
 from iree_gauntlet.records.outcome import RunOutcome, headline, outcome_of, remarks_of_record
@@ -74,6 +75,11 @@ class MatrixRow:
     submodel: str
     target: str
     cells: dict[str, MatrixCell] = field(default_factory=dict)
+
+    @property
+    def timed_on_one_machine(self) -> bool:
+        """Whether its times can be compared."""
+        return len({cell.timed_on for cell in self.cells.values() if cell.time_ms is not None}) < 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +152,7 @@ def matrix_outcome(folder: Path) -> MatrixOutcome:
         exit_code=ExitCode.INTERRUPTED if record.interrupted else ExitCode.worst(codes),
         state=record.state,
         seconds=sum(outcome.seconds for outcome in outcomes),
-        remarks=(*_remarks(record, irees), *_disturbances(irees, rows)),
+        remarks=(*_remarks(record, irees), *_disturbances(irees, rows), *_apart(rows)),
     )
 
 
@@ -205,7 +211,8 @@ def _rows(irees: tuple[MatrixIree, ...]) -> tuple[MatrixRow, ...]:
     for iree in irees:
         for chain in iree.outcome.chains if iree.outcome is not None else ():
             row = rows.setdefault(chain.id, MatrixRow(chain.id, chain.model, chain.submodel, chain.target))
-            row.cells[iree.label] = matrix_cell(chain)
+            assert iree.outcome is not None, "it has chains"
+            row.cells[iree.label] = replace(matrix_cell(chain), timed_on=iree.outcome.timed_on(chain))
     return tuple(rows.values())
 
 
@@ -246,6 +253,14 @@ def _disturbances(irees: tuple[MatrixIree, ...], rows: tuple[MatrixRow, ...]) ->
             count = f"{len(disturbed)} of {len(timed)} times were"
             remarks.append(f"{iree.label}: {count} taken while the machine did other work (~): measure them again")
     return remarks
+
+
+def _apart(rows: tuple[MatrixRow, ...]) -> list[str]:
+    apart = [row.chain for row in rows if not row.timed_on_one_machine]
+    if not apart:
+        return []
+    how = "their times have no ratio; `gauntlet compare A B --cluster …` measures both IREEs on one machine"
+    return [f"{counted(len(apart), 'model')} timed on several machines of the cluster ({apart[0]}, …): {how}"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,6 +141,11 @@ class RunOutcome:
         """All steps, in plan order of their chains."""
         return tuple(step for chain in self.chains for step in chain.steps)
 
+    def timed_on(self, chain: ChainOutcome) -> str:
+        """The machine of a cluster that a chain was timed on; empty for the one that the run was started on."""
+        worker = next((step.worker for step in chain.steps if step.samples is not None), "").partition("/")[0]
+        return str(self.workers.get(worker, {}).get("host") or worker)
+
     @property
     def counts(self) -> dict[Verdict, int]:
         """Number of steps by verdict, every verdict present, in a fixed order."""
@@ -236,7 +241,7 @@ def cache_line(outcome: RunOutcome) -> str:
     workers = Counter(step.worker.partition("/")[0] for step in outcome.steps if step.worker)
     if workers:
         named = [f"{name} {count}" for name, count in sorted(workers.items())]
-        parts.append(f"steps on workers: {listed(named, _MOST_WORKERS)}")
+        parts.append(f"steps on workers: {listed(named, _MOST_WORKERS)}; to repeat a command, run its model here first")
     return "; ".join(parts)
 
 

@@ -95,7 +95,7 @@ def mean_ratios(matrix: MatrixOutcome) -> list[MeanRatio]:
     were taken under a disturbance.
     """
     metrics: list[tuple[str, Callable[[MatrixCell], float | None]]] = [
-        ("time", lambda cell: None if cell.wrong_numbers or cell.disturbed else cell.time_ms),
+        ("time", _comparable_time),
         ("compile", lambda cell: cell.compile_seconds),
     ]
     return [mean for name, figure in metrics for mean in _means(matrix, name, figure)]
@@ -105,6 +105,7 @@ def _means(matrix: MatrixOutcome, metric: str, figure: Callable[[MatrixCell], fl
     tables = [
         {label: value for label, cell in row.cells.items() if (value := figure(cell)) is not None and value > 0}
         for row in matrix.rows
+        if metric != "time" or row.timed_on_one_machine
     ]
     labels = [iree.label for iree in matrix.irees if any(iree.label in table for table in tables)]
     shared = [table for table in tables if all(label in table for label in labels)]
@@ -125,8 +126,12 @@ def _of_row(row: MatrixRow, labels: list[str]) -> Iterator[Change]:
     yield from _jumps(row.chain, ChangeKind.DISPATCHES, [(label, cell.dispatch_count) for label, cell in cells], 0.0)
     sizes = [(label, cell.binary_size_bytes) for label, cell in cells]
     yield from _jumps(row.chain, ChangeKind.SIZE, sizes, _SIZE_JUMP)
-    times = [(label, None if cell.wrong_numbers or cell.disturbed else cell.time_ms) for label, cell in cells]
+    times = [(label, _comparable_time(cell)) for label, cell in cells if row.timed_on_one_machine]
     yield from _jumps(row.chain, ChangeKind.TIME, times, _TIME_JUMP)
+
+
+def _comparable_time(cell: MatrixCell) -> float | None:
+    return None if cell.wrong_numbers or cell.disturbed else cell.time_ms
 
 
 def _working(chain: str, cells: list[tuple[str, MatrixCell]]) -> Iterator[Change]:

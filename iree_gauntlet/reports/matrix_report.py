@@ -219,7 +219,7 @@ def figure_cells(cell: MatrixCell | None, base: MatrixCell | None) -> tuple[str,
     return (
         _marked(_seconds(cell.compile_seconds), cell.compile_seconds, held.compile_seconds),
         _marked(memory, cell.compile_peak_bytes, held.compile_peak_bytes),
-        _marked(time, cell.time_ms, held.time_ms),
+        _marked(time, cell.time_ms, held.time_ms if cell.timed_on == held.timed_on else None),
         _counted(whole, cell.dispatch_count, held.dispatch_count),
         _counted(byte_size, cell.binary_size_bytes, held.binary_size_bytes),
         error + _arrow(ratio(cell.max_abs_error, held.max_abs_error), _SAME_ERROR),
@@ -358,6 +358,8 @@ def _iree(iree: MatrixIree) -> dict[str, Any]:
 
 def _cell(cell: MatrixCell, base: MatrixCell | None) -> dict[str, Any]:
     ratios = {name: ratio(getattr(cell, name), getattr(base, name) if base else None) for name in _RATIOS}
+    if base is not None and cell.timed_on != base.timed_on:
+        ratios["time_ms"] = None
     return {**asdict(cell), "verdict": str(cell.verdict), "ratios": ratios}
 
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _OF_THE_RUN = (
     *("run", "suite", "version", "command", "cwd", "started"),
-    *("state", "resumed", "torn", "remarks", "exit_code"),
+    *("state", "resumed", "torn", "remarks", "workers", "exit_code"),
 )
 _OF_A_CHAIN = ("id", "dialect", "model", "submodel", "target", "sku", "verdict")
 _OF_A_STEP = (

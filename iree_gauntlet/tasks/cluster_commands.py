@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from invoke.collection import Collection
 
+from iree_gauntlet import messages
 from iree_gauntlet.cluster.cluster_requests import (
     ClusterRequest,
     LocalRequest,
@@ -52,6 +53,8 @@ def machines_of(request: ClusterRequest, conduct: ConductRequest) -> Iterator[Ma
     if conduct.batch:
         what = "--batch and --cluster exclude each other: which cases make up a batch depends on one machine's cache"
         raise UsageError(what, "Leave --batch out: the workers share the cases one by one.")
+    if conduct.jobs:
+        messages.note("-j counts on this machine alone: each worker of the cluster has its own --jobs")
     from iree_gauntlet.cluster.connection import Cluster, connected  # noqa: PLC0415
 
     with connected(request.cluster, request) as client:
@@ -75,12 +78,14 @@ def worker_task(options: dict[str, Any]) -> ExitCode:
         from iree_gauntlet.cluster.cluster_state import show_offer  # noqa: PLC0415
 
         return show_offer(offer)
-    from iree_gauntlet.cluster.connection import security_of  # noqa: PLC0415
+    from iree_gauntlet.cluster.connection import require_scheduler, security_of  # noqa: PLC0415
     from iree_gauntlet.cluster.start import Place, run_worker  # noqa: PLC0415
     from iree_gauntlet.settings import made_cache_folder  # noqa: PLC0415
 
     address = _address(request.scheduler, "worker")
+    _require_ports(request.port, request.nanny_port)
     security = security_of(address, request)
+    require_scheduler(address, security)
     cache_dir = made_cache_folder(offered.cache_dir)
     return run_worker(Place(address, cache_dir, security, request.port, request.nanny_port), offer, _say)
 
@@ -93,6 +98,7 @@ def cluster_local_task(options: dict[str, Any]) -> ExitCode:
     from iree_gauntlet.cluster.start import Place, run_local  # noqa: PLC0415
     from iree_gauntlet.settings import made_cache_folder  # noqa: PLC0415
 
+    _require_ports(request.port)
     place = Place("", made_cache_folder(request.cache_dir))
     return run_local(request.count, _offer(request), place, request.port, _say)
 
@@ -122,9 +128,16 @@ def _offer(request: OfferRequest) -> WorkerOffer:
     from iree_gauntlet.progress import Progress  # noqa: PLC0415
 
     declared = [parse_device(text) for text in request.device]
-    machine = open_workbench(request, Progress(), need_toolchain=False)
+    # One that is named is installed, or it is said that there is none.
+    machine = open_workbench(request, Progress(), need_toolchain=bool(request.iree))
     offer = measured(request.name, request.jobs, declared, machine.toolchain, machine.cache_dir)
     return offer if request.name else replace(offer, name=f"{offer.name}-{os.getpid()}")
+
+
+def _require_ports(*ports: int) -> None:
+    wrong = [port for port in ports if not 0 <= port < 1 << 16]
+    if wrong:
+        raise UsageError(f"{wrong[0]} is no port", "Ports are numbers from 1 to 65535; 0 takes any that is free.")
 
 
 def _address(word: str, task: str) -> str:

@@ -263,6 +263,8 @@ def _refuse_nothing(context: ParserContext) -> None:
             raise UsageError(f"{dashed(argument.name)} 0: expected {unit} above 0", "Leave it out for the default.")
         if argument.name in _IREES and argument.got_value and not argument.value:
             raise UsageError(f"{dashed(argument.name)} is empty: expected an IREE", "Leave it out for the one here.")
+        if argument.name == "cluster" and argument.got_value and not argument.value:
+            raise UsageError("--cluster is empty: expected an address", "Leave it out to run on this machine.")
 
 
 def _spelled_out(argv: list[str]) -> list[str]:
@@ -329,12 +331,19 @@ def _plainly(error: ParseError) -> str:
     task = str(error.context.name or "") if error.context else ""
     if not word.startswith("-"):
         return _not_a_task(unknown[1], text)
-    if word == "--iree" and task in _NAMES_IREES:
-        return f"{task} has no --iree: name them as {_NAMES_IREES[task]}"
+    if of_others := _option_of_others(word, task):
+        return of_others
     known = [flag for flag in error.context.flags if flag.startswith("--")] if error.context else []
     near = nearest_option(word).replace("_", "-") if task == bench_task.name else _nearest(word, known)
     where = f"{task} has" if task else "there is"
     return f"{where} no option {word}" + (f"; did you mean {near}?" if near else "")
+
+
+def _option_of_others(word: str, task: str) -> str:
+    """What to say of an option that other tasks have; empty for any other."""
+    if word == "--iree" and task in _NAMES_IREES:
+        return f"{task} has no --iree: name them as {_NAMES_IREES[task]}"
+    return f"{task} does not run on a cluster" if word == "--cluster" and task else ""
 
 
 def _not_a_task(word: str, text: str) -> str:

@@ -80,7 +80,9 @@ def index_of(asked: HistoryRequest) -> HistoryIndex:
 def add(asked: AddRequest) -> ExitCode:
     """Add runs, whatever came of them."""
     folders = [run_named(word, "history.add") for word in shlex.split(asked.runs) or (LATEST,)]
-    return _kept(store_of(asked), [extract(outcome_of(read_journal(folder / JOURNAL))) for folder in folders])
+    return _kept(
+        store_of(asked), [part for folder in folders for part in extract(outcome_of(read_journal(folder / JOURNAL)))]
+    )
 
 
 def add_imported(asked: ImportRequest) -> ExitCode:

@@ -173,7 +173,7 @@ def test_an_encrypted_cluster_is_of_those_alone_who_have_a_certificate(tmp_path:
             assert results(project.folder / "there")["toy/abs@cpu:threshold"].worker == "box/cpu"
             stranger = project.gauntlet(*words, *others.options("me"))
             assert stranger.code == 2
-            assert f"no scheduler answers at {address}" in stranger.err
+            assert f"{address}: the certificates do not fit" in stranger.err
 
 
 def test_what_nobody_offers_is_said_before_anything_runs(cluster: LocalCluster, project: Project) -> None:
@@ -190,6 +190,10 @@ def test_what_nobody_offers_is_said_before_anything_runs(cluster: LocalCluster, 
     [
         (("--cluster", "tcp://192.0.2.1:8786"), "is not encrypted: whoever reaches it"),
         (("--cluster", "127.0.0.1:8786"), "no address of a scheduler"),
+        (("--cluster", "tcp://127.0.0.1:99999"), "no address of a scheduler"),
+        (("--cluster", "tcp://127.0.0.1:abc"), "no address of a scheduler"),
+        (("--cluster", ""), "--cluster is empty: expected an address"),
+        (("--cluster", "tcp://127.0.0.1:1", "--tls-cert", "x"), "--tls-cert: tcp://127.0.0.1:1 is not encrypted"),
         (("--cluster", "tcp://127.0.0.1:1"), "no scheduler answers at tcp://127.0.0.1:1"),
         (("--cluster", "tls://127.0.0.1:1"), "needs --tls-ca-file, --tls-cert, --tls-key"),
         (

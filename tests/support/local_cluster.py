@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HangingTools", "LocalCluster", "local_cluster", "results", "started"]
 
-_ADDRESS = re.compile(r"take part in (tcp://127\.0\.0\.1:\d+)\n")
+_ADDRESS = re.compile(r"takes? part in (tcp://127\.0\.0\.1:\d+)\n")
 _RUN_PROCESS = "iree_gauntlet.cluster.run_process"
 
 
