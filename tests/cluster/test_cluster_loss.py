@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import json
 import os
 import random
 import re
@@ -61,6 +62,11 @@ def test_a_cluster_that_goes_down_as_a_whole_ends_the_run_and_what_is_done_for_i
         wait_until(lambda: not hanging.is_running())
         assert run.wait(300) == 3
     assert "toy/abs@cpu:threshold" in begun_steps(project.folder / "again" / "journal.jsonl")
+    # What was done is reported, and why no more was.
+    summary = json.loads((project.folder / "again" / "summary.json").read_text())
+    assert summary["remarks"][-1].startswith("the scheduler of the cluster is gone")
+    assert (project.folder / "again" / "junit.xml").is_file()
+    assert [*summary["workers"]] != []
 
 
 def test_workers_end_the_steps_of_a_killed_run_and_another_goes_on(tmp_path: Path, project: Project) -> None:

@@ -436,3 +436,27 @@ def test_ratios_have_three_digits(value: float) -> None:
     text = ratio_text(value)
     assert text.startswith("×")
     assert abs(float(text[1:]) - value) <= max(0.0051, value * 0.0051)
+
+
+def test_times_of_several_machines_of_a_cluster_have_no_ratio(tmp_path: Path) -> None:
+    def on(worker: str, ms: float) -> dict[str, Any]:
+        whole = chain(ms=ms)
+        return {**whole, "benchmark": {**whole["benchmark"], "worker": f"{worker}/cpu"}}
+
+    runs = {}
+    for label, ms, worker in (("3.12.0", 9.0, "one"), ("3.13.0", 27.0, "two")):
+        run = release_run(label, apart=on(worker, ms), near=on("one", ms))
+        for name in ("one", "two"):
+            run.worker(name, host=f"host-{name}")
+        runs[label] = run
+    matrix = matrix_outcome(write_record(tmp_path, runs))
+    apart, near = ({row.chain.split("/")[1]: row for row in matrix.rows}[f"{name}@cpu"] for name in ("apart", "near"))
+    assert (apart.timed_on_one_machine, near.timed_on_one_machine) == (False, True)
+    (mean,) = [item for item in mean_ratios(matrix) if item.metric == "time"]
+    assert (mean.chains, mean.ratio) == (1, pytest.approx(3.0))
+    assert [text for text in texts(matrix, ChangeKind.TIME) if "apart" in text] == []
+    assert any("1 model timed on several machines of the cluster (m/apart@cpu" in remark for remark in matrix.remarks)
+    found = json.loads(matrix_json(matrix))
+    rows = {item["id"]: item["irees"]["3.13.0"]["ratios"]["time_ms"] for item in found["chains"]}
+    assert rows["m/apart@cpu"] is None
+    assert rows["m/near@cpu"] == pytest.approx(3.0)

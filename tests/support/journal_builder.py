@@ -131,6 +131,13 @@ class JournalBuilder:
             }
         )
 
+    def worker(self, name: str, **machine: Any) -> None:
+        """A machine of a cluster takes part."""
+        self._add({"event": "worker", "name": name, "machine": machine})
+
+    def remark(self, text: str) -> None:
+        self._add({"event": "remark", "text": text})
+
     def end(self, exit_code: int = 0, *, seconds: float = 61.2, interrupted: bool = False) -> None:
         self._add({"event": "end", "exit_code": exit_code, "seconds": seconds, "interrupted": interrupted})
 

@@ -1,0 +1,53 @@
+"""What a history keeps of a run that a cluster did: a part for each kind of machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.history.extract import extract
+from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.records.history_run import history_file
+from iree_gauntlet.records.outcome import outcome_of
+from tests.support.journal_builder import JournalBuilder, samples
+from tests.support.matrix_builder import compile_result
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ONE, TWO = {"cpu": "EPYC", "cores": 64, "os": "Linux 6"}, {"cpu": "Xeon", "cores": 8, "os": "Linux 6"}
+
+
+def test_each_machine_has_what_it_measured(tmp_path: Path) -> None:
+    builder = JournalBuilder()
+    steps = {name: [builder.step("m", name, stage) for stage in ("compile", "benchmark")] for name in ("a", "b", "c")}
+    builder.begin()
+    builder.worker("one", **ONE)
+    builder.worker("two", **TWO)
+    builder.worker("three", **ONE)
+    # The last was compiled on a machine of the other kind.
+    places = {"a": ("one", "one"), "b": ("two", "two"), "c": ("two", "three")}
+    for name, (compiled, timed) in places.items():
+        builder.result(steps[name][0], worker=compiled, **compile_result())
+        builder.result(steps[name][1], worker=f"{timed}/cpu", samples=samples(1.0, 1.1))
+    builder.end()
+    parts = extract(outcome_of(read_journal(builder.write(tmp_path) / "journal.jsonl")))
+    found = {
+        part.machine.cpu: {case.submodel: {item.name for item in case.figures} for case in part.cases} for part in parts
+    }
+    assert set(found["EPYC"]) == {"a", "c"}
+    assert set(found["Xeon"]) == {"b"}
+    assert "compile_s" in found["EPYC"]["a"]
+    assert "compile_s" not in found["EPYC"]["c"], "it is another machine's"
+    assert "time_ms" in found["EPYC"]["c"]
+    # Each has a file of its own.
+    assert len(dict(map(history_file, parts))) == 2
+
+
+def test_one_that_was_done_here_is_one_run(tmp_path: Path) -> None:
+    builder = JournalBuilder()
+    step = builder.step("m", "a", "compile")
+    builder.begin()
+    builder.result(step, **compile_result())
+    builder.end()
+    (part,) = extract(outcome_of(read_journal(builder.write(tmp_path) / "journal.jsonl")))
+    assert part.machine.cores == outcome_of(read_journal(tmp_path / "journal.jsonl")).machine["cores"]
