@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.settings import project_folder
 from iree_gauntlet.system.atomic import sync_folder
+from iree_gauntlet.system.plain_tar import NotPlainError, unpack_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -84,8 +85,8 @@ def unpack_project(stream: IO[bytes], folder: Path) -> None:
     try:
         with tarfile.open(fileobj=stream, mode="r|") as tar:
             try:
-                tar.extractall(temporary, filter="data")
-            except tarfile.FilterError as error:
+                unpack_plain(tar, temporary)
+            except NotPlainError as error:
                 raise GauntletError(f"the copy of the project is not used: {error}") from error
         try:
             temporary.rename(folder)

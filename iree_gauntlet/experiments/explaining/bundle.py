@@ -26,6 +26,7 @@ from iree_gauntlet.experiments.explaining.repro_script import repro_script
 from iree_gauntlet.experiments.explaining.symptom import WRONG
 from iree_gauntlet.figures import byte_size, counted, listed
 from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.system.plain_tar import unpack_plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -141,8 +142,7 @@ def unpack(archive: Path, folder: Path) -> Path:
     else:
         try:
             with tarfile.open(archive) as tar:
-                # No path of it leaves the folder, and nothing is written but plain files.
-                tar.extractall(folder, filter="data")
+                unpack_plain(tar, folder)
         except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
             what = f"{archive} cannot be unpacked: it is no archive, or damaged"
             raise GauntletError(what, "Name a bundle that `explain` wrote.") from error

@@ -1,0 +1,37 @@
+"""Unpacks tar archives of plain files, none of which leaves its folder.
+
+`tarfile` has such a filter since Python 3.11.4; Debian's is older.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+from pathlib import Path
+
+
+class NotPlainError(tarfile.TarError):
+    """An archive holds something else than files and folders, or something outside of its folder."""
+
+
+def unpack_plain(tar: tarfile.TarFile, folder: Path) -> None:
+    """Unpacks an archive into a folder; of permissions, whether a file can be executed.
+
+    Raises:
+        NotPlainError: it holds what no plain archive does; what stands before that is unpacked.
+        OSError, tarfile.TarError: it cannot be read, or a file cannot be written.
+    """
+    for member in tar:
+        path = Path(os.path.normpath(folder / member.name))
+        if not path.is_relative_to(folder) or not (member.isfile() or member.isdir()):
+            raise NotPlainError(f"{member.name!r} is no plain file below it")
+        if member.isdir():
+            path.mkdir(parents=True, exist_ok=True)
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = tar.extractfile(member)
+        assert content is not None, "of a file"
+        with path.open("wb") as file:
+            shutil.copyfileobj(content, file)
+        path.chmod(0o755 if member.mode & 0o100 else 0o644)
