@@ -281,7 +281,9 @@ class DaskLink:
             for block in _blocks(path or self._project.archive):
                 await comm.write(block)
             await comm.write(b"")
-            return str(await comm.read())
+            said = await comm.read()
+            # What failed there without a word of ours, Dask says.
+            return said if isinstance(said, str) else f"it failed: {said.get('exception_text', said)}"
         finally:
             comm.abort()
 

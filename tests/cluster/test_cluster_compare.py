@@ -23,6 +23,7 @@ from tests.support.processes import wait_until
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -134,7 +135,7 @@ def test_a_model_whose_worker_is_killed_is_measured_by_another_from_the_beginnin
     b.hang_after(7)
     with local_cluster(tmp_path / "farm", "--device", "cpu") as cluster:
         comparison = project.start(*_words(a.iree, b.iree, "cmp"), "--cluster", cluster.address)
-        hanging = _hanging(cluster)
+        hanging = _hanging(cluster, comparison)
         b.go_on()
         cluster.worker_of(hanging).send_signal(signal.SIGKILL)
         wait_until(lambda: not hanging.is_running())
@@ -158,7 +159,7 @@ def test_ctrl_c_leaves_what_is_measured_and_another_goes_on_with_the_rest(
     # The first of the two takes ten blocks against B.
     b.hang_after(23)
     comparison = project.start(*_words(a.iree, b.iree, "cmp"), "--cluster", cluster.address)
-    hanging = _hanging(cluster)
+    hanging = _hanging(cluster, comparison)
     comparison.send_signal(signal.SIGINT)
     assert comparison.wait(LIMIT_SECONDS) == 130
     wait_until(lambda: not hanging.is_running())
@@ -196,13 +197,14 @@ def test_a_step_of_a_history_is_confirmed_by_a_worker(cluster: LocalCluster, pro
     assert f"{os.cpu_count()} cores" in listed[-1]["machine"]
 
 
-def _hanging(cluster: LocalCluster) -> psutil.Process:
-    """A benchmark that hangs; waits for it."""
+def _hanging(cluster: LocalCluster, comparison: subprocess.Popen[bytes]) -> psutil.Process:
+    """A benchmark of a comparison that hangs; waits for it."""
 
     def found() -> list[psutil.Process]:
         return [item for item in cluster.process.children(recursive=True) if _command(item) == HANG.split()[1:]]
 
-    wait_until(found)
+    wait_until(lambda: found() or comparison.poll() is not None)
+    assert comparison.poll() is None, "it ended before"
     return found()[0]
 
 
