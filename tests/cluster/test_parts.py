@@ -45,7 +45,7 @@ PLAN = Plan((step("a:compile"), step("a:threshold", "a:compile", device="hip")),
 
 def test_a_device_that_is_refused_does_not_refuse_its_worker(tmp_path: Path) -> None:
     box = offer("box", GPU, CPU)
-    happened = [Refused("box", SLOW, "gpu0"), Joined("1", box)]
+    happened: list[Event] = [Refused("box", SLOW, "gpu0"), Joined("1", box)]
     cluster, _ = part(tmp_path, [box], *happened)
     assert cluster.on_devices_there(PLAN, optional=False).steps == PLAN.steps
     # The run says it, and its record has it.
