@@ -18,7 +18,7 @@ from iree_gauntlet.experiments.compare_settings import CompareSettings, compare_
 from iree_gauntlet.experiments.compare_where import DIFFERENT, explain_differences
 from iree_gauntlet.experiments.experiment_log import begun_by, recorded_end
 from iree_gauntlet.experiments.run import choose
-from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, can_go_on, judge, summary_of
+from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, judge, next_look, summary_of
 from iree_gauntlet.experiments.sides import Side, pair_of, prepare_side, unready
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
@@ -176,7 +176,7 @@ def _measure_elsewhere(
     rounds = RoundsLog(session, settings, measured)
     rounds.remember(earlier)
     # What the time did not suffice for is measured again as a whole: rounds of two machines are no one's.
-    decided = {chain for chain, found in measured.items() if not can_go_on(found, settings.rules)}
+    decided = {chain for chain, found in measured.items() if next_look(found, settings.rules) is None}
     waiting = units_of({chain: both for chain, both in steps.items() if chain not in decided}, sides)
     if waiting:
         with chosen.machines.comparing(chosen, comparison.asked, sides, session.progress) as elsewhere:

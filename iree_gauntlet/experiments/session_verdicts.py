@@ -260,11 +260,13 @@ class Rules:
                 return False
 
 
-def can_go_on(evidence: PairEvidence, rules: Rules) -> bool:
-    """Whether more rounds could say more."""
+def next_look(evidence: PairEvidence, rules: Rules) -> int | None:
+    """At how many blocks more could be said; None where nothing more can."""
     if evidence.failure or (rules.replace_disturbed and evidence.too_disturbed):
-        return False
-    return len(evidence.blocks) < rules.plan.looks[0] or rules.judged(evidence.blocks).next_look is not None
+        return None
+    if len(evidence.blocks) < rules.plan.looks[0]:
+        return rules.plan.looks[0]
+    return rules.judged(evidence.blocks).next_look
 
 
 class Comparer:
@@ -298,12 +300,12 @@ class Comparer:
             still = []
             for number, pair in enumerate(waiting, start=1):
                 evidence = found[pair.chain]
-                look = self._next_look(evidence)
+                look = next_look(evidence, self._rules)
                 if look is None or self._over():
                     continue
                 self._take_until(pair, evidence, look, f"{number}/{len(waiting)}")
                 self._tell(pair, evidence)
-                if self._next_look(evidence) is not None:
+                if next_look(evidence, self._rules) is not None:
                     still.append(pair)
             waiting = still
         for pair in pairs:
@@ -319,14 +321,6 @@ class Comparer:
     def _left(self) -> float:
         """Seconds of the budget; waiting for other runs does not use it up."""
         return self._rules.budget - (time.monotonic() - self._began - self._taker.waited)
-
-    def _next_look(self, evidence: PairEvidence) -> int | None:
-        """At how many blocks more could be said; None where nothing more can."""
-        if self._taker.gives_up(evidence):
-            return None
-        if len(evidence.blocks) < self._rules.plan.looks[0]:
-            return self._rules.plan.looks[0]
-        return self._rules.judged(evidence.blocks).next_look
 
     def _take_until(self, pair: Pair, evidence: PairEvidence, look: int, place: str) -> None:
         """Blocks up to a look; those of A against itself between them, so that they see the same machine."""
@@ -345,7 +339,7 @@ class Comparer:
 
     def _take_own(self, pair: Pair, evidence: PairEvidence) -> None:
         """Blocks in the spec's own way, where another was chosen: with what is left of the budget."""
-        if self._next_look(evidence) is None:
+        if next_look(evidence, self._rules) is None:
             self._progress.status(f"{pair.chain}: {OWN_BLOCKS} blocks as its spec has it")
             take_own(pair, evidence, self._taker, self._rules.seed, partial(self._goes_on, evidence))
 
