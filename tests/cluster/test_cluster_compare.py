@@ -116,7 +116,7 @@ def test_compile_times_are_taken_by_workers_too(cluster: LocalCluster, project: 
     made = 'for word; do case $word in *.vmfb.round) echo made > "${word#-o=}" ;; esac; done; exit'
     quick = f'case "$*" in *.round*) {made} ;; esac'
     a, b = (tree(tmp_path / name, name=name, iree_compile=quick) for name in ("one", "two"))
-    words = ("compare", a, b, "--model", "toy", "--metric", "compile-time", "--disturbed", "count", "--budget", "0.2")
+    words = ("compare", a, b, "--model", "toy", "--metric", "compile-time", *_QUICK)
     done = project.gauntlet(*words, "--run-dir", "cmp", "--cluster", cluster.address)
     # What comes of so little is this machine's matter.
     assert done.code in (0, 1, 4), done.text

@@ -81,8 +81,10 @@ def test_a_suite_is_completed_and_a_wrong_value_is_underlined(of_toml: Editor, p
     (problem,) = of_toml.problems(suite)
     assert text.splitlines()[problem["range"]["start"]["line"]] == 'stage = "compil"'
     assert problem["message"].startswith('"compil" is not one of ["fetch",')
-    unfinished.write_text(f"{begun}\n[[include]]\n\n")
+    unfinished.write_text(f'{begun}\n[[include]]\n\n[[expect_failure]]\nstage = "compil"\n')
     of_toml.open(unfinished, "toml")
+    # It finds a file's schema after it has opened the file: what is underlined says that it has.
+    assert of_toml.problems(unfinished)
     proposed = of_toml.completions(unfinished, len(begun.splitlines()) + 2, 0)
     assert {"model", "markers"} <= set(proposed)
 
