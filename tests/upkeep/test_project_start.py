@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,8 +32,6 @@ def empty(tmp_path: Path) -> Path:
 
 
 def gauntlet(folder: Path, *words: str) -> Done:
-    import os  # noqa: PLC0415 - as it is now
-
     return run_here(words, folder, {**os.environ, "NO_COLOR": "1", "IREE_GAUNTLET_CACHE": str(folder / "cache")}, {})
 
 
