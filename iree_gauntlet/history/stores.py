@@ -37,6 +37,8 @@ _OBJECTS = re.compile(r"(?:az|s3|gs)://")
 _GIT = re.compile(r"git:(?P<repository>[^#]+)#(?P<branch>\w[\w./-]*)\Z")
 # `s3:/bucket`, `gitx:repository`: a slip, and no folder that anybody wants.
 _MISSPELT = re.compile(r"[a-z][a-z0-9+]+:")
+# Of a checkout's settings, those that say how and as whom to reach a remote.
+_OF_CONNECTIONS = re.compile(r"(?:http|credential|url|user)\.|core\.sshcommand\Z")
 _GIT_SECONDS = 300.0
 # Others may add at the same time; each time one of them gets through.
 _PUSHES = 20
@@ -78,28 +80,36 @@ def open_history(text: str, configuration: Configuration, cache: Path) -> Histor
     """The history that a user names.
 
     Args:
-        text: a folder, `git:REPOSITORY#BRANCH`, or `az://`, `s3://` and `gs://` with a container or bucket and a path.
+        text: a folder, `git:REPOSITORY#BRANCH` with a folder, URL or remote of the checkout that one is in, or `az://`,
+            `s3://` and `gs://` with a container or bucket and a path.
         configuration: credentials and options of object stores.
         cache: where clones and indices of remote ones are.
 
     Raises:
         UsageError: it is none of these.
     """
-    beside = cache / "history" / hashlib.sha256(text.encode()).hexdigest()[:16]
     if _OBJECTS.match(text):
-        return ObjectHistory(text, configuration, beside)
+        return ObjectHistory(text, configuration, _beside(cache, text))
     if text.startswith("git:"):
         found = _GIT.match(text)
         if found is None:
-            raise UsageError(f"history {text}: no branch", "Name it so: git:REPOSITORY#BRANCH, such as git:.#history.")
-        return GitHistory(text, found["repository"], found["branch"], beside)
+            hint = "Name it so: git:REPOSITORY#BRANCH, such as git:origin#history."
+            raise UsageError(f"history {text}: no branch", hint)
+        repository, settings = _repository(text, found["repository"])
+        branch = found["branch"]
+        # `.` and `origin` are others elsewhere.
+        return GitHistory(text, repository, settings, branch, _beside(cache, f"{repository}#{branch}"))
     if "://" in text or _MISSPELT.match(text):
         hint = "Expected a folder, git:REPOSITORY#BRANCH, az://account/container/path, s3://bucket/path or gs://…"
         raise UsageError(f"history {text}: no such kind of place", hint)
     folder = Path(text).expanduser()
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"history {text}: it is a file", "Name a folder.")
-    return FolderHistory(text, folder, beside)
+    return FolderHistory(text, folder, _beside(cache, text))
+
+
+def _beside(cache: Path, text: str) -> Path:
+    return cache / "history" / hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def history_of(configuration: Configuration) -> str:
@@ -184,14 +194,52 @@ class FolderHistory:
         return self._folder / name[:4] / name
 
 
-class GitHistory:
-    """A branch of a git repository, by a clone of it on this machine; nothing is written but by git itself."""
+def _repository(text: str, name: str) -> tuple[str, dict[str, str]]:
+    """What git is to reach, and variables for it with settings of the checkout that one is in.
 
-    def __init__(self, place: str, repository: str, branch: str, beside: Path) -> None:
+    GitHub's `actions/checkout` leaves its credentials in a checkout's own settings, for `origin` and nothing else.
+
+    Raises:
+        UsageError: it is neither a folder nor a URL, nor a remote here.
+    """
+    if Path(name).exists():
+        # A relative folder is relative to where the user is, not to the clone.
+        return str(Path(name).resolve()), {}
+    if "/" in name or ":" in name:
+        return name, {}
+    try:
+        listed = run_short(("git", "config", "--local", "--includes", "--null", "--list"), timeout=_GIT_SECONDS)
+    except OSError as error:
+        raise GauntletError(f"git cannot be started: {error.strerror}", "Install git.") from error
+    settings = [item.partition("\n")[::2] for item in listed.stdout.split("\0") if item]
+    url = next((value for key, value in settings if key == f"remote.{name}.url"), "")
+    if not url:
+        what = f"history {text}: no folder {name}, and no remote of this name in a git checkout here"
+        raise UsageError(what, "`git remote -v` lists remotes; or name a folder or a URL.")
+    first = int(os.environ.get("GIT_CONFIG_COUNT", "0"))
+    kept = [item for item in settings if _OF_CONNECTIONS.match(item[0])]
+    variables = {"GIT_CONFIG_COUNT": str(first + len(kept))}
+    for number, (key, value) in enumerate(kept, start=first):
+        variables |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    return url, variables
+
+
+class GitHistory:
+    """A branch of a git repository, by a clone of it on this machine; nothing is written but by git itself.
+
+    Args:
+        place: as a user names it.
+        repository: a folder or a URL.
+        settings: variables that git gets.
+        branch: of the repository.
+        beside: has the clone.
+    """
+
+    def __init__(self, place: str, repository: str, settings: Mapping[str, str], branch: str, beside: Path) -> None:
         self.place = place
         self.beside = beside
-        # A relative folder is relative to where the user is, not to the clone.
-        self._repository = str(Path(repository).resolve()) if Path(repository).exists() else repository
+        self._repository = repository
+        self._settings = dict(settings)
         self._branch = branch
         self._clone = beside / "clone"
         self._files = FolderHistory(place, self._clone, beside)
@@ -280,7 +328,7 @@ class GitHistory:
         self._git("clean", "--quiet", "--force", "-d")
 
     def _git(self, *words: str, check: bool = True) -> Answer:
-        environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+        environment = {**os.environ, **self._settings, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
         try:
             done = run_short(("git", "-C", str(self._clone), *words), timeout=_GIT_SECONDS, environment=environment)
         except OSError as error:

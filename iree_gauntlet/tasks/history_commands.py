@@ -35,7 +35,7 @@ def history_add_task(options: dict[str, Any]) -> ExitCode:
     """Add runs to a history: what they measured, with what and where, and what came of it.
 
     Examples: history.add
-              history.add runs/20261124-164453-cpu --store git:.#history
+              history.add runs/20261124-164453-cpu --store git:origin#history
     """
     from iree_gauntlet.upkeep.history_keep import add  # noqa: PLC0415
 

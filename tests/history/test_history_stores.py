@@ -85,6 +85,47 @@ def test_one_that_was_killed_in_the_middle_of_git_keeps_nobody_from_adding(tmp_p
     assert said.stdout.splitlines() == ["Add 1 run", "Add 1 run"]
 
 
+def git(*words: str | Path) -> str:
+    return subprocess.run(["git", *map(str, words)], check=True, capture_output=True, text=True).stdout
+
+
+def test_a_remote_is_reached_with_the_settings_of_its_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git("init", "-q", "--bare", tmp_path / "bare")
+    for name in ("one", "two"):
+        git("init", "-q", tmp_path / name)
+        here = ("-C", tmp_path / name, "config")
+        # As a runner's checkout has its credentials: in settings of its own, and these in a file that they include.
+        git(*here, "remote.origin.url", "https://host.example/me/repo")
+        git(*here, "include.path", "../more")
+        (tmp_path / name / "more").write_text(f'[url "{tmp_path}/bare"]\n\tinsteadOf = https://host.example/me/repo\n')
+        git(*here, "user.name", name)
+        git(*here, "user.email", f"{name}@example.org")
+    for day, name in enumerate(("one", "two"), start=1):
+        monkeypatch.chdir(tmp_path / name)
+        monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+        monkeypatch.setenv("GIT_CONFIG_KEY_0", "commit.gpgsign")
+        monkeypatch.setenv("GIT_CONFIG_VALUE_0", "false")
+        # Where there is no cache yet, as on a new runner.
+        store = open_history("git:origin#history", Configuration(), tmp_path / f"cache of {name}")
+        assert store.add(dict([history_file(run_of(day))])) == 1
+        assert len(store.stamps()) == day
+    authors = git("-C", tmp_path / "bare", "log", "--format=%an %ae", "history")
+    assert authors.splitlines() == ["two two@example.org", "one one@example.org"]
+    with pytest.raises(UsageError, match="no folder elsewhere, and no remote of this name"):
+        open_history("git:elsewhere#history", Configuration(), tmp_path)
+
+
+def test_two_repositories_that_are_named_alike_are_two_histories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for day, name in enumerate(("one", "two"), start=1):
+        git("init", "-q", "--bare", tmp_path / name)
+        monkeypatch.chdir(tmp_path / name)
+        store = open_history("git:.#history", Configuration(), tmp_path / "cache")
+        store.add(dict([history_file(run_of(day))]))
+        assert len(store.stamps()) == 1
+
+
 def test_a_process_that_is_killed_while_it_adds_leaves_whole_files_alone(tmp_path: Path) -> None:
     program = """
 import os, sys

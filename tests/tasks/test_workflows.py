@@ -99,11 +99,11 @@ class Runner:
             path.touch()
         self._environment = environment
 
-    def stand_in(self, *names: str) -> None:
-        """Programs that only note how they were called."""
+    def stand_in(self, *names: str, says: str = "") -> None:
+        """Programs that only note how they were called, and say something."""
         for name in names:
             script = self._tools / name
-            script.write_text(f'#!/bin/sh\necho "{name} $*" >> "{self._tools}/called"\n')
+            script.write_text(f'#!/bin/sh\necho "{name} $*" >> "{self._tools}/called"\nprintf %s "{says}"\n')
             script.chmod(0o755)
 
     @property
@@ -126,6 +126,7 @@ class Runner:
             **self._environment,
             **{key: str(value) for key, value in self.files.items()},
             "RUNNER_TEMP": str(self.temp),
+            "GITHUB_REPOSITORY": "me/it",
             "PATH": tools,
             **given,
         }
@@ -216,11 +217,20 @@ def test_a_comparison_becomes_a_comment(runner: Runner) -> None:
     done = runner.run(compare, "Compare", {**context, "inputs.args": "--model toy --cpus all"})
     # In a second, nothing can be said of most machines.
     assert done.returncode in (0, 1, 4), done.stderr
-    runner.stand_in("gh")
-    commented = runner.run(compare, "Comment", {"github.token": "t", "github.event.pull_request.number": "7"})
-    assert commented.returncode == 0, commented.stderr
-    assert runner.called == ["gh pr comment 7 --body-file comment.md --edit-last --create-if-none"]
-    assert "toy/abs@cpu" in (runner.folder / "comment.md").read_text()
+    assert "toy/abs@cpu" in runner.files["GITHUB_STEP_SUMMARY"].read_text()
+    numbers = {"github.token": "t", "github.event.pull_request.number": "7"}
+    for before, last in (
+        ("", "gh pr comment 7 --body-file comment.md"),
+        ("11\n12\n", "gh api --silent --method PATCH repos/me/it/issues/comments/11 -F body=@comment.md"),
+    ):
+        runner.stand_in("gh", says=before)
+        commented = runner.run(compare, "Comment", numbers)
+        assert commented.returncode == 0, commented.stderr
+        assert runner.called[-2].startswith("gh api --paginate repos/me/it/issues/7/comments --jq .[] | select(")
+        assert runner.called[-1] == last
+    text = (runner.folder / "comment.md").read_text()
+    assert text.startswith("<!-- iree-gauntlet: comparison -->\n")
+    assert "toy/abs@cpu" in text
 
 
 @pytest.mark.iree
@@ -228,14 +238,18 @@ def test_a_nightly_says_what_changed(runner: Runner) -> None:
     nightly = ROOT / ".github" / "workflows" / "nightly.yml"
     for who in ("AUTHOR", "COMMITTER"):
         runner._environment |= {f"GIT_{who}_NAME": "a", f"GIT_{who}_EMAIL": "a@example.org"}
+    remote = runner.temp / "remote"
+    subprocess.run(["git", "init", "-q", "--bare", remote], check=True)
     subprocess.run(["git", "init", "-q", "-b", "main"], cwd=runner.folder, check=True)
+    subprocess.run(["git", "remote", "add", "origin", remote], cwd=runner.folder, check=True)
     assert runner.run(ACTION, "Run the suite", INPUTS).returncode == 0
-    context = {"inputs.history": "git:.#history", "steps.run.outputs.run-dir": "runs/my run"}
+    context = {"inputs.history": "git:origin#history", "steps.run.outputs.run-dir": "runs/my run"}
     added = runner.run(ACTION, "Add the run to the history", context)
     assert added.returncode == 0, added.stderr
     done = runner.run(nightly, "What changed", {})
     assert done.returncode == 0, done.stderr
     assert (runner.folder / "history.html").is_file()
+    subprocess.run(["git", "--git-dir", remote, "rev-parse", "--verify", "-q", "history"], check=True)
 
 
 def test_a_new_projects_workflow_works_as_printed(runner: Runner, tmp_path: Path) -> None:
