@@ -25,7 +25,7 @@ from iree_gauntlet.cluster.link import Answer, Began
 from iree_gauntlet.cluster.offers import WorkerOffer
 from iree_gauntlet.cluster.owned_folder import OwnedFolder, folder_of
 from iree_gauntlet.cluster.project_copy import request_within, within
-from iree_gauntlet.cluster.run_order import RunOrder, folder_of_side, with_jobs
+from iree_gauntlet.cluster.run_order import RunOrder, folder_of_side
 from iree_gauntlet.cluster.transfers import Transfers
 
 if TYPE_CHECKING:
@@ -206,7 +206,8 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         for number, shared in enumerate(facts.runs):
             side = folder_of_side(folder, number, facts)
             request = request_within(shared.request, project, side, self.gauntlet_cache, facts.cwd)
-            runs.append(replace(shared, request=with_jobs(request, offer.jobs)))
+            conduct = replace(request.conduct, jobs=offer.jobs)
+            runs.append(replace(shared, request=replace(request, conduct=conduct)))
         # A path below the copy is one of the machine that it was made on.
         places = ((within(project, "/").rstrip("/"), ""),)
         return RunOrder(str(folder), tuple(runs), facts.comparison, offer.devices, places)

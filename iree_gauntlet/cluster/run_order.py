@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,11 +128,6 @@ class RunOrder:
 def folder_of_side(folder: Path, number: int, facts: RunFacts) -> Path:
     """Where a process has a run: its own folder, or one below it for each side of a comparison."""
     return folder / "ab"[number] if facts.comparison else folder
-
-
-def with_jobs(request: RunRequest, jobs: int) -> RunRequest:
-    """A request as a worker carries it out that does so many steps at once."""
-    return replace(request, conduct=replace(request.conduct, jobs=jobs))
 
 
 def with_paths(said: Any, renamed: Mapping[str, str]) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Kind, Stage
@@ -24,7 +23,7 @@ from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict
 from iree_gauntlet.option import read
-from iree_gauntlet.records.compare_record import COMPARISON_FILE, ComparisonRecord, read_comparison, workers_of
+from iree_gauntlet.records.compare_record import COMPARISON_FILE, ComparisonRecord, read_comparison
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.run_folder import asked_folder, make_folder
 from iree_gauntlet.requests import CompareRequest, RunRequest, given, require_as_begun
@@ -133,17 +132,21 @@ def _measure(
         },
     )
     measured = evidence_of(earlier)
+    machines = comparison.chosen.machines
     with presenter.progress() as progress, open_session(folder, log, progress) as session:
-        measure = _measure_here if comparison.chosen.machines is None else _measure_elsewhere
         try:
             with session.interruptible():
-                verdicts = measure(comparison, steps, session, measured, earlier)
+                if machines is None:
+                    verdicts = _measure_here(comparison, steps, session, measured)
+                else:
+                    rounds = RoundsLog(session, settings, measured, earlier)
+                    verdicts = _measure_elsewhere(comparison, steps, rounds, machines)
                 return _exit_code(verdicts, left_out)
         except (KeyboardInterrupt, WaitCancelledError):
             # What was measured says something, if not all that it could have said.
             begun = {chain: found for chain, found in measured.items() if chain in steps and found.blocks}
-            _write_verdicts(log, judge(begun, settings.rules, "interrupted"), workers_of(folder))
-            where = "" if comparison.chosen.machines is None else " --cluster …"
+            _write_verdicts(log, judge(begun, settings.rules, "interrupted"))
+            where = "" if machines is None else " --cluster …"
             progress.message(f"interrupted; `compare --resume{where}` continues it")
             return ExitCode.INTERRUPTED
 
@@ -153,7 +156,6 @@ def _measure_here(
     steps: Mapping[str, tuple[Step, Step]],
     session: Session[Any],
     measured: dict[str, PairEvidence],
-    _earlier: Sequence[dict[str, Any]],
 ) -> dict[str, ModelVerdict]:
     settings, (a, b) = comparison.settings, comparison.sides
     pairs = [pair_of(chain, both, settings.metric, settings.rounds) for chain, both in steps.items()]
@@ -165,27 +167,20 @@ def _measure_here(
 
 
 def _measure_elsewhere(
-    comparison: _Comparison,
-    steps: Mapping[str, tuple[Step, Step]],
-    session: Session[Any],
-    measured: dict[str, PairEvidence],
-    earlier: Sequence[dict[str, Any]],
+    comparison: _Comparison, steps: Mapping[str, tuple[Step, Step]], rounds: RoundsLog, machines: Machines
 ) -> dict[str, ModelVerdict]:
-    settings, chosen, sides = comparison.settings, comparison.chosen, comparison.sides
-    assert chosen.machines is not None, "it is measured elsewhere"
-    rounds = RoundsLog(session, settings, measured)
-    rounds.remember(earlier)
+    chosen, sides, rules = comparison.chosen, comparison.sides, comparison.settings.rules
     # What the time did not suffice for is measured again as a whole: rounds of two machines are no one's.
-    decided = {chain for chain, found in measured.items() if next_look(found, settings.rules) is None}
+    decided = {chain for chain, found in rounds.evidence.items() if next_look(found, rules) is None}
     waiting = units_of({chain: both for chain, both in steps.items() if chain not in decided}, sides)
     if waiting:
-        with chosen.machines.comparing(chosen, comparison.asked, sides, session.progress) as elsewhere:
+        with machines.comparing(chosen, comparison.asked, sides, rounds.session.progress) as elsewhere:
             elsewhere.measure(waiting, rounds)
-    verdicts = judge({chain: measured[chain] for chain in steps}, settings.rules)
-    _write_verdicts(session.log, verdicts, rounds.workers)
+    verdicts = judge({chain: rounds.evidence[chain] for chain in steps}, rules)
+    _write_verdicts(rounds.session.log, verdicts)
     for chain, verdict in verdicts.items():
         if verdict.verdict in DIFFERENT and chain in rounds.where:
-            session.log.write("where", rounds.where[chain])
+            rounds.session.log.write("where", rounds.where[chain])
     return verdicts
 
 
@@ -208,11 +203,9 @@ def _benchmarks(chains: Iterable[str], sides: tuple[Side, Side]) -> dict[str, di
     }
 
 
-def _write_verdicts(
-    log: EventLog, verdicts: Mapping[str, ModelVerdict], workers: Mapping[str, str] = MappingProxyType({})
-) -> None:
-    for chain, verdict in verdicts.items():
-        log.write("verdict", {**verdict.as_dict(), "worker": workers.get(chain, "")})
+def _write_verdicts(log: EventLog, verdicts: Mapping[str, ModelVerdict]) -> None:
+    for verdict in verdicts.values():
+        log.write("verdict", verdict.as_dict())
     log.write("summary", summary_of(verdicts))
 
 

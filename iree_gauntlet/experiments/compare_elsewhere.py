@@ -93,26 +93,26 @@ class RoundsLog:
         session: of the comparison.
         settings: of it; the budget begins now.
         evidence: what an earlier part of it has measured, by model; changed in place.
+        earlier: the events of that part.
 
     Attributes:
-        workers: who has measured a model.
         where: where the time went, by model, as `compare_where.py` has it.
     """
 
-    def __init__(self, session: Session[Any], settings: CompareSettings, evidence: dict[str, PairEvidence]) -> None:
-        self.workers: dict[str, str] = {}
-        self.where: dict[str, dict[str, Any]] = {}
-        self._session = session
+    def __init__(
+        self,
+        session: Session[Any],
+        settings: CompareSettings,
+        evidence: dict[str, PairEvidence],
+        earlier: Iterable[Mapping[str, Any]],
+    ) -> None:
+        self.session = session
+        self.evidence = evidence
+        before = [event for event in earlier if event.get("event") == "measured" and not event["problem"]]
+        self.where = {str(event["chain"]): event["where"] for event in before if event["where"]}
         self._settings = settings
-        self._evidence = evidence
         self._events: dict[str, Sequence[Mapping[str, Any]]] = {}
         self._ends = time.monotonic() + settings.rules.budget
-
-    def remember(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Takes what an earlier part of the comparison has in the log."""
-        for event in events:
-            if event.get("event") == "measured" and not event["problem"]:
-                self._take(event)
 
     def share(self, hosts: int, units: int) -> float:
         """Seconds of what is left of the budget for each of some units, of which so many hosts take one each."""
@@ -121,8 +121,8 @@ class RoundsLog:
 
     def begin(self, step: Step, *, worker: str = "", again: bool = False) -> None:
         """A unit is given to a worker."""
-        self._session.log.write("begun", {"chain": step.chain, "worker": worker})
-        self._session.progress.message(f"{step.chain}: measured on {worker}{', from the beginning' if again else ''}")
+        self.session.log.write("begun", {"chain": step.chain, "worker": worker})
+        self.session.progress.message(f"{step.chain}: measured on {worker}{', from the beginning' if again else ''}")
 
     def keep(self, step: Step, events: Sequence[Mapping[str, Any]]) -> None:
         """What a worker has in its log of a unit; `conclude` follows."""
@@ -141,14 +141,14 @@ class RoundsLog:
             "blocks": [_plain(event) for event in events if event["event"] == "block"],
             "where": next((_plain(event) for event in events if event["event"] == "where"), None),
         }
-        self._session.log.write("measured", measured)
+        self.session.log.write("measured", measured)
         found = self._take(measured)
         what = found.failure or "the time is up, before its first block"
         if found.blocks:
             so_far = self._settings.rules.judged(found.blocks)
             change = f"{100 * (so_far.ratio - 1):+.1f} %, CPUs: {cpus_text(found.cpus or ())}"
             what = f"{so_far.verdict} ({change}) after {len(found.blocks)} blocks"
-        self._session.progress.message(f"{step.chain}: {what}, on {result.worker}")
+        self.session.progress.message(f"{step.chain}: {what}, on {result.worker}")
         return result.verdict
 
     def put_back(self, step: Step) -> None:
@@ -159,8 +159,8 @@ class RoundsLog:
 
     def remark(self, text: str) -> None:
         """Something that a reader must know."""
-        self._session.log.write("remark", {"text": text})
-        self._session.progress.message(text)
+        self.session.log.write("remark", {"text": text})
+        self.session.progress.message(text)
 
     def skip(self, step: Step, reason: str) -> Verdict:
         """A unit cannot be measured."""
@@ -172,15 +172,14 @@ class RoundsLog:
 
     def abort(self) -> None:
         """Ends what runs here."""
-        if not self._session.cancelled.is_set():
-            self._session.cancel()
+        if not self.session.cancelled.is_set():
+            self.session.cancel()
 
     def _take(self, measured: Mapping[str, Any]) -> PairEvidence:
         chain = str(measured["chain"])
-        self.workers[chain] = str(measured["worker"])
         if measured["where"]:
             self.where[chain] = measured["where"]
-        found = self._evidence[chain] = PairEvidence(failure=str(measured["problem"]))
+        found = self.evidence[chain] = PairEvidence(failure=str(measured["problem"]))
         for block in measured["blocks"]:
             found.add(block)
         return found

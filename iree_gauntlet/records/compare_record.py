@@ -82,6 +82,10 @@ class ComparisonRecord:
         """Models that could not be measured, and why."""
         return dict(self.opening.get("left_out") or {})
 
+    def worker_of(self, model: str) -> str:
+        """Who has measured a model; empty for this machine."""
+        return str(self.measured[model]["worker"]) if model in self.measured else ""
+
     @property
     def exit_code(self) -> int | None:
         """What the comparison ended with; None where it did not."""
@@ -146,11 +150,6 @@ def _take_of_a_cluster(record: ComparisonRecord, event: dict[str, Any]) -> None:
     record.under_way.pop(chain, None)
     record.measured[chain] = event
     record.begun[chain] = len(event["blocks"])
-
-
-def workers_of(folder: Path) -> dict[str, str]:
-    """Who has measured each model of a comparison that a cluster does."""
-    return {chain: str(event["worker"]) for chain, event in read_comparison(folder).measured.items()}
 
 
 def _side(name: str, side: dict[str, Any], folder: Path) -> ComparedSide:

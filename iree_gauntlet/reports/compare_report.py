@@ -89,7 +89,10 @@ def _comparison_json(record: ComparisonRecord) -> str:
         "machine": record.opening.get("machine") or {},
         "workers": {item["worker"]: item["machine"] for item in record.measured.values() if item["machine"]},
         "lock_folder": record.opening.get("lock_folder") or "",
-        "models": {model: _without_event(verdict) for model, verdict in record.verdicts.items()},
+        "models": {
+            model: {**_without_event(verdict), "worker": record.worker_of(model)}
+            for model, verdict in record.verdicts.items()
+        },
         "not_measured": {row.model: row.reason for row in time_rows(record) if row.verdict == "not measured"},
         "summary": _without_event(record.summary),
         "changes": [asdict(item) for item in changes(record)],

@@ -99,7 +99,7 @@ def time_rows(record: ComparisonRecord) -> list[TimeRow]:
             why = taken if blocks else _why_not(record, model)
             rows.append(TimeRow(model, "not measured", reason=why))
         else:
-            rows.append(_row(model, verdict))
+            rows.append(_row(model, verdict, record.worker_of(model)))
     rows += [TimeRow(model, "not measured", reason=reason) for model, reason in record.left_out.items()]
     return sorted(rows, key=lambda row: (_ORDER.index(row.verdict), row.model))
 
@@ -111,8 +111,8 @@ def _why_not(record: ComparisonRecord, model: str) -> str:
     return str((record.end or {}).get("problem") or "its turn did not come")
 
 
-def _row(model: str, verdict: dict[str, Any]) -> TimeRow:
-    reason, worker = str(verdict["reason"]), str(verdict.get("worker", ""))
+def _row(model: str, verdict: dict[str, Any], worker: str) -> TimeRow:
+    reason = str(verdict["reason"])
     if "ratio" not in verdict:
         return TimeRow(model, str(verdict["verdict"]), reason=reason, worker=worker)
     control = verdict.get("control") or {}

@@ -18,6 +18,7 @@ from iree_gauntlet.experiments import compare_elsewhere
 from iree_gauntlet.experiments.compare_elsewhere import ENDED, RoundsLog
 from iree_gauntlet.experiments.compare_settings import compare_settings
 from iree_gauntlet.progress import Progress
+from iree_gauntlet.records.compare_record import read_comparison
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.requests import CompareRequest, ConductRequest
 from iree_gauntlet.results import Result
@@ -61,7 +62,7 @@ def rounds(tmp_path: Path, clock: Clock) -> Iterator[tuple[RoundsLog, dict[str, 
         EventLog(tmp_path / "comparison.jsonl", lambda: datetime.now(UTC)) as log,
         open_session(tmp_path, log, Progress()) as session,
     ):
-        yield RoundsLog(session, settings, evidence), evidence
+        yield RoundsLog(session, settings, evidence, ()), evidence
 
 
 def events_of(folder: Path) -> list[dict[str, Any]]:
@@ -81,8 +82,9 @@ def test_a_model_is_in_the_log_as_a_whole(tmp_path: Path, rounds: tuple[RoundsLo
         ["a note"],
     )
     assert [item["kind"] for item in event["blocks"]] == ["ab", "aa", "ab"]
-    assert log.workers == {UNIT.chain: "box/cpu"}
+    assert read_comparison(tmp_path).worker_of(UNIT.chain) == "box/cpu"
     assert log.where[UNIT.chain]["chain"] == UNIT.chain
+    assert RoundsLog(log.session, log._settings, {}, [event]).where == log.where
     # And is read back as it was.
     again = evidence_of([event])[UNIT.chain]
     assert again == evidence[UNIT.chain]
@@ -110,8 +112,6 @@ def test_what_has_failed_is_no_evidence_for_one_that_goes_on(
     (event,) = events_of(tmp_path)
     assert event["problem"] == why
     assert evidence_of([event]) == {}
-    log.remember([event])
-    assert evidence[UNIT.chain].failure == why
 
 
 def test_a_log_that_has_a_model_twice_has_it_as_it_was_measured_last() -> None:
@@ -125,7 +125,7 @@ def test_what_is_left_of_the_time_is_shared(hosts: int, units: int, gone: float)
     settings = compare_settings(CompareRequest(budget=10.0), ConductRequest(), here=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compare_elsewhere, "time", clock)
-        log = RoundsLog(_NoSession(), settings, {})  # type: ignore[arg-type]
+        log = RoundsLog(_NoSession(), settings, {}, ())  # type: ignore[arg-type]
         clock.now += gone
         share = log.share(hosts, units)
     left = max(0.0, 600 - gone)
