@@ -145,7 +145,7 @@ def release(session: nox.Session) -> None:
 @nox.session
 def docs_commands(session: nox.Session) -> None:
     """Run the command lines of README and docs (`-- docs/how-to/run.md`) in fresh environments, but for models."""
-    session.install("markdown-it-py>=3.0")
+    session.install("markdown-it-py>=3.0", "uv")
     session.run("python", "tools/docs_commands.py", *session.posargs)
 
 

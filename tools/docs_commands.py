@@ -3,8 +3,9 @@
     python tools/docs_commands.py [PAGE …]
 
 Each page has a clone of the checkout and an empty home; the pages of docs/start share one, since they are one example.
-Its environment is what its own `pip install` lines make of an empty one, or the README's first where it has none. What
-is not run is in `NOT_RUN`, with the reason. Exits with 1 where a command fails.
+Its environment is what its own `pip install` lines make of an empty one, or the README's first where it has none; where
+they name `iree-gauntlet`, pip finds the wheel of this checkout. What is not run is in `NOT_RUN`, with the reason. Exits
+with 1 where a command fails.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from markdown_it import MarkdownIt
+from release import build
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -128,6 +130,8 @@ def main(pages: Sequence[str]) -> int:
         return 2
     run = lost = 0
     with tempfile.TemporaryDirectory(prefix="docs-commands-") as folder:
+        wheel, _ = build(CHECKOUT, Path(folder) / "dist")
+        os.environ["PIP_FIND_LINKS"] = f"{wheel.parent} {os.environ.get('PIP_FIND_LINKS', '')}"
         environments = _Environments(Path(folder))
         for together in _together(pages or PAGES):
             commands = [command for page in together for command in commands_of(page) if not why_not_run(command)]

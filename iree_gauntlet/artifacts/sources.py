@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import SplitResult, quote, unquote_to_bytes, urlsplit
 
@@ -62,6 +63,8 @@ _PLAIN_URL = re.compile(
     r"(?:(?![^/]*\.(?:[a-z][^./]*)?/)[a-z0-9_+-][a-z0-9_.+-]{,99}/)*"
     r"(?=[^/]{,100}\Z)[a-z0-9_+-][a-z0-9_.+-]*\.[a-z][a-z0-9]{,15})\Z"
 )
+# As `golden.record` names them.
+_RECORDED = re.compile(r"output_\d+\.(?:npy|bin)\Z")
 # The names and versions that the packaging specifications allow (epochs are written `1!2.0`).
 _DISTRIBUTION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?\Z")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*\Z")
@@ -159,6 +162,19 @@ def local_name(url: str) -> str:
     """
     source = parse_source(url)
     return "" if isinstance(source, FileSource) else source.local_name
+
+
+def missing(path: Path) -> tuple[str, str]:
+    """What is said of a file of the user's that is not there, and what to do."""
+    try:
+        near = get_close_matches(path.name, [item.name for item in path.parent.iterdir()], n=1)
+    except OSError:
+        near = []
+    what = f"the file {path} is missing" + (f"; did you mean {near[0]!r}?" if near else "")
+    if _RECORDED.match(path.name):
+        model = path.parent.parent.name
+        return what, f"`gauntlet golden.record --model {model}` makes it, where the model is an ONNX file."
+    return what, "Put it there, or fix the path."
 
 
 def arrival_name(name: str) -> str:

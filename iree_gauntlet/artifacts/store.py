@@ -33,6 +33,7 @@ from iree_gauntlet.artifacts.sources import (
     RemoteSource,
     Source,
     arrival_name,
+    missing,
     parse_source,
 )
 from iree_gauntlet.artifacts.transfer import Policy
@@ -181,6 +182,8 @@ class ArtifactStore:
     def _hash(self, url: str, path: Path, expected: str = "") -> str:
         try:
             return self.verified.sha256(path, expected)
+        except FileNotFoundError as error:
+            raise ArtifactError(url, *missing(path)) from error
         except OSError as error:
             what = f"cannot read {path}: {error.strerror}"
             raise ArtifactError(url, what, f"Check the path and its rights; it is needed for {url}") from error

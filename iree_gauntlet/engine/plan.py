@@ -12,7 +12,7 @@ from iree_gauntlet.cases import MAIN, Case, Kind, MadeValues, Metric, Module, Or
 from iree_gauntlet.dialects.spec_flags import problem_of_flag
 from iree_gauntlet.engine.commands import Paths, benchmark_argv, threshold_argv
 from iree_gauntlet.engine.plan_context import DEFAULT_TIMEOUTS, Places, PlanContext, parameters_role
-from iree_gauntlet.engine.plan_modules import FILE_ROLE, compile_step, import_step, parameters_step, reference_step
+from iree_gauntlet.engine.plan_modules import compile_step, files_of, import_step, parameters_step, reference_step
 from iree_gauntlet.engine.tolerance_flags import void_tolerances, wrong_tolerances
 from iree_gauntlet.steps import NOTHING_COMPARED, CacheLookup, Command, Resources, Step, StepInput, step_id
 
@@ -276,10 +276,7 @@ class _Planner:
             return
         skipped = dict(case.skips)
         for module in self._owned(case) if Stage.COMPILE not in skipped else ():
-            if not module.program.name:
-                yield "program", module.program.url
-            for flag, url in module.file_flags:
-                yield FILE_ROLE + flag, url
+            yield from files_of(module, self._context)
         everything = self._stages == {Stage.FETCH}
         required = case.id in self._required_ids
         stage = Stage.BENCHMARK if case.kind is Kind.BENCHMARK or required else Stage.THRESHOLD

@@ -8,6 +8,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.artifacts.onnx_data import data_files
 from iree_gauntlet.artifacts.parameters.parameter import PARAMETERS_FORMAT, archive_name
 from iree_gauntlet.engine.commands import (
     STATISTICS_FILE,
@@ -21,14 +22,14 @@ from iree_gauntlet.engine.modules.module_key import join_flags
 from iree_gauntlet.steps import CacheLookup, Command, Step, StepInput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.cases import MadeValues, Module
     from iree_gauntlet.engine.plan_context import PlanContext
     from iree_gauntlet.toolchains.translate import Translation
 
 
-# Ingredients and inputs of this prefix are files that a flag names; the flag's name follows.
+# Ingredients and inputs of this prefix are files that a flag or an ONNX file names; the flag's or their name follows.
 FILE_ROLE = "file "
 # No path has a NUL in it.
 _FOLDER = "\0folder"
@@ -38,16 +39,17 @@ _NO_ONNXRUNTIME = "onnxruntime, which makes the expected outputs, is not install
 def import_step(step: Step, module: Module, context: PlanContext) -> Step:
     """Completes the step that prepares and imports an ONNX program."""
     assert module.program.onnx is not None, "only ONNX programs are imported"
-    source = _source(module, context)
+    source, data = _source(module, context), _weights_beside(module, context)
     output = f"{step.folder}/program.mlir"
     ingredients = {
         "kind": "import",
         "program": source.sha256,
         "options": _options(module),
         "importer": context.importer,
+        **_hashes(data),
     }
     argv = import_argv(context.python, context.import_script, source.path, output, module.program.onnx)
-    step = replace(step, inputs=(source,), outputs=(("program", output),), onnx=module.program.onnx)
+    step = replace(step, inputs=(source, *data), outputs=(("program", output),), onnx=module.program.onnx)
     return _making(step, argv, ingredients, context)
 
 
@@ -79,17 +81,18 @@ def parameters_step(step: Step, scope: str, made: MadeValues, imported: Step | N
 
 def reference_step(step: Step, module: Module, context: PlanContext) -> Step:
     """Completes the step in which onnxruntime runs a module's ONNX program on synthetic inputs."""
-    source = _source(module, context)
+    source, data = _source(module, context), _weights_beside(module, context)
     output = f"{step.folder}/reference.zip"
     ingredients = {
         "kind": "reference 1",
         "program": source.sha256,
         "inputs": "default_rng(0)",
         "onnxruntime": context.onnxruntime,
+        **_hashes(data),
     }
     argv = (context.own_python, context.reference_script, source.path, "-o", output)
     why_not = step.blocked or ("" if context.onnxruntime else _NO_ONNXRUNTIME)
-    step = replace(step, inputs=(source,), outputs=(("reference", output),), blocked=why_not)
+    step = replace(step, inputs=(source, *data), outputs=(("reference", output),), blocked=why_not)
     return _making(step, argv, ingredients, context)
 
 
@@ -123,10 +126,8 @@ def compile_step(
     marked = compile_flags(module, f"{_FOLDER}/statistics.json" if counted else "", f"{_FOLDER}/splat.irpa")
     translation = translate(marked, "iree-compile")
     flags = tuple(flag.replace(_FOLDER, step.folder) if _FOLDER in flag else flag for flag in translation.flags)
-    files = [
-        (flag, StepInput(FILE_ROLE + flag, str(context.artifact_path(url)), url, context.artifact_hash(url)))
-        for flag, url in module.file_flags
-    ]
+    files = [(flag, _file(flag, url, context)) for flag, url in module.file_flags]
+    data = _weights_beside(module, context)
     outputs = [("module", f"{step.folder}/module.vmfb")]
     outputs += [("statistics", f"{step.folder}/statistics.json")] if counted else []
     ingredients = {
@@ -135,7 +136,7 @@ def compile_step(
         "flags": join_flags(context.flag_ingredients(flags, working_directory)),
         "compiler": context.compiler,
         "host": context.host_of(flags),
-        **{item.role: item.sha256 for _, item in files},
+        **_hashes((*data, *(item for _, item in files))),
     }
     if imported:
         ingredients |= {"import": _options(module), "importer": context.importer}
@@ -148,7 +149,7 @@ def compile_step(
         step,
         origin=module.origin,
         command=Command(argv, working_directory),
-        inputs=(replace(source, path=imported or source.path), *(item for _, item in files)),
+        inputs=(replace(source, path=imported or source.path), *data, *(item for _, item in files)),
         outputs=tuple([*outputs, ("splat", splat)] if splat else outputs),
         cache=_lookup(context, step.id, ingredients, argv),
         notes=tuple(note.replace(_FOLDER, step.folder) for note in translation.notes),
@@ -171,6 +172,33 @@ def _source(module: Module, context: PlanContext, working_directory: str = "") -
             return StepInput("program", path, url, hashlib.file_digest(file, "sha256").hexdigest())
     except OSError:
         return StepInput("program", path, url)
+
+
+def files_of(module: Module, context: PlanContext) -> Iterator[tuple[str, str]]:
+    """(role, URL) of the files that a module is made from."""
+    if not module.program.name:
+        yield "program", module.program.url
+    for flag, url in module.file_flags:
+        yield FILE_ROLE + flag, url
+    for weights in _weights_beside(module, context):
+        yield weights.role, weights.url
+
+
+def _weights_beside(module: Module, context: PlanContext) -> tuple[StepInput, ...]:
+    """The files that an ONNX program on this machine keeps weights in: what is made of it depends on them too."""
+    url = module.program.url
+    if module.program.onnx is None or not url.startswith("file:"):
+        return ()
+    path = context.artifact_path(url)
+    return tuple(_file(name, (path.parent / name).as_uri(), context) for name in data_files(path))
+
+
+def _file(name: str, url: str, context: PlanContext) -> StepInput:
+    return StepInput(FILE_ROLE + name, str(context.artifact_path(url)), url, context.artifact_hash(url))
+
+
+def _hashes(files: Sequence[StepInput]) -> dict[str, str]:
+    return {item.role: item.sha256 for item in files}
 
 
 def _options(module: Module) -> str:

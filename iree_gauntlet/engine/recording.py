@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
+from iree_gauntlet.artifacts.onnx_data import data_files
 from iree_gauntlet.engine.commands import argument_text
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.measuring.numerics.arrays import read_arguments
@@ -137,7 +138,11 @@ def _model_flags(case: Case, store: ArtifactStore, logs: Path, folder: Path, *, 
     if reason:
         raise UsageError(f"{case.origin.file}: {reason}", "Record with the framework that the program comes from.")
     url = case.modules[-1].program.url
-    argv = ["--model", str(store.fetch(url).path)] + (["--model-url", _as_named(url, folder)] if sources else [])
+    model = store.fetch(url).path
+    argv = ["--model", str(model)]
+    if sources:
+        argv += ["--model-url", _as_named(url, folder)]
+        argv += [word for name in data_files(model) for word in ("--model-data", str(model.parent / name))]
     for index, argument in enumerate(case.inputs):
         flags = _input_flags(case, argument, store, logs / f"input_{index}.npy", folder)
         argv += flags if sources else flags[:2]

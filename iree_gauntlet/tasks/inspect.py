@@ -149,17 +149,19 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
 
 def _missing_files(cases: Iterable[Case]) -> list[Problem]:
     """Files that specs name by their paths, and that are not there."""
+    from pathlib import Path  # noqa: PLC0415
+
+    from iree_gauntlet.artifacts.sources import missing  # noqa: PLC0415
     from iree_gauntlet.dialects.load import urls_of  # noqa: PLC0415 - it brings pydantic
     from iree_gauntlet.dialects.spec_file import problem_of_field  # noqa: PLC0415
 
-    missing = {
+    gone = {
         (case.origin.file, field, path)
         for case in cases
         for field, url in urls_of(case)
         if (path := file_path(url)) and path not in case.blocked_reason and not os.path.exists(path)  # noqa: PTH110
     }
-    hint = "Put it there, or fix the path."
-    return [problem_of_field(file, field, f"the file {path} is missing", hint) for file, field, path in sorted(missing)]
+    return [problem_of_field(file, field, *missing(Path(path))) for file, field, path in sorted(gone)]
 
 
 def _warn(warnings: Iterable[str]) -> None:

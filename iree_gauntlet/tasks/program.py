@@ -80,6 +80,8 @@ _AS_OPTION = {
     "cluster.status": "--scheduler",
     **dict.fromkeys(("history.show", "history.check", "history.confirm", "history.page"), "--series"),
 }
+# Those of them that take one word, and what it is.
+_TAKE_ONE = {"init": "folder", "schema": "name", "worker": "address", "cluster.status": "address"}
 # A flag that says what the words behind it are.
 _BEFORE_WORDS = "--slower"
 # Those that take folders, which may have blanks in their names.
@@ -287,6 +289,9 @@ def _several_in_one(argv: Sequence[str]) -> list[str]:
         end += 1
     if end == begin:
         return words
+    if words[start] in _TAKE_ONE and end > begin + 1:
+        what = f"{words[start]} takes one {_TAKE_ONE[words[start]]}, not {shlex.join(words[begin:end])}"
+        raise UsageError(what, "Put one with blanks in its name in quotes, and its options behind it.")
     join = shlex.join if words[start] in _FOLDERS else " ".join
     option = [_AS_OPTION[words[start]]] if words[start] in _AS_OPTION else []
     return [*words[:begin], *option, join(words[begin:end]), *words[end:]]

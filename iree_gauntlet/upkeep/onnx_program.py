@@ -6,9 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.artifacts.onnx_data import data_files
 from iree_gauntlet.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 
@@ -26,6 +28,17 @@ _TYPES = {
 _OPEN = 1
 # IREE imports older ones in part.
 _LEAST_OPSET = 17
+_SHAPE = re.compile(r"(?P<name>.+)=(?P<sizes>\d+(x\d+)*)\Z")
+_EXPORT = "Export it to ONNX first, such as with torch.onnx.export(…, dynamo=True)."
+_HINTS = {
+    ".mlir": "The spec of a program in MLIR is written by hand: docs/start/own-model.md#a-model-that-is-mlir-already",
+    ".pt": _EXPORT,
+    ".pt2": _EXPORT,
+    ".pth": _EXPORT,
+    ".safetensors": _EXPORT,
+    ".tflite": "Convert it to ONNX first, such as with tf2onnx.",
+}
+_HINTS[".mlirbc"] = _HINTS[".mlir"]
 # Tokens, classes, lengths: small numbers are valid ones of most.
 _INTEGERS = "low=0&high=2"
 
@@ -36,15 +49,15 @@ class OnnxInput:
 
     Attributes:
         name: as the file has it.
-        shape: its sizes; 1 where the file leaves one open.
+        shape: its sizes.
         element_type: as IREE has it.
-        is_open: whether the file leaves sizes open.
+        open_sizes: those that the file leaves open: their names, or their places, counted from 0.
     """
 
     name: str
     shape: tuple[int, ...]
     element_type: str
-    is_open: bool
+    open_sizes: tuple[str, ...] = ()
 
     @property
     def type(self) -> str:
@@ -63,6 +76,7 @@ class OnnxProgram:
         inputs: those that a caller passes.
         outputs: how many there are.
         opset: of ONNX's own operators.
+        data: files beside it that it keeps weights in.
     """
 
     path: Path
@@ -71,11 +85,12 @@ class OnnxProgram:
     inputs: tuple[OnnxInput, ...]
     outputs: int
     opset: int
+    data: tuple[Path, ...]
 
     @property
     def onnx_import(self) -> dict[str, Any]:
         """How it is imported: sizes that the file leaves open, and another opset where it has one that is too old."""
-        shapes = {item.name: list(item.shape) for item in self.inputs if item.is_open}
+        shapes = {item.name: list(item.shape) for item in self.inputs if item.open_sizes}
         return ({"shapes": shapes} if shapes else {}) | ({"opset": _LEAST_OPSET} if self.opset < _LEAST_OPSET else {})
 
     @property
@@ -94,44 +109,79 @@ class OnnxProgram:
         return tuple(found)
 
 
-def read_onnx(path: Path) -> OnnxProgram:
+def read_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> OnnxProgram:
     """Reads what a spec needs of an ONNX file; its weights are not looked at.
 
+    Args:
+        path: the file.
+        shapes: sizes of inputs that the file leaves open, by their names; 1 for others.
+
     Raises:
-        UsageError: it cannot be read, or has inputs that are no tensors.
+        UsageError: it cannot be read, has inputs that are no tensors, or none of such a name and shape.
     """
     try:
         import onnx  # noqa: PLC0415 - of the importer's extra
     except ImportError as error:
-        raise UsageError("--program reads ONNX files, and onnx is not installed", "pip install onnx") from error
+        hint = "pip install 'iree-gauntlet[iree]'"
+        raise UsageError("--program reads ONNX files, and onnx is not installed", hint) from error
     if not path.is_file():
-        raise UsageError(f"--program {path}: there is no such file", "Name an .onnx file.")
+        what = "is a folder" if path.is_dir() else "there is no such file"
+        hint = "A model behind a URL needs no file: docs/start/own-model.md#2-the-model" if ":/" in str(path) else ""
+        raise UsageError(f"--program {path}: {what}", hint or "Name an .onnx file.")
+    hint = _HINTS.get(path.suffix.lower(), "It may be damaged: `python -c 'import onnx; onnx.load(…)'` says more.")
     try:
         model = onnx.load(str(path), load_external_data=False)
     # Of protobuf, by one of several names.
     except Exception as error:
-        what = f"--program {path} is no ONNX file: {type(error).__name__}"
-        raise UsageError(what, "For a program in MLIR, see docs/start/own-model.md.") from error
+        raise UsageError(f"--program {path} is not an ONNX file, or damaged", hint) from error
     graph = model.graph
-    constants = {tensor.name for tensor in graph.initializer}
-    inputs = tuple(
-        _input(path, value, onnx.TensorProto.DataType.Name) for value in graph.input if value.name not in constants
-    )
     if not graph.output:
-        raise UsageError(f"--program {path} is no ONNX file, or an empty one: it has no outputs", "Name an .onnx file.")
+        raise UsageError(f"--program {path} is not an ONNX file, or an empty one: it has no outputs", hint)
+    data = tuple(path.parent / name for name in data_files(path))
+    if gone := [item for item in data if not item.is_file()]:
+        what = f"--program {path} keeps weights in {gone[0].name}, which is not there"
+        raise UsageError(what, f"Put it into {path.parent.resolve()}.")
+    constants = {tensor.name for tensor in graph.initializer}
+    values = [value for value in graph.input if value.name not in constants]
+    known = shapes or {}
+    inputs = tuple(_input(path, value, onnx.TensorProto.DataType.Name, known.get(value.name)) for value in values)
+    if unknown := known.keys() - {item.name for item in inputs}:
+        names = ", ".join(item.name for item in inputs)
+        raise UsageError(f"--shape {min(unknown)}=…: {path.name} has no such input", f"Its inputs: {names}.")
     opset = max((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), default=0)
-    return OnnxProgram(path, _model_name(path), graph.name, inputs, len(graph.output), opset)
+    return OnnxProgram(path, _model_name(path), graph.name, inputs, len(graph.output), opset, data)
 
 
-def _input(path: Path, value: Any, name_of: Any) -> OnnxInput:
+def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """Sizes by the names of inputs, from `x=1x3x96x320`.
+
+    Raises:
+        UsageError: a text is not of this form.
+    """
+    shapes = {}
+    for text in texts:
+        found = _SHAPE.match(text)
+        if found is None:
+            raise UsageError(f"--shape {text}: expected an input and its sizes", "Such as --shape x=1x3x96x320.")
+        shapes[found["name"]] = tuple(map(int, found["sizes"].split("x")))
+    return shapes
+
+
+def _input(path: Path, value: Any, name_of: Any, wanted: tuple[int, ...] | None) -> OnnxInput:
     tensor = value.type.tensor_type
-    element_type = _TYPES.get(name_of(tensor.elem_type))
-    if not value.type.HasField("tensor_type") or element_type is None:
-        what = f"--program {path}: input {value.name} is a {value.type.WhichOneof('value')} that no spec has inputs for"
-        raise UsageError(what, f"Tensors of {', '.join(sorted(set(_TYPES.values())))} are.")
+    kind = name_of(tensor.elem_type) if value.type.HasField("tensor_type") else value.type.WhichOneof("value")
+    element_type = _TYPES.get(kind)
+    if element_type is None:
+        what = f"--program {path}: input {value.name} is of {kind}, which no spec has inputs of"
+        raise UsageError(what, f"Expected tensors of {', '.join(sorted(set(_TYPES.values())))}.")
     sizes = [dim.dim_value for dim in tensor.shape.dim]
-    shape = tuple(size if size > 0 else _OPEN for size in sizes)
-    return OnnxInput(value.name, shape, element_type, is_open=any(size <= 0 for size in sizes))
+    names = tuple(dim.dim_param or str(place) for place, dim in enumerate(tensor.shape.dim) if dim.dim_value <= 0)
+    shape = wanted or tuple(size if size > 0 else _OPEN for size in sizes)
+    if len(shape) != len(sizes) or any(size not in (0, one) for size, one in zip(sizes, shape, strict=True)):
+        has = "x".join(str(size) if size > 0 else "?" for size in sizes)
+        what = f"--shape {value.name}={'x'.join(map(str, shape))}: the file has {has}"
+        raise UsageError(what, "Give as many sizes; only those with a ? are open.")
+    return OnnxInput(value.name, shape, element_type, names)
 
 
 def _model_name(path: Path) -> str:

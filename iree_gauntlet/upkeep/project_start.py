@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -11,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from iree_gauntlet.artifacts.publishing import publishing
 from iree_gauntlet.artifacts.seeded import parse_seeded
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.settings import shown
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.upkeep.format_schemas import FORMATS, schema_text
-from iree_gauntlet.upkeep.onnx_program import read_onnx
+from iree_gauntlet.upkeep.onnx_program import parse_shapes, read_onnx
 
 if TYPE_CHECKING:
     from iree_gauntlet.upkeep.onnx_program import OnnxProgram
@@ -29,39 +31,48 @@ _TEMPLATE = Path(__file__).with_name("new_project")
 _RENAMED = {"gitignore": ".gitignore"}
 _EXAMPLE = "example"
 _SCHEMAS = ".schemas"
+_WORKFLOW = Path(".github", "workflows", "gauntlet.yml")
 _REGRESSIONS, _BENCHMARKS = Path("specs", "regression_tests"), Path("specs", "benchmarks")
 # Of the spec of a program that was named.
 _SPEC = "model_cpu"
 
 
 def init(asked: InitRequest) -> ExitCode:
-    """Begins a project; files that are there stay as they are.
+    """Begins a project, or adds a model to one; files that are there stay as they are.
 
     Raises:
-        UsageError: there is one already, or the program cannot be read.
+        UsageError: there is one already, with that model; the program cannot be read; or a file cannot be written.
     """
     folder = Path(asked.folder or ".")
-    if (folder / "specs").is_dir() and (folder / "suites").is_dir():
-        raise UsageError(f"{folder.resolve()} is a project already: it has specs/ and suites/", "Name another folder.")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file", "Name a folder, which may be new.")
-    program = read_onnx(Path(asked.program)) if asked.program else None
-    made, kept = _write(folder, _files(program))
-    if program is not None:
-        place = folder / _REGRESSIONS / program.name / program.path.name
-        shutil.copyfile(program.path, place)
-        made.append(place)
+    if asked.shape and not asked.program:
+        raise UsageError("--shape is of an input of a program", "Give --program FILE too.")
+    program = read_onnx(Path(asked.program), parse_shapes(asked.shape)) if asked.program else None
+    is_project = (folder / "specs").is_dir() and (folder / "suites").is_dir()
+    if is_project and program is None:
+        what = f"{folder.resolve()} is a project already: it has specs/ and suites/"
+        raise UsageError(what, "`init --program FILE` adds a model; or name another folder.")
+    if program and (folder / _REGRESSIONS / program.name).exists():
+        what = f"{folder / _REGRESSIONS / program.name} is there already"
+        raise UsageError(what, "Name the file otherwise for another model, or remove this one first.")
+    files = _of_program(program) if program else {}
+    try:
+        made, kept = _write(folder, files if is_project else _of_project(program) | files)
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}", "Name a folder that can be written to.") from error
     # A line for what editors read.
     listed = dict.fromkeys(path.parent if path.parent.name == _SCHEMAS else path for path in made)
     sys.stdout.write("".join(f"  {shown(path.absolute())}{'/' if path.is_dir() else ''}\n" for path in listed))
     sys.stdout.write("".join(f"  {shown(path.absolute())} is there already, and stays\n" for path in kept))
-    sys.stdout.write(f"made {counted(len(made), 'file')}\n\n{_next(folder, program)}")
+    sys.stdout.write(f"made {counted(len(made), 'file')}\n{_assumed(program)}{_elsewhere(folder)}")
+    sys.stdout.write(f"\n{_next(folder, program)}")
     return ExitCode.OK
 
 
-def _files(program: OnnxProgram | None) -> dict[Path, bytes]:
-    """What goes into a new project, by place in it."""
-    files = {}
+def _of_project(program: OnnxProgram | None) -> dict[Path, bytes | Path]:
+    """What goes into a new project, by place in it; without the example where there is a program."""
+    files: dict[Path, bytes | Path] = {}
     for path in sorted(_TEMPLATE.rglob("*")):
         place = path.relative_to(_TEMPLATE)
         if path.is_file() and not (program and _EXAMPLE in place.parts):
@@ -70,16 +81,26 @@ def _files(program: OnnxProgram | None) -> dict[Path, bytes]:
     files |= {Path(_SCHEMAS, f"{name}.json"): schema_text(name).encode() for name in FORMATS}
     if program is None:
         files[_REGRESSIONS / _EXAMPLE / "dense_cpu" / "output_0.npy"] = _expected_of_example()
-        return files
-    for place, spec in (
-        (_REGRESSIONS / program.name / f"{_SPEC}.json", _regression_of(program)),
-        (_BENCHMARKS / program.name / f"{_SPEC}.json", _benchmark_of(program)),
-    ):
-        files[place] = (json.dumps(spec, indent=4, ensure_ascii=False) + "\n").encode()
     return files
 
 
-def _write(folder: Path, files: dict[Path, bytes]) -> tuple[list[Path], list[Path]]:
+def _of_program(program: OnnxProgram) -> dict[Path, bytes | Path]:
+    """What a program is copied to, with its weights, and its spec and benchmark."""
+    regressions, benchmarks = _REGRESSIONS / program.name, _BENCHMARKS / program.name
+    return {
+        regressions / f"{_SPEC}.json": _json(_regression_of(program)),
+        benchmarks / f"{_SPEC}.json": _json(_benchmark_of(program)),
+        regressions / program.path.name: program.path,
+        **{regressions / item.relative_to(program.path.parent): item for item in program.data},
+    }
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=4, ensure_ascii=False) + "\n").encode()
+
+
+def _write(folder: Path, files: dict[Path, bytes | Path]) -> tuple[list[Path], list[Path]]:
+    """Writes or copies what is not there; what was made, and what was there."""
     made: list[Path] = []
     kept: list[Path] = []
     for place, content in files.items():
@@ -87,10 +108,40 @@ def _write(folder: Path, files: dict[Path, bytes]) -> tuple[list[Path], list[Pat
         if path.exists():
             kept.append(path)
             continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, content)
+        if isinstance(content, Path):
+            with publishing(path, str(content)) as temporary:
+                shutil.copyfile(content, temporary)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, content)
         made.append(path)
     return made, kept
+
+
+def _assumed(program: OnnxProgram | None) -> str:
+    """What a program leaves open, and what stands for it now."""
+    lines = [
+        f"  input {item.name}: {item.type}; open in the file: {', '.join(item.open_sizes)}\n"
+        for item in (program.inputs if program else ())
+        if item.open_sizes
+    ]
+    if not lines:
+        return ""
+    hint = "Other sizes: `init … --shape NAME=SIZES`, or in both specs (onnx_import.shapes and inputs)"
+    return f"\nsizes that were chosen:\n{''.join(lines)}  {hint}.\n"
+
+
+def _elsewhere(folder: Path) -> str:
+    """That GitHub reads workflows only at the top of a repository."""
+    here = folder.resolve()
+    top = next((path for path in here.parents if (path / ".git").exists()), None)
+    if top is None or (here / ".git").exists():
+        return ""
+    inner = here.relative_to(top).as_posix()
+    return (
+        f"\nGitHub reads workflows at the top of a repository: move {shown(here / _WORKFLOW)} to {shown(top)}/.github/"
+        f"workflows/,\nand give its job `defaults: {{run: {{working-directory: {inner}}}}}`.\n"
+    )
 
 
 def _expected_of_example() -> bytes:
@@ -121,7 +172,7 @@ def _benchmark_of(program: OnnxProgram) -> dict[str, Any]:
 
 
 def _next(folder: Path, program: OnnxProgram | None) -> str:
-    steps = [("cd " + str(folder), "")] if folder.resolve() != Path.cwd() else []
+    steps = [(shlex.join(("cd", str(folder))), "")] if folder.resolve() != Path.cwd() else []
     if program is not None:
         record = f"gauntlet golden.record --model {program.name}"
         steps.append((record, "expected outputs, by onnxruntime (pip install 'iree-gauntlet[record]')"))

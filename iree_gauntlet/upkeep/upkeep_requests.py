@@ -73,10 +73,13 @@ class XfailUpdateRequest:
 
 @dataclass(frozen=True, slots=True)
 class InitRequest:
-    """A project that is begun."""
+    """A project that is begun, or gets another model."""
 
     folder: str = option("", "Where, where no word follows the task (default: here).")
     program: str = option("", "An ONNX file: its spec is written in place of that of an example.")
+    shape: tuple[str, ...] = option(
+        (), "Sizes of an input that the file leaves open, x=1x3x96x320 (repeatable; default: 1 for each)."
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.settings import shipped_folder
@@ -112,8 +112,11 @@ def test_every_file_of_the_template_gets_there(empty: Path) -> None:
     ("words", "message"),
     [
         (("--program", "none.onnx"), "--program none.onnx: there is no such file"),
-        (("--program", "text.onnx"), "--program text.onnx is no ONNX file"),
+        (("--program", "text.onnx"), "--program text.onnx is not an ONNX file, or damaged"),
+        (("--program", "."), "--program .: is a folder"),
         (("text.onnx",), "text.onnx is a file"),
+        (("mine", "text.onnx"), "init takes one folder, not mine text.onnx"),
+        (("--shape", "x=1"), "--shape is of an input of a program"),
     ],
 )
 def test_what_cannot_be_begun_is_reported_and_makes_nothing(empty: Path, words: tuple[str, ...], message: str) -> None:
@@ -122,6 +125,107 @@ def test_what_cannot_be_begun_is_reported_and_makes_nothing(empty: Path, words: 
     assert done.code == 2, done.text
     assert message in done.err
     assert [path.name for path in empty.iterdir()] == ["text.onnx"]
+
+
+def test_a_folder_that_cannot_be_written_is_reported(empty: Path) -> None:
+    # Nobody, root included, makes a folder there.
+    done = gauntlet(empty, "init", "/proc/mine")
+    assert done.code == 2, done.text
+    assert "/proc/mine" in done.err
+    assert "Name a folder that can be written to." in done.err
+
+
+def test_sizes_that_a_file_leaves_open_are_said_and_chosen(empty: Path) -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4, "length"])
+    program = network(empty, x)
+    done = gauntlet(empty, "init", "mine", "--program", str(program))
+    assert "  input x: 1x4x1xf32; open in the file: batch, length\n" in done.out
+    done = gauntlet(empty, "init", "other", "--program", str(program), "--shape", "x=2x4x16")
+    assert done.code == 0, done.text
+    spec, benchmark = (
+        json.loads((empty / f"other/specs/{kind}/my_net_2/model_cpu.json").read_text())
+        for kind in ("regression_tests", "benchmarks")
+    )
+    assert spec["onnx_import"] == {"shapes": {"x": [2, 4, 16]}}
+    assert spec["inputs"] == [{"source": "random://normal/2x4x16xf32?seed=1"}]
+    assert benchmark["inputs"] == ["2x4x16xf32"]
+    for shape, message in (
+        ("x=2x5x16", "--shape x=2x5x16: the file has ?x4x?"),
+        ("x=2x4", "--shape x=2x4: the file has ?x4x?"),
+        ("y=2", "--shape y=…: My Net-2.onnx has no such input\n  Its inputs: x."),
+        ("2x4x16", "--shape 2x4x16: expected an input and its sizes"),
+    ):
+        wrong = gauntlet(empty, "init", "third", "--program", str(program), "--shape", shape)
+        assert (wrong.code, (empty / "third").exists()) == (2, False), wrong.text
+        assert message in wrong.err
+
+
+def test_a_project_gets_another_model(empty: Path) -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])
+    program = network(empty, x)
+    assert gauntlet(empty, "init").code == 0
+    (empty / "suites/cpu.toml").write_text("mine")
+    done = gauntlet(empty, "init", "--program", str(program))
+    assert done.code == 0, done.text
+    assert "made 3 files" in done.out
+    assert (empty / "suites/cpu.toml").read_text() == "mine"
+    again = gauntlet(empty, "init", "--program", str(program))
+    assert again.code == 2
+    assert "specs/regression_tests/my_net_2 is there already" in again.err
+
+
+def test_in_a_folder_of_a_repository_the_place_of_the_workflow_is_said(empty: Path) -> None:
+    (empty / ".git").mkdir()
+    assert "GitHub reads workflows at the top of a repository" in gauntlet(empty, "init", "a b").out
+    assert "GitHub reads" not in gauntlet(empty, "init").out
+
+
+def heavy(folder: Path, weight: float = 2.0) -> Path:
+    """A file whose weights lie beside it."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "heavy.onnx"
+    values = weight * np.arange(16, dtype=np.float32).reshape(4, 4)
+    weights = numpy_helper.from_array(values, "w")
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [weights])
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+    (folder / "heavy.data").unlink(missing_ok=True)
+    onnx.save(model, str(path), save_as_external_data=True, location="heavy.data", size_threshold=0)
+    return path
+
+
+@pytest.mark.iree
+def test_weights_beside_an_onnx_file_come_along_and_count(empty: Path) -> None:
+    program = heavy(empty / "given")
+    assert gauntlet(empty, "init", "mine", "--program", str(program)).code == 0
+    project = empty / "mine"
+    place = project / "specs/regression_tests/heavy"
+    recorded = gauntlet(project, "golden.record", "--model", "heavy")
+    assert recorded.code == 0, recorded.text
+    provenance = json.loads((place / "model_cpu/provenance.json").read_text())
+    assert [item["source"] for item in provenance["model"]["data"]] == ["heavy.data"]
+    words = ("run", "--stages", "threshold")
+    assert gauntlet(project, *words).code == 0
+    again = gauntlet(project, *words)
+    assert again.code == 0
+    assert "imports: 1 from cache, 0 made" in again.out
+    # The program stays as it was, byte by byte.
+    before = (place / "heavy.onnx").read_bytes()
+    heavy(empty / "given", 3.0)
+    assert (empty / "given" / "heavy.onnx").read_bytes() == before
+    (place / "heavy.data").write_bytes((empty / "given" / "heavy.data").read_bytes())
+    wrong = gauntlet(project, *words)
+    assert wrong.code == 1, wrong.text
+    assert "4 of 4 values" in wrong.out
+    (place / "heavy.data").unlink()
+    gone = gauntlet(project, *words)
+    assert gone.code == 3
+    assert "heavy.data is missing" in gone.out
+    (program.parent / "heavy.data").unlink()
+    lost = gauntlet(empty, "init", "other", "--program", str(program))
+    assert lost.code == 2
+    assert "keeps weights in heavy.data, which is not there" in lost.err
 
 
 def test_inputs_of_all_types_are_read(tmp_path: Path) -> None:

@@ -254,6 +254,7 @@ def _record(arguments: argparse.Namespace) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     urls = arguments.input_url or [path.name for path in arguments.input]
     values = arguments.input_value or [""] * len(arguments.input)
+    data: list[Path] = arguments.model_data
     signed = [array for array, value in zip(arrays, values, strict=True) if not value]
     contents = dict(_file(folder, index, array, signed) for index, array in enumerate(outputs.values()))
     provenance: dict[str, Any] = {
@@ -265,6 +266,7 @@ def _record(arguments: argparse.Namespace) -> list[Path]:
             "source": arguments.model_url or arguments.model.name,
             "sha256": _sha256(arguments.model),
             "bytes": arguments.model.stat().st_size,
+            **({"data": [{"source": path.name, "sha256": _sha256(path)} for path in data]} if data else {}),
         },
         "inputs": [
             {
@@ -303,6 +305,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--model", type=Path, required=True, help="the .onnx file as published")
     parser.add_argument("--model-url", default="", help="where the model comes from, for the provenance")
+    parser.add_argument("--model-data", type=Path, action="append", default=[], help="a file that it keeps weights in")
     parser.add_argument(
         "--input", type=Path, action="append", default=[], help=".npy file, in the order of the graph's inputs"
     )

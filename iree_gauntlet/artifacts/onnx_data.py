@@ -1,0 +1,88 @@
+"""The files that an ONNX file keeps weights in, read from the file alone: planning has no ONNX library.
+
+Only what leads to a tensor is looked at (onnx.proto3 has the numbers), and weights inside of the file are passed over.
+"""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+
+# Which fields of a message lead on, and to what.
+_FIELDS: dict[str, dict[int, str]] = {
+    "model": {7: "graph", 25: "function"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse tensor"},
+    "function": {7: "node"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse tensor", 23: "sparse tensor"},
+    "sparse tensor": {1: "tensor", 2: "tensor"},
+    "tensor": {13: "entry"},
+    "entry": {1: "key", 2: "value"},
+}
+_BYTES_OF = {1: 8, 5: 4}
+_VARINT, _LENGTH = 0, 2
+
+
+def data_files(path: Path) -> tuple[str, ...]:
+    """Names of the files with weights of an ONNX file, as it has them: relative to its folder, sorted.
+
+    None of a file that cannot be read, or is no ONNX file, and none outside of the folder: whoever imports it says so.
+    """
+    names: set[str] = set()
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            waiting = [("model", 0, len(content))]
+            while waiting:
+                kind, begin, end = waiting.pop()
+                found = list(_parts(content, begin, end, _FIELDS[kind]))
+                if kind == "entry":
+                    words = {word: content[first:last] for word, first, last in found}
+                    if words.get("key") == b"location":
+                        names.add(words.get("value", b"").decode())
+                else:
+                    waiting += found
+    except (OSError, ValueError, IndexError):
+        return ()
+    return tuple(sorted(filter(_is_inside, names)))
+
+
+def _is_inside(name: str) -> bool:
+    return (
+        bool(name) and "\0" not in name and ".." not in (path := PurePosixPath(name)).parts and not path.is_absolute()
+    )
+
+
+def _parts(content: mmap.mmap, begin: int, end: int, wanted: Mapping[int, str]) -> Iterator[tuple[str, int, int]]:
+    """The fields of a message that lead on: to what, and where their content begins and ends."""
+    while begin < end:
+        tag, begin = _varint(content, begin)
+        number, wire = tag >> 3, tag & 7
+        if wire == _VARINT:
+            _, begin = _varint(content, begin)
+        elif wire == _LENGTH:
+            size, begin = _varint(content, begin)
+            if begin + size > end:
+                raise ValueError("a field is longer than its message")
+            if number in wanted:
+                yield wanted[number], begin, begin + size
+            begin += size
+        else:
+            begin += _BYTES_OF.get(wire, end)
+
+
+def _varint(content: mmap.mmap, begin: int) -> tuple[int, int]:
+    """A number, and where it ends."""
+    value = shift = 0
+    while True:
+        byte = content[begin]
+        begin += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, begin
+        shift += 7
