@@ -144,6 +144,18 @@ def shipped_folder() -> Path:
     return inside if inside.is_dir() else package.parent
 
 
+def require_ones_own(path: Path) -> None:
+    """Makes sure that a file is not part of the installed toolkit before it is changed.
+
+    Raises:
+        UsageError: it is.
+    """
+    inside = Path(__file__).parent / "shipped"
+    if path.resolve().is_relative_to(inside.resolve()):
+        what = f"{path.name} in {path.parent} came with the toolkit, and is not changed"
+        raise UsageError(what, "`gauntlet init` begins a project of your own; or name other specs with --spec-dir.")
+
+
 def cache_folder(cache_dir: str) -> Path:
     """`--cache-dir`, else $IREE_GAUNTLET_CACHE, else `cache/` of the project, else the user's cache folder."""
     named = cache_dir or _names_cache()

@@ -187,6 +187,7 @@ class _Loader:
         self.known.update(*(_words(spec, target) for target in fitting))
         wanted = [target for target in fitting if spec.words is None or self._matches(_words(spec, target), chosen)]
         (self.problems if wanted else self.left_out).update(spec.problems)
+        self.warnings.update(spec.warnings)
         if spec.document is None:
             return
         for target in wanted:

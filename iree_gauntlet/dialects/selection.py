@@ -164,7 +164,8 @@ def no_match(
     if markers:
         lines.append(f"Markers of what matches otherwise: {_listed(sorted(markers))}.")
     if elsewhere:
-        lines.append(f"What matches otherwise is for {_listed(sorted(elsewhere))}: name it with --target.")
+        meant = _listed(sorted(elsewhere))
+        lines.append(f"What matches otherwise is for {meant}: name it with --target, or add a target to its spec.")
     lines.append(f"Models for {', '.join(sorted(families))}: {_listed(models)}.")
     if others and not models:
         lines.append(f"Models for other targets: {_listed(others)}; see --target.")

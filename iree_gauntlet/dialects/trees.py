@@ -266,11 +266,20 @@ def _words(content: dict[str, Any], kind: str) -> frozenset[str] | None:
 def _sharktank_specs(tree: SpecTree, root: Path) -> Iterator[Spec]:
     models = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     files = [path for model in models for path in _json_in(model)]
+    if root.name in _ROOT_NAMES:
+        yield from (_misplaced(tree, root, path) for path in _json_in(root))
     if not files and root == tree.folder:
         # It is the folder of one model, perhaps of a root whose files it may name.
         root, files = root.parent, _json_in(root)
         tree = replace(tree, folder=root) if root.name in _ROOT_NAMES else tree
-    return (_read_sharktank(tree, root, path) for path in files)
+    yield from (_read_sharktank(tree, root, path) for path in files)
+
+
+def _misplaced(tree: SpecTree, root: Path, path: Path) -> Spec:
+    """A file where no model's folder is: it may have been meant as a spec."""
+    name = _shown(path)
+    message = f"is not read: specs lie in their model's folder, {_shown(root)}/MODEL/"
+    return Spec(tree, root, path, name, None, warnings=(Problem(name, 0, "", message, "Move it there."),))
 
 
 def _json_in(folder: Path) -> list[Path]:

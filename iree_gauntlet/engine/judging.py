@@ -24,6 +24,8 @@ _OF_ITSELF = ("SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP")
 _DEVICE_LOST = re.compile(
     r"VK_ERROR_DEVICE_LOST|CUDA_ERROR_(?:DEVICE_UNAVAILABLE|ECC_UNCORRECTABLE)|hipErrorECCNotCorrectable"
 )
+# A device of the spec, or of --device, that no runtime knows.
+_NO_DRIVER = re.compile(r"no driver '([^']*)' registered")
 
 
 def after_process(
@@ -40,11 +42,13 @@ def after_process(
     """
     full = outcome.signal not in _OF_ITSELF and disk_full(Path(step.folder), lines)
     lost = next((found[0] for line in (*lines, *outcome.tail) if (found := _DEVICE_LOST.search(line))), "")
+    unknown = next((found[1] for line in (*lines, *outcome.tail) if (found := _NO_DRIVER.search(line))), "")
     # The first one that is true says why; none is the fault of the product under test.
     errors = (
         (outcome.timed_out, f"ran longer than its {step.timeout:g} s and was ended with its children"),
         (full, "ran out of disk space; free some (see `doctor`) and run again"),
         (bool(lost), f"lost its device ({lost}): see dmesg, and whether `gauntlet devices` lists it again"),
+        (bool(unknown), f"has no driver {unknown}: see `device` of the spec, and what `gauntlet doctor` lists"),
         (outcome.out_of_memory, f"ran into its limit of memory: {'; '.join(outcome.notes)}"),
         (outcome.signal == "SIGKILL", "was killed from outside, for lack of memory or by someone (see dmesg)"),
         (outcome.signal in SENT_SIGNALS, f"was ended from outside with {outcome.signal}"),

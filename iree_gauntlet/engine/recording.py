@@ -68,7 +68,7 @@ def why_not(case: Case) -> str:
     if program.onnx is None:
         url = urlsplit(program.url)
         name = PurePath(unquote(url.path)).name if url.scheme == "file" else program.url
-        return f"{name} is no .onnx file: onnxruntime cannot run it"
+        return f"{name} is not an .onnx file: onnxruntime cannot run it"
     if any(item.url or item.made for item in case.parameters):
         return "its weights lie outside of the .onnx file: onnxruntime cannot load them"
     return ""

@@ -104,7 +104,7 @@ def _case(case: ExplainedCase, folder: Path | None) -> list[Block]:
         lines.append("not looked at yet: explain the run again, and it goes on here")
     probes = case.found.get("probes", {}).get("probes", [])
     if probes and all(item["verdict"] == "fails" for item in probes):
-        lines.append(f"mended by none of: {', '.join(item['name'] for item in probes)}")
+        lines.append(f"none of these mends it: {', '.join(item['name'] for item in probes)}")
         probes = []
     if case.mended_by:
         lines.append(f"mended by: {', '.join(case.mended_by)}")

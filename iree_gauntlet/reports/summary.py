@@ -103,6 +103,12 @@ def run_document(outcome: RunOutcome, folder: Path | None = None) -> Document:
     if any(step.stage in _EXPLAINED and step.verdict is Verdict.FAILED and not step.explanation for step in bad):
         named = Name(f"gauntlet explain {folder or outcome.run}")
         blocks.append(Paragraph(("to find what is at fault, and to pack it up for others: ", named)))
+    if any(check.passed is False for step in bad for check in step.checks):
+        blocks.append(Paragraph(("where a new figure is right: ", Name("gauntlet golden.update"), " proposes it")))
+    if outcome.state != "complete":
+        where = f" --run-dir {folder}" if folder else ""
+        elsewhere = " --cluster …" if outcome.workers else ""
+        blocks.append(Paragraph(("to go on with it: ", Name(f"gauntlet run --resume{where}{elsewhere}"))))
     return Document(
         f"IREE Gauntlet: {f'suite {outcome.suite}, ' if outcome.suite else ''}run {outcome.run}",
         headline(outcome),

@@ -89,7 +89,7 @@ def history_check_task(options: dict[str, Any]) -> ExitCode:
 
 @gauntlet_task("confirm", (*options_of(ConfirmRequest), *CLUSTER))
 def history_confirm_task(options: dict[str, Any]) -> ExitCode:
-    """Measure the two IREEs of a step in turns, as `compare` does: is it there? And which bisect finds its cause?
+    """Measure the two IREEs of a step in turns, as `compare` does: is it real, and which bisect finds its cause?
 
     Of the losses that fit, the surest one that can be measured is taken. What comes of it is kept in the history, and
     shown with the step.

@@ -116,7 +116,13 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
     broken = {problem.file for problem in found.broken}
     problems += _missing_files(case for case in cases if case.origin.file not in broken)
     texts = [(case, text) for case in cases for text in (*case.notes, case.blocked_reason) if text]
-    warnings = {(case.origin.file, text) for case, text in texts if case.origin.file not in broken}
+    # What a benchmark lacks of a regression of the same name is there once that can be read.
+    faulty = {_pair(problem.file) for problem in problems}
+    warnings = {
+        (case.origin.file, text)
+        for case, text in texts
+        if case.origin.file not in broken and not (text == case.blocked_reason and _pair(case.origin.file) in faulty)
+    }
     notes: list[str] = []
     if toolchain:
         try:
@@ -145,6 +151,11 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
     warned = f", {len(warned_of)} with warnings" if warned_of else ""
     sys.stdout.write(f"{counted(files, 'spec file')} {'is' if files == 1 else 'are'} valid{warned}\n")
     return ExitCode.OK
+
+
+def _pair(file: str) -> tuple[str, ...]:
+    """The end of a file's name, by which a regression and its benchmark belong together."""
+    return tuple(file.split("/")[-2:])
 
 
 def _missing_files(cases: Iterable[Case]) -> list[Problem]:

@@ -307,7 +307,8 @@ def _usage_errors(argv: Sequence[str]) -> Iterator[None]:
     except (ParseError, ValueError) as error:
         # A ValueError is Python's own, for an option that takes a number: it ends with what was given.
         what = _plainly(error) if isinstance(error, ParseError) else _no_number(argv, str(error).rpartition(": ")[2])
-        sys.stderr.write(f"error: {what}\n  `gauntlet --help TASK` shows what TASK understands.\n")
+        task = next((word for word in argv[1:] if word in namespace.task_names), "TASK")
+        sys.stderr.write(f"error: {what}\n  `gauntlet --help {task}` shows what {task} understands.\n")
         raise Exit(code=int(ExitCode.USAGE)) from error
 
 

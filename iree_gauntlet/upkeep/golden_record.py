@@ -18,7 +18,7 @@ from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.progress import Progress
-from iree_gauntlet.settings import shown
+from iree_gauntlet.settings import require_ones_own, shown
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.workers import iree_side
 
@@ -43,6 +43,8 @@ def record(request: RunRequest) -> ExitCode:
     """
     _require_named(request.selection, "golden.record rewrites expected outputs")
     with _chosen(request) as (store, cases, supervisor, logs):
+        for _, spec in cases:
+            require_ones_own(spec.path)
         for case, spec in cases:
             sys.stdout.write(f"{case.origin.file}: running onnxruntime\n")
             sys.stdout.flush()
@@ -93,7 +95,7 @@ def sensitivity(request: RunRequest, *, write: bool) -> ExitCode:
 
 def _require_named(asked: SelectionRequest, what: str) -> None:
     if not (asked.model or asked.filename or asked.suite):
-        raise UsageError(f"{what}: name the models", "Give --model NAME or --suite FILE.")
+        raise UsageError(f"{what}: name the models", "Give --model NAME or --suite NAME.")
 
 
 @contextmanager

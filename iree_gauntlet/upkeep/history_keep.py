@@ -73,7 +73,7 @@ def index_of(asked: HistoryRequest) -> HistoryIndex:
     index = HistoryIndex(store)
     index.update()
     if not index.runs() and not index.problems():
-        raise UsageError(f"history {store.place}: there is no run in it", "Add one: gauntlet history.add.")
+        raise UsageError(f"the history in {store.place} has no run yet", "`gauntlet history.add` adds the latest one.")
     return index
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.figures import counted
-from iree_gauntlet.settings import shown
+from iree_gauntlet.settings import require_ones_own, shown
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def hand_out(changes: Sequence[FileChange], output: str, *, write: bool) -> None
         write: the changes are made.
 
     Raises:
-        UsageError: there is no folder for the diff.
+        UsageError: there is no folder for the diff, or a file came with the toolkit.
         OSError: a file cannot be written.
     """
     changes = [change for change in changes if change.before != change.after]
@@ -61,6 +61,8 @@ def hand_out(changes: Sequence[FileChange], output: str, *, write: bool) -> None
     else:
         sys.stdout.write(patch)
     if write:
+        for change in changes:
+            require_ones_own(change.path)
         for change in changes:
             write_atomic(change.path, change.after.encode())
         sys.stderr.write(f"changed {counted(len(changes), 'file')}\n")

@@ -58,6 +58,10 @@ class Result:
         self.code, self.out, self.err = code, out, err
 
     @property
+    def text(self) -> str:
+        return self.out + self.err
+
+    @property
     def json(self) -> Any:
         return json.loads(self.out)
 
@@ -390,6 +394,33 @@ def test_lint_finds_missing_files(project: Path, run: Any, without_iree: None) -
     assert "gone.mlir is missing (mlir_file_name)" in result.out
     assert result.out.count("gone.mlir") == 1
     assert "valid" not in result.out
+
+
+def test_a_missing_file_has_a_near_one_or_is_recorded(project: Path, run: Any, without_iree: None) -> None:
+    path = project / "specs/regression_tests/a/x_cpu.json"
+    spec = json.loads(path.read_text())
+    path.write_text(json.dumps(spec | {"mlir": "progam.mlir", "outputs": [{"source": "x_cpu/output_0.npy"}]}))
+    found = run("lint").err
+    assert "a/progam.mlir is missing; did you mean 'program.mlir'?" in found
+    assert "x_cpu/output_0.npy is missing\n    `gauntlet golden.record --model a` makes it" in found
+
+
+def test_a_spec_outside_of_a_models_folder_is_pointed_out(project: Path, run: Any, without_iree: None) -> None:
+    shutil.copyfile(project / "specs/regression_tests/b/y.json", project / "specs/regression_tests/y.json")
+    result = run("lint")
+    assert "y.json: is not read: specs lie in their model's folder, specs/regression_tests/MODEL/" in result.out
+    assert "b" in run("list").out
+
+
+def test_a_benchmark_of_a_broken_spec_lacks_nothing(project: Path, run: Any, without_iree: None) -> None:
+    path = project / "specs/regression_tests/a/x_cpu.json"
+    path.write_text(path.read_text().replace('"device"', '"devise"'))
+    result = run("lint")
+    assert result.code == 2
+    assert "devise" in result.err
+    assert "no regression spec defines" not in result.text
+    path.unlink()
+    assert "no regression spec defines a/x for cpu" in run("lint").out
 
 
 @pytest.mark.parametrize("name", ["f16", "f32", "f64", "bf16"])

@@ -130,7 +130,7 @@ def test_a_damaged_file_is_reported_and_the_others_are_judged(project: Project) 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("history.check",), 2, "there is no run in it"),
+        (("history.check",), 2, "has no run yet"),
         (("history.add", "nope"), 2, "there is no such run"),
         (("history.import",), 2, "no file is named"),
         (("history.prune",), 2, "which runs?"),

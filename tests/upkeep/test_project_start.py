@@ -12,11 +12,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from iree_gauntlet import settings
 from iree_gauntlet.artifacts.registry_file import Registry
+from iree_gauntlet.errors import UsageError
 from iree_gauntlet.settings import shipped_folder
 from iree_gauntlet.upkeep.format_schemas import FORMATS
 from iree_gauntlet.upkeep.onnx_program import read_onnx
 from iree_gauntlet.upkeep.project_start import _TEMPLATE
+from iree_gauntlet.upkeep.proposed_changes import FileChange, hand_out
 from tests.support.command_line import Done, run_here
 from tests.support.places import ROOT
 
@@ -82,6 +85,28 @@ def test_a_project_of_ones_own_onnx_file_is_green_once_its_outputs_are_recorded(
     assert "write into" not in recorded.out, "the spec names them already"
     ran = gauntlet(project, "run", "--stages", "threshold")
     assert ran.code == 0, ran.text
+
+
+@pytest.mark.iree
+def test_a_device_that_no_runtime_knows_is_no_failure_of_the_product(empty: Path) -> None:
+    gauntlet(empty, "init")
+    for path in empty.glob("specs/*/example/dense_cpu.json"):
+        path.write_text(path.read_text().replace("local-task", "local-tsk"))
+    ran = gauntlet(empty, "run")
+    assert ran.code == 3, ran.text
+    assert ran.out.count("has no driver local-tsk: see `device` of the spec") >= 2
+
+
+def test_what_came_with_the_toolkit_is_not_changed(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As in a wheel, where specs lie in the package.
+    monkeypatch.setattr(settings, "__file__", str(ROOT / "specs" / "settings.py"))
+    inside = ROOT / "specs" / "shipped" / "x.json"
+    with pytest.raises(UsageError, match="came with the toolkit, and is not changed"):
+        settings.require_ones_own(inside)
+    with pytest.raises(UsageError, match="came with the toolkit"):
+        hand_out([FileChange(inside, "a\n", "b\n")], "", write=True)
+    settings.require_ones_own(empty / "x.json")
+    hand_out([FileChange(inside, "a\n", "b\n")], "", write=False)
 
 
 def test_what_is_there_stays(empty: Path) -> None:

@@ -127,7 +127,7 @@ def locate(
     held = _against_reference(failure, tools, program, target, say, elsewhere)
     if held is None:
         return Located(
-            why="no reference gives the expected numbers either: what is wrong stands before the dispatches (in the "
+            why="no reference gives the expected numbers either: the fault lies before the dispatches (in the "
             "import, in constants that the compiler computes, or in the expected values)"
         )
     name, traces, end = held.reference, held.traces, held.end

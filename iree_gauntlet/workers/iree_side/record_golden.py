@@ -131,7 +131,7 @@ def run_model(
     try:
         import onnxruntime  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise RefusedError(f"no onnxruntime in {sys.executable}; pip install onnxruntime") from error
+        raise RefusedError(f"no onnxruntime in {sys.executable}; pip install 'iree-gauntlet[record]'") from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
