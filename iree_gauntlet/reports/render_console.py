@@ -13,6 +13,7 @@ import rich.text
 from iree_gauntlet.cleaning import clean, one_line
 from iree_gauntlet.document import (
     Block,
+    Cell,
     Chart,
     Code,
     Column,
@@ -104,6 +105,10 @@ def _print(console: rich.console.Console, block: Block) -> None:
     if isinstance(block, Table):
         for part in _tables(block, console.width):
             console.print(part)
+        shown = _fitting(block.columns, _needed(block), console.width + _GAP)
+        hidden = [column.heading for index, column in enumerate(block.columns) if index not in shown]
+        if hidden:
+            _line(console, f"  no room for {', '.join(hidden)}: widen the terminal", "dim")
     if isinstance(block, Items | Table):
         count = len(block.items if isinstance(block, Items) else block.rows)
         if 0 < block.most < count:
@@ -138,12 +143,7 @@ def _plain(text: Text) -> str:
 
 def _tables(table: Table, width: int) -> Iterator[rich.table.Table]:
     """A table for a console of so many columns; several where it has none that may go or can be folded."""
-    rows = table.rows[: table.most or None]
-    cells = [[column.written(cell) for column, cell in zip(table.columns, row, strict=True)] for row in rows]
-    needed = [
-        _GAP + max(len(column.heading), *(min(len(row[index]), _most(column)) for row in cells), 0)
-        for index, column in enumerate(table.columns)
-    ]
+    rows, cells, needed = _rows(table), _cells(table), _needed(table)
     shown = _fitting(table.columns, needed, width + _GAP)
     fits = sum(needed[index] for index in shown) <= width + _GAP
     foldable = any(table.columns[index].kind is Kind.TEXT for index in shown)
@@ -162,6 +162,23 @@ def _tables(table: Table, width: int) -> Iterator[rich.table.Table]:
             styles = (STYLES.get(word, "") for word in words)
             found.add_row(*(rich.text.Text(written[index], style) for index, style in zip(part, styles, strict=True)))
         yield found
+
+
+def _rows(table: Table) -> Sequence[tuple[Cell, ...]]:
+    return table.rows[: table.most or None]
+
+
+def _cells(table: Table) -> list[list[str]]:
+    return [[column.written(cell) for column, cell in zip(table.columns, row, strict=True)] for row in _rows(table)]
+
+
+def _needed(table: Table) -> list[int]:
+    """How wide each column is, with the gap before the next one."""
+    cells = _cells(table)
+    return [
+        _GAP + max(len(column.heading), *(min(len(row[index]), _most(column)) for row in cells), 0)
+        for index, column in enumerate(table.columns)
+    ]
 
 
 def _parts(shown: Sequence[int], needed: Sequence[int], width: int) -> Iterator[list[int]]:

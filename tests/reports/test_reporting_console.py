@@ -395,10 +395,11 @@ def test_the_end_names_cause_measure_and_command(tmp_path: Path) -> None:
             " · written in specs/regression_tests/ocr/detector.json"
         ),
     ]
-    assert lines[-7:] == [
+    assert lines[-8:] == [
         "compiles: 2 from cache, 5 made; files: 1 present, 1 fetched",
         "time: 90.5 s; IREE's tools ran for 89.5 s in all",
         f"to find what is at fault, and to pack it up for others: gauntlet explain runs/{RUN}",
+        "where a new figure is right: gauntlet golden.update proposes it",
         "",
         (
             "2 failed, 2 errors, 1 unexpected pass, 1 inconclusive, 8 passed, 1 expected failure,"
