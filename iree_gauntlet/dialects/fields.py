@@ -69,7 +69,9 @@ def expecting(what: str, fits: Callable[[str], object]) -> Checked:
 
     pattern = getattr(fits, "__self__", None)
     known = {"pattern": f"^(?:{pattern.pattern})$"} if isinstance(pattern, re.Pattern) else {}
-    return Checked(checked, {"description": what[:1].upper() + what[1:], **known})
+    return Checked(
+        checked, {"description": what if "://" in what.partition(" ")[0] else what[:1].upper() + what[1:], **known}
+    )
 
 
 def one_of(what: str, known: Collection[str], besides: Iterable[str] = ()) -> Checked:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 # Which editors' language servers know as a whole.
 _DRAFT = "http://json-schema.org/draft-07/schema#"
+_NULL = {"type": "null"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ FORMATS = {
     "onnx-models-config": Format(OutcomesDocument, "configs of suites of ONNX models", growing=True),
     "suite": Format(SuiteTable, "suites/*.toml"),
     "settings": Format(SettingsFile, "gauntlet.toml"),
-    "history-marks": Format(MarksFile, "history-marks.toml"),
+    "history-marks": Format(MarksFile, "history_marks.toml"),
     "recipes": Format(RecipesFile, "specs/recipes/*.yml"),
 }
 
@@ -71,13 +72,17 @@ def schema(asked: SchemaRequest) -> ExitCode:
     """Prints a schema, writes all of them into a folder, or lists them.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: there is none of that name, or the folder cannot be written to.
     """
     if asked.output_dir:
         folder = Path(asked.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in FORMATS:
-            write_atomic(folder / f"{name}.json", schema_text(name))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in FORMATS:
+                write_atomic(folder / f"{name}.json", schema_text(name))
+        except OSError as error:
+            what = f"--output-dir {folder}: {error.strerror}"
+            raise UsageError(what, "Name a folder that can be written to.") from error
         sys.stdout.write(f"wrote {counted(len(FORMATS), 'schema')} into {shown(folder.absolute())}\n")
     elif asked.name:
         if asked.name not in FORMATS:
@@ -100,6 +105,8 @@ def schema_of(name: str) -> dict[str, Any]:
     """The schema of a format."""
     item = FORMATS[name]
     made = _plain(name, item.model.model_json_schema(schema_generator=_Generator))
+    if item.files.endswith(".toml"):
+        made = _without_null(made)
     if item.growing:
         made["additionalProperties"] = True
     made["properties"] = {**described(name, {"$schema": {"type": "string"}}), **made["properties"]}
@@ -123,6 +130,26 @@ def _plain(name: str, node: Any) -> Any:
     found = {key: _plain(name, value) for key, value in node.items() if key != "title" or not isinstance(value, str)}
     if node.get("type") == "object" and "properties" in node:
         found["properties"] = described(name, found["properties"])
+    if isinstance(found.get("pattern"), str):
+        # Python's own, and JSON Schema's `$` means the same.
+        found["pattern"] = found["pattern"].replace(r"\Z", "")
     if isinstance(found.get("description"), str):
         found["description"] = found["description"].split("\n\n")[0].replace("\n", " ").replace(" (*ours*)", "")
+    return found
+
+
+def _without_null(node: Any) -> Any:
+    """A schema of TOML, which has no null: of a field that may be left out, editors then say what is wrong with it."""
+    if isinstance(node, list):
+        return [_without_null(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    found = {key: _without_null(value) for key, value in node.items() if key != "default" or value is not None}
+    kinds = found.get("anyOf")
+    if kinds and _NULL in kinds:
+        others = [kind for kind in kinds if kind != _NULL]
+        del found["anyOf"]
+        # What stands beside a `$ref` is not read.
+        alone = len(others) == 1
+        found |= others[0] if alone and "$ref" not in others[0] else {"allOf" if alone else "anyOf": others}
     return found

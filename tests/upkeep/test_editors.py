@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from iree_gauntlet.dialects.configuration_file import read_configuration
 from tests import support
 from tests.support.command_line import run_here
 from tests.support.language_server import editor
@@ -87,6 +91,32 @@ def test_a_suite_is_completed_and_a_wrong_value_is_underlined(of_toml: Editor, p
     assert of_toml.problems(unfinished)
     proposed = of_toml.completions(unfinished, len(begun.splitlines()) + 2, 0)
     assert {"model", "markers"} <= set(proposed)
+
+
+def taplo_lint(project: Path) -> subprocess.CompletedProcess[str]:
+    tool = Path(sys.executable).with_name("taplo")
+    return subprocess.run([tool, "lint"], cwd=project, capture_output=True, text=True, check=False)
+
+
+def test_toml_files_need_no_line_that_names_their_schema(project: Path) -> None:
+    assert taplo_lint(project).returncode == 0
+    new = project / "suites" / "new.toml"
+    new.write_text('name = "new"\ndescription = "d"\ntarget = "cpu"\nstages = ["compil"]\n')
+    done = taplo_lint(project)
+    assert done.returncode == 1
+    assert '"compil" is not one of ["fetch"' in done.stderr
+
+
+def test_the_settings_that_a_new_project_shows_are_right_once_they_are_uncommented(project: Path) -> None:
+    path = project / "gauntlet.toml"
+    lines = path.read_text().splitlines()
+    set_ = [line.removeprefix("# ") for line in lines if re.match(r"# (\[|\w+ = )", line)]
+    path.write_text("\n".join([lines[0], *set_, "[modules]", 'url = "s3://bucket/x"', ""]))
+    assert {"[history]", "[[mirrors]]"} <= set(set_)
+    assert taplo_lint(project).returncode == 0
+    read_configuration(project, {})
+    path.write_text(path.read_text().replace("add = true", "ad = true"))
+    assert "'ad' was unexpected" in taplo_lint(project).stderr
 
 
 def test_recipes_are_completed_and_a_wrong_value_is_underlined(of_yaml: Editor, project: Path) -> None:
