@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+# In the project's folder.
+MARKS_FILE = "history_marks.toml"
 _KIND = "marks"
 
 

@@ -114,6 +114,12 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
     problems += _tolerance_problems(found.cases, wrong_tolerances)
     cases = (*found.cases, *found.required)
     broken = {problem.file for problem in found.broken}
+    beside: list[Problem] = []
+    if request == SelectionRequest():
+        from iree_gauntlet.upkeep.project_files import problems_of_project  # noqa: PLC0415
+
+        of_files, beside = problems_of_project()
+        problems += of_files
     problems += _missing_files(case for case in cases if case.origin.file not in broken)
     texts = [(case, text) for case in cases for text in (*case.notes, case.blocked_reason) if text]
     # What a benchmark lacks of a regression of the same name is there once that can be read.
@@ -139,7 +145,7 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
     part = any((request.model, request.submodel, request.filename, request.markers))
     # Of a part of a suite, `file_warnings` has said how many entries name none of its cases.
     unmatched = () if part or len(found.unmatched) > len(found.cases) else found.unmatched
-    passed_over = (*found.warnings, *unmatched, *doubtful)
+    passed_over = (*found.warnings, *unmatched, *doubtful, *beside)
     for problem in passed_over:
         sys.stdout.write(f"warning: {problem}\n")
     for note in notes:

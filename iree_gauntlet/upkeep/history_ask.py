@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet import messages
-from iree_gauntlet.dialects.history_marks import read_marks
+from iree_gauntlet.dialects.history_marks import MARKS_FILE, read_marks
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.history.judge import Effects, judge
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 
 # Of the project: what people say about changes.
-_MARKS = "history_marks.toml"
 
 
 def check(asked: CheckRequest, *, as_json: bool) -> ExitCode:
@@ -86,7 +85,7 @@ def outcome_for(asked: AskRequest) -> HistoryOutcome:
     series = chosen(index, asked.series, asked.sku)
     if asked.marks and not Path(asked.marks).is_file():
         raise UsageError(f"--marks {asked.marks}: there is no such file", "Name a file such as history_marks.toml.")
-    marks = read_marks(Path(asked.marks) if asked.marks else project_folder() / _MARKS)
+    marks = read_marks(Path(asked.marks) if asked.marks else project_folder() / MARKS_FILE)
     for idle in idle_marks(series, marks) if not (asked.series or asked.sku) else ():
         messages.warn(idle)
     series = without_invalid(series, marks)

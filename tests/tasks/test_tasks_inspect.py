@@ -396,6 +396,34 @@ def test_lint_finds_missing_files(project: Path, run: Any, without_iree: None) -
     assert "valid" not in result.out
 
 
+def test_lint_reads_suites_settings_and_marks_too(project: Path, run: Any, without_iree: None) -> None:
+    write_tree(
+        project,
+        {
+            "suites/wrong.toml": 'name = "wrong"\ntarget = "cpuu"\nstages = ["compil"]\n',
+            "suites/idle.toml": 'name = "idle"\ntarget = "cpu"\n[[include]]\nmodel = "resnet"\n',
+            "suites/part.toml": 'name = "part"\ntarget = "cpu"\n[[include]]\nmodel = "a"\n[[include]]\nmodel = "c"\n',
+            "suites/far.toml": 'name = "far"\ntarget = "cpu"\nspec_dirs = ["../elsewhere"]\n',
+            "gauntlet.toml": '[histori]\nadd = "yes"\n',
+            "history_marks.toml": '[[mark]]\nseries = "a"\niree = "3.8"\nmark = "wrongly"\nreason = "why"\n',
+        },
+    )
+    result = run("lint")
+    assert result.code == 2
+    for words in (
+        "suites/wrong.toml:2: target",
+        "suites/wrong.toml:3: stages[0]",
+        "gauntlet.toml:1: histori",
+        "history_marks.toml:4: mark[0].mark",
+        "suites/idle.toml:3: include[0]",
+        "suites/part.toml:5: include[1]",
+        "suites/far.toml:",
+    ):
+        assert words in result.text, (words, result.text)
+    # What is asked for by name is what is read.
+    assert run("lint", "--suite", "suites/cpu.toml").code == 0
+
+
 def test_a_missing_file_has_a_near_one_or_is_recorded(project: Path, run: Any, without_iree: None) -> None:
     path = project / "specs/regression_tests/a/x_cpu.json"
     spec = json.loads(path.read_text())
