@@ -197,7 +197,8 @@ def _planned(
         plan = elsewhere.on_devices_there(plan, optional=selection.device_optional)
     else:
         plan = on_devices_here(plan, machine, optional=selection.device_optional)
-    if not plan.steps:
+    # An empty shard is part of a whole.
+    if not plan.steps and shard is None:
         raise NothingSelectedError(
             f"nothing to do: the selected specs have no {' or '.join(stages)} stage",
             "`plan` shows what each task would do with a selection.",

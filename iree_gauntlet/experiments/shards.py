@@ -14,7 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
+from iree_gauntlet import messages
+from iree_gauntlet.errors import ExitCode, UsageError
+from iree_gauntlet.figures import counted
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.records.earlier_runs import run_named
 from iree_gauntlet.steps import BATCH_MODEL
@@ -61,7 +63,6 @@ def only_shard(plan: Plan, request: ShardRequest) -> tuple[Plan, dict[str, Any] 
 
     Raises:
         UsageError: `--shard` or `--shard-costs` cannot be understood.
-        NothingSelectedError: the shard is empty.
     """
     asked = asked_shard(request)
     if asked is None or not plan.steps:
@@ -77,7 +78,6 @@ def only_shard_of_cases(cases: CaseSet, request: ShardRequest) -> tuple[Case, ..
 
     Raises:
         UsageError: `--shard` or `--shard-costs` cannot be understood.
-        NothingSelectedError: the shard is empty.
     """
     asked = asked_shard(request)
     if asked is None or not cases.cases:
@@ -101,10 +101,8 @@ def _chains_of(
     shards = shards_of_groups(chain_groups(chains, needs), _costs(request.shard_costs), count)
     mine = frozenset(chain for chain, shard in shards.items() if shard == index)
     if not mine:
-        raise NothingSelectedError(
-            f"--shard {index}/{count}: none of the {len(shards)} chains of this selection belongs to this shard",
-            "Use fewer shards.",
-        )
+        # A job of several, all of which have to be green.
+        messages.warn(f"--shard {index}/{count}: none of the {counted(len(shards), 'chain')} belongs to it: use fewer")
     return mine, {"index": index, "count": count, "cut": cut_of(shards), "chains": len(shards)}
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.figures import listed
+from iree_gauntlet.figures import counted, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -51,7 +51,7 @@ def merged(records: Sequence[JournalRecord], name: str, command: str, cwd: str, 
     """
     runs = [_last_run(record) for record in records]
     _one_suite(records, runs)
-    remarks = [f"merged from {len(runs)} runs: {listed([str(run.get('run')) for run in runs], _MOST_NAMED)}"]
+    remarks = [f"merged from {counted(len(runs), 'run')}: {listed([str(run.get('run')) for run in runs], _MOST_NAMED)}"]
     remarks += _toolchains(records, runs, lenient=lenient)
     missing, count = _missing(records, runs)
     if missing:

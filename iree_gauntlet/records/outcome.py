@@ -299,7 +299,8 @@ def _exit_code(steps: list[StepOutcome], run: Mapping[str, Any], state: str) -> 
     if not run or run.get("missing_shards"):
         return ExitCode.ERROR
     if not steps:
-        return ExitCode.NOTHING_SELECTED
+        # An empty shard is part of a whole, which other shards may be.
+        return ExitCode.OK if run.get("shard") else ExitCode.NOTHING_SELECTED
     return exit_code_of(step.verdict for step in steps)
 
 

@@ -44,6 +44,11 @@ def error_commands(bad_steps: Iterable[StepOutcome], environ: Mapping[str, str])
     return [line for lines in found.values() for line in lines[:_MOST]]
 
 
+def error_command(text: str, environ: Mapping[str, str]) -> str:
+    """The workflow command for what kept a command from doing anything; empty outside of GitHub Actions."""
+    return f"::error::{text.translate(_ESCAPES)}\n" if environ.get("GITHUB_ACTIONS") == "true" else ""
+
+
 def _origin(step: StepOutcome) -> Origin:
     """Where what failed is written: of a figure, its golden."""
     broken = {check.metric for check in step.checks if check.passed is False}

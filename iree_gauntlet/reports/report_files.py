@@ -79,15 +79,24 @@ class Reports:
         Raises:
             GauntletError: it cannot be written.
         """
-        if not (path := environ.get(_STEP_SUMMARY)):
-            return
-        try:
-            append_step_summary(Path(path), markdown(self.document(None)))
-        except OSError as error:
-            raise GauntletError(
-                f"{path}: cannot append the summary: {error.strerror}",
-                f"{_STEP_SUMMARY} must name a file that can be written, or not be set",
-            ) from error
+        append_document(self.document(None), environ)
+
+
+def append_document(document: Document, environ: Mapping[str, str]) -> None:
+    """Append a document to the file that `GITHUB_STEP_SUMMARY` names, where there is one.
+
+    Raises:
+        GauntletError: it cannot be written.
+    """
+    if not (path := environ.get(_STEP_SUMMARY)):
+        return
+    try:
+        append_step_summary(Path(path), markdown(document))
+    except OSError as error:
+        raise GauntletError(
+            f"{path}: cannot append the summary: {error.strerror}",
+            f"{_STEP_SUMMARY} must name a file that can be written, or not be set",
+        ) from error
 
 
 def pages(name: str, document: Callable[[], Document]) -> dict[str, Callable[[], str]]:

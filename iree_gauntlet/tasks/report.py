@@ -48,6 +48,9 @@ def report(runs: str, merge: str = "", *, lenient: bool = False) -> ExitCode:
         folder = _folder(named[0])
     reports = write_reports(folder)
     reports.print(shown(folder), sys.stdout, environ=os.environ)
+    if merge:
+        # What each part said is in its own job's.
+        reports.append_to_step_summary(os.environ)
     if (folder / JOURNAL).is_file():
         record = read_journal(folder / JOURNAL)
         if record.runs and "micro" in record.runs[-1]:

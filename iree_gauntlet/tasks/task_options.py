@@ -151,6 +151,10 @@ def ended(command: Callable[[], ExitCode]) -> ExitCode:
         code = command()
     except GauntletError as error:
         sys.stderr.write(f"error: {error}\n")
+        if "GITHUB_ACTIONS" in os.environ:
+            from iree_gauntlet.reports.github import error_command  # noqa: PLC0415 - for a mistake in CI alone
+
+            sys.stdout.write(error_command(str(error), os.environ))
         code = error.exit_code
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")

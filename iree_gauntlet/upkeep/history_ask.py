@@ -21,6 +21,7 @@ from iree_gauntlet.reports.history_document import changes_document, series_docu
 from iree_gauntlet.reports.history_page import history_page
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import html_page, memory_of
+from iree_gauntlet.reports.report_files import append_document
 from iree_gauntlet.settings import project_folder
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.upkeep.history_keep import chosen, configuration, day_of, index_of, store_of, unread
@@ -47,7 +48,9 @@ def check(asked: CheckRequest, *, as_json: bool) -> ExitCode:
         content |= {"exit_code": int(outcome.exit_code), "findings": found, "problems": list(outcome.problems)}
         sys.stdout.write(json.dumps(content, indent=2) + "\n")
     else:
-        print_document(changes_document(outcome), sys.stdout, environ=os.environ)
+        document = changes_document(outcome)
+        print_document(document, sys.stdout, environ=os.environ)
+        append_document(document, os.environ)
     return outcome.exit_code
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.engine.plan import Plan
-from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
+from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.experiments.shards import (
     asked_shard,
     chain_groups,
@@ -137,7 +137,9 @@ def test_what_is_no_share_is_refused(text: str) -> None:
         asked_shard(ShardRequest(shard=text))
 
 
-def test_mistakes(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="--shard-costs without --shard"):
         asked_shard(ShardRequest(shard_costs="x"))
@@ -153,8 +155,10 @@ def test_mistakes(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             only_shard(plan, ShardRequest(shard="1/2", shard_costs="costs.json"))
     lonely = Plan((_step("m/s@cpu", Stage.COMPILE),))
     empty = 3 - shard_of(["m/s@cpu"], {}, 2)["m/s@cpu"]
-    with pytest.raises(NothingSelectedError, match="none of the 1 chains of this selection belongs to this shard"):
-        only_shard(lonely, ShardRequest(shard=f"{empty}/2"))
+    rest, said = only_shard(lonely, ShardRequest(shard=f"{empty}/2"))
+    assert said is not None
+    assert (rest.steps, said["index"], said["chains"]) == ((), empty, 1)
+    assert f"--shard {empty}/2: none of the 1 chain belongs to it" in capsys.readouterr().err
 
 
 def _run(folder: Path, name: str, seconds: dict[str, float], **changes: Any) -> Path:

@@ -97,7 +97,7 @@ class Runner:
         self.files["GITHUB_STEP_SUMMARY"] = tools / "summary.md"
         for path in self.files.values():
             path.touch()
-        self._environment = environment
+        self.environment = environment
 
     def stand_in(self, *names: str, says: str = "") -> None:
         """Programs that only note how they were called, and say something."""
@@ -123,7 +123,7 @@ class Runner:
         own = str(Path(sys.executable).parent)
         tools = os.pathsep.join([*reversed(added), str(self._tools), own, os.environ["PATH"]])
         environment = {
-            **self._environment,
+            **self.environment,
             **{key: str(value) for key, value in self.files.items()},
             "RUNNER_TEMP": str(self.temp),
             "GITHUB_REPOSITORY": "me/it",
@@ -172,8 +172,21 @@ def test_the_action_fails_with_the_run_and_says_so(runner: Runner, project: Proj
     assert runner.outputs["verdict"] in ("failed", "error"), done.stderr
     plain = runner.run(ACTION, "Run the suite", {**INPUTS, "inputs.args": "--model 'to*' -q", "inputs.name": "two"})
     assert (plain.returncode, runner.outputs["verdict"]) == (1, "failed"), plain.stderr
+    runner.environment["GITHUB_ACTIONS"] = "true"
     wrong = runner.run(ACTION, "Run the suite", {**INPUTS, "inputs.suite": "none", "inputs.name": "three"})
     assert (wrong.returncode, runner.outputs["verdict"]) == (2, "error")
+    assert "::error::suite suites/none.toml does not exist%0A" in wrong.stdout
+    context = {"inputs.history": "kept", "steps.run.outputs.run-dir": "runs/three"}
+    assert runner.run(ACTION, "Add the run to the history", context).returncode == 0
+    assert not (runner.folder / "kept").exists()
+    twice = runner.run(ACTION, "Run the suite", {**INPUTS, "inputs.name": "two"})
+    assert (twice.returncode, runner.outputs["verdict"]) == (2, "error")
+    assert "give this step a name of its own" in twice.stdout
+    torn = runner.run(ACTION, "Run the suite", {**INPUTS, "inputs.args": "--model toy 'oops", "inputs.name": "four"})
+    assert (torn.returncode, runner.outputs["verdict"]) == (2, "error")
+    assert "a quote is not closed: --model toy 'oops" in torn.stdout
+    blank = runner.run(ACTION, "Run the suite", {**INPUTS, "inputs.args": " \n", "inputs.name": "five"})
+    assert (blank.returncode, runner.outputs["verdict"]) == (1, "failed")
 
 
 def test_the_action_installs_the_toolkit_that_it_is_part_of(runner: Runner) -> None:
@@ -197,28 +210,38 @@ def test_shards_become_one_run(runner: Runner, project: Project) -> None:
     for name in ("b", "c", "d"):
         project.add(name)
     shards = ROOT / ".github" / "workflows" / "shards.yml"
-    assert runner.run(shards, "echo", {"inputs.shards": "2"}).returncode == 0
-    assert json.loads(runner.outputs["shards"]) == [1, 2]
-    for number in ("1", "2"):
-        context = {"inputs.suite": "s", "inputs.iree": "", "matrix.shard": number, "inputs.shards": "2"}
+    assert runner.run(shards, "echo", {"inputs.shards": "9"}).returncode == 0
+    numbers, empty = json.loads(runner.outputs["shards"]), 0
+    assert numbers == [*range(1, 10)]
+    for number in map(str, numbers):
+        context = {"inputs.suite": "s", "inputs.iree": "", "matrix.shard": number, "inputs.shards": "9"}
+        context |= {"inputs.args": "--model '*'"}
         done = runner.run(shards, "Run the shard", context)
         assert done.returncode == 0, done.stderr
+        empty += "belongs to it: use fewer" in done.stderr
         (runner.folder / "parts").mkdir(exist_ok=True)
         shutil.move(runner.folder / "runs" / f"part-{number}", runner.folder / "parts" / f"gauntlet-part-{number}")
+    runner.files["GITHUB_STEP_SUMMARY"].write_text("")
+    assert empty >= 5
     merged = runner.run(shards, "Merge the shards", {})
     assert merged.returncode == 0, merged.stderr
     assert "4 models: 4 passed" in merged.stdout
+    assert "4 models: 4 passed" in runner.files["GITHUB_STEP_SUMMARY"].read_text()
 
 
 @pytest.mark.iree
 def test_a_comparison_becomes_a_comment(runner: Runner) -> None:
     compare = ROOT / ".github" / "workflows" / "compare.yml"
     context = {"inputs.base": "installed", "inputs.head": "installed", "inputs.suite": "s", "inputs.budget": "0.02"}
-    done = runner.run(compare, "Compare", {**context, "inputs.args": "--model toy --cpus all"})
+    numbers = {"github.token": "t", "github.event.pull_request.number": "7"}
+    runner.stand_in("gh")
+    assert runner.run(compare, "Compare", {**context, "inputs.suite": "none", "inputs.args": ""}).returncode == 2
+    assert runner.run(compare, "Comment", numbers).returncode == 0
+    assert "The comparison did not begin" in (runner.folder / "comment.md").read_text()
+    done = runner.run(compare, "Compare", {**context, "inputs.args": "--model 'to*' --cpus all"})
     # In a second, nothing can be said of most machines.
     assert done.returncode in (0, 1, 4), done.stderr
     assert "toy/abs@cpu" in runner.files["GITHUB_STEP_SUMMARY"].read_text()
-    numbers = {"github.token": "t", "github.event.pull_request.number": "7"}
     for before, last in (
         ("", "gh pr comment 7 --body-file comment.md"),
         ("11\n12\n", "gh api --silent --method PATCH repos/me/it/issues/comments/11 -F body=@comment.md"),
@@ -237,7 +260,7 @@ def test_a_comparison_becomes_a_comment(runner: Runner) -> None:
 def test_a_nightly_says_what_changed(runner: Runner) -> None:
     nightly = ROOT / ".github" / "workflows" / "nightly.yml"
     for who in ("AUTHOR", "COMMITTER"):
-        runner._environment |= {f"GIT_{who}_NAME": "a", f"GIT_{who}_EMAIL": "a@example.org"}
+        runner.environment |= {f"GIT_{who}_NAME": "a", f"GIT_{who}_EMAIL": "a@example.org"}
     remote = runner.temp / "remote"
     subprocess.run(["git", "init", "-q", "--bare", remote], check=True)
     subprocess.run(["git", "init", "-q", "-b", "main"], cwd=runner.folder, check=True)
