@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
-from iree_gauntlet.settings import runs_folder, shown
+from iree_gauntlet.settings import project_folder, runs_folder, shown
 
 if TYPE_CHECKING:
     from iree_gauntlet.requests import FolderRequest
@@ -48,6 +48,9 @@ def asked_folder(kind: str, request: FolderRequest, log: str) -> tuple[Path | No
         return folder, True
     if named is not None and named.is_file():
         raise UsageError(f"{named} is a file", "Give a folder as --run-dir.")
+    project = project_folder()
+    if named is not None and (named == project or {project / "specs", project / "suites"} & {named, *named.parents}):
+        raise UsageError(f"{named} belongs to the project itself", "Give another --run-dir, such as runs/mine.")
     if named is not None and ((named / log).exists() or (named / JOURNAL).exists()):
         raise UsageError(f"{named} already holds a run", "Give another --run-dir, or --resume to continue it.")
     return named, False
