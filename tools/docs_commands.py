@@ -43,7 +43,7 @@ NOT_RUN = (
     ("*", r"\bnox\b", "nox sessions are run by themselves"),
     ("docs/reference/options.md", "", "is made of the commands' own examples"),
     ("*", r"\.\./|/big/disk|\bonnx_ops\b|\bruns/", _OUTSIDE),
-    ("docs/how-to/cluster.md", r"^(ssh|dask)|gauntlet (worker t|cluster\.)", "goes on until it is ended, or needs what does"),
+    ("docs/how-to/cluster.md", r"^(ssh|dask)|gauntlet (worker t|cluster\.)", "runs until it is ended, or needs that"),
     ("docs/how-to/cluster-*.md", "", "needs other machines, or Slurm"),
     ("docs/how-to/bench*.md", "", _TORCH),
     ("docs/how-to/micro.md", "", _TORCH),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 
 _TIMEOUT_SECONDS = 1800.0
+# What the recorder ends with where the command, the sizes or the inputs are no use.
+_REFUSED = 2
+_CHOOSE = "Choose sizes and inputs that suit the model (`onnx_import.shapes`, `inputs`): docs/start/own-model.md"
 # Kinds of NumPy's own types: a .npy file holds no others.
 _PLAIN_KINDS = "biufc"
 
@@ -157,7 +161,11 @@ def _run(what: str, argv: list[str], supervisor: Supervisor, logs: Path) -> str:
     if outcome.exit_code != 0:
         lines = err.read_text(encoding="utf-8", errors="replace").splitlines()
         why = next((line for line in reversed(lines) if line.strip()), f"exit code {outcome.exit_code}")
-        raise GauntletError(f"{what}: {why}", "docs/start/own-model.md shows each step.")
+        # Without the worker's own name.
+        what = f"{what}: {re.sub(r'^[a-z_]+: ', '', why)}"
+        if outcome.exit_code == _REFUSED:
+            raise UsageError(what, _CHOOSE)
+        raise GauntletError(what, _CHOOSE)
     return out.read_text(encoding="utf-8")
 
 

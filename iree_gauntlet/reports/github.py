@@ -5,10 +5,11 @@ Source: docs.github.com, "Workflow commands for GitHub Actions", setting an erro
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Verdict
+from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.dialects.json_text import line_of, path_of, without_comments
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 # GitHub shows ten errors and ten warnings of a step, and drops the rest.
 _MOST = 10
+# The fields of expected outputs, of sharktank's specs and of torch's.
+_EXPECTED = "outputs expected_outputs"
 _ESCAPES = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
 _ESCAPES_OF_PROPERTIES = _ESCAPES | str.maketrans({":": "%3A", ",": "%2C"})
 
@@ -53,7 +56,9 @@ def _origin(step: StepOutcome) -> Origin:
     """Where what failed is written: of a figure, its golden."""
     broken = {check.metric for check in step.checks if check.passed is False}
     goldens = (golden.origin for golden in step.goldens if golden.metric in broken and golden.origin.field)
-    return next(goldens, step.origin)
+    found = next(goldens, step.origin)
+    # Of wrong numbers, where the right ones are named.
+    return replace(found, field=_EXPECTED) if step.stage == Stage.THRESHOLD and not found.field else found
 
 
 def _place(origin: Origin, workspace: str) -> dict[str, str]:
@@ -69,8 +74,9 @@ def _place(origin: Origin, workspace: str) -> dict[str, str]:
     if document is None:
         # A flagfile or YAML, or gone since: the file is a place too.
         return place
+    fields = [name for name in _EXPECTED.split() if name in document] if origin.field == _EXPECTED else [origin.field]
     try:
-        return place | {"line": str(line_of(text, path_of(document, origin.field)))}
+        return place | {"line": str(line_of(text, path_of(document, next(iter(fields), ""))))}
     except KeyError:
         # Not there any more.
         return place

@@ -184,4 +184,4 @@ def day_of(text: str, where: str) -> date:
     try:
         return date.fromisoformat(text)
     except ValueError as error:
-        raise UsageError(f"{where} {text}: no day", "Expected such as 2026-01-31.") from error
+        raise UsageError(f"{where} {text}: expected a day", "Such as 2026-01-31.") from error

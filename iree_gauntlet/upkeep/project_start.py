@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from iree_gauntlet import messages
 from iree_gauntlet.artifacts.publishing import publishing
 from iree_gauntlet.artifacts.seeded import parse_seeded
 from iree_gauntlet.errors import ExitCode, UsageError
@@ -61,12 +62,14 @@ def init(asked: InitRequest) -> ExitCode:
         made, kept = _write(folder, files if is_project else _of_project(program) | files)
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}", "Name a folder that can be written to.") from error
-    # A line for what editors read.
-    listed = dict.fromkeys(path.parent if path.parent.name == _SCHEMAS else path for path in made)
-    sys.stdout.write("".join(f"  {shown(path.absolute())}{'/' if path.is_dir() else ''}\n" for path in listed))
-    sys.stdout.write("".join(f"  {shown(path.absolute())} is there already, and stays\n" for path in kept))
-    sys.stdout.write(f"made {counted(len(made), 'file')}\n{_assumed(program)}{_elsewhere(folder)}")
-    sys.stdout.write(f"\n{_next(folder, program)}")
+    if not messages.is_quiet():
+        # A line for what editors read.
+        listed = dict.fromkeys(path.parent if path.parent.name == _SCHEMAS else path for path in made)
+        sys.stdout.write("".join(f"  {shown(path.absolute())}{'/' if path.is_dir() else ''}\n" for path in listed))
+        sys.stdout.write("".join(f"  {shown(path.absolute())} is there already, and stays\n" for path in kept))
+    sys.stdout.write(f"made {counted(len(made), 'file')}\n")
+    if not messages.is_quiet():
+        sys.stdout.write(f"{_assumed(program)}{_elsewhere(folder)}\n{_next(folder, program)}")
     return ExitCode.OK
 
 

@@ -58,6 +58,13 @@ def test_a_failure_points_at_its_spec_from_the_checkout(workspace: Path) -> None
     assert command == f"::error {place},{title}::output 0: 100 %25 differ in two lines"
 
 
+def test_wrong_numbers_point_at_the_expected_ones(workspace: Path) -> None:
+    path = workspace / "models/specs/regression_tests/toy/abs.json"
+    path.write_text('{\n    "mlir": "abs.mlir",\n    "outputs": [{"source": "y.npy"}]\n}\n')
+    (command,) = _commands(_failed("output 0: 100 % differ"))
+    assert ",line=3," in command
+
+
 def test_a_broken_golden_is_pointed_at(workspace: Path) -> None:
     builder = JournalBuilder()
     origin = {"file": "specs/regression_tests/toy/abs.json", "field": "golden_dispatch.cpu"}

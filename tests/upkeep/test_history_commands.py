@@ -134,7 +134,7 @@ def test_a_damaged_file_is_reported_and_the_others_are_judged(project: Project) 
         (("history.add", "nope"), 2, "there is no such run"),
         (("history.import",), 2, "no file is named"),
         (("history.prune",), 2, "which runs?"),
-        (("history.prune", "--before", "soon"), 2, "no day"),
+        (("history.prune", "--before", "soon"), 2, "expected a day"),
         (("history.list", "--store", "ftp://x"), 2, "no such kind of place"),
     ],
 )
