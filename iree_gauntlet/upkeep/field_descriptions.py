@@ -166,7 +166,7 @@ FIELDS = {
     "iree": "With which IREE it came: a version, the beginning of a commit, or a day.",
     "to": "Of one that was moved: with which IREE it really came.",
     # Recipes
-    "benchmark_mode": "inference.",
+    "benchmark_mode": "What is measured; inference is all there is.",
     "quantization_config_recipe_names": "Recipes that change the model's numbers, or the compiler.",
     "sparsity_config_recipe_names": "Recipes that make zeros.",
     "output_dir": "Folder for a copy of the results, below the working directory.",
@@ -186,11 +186,24 @@ FIELDS = {
     "shapes": "Shapes of custom: [m, k, n].",
 }
 
+# What editors propose where any text may stand.
+EXAMPLES = {
+    "device": ["local-task", "hip", "cuda", "vulkan", "metal"],
+    "recipes:device": ["cpu", "local-task", "hip", "cuda", "vulkan"],
+    "suite:target": ["cpu", "vulkan", "cuda", "rocm", "metal", "gfx942", "sm_80"],
+}
+
 
 def described(name: str, properties: dict[str, object]) -> dict[str, object]:
-    """The properties of a format's schema, each with its line where it has none."""
+    """The properties of a format's schema, each with its line where it has none, and with examples."""
     found: dict[str, object] = {}
     for field, schema in properties.items():
-        line = FIELDS.get(f"{name}:{field}") or FIELDS.get(f"{name.removesuffix('-v1')}:{field}") or FIELDS.get(field)
-        found[field] = {"description": line, **schema} if line and isinstance(schema, dict) else schema
+        if not isinstance(schema, dict):
+            found[field] = schema
+            continue
+        names = (f"{name}:{field}", f"{name.removesuffix('-v1')}:{field}", field)
+        line = next((FIELDS[one] for one in names if one in FIELDS), "")
+        examples = next((EXAMPLES[one] for one in names if one in EXAMPLES), [])
+        more = {"examples": examples} if examples else {}
+        found[field] = ({"description": line} if line else {}) | schema | more
     return found

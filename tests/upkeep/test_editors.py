@@ -74,6 +74,9 @@ def test_a_spec_is_completed_and_a_wrong_field_is_underlined(of_json: Editor, pr
     proposed = of_json.completions(project / SPEC, lines.index('    ""'), 5)
     assert {"run_function", "timeouts", "markers", "targets"} <= set(proposed)
     assert "device" not in proposed, "it is there already"
+    device = next(number for number, line in enumerate(lines) if '"device"' in line)
+    column = lines[device].index(":") + 3
+    assert {'"local-task"', '"vulkan"'} <= set(of_json.completions(project / SPEC, device, column))
 
 
 def test_a_suite_is_completed_and_a_wrong_value_is_underlined(of_toml: Editor, project: Path) -> None:
