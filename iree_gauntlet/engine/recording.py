@@ -12,7 +12,9 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
+from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.artifacts.onnx_data import data_files
+from iree_gauntlet.dialects.locations import file_path
 from iree_gauntlet.engine.commands import argument_text
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.measuring.numerics.arrays import read_arguments
@@ -20,6 +22,8 @@ from iree_gauntlet.measuring.numerics.tolerances import parse_tolerances
 from iree_gauntlet.steps import Command
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from iree_gauntlet.artifacts.store import ArtifactStore
     from iree_gauntlet.cases import Argument, Case
     from iree_gauntlet.dialects.spec import Spec
@@ -188,6 +192,39 @@ def _input_flags(case: Case, argument: Argument, store: ArtifactStore, made: Pat
     np.save(made, tensors[0].array)
     source = _as_named(fetched.url, folder) if fetched else argument.value
     return ["--input", str(made), "--input-url", source, "--input-value", str(tensors[0].type)]
+
+
+def changed_since(case: Case) -> Iterator[str]:
+    """What is not any more as it was when the expected outputs of a quality case were recorded, as far as it is here.
+
+    Models and inputs behind URLs are what these say: their content is what the registry of hashes is for.
+    """
+    outputs = [Path(path) for item in case.expected_outputs if (path := file_path(item.url))]
+    record = outputs[0].with_name("provenance.json") if outputs else None
+    if record is None or not record.is_file():
+        return
+    try:
+        found = json.loads(record.read_text(encoding="utf-8"))
+        kept = {record.parent / item["source"]: item["sha256"] for item in found["outputs"]}
+        inputs = [item["source"] for item in found["inputs"]]
+        model, files = found["model"], [found["model"], *found["model"].get("data", ())]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        # Of somebody else's making.
+        return
+    changed = [path.name for path in outputs if path in kept and path.is_file() and hash_file(path) != kept[path]]
+    yield from (f"{name} is not what was recorded" for name in changed)
+    url = case.modules[-1].program.url
+    if _as_named(url, record.parent) != model["source"]:
+        yield f"it was recorded with the model {model['source']}"
+    elif path := file_path(url):
+        beside = {Path(path).parent / Path(item["source"]).name: item["sha256"] for item in files}
+        yield from (
+            f"{file.name} has changed since it was recorded"
+            for file, sha256 in beside.items()
+            if file.is_file() and hash_file(file) != sha256
+        )
+    others = [name for item in case.inputs if item.url and (name := _as_named(item.url, record.parent)) not in inputs]
+    yield from (f"it was recorded with another input than {name}" for name in others)
 
 
 def output_folder(case: Case, spec: Spec) -> Path:

@@ -141,7 +141,11 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
             problems += more
     for line in each_once(sorted(warnings)):
         sys.stdout.write(f"warning: {line}\n")
-    doubtful = [*_tolerance_problems(found.cases, loose_tolerances), *_tolerance_problems(found.cases, void_tolerances)]
+    doubtful = [
+        *_stale_outputs(found.cases),
+        *_tolerance_problems(found.cases, loose_tolerances),
+        *_tolerance_problems(found.cases, void_tolerances),
+    ]
     part = any((request.model, request.submodel, request.filename, request.markers))
     # Of a part of a suite, `file_warnings` has said how many entries name none of its cases.
     unmatched = () if part or len(found.unmatched) > len(found.cases) else found.unmatched
@@ -157,6 +161,19 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
     warned = f", {len(warned_of)} with warnings" if warned_of else ""
     sys.stdout.write(f"{counted(files, 'spec file')} {'is' if files == 1 else 'are'} valid{warned}\n")
     return ExitCode.OK
+
+
+def _stale_outputs(cases: Iterable[Case]) -> Iterator[Problem]:
+    """Expected outputs that were recorded of something else than what the spec has now."""
+    from iree_gauntlet.cases import Kind  # noqa: PLC0415
+    from iree_gauntlet.dialects.spec_file import problem_of_field  # noqa: PLC0415
+    from iree_gauntlet.engine.recording import changed_since  # noqa: PLC0415
+
+    for case in cases:
+        if case.kind is Kind.QUALITY and case.expected_outputs:
+            field = "expected_outputs" if case.dialect.startswith("torch") else "outputs"
+            hint = f"`gauntlet golden.record --model {case.model}` records its outputs again."
+            yield from (problem_of_field(case.origin.file, field, what, hint) for what in changed_since(case))
 
 
 def _pair(file: str) -> tuple[str, ...]:

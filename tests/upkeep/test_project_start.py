@@ -220,6 +220,35 @@ def heavy(folder: Path, weight: float = 2.0) -> Path:
     return path
 
 
+def test_what_has_changed_since_it_was_recorded_is_pointed_out(empty: Path) -> None:
+    program = heavy(empty / "given")
+    assert gauntlet(empty, "init", "mine", "--program", str(program)).code == 0
+    project = empty / "mine"
+    place = project / "specs/regression_tests/heavy"
+    assert gauntlet(project, "golden.record", "--model", "heavy").code == 0
+    assert "warning" not in gauntlet(project, "lint").text
+    spec = place / "model_cpu.json"
+    spec.write_text(spec.read_text().replace("seed=1", "seed=2"))
+    heavy(place, 3.0)
+    output = place / "model_cpu/output_0.npy"
+    np.save(output, np.load(output) + 1)
+    done = gauntlet(project, "lint")
+    assert done.code == 0, done.text
+    line = next(number for number, text in enumerate(spec.read_text().splitlines(), 1) if '"outputs"' in text)
+    for what in (
+        "output_0.npy is not what was recorded",
+        "heavy.data has changed since it was recorded",
+        "it was recorded with another input than random://normal/1x4xf32?seed=2",
+    ):
+        assert f"model_cpu.json:{line}: outputs: {what}" in done.out
+    assert "`gauntlet golden.record --model heavy` records its outputs again" in done.out
+    spec.write_text(spec.read_text().replace("heavy.onnx", "other.onnx"))
+    (place / "heavy.onnx").rename(place / "other.onnx")
+    assert "it was recorded with the model ../heavy.onnx" in gauntlet(project, "lint").out
+    (place / "model_cpu/provenance.json").write_text('{"made_by": "me"}')
+    assert "recorded" not in gauntlet(project, "lint").out
+
+
 @pytest.mark.iree
 def test_weights_beside_an_onnx_file_come_along_and_count(empty: Path) -> None:
     program = heavy(empty / "given")
