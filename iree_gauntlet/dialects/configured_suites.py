@@ -100,9 +100,9 @@ class ConfiguredSpec:
         return tuple(dict.fromkeys(config.target.family for config in self.suite.configs if config.document))
 
     @property
-    def defines_module(self) -> bool:
-        """Never: it is compiled and run."""
-        return False
+    def is_test(self) -> bool:
+        """Always: it is compiled and run."""
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,7 @@ def no_match(
         elsewhere: targets that what matches otherwise is for.
         unread: files that cannot be used, and may hold what is meant.
     """
-    everywhere = [spec for spec in specs if not spec.defines_module]
+    everywhere = [spec for spec in specs if spec.is_test]
     within = [include.within or Include() for include in includes]
     inside = [spec for spec in everywhere if any(include.matches_spec(spec) for include in within)]
     # Tests of torch models may be for any target until their modules are read; then `elsewhere` says for which.

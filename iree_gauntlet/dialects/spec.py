@@ -101,6 +101,11 @@ class Spec:
             return ""
 
     @property
+    def is_test(self) -> bool:
+        """Whether it is one: no module that tests load, and no file that lies where no spec is read."""
+        return not self.defines_module and not (self.document is None and self.warnings and not self.problems)
+
+    @property
     def defines_module(self) -> bool:
         """Whether it is no test, but what tests load."""
         return self.kind is ModuleDefinition

@@ -148,7 +148,7 @@ def read_suite(path: Path) -> Suite:
 
 def idle_includes(suite: Suite, specs: Iterable[AnySpec]) -> list[Problem]:
     """Its includes that fit no spec of its folders: misspelt, or left behind."""
-    tests = [spec for spec in specs if not spec.defines_module]
+    tests = [spec for spec in specs if spec.is_test]
     found: list[Problem] = []
     if not tests:
         folders = ", ".join(map(str, suite.spec_dirs))

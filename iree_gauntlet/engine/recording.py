@@ -169,7 +169,7 @@ def _run(what: str, argv: list[str], supervisor: Supervisor, logs: Path) -> str:
         what = f"{what}: {re.sub(r'^[a-z_]+: ', '', why)}"
         if outcome.exit_code == _REFUSED:
             raise UsageError(what, _CHOOSE)
-        raise GauntletError(what, _CHOOSE)
+        raise GauntletError(what, _CHOOSE if "cannot load" not in what else "Is the file whole, with its weights?")
     return out.read_text(encoding="utf-8")
 
 
@@ -216,8 +216,8 @@ def changed_since(case: Case) -> Iterator[str]:
     url = case.modules[-1].program.url
     if _as_named(url, record.parent) != model["source"]:
         yield f"it was recorded with the model {model['source']}"
-    elif path := file_path(url):
-        beside = {Path(path).parent / Path(item["source"]).name: item["sha256"] for item in files}
+    elif file_path(url):
+        beside = {record.parent / item["source"]: item["sha256"] for item in files}
         yield from (
             f"{file.name} has changed since it was recorded"
             for file, sha256 in beside.items()

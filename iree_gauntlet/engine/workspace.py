@@ -74,11 +74,12 @@ class Selection:
         )
         return [*self.file_warnings(), *_left_out(self.cases.left_out), *missing]
 
-    def file_warnings(self) -> list[str]:
-        """What is probably not as it was meant, one line each."""
+    def file_warnings(self, *, listed: bool = False) -> list[str]:
+        """What is probably not as it was meant, one line each; without those of files where they are listed too."""
         known = ", ".join(self.cases.known_markers)
         found = [f"no case has the marker {marker!r}; known: {known}" for marker in self.cases.unknown_markers]
-        for file, count in sorted(Counter(problem.file for problem in self.cases.warnings).items()):
+        warned = Counter(problem.file for problem in self.cases.warnings if not listed)
+        for file, count in sorted(warned.items()):
             found.append(f"{file}: {count} warning{'s' if count > 1 else ''}; `lint` lists them")
         for file, count in sorted(Counter(problem.file for problem in self.cases.unmatched).items()):
             entries = "1 entry names" if count == 1 else f"{count} entries name"

@@ -244,7 +244,8 @@ def _engine(
         performing(journal, batches, request, parts) as (session, engine),
     ):
         journal.run(event)
-        progress.run_started(event)
+        # Of a resumed run only what is left to do counts.
+        progress.run_started({**event, "steps": [step for step in event["steps"] if step.id not in finished]})
         if request.network.offline:
             cases = (*selection.cases.cases, *selection.cases.required)
             missing = missing_files(plan.steps, cases, machine.store, finished)

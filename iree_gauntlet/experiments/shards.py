@@ -102,7 +102,8 @@ def _chains_of(
     mine = frozenset(chain for chain, shard in shards.items() if shard == index)
     if not mine:
         # A job of several, all of which have to be green.
-        messages.warn(f"--shard {index}/{count}: none of the {counted(len(shards), 'chain')} belongs to it: use fewer")
+        those = counted(len(shards), "chain")
+        messages.warn(f"--shard {index}/{count}: none of the {those} belongs to it: use fewer, or --shard-costs")
     return mine, {"index": index, "count": count, "cut": cut_of(shards), "chains": len(shards)}
 
 

@@ -106,7 +106,7 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
     from iree_gauntlet.engine.tolerance_flags import loose_tolerances, void_tolerances, wrong_tolerances  # noqa: PLC0415
 
     selection = select(request, Defaults(targets=FAMILIES), for_problems=True)
-    _warn(selection.file_warnings())
+    _warn(selection.file_warnings(listed=True))
     # One that was not selected is a mistake all the same.
     found = selection.cases
     problems = [*found.problems, *found.left_out, *found.broken]
@@ -114,6 +114,7 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
     problems += _tolerance_problems(found.cases, wrong_tolerances)
     cases = (*found.cases, *found.required)
     broken = {problem.file for problem in found.broken}
+    of_files: list[Problem] = []
     beside: list[Problem] = []
     if request == SelectionRequest():
         from iree_gauntlet.upkeep.project_files import problems_of_project  # noqa: PLC0415
@@ -141,8 +142,10 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
             problems += more
     for line in each_once(sorted(warnings)):
         sys.stdout.write(f"warning: {line}\n")
+    from iree_gauntlet.upkeep.doubtful_cases import doubtful as doubts  # noqa: PLC0415 - it brings NumPy
+
     doubtful = [
-        *_stale_outputs(found.cases),
+        *(problem for case in found.cases for problem in doubts(case)),
         *_tolerance_problems(found.cases, loose_tolerances),
         *_tolerance_problems(found.cases, void_tolerances),
     ]
@@ -156,24 +159,23 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
         sys.stdout.write(f"note: {note}\n")
     files = len({case.origin.file for case in cases} | {problem.file for problem in problems})
     if problems:
-        raise SpecError(problems)
+        raise SpecError(problems, "files of the project" if of_files else "spec files")
     warned_of = {file for file, _ in warnings} | {problem.file for problem in passed_over}
     warned = f", {len(warned_of)} with warnings" if warned_of else ""
     sys.stdout.write(f"{counted(files, 'spec file')} {'is' if files == 1 else 'are'} valid{warned}\n")
     return ExitCode.OK
 
 
-def _stale_outputs(cases: Iterable[Case]) -> Iterator[Problem]:
-    """Expected outputs that were recorded of something else than what the spec has now."""
-    from iree_gauntlet.cases import Kind  # noqa: PLC0415
-    from iree_gauntlet.dialects.spec_file import problem_of_field  # noqa: PLC0415
-    from iree_gauntlet.engine.recording import changed_since  # noqa: PLC0415
+def _weights(case: Case) -> Iterator[tuple[str, str]]:
+    """(field, URL) of the files that ONNX programs of a case keep weights in."""
+    from pathlib import Path  # noqa: PLC0415
 
-    for case in cases:
-        if case.kind is Kind.QUALITY and case.expected_outputs:
-            field = "expected_outputs" if case.dialect.startswith("torch") else "outputs"
-            hint = f"`gauntlet golden.record --model {case.model}` records its outputs again."
-            yield from (problem_of_field(case.origin.file, field, what, hint) for what in changed_since(case))
+    from iree_gauntlet.artifacts.onnx_data import data_files  # noqa: PLC0415
+
+    for module in case.modules:
+        path = Path(file_path(module.program.url)) if module.program.onnx and not module.program.name else None
+        if path is not None and module.origin.file == case.origin.file:
+            yield from ((module.origin.field, (path.parent / name).absolute().as_uri()) for name in data_files(path))
 
 
 def _pair(file: str) -> tuple[str, ...]:
@@ -192,7 +194,7 @@ def _missing_files(cases: Iterable[Case]) -> list[Problem]:
     gone = {
         (case.origin.file, field, path)
         for case in cases
-        for field, url in urls_of(case)
+        for field, url in (*urls_of(case), *_weights(case))
         if (path := file_path(url)) and path not in case.blocked_reason and not os.path.exists(path)  # noqa: PTH110
     }
     return [problem_of_field(file, field, *missing(Path(path))) for file, field, path in sorted(gone)]

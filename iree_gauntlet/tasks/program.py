@@ -357,7 +357,8 @@ def _not_a_task(word: str, text: str) -> str:
     before = sys.argv[sys.argv.index(word) - 1] if word in sys.argv else ""
     if before.startswith("-") and sys.argv.count(before) > 1:
         return f"{before} can be given once"
-    if before.startswith("-") and (task := next((item for item in sys.argv if item in _AS_OPTION), "")):
+    task = next((item for item in sys.argv if item in _AS_OPTION), "")
+    if task and any(item.startswith("-") for item in sys.argv[sys.argv.index(task) : sys.argv.index(word)]):
         return f"{text} What {task} is about comes before its options"
     near = _nearest(word, [*namespace.task_names, "--help"])
     takes = before in namespace.task_names and any(item.name == "model" for item in namespace[before].options)

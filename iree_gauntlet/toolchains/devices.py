@@ -27,6 +27,8 @@ _SOFTWARE = re.compile(r"^type: cpu$|^name: (?:llvmpipe|SwiftShader)", re.MULTIL
 _STATUS = re.compile(r"^\S+:\d+: [A-Z_]+; (?P<message>.*)$", re.MULTILINE)
 
 # Drivers that open a device by its own name alone.
+# Those of IREE's own; plugins may bring others.
+DRIVERS = ("amdgpu", "cuda", "hip", "local-sync", "local-task", "metal", "null", "vulkan", "webgpu")
 _WITHOUT_ORDINALS = ("vulkan",)
 _HINTS = {
     "hip": "install AMD's ROCm runtime (it brings libamdhip64.so) on a machine with a supported AMD GPU; "

@@ -76,7 +76,7 @@ def _onnxruntime() -> ModuleType:
     try:
         import onnxruntime  # noqa: PLC0415 - where it is missing, that is said
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"{error} in {sys.executable}: pip install 'iree-gauntlet[record]'") from error
+        raise ModuleNotFoundError(f"{error} in {sys.executable}: pip install onnxruntime") from error
     return onnxruntime  # type: ignore[no-any-return]
 
 

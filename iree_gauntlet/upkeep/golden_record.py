@@ -68,6 +68,8 @@ def sensitivity(request: RunRequest, *, write: bool) -> ExitCode:
     """
     _require_named(request.selection, "golden.sensitivity runs a model once for each of its weights")
     with _chosen(request) as (store, cases, supervisor, logs):
+        for _, spec in cases if write else ():
+            require_ones_own(spec.path)
         for case, spec in cases:
             sys.stdout.write(f"{case.origin.file}: scaling one weight after the other\n")
             sys.stdout.flush()

@@ -109,11 +109,12 @@ class OnnxProgram:
         return tuple(found)
 
 
-def read_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> OnnxProgram:
+def read_onnx(path: Path, name: str = "", shapes: Mapping[str, tuple[int, ...]] | None = None) -> OnnxProgram:
     """Reads what a spec needs of an ONNX file; its weights are not looked at.
 
     Args:
         path: the file.
+        name: what its model is to be called; empty for the file's own.
         shapes: sizes of inputs that the file leaves open, by their names; 1 for others.
 
     Raises:
@@ -149,7 +150,7 @@ def read_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -
         names = ", ".join(item.name for item in inputs)
         raise UsageError(f"--shape {min(unknown)}=…: {path.name} has no such input", f"Its inputs: {names}.")
     opset = max((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), default=0)
-    return OnnxProgram(path, _model_name(path), graph.name, inputs, len(graph.output), opset, data)
+    return OnnxProgram(path, _model_name(name or path.stem), graph.name, inputs, len(graph.output), opset, data)
 
 
 def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
@@ -177,13 +178,13 @@ def _input(path: Path, value: Any, name_of: Any, wanted: tuple[int, ...] | None)
     sizes = [dim.dim_value for dim in tensor.shape.dim]
     names = tuple(dim.dim_param or str(place) for place, dim in enumerate(tensor.shape.dim) if dim.dim_value <= 0)
     shape = wanted or tuple(size if size > 0 else _OPEN for size in sizes)
-    if len(shape) != len(sizes) or any(size not in (0, one) for size, one in zip(sizes, shape, strict=True)):
+    if len(shape) != len(sizes) or any(size > 0 and size != one for size, one in zip(sizes, shape, strict=True)):
         has = "x".join(str(size) if size > 0 else "?" for size in sizes)
         what = f"--shape {value.name}={'x'.join(map(str, shape))}: the file has {has}"
         raise UsageError(what, "Give as many sizes; only those with a ? are open.")
     return OnnxInput(value.name, shape, element_type, names)
 
 
-def _model_name(path: Path) -> str:
+def _model_name(text: str) -> str:
     """A name that a folder and a chain can have."""
-    return re.sub(r"[^a-z0-9]+", "_", path.stem.lower()).strip("_") or "model"
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_") or "model"

@@ -17,7 +17,7 @@ from iree_gauntlet.artifacts.publishing import publishing
 from iree_gauntlet.artifacts.seeded import parse_seeded
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.figures import counted
-from iree_gauntlet.settings import shown
+from iree_gauntlet.settings import project_folder, shown
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.upkeep.format_schemas import FORMATS, schema_text
 from iree_gauntlet.upkeep.onnx_program import parse_shapes, read_onnx
@@ -44,19 +44,21 @@ def init(asked: InitRequest) -> ExitCode:
     Raises:
         UsageError: there is one already, with that model; the program cannot be read; or a file cannot be written.
     """
-    folder = Path(asked.folder or ".")
+    # In a project, wherever in it a command is typed.
+    folder = Path(asked.folder) if asked.folder else shown(project_folder())
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file", "Name a folder, which may be new.")
-    if asked.shape and not asked.program:
-        raise UsageError("--shape is of an input of a program", "Give --program FILE too.")
-    program = read_onnx(Path(asked.program), parse_shapes(asked.shape)) if asked.program else None
+    if (asked.shape or asked.name) and not asked.program:
+        raise UsageError("--shape and --name are of a program", "Give --program FILE too.")
+    program = read_onnx(Path(asked.program), asked.name, parse_shapes(asked.shape)) if asked.program else None
     is_project = (folder / "specs").is_dir() and (folder / "suites").is_dir()
     if is_project and program is None:
         what = f"{folder.resolve()} is a project already: it has specs/ and suites/"
         raise UsageError(what, "`init --program FILE` adds a model; or name another folder.")
-    if program and (folder / _REGRESSIONS / program.name).exists():
-        what = f"{folder / _REGRESSIONS / program.name} is there already"
-        raise UsageError(what, "Name the file otherwise for another model, or remove this one first.")
+    places = [folder / kind / program.name for kind in (_REGRESSIONS, _BENCHMARKS)] if program else []
+    if there := [str(place) for place in places if place.exists()]:
+        hint = "--name gives the model another name; to begin it again, remove what is there."
+        raise UsageError(f"there already: {' and '.join(there)}", hint)
     files = _of_program(program) if program else {}
     try:
         made, kept = _write(folder, files if is_project else _of_project(program) | files)

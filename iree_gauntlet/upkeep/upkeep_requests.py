@@ -77,6 +77,7 @@ class InitRequest:
 
     folder: str = option("", "Where, where no word follows the task (default: here).")
     program: str = option("", "An ONNX file: its spec is written in place of that of an example.")
+    name: str = option("", "What the program's model is called (default: as its file).")
     shape: tuple[str, ...] = option(
         (), "Sizes of an input that the file leaves open, x=1x3x96x320 (repeatable; default: 1 for each)."
     )

@@ -330,7 +330,7 @@ def test_what_fails_and_why(project: TorchProject) -> None:
     assert "output 0: 1 of 8 values (12.5 %) differ" in text
     assert "dispatch count 1 exceeds the limit 0 by 1 (suite/toy/low.json: golden_dispatch_count)" in text
     assert "toy/modules/bad_cpu@cpu compile: failed: iree-compile failed with exit code" in text
-    assert "gone/x.npy: No such file or directory" in text
+    assert "gone/x.npy is missing" in text
     assert "[XPASS(strict)] marked 'xfail'" in text
     assert "reproduce: cd " in text
     assert "session.py" not in text

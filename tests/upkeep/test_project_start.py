@@ -141,7 +141,7 @@ def test_every_file_of_the_template_gets_there(empty: Path) -> None:
         (("--program", "."), "--program .: is a folder"),
         (("text.onnx",), "text.onnx is a file"),
         (("mine", "text.onnx"), "init takes one folder, not mine text.onnx"),
-        (("--shape", "x=1"), "--shape is of an input of a program"),
+        (("--shape", "x=1"), "--shape and --name are of a program"),
     ],
 )
 def test_what_cannot_be_begun_is_reported_and_makes_nothing(empty: Path, words: tuple[str, ...], message: str) -> None:
@@ -196,7 +196,12 @@ def test_a_project_gets_another_model(empty: Path) -> None:
     assert (empty / "suites/cpu.toml").read_text() == "mine"
     again = gauntlet(empty, "init", "--program", str(program))
     assert again.code == 2
-    assert "specs/regression_tests/my_net_2 is there already" in again.err
+    assert "there already: specs/regression_tests/my_net_2 and specs/benchmarks/my_net_2" in again.err
+    # From anywhere in the project.
+    (empty / "suites/deeper").mkdir()
+    named = gauntlet(empty / "suites/deeper", "init", "--program", str(program), "--name", "Another one")
+    assert named.code == 0, named.text
+    assert (empty / "specs/regression_tests/another_one/model_cpu.json").is_file()
 
 
 def test_in_a_folder_of_a_repository_the_place_of_the_workflow_is_said(empty: Path) -> None:
@@ -250,6 +255,43 @@ def test_what_has_changed_since_it_was_recorded_is_pointed_out(empty: Path) -> N
 
 
 @pytest.mark.iree
+def test_weights_that_are_cut_short_are_no_fault_of_the_compiler(empty: Path) -> None:
+    assert gauntlet(empty, "init", "mine", "--program", str(heavy(empty / "given"))).code == 0
+    project = empty / "mine"
+    data = project / "specs/regression_tests/heavy/heavy.data"
+    data.write_bytes(data.read_bytes()[:20])
+    ran = gauntlet(project, "compile", "--model", "heavy")
+    assert ran.code == 3, ran.text
+    assert "is not a usable ONNX file: External data length (64) exceeds available data (20 bytes" in ran.out
+    data.unlink()
+    done = gauntlet(project, "lint")
+    assert done.code == 2
+    assert "heavy.data is missing" in done.err
+
+
+def test_a_size_of_minus_one_is_open_too(empty: Path) -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [-1, 3])
+    program = network(empty, x)
+    assert "x: 1x3xf32; open in the file: 0\n" in gauntlet(empty, "init", "a", "--program", str(program)).out
+    assert gauntlet(empty, "init", "b", "--program", str(program), "--shape", "x=7x3").code == 0
+
+
+def test_devices_and_sizes_that_cannot_be_meant_are_pointed_out(empty: Path) -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
+    assert gauntlet(empty, "init", "--program", str(network(empty, x)), "--shape", "x=2x4").code == 0
+    benchmark = empty / "specs/benchmarks/my_net_2/model_cpu.json"
+    spec = empty / "specs/regression_tests/my_net_2/model_cpu.json"
+    (spec.parent / "model_cpu").mkdir()
+    np.save(spec.parent / "model_cpu/output_0.npy", np.zeros((2, 4), np.float32))
+    assert "warning" not in gauntlet(empty, "lint").text
+    benchmark.write_text(benchmark.read_text().replace("2x4xf32", "3x4xf32"))
+    spec.write_text(spec.read_text().replace("local-task", "local-tsak"))
+    said = gauntlet(empty, "lint").out
+    assert "benchmarks/my_net_2/model_cpu.json:2: inputs: none is 2x4, which onnx_import.shapes says of x" in said
+    assert "device: IREE has no driver 'local-tsak'; did you mean 'local-task'?" in said
+
+
+@pytest.mark.iree
 def test_weights_beside_an_onnx_file_come_along_and_count(empty: Path) -> None:
     program = heavy(empty / "given")
     assert gauntlet(empty, "init", "mine", "--program", str(program)).code == 0
@@ -258,7 +300,7 @@ def test_weights_beside_an_onnx_file_come_along_and_count(empty: Path) -> None:
     recorded = gauntlet(project, "golden.record", "--model", "heavy")
     assert recorded.code == 0, recorded.text
     provenance = json.loads((place / "model_cpu/provenance.json").read_text())
-    assert [item["source"] for item in provenance["model"]["data"]] == ["heavy.data"]
+    assert [item["source"] for item in provenance["model"]["data"]] == ["../heavy.data"]
     words = ("run", "--stages", "threshold")
     assert gauntlet(project, *words).code == 0
     again = gauntlet(project, *words)

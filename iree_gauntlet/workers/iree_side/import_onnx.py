@@ -190,7 +190,8 @@ def load_onnx(path: Path) -> onnx.ModelProto:
         model = onnx.load(path)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    except (DecodeError, onnx.checker.ValidationError) as error:
+    except (DecodeError, ValueError, onnx.checker.ValidationError) as error:
+        # A ValueError: of weights beside it.
         raise InputError(f"{path} is not a usable ONNX file: {_first_line(error)}") from error
     if not model.graph.node:
         raise InputError(f"{path} is not a usable ONNX file: it has no nodes")

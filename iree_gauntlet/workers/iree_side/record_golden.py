@@ -172,6 +172,11 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+def _relative(path: Path, folder: Path) -> str:
+    """A file as the provenance in a folder names it."""
+    return Path(os.path.relpath(path, folder)).as_posix()
+
+
 def _content_sha256(array: Array) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
@@ -266,7 +271,11 @@ def _record(arguments: argparse.Namespace) -> list[Path]:
             "source": arguments.model_url or arguments.model.name,
             "sha256": _sha256(arguments.model),
             "bytes": arguments.model.stat().st_size,
-            **({"data": [{"source": path.name, "sha256": _sha256(path)} for path in data]} if data else {}),
+            **(
+                {"data": [{"source": _relative(path, folder), "sha256": _sha256(path)} for path in data]}
+                if data
+                else {}
+            ),
         },
         "inputs": [
             {

@@ -1,0 +1,55 @@
+"""What of a case is probably not as it was meant, and shows without running it: for `lint`."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.cases import Kind
+from iree_gauntlet.dialects.spec_file import did_you_mean, problem_of_field
+from iree_gauntlet.engine.commands import shape_text
+from iree_gauntlet.engine.recording import changed_since
+from iree_gauntlet.toolchains.devices import DRIVERS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from iree_gauntlet.cases import Argument, Case
+    from iree_gauntlet.errors import Problem
+
+
+# `1x64xf32`, at the beginning of a value, or behind the kind of a `random://` source.
+_TYPE = re.compile(r"(?:random://[\w-]+/|\A)((?:\d+x)*)[a-z]+\d+(?![\w.])")
+
+
+def doubtful(case: Case) -> Iterator[Problem]:
+    """Expected outputs of something else, a device that no IREE has, sizes that do not fit each other."""
+    is_torch = case.dialect.startswith("torch")
+    if case.kind is Kind.QUALITY and case.expected_outputs:
+        hint = f"`gauntlet golden.record --model {case.model}` records its outputs again."
+        field = "expected_outputs" if is_torch else "outputs"
+        yield from (problem_of_field(case.origin.file, field, what, hint) for what in changed_since(case))
+    driver = case.device.partition("://")[0]
+    if driver and driver not in DRIVERS:
+        what = f"IREE has no driver {driver!r}{did_you_mean(driver, DRIVERS)}"
+        hint = "Where a plugin brings it, all is well."
+        yield problem_of_field(case.origin.file, "run_args" if is_torch else "device", what, hint)
+    yield from _unfitting(case)
+
+
+def _unfitting(case: Case) -> Iterator[Problem]:
+    """Inputs that are not of the sizes that an ONNX program is imported with, as far as their types are written."""
+    options = case.modules[0].program.onnx if len(case.modules) == 1 else None
+    given = [_shape_of(item) for item in case.inputs]
+    if options is None or not given or None in given:
+        return
+    for name, shape in options.shapes:
+        if tuple(shape) not in given:
+            what = f"none is {shape_text(shape)}, which onnx_import.shapes says of {name}"
+            yield problem_of_field(case.origin.file, "inputs", what, "Give the same sizes in both.")
+
+
+def _shape_of(argument: Argument) -> tuple[int, ...] | None:
+    """None where a file says it."""
+    found = _TYPE.match(argument.value or argument.url)
+    return tuple(map(int, found[1].split("x")[:-1])) if found else None
