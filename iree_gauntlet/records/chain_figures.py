@@ -119,9 +119,9 @@ def chain_figures(chain: ChainOutcome) -> ChainFigures:
     checks = [check for step in chain.steps for check in step.checks]
     main = next((step for step in compiles if not step.role), None)
     benchmarks = [step for step in chain.steps if step.samples is not None]
-    by_verdict: dict[str, list[str]] = {}
+    by_verdict: dict[str, dict[str, None]] = {}
     for step in _worst_first(chain, BAD_VERDICTS):
-        by_verdict.setdefault(str(step.verdict), []).append(step.name)
+        by_verdict.setdefault(str(step.verdict), {})["not started" if step.never_started else step.name] = None
     verdict = str(chain.verdict)
     dispatches, size = _worst(checks, "dispatch_count"), _worst(checks, "binary_size_bytes")
 

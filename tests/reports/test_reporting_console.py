@@ -57,6 +57,21 @@ def printed(builder: JournalBuilder, folder: Path, stream: io.StringIO, **option
     return stream.getvalue()
 
 
+def test_an_interrupted_run_says_what_goes_on_with_it(tmp_path: Path) -> None:
+    builder = JournalBuilder()
+    fetch, compile_ = (builder.step("ocr", "det", stage) for stage in ("fetch", "compile"))
+    builder.step("ocr", "det", "threshold")
+    builder.step("ocr", "det", "benchmark")
+    builder.begin()
+    builder.result(fetch)
+    builder.start(compile_)
+    builder.end(130, interrupted=True)
+    lines = printed(builder, tmp_path, io.StringIO()).splitlines()
+    assert f"to go on with it: gauntlet run --resume --run-dir runs/{RUN}" in lines
+    (row,) = [line for line in lines if line.startswith("error: compile, not started  ocr/det@cpu")]
+    assert "threshold" not in row
+
+
 @pytest.mark.parametrize("end", [True, False])
 def test_what_never_began_is_one_line(tmp_path: Path, *, end: bool) -> None:
     """After Ctrl-C, and after SIGKILL."""
