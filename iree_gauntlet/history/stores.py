@@ -215,7 +215,9 @@ def _repository(text: str, name: str) -> tuple[str, dict[str, str]]:
     url = next((value for key, value in settings if key == f"remote.{name}.url"), "")
     if not url:
         what = f"history {text}: no folder {name}, and no remote of this name in a git checkout here"
-        raise UsageError(what, "`git remote -v` lists remotes; or name a folder or a URL.")
+        # Such as of a checkout that belongs to another user.
+        why = f"git: {listed.stderr.strip().splitlines()[0]}. " if listed.stderr.strip() else ""
+        raise UsageError(what, f"{why}`git remote -v` lists remotes; or name a folder or a URL.")
     first = int(os.environ.get("GIT_CONFIG_COUNT", "0"))
     kept = [item for item in settings if _OF_CONNECTIONS.match(item[0])]
     variables = {"GIT_CONFIG_COUNT": str(first + len(kept))}
