@@ -187,7 +187,7 @@ FIELDS = {
 }
 
 # What editors propose where any text may stand.
-EXAMPLES = {
+_EXAMPLES = {
     "device": ["local-task", "hip", "cuda", "vulkan", "metal"],
     "recipes:device": ["cpu", "local-task", "hip", "cuda", "vulkan"],
     "suite:target": ["cpu", "vulkan", "cuda", "rocm", "metal", "gfx942", "sm_80"],
@@ -203,7 +203,7 @@ def described(name: str, properties: dict[str, object]) -> dict[str, object]:
             continue
         names = (f"{name}:{field}", f"{name.removesuffix('-v1')}:{field}", field)
         line = next((FIELDS[one] for one in names if one in FIELDS), "")
-        examples = next((EXAMPLES[one] for one in names if one in EXAMPLES), [])
+        examples = next((_EXAMPLES[one] for one in names if one in _EXAMPLES), [])
         more = {"examples": examples} if examples else {}
         found[field] = ({"description": line} if line else {}) | schema | more
     return found
