@@ -27,6 +27,7 @@ _FIELDS: dict[str, dict[int, str]] = {
 }
 _BYTES_OF = {1: 8, 5: 4}
 _VARINT, _LENGTH = 0, 2
+_LONGEST_VARINT = 10
 
 
 def data_files(path: Path) -> tuple[str, ...]:
@@ -53,9 +54,8 @@ def data_files(path: Path) -> tuple[str, ...]:
 
 
 def _is_inside(name: str) -> bool:
-    return (
-        bool(name) and "\0" not in name and ".." not in (path := PurePosixPath(name)).parts and not path.is_absolute()
-    )
+    path = PurePosixPath(name)
+    return bool(name) and "\0" not in name and ".." not in path.parts and not path.is_absolute()
 
 
 def _parts(content: mmap.mmap, begin: int, end: int, wanted: Mapping[int, str]) -> Iterator[tuple[str, int, int]]:
@@ -78,11 +78,10 @@ def _parts(content: mmap.mmap, begin: int, end: int, wanted: Mapping[int, str]) 
 
 def _varint(content: mmap.mmap, begin: int) -> tuple[int, int]:
     """A number, and where it ends."""
-    value = shift = 0
-    while True:
-        byte = content[begin]
-        begin += 1
-        value |= (byte & 127) << shift
+    value = 0
+    for place in range(_LONGEST_VARINT):
+        byte = content[begin + place]
+        value |= (byte & 127) << 7 * place
         if byte < 128:
-            return value, begin
-        shift += 7
+            return value, begin + place + 1
+    raise ValueError("a number has no end")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
@@ -60,14 +60,19 @@ def test_every_file_is_found_and_nothing_else(
     assert data_files(path) == tuple(sorted({location for _, location in places if location is not None}))
 
 
+@example(b"", 0)
+@example(b"\xff" * 10_000, 0)
 @given(st.binary(max_size=200), st.integers(0, 200))
 def test_no_file_at_all_names_files_outside_or_breaks(
     tmp_path_factory: pytest.TempPathFactory, junk: bytes, cut: int
 ) -> None:
     path = tmp_path_factory.mktemp("junk") / "model.onnx"
-    path.write_bytes(model([("branch", "beside"), ("weights", "../outside"), ("node", "/etc/passwd")])
-                     .SerializeToString()[:cut] + junk)  # fmt: skip
-    assert not {"../outside", "/etc/passwd"} & set(data_files(path))
+    whole = model([("branch", "beside"), ("weights", "../outside"), ("node", "/etc/passwd")]).SerializeToString()
+    path.write_bytes(whole[: len(whole) - cut] + junk)
+    found = data_files(path)
+    assert not {"../outside", "/etc/passwd"} & set(found)
+    if not cut and not junk:
+        assert found == ("beside",)
 
 
 def test_what_is_not_there_has_none(tmp_path: Path) -> None:
