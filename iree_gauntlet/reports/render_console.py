@@ -103,9 +103,11 @@ def _print(console: rich.console.Console, block: Block) -> None:
     for text, style in _lines(block):
         _line(console, text, style)
     if isinstance(block, Table):
-        for part in _tables(block, console.width):
+        cells = _cells(block)
+        needed = _needed(block.columns, cells)
+        shown = _fitting(block.columns, needed, console.width + _GAP)
+        for part in _tables(block, cells, needed, shown, console.width):
             console.print(part)
-        shown = _fitting(block.columns, _needed(block), console.width + _GAP)
         hidden = [column.heading for index, column in enumerate(block.columns) if index not in shown]
         if hidden:
             _line(console, f"  no room for {', '.join(hidden)}: widen the terminal", "dim")
@@ -141,10 +143,11 @@ def _plain(text: Text) -> str:
     return one_line("".join(parts), 1000)
 
 
-def _tables(table: Table, width: int) -> Iterator[rich.table.Table]:
+def _tables(
+    table: Table, cells: list[list[str]], needed: list[int], shown: list[int], width: int
+) -> Iterator[rich.table.Table]:
     """A table for a console of so many columns; several where it has none that may go or can be folded."""
-    rows, cells, needed = _rows(table), _cells(table), _needed(table)
-    shown = _fitting(table.columns, needed, width + _GAP)
+    rows = _rows(table)
     fits = sum(needed[index] for index in shown) <= width + _GAP
     foldable = any(table.columns[index].kind is Kind.TEXT for index in shown)
     for part in [shown] if foldable else _parts(shown, needed, width + _GAP):
@@ -172,12 +175,11 @@ def _cells(table: Table) -> list[list[str]]:
     return [[column.written(cell) for column, cell in zip(table.columns, row, strict=True)] for row in _rows(table)]
 
 
-def _needed(table: Table) -> list[int]:
+def _needed(columns: Sequence[Column], cells: list[list[str]]) -> list[int]:
     """How wide each column is, with the gap before the next one."""
-    cells = _cells(table)
     return [
         _GAP + max(len(column.heading), *(min(len(row[index]), _most(column)) for row in cells), 0)
-        for index, column in enumerate(table.columns)
+        for index, column in enumerate(columns)
     ]
 
 

@@ -57,6 +57,18 @@ def printed(builder: JournalBuilder, folder: Path, stream: io.StringIO, **option
     return stream.getvalue()
 
 
+def test_what_is_worse_than_a_baseline_is_no_golden_to_update(tmp_path: Path) -> None:
+    said = []
+    for note in ("--baseline runs/before", "specs/b.json: golden_dispatch.cpu"):
+        builder = JournalBuilder()
+        step = builder.step("ocr", "det", "compstat")
+        builder.begin()
+        builder.result(step, "failed", "20 exceeds 19", checks=[check("dispatch_count", 20, 19) | {"note": note}])
+        builder.end(1)
+        said.append("golden.update" in printed(builder, tmp_path / note[:2], io.StringIO()))
+    assert said == [False, True]
+
+
 def test_an_interrupted_run_says_what_goes_on_with_it(tmp_path: Path) -> None:
     builder = JournalBuilder()
     fetch, compile_ = (builder.step("ocr", "det", stage) for stage in ("fetch", "compile"))
