@@ -104,6 +104,7 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
 def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitCode:
     """Reads every selected spec, with all that is wrong with them at once; flags too, where an IREE is given."""
     from iree_gauntlet.engine.tolerance_flags import loose_tolerances, void_tolerances, wrong_tolerances  # noqa: PLC0415
+    from iree_gauntlet.upkeep.doubtful_cases import doubts_about  # noqa: PLC0415 - it brings NumPy
 
     selection = select(request, Defaults(targets=FAMILIES), for_problems=True)
     _warn(selection.file_warnings(listed=True))
@@ -142,10 +143,8 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
             problems += more
     for line in each_once(sorted(warnings)):
         sys.stdout.write(f"warning: {line}\n")
-    from iree_gauntlet.upkeep.doubtful_cases import doubtful as doubts  # noqa: PLC0415 - it brings NumPy
-
     doubtful = [
-        *(problem for case in found.cases for problem in doubts(case)),
+        *(problem for case in found.cases for problem in doubts_about(case)),
         *_tolerance_problems(found.cases, loose_tolerances),
         *_tolerance_problems(found.cases, void_tolerances),
     ]

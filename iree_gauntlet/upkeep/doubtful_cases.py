@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _TYPE = re.compile(r"(?:random://[\w-]+/|\A)((?:\d+x)*)[a-z]+\d+(?![\w.])")
 
 
-def doubtful(case: Case) -> Iterator[Problem]:
+def doubts_about(case: Case) -> Iterator[Problem]:
     """Expected outputs of something else, a device that no IREE has, sizes that do not fit each other."""
     is_torch = case.dialect.startswith("torch")
     if case.kind is Kind.QUALITY and case.expected_outputs:

@@ -71,7 +71,9 @@ def init(asked: InitRequest) -> ExitCode:
         sys.stdout.write("".join(f"  {shown(path.absolute())} is there already, and stays\n" for path in kept))
     sys.stdout.write(f"made {counted(len(made), 'file')}\n")
     if not messages.is_quiet():
-        sys.stdout.write(f"{_assumed(program)}{_elsewhere(folder)}\n{_next(folder, program)}")
+        sys.stdout.write(
+            f"{_assumed(program)}{_elsewhere(folder) if folder / _WORKFLOW in made else ''}\n{_next(folder, program)}"
+        )
     return ExitCode.OK
 
 
@@ -145,7 +147,8 @@ def _elsewhere(folder: Path) -> str:
     inner = here.relative_to(top).as_posix()
     return (
         f"\nGitHub reads workflows at the top of a repository: move {shown(here / _WORKFLOW)} to {shown(top)}/.github/"
-        f"workflows/,\nand give its job `defaults: {{run: {{working-directory: {inner}}}}}`.\n"
+        f"workflows/,\ngive its job `defaults: {{run: {{working-directory: {inner}}}}}`,\n"
+        f"and put {inner}/ before each `runs/ci` that is uploaded.\n"
     )
 
 

@@ -207,6 +207,9 @@ def test_a_project_gets_another_model(empty: Path) -> None:
 def test_in_a_folder_of_a_repository_the_place_of_the_workflow_is_said(empty: Path) -> None:
     (empty / ".git").mkdir()
     assert "GitHub reads workflows at the top of a repository" in gauntlet(empty, "init", "a b").out
+    program = network(empty, helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4]))
+    # Said once: what it has moved is not moved again for another model.
+    assert "GitHub reads" not in gauntlet(empty / "a b", "init", "--program", str(program)).out
     assert "GitHub reads" not in gauntlet(empty, "init").out
 
 
