@@ -1,4 +1,4 @@
-"""The files that an ONNX file keeps weights in, read from the file alone: planning has no ONNX library.
+"""What an ONNX file keeps weights in, and its operators, read from the file alone: planning has no ONNX library.
 
 Only what leads to a tensor is looked at (onnx.proto3 has the numbers), and weights inside of the file are passed over.
 """
@@ -19,7 +19,7 @@ _FIELDS: dict[str, dict[int, str]] = {
     "model": {7: "graph", 25: "function"},
     "graph": {1: "node", 5: "tensor", 15: "sparse tensor"},
     "function": {7: "node"},
-    "node": {5: "attribute"},
+    "node": {4: "operator", 5: "attribute"},
     "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse tensor", 23: "sparse tensor"},
     "sparse tensor": {1: "tensor", 2: "tensor"},
     "tensor": {13: "entry"},
@@ -35,22 +35,35 @@ def data_files(path: Path) -> tuple[str, ...]:
 
     None of a file that cannot be read, or is no ONNX file, and none outside of the folder: whoever imports it says so.
     """
-    names: set[str] = set()
+    return tuple(sorted(filter(_is_inside, _names(path)["location"])))
+
+
+def operators(path: Path) -> frozenset[str]:
+    """Types of the operators of an ONNX file, its functions and inner graphs; none of a file that cannot be read."""
+    return frozenset(_names(path)["operator"])
+
+
+def _names(path: Path) -> dict[str, set[str]]:
+    """What a file names: places of weights, operators."""
+    names: dict[str, set[str]] = {"location": set(), "operator": set()}
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             waiting = [("model", 0, len(content))]
             while waiting:
                 kind, begin, end = waiting.pop()
+                if kind == "operator":
+                    names[kind].add(content[begin:end].decode())
+                    continue
                 found = list(_parts(content, begin, end, _FIELDS[kind]))
                 if kind == "entry":
                     words = {word: content[first:last] for word, first, last in found}
                     if words.get("key") == b"location":
-                        names.add(words.get("value", b"").decode())
+                        names["location"].add(words.get("value", b"").decode())
                 else:
                     waiting += found
     except (OSError, ValueError, IndexError):
-        return ()
-    return tuple(sorted(filter(_is_inside, names)))
+        return {name: set() for name in names}
+    return names
 
 
 def _is_inside(name: str) -> bool:

@@ -27,6 +27,8 @@ _CLOSING = re.compile(r"\s*[\]}]")
 _NOT_SPACE = re.compile(r"[^\n\r]")
 _SPACE = " \t\n\r\ufeff"
 _INDEX = re.compile(r"\[(\d+)\]")
+# An array that is longer has a line for each item.
+_LONG_LINE = 100
 
 
 def plain_json(text: str) -> str:
@@ -213,6 +215,31 @@ def with_string(text: str, path: Sequence[str | int], value: str) -> str:
         KeyError: there is no string at that path.
     """
     return _with_scalar(text, path, (str,), json.dumps(value, ensure_ascii=False))
+
+
+def with_member(text: str, key: str, items: Sequence[object]) -> str:
+    """The text of an object with an array under a key, in its place or as the last one; all else is as it was.
+
+    Raises:
+        ValueError: the text is no object.
+    """
+    whole = read_spans(text)
+    first = whole.members[0].start if whole.members else whole.closing
+    line = text.rfind("\n", 0, first) + 1
+    indent = text[line:first] if is_blank(text[line:first]) else ""
+    written = json.dumps(items, ensure_ascii=False)
+    if len(items) > 1 and len(written) > _LONG_LINE:
+        inner = ",\n".join(f"{indent}{indent}{json.dumps(item, ensure_ascii=False)}" for item in items)
+        written = f"[\n{inner}\n{indent}]"
+    written = f"{json.dumps(key, ensure_ascii=False)}: {written}"
+    there = next((member for member in whole.members if member.key == key), None)
+    if there is not None:
+        return text[: there.start] + written + text[there.end :]
+    if not whole.members:
+        return text[: whole.closing] + written + text[whole.closing :]
+    last = whole.members[-1]
+    gap = f"\n{indent}" if line else " "
+    return text[: last.end] + f",{gap}{written}" + text[last.end :]
 
 
 def _with_scalar(text: str, path: Sequence[str | int], kinds: tuple[type, ...], written: str) -> str:

@@ -84,7 +84,7 @@ def reference_step(step: Step, module: Module, context: PlanContext) -> Step:
     source, data = _source(module, context), _weights_beside(module, context)
     output = f"{step.folder}/reference.zip"
     ingredients = {
-        "kind": "reference 1",
+        "kind": "reference 2",
         "program": source.sha256,
         "inputs": "default_rng(0)",
         "onnxruntime": context.onnxruntime,

@@ -3,56 +3,96 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Case, Kind
-from iree_gauntlet.dialects.torch_schema import QualityTest
+from iree_gauntlet.document import Column, Document, Judged, Table
 from iree_gauntlet.engine.processes.supervisor import Supervisor
-from iree_gauntlet.engine.recording import Recorded, output_folder, record_outputs, weight_effects, why_not
+from iree_gauntlet.engine.recording import output_folder, record_outputs, weight_effects, why_not
+from iree_gauntlet.engine.reference_workers import ReferenceWorkers
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.engine.workspace import select
-from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
+from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.progress import Progress
+from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.settings import require_ones_own, shown
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from iree_gauntlet.artifacts.store import ArtifactStore
     from iree_gauntlet.dialects.spec import Spec
+    from iree_gauntlet.document import Cell
     from iree_gauntlet.requests import RunRequest, SelectionRequest
 
 
-_RECORDER = str(Path(iree_side.__file__).with_name("record_golden.py"))
 _MOST_SHOWN = 10
+_COLUMNS = (Column("MODEL"), Column("RECORDED"), Column("BY", rank=1), Column("OUTPUTS", rank=2))
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """What is recorded or tried.
+
+    Attributes:
+        store: fetches models and inputs.
+        cases: with their specs; a reference can run them.
+        workers: run them.
+    """
+
+    store: ArtifactStore
+    cases: list[tuple[Case, Spec]]
+    workers: ReferenceWorkers
 
 
 def record(request: RunRequest) -> ExitCode:
     """Records expected outputs of the selected ONNX models; says which of the selected cases are of none.
 
+    Each is tried, whatever becomes of the others.
+
     Raises:
-        UsageError: no model was named.
-        GauntletError: what keeps an output from being recorded.
+        UsageError: no model was named, or a spec is none of one's own.
     """
     _require_named(request.selection, "golden.record rewrites expected outputs")
-    with _chosen(request) as (store, cases, supervisor, logs):
-        for _, spec in cases:
+    with _chosen(request) as chosen:
+        for _, spec in chosen.cases:
             require_ones_own(spec.path)
-        for case, spec in cases:
-            sys.stdout.write(f"{case.origin.file}: running onnxruntime\n")
-            sys.stdout.flush()
-            written = record_outputs(case, spec, store, supervisor, sys.executable, _RECORDER, logs)
-            for item in written:
-                sys.stdout.write(f"  wrote {shown(item.path)} ({item.path.stat().st_size} bytes)\n")
-            sys.stdout.write(_to_paste(spec, written))
-    return ExitCode.OK
+        return record_cases(chosen.cases, chosen.store, chosen.workers)
+
+
+def record_cases(cases: Sequence[tuple[Case, Spec]], store: ArtifactStore, workers: ReferenceWorkers) -> ExitCode:
+    """Records the expected outputs of cases, and says what became of each; the exit code of the worst."""
+    rows: list[tuple[Cell, ...]] = []
+    codes = [ExitCode.OK]
+    for case, spec in cases:
+        sys.stdout.write(f"{case.origin.file}: running a reference\n")
+        sys.stdout.flush()
+        try:
+            recording = record_outputs(case, spec, store, workers)
+        except GauntletError as error:
+            sys.stderr.write(f"error: {error.what}\n{f'  {error.hint}' if error.hint else ''}\n")
+            codes.append(error.exit_code)
+            rows.append(
+                (case.chain, Judged("refused" if isinstance(error, UsageError) else "error", "failed"), "", None)
+            )
+            continue
+        for item in recording.outputs:
+            sys.stdout.write(f"  wrote {shown(item.path)} ({item.path.stat().st_size} bytes)\n")
+        if recording.tolerance:
+            sys.stdout.write(f"  chose {' '.join(recording.tolerance)}\n")
+        sys.stdout.writelines(f"  note: {note}\n" for note in recording.notes)
+        rows.append((case.chain, Judged("yes", "passed"), recording.reference, len(recording.outputs)))
+    if len(rows) > 1:
+        print_document(Document("", "", (), (Table(_COLUMNS, tuple(rows)),)), sys.stdout, environ=os.environ)
+    return ExitCode.worst(codes)
 
 
 def sensitivity(request: RunRequest, *, write: bool) -> ExitCode:
@@ -67,13 +107,13 @@ def sensitivity(request: RunRequest, *, write: bool) -> ExitCode:
         GauntletError: what keeps a model from being run.
     """
     _require_named(request.selection, "golden.sensitivity runs a model once for each of its weights")
-    with _chosen(request) as (store, cases, supervisor, logs):
-        for _, spec in cases if write else ():
+    with _chosen(request) as chosen:
+        for _, spec in chosen.cases if write else ():
             require_ones_own(spec.path)
-        for case, spec in cases:
+        for case, spec in chosen.cases:
             sys.stdout.write(f"{case.origin.file}: scaling one weight after the other\n")
             sys.stdout.flush()
-            effects = weight_effects(case, store, supervisor, sys.executable, logs)
+            effects = weight_effects(case, chosen.store, chosen.workers)
             seen = [item for item in effects if item.effect > 1]
             idle = [item for item in effects if item.effect == 0]
             share = f"{len(seen)} of {len(effects)} weights would be seen if they were 1 % wrong"
@@ -101,8 +141,8 @@ def _require_named(asked: SelectionRequest, what: str) -> None:
 
 
 @contextmanager
-def _chosen(request: RunRequest) -> Iterator[tuple[ArtifactStore, list[tuple[Case, Spec]], Supervisor, Path]]:
-    """The store, the quality cases that onnxruntime can run with their specs, and where to run it."""
+def _chosen(request: RunRequest) -> Iterator[_Chosen]:
+    """The selected quality cases that a reference can run."""
     selection = select(request.selection, request.defaults)
     selection.require_sound()
     cases = [case for case in selection.cases.cases if case.kind is Kind.QUALITY]
@@ -117,8 +157,16 @@ def _chosen(request: RunRequest) -> Iterator[tuple[ArtifactStore, list[tuple[Cas
         # Of operators and of suites of ONNX models, whose outputs are no specs' own.
         raise UsageError(f"{cases[0].origin.file}: {why_not(cases[0])}", "Name models of sharktank or torch specs.")
     store = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=False).store
-    with Supervisor() as supervisor, tempfile.TemporaryDirectory(prefix="gauntlet-record-") as logs:
-        yield store, [(case, specs[case.origin.file]) for case in chosen or cases], supervisor, Path(logs)
+    found = [(case, specs[case.origin.file]) for case in chosen or cases]
+    with reference_workers() as workers:
+        yield _Chosen(store, found, workers)
+
+
+@contextmanager
+def reference_workers() -> Iterator[ReferenceWorkers]:
+    """The programs that run references, in this Python."""
+    with Supervisor() as supervisor, tempfile.TemporaryDirectory(prefix="gauntlet-record-") as folder:
+        yield ReferenceWorkers(supervisor, sys.executable, Path(folder))
 
 
 def _note(path: Path, found: dict[str, float]) -> None:
@@ -130,14 +178,3 @@ def _note(path: Path, found: dict[str, float]) -> None:
         raise UsageError(what, "Record the outputs first: `golden.record`.") from error
     text = json.dumps({**provenance, "sensitivity": found}, indent=2, ensure_ascii=False) + "\n"
     write_atomic(path, text)
-
-
-def _to_paste(spec: Spec, written: list[Recorded]) -> str:
-    """The line by which the spec names what was written; empty where it does."""
-    field, file = ("expected_outputs", "url") if isinstance(spec.document, QualityTest) else ("outputs", "source")
-    outputs = [{file: item.source} | ({"value": item.value} if item.value else {}) for item in written]
-    named = getattr(spec.document, field)
-    if [item.model_dump(exclude_none=True) for item in named] == outputs:
-        return ""
-    place = "write into" if field in getattr(spec.document, "model_fields_set", ()) else "add to"
-    return f"  {place} {spec.name}:\n    {json.dumps(field)}: {json.dumps(outputs)}\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,10 @@ from iree_gauntlet.artifacts.onnx_data import data_files
 from iree_gauntlet.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
+
+    from iree_gauntlet.upkeep.input_choices import InputChoice
 
 
 # Element types of ONNX, by their names there, as IREE has them.
@@ -23,6 +26,12 @@ _TYPES = {
     "BOOL": "i1",
     **{f"INT{bits}": f"si{bits}" for bits in (8, 16, 32, 64)},
     **{f"UINT{bits}": f"ui{bits}" for bits in (8, 16, 32, 64)},
+    "INT4": "si4",
+    "UINT4": "ui4",
+    "FLOAT8E4M3FN": "f8E4M3FN",
+    "FLOAT8E4M3FNUZ": "f8E4M3FNUZ",
+    "FLOAT8E5M2": "f8E5M2",
+    "FLOAT8E5M2FNUZ": "f8E5M2FNUZ",
 }
 # What stands for a size that the file leaves open.
 _OPEN = 1
@@ -39,8 +48,6 @@ _HINTS = {
     ".tflite": "Convert it to ONNX first, such as with tf2onnx.",
 }
 _HINTS[".mlirbc"] = _HINTS[".mlir"]
-# Tokens, classes, lengths: small numbers are valid ones of most.
-_INTEGERS = "low=0&high=2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +56,22 @@ class OnnxInput:
 
     Attributes:
         name: as the file has it.
-        shape: its sizes.
+        shape: its sizes; 1 for those that the file leaves open.
         element_type: as IREE has it.
-        open_sizes: those that the file leaves open: their names, or their places, counted from 0.
+        open_sizes: names of those that are to be chosen, by their places, counted from 0.
+        is_dynamic: whether the file leaves any open.
     """
 
     name: str
     shape: tuple[int, ...]
     element_type: str
-    open_sizes: tuple[str, ...] = ()
+    open_sizes: Mapping[int, str]
+    is_dynamic: bool
 
     @property
-    def type(self) -> str:
-        """`1x3x48x192xf32`."""
-        return "x".join((*map(str, self.shape), self.element_type))
+    def is_float(self) -> bool:
+        """Whether its values are floating-point numbers."""
+        return self.element_type.startswith(("f", "bf"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,8 @@ class OnnxProgram:
         outputs: how many there are.
         opset: of ONNX's own operators.
         data: files beside it that it keeps weights in.
+        has_f64: whether it computes in double precision somewhere.
+        model: of `onnx.load`, without those weights.
     """
 
     path: Path
@@ -86,27 +97,17 @@ class OnnxProgram:
     outputs: int
     opset: int
     data: tuple[Path, ...]
+    has_f64: bool
+    model: Any
 
-    @property
-    def onnx_import(self) -> dict[str, Any]:
+    def onnx_import(self, choices: Iterable[InputChoice]) -> dict[str, Any]:
         """How it is imported: sizes that the file leaves open, and another opset where it has one that is too old."""
-        shapes = {item.name: list(item.shape) for item in self.inputs if item.open_sizes}
+        shapes = {
+            item.name: [int(size) for size in choice.type.split("x")[:-1]]
+            for item, choice in zip(self.inputs, choices, strict=True)
+            if item.is_dynamic
+        }
         return ({"shapes": shapes} if shapes else {}) | ({"opset": _LEAST_OPSET} if self.opset < _LEAST_OPSET else {})
-
-    @property
-    def types(self) -> tuple[str, ...]:
-        """Of the inputs; a benchmark is given zeros."""
-        return tuple(re.sub(r"[su]i(?=\d+$)", "i", item.type) for item in self.inputs)
-
-    @property
-    def random_inputs(self) -> tuple[str, ...]:
-        """Inputs made from seeds: `normal/1x3x48x192xf32?seed=1`."""
-        found = []
-        for seed, item in enumerate(self.inputs, start=1):
-            floats = "f" in item.element_type
-            kind, more = ("normal", "") if floats else ("integers", f"&{_INTEGERS}")
-            found.append(f"{kind}/{item.type}?seed={seed}{more}")
-        return tuple(found)
 
 
 def read_onnx(path: Path, name: str = "", shapes: Mapping[str, tuple[int, ...]] | None = None) -> OnnxProgram:
@@ -150,7 +151,8 @@ def read_onnx(path: Path, name: str = "", shapes: Mapping[str, tuple[int, ...]] 
         names = ", ".join(item.name for item in inputs)
         raise UsageError(f"--shape {min(unknown)}=…: {path.name} has no such input", f"Its inputs: {names}.")
     opset = max((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), default=0)
-    return OnnxProgram(path, _model_name(name or path.stem), graph.name, inputs, len(graph.output), opset, data)
+    name = _model_name(name or path.stem)
+    return OnnxProgram(path, name, graph.name, inputs, len(graph.output), opset, data, _computes_in_f64(model), model)
 
 
 def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
@@ -176,15 +178,36 @@ def _input(path: Path, value: Any, name_of: Any, wanted: tuple[int, ...] | None)
         what = f"--program {path}: input {value.name} is of {kind}, which no spec has inputs of"
         raise UsageError(what, f"Expected tensors of {', '.join(sorted(set(_TYPES.values())))}.")
     sizes = [dim.dim_value for dim in tensor.shape.dim]
-    names = tuple(dim.dim_param or str(place) for place, dim in enumerate(tensor.shape.dim) if dim.dim_value <= 0)
-    shape = wanted or tuple(size if size > 0 else _OPEN for size in sizes)
-    if len(shape) != len(sizes) or any(size > 0 and size != one for size, one in zip(sizes, shape, strict=True)):
-        has = "x".join(str(size) if size > 0 else "?" for size in sizes)
+    names = {place: dim.dim_param or f"?{place}" for place, dim in enumerate(tensor.shape.dim) if _is_open(dim)}
+    shape = wanted or tuple(_OPEN if place in names else size for place, size in enumerate(sizes))
+    if len(shape) != len(sizes) or any(
+        place not in names and size != one for place, (size, one) in enumerate(zip(sizes, shape, strict=True))
+    ):
+        has = "x".join("?" if place in names else str(size) for place, size in enumerate(sizes))
         what = f"--shape {value.name}={'x'.join(map(str, shape))}: the file has {has}"
         raise UsageError(what, "Give as many sizes; only those with a ? are open.")
-    return OnnxInput(value.name, shape, element_type, names)
+    return OnnxInput(value.name, shape, element_type, {} if wanted else names, bool(names))
+
+
+def _is_open(dim: Any) -> bool:
+    """A size that is named, missing or -1; 0 is one."""
+    return not dim.HasField("dim_value") or dim.dim_value < 0
+
+
+def _computes_in_f64(model: Any) -> bool:
+    """Whether a value or a weight is f64, or something is made so."""
+    from onnx import TensorProto  # noqa: PLC0415 - the caller has it
+
+    graph = model.graph
+    values = (*graph.input, *graph.output, *graph.value_info)
+    return (
+        any(value.type.tensor_type.elem_type == TensorProto.DOUBLE for value in values)
+        or any(tensor.data_type == TensorProto.DOUBLE for tensor in graph.initializer)
+        or any(item.name == "to" and item.i == TensorProto.DOUBLE for node in graph.node for item in node.attribute)
+    )
 
 
 def _model_name(text: str) -> str:
-    """A name that a folder and a chain can have."""
-    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_") or "model"
+    """A name that a folder and a chain can have, as near to the text as possible."""
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", plain).strip("_.-") or "model"

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from iree_gauntlet import messages
 from iree_gauntlet.artifacts.publishing import publishing
 from iree_gauntlet.artifacts.seeded import parse_seeded
+from iree_gauntlet.engine.workbench import onnxruntime_version
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.figures import counted
+from iree_gauntlet.requests import RunRequest, SelectionRequest
 from iree_gauntlet.settings import project_folder, shown
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.upkeep.format_schemas import FORMATS, schema_text
+from iree_gauntlet.upkeep.given_data import GivenData, read_data
+from iree_gauntlet.upkeep.golden_record import record, reference_workers
 from iree_gauntlet.upkeep.onnx_program import parse_shapes, read_onnx
+from iree_gauntlet.upkeep.own_model import BENCHMARKS, REGRESSIONS, ChosenInputs, choose_inputs, model_files
 
 if TYPE_CHECKING:
     from iree_gauntlet.upkeep.onnx_program import OnnxProgram
@@ -33,9 +39,7 @@ _RENAMED = {"gitignore": ".gitignore"}
 _EXAMPLE = "example"
 _SCHEMAS = ".schemas"
 _WORKFLOW = Path(".github", "workflows", "gauntlet.yml")
-_REGRESSIONS, _BENCHMARKS = Path("specs", "regression_tests"), Path("specs", "benchmarks")
-# Of the spec of a program that was named.
-_SPEC = "model_cpu"
+_MOST_SHOWN = 5
 
 
 def init(asked: InitRequest) -> ExitCode:
@@ -48,33 +52,64 @@ def init(asked: InitRequest) -> ExitCode:
     folder = Path(asked.folder) if asked.folder else shown(project_folder())
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file", "Name a folder, which may be new.")
-    if (asked.shape or asked.name) and not asked.program:
-        raise UsageError("--shape and --name are of a program", "Give --program FILE too.")
+    if (asked.shape or asked.name or asked.data) and not asked.program:
+        raise UsageError("--shape, --name and --data are of a program", "Give --program FILE too.")
     program = read_onnx(Path(asked.program), asked.name, parse_shapes(asked.shape)) if asked.program else None
     is_project = (folder / "specs").is_dir() and (folder / "suites").is_dir()
     if is_project and program is None:
         what = f"{folder.resolve()} is a project already: it has specs/ and suites/"
         raise UsageError(what, "`init --program FILE` adds a model; or name another folder.")
-    places = [folder / kind / program.name for kind in (_REGRESSIONS, _BENCHMARKS)] if program else []
-    if there := [str(place) for place in places if place.exists()]:
-        hint = "--name gives the model another name; to begin it again, remove what is there."
-        raise UsageError(f"there already: {' and '.join(there)}", hint)
-    files = _of_program(program) if program else {}
+    if program is not None:
+        _require_new(folder, program)
+    data = read_data(Path(asked.data), program) if program and asked.data else GivenData((), ())
+    runs_here = not asked.no_record and bool(onnxruntime_version())
+    chosen = ChosenInputs(data.inputs)
+    if program is not None and not asked.data:
+        chosen = _choose(program, asks=runs_here)
+    files = model_files(program, chosen.choices, data.outputs, _TEMPLATE) if program else {}
     try:
         made, kept = _write(folder, files if is_project else _of_project(program) | files)
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}", "Name a folder that can be written to.") from error
+    _say_what_was_made(made, kept)
+    if not messages.is_quiet():
+        sys.stdout.write(f"{_assumed(program, chosen)}{_elsewhere(folder) if folder / _WORKFLOW in made else ''}\n")
+    code = ExitCode.OK
+    if program is not None and runs_here and not data.outputs:
+        with contextlib.chdir(folder):
+            selected = SelectionRequest(spec_dir=(str(REGRESSIONS),), model=program.name)
+            code = record(RunRequest(selection=selected))
+    if not messages.is_quiet():
+        recorded = bool(data.outputs) or (runs_here and code is ExitCode.OK)
+        sys.stdout.write(_next(folder, program, recorded=recorded))
+    return code
+
+
+def _require_new(folder: Path, program: OnnxProgram) -> None:
+    """Raises UsageError where a folder has a model of this name."""
+    places = [folder / kind / program.name for kind in (REGRESSIONS, BENCHMARKS)]
+    if there := [str(place) for place in places if place.exists()]:
+        hint = "--name gives the model another name; to begin it again, remove what is there."
+        raise UsageError(f"there already: {' and '.join(there)}", hint)
+
+
+def _say_what_was_made(made: list[Path], kept: list[Path]) -> None:
     if not messages.is_quiet():
         # A line for what editors read.
         listed = dict.fromkeys(path.parent if path.parent.name == _SCHEMAS else path for path in made)
         sys.stdout.write("".join(f"  {shown(path.absolute())}{'/' if path.is_dir() else ''}\n" for path in listed))
         sys.stdout.write("".join(f"  {shown(path.absolute())} is there already, and stays\n" for path in kept))
     sys.stdout.write(f"made {counted(len(made), 'file')}\n")
-    if not messages.is_quiet():
-        sys.stdout.write(
-            f"{_assumed(program)}{_elsewhere(folder) if folder / _WORKFLOW in made else ''}\n{_next(folder, program)}"
-        )
-    return ExitCode.OK
+
+
+def _choose(program: OnnxProgram, *, asks: bool) -> ChosenInputs:
+    """Inputs of a program: where a reference may be asked, such that it runs on them."""
+    if not asks:
+        return choose_inputs(program, None)
+    sys.stdout.write(f"{program.path.name}: trying inputs with a reference\n")
+    sys.stdout.flush()
+    with reference_workers() as workers:
+        return choose_inputs(program, workers)
 
 
 def _of_project(program: OnnxProgram | None) -> dict[Path, bytes | Path]:
@@ -87,23 +122,8 @@ def _of_project(program: OnnxProgram | None) -> dict[Path, bytes | Path]:
     # For editors: completion, and what is wrong as it is typed.
     files |= {Path(_SCHEMAS, f"{name}.json"): schema_text(name).encode() for name in FORMATS}
     if program is None:
-        files[_REGRESSIONS / _EXAMPLE / "dense_cpu" / "output_0.npy"] = _expected_of_example()
+        files[REGRESSIONS / _EXAMPLE / "dense_cpu" / "output_0.npy"] = _expected_of_example()
     return files
-
-
-def _of_program(program: OnnxProgram) -> dict[Path, bytes | Path]:
-    """What a program is copied to, with its weights, and its spec and benchmark."""
-    regressions, benchmarks = _REGRESSIONS / program.name, _BENCHMARKS / program.name
-    return {
-        regressions / f"{_SPEC}.json": _json(_regression_of(program)),
-        benchmarks / f"{_SPEC}.json": _json(_benchmark_of(program)),
-        regressions / program.path.name: program.path,
-        **{regressions / item.relative_to(program.path.parent): item for item in program.data},
-    }
-
-
-def _json(content: dict[str, Any]) -> bytes:
-    return (json.dumps(content, indent=4, ensure_ascii=False) + "\n").encode()
 
 
 def _write(folder: Path, files: dict[Path, bytes | Path]) -> tuple[list[Path], list[Path]]:
@@ -125,17 +145,23 @@ def _write(folder: Path, files: dict[Path, bytes | Path]) -> tuple[list[Path], l
     return made, kept
 
 
-def _assumed(program: OnnxProgram | None) -> str:
-    """What a program leaves open, and what stands for it now."""
-    lines = [
-        f"  input {item.name}: {item.type}; open in the file: {', '.join(item.open_sizes)}\n"
-        for item in (program.inputs if program else ())
-        if item.open_sizes
-    ]
-    if not lines:
+def _assumed(program: OnnxProgram | None, chosen: ChosenInputs) -> str:
+    """What a program is given, and why."""
+    if program is None:
         return ""
-    hint = "Other sizes: `init … --shape NAME=SIZES`, or in both specs (onnx_import.shapes and inputs)"
-    return f"\nsizes that were chosen:\n{''.join(lines)}  {hint}.\n"
+    open_sizes = {item.name: ", ".join(item.open_sizes.values()) for item in program.inputs if item.open_sizes}
+    lines = ["inputs that were chosen:"]
+    for choice in chosen.choices:
+        what = "of the data" if choice.content is not None else choice.values or choice.source.partition("?")[0]
+        sizes = open_sizes.get(choice.name)
+        lines.append(f"  {choice.name}: {choice.type}, {what}{f'; open in the file: {sizes}' if sizes else ''}")
+    if chosen.tried:
+        lines.append("  others were tried, and did not do:")
+        lines += [f"    {why}" for why in chosen.tried[:_MOST_SHOWN]]
+    if chosen.runs is False:
+        lines.append("  on none of those that were tried does a reference run the model: choose others in the spec.")
+    hint = "  Other sizes: `init … --shape NAME=SIZES`, or in both specs (onnx_import.shapes and inputs)."
+    return "\n".join(("", *lines, *([hint] if open_sizes else ()), ""))
 
 
 def _elsewhere(folder: Path) -> str:
@@ -153,35 +179,16 @@ def _elsewhere(folder: Path) -> str:
 
 
 def _expected_of_example() -> bytes:
-    spec = json.loads((_TEMPLATE / _REGRESSIONS / _EXAMPLE / "dense_cpu.json").read_text(encoding="utf-8"))
+    spec = json.loads((_TEMPLATE / REGRESSIONS / _EXAMPLE / "dense_cpu.json").read_text(encoding="utf-8"))
     x, w = (parse_seeded(item["source"]).generate().astype(np.float64) for item in spec["inputs"])
     stream = io.BytesIO()
     np.save(stream, np.maximum(x @ w, 0).astype(np.float32))
     return stream.getvalue()
 
 
-def _regression_of(program: OnnxProgram) -> dict[str, Any]:
-    example = json.loads((_TEMPLATE / _REGRESSIONS / _EXAMPLE / "dense_cpu.json").read_text(encoding="utf-8"))
-    return {
-        "description": "Inputs are noise: choose some that the model can do something with.",
-        "mlir": program.path.name,
-        **({"onnx_import": program.onnx_import} if program.onnx_import else {}),
-        "inputs": [{"source": f"random://{kind}"} for kind in program.random_inputs],
-        "outputs": [{"source": f"{_SPEC}/output_{index}.npy"} for index in range(program.outputs)],
-        "device": example["device"],
-        "compiler_flags": example["compiler_flags"],
-        "threshold_args": ["--expected_f32_threshold=1e-04"],
-    }
-
-
-def _benchmark_of(program: OnnxProgram) -> dict[str, Any]:
-    example = json.loads((_TEMPLATE / _BENCHMARKS / _EXAMPLE / "dense_cpu.json").read_text(encoding="utf-8"))
-    return {**example, "inputs": list(program.types), "function_run": program.function}
-
-
-def _next(folder: Path, program: OnnxProgram | None) -> str:
+def _next(folder: Path, program: OnnxProgram | None, *, recorded: bool) -> str:
     steps = [(shlex.join(("cd", str(folder))), "")] if folder.resolve() != Path.cwd() else []
-    if program is not None:
+    if program is not None and not recorded:
         record = f"gauntlet golden.record --model {program.name}"
         steps.append((record, "expected outputs, by onnxruntime (pip install 'iree-gauntlet[record]')"))
     steps.append(("gauntlet run", "compile, check the numbers, measure"))

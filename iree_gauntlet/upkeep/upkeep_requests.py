@@ -79,8 +79,13 @@ class InitRequest:
     program: str = option("", "An ONNX file: its spec is written in place of that of an example.")
     name: str = option("", "What the program's model is called (default: as its file).")
     shape: tuple[str, ...] = option(
-        (), "Sizes of an input that the file leaves open, x=1x3x96x320 (repeatable; default: 1 for each)."
+        (),
+        "Sizes of an input that the file leaves open, x=1x3x96x320 (repeatable; default: the first that it runs on).",
     )
+    data: str = option(
+        "", "Folder with inputs, and expected outputs, of the program: ONNX's test_data_set_*, .npy or .npz files."
+    )
+    no_record: bool = option(False, "Record no expected outputs, and try no inputs.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,26 +1,32 @@
-"""Say which weights of a model its recorded outputs can tell from wrong ones, through onnxruntime alone.
+"""Say which weights of a model its recorded outputs can tell from wrong ones, through a reference alone.
 
-    python -m iree_gauntlet.workers.iree_side.golden_sensitivity --model MODEL.onnx --input x.npy… \
-        --tolerance f32=1e-5 --rtol 1e-5
+    python golden_sensitivity.py PLAN.json
 
-Each floating-point tensor that the file holds is scaled by 1.01, one at a time, and the model is run again. Prints a
-JSON array, an object a tensor: `name`, `elements`, and `effect`: the largest |difference| of any output's element over
-what the tolerance allows there. Above 1 the comparison sees the change, 0 is no effect at all on this input.
+Each floating-point tensor that the file holds is scaled by 1.01, one at a time, and the model is run again. The plan:
+`model`, `inputs`, `cwd` as of `run_onnx`, and `tolerances`: absolute ones by element type, and `rtol`; empty where
+outputs must be equal. The answer is `{"weights": […]}`, an object a tensor: `name`, `elements`, and `effect`: the
+largest |difference| of any output's element over what the tolerance allows there. Above 1 the comparison sees the
+change, 0 is no effect at all on this input.
 
-Exit codes: as of `record_golden`.
+Exit codes: as of `plan_file`.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet.workers.iree_side.record_golden import RefusedError, load_array, run_command, run_model
+if __name__ == "__main__":
+    # The package is the one that this script lies in; all else is found as this Python finds it.
+    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
+    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+
+from iree_gauntlet.workers.iree_side.onnx_reference import OnnxRuntime, read_input
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -76,18 +82,21 @@ def _tensors(graph: Any) -> Iterator[Any]:
                 yield tensor
 
 
-def _measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def _answered(plan: dict[str, Any]) -> dict[str, Any]:
     import onnx  # noqa: PLC0415
     from google.protobuf.message import DecodeError  # noqa: PLC0415
 
     try:
-        model = onnx.load(str(arguments.model))
+        model = onnx.load(plan["model"])
     except (OSError, ValueError, DecodeError) as error:
-        raise RefusedError(f"cannot read {arguments.model}: {error}") from error
-    arrays = [load_array(path) for path in arguments.input]
-    allowed = {name: float(value) for name, _, value in (item.partition("=") for item in arguments.tolerance)}
-    _, outputs = run_model(model.SerializeToString(), arrays)
-    before = list(outputs.values())
+        raise PlanError(f"cannot read {plan['model']}: {error}") from error
+    reference = OnnxRuntime(model.SerializeToString())
+    arrays = [
+        read_input(text, plan["cwd"], item.dtype) for text, item in zip(plan["inputs"], reference.inputs, strict=False)
+    ]
+    allowed = dict(plan["tolerances"])
+    rtol = allowed.pop("rtol", 0.0)
+    before = list(reference.run(arrays).values())
     found = []
     for tensor in list(_tensors(model.graph)):
         kept = onnx.TensorProto()
@@ -95,23 +104,12 @@ def _measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         values = onnx.numpy_helper.to_array(tensor)
         scaled = (values.astype(np.float64) * FACTOR).astype(values.dtype)
         tensor.CopyFrom(onnx.numpy_helper.from_array(scaled, tensor.name))
-        _, outputs = run_model(model.SerializeToString(), arrays)
+        after = list(OnnxRuntime(model.SerializeToString()).run(arrays).values())
         tensor.CopyFrom(kept)
-        effect = effect_of(before, list(outputs.values()), allowed, arguments.rtol)
+        effect = effect_of(before, after, allowed, rtol)
         found.append({"name": tensor.name, "elements": int(values.size), "effect": effect})
-    return found
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="golden_sensitivity")
-    parser.add_argument("--model", type=Path, required=True, help="the .onnx file as published")
-    parser.add_argument("--input", type=Path, action="append", default=[], help=".npy file, in the graph's order")
-    parser.add_argument("--tolerance", action="append", default=[], help="absolute tolerance, such as f32=1e-5")
-    parser.add_argument("--rtol", type=float, default=1e-5, help="relative tolerance (1e-5)")
-    arguments = parser.parse_args(argv)
-    return run_command("golden_sensitivity", lambda: json.dumps(_measured(arguments)))
+    return {"weights": found}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(answer_plan(sys.argv, _answered))

@@ -31,40 +31,28 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
     sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
 
+from iree_gauntlet.workers.iree_side.onnx_reference import (
+    OnnxRuntime,
+    raw_bytes,
+    read_input,
+    require_inputs,
+    tensor_type,
+)
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan
-from iree_gauntlet.workers.iree_side.record_golden import InferenceFailedError, RefusedError, run_model
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, read_value
-from iree_gauntlet.workers.iree_side.run_reference import tensor_type
 from iree_gauntlet.workers.iree_side.trace_dispatches import Tensor, error_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
 
 
-# NumPy's types of onnxruntime's names, where they are not alike.
-_DTYPES = {"float": "float32", "double": "float64"}
-
-
-def _input(text: str, cwd: str, kind: str) -> Array:
-    """What is written behind `--input=`, of the type that onnxruntime takes."""
-    name = kind.removeprefix("tensor(").removesuffix(")")
-    value = read_value(text, cwd)
-    try:
-        dtype = np.dtype(_DTYPES.get(name, name))
-    except TypeError as error:
-        raise PlanError(f"an input is a {kind}, which is not passed on here") from error
-    if value is None:
-        raise PlanError(f"the input {text!r} is no tensor")
-    return np.frombuffer(value.contents, dtype).reshape(value.shape)
-
-
 def _kept(plan: Mapping[str, Any], part: str, index: int, name: str, array: Array) -> dict[str, Any]:
     file = Path(plan["folder"]) / f"{plan['name']}_{part}_{index}.bin"
-    file.write_bytes(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
+    file.write_bytes(raw_bytes(array))
     kind, shape = tensor_type(name, array), list(array.shape)
     return {"name": name, "type": kind, "dtype": str(array.dtype), "shape": shape, "file": str(file)}
 
@@ -86,31 +74,22 @@ def _held(text: str, plan: Mapping[str, Any], right: Tensor) -> tuple[float | No
 
 
 def _answered(plan: dict[str, Any]) -> dict[str, Any]:
-    given: list[Array] = []
-
-    def made(descriptions: Sequence[Any]) -> list[Array]:
-        given[:] = [
-            _input(text, plan["cwd"], item.type) for text, item in zip(plan["inputs"], descriptions, strict=True)
-        ]
-        return given
-
+    session = OnnxRuntime(Path(plan["model"]))
+    require_inputs(session.inputs, plan["inputs"])
+    given = [read_input(text, plan["cwd"], one.dtype) for text, one in zip(plan["inputs"], session.inputs, strict=True)]
+    results = session.run(given)
     try:
-        described, results = run_model(Path(plan["model"]), made)
-        inputs = [_kept(plan, "input", i, described[i]["name"], array) for i, array in enumerate(given)]
+        inputs = [_kept(plan, "input", i, session.inputs[i].name, array) for i, array in enumerate(given)]
         outputs = [_kept(plan, "output", i, name, array) for i, (name, array) in enumerate(results.items())]
-    except (RefusedError, UnsupportedError) as error:
+    except UnsupportedError as error:
         raise PlanError(str(error)) from error
-    except InferenceFailedError as error:
-        raise RuntimeError(str(error)) from error
     for index, (item, array) in enumerate(zip(outputs, results.values(), strict=True)):
         right = Tensor(array.shape, item["type"].rpartition("x")[2], Path(item["file"]).read_bytes())
         item["largest"] = right.largest()
         held = {side: _held(texts[index], plan, right) for side, texts in plan["sides"].items()}
         item["error"] = {side: error for side, (error, _) in held.items()}
         item["wrong"] = {side: wrong for side, (_, wrong) in held.items()}
-    import onnxruntime  # noqa: PLC0415 - only where the plan could be used
-
-    return {"onnxruntime": onnxruntime.__version__, "inputs": inputs, "outputs": outputs}
+    return {"onnxruntime": session.version, "inputs": inputs, "outputs": outputs}
 
 
 if __name__ == "__main__":

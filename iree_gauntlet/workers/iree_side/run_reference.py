@@ -1,4 +1,4 @@
-"""Run an ONNX model on synthetic inputs in onnxruntime, and keep both for iree-run-module.
+"""Run an ONNX model on synthetic inputs in onnxruntime, as it says itself, and keep both for iree-run-module.
 
     python run_reference.py MODEL.onnx -o REFERENCE.zip
 
@@ -35,53 +35,42 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
     sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.record_golden import GoldenError, RefusedError, run_model
+from iree_gauntlet.workers.iree_side.onnx_reference import InferenceFailedError, OnnxRuntime, raw_bytes, tensor_type
+from iree_gauntlet.workers.iree_side.plan_file import PlanError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from iree_gauntlet.workers.iree_side.onnx_reference import ReferenceInput
+
     Array = NDArray[Any]
 
 
-# onnxruntime's names of the types that upstream makes inputs of.
-_INTEGERS = {"tensor(int32)": np.int32, "tensor(int64)": np.int64}
+# Types of integers that upstream makes inputs of.
+_INTEGERS = {"int32": np.int32, "int64": np.int64}
 
 
-def make_inputs(inputs: Sequence[Any]) -> list[Array]:
+def make_inputs(inputs: Sequence[ReferenceInput]) -> list[Array]:
     """Generate a value for each input of a session, in order.
 
     Raises:
-        RefusedError: upstream makes none of its type.
+        PlanError: upstream makes none of its type.
     """
     generator = np.random.default_rng(0)
     arrays: list[Array] = []
     for value in inputs:
         shape = tuple(size if isinstance(size, int) else 1 for size in value.shape)
-        if value.type == "tensor(float)":
+        if value.dtype == "float32":
             arrays.append(generator.random(shape, dtype=np.float32))
-        elif value.type in _INTEGERS:
+        elif value.dtype in _INTEGERS:
             below = max(1, shape[-1]) if shape else 1
-            arrays.append(generator.integers(below, size=shape, dtype=_INTEGERS[value.type]))
+            arrays.append(generator.integers(below, size=shape, dtype=_INTEGERS[value.dtype]))
         else:
-            known = ", ".join(["tensor(float)", *_INTEGERS])
-            raise RefusedError(f"input {value.name!r} is a {value.type}: inputs are generated for {known} only")
+            known = ", ".join(["float32", *_INTEGERS])
+            raise PlanError(f"input {value.name!r} is a {value.dtype}: inputs are generated for {known} only")
     return arrays
-
-
-def tensor_type(name: str, array: Any) -> str:
-    """The type of an output in IREE's notation: `1x64xi64`.
-
-    Raises:
-        RefusedError: it is no tensor of numbers.
-    """
-    kind = {"b": "i1", "f": "f", "i": "i", "u": "i"}.get(array.dtype.kind if isinstance(array, np.ndarray) else "")
-    if kind is None:
-        found = array.dtype if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
-        raise RefusedError(f"output {name!r} is {found}: only tensors of numbers can be compared")
-    element = kind if kind == "i1" else f"{kind}{array.dtype.itemsize * 8}"
-    return "x".join([*map(str, array.shape), element])
 
 
 def _members(inputs: Sequence[Array], outputs: Mapping[str, Any]) -> dict[str, bytes]:
@@ -92,21 +81,16 @@ def _members(inputs: Sequence[Array], outputs: Mapping[str, Any]) -> dict[str, b
     lines = []
     for flag, file, name, array in named:
         lines.append(f"--{flag}={tensor_type(name, array)}=@{file}.bin\n")
-        members[f"{file}.bin"] = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+        members[f"{file}.bin"] = raw_bytes(array)
     return {"arguments.txt": "".join(lines).encode(), **members}
 
 
 def _make(model: Path, output: Path) -> None:
     if not model.is_file():
-        raise RefusedError(f"no file {model}")
-    inputs: list[Array] = []
-
-    def made(descriptions: Sequence[Any]) -> list[Array]:
-        inputs[:] = make_inputs(descriptions)
-        return inputs
-
-    _, outputs = run_model(model, made)
-    members = _members(inputs, outputs)
+        raise PlanError(f"no file {model}")
+    session = OnnxRuntime(model)
+    inputs = make_inputs(session.inputs)
+    members = _members(inputs, session.run(inputs))
     partial = output.with_name(f"{output.name}.partial")
     with zipfile.ZipFile(partial, "w") as archive:
         for name, content in members.items():
@@ -125,10 +109,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         _make(arguments.model, arguments.output)
-    except GoldenError as error:
-        model = f"{arguments.model.name}: " if isinstance(error, RefusedError) else ""
-        print(f"error: {model}{error}", file=sys.stderr)
-        return error.exit_code
+    except PlanError as error:
+        print(f"error: {arguments.model.name}: {error}", file=sys.stderr)
+        return 2
+    except InferenceFailedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

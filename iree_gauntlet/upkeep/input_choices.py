@@ -1,0 +1,302 @@
+"""Inputs for an ONNX model of somebody's: what it can do something with, by what its operators allow.
+
+Floats are noise, integers what the operators behind them take for an index, a size or an axis. Several sets are made,
+in the order of wishes; a reference says which of them the model runs on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.artifacts.seeded import parse_seeded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from iree_gauntlet.upkeep.onnx_program import OnnxInput
+
+    Sizes = tuple[int, ...]
+
+
+# Sizes that stand for those that a file leaves open, in the order of trying.
+_SIZES = (1, 2, 8, 32, 64, 128, 224, 256)
+_MOST_SETS = 40
+# Integers, where nothing says which: tokens, classes, masks, lengths.
+_RANGES = ((0, 2), (0, 1), (1, 2), (1, 4), (0, 8), (-1, 1))
+# What an operator hands on as it is.
+_THROUGH = frozenset(("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
+# Floats that an operator is defined for, by its name and the place of its input.
+_DOMAINS = {
+    ("Acos", 0): (-0.9, 0.9),
+    ("Acosh", 0): (1.0, 3.0),
+    ("Asin", 0): (-0.9, 0.9),
+    ("Atanh", 0): (-0.9, 0.9),
+    ("BatchNormalization", 4): (0.5, 1.5),
+    ("Bernoulli", 0): (0.0, 1.0),
+    ("DequantizeLinear", 1): (0.01, 0.1),
+    ("GridSample", 1): (-1.0, 1.0),
+    ("QuantizeLinear", 1): (0.01, 0.1),
+}
+# From where to where; noise first, and where that will not do, probabilities, and what one can divide by.
+_FLOATS = ((0.0, 0.0), (0.0, 1.0), (1.0, 2.0))
+_LONGEST_LITERAL = 64
+_NPY = b"\x93NUMPY"
+
+
+@dataclass(frozen=True, slots=True)
+class InputChoice:
+    """What an input is given.
+
+    Attributes:
+        name: the input's.
+        type: `1x3x48x192xf32`.
+        source: `random://…`; empty where the values are written down.
+        values: written down, `2 12`; empty for those of a source.
+        content: of a file of its own; None where it needs none.
+        zero: whether zeros would do as well.
+    """
+
+    name: str
+    type: str
+    source: str = ""
+    values: str = ""
+    content: bytes | None = None
+    zero: bool = True
+
+    @property
+    def suffix(self) -> str:
+        """Of its file: `.npy`, or `.bin` for raw values of a type that NumPy does not have."""
+        return ".npy" if self.content is not None and self.content.startswith(_NPY) else ".bin"
+
+    @property
+    def literal(self) -> str:
+        """Values written down, as iree-run-module takes them; integers have no sign there."""
+        return f"{_signless(self.type)}={self.values}"
+
+    @property
+    def for_benchmark(self) -> str:
+        """What a benchmark is given: zeros, where the model runs on them."""
+        if self.values:
+            return self.literal
+        text = _signless(self.type)
+        if "x" not in text or not self.zero:
+            # The tool takes no type alone for a scalar.
+            return f"{text}=1"
+        return text
+
+
+def input_sets(inputs: Sequence[OnnxInput], model: Any) -> Iterator[tuple[tuple[int, ...], tuple[InputChoice, ...]]]:
+    """Sets of inputs in the order of wishes, each with what it is made by: sizes, integers, floats, counted from 0.
+
+    Args:
+        inputs: of the program; sizes that are open are chosen here.
+        model: of `onnx.load`; weights are not looked at.
+    """
+    users = _users(model)
+    shapes = [_sizes(inputs, place) for place in range(len(_SIZES) + 2)]
+    several = any(item.open_sizes for item in inputs)
+    dims = _known_shapes(model)
+    floats = [item for item in inputs if item.is_float]
+    whole = [item for item in inputs if not item.is_float]
+    ways = itertools.product(
+        range(len(shapes) if several else 1), range(len(_RANGES) if whole else 1), range(len(_FLOATS) if floats else 1)
+    )
+    made: set[tuple[InputChoice, ...]] = set()
+    for way in sorted(ways, key=sum):
+        of_size = shapes[way[0]]
+        known = dims | {item.name: of_size[item.name] for item in inputs}
+        choices = tuple(
+            _choice(item, of_size[item.name], users.get(item.name, []), known, way, seed)
+            for seed, item in enumerate(inputs, start=1)
+        )
+        if choices not in made:
+            made.add(choices)
+            yield way, choices
+        if len(made) == _MOST_SETS:
+            return
+
+
+def _sizes(inputs: Sequence[OnnxInput], place: int) -> dict[str, Sizes]:
+    """Shapes by input: all open sizes alike, or the first one, which is mostly a batch, 1."""
+    size, batch = (_SIZES[place], 1) if place < len(_SIZES) else (_SIZES[place - len(_SIZES) + 1],) * 2
+    batches = {item.open_sizes[0] for item in inputs if len(item.shape) > 1 and 0 in item.open_sizes}
+    return {
+        item.name: tuple(
+            (batch if item.open_sizes[index] in batches else size) if index in item.open_sizes else one
+            for index, one in enumerate(item.shape)
+        )
+        for item in inputs
+    }
+
+
+def _choice(
+    item: OnnxInput,
+    shape: Sizes,
+    users: Sequence[tuple[Any, int]],
+    known: Mapping[str, Sizes],
+    way: Sequence[int],
+    seed: int,
+) -> InputChoice:
+    kind = "x".join((*map(str, shape), item.element_type))
+    if item.is_float:
+        return _float_choice(item.name, kind, shape, users, known, way[2], seed)
+    if item.element_type == "i1":
+        # A loop's condition.
+        ends = any(node.op_type == "Loop" and place == 1 for node, place in users)
+        return InputChoice(
+            item.name, kind, f"random://ones/{kind}" if ends else f"random://integers/{kind}?seed={seed}"
+        )
+    values = next(_all_written(users, shape, known), ()) if way[1] == 0 else ()
+    if values:
+        return InputChoice(item.name, kind, values=" ".join(str(int(value)) for value in values), zero=False)
+    if item.element_type.endswith("i4"):
+        # Two a byte; no source makes them.
+        halves = parse_seeded(f"random://integers/{(math.prod(shape) + 1) // 2}xui8?seed={seed}").generate()
+        return InputChoice(item.name, kind, content=halves.tobytes())
+    low, high = _RANGES[way[1]]
+    if way[1] == 0:
+        high = next(filter(None, (_below(node, place, known) for node, place in users)), high)
+    if item.element_type.startswith("ui"):
+        low = max(low, 0)
+    most = 1 << (int(item.element_type.lstrip("sui")) - 1)
+    high = max(min(high, most), low + 1)
+    return InputChoice(item.name, kind, f"random://integers/{kind}?seed={seed}&low={low}&high={high}", zero=low <= 0)
+
+
+def _float_choice(
+    name: str,
+    kind: str,
+    shape: Sizes,
+    users: Sequence[tuple[Any, int]],
+    known: Mapping[str, Sizes],
+    way: int,
+    seed: int,
+) -> InputChoice:
+    domains = [_DOMAINS[node.op_type, place] for node, place in users if (node.op_type, place) in _DOMAINS]
+    values = next(_all_written(users, shape, known), ()) if way == 0 else ()
+    if values:
+        return InputChoice(name, kind, values=" ".join(f"{value:g}" for value in values), zero=False)
+    low, high = (domains or [_FLOATS[way]])[0]
+    if low == high:
+        return InputChoice(name, kind, f"random://normal/{kind}?seed={seed}")
+    return InputChoice(name, kind, f"random://uniform/{kind}?seed={seed}&low={low:g}&high={high:g}", zero=low <= 0)
+
+
+def _users(model: Any) -> dict[str, list[tuple[Any, int]]]:
+    """Which operators take a value, and as which of their inputs; by name, through what hands it on as it is."""
+    direct: dict[str, list[tuple[Any, int]]] = {}
+    waiting = [model.graph]
+    while waiting:
+        for node in waiting.pop().node:
+            for place, name in enumerate(node.input):
+                direct.setdefault(name, []).append((node, place))
+            waiting += [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+    found: dict[str, list[tuple[Any, int]]] = {}
+    for value in model.graph.input:
+        seen, names, users = {value.name}, [value.name], []
+        while names:
+            for node, place in direct.get(names.pop(), ()):
+                users.append((node, place))
+                if node.op_type in _THROUGH and place == 0 and node.output[0] not in seen:
+                    seen.add(node.output[0])
+                    names.append(node.output[0])
+        found[value.name] = users
+    return found
+
+
+def _known_shapes(model: Any) -> dict[str, Sizes]:
+    """Shapes of values as far as all their sizes are declared."""
+    found = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    for value in (*model.graph.input, *model.graph.value_info, *model.graph.output):
+        dims = value.type.tensor_type.shape.dim
+        if value.type.tensor_type.HasField("shape") and all(dim.HasField("dim_value") for dim in dims):
+            found[value.name] = tuple(dim.dim_value for dim in dims)
+    return found
+
+
+def _attribute(node: Any, name: str, default: int) -> int:
+    return next((int(item.i) for item in node.attribute if item.name == name), default)
+
+
+def _below(node: Any, place: int, known: Mapping[str, Sizes]) -> int:
+    """What an index of an operator's input has to be below; 0 where that is not known."""
+    data = known.get(node.input[0], ()) if node.input else ()
+    if node.op_type in ("Gather", "GatherElements", "ScatterElements", "Scatter") and place == 1 and data:
+        return data[_attribute(node, "axis", 0)]
+    if node.op_type in ("GatherND", "ScatterND") and place == 1 and data:
+        return min(data)
+    if node.op_type in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss") and place == 1 and len(data) > 1:
+        return data[1]
+    if node.op_type == "RoiAlign" and place == 2:
+        return 1
+    return 0
+
+
+def _all_written(
+    users: Sequence[tuple[Any, int]], shape: Sizes, known: Mapping[str, Sizes]
+) -> Iterator[Sequence[float]]:
+    """The values that operators need to give what the model declares."""
+    count = math.prod(shape)
+    for node, place in users:
+        rule = _RULES.get((node.op_type, place))
+        outputs = [known.get(name, ()) for name in node.output]
+        if rule is None or not 0 < count <= _LONGEST_LITERAL or not outputs:
+            continue
+        try:
+            values = rule(known.get(node.input[0], ()), outputs, count)
+        except (IndexError, ZeroDivisionError):
+            # Shapes that are not known.
+            continue
+        if len(values) == count:
+            yield values
+
+
+def _pads(data: Sizes, outputs: Sequence[Sizes], count: int) -> Sequence[float]:
+    """All at the end; one at each side where the output's shape is open."""
+    if len(data) * 2 != count or not outputs[0]:
+        return [1] * count
+    return [0] * len(data) + [out - one for out, one in zip(outputs[0], data, strict=True)]
+
+
+def _ratios(data: Sizes, outputs: Sequence[Sizes], count: int) -> Sequence[float]:
+    """What each size is multiplied by."""
+    pairs = list(zip(data, outputs[0], strict=False))[-count:]
+    return [out // one if out % one == 0 else out / one for one, out in pairs]
+
+
+_RULES: dict[tuple[str, int], Callable[[Sizes, Sequence[Sizes], int], Sequence[float]]] = {
+    ("CenterCropPad", 1): lambda _, outputs, count: outputs[0][-count:],
+    ("ConstantOfShape", 0): lambda _, outputs, count: outputs[0] or [2] * count,
+    ("Expand", 1): lambda _, outputs, count: outputs[0] or [2] * count,
+    ("GRU", 4): lambda data, _, count: [data[0]] * count,
+    ("LSTM", 4): lambda data, _, count: [data[0]] * count,
+    ("Loop", 0): lambda *_: [3],
+    ("OneHot", 1): lambda _, outputs, count: [outputs[0][-1]] if outputs[0] else [3] * count,
+    ("Pad", 1): _pads,
+    ("RNN", 4): lambda data, _, count: [data[0]] * count,
+    ("Range", 0): lambda *_: [0],
+    ("Range", 1): lambda _, outputs, __: [outputs[0][0] if outputs[0] else 4],
+    ("Range", 2): lambda *_: [1],
+    ("Reshape", 1): lambda _, outputs, count: outputs[0] or [*([1] * (count - 1)), -1],
+    ("Resize", 2): _ratios,
+    ("Resize", 3): lambda _, outputs, count: outputs[0][-count:],
+    ("ReverseSequence", 1): lambda data, _, count: [data[0]] * count,
+    ("Slice", 1): lambda _, __, count: [0] * count,
+    ("Slice", 2): lambda _, outputs, count: outputs[0][:count] or [1] * count,
+    ("Slice", 3): lambda _, __, count: range(count),
+    ("Slice", 4): lambda _, __, count: [1] * count,
+    ("Split", 1): lambda _, outputs, __: [one[0] for one in outputs],
+    ("Tile", 1): _ratios,
+    ("TopK", 1): lambda _, outputs, count: [min(outputs[0])] if outputs[0] else [1] * count,
+    ("Upsample", 1): _ratios,
+    **{(name, 0): lambda _, outputs, __: [outputs[0][0]] for name in ("BlackmanWindow", "HammingWindow", "HannWindow")},
+}
+
+
+def _signless(kind: str) -> str:
+    """A tensor type with integers that have no sign, as modules have them."""
+    *dims, element = kind.split("x")
+    return "x".join((*dims, element.lstrip("su") if element.lstrip("su").startswith("i") else element))

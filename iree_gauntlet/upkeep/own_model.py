@@ -1,0 +1,176 @@
+"""A model that somebody brings, as a part of a project: its inputs, its spec and its benchmark."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.artifacts.seeded import parse_seeded, write_seeded
+from iree_gauntlet.engine.recording import tolerance_flags
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.upkeep.given_data import file_content
+from iree_gauntlet.upkeep.input_choices import input_sets
+from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, raw_bytes, tensor_type
+from iree_gauntlet.workers.iree_side.rounding import FLOAT_TYPES, allow_of_others
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from iree_gauntlet.engine.reference_workers import ReferenceWorkers
+    from iree_gauntlet.upkeep.input_choices import InputChoice
+    from iree_gauntlet.upkeep.onnx_program import OnnxProgram
+
+
+REGRESSIONS, BENCHMARKS = Path("specs", "regression_tests"), Path("specs", "benchmarks")
+# Of the spec of a program.
+SPEC = "model_cpu"
+_KEEP_F64 = "--iree-input-demote-f64-to-f32=false"
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenInputs:
+    """What a program is given.
+
+    Attributes:
+        choices: one for each of its inputs.
+        tried: why other ones were not taken: what a reference said of them, each once.
+        runs: whether a reference ran the program on these; None where none was asked.
+    """
+
+    choices: tuple[InputChoice, ...]
+    tried: tuple[str, ...] = ()
+    runs: bool | None = None
+
+
+def choose_inputs(program: OnnxProgram, workers: ReferenceWorkers | None) -> ChosenInputs:
+    """The first inputs that a reference can run the program on; the likeliest ones where none can, or none is there."""
+    sets = [choices for _, choices in input_sets(program.inputs, program.model)]
+    if workers is None:
+        return ChosenInputs(sets[0])
+    tried: list[str] = []
+    idle: tuple[InputChoice, ...] = ()
+    with tempfile.TemporaryDirectory(prefix="gauntlet-inputs-") as name:
+        # Mostly the first one will do.
+        for begin, end in ((0, 1), (1, len(sets))):
+            wanted = list(islice(sets, begin, end))
+            if not wanted:
+                break
+            plan = {
+                "model": str(program.path.resolve()),
+                "inputs": [[_given(choice, Path(name)) for choice in choices] for choices in wanted],
+                "cwd": name,
+                "folder": name,
+                "tolerances": None,
+            }
+            try:
+                answer = workers.answer("run_onnx", program.path.name, plan)
+            except GauntletError as error:
+                tried.append(error.what)
+                continue
+            tried += answer["refused"]
+            if answer["tells"]:
+                return ChosenInputs(wanted[answer["taken"]], tuple(dict.fromkeys(tried)), runs=True)
+            idle = idle or wanted[answer["taken"]]
+    return ChosenInputs(idle or sets[0], tuple(dict.fromkeys(tried)), runs=bool(idle))
+
+
+def _given(choice: InputChoice, folder: Path) -> str:
+    """What is chosen, as iree-run-module takes it, with its file in a folder."""
+    if choice.values:
+        return choice.literal
+    if choice.content is not None:
+        path = folder / f"{abs(hash(choice))}{choice.suffix}"
+        path.write_bytes(choice.content)
+    else:
+        seeded = parse_seeded(choice.source)
+        path = folder / f"{abs(hash(choice))}{seeded.suffix}"
+        if not path.exists():
+            write_seeded(choice.source, path)
+    return f"@{path}" if path.suffix == ".npy" else f"{choice.type}=@{path}"
+
+
+def model_files(
+    program: OnnxProgram, choices: Sequence[InputChoice], outputs: Sequence[NDArray[Any]], templates: Path
+) -> dict[Path, bytes | Path]:
+    """What a program is copied to, with its weights; its inputs, outputs that are known, spec and benchmark."""
+    regressions, benchmarks = REGRESSIONS / program.name, BENCHMARKS / program.name
+    regression, benchmark = (
+        json.loads((templates / kind / "example" / "dense_cpu.json").read_text(encoding="utf-8"))
+        for kind in (REGRESSIONS, BENCHMARKS)
+    )
+    onnx_import = program.onnx_import(choices)
+    given = [_GivenOutput.of(index, array) for index, array in enumerate(outputs)]
+    spec = {
+        "description": "Inputs are noise: choose some that the model can do something with.",
+        "mlir": program.path.name,
+        **({"onnx_import": onnx_import} if onnx_import else {}),
+        "inputs": [_in_spec(index, choice) for index, choice in enumerate(choices)],
+        "outputs": [item.in_spec for item in given]
+        # Until they are recorded, that they are missing is an error.
+        or [{"source": f"{SPEC}/output_{index}.npy"} for index in range(program.outputs)],
+        "device": regression["device"],
+        "compiler_flags": [*regression["compiler_flags"], *((_KEEP_F64,) if program.has_f64 else ())],
+        **({"threshold_args": list(_tolerance_of(outputs))} if given else {}),
+    }
+    timed = {"inputs": [choice.for_benchmark for choice in choices], "function_run": program.function}
+    return {
+        regressions / f"{SPEC}.json": _json(spec),
+        benchmarks / f"{SPEC}.json": _json({**benchmark, **timed}),
+        regressions / program.path.name: program.path,
+        **{regressions / item.relative_to(program.path.parent): item for item in program.data},
+        **{
+            regressions / SPEC / f"input_{index}{choice.suffix}": choice.content
+            for index, choice in enumerate(choices)
+            if choice.content is not None
+        },
+        **{regressions / item.in_spec["source"]: item.content for item in given},
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _GivenOutput:
+    """An expected output that somebody had.
+
+    Attributes:
+        in_spec: how the spec names it.
+        content: of its file: a .npy of floats, raw integers, which have no sign in a module.
+    """
+
+    in_spec: dict[str, str]
+    content: bytes
+
+    @classmethod
+    def of(cls, index: int, array: NDArray[Any]) -> _GivenOutput:
+        kind = tensor_type(f"output_{index}", array)
+        content = file_content(array)
+        if array.dtype.kind in "iu" or not content.startswith(b"\x93NUMPY"):
+            return cls({"source": f"{SPEC}/output_{index}.bin", "value": kind}, raw_bytes(array))
+        return cls({"source": f"{SPEC}/output_{index}.npy"}, content)
+
+
+def _tolerance_of(outputs: Sequence[NDArray[Any]]) -> tuple[str, ...]:
+    """The flags for outputs of another program."""
+    by_type: dict[str, list[NDArray[Any]]] = {}
+    for array in outputs:
+        by_type.setdefault(ELEMENT_TYPES[array.dtype.name], []).append(array)
+    floats = {name: asdict(allow_of_others(name, arrays)) for name, arrays in by_type.items() if name in FLOAT_TYPES}
+    return tolerance_flags(floats)
+
+
+def _in_spec(index: int, choice: InputChoice) -> dict[str, str]:
+    if choice.values:
+        return {"value": choice.literal}
+    if choice.content is None:
+        return {"source": choice.source}
+    typed = {} if choice.suffix == ".npy" else {"value": choice.type}
+    return {"source": f"{SPEC}/input_{index}{choice.suffix}", **typed}
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=4, ensure_ascii=False) + "\n").encode()

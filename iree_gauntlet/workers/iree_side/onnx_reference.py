@@ -1,0 +1,297 @@
+"""What an ONNX model gives, by a program that computes what the model says.
+
+onnxruntime runs with its graph optimisations off: they fuse quantise, convolve, quantise into integer kernels, and then
+the numbers are no longer the model's. The other reference is onnx's own evaluator, which is slow, and has what
+onnxruntime lacks: bf16, f8, 4-bit integers, the newest operators, training functions.
+
+Both have arrays as NumPy and ml_dtypes know them.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from iree_gauntlet.workers.iree_side.plan_file import PlanError
+from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, read_value
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+
+# IREE's names of element types by those of NumPy and ml_dtypes; a module's integers have no sign.
+ELEMENT_TYPES = {
+    "bool": "i1",
+    **{f"{sign}int{bits}": f"i{bits}" for sign in ("", "u") for bits in (4, 8, 16, 32, 64)},
+    **{f"float{bits}": f"f{bits}" for bits in (16, 32, 64)},
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "f8E4M3FN",
+    "float8_e4m3fnuz": "f8E4M3FNUZ",
+    "float8_e5m2": "f8E5M2",
+    "float8_e5m2fnuz": "f8E5M2FNUZ",
+    "float8_e8m0fnu": "f8E8M0FNU",
+}
+# onnxruntime's words for types that have another name in NumPy.
+_ITS_NAMES = {"float": "float32", "double": "float64"}
+_NIBBLE = 0xF
+
+
+class InferenceFailedError(RuntimeError):
+    """A reference cannot load or run the model; the text is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceInput:
+    """An input of a model.
+
+    Attributes:
+        name: in the graph.
+        dtype: NumPy's or ml_dtypes' name of its element type; a longer text where it is no tensor of numbers.
+        shape: as declared: sizes, names of open ones, or None.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str | None, ...]
+
+
+class Reference(Protocol):
+    """A program that runs a model."""
+
+    @property
+    def name(self) -> str:
+        """`onnxruntime` or `onnx`."""
+
+    @property
+    def version(self) -> str:
+        """Of that package."""
+
+    @property
+    def inputs(self) -> Sequence[ReferenceInput]:
+        """In the order of the graph's."""
+
+    def run(self, arrays: Sequence[Array]) -> dict[str, Array]:
+        """Outputs by name, in the order of the graph's.
+
+        Raises:
+            InferenceFailedError: it cannot be run on these.
+        """
+
+
+class OnnxRuntime:
+    """A model in onnxruntime: one thread, the processor's own provider.
+
+    Args:
+        model: its file or content.
+        optimised: with onnxruntime's own graph optimisations.
+
+    Raises:
+        PlanError: there is no onnxruntime.
+        InferenceFailedError: it cannot load the model.
+    """
+
+    name = "onnxruntime"
+
+    def __init__(self, model: Path | bytes, *, optimised: bool = False) -> None:
+        try:
+            import onnxruntime  # noqa: PLC0415 - of an extra
+        except ModuleNotFoundError as error:
+            raise PlanError(f"no onnxruntime in {sys.executable}; pip install 'iree-gauntlet[record]'") from error
+        self.version: str = onnxruntime.__version__
+        self._of = "the model" if isinstance(model, bytes) else model.name
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        if not optimised:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        # What onnxruntime raises derives from Exception alone, one class per status code.
+        statuses = vars(onnxruntime.capi.onnxruntime_pybind11_state).values()
+        self._failures: tuple[type[Exception], ...] = (
+            RuntimeError,
+            ValueError,
+            TypeError,
+            *(value for value in statuses if isinstance(value, type) and issubclass(value, Exception)),
+        )
+        loaded = model if isinstance(model, bytes) else str(model)
+        try:
+            self._session = onnxruntime.InferenceSession(loaded, options, providers=["CPUExecutionProvider"])
+        except self._failures as error:
+            raise InferenceFailedError(f"onnxruntime cannot load {self._of}: {first_line(error)}") from error
+        self.inputs = tuple(
+            ReferenceInput(item.name, _dtype_name(item.type), tuple(item.shape)) for item in self._session.get_inputs()
+        )
+
+    def run(self, arrays: Sequence[Array]) -> dict[str, Array]:
+        """As of `Reference`."""
+        require_inputs(self.inputs, arrays)
+        names = [value.name for value in self._session.get_outputs()]
+        try:
+            values = self._session.run(
+                names, {item.name: array for item, array in zip(self.inputs, arrays, strict=True)}
+            )
+        except self._failures as error:
+            raise InferenceFailedError(f"onnxruntime cannot run {self._of}: {first_line(error)}") from error
+        return dict(zip(names, values, strict=True))
+
+
+class OnnxEvaluator:
+    """A model in onnx's own reference evaluator.
+
+    Args:
+        model: of `onnx.load`, with its weights.
+
+    Raises:
+        InferenceFailedError: it cannot load the model.
+    """
+
+    name = "onnx"
+
+    def __init__(self, model: Any) -> None:
+        import onnx  # noqa: PLC0415 - onnxruntime does without
+        from onnx.reference import ReferenceEvaluator  # noqa: PLC0415
+
+        self.version: str = onnx.__version__
+        self._declared = {value.name: value for value in model.graph.output}
+        constants = {tensor.name for tensor in model.graph.initializer}
+        values = [value for value in model.graph.input if value.name not in constants]
+        self.inputs = tuple(ReferenceInput(value.name, *_declared_type(value)) for value in values)
+        try:
+            self._evaluator = ReferenceEvaluator(model)
+        # Whatever Python may raise: it interprets a file of somebody's.
+        except Exception as error:
+            raise InferenceFailedError(f"onnx's evaluator cannot load the model: {first_line(error)}") from error
+
+    def run(self, arrays: Sequence[Array]) -> dict[str, Array]:
+        """As of `Reference`; outputs of another type or shape than the model declares are failures."""
+        require_inputs(self.inputs, arrays)
+        feeds = {item.name: array for item, array in zip(self.inputs, arrays, strict=True)}
+        try:
+            with warnings.catch_warnings(), np.errstate(all="ignore"):
+                warnings.simplefilter("ignore")
+                values = self._evaluator.run(None, feeds)
+        # As above.
+        except Exception as error:
+            raise InferenceFailedError(f"onnx's evaluator cannot run the model: {first_line(error)}") from error
+        found = {}
+        for name, value in zip(self._declared, values, strict=True):
+            array = np.asarray(value) if isinstance(value, np.generic) else value
+            dtype, shape = _declared_type(self._declared[name])
+            if isinstance(array, np.ndarray) and not _fits(array, dtype, shape):
+                what = f"output {name!r} as {array.dtype} {list(array.shape)}, declared as {dtype} {list(shape)}"
+                raise InferenceFailedError(f"onnx's evaluator gives {what}")
+            found[name] = array
+        return found
+
+
+def require_inputs(inputs: Sequence[ReferenceInput], arrays: Sequence[Array]) -> None:
+    """Raises PlanError where there are not as many arrays as a model has inputs."""
+    if len(inputs) != len(arrays):
+        known = ", ".join(f"{item.name} {item.dtype} {list(item.shape)}" for item in inputs)
+        raise PlanError(f"{len(arrays)} inputs were given, the model takes {len(inputs)}: {known}")
+
+
+def read_input(text: str, cwd: str, dtype_name: str) -> Array:
+    """What is written behind `--input=`, as the array that a reference takes.
+
+    Args:
+        text: `@x.npy`, `4xf32=@x.bin`, `4xf32=1`.
+        cwd: where its files lie.
+        dtype_name: of the model's input.
+
+    Raises:
+        PlanError: it is no tensor, or one that is not read here.
+    """
+    try:
+        value = read_value(text, cwd)
+    except UnsupportedError as error:
+        raise PlanError(f"the input {text!r} cannot be given to a reference: {error}") from error
+    if value is None:
+        raise PlanError(f"the input {text!r} is no tensor")
+    dtype = known_dtype(dtype_name)
+    contents = np.frombuffer(value.contents, np.uint8)
+    count = int(np.prod(value.shape, dtype=np.int64))
+    if dtype.name in ("int4", "uint4"):
+        halves = np.stack([contents & _NIBBLE, contents >> 4], axis=1).reshape(-1)[:count]
+        signed = halves.astype(np.int8) - 16 * (halves > 7) if dtype.name == "int4" else halves
+        return signed.astype(dtype).reshape(value.shape)
+    if contents.size != count * dtype.itemsize:
+        raise PlanError(f"the input {text!r} is a {value.element_type}, and the model takes {dtype_name}")
+    return contents.view(dtype).reshape(value.shape)
+
+
+def raw_bytes(array: Array) -> bytes:
+    """The contents as IREE's tools read them: little-endian, dense, two 4-bit values a byte, the first one low."""
+    if array.dtype.name in ("int4", "uint4"):
+        halves = array.astype(np.int8).reshape(-1).view(np.uint8) & _NIBBLE
+        pairs = np.append(halves, np.zeros(halves.size % 2, np.uint8)).reshape(-1, 2)
+        return bytes((pairs[:, 0] | pairs[:, 1] << 4).astype(np.uint8).tobytes())
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False) if array.dtype.isbuiltin == 1 else array
+    return np.ascontiguousarray(little).tobytes()
+
+
+def tensor_type(name: str, array: Any) -> str:
+    """The type of an output in IREE's notation: `1x64xi64`.
+
+    Raises:
+        PlanError: it is no tensor of numbers that IREE's tools know.
+    """
+    found = array.dtype.name if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
+    element = ELEMENT_TYPES.get(found)
+    if element is None:
+        raise PlanError(f"output {name!r} is {found}: only tensors of numbers can be compared")
+    return "x".join([*map(str, array.shape), element])
+
+
+def known_dtype(name: str) -> np.dtype[Any]:
+    """A type by the name that NumPy or ml_dtypes has for it.
+
+    Raises:
+        PlanError: neither has.
+    """
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes  # noqa: PLC0415 - slow to import, and most models do without
+
+        if name not in ELEMENT_TYPES:
+            raise PlanError(f"an input is a {name}, which no reference can be given") from None
+        known: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return known
+
+
+def first_line(error: Exception) -> str:
+    """What an exception says, on one line."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _dtype_name(kind: str) -> str:
+    """NumPy's name of `tensor(float)`."""
+    name = kind.removeprefix("tensor(").removesuffix(")")
+    return _ITS_NAMES.get(name, name)
+
+
+def _declared_type(value: Any) -> tuple[str, tuple[int | str | None, ...]]:
+    import onnx  # noqa: PLC0415
+
+    tensor = value.type.tensor_type
+    if not value.type.HasField("tensor_type"):
+        return str(value.type.WhichOneof("value")), ()
+    dims = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim)
+    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)).name, dims
+
+
+def _fits(array: Array, dtype: str, shape: Sequence[int | str | None]) -> bool:
+    same = dtype in (array.dtype.name, "object")
+    known = all(not isinstance(size, int) or size == one for size, one in zip(shape, array.shape, strict=False))
+    # A model may leave out the shape of an output, which looks like a scalar's.
+    return same and (not shape or (len(shape) == array.ndim and known))

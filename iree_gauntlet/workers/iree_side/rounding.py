@@ -1,0 +1,113 @@
+"""How far a right result may be from a reference: what rounding does to it, measured and by its type.
+
+The error of the reference itself, against the same model in double precision, says what a model does to roundings: an
+implementation that adds in another order is off by as much. Below stand the least that is allowed, some units of the
+type's own rounding of the largest value, since approximations of exp, tanh, erf and the like differ by as much; above,
+what a mistake of 1 % must exceed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+
+FLOAT_TYPES = ("f16", "bf16", "f32", "f64")
+# By IREE's names of element types: the least that is allowed, as a share of the largest value; and of each value. All
+# are below 1 %; those of f16 and bf16 are two units in the last place, and one.
+_LEAST = {"f64": 1e-12, "f32": 4e-6, "f16": 2e-3, "bf16": 4e-3}
+_ROUNDING = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
+_RELATIVE = {"f64": 1e-12, "f32": 1e-5, "f16": 2e-3, "bf16": 4e-3}
+# The same of outputs that another program gave, with sums in an order of its own.
+_ELSEWHERE = {"f64": 1e-7, "f32": 1e-4, "f16": 4e-3, "bf16": 8e-3}
+# Of the error against f64: room for other orders and other approximations; where a mistake of 1 % would hide in that,
+# half of it, or so much as is still needed.
+_ROOM, _LITTLE_ROOM = 10.0, 2.0
+_VISIBLE = 5e-3
+# An error so large, as a share of the largest value, is none of rounding: the model in f64 is another one.
+_INCOMPARABLE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What outputs of one element type may differ by.
+
+    Attributes:
+        atol: absolute.
+        rtol: relative.
+        reason: why, for people.
+    """
+
+    atol: float
+    rtol: float
+    reason: str
+
+
+def allow(element_type: str, outputs: Iterable[tuple[Array, Array | None]], longest_sum: int) -> Allowed:
+    """The tolerance of a model's outputs of one floating-point type.
+
+    Args:
+        element_type: `f16`, `bf16`, `f32` or `f64`.
+        outputs: of the reference; and of the same in f64, None where it cannot be run so.
+        longest_sum: how many products a value of the model is the sum of, at most; it stands for what is not in f64.
+    """
+    chosen = Allowed(0.0, _RELATIVE[element_type], "")
+    for array, exact in outputs:
+        scale = largest_of(array)
+        least = _LEAST[element_type] * (scale or 1.0)
+        error = difference(array, exact) if exact is not None else math.inf
+        if error <= _INCOMPARABLE * scale:
+            reason = f"its error against the same model in f64 is {error:.2g}, the largest value {scale:.3g}"
+        else:
+            error = _ROUNDING[element_type] * math.sqrt(longest_sum) * scale / _ROOM
+            reason = f"sums of {longest_sum} products in {element_type}, the largest value {scale:.3g}"
+        wanted = max(min(_ROOM * error, _VISIBLE * scale), _LITTLE_ROOM * error)
+        if wanted <= least:
+            wanted = least
+            reason = f"{_LEAST[element_type]:g} of the largest value, {scale:.3g}: a few roundings of {element_type}"
+        if wanted > chosen.atol:
+            chosen = Allowed(_rounded_up(wanted), chosen.rtol, reason)
+    return chosen
+
+
+def allow_of_others(element_type: str, outputs: Iterable[Array]) -> Allowed:
+    """The tolerance of outputs of one floating-point type that no reference of ours gave."""
+    scale = max(map(largest_of, outputs), default=0.0)
+    share = _ELSEWHERE[element_type]
+    reason = f"{share:g} of the largest value, {scale:.3g}: they come from another program"
+    return Allowed(_rounded_up(share * (scale or 1.0)), _RELATIVE[element_type], reason)
+
+
+def difference(array: Array, other: Array) -> float:
+    """The largest difference of finite values; infinite where one is no number or infinite and the other is not so."""
+    if array.shape != other.shape:
+        return math.inf
+    with np.errstate(all="ignore"):
+        mine, wanted = array.astype(np.float64), other.astype(np.float64)
+        finite = np.isfinite(mine) & np.isfinite(wanted)
+        if not ((mine == wanted) | finite | (np.isnan(mine) & np.isnan(wanted))).all():
+            return math.inf
+        return float(np.abs(mine - wanted).max(where=finite, initial=0.0))
+
+
+def largest_of(array: Array) -> float:
+    """The largest absolute value that is finite; 0 where there is none."""
+    with np.errstate(all="ignore"):
+        sizes = np.abs(array.astype(np.float64))
+    return float(sizes.max(where=np.isfinite(sizes), initial=0.0))
+
+
+def _rounded_up(value: float) -> float:
+    """To two significant digits."""
+    digit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return float(f"{math.ceil(value / digit - 1e-9) * digit:.2g}")

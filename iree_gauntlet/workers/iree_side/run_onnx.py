@@ -1,0 +1,329 @@
+"""Run an ONNX model as it says itself, for expected outputs: by onnxruntime, or by onnx's own evaluator.
+
+    python run_onnx.py PLAN.json
+
+It runs in the Python that has onnx and onnxruntime. The plan:
+
+    {"model": "/…/m.onnx",
+     "inputs": [["@x.npy", "4xi64=1"], …],        sets of inputs as iree-run-module takes them, in the order of wishes
+     "cwd": "/…",                                 where their files lie
+     "folder": "/…",                              outputs go to <folder>/output_0.bin, …, as raw values
+     "tolerances": {"f32": 1e-4, "rtol": 1e-5}}   what the spec allows; null to have it chosen
+
+The first set that runs and whose outputs can tell right from wrong is taken, else the first that runs. The model is run
+twice, generators of random numbers without their seeds: what differs is nothing to expect. onnxruntime is also run as
+people run it, with its graph optimisations, and a small model in onnx's evaluator: where the two references differ by
+more than is allowed, the evaluator is right, which is ONNX's own.
+
+The answer:
+
+    {"taken": 0, "tells": true,                   whether its outputs can tell right from wrong
+     "refused": ["why", …],                       of the other sets that were tried
+     "reference": {"name": "onnxruntime", "version": "1.32.0"},
+     "inputs": [{"name", "dtype", "declared_shape", "shape"}],
+     "outputs": [{"name", "type", "file", "dtype", "count", "nans", "infinities", "least", "most",
+                  "differs", "optimised", "other"}],
+     "random": ["RandomNormalLike"],
+     "allowed": {"f32": {"atol", "rtol", "reason"}},
+     "notes": ["why onnxruntime is not the reference"]}
+
+`differs`: from run to run. `optimised`, `other`: by how much onnxruntime with optimisations, and the other reference,
+differ by more than is allowed; null where they don't, or were not run. Infinite differences are -1. Exit codes: as of
+`plan_file`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if __name__ == "__main__":
+    # The package is the one that this script lies in; all else is found as this Python finds it.
+    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
+    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+
+from iree_gauntlet.workers.iree_side.onnx_reference import (
+    InferenceFailedError,
+    OnnxEvaluator,
+    OnnxRuntime,
+    raw_bytes,
+    read_input,
+    tensor_type,
+)
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan
+from iree_gauntlet.workers.iree_side.rounding import Allowed, allow, difference, largest_of
+from iree_gauntlet.workers.iree_side.widen_onnx import widened
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from iree_gauntlet.workers.iree_side.onnx_reference import Reference
+
+    Array = NDArray[Any]
+    Outputs = dict[str, Array]
+
+
+_FLOATS = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
+_RANDOM = frozenset(
+    (
+        *("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike"),
+        *("RandomUniform", "RandomUniformLike"),
+    )
+)
+# A model that onnx's evaluator, which is Python, runs in a second or two.
+_FEW_NODES, _FEW_VALUES = 200, 1_000_000
+# Weights that are made twice as wide in memory, several times.
+_MOST_WIDENED = 100_000_000
+# Where both references run, and neither is known to be right, so far apart are they different.
+_APART = {"f64": 1e-9, "f32": 1e-3, "f16": 1e-2, "bf16": 2e-2}
+
+
+def _answered(plan: dict[str, Any]) -> dict[str, Any]:
+    import onnx  # noqa: PLC0415 - only where the plan could be used
+
+    path = Path(plan["model"])
+    try:
+        model = onnx.load(str(path))
+    # Of protobuf, by one of several names; or a weight's file is missing.
+    except Exception as error:
+        raise PlanError(f"cannot read {path.name}: {' '.join(str(error).split())[:200]}") from error
+    reference, notes = _reference(path, model)
+    taken, refused, arrays, outputs = _first_that_runs(reference, plan)
+    if outputs is None and reference.name == OnnxRuntime.name:
+        notes.append(refused[0])
+        reference = OnnxEvaluator(model)
+        taken, refused, arrays, outputs = _first_that_runs(reference, plan)
+    if outputs is None:
+        raise InferenceFailedError("; ".join(dict.fromkeys([*notes, *refused])))
+    types = {name: tensor_type(name, array) for name, array in outputs.items()}
+    differing = _differing(model, reference, arrays, outputs)
+    other = None
+    if not differing and reference.name == OnnxRuntime.name and _is_small(model, arrays):
+        other = _tried(lambda: OnnxEvaluator(model).run(arrays))
+        if other is not None and _are_apart(outputs, other):
+            notes.append("onnxruntime and onnx's own evaluator differ")
+            reference, outputs, other = OnnxEvaluator(model), other, outputs
+    allowed = _allowed(plan["tolerances"], model, reference, arrays, outputs)
+    optimised = None
+    if not differing and reference.name == OnnxRuntime.name:
+        optimised = _tried(lambda: OnnxRuntime(path, optimised=True).run(arrays))
+    told = []
+    for index, (name, array) in enumerate(outputs.items()):
+        file = Path(plan["folder"]) / f"output_{index}.bin"
+        file.write_bytes(raw_bytes(array))
+        told.append(
+            {
+                "name": name,
+                "type": types[name],
+                "file": str(file),
+                **_described(array),
+                "differs": name in differing,
+                "optimised": _excess(array, (optimised or {}).get(name), allowed),
+                "other": _excess(array, (other or {}).get(name), allowed),
+            }
+        )
+    return {
+        "taken": taken,
+        "tells": any(map(_tells, outputs.values())),
+        "refused": refused,
+        "reference": {"name": reference.name, "version": reference.version},
+        "inputs": [
+            {"name": item.name, "dtype": item.dtype, "declared_shape": list(item.shape), "shape": list(array.shape)}
+            for item, array in zip(reference.inputs, arrays, strict=True)
+        ],
+        "outputs": told,
+        "random": sorted({node.op_type for node in _nodes(model)} & _RANDOM),
+        "allowed": {name: asdict(item) for name, item in allowed.items()},
+        "notes": notes,
+    }
+
+
+def _reference(path: Path, model: Any) -> tuple[Reference, list[str]]:
+    """onnxruntime, or where it cannot load the model, onnx's evaluator; and why."""
+    try:
+        return OnnxRuntime(path), []
+    except (InferenceFailedError, PlanError) as error:
+        return OnnxEvaluator(model), [str(error)]
+
+
+def _first_that_runs(
+    reference: Reference, plan: Mapping[str, Any]
+) -> tuple[int, list[str], list[Array], Outputs | None]:
+    """Which set of inputs is taken, why those before it were not, its arrays, and what they give; None for none."""
+    refused: list[str] = []
+    best: tuple[int, list[str], list[Array], Outputs] | None = None
+    for index, texts in enumerate(plan["inputs"]):
+        if len(texts) != len(reference.inputs):
+            known = ", ".join(f"{item.name} {item.dtype} {list(item.shape)}" for item in reference.inputs)
+            raise PlanError(f"{len(texts)} inputs were given, the model takes {len(reference.inputs)}: {known}")
+        arrays = [read_input(text, plan["cwd"], item.dtype) for text, item in zip(texts, reference.inputs, strict=True)]
+        try:
+            outputs = reference.run(arrays)
+        except InferenceFailedError as error:
+            refused.append(str(error))
+            continue
+        if not outputs:
+            raise PlanError("the model has no outputs")
+        if any(_tells(array) for array in outputs.values()):
+            return index, refused, arrays, outputs
+        best = best or (index, list(refused), arrays, outputs)
+        refused.append("its outputs say nothing: all of them are the same everywhere, empty or no numbers")
+    return best or (0, refused, [], None)
+
+
+def _tells(array: Any) -> bool:
+    """Whether an output has values that are not all the same."""
+    if not isinstance(array, np.ndarray) or array.dtype.kind in "OSU":
+        return True
+    described = _described(array)
+    odd = described["nans"] + described["infinities"]
+    return odd < array.size and (odd > 0 or array.size == 1 or described["least"] != described["most"])
+
+
+def _described(array: Array) -> dict[str, Any]:
+    """What there is to say of an array; `least` and `most` of finite values, null where there are none."""
+    with np.errstate(all="ignore"):
+        values = array.astype(np.float64) if array.dtype.name not in ("int64", "uint64") else array
+        floating = values.dtype.kind == "f"
+        nans = int(np.isnan(values).sum()) if floating else 0
+        finite = values[np.isfinite(values)] if floating else values
+    return {
+        "dtype": array.dtype.name,
+        "shape": list(array.shape),
+        "count": int(array.size),
+        "nans": nans,
+        "infinities": int(array.size - nans - finite.size),
+        "least": finite.min().item() if finite.size else None,
+        "most": finite.max().item() if finite.size else None,
+    }
+
+
+def _tried(run: Callable[[], Outputs]) -> Outputs | None:
+    """What it gives; None where it cannot be run: of a second opinion there may be none."""
+    try:
+        return run()
+    except (InferenceFailedError, PlanError):
+        return None
+
+
+def _nodes(model: Any) -> Iterator[Any]:
+    """The nodes of a model, its functions and all graphs inside of its nodes."""
+    waiting = [*model.graph.node, *(node for function in model.functions for node in function.node)]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for attribute in node.attribute:
+            waiting.extend(attribute.g.node)
+
+
+def _is_small(model: Any, arrays: Sequence[Array]) -> bool:
+    weights = sum(int(np.prod(tensor.dims, dtype=np.int64)) for tensor in model.graph.initializer)
+    values = weights + sum(array.size for array in arrays)
+    return values <= _FEW_VALUES and sum(1 for _ in _nodes(model)) <= _FEW_NODES
+
+
+def _are_apart(outputs: Outputs, others: Outputs) -> bool:
+    for array, other in zip(outputs.values(), others.values(), strict=True):
+        element = _FLOATS.get(array.dtype.name, "")
+        scale = largest_of(other)
+        if difference(array, other) > (_APART[element] * scale if element else 0.0):
+            return True
+    return False
+
+
+def _allowed(
+    given: Mapping[str, float] | None, model: Any, reference: Reference, arrays: Sequence[Array], outputs: Outputs
+) -> dict[str, Allowed]:
+    """What outputs may differ by, by element type: as the spec says, or as their rounding says."""
+    elements = dict.fromkeys(_FLOATS[array.dtype.name] for array in outputs.values() if array.dtype.name in _FLOATS)
+    if given is not None:
+        return {name: Allowed(given[name], given["rtol"], "as the spec says") for name in elements}
+    exact = _in_f64(model, reference, arrays) if elements else None
+    found = {}
+    for element in elements:
+        pairs = [
+            (array, exact[name] if exact else None)
+            for name, array in outputs.items()
+            if _FLOATS.get(array.dtype.name) == element
+        ]
+        found[element] = allow(element, pairs, _longest_sum(model, arrays))
+    return found
+
+
+def _longest_sum(model: Any, arrays: Sequence[Array]) -> int:
+    """Of how many products a value is the sum, at most: by the weights of layers, and by inputs that are reduced."""
+    weights = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    longest = 1
+    for node in _nodes(model):
+        for dims in (weights[name] for name in node.input if len(weights.get(name, ())) > 1):
+            outer = dims[0] if node.op_type.startswith(("Conv", "QLinearConv")) else dims[-1]
+            longest = max(longest, int(np.prod(dims, dtype=np.int64)) // max(outer, 1))
+        if node.op_type.startswith("Reduce"):
+            longest = max(longest, *(array.size for array in arrays))
+    return longest
+
+
+def _in_f64(model: Any, reference: Reference, arrays: Sequence[Array]) -> Outputs | None:
+    """What the model gives in double precision; None where neither reference can say."""
+    if sum(int(np.prod(tensor.dims, dtype=np.int64)) for tensor in model.graph.initializer) > _MOST_WIDENED:
+        return None
+    narrow = {"float16", "bfloat16", "float32"}
+    wide = [array.astype(np.float64) if array.dtype.name in narrow else array for array in arrays]
+    copy = widened(model)
+    found = None
+    if reference.name == OnnxRuntime.name:
+        found = _tried(lambda: OnnxRuntime(copy.SerializeToString()).run(wide))
+    if found is None and (reference.name == OnnxEvaluator.name or _is_small(model, arrays)):
+        found = _tried(lambda: OnnxEvaluator(copy).run(wide))
+    return found
+
+
+def _differing(model: Any, reference: Reference, arrays: Sequence[Array], outputs: Outputs) -> set[str]:
+    """Outputs that are not the same in another run, whose random numbers have no seeds."""
+    seeded = [node for node in _nodes(model) if node.op_type in _RANDOM]
+    again: Reference = reference
+    if any(attribute.name == "seed" for node in seeded for attribute in node.attribute):
+        for node in seeded:
+            kept = [attribute for attribute in node.attribute if attribute.name != "seed"]
+            del node.attribute[:]
+            node.attribute.extend(kept)
+        # Its weights may lie in files beside it: it is loaded from memory where it has generators, and those are small.
+        again = OnnxRuntime(model.SerializeToString()) if reference.name == OnnxRuntime.name else OnnxEvaluator(model)
+    first, second = again.run(arrays), again.run(arrays)
+    return {
+        name
+        for name, array in outputs.items()
+        if not _same(first[name], second[name]) or (again is reference and not _same(array, first[name]))
+    }
+
+
+def _same(array: Array, other: Array) -> bool:
+    return array.shape == other.shape and raw_bytes(array) == raw_bytes(other)
+
+
+def _excess(array: Array, other: Array | None, allowed: Mapping[str, Allowed]) -> float | None:
+    """The largest difference, where some difference is more than is allowed; -1 for an infinite one, else None."""
+    if other is None:
+        return None
+    apart = difference(array, other)
+    element = _FLOATS.get(array.dtype.name, "")
+    if apart == math.inf:
+        return -1.0
+    if element:
+        with np.errstate(all="ignore"):
+            wanted, found = array.astype(np.float64), other.astype(np.float64)
+            over = np.abs(found - wanted) > allowed[element].atol + allowed[element].rtol * np.abs(wanted)
+        return apart if over.any() else None
+    return apart or None
+
+
+if __name__ == "__main__":
+    sys.exit(answer_plan(sys.argv, _answered))
