@@ -9,7 +9,7 @@ import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Case, Kind
 from iree_gauntlet.document import Column, Document, Judged, Table
@@ -26,7 +26,7 @@ from iree_gauntlet.settings import require_ones_own, shown
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping
 
     from iree_gauntlet.artifacts.store import ArtifactStore
     from iree_gauntlet.dialects.spec import Spec
@@ -53,10 +53,14 @@ class _Chosen:
     workers: ReferenceWorkers
 
 
-def record(request: RunRequest) -> ExitCode:
+def record(request: RunRequest, known: Mapping[str, Any] | None = None) -> ExitCode:
     """Records expected outputs of the selected ONNX models; says which of the selected cases are of none.
 
     Each is tried, whatever becomes of the others.
+
+    Args:
+        request: what is selected, and how it is fetched.
+        known: what a reference has said of the only one that is selected.
 
     Raises:
         UsageError: no model was named, or a spec is none of one's own.
@@ -65,18 +69,19 @@ def record(request: RunRequest) -> ExitCode:
     with _chosen(request) as chosen:
         for _, spec in chosen.cases:
             require_ones_own(spec.path)
-        return record_cases(chosen.cases, chosen.store, chosen.workers)
+        return _record_cases(chosen, known)
 
 
-def record_cases(cases: Sequence[tuple[Case, Spec]], store: ArtifactStore, workers: ReferenceWorkers) -> ExitCode:
+def _record_cases(chosen: _Chosen, known: Mapping[str, Any] | None) -> ExitCode:
     """Records the expected outputs of cases, and says what became of each; the exit code of the worst."""
     rows: list[tuple[Cell, ...]] = []
     codes = [ExitCode.OK]
-    for case, spec in cases:
-        sys.stdout.write(f"{case.origin.file}: running a reference\n")
+    for case, spec in chosen.cases:
+        if known is None:
+            sys.stdout.write(f"{case.origin.file}: running a reference\n")
         sys.stdout.flush()
         try:
-            recording = record_outputs(case, spec, store, workers)
+            recording = record_outputs(case, spec, chosen.store, chosen.workers, known)
         except GauntletError as error:
             sys.stderr.write(f"error: {error.what}\n{f'  {error.hint}' if error.hint else ''}\n")
             codes.append(error.exit_code)

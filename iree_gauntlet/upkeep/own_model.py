@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +16,7 @@ from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, raw_by
 from iree_gauntlet.workers.iree_side.rounding import FLOAT_TYPES, allow_of_others
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -41,11 +39,13 @@ class ChosenInputs:
         choices: one for each of its inputs.
         tried: why other ones were not taken: what a reference said of them, each once.
         runs: whether a reference ran the program on these; None where none was asked.
+        said: what it said of them (`run_onnx`); None where it did not run.
     """
 
     choices: tuple[InputChoice, ...]
     tried: tuple[str, ...] = ()
     runs: bool | None = None
+    said: Mapping[str, Any] | None = None
 
 
 def choose_inputs(program: OnnxProgram, workers: ReferenceWorkers | None) -> ChosenInputs:
@@ -54,30 +54,31 @@ def choose_inputs(program: OnnxProgram, workers: ReferenceWorkers | None) -> Cho
     if workers is None:
         return ChosenInputs(sets[0])
     tried: list[str] = []
-    idle: tuple[InputChoice, ...] = ()
-    with tempfile.TemporaryDirectory(prefix="gauntlet-inputs-") as name:
-        # Mostly the first one will do.
-        for begin, end in ((0, 1), (1, len(sets))):
-            wanted = list(islice(sets, begin, end))
-            if not wanted:
-                break
-            plan = {
-                "model": str(program.path.resolve()),
-                "inputs": [[_given(choice, Path(name)) for choice in choices] for choices in wanted],
-                "cwd": name,
-                "folder": name,
-                "tolerances": None,
-            }
-            try:
-                answer = workers.answer("run_onnx", program.path.name, plan)
-            except GauntletError as error:
-                tried.append(error.what)
-                continue
-            tried += answer["refused"]
-            if answer["tells"]:
-                return ChosenInputs(wanted[answer["taken"]], tuple(dict.fromkeys(tried)), runs=True)
-            idle = idle or wanted[answer["taken"]]
-    return ChosenInputs(idle or sets[0], tuple(dict.fromkeys(tried)), runs=bool(idle))
+    idle: ChosenInputs | None = None
+    # Mostly the first one will do.
+    for name, wanted in (("first", sets[:1]), ("others", sets[1:])):
+        if not wanted:
+            break
+        folder = workers.folder / name
+        folder.mkdir()
+        plan = {
+            "model": str(program.path.resolve()),
+            "inputs": [[_given(choice, folder) for choice in choices] for choices in wanted],
+            "cwd": str(folder),
+            "folder": str(folder),
+            "tolerances": None,
+        }
+        try:
+            said = workers.answer("run_onnx", program.path.name, plan)
+        except GauntletError as error:
+            tried.append(error.what)
+            continue
+        tried += said["refused"]
+        found = ChosenInputs(wanted[said["taken"]], tuple(dict.fromkeys(tried)), runs=True, said=said)
+        if said["tells"]:
+            return found
+        idle = idle or found
+    return idle or ChosenInputs(sets[0], tuple(dict.fromkeys(tried)), runs=False)
 
 
 def _given(choice: InputChoice, folder: Path) -> str:

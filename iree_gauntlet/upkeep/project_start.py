@@ -29,6 +29,7 @@ from iree_gauntlet.upkeep.onnx_program import parse_shapes, read_onnx
 from iree_gauntlet.upkeep.own_model import BENCHMARKS, REGRESSIONS, ChosenInputs, choose_inputs, model_files
 
 if TYPE_CHECKING:
+    from iree_gauntlet.engine.reference_workers import ReferenceWorkers
     from iree_gauntlet.upkeep.onnx_program import OnnxProgram
     from iree_gauntlet.upkeep.upkeep_requests import InitRequest
 
@@ -63,22 +64,24 @@ def init(asked: InitRequest) -> ExitCode:
         _require_new(folder, program)
     data = read_data(Path(asked.data), program) if program and asked.data else GivenData((), ())
     runs_here = not asked.no_record and bool(onnxruntime_version())
-    chosen = ChosenInputs(data.inputs)
-    if program is not None and not asked.data:
-        chosen = _choose(program, asks=runs_here)
-    files = model_files(program, chosen.choices, data.outputs, _TEMPLATE) if program else {}
-    try:
-        made, kept = _write(folder, files if is_project else _of_project(program) | files)
-    except OSError as error:
-        raise UsageError(f"{error.filename}: {error.strerror}", "Name a folder that can be written to.") from error
-    _say_what_was_made(made, kept)
-    if not messages.is_quiet():
-        sys.stdout.write(f"{_assumed(program, chosen)}{_elsewhere(folder) if folder / _WORKFLOW in made else ''}\n")
-    code = ExitCode.OK
-    if program is not None and runs_here and not data.outputs:
-        with contextlib.chdir(folder):
-            selected = SelectionRequest(spec_dir=(str(REGRESSIONS),), model=program.name)
-            code = record(RunRequest(selection=selected))
+    with reference_workers() as workers:
+        chosen = ChosenInputs(data.inputs)
+        if program is not None and not asked.data:
+            chosen = _choose(program, workers if runs_here else None)
+        files = model_files(program, chosen.choices, data.outputs, _TEMPLATE) if program else {}
+        try:
+            made, kept = _write(folder, files if is_project else _of_project(program) | files)
+        except OSError as error:
+            raise UsageError(f"{error.filename}: {error.strerror}", "Name a folder that can be written to.") from error
+        _say_what_was_made(made, kept)
+        if not messages.is_quiet():
+            where = _elsewhere(folder) if folder / _WORKFLOW in made else ""
+            sys.stdout.write(f"{_assumed(program, chosen)}{where}\n")
+        code = ExitCode.OK
+        if program is not None and runs_here and not data.outputs:
+            with contextlib.chdir(folder):
+                selected = SelectionRequest(spec_dir=(str(REGRESSIONS),), model=program.name)
+                code = record(RunRequest(selection=selected), chosen.said)
     if not messages.is_quiet():
         recorded = bool(data.outputs) or (runs_here and code is ExitCode.OK)
         sys.stdout.write(_next(folder, program, recorded=recorded))
@@ -102,14 +105,12 @@ def _say_what_was_made(made: list[Path], kept: list[Path]) -> None:
     sys.stdout.write(f"made {counted(len(made), 'file')}\n")
 
 
-def _choose(program: OnnxProgram, *, asks: bool) -> ChosenInputs:
+def _choose(program: OnnxProgram, workers: ReferenceWorkers | None) -> ChosenInputs:
     """Inputs of a program: where a reference may be asked, such that it runs on them."""
-    if not asks:
-        return choose_inputs(program, None)
-    sys.stdout.write(f"{program.path.name}: trying inputs with a reference\n")
-    sys.stdout.flush()
-    with reference_workers() as workers:
-        return choose_inputs(program, workers)
+    if workers is not None:
+        sys.stdout.write(f"{program.path.name}: running a reference on inputs for it\n")
+        sys.stdout.flush()
+    return choose_inputs(program, workers)
 
 
 def _of_project(program: OnnxProgram | None) -> dict[Path, bytes | Path]:

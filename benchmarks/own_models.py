@@ -1,0 +1,217 @@
+"""Take models that nobody chose through `init` and `run`, and hold the verdicts against a direct comparison.
+
+    python benchmarks/own_models.py [N] [--folder DIR] [--jobs 2]
+
+The models are the 1,884 that the package `onnx` describes itself (`onnx.backend.test.case.node`), or N of them, evenly
+spread. Each is brought as somebody would: `gauntlet init --program`, with nothing else said. One `gauntlet run` judges
+all. Beside that, IREE's outputs on ONNX's own inputs are compared with ONNX's own expected outputs by iree-run-module,
+with the tolerance that ONNX states for each. Prints how many got a verdict, why others were refused, and every verdict
+that contradicts the comparison: passed where that is wrong, or wrong numbers where that is right. It may be only the
+inputs that differ: noise in place of ONNX's.
+
+All of them take an hour on 2 cores. Needs the extras `iree` and `record`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from onnx.backend.test.case.node import collect_testcases
+
+from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, raw_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+_GAUNTLET = (sys.executable, "-m", "iree_gauntlet")
+# Of ONNX's tests, where one states nothing; absolute ones of types that are coarser than that.
+_RTOL = 1e-3
+_ATOL = {"f16": 1e-2, "bf16": 5e-2}
+
+
+@dataclass
+class Model:
+    """A model, and what became of it."""
+
+    case: Any
+    program: Path
+    code: int = 0
+    said: str = ""
+    verdict: str = ""
+    reason: str = ""
+    module: Path | None = None
+    direct: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def refused(self) -> str:
+        """Why it has no expected outputs, in general words; empty where it has."""
+        if self.code == 0:
+            return ""
+        lines = [line for line in self.said.splitlines() if line.startswith("error:")]
+        text = lines[-1] if lines else self.said[-200:]
+        for pattern, kind in _KINDS:
+            if re.search(pattern, text):
+                return kind
+        return text[:160]
+
+
+_KINDS = (
+    (r"is of (sequence_type|optional_type)", "input is a sequence or optional"),
+    (r"is of STRING|holds? object|is object", "strings"),
+    (r"output .* is (a list|a NoneType|float4|.?int2|float8|str)", "output of a type that IREE's tools do not know"),
+    (r"is of (\w+), which no spec has", "input of a type that IREE's tools do not know"),
+    (r"differ from run to run", "outputs differ from run to run"),
+    (r"is NaN", "nothing but NaN"),
+    (r"cannot (load|run)", "no reference runs it"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; 1 where a verdict contradicts the comparison."""
+    parser = argparse.ArgumentParser(description="Verdicts of models that nobody chose.")
+    parser.add_argument("count", nargs="?", type=int, default=0, help="how many models (default: all)")
+    parser.add_argument("--folder", type=Path, help="where the project is made and stays (default: a temporary one)")
+    parser.add_argument("--jobs", type=int, default=2, help="models that are brought at once")
+    asked = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = asked.folder or Path(temporary)
+        models = _models(folder / "programs", asked.count)
+        project = folder / "project"
+        _bring(models[0], project)
+        with ThreadPoolExecutor(asked.jobs) as pool:
+            list(pool.map(lambda model: _bring(model, project), models[1:]))
+        _run(models, project)
+        with ThreadPoolExecutor(asked.jobs) as pool:
+            list(pool.map(lambda model: _compare(model, folder / "direct"), models))
+        return _print(models)
+
+
+def _models(folder: Path, count: int) -> list[Model]:
+    folder.mkdir(parents=True, exist_ok=True)
+    cases = [case for case in collect_testcases(None) if case.kind == "node"]
+    if 0 < count < len(cases):
+        cases = [cases[index * len(cases) // count] for index in range(count)]
+    models = []
+    for case in cases:
+        path = folder / f"{case.name}.onnx"
+        onnx.save(case.model, path)
+        models.append(Model(case, path))
+    return models
+
+
+def _bring(model: Model, project: Path) -> None:
+    argv = [*_GAUNTLET, "init", str(project), "--program", str(model.program)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)  # noqa: S603 - as a user types it
+    model.code, model.said = done.returncode, done.stdout + done.stderr
+
+
+def _run(models: list[Model], project: Path) -> None:
+    """One run of all that have expected outputs: the others are not judged."""
+    for model in models:
+        if model.code:
+            # Its spec may be there without outputs.
+            (project / "specs" / "regression_tests" / model.program.stem / "model_cpu.json").unlink(missing_ok=True)
+    argv = [*_GAUNTLET, "run", "--run-dir", "runs/all", "--stages", "threshold"]
+    subprocess.run(argv, cwd=project, capture_output=True, check=False)  # noqa: S603
+    run = project / "runs" / "all"
+    steps = json.loads((run / "summary.json").read_text(encoding="utf-8"))["steps"]
+    by_name = {model.program.stem: model for model in models}
+    for step in steps:
+        model = by_name.get(step["model"])
+        if model is None:
+            continue
+        if step["stage"] == "threshold" or step["verdict"] in ("failed", "error"):
+            if step["verdict"] != "skipped" or not model.verdict:
+                model.verdict = f"{step['verdict']}: {step['stage']}" if step["verdict"] != "passed" else "passed"
+                model.reason = step.get("reason", "")
+        module = run / "steps" / step["model"] / "model.cpu" / "compile" / "module.vmfb"
+        model.module = module if module.exists() else None
+
+
+def _compare(model: Model, folder: Path) -> None:
+    """IREE's outputs on ONNX's inputs, against ONNX's outputs."""
+    if model.module is None:
+        model.direct = "does not compile"
+        return
+    place = folder / model.program.stem
+    place.mkdir(parents=True, exist_ok=True)
+    inputs, outputs = model.case.data_sets[0]
+    try:
+        given = [_text(place / f"input_{index}.bin", value) for index, value in enumerate(inputs)]
+        wanted = [_text(place / f"output_{index}.bin", value) for index, value in enumerate(outputs)]
+    except (KeyError, AttributeError, TypeError, ValueError):
+        model.direct = "not comparable"
+        return
+    argv = [str(Path(sys.executable).with_name("iree-run-module")), f"--module={model.module}", "--device=local-sync"]
+    argv += [f"--input={text}" for text in given] + [f"--expected_output={text}" for text in wanted]
+    rtol, atol = model.case.rtol or _RTOL, model.case.atol or 1e-7
+    argv += [f"--expected_rtol={rtol}"]
+    argv += [f"--expected_{kind}_threshold={max(atol, _ATOL.get(kind, 0))}" for kind in ("f16", "bf16", "f32", "f64")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=place)  # noqa: S603
+    if done.returncode == 0:
+        model.direct = "right"
+    elif "[FAILED]" in done.stdout:
+        model.direct = "wrong"
+        model.notes = [line for line in done.stdout.splitlines() if "[FAILED]" in line][:1]
+    else:
+        model.direct = "does not run"
+        model.notes = done.stderr.splitlines()[:1]
+
+
+def _text(path: Path, value: Any) -> str:
+    array = onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else np.asarray(value)
+    path.write_bytes(raw_bytes(array))
+    return f"{'x'.join([*map(str, array.shape), ELEMENT_TYPES[array.dtype.name]])}=@{path.name}"
+
+
+def _print(models: list[Model]) -> int:
+    print(f"{len(models)} models")
+    judged = [model for model in models if not model.refused]
+    verdicts = Counter(model.verdict or "none" for model in judged)
+    print(f"  verdict given: {len(judged)}")
+    for verdict, count in verdicts.most_common():
+        print(f"    {count:5} {verdict}")
+    print(f"  refused: {len(models) - len(judged)}")
+    for kind, count in Counter(model.refused for model in models if model.refused).most_common():
+        names = [model.program.stem for model in models if model.refused == kind]
+        print(f"    {count:5} {kind}: {', '.join(names[:3])}{', …' if len(names) > 3 else ''}")
+    runnable = [model for model in models if model.refused not in _NOT_RUN]
+    share = 100 * len(judged) / max(1, len(runnable))
+    print(f"  {share:.1f} % of those that a reference runs on tensors of numbers")
+    pairs = Counter((model.verdict, model.direct) for model in judged)
+    print("  verdict, and the direct comparison")
+    for (verdict, direct), count in pairs.most_common():
+        print(f"    {count:5} {verdict:20} {direct}")
+    bad = [
+        model
+        for model in judged
+        if (model.verdict == "passed" and model.direct not in ("right", "not comparable"))
+        or (model.verdict == "failed: threshold" and model.direct == "right")
+        or model.verdict.startswith("error")
+        or not model.verdict
+    ]
+    print(f"  contradictions: {len(bad)}")
+    for model in bad:
+        print(f"    {model.program.stem}: {model.verdict} ({model.reason[:150]}); direct: {model.direct} {model.notes}")
+    return 1 if bad else 0
+
+
+_NOT_RUN = ("input is a sequence or optional", "strings", "no reference runs it")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
