@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping  # noqa: TC003 - pydantic looks it up
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from pydantic import (
 from iree_gauntlet.cases import SPEC_STAGES, OnnxImport
 from iree_gauntlet.dialects.spec_file import FieldError, did_you_mean, problems_of, without_strange_fields
 from iree_gauntlet.targets import DEVICES, FAMILIES, Target, flags_for
+from iree_gauntlet.written_numbers import parse_c_float, parse_c_integer, split_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -36,6 +38,11 @@ _ELEMENT_TYPE = r"(?:i|si|ui)(?:1|2|4|8|16|32|64)|index|f16|bf16|tf32|f32|f64|f8
 TENSOR_TYPE = re.compile(rf"(?:\d+x)*(?:{_ELEMENT_TYPE})")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _RELEASE = re.compile(r"\d+(?:\.\d+)*(?:(?:rc|\.?dev)\d*)?(?:\+\w+)?")
+_SHAPE = re.compile(r"(?:\d+x)*")
+_INTEGER_TYPE = re.compile(r"(?:i|si|ui)(?:8|16|32|64)")
+_BYTES = re.compile(r"(?:[0-9a-fA-F]{2})+")
+# How a file of values begins, behind a type.
+_FILES = ("@", "+")
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 
@@ -93,12 +100,71 @@ def one_of(what: str, known: Collection[str], besides: Iterable[str] = ()) -> Ch
 
 def _input_text(text: str) -> str:
     """`1x64xi64`, `1xf32=3.0`, `@file.npy` and the runtime's other notations."""
-    head = text.split("=", 1)[0]
+    head, equals, contents = text.partition("=")
     if not text.strip() or "\0" in text:
         raise ValueError(f"expected an input such as 1x64xi64, found {text!r}")
     if head[:1].isdigit() and not _NUMBER.fullmatch(text) and not TENSOR_TYPE.fullmatch(head):
         raise ValueError(f"expected an input such as 1x64xi64 or 1xf32=3.0, found {text!r}")
+    if TENSOR_TYPE.fullmatch(head) and not contents.startswith(_FILES):
+        _require_values(head, contents, text)
+        if not equals and "x" not in text:
+            raise ValueError(f"expected the value of a scalar, such as {text}=0, found {text!r}")
     return text
+
+
+def _require_values(tensor_type: str, contents: str, text: str) -> None:
+    """Refuses values that a tensor type does not have; none are zeros, and one fills the tensor."""
+    found = _SHAPE.match(tensor_type)
+    shape = found[0] if found else ""
+    element_type = tensor_type.removeprefix(shape)
+    tokens, count = split_values(contents), math.prod(map(int, shape.split("x")[:-1]))
+    packed = element_type.lstrip("sui") in ("2", "4")
+    if tokens and len(tokens) not in (1, count) and not packed:
+        raise ValueError(f"expected one value, or all {count}, found {len(tokens)} in {text!r}")
+    for token in tokens:
+        try:
+            _parse_value(token, element_type)
+        except ValueError as error:
+            raise ValueError(f"{token!r} is not a value of {element_type}: {error}, in {text!r}") from None
+
+
+def _parse_value(token: str, element_type: str) -> None:
+    if _INTEGER_TYPE.fullmatch(element_type):
+        parse_c_integer(token, element_type)
+    elif element_type.startswith(("f", "bf")):
+        parse_c_float(token)
+    elif not _BYTES.fullmatch(token):
+        raise ValueError("expected bytes in hexadecimal digits, such as 01")
+
+
+def require_type(value: str, field: str) -> None:
+    """Refuses what is no tensor type, next to the field of a file of raw bytes.
+
+    Raises:
+        FieldError: it is none.
+    """
+    if not TENSOR_TYPE.fullmatch(value):
+        raise FieldError("value", f"expected a tensor type with {field!r}, such as 1x64xf16, found {value!r}")
+
+
+def require_literal(value: str, field: str) -> None:
+    """Refuses an argument without a file that is none: values such as `4xf32=1 2 3 4`, `4xf32` for zeros, a number.
+
+    Args:
+        value: what is written.
+        field: what would name a file.
+
+    Raises:
+        FieldError: it is not one.
+    """
+    head, _, contents = value.partition("=")
+    if not (_NUMBER.fullmatch(value) or TENSOR_TYPE.fullmatch(head)) or contents.startswith(_FILES):
+        message = f"expected values such as 4xf32=1 2 3 4, or 4xf32 for zeros, found {value!r}; {field!r} names a file"
+        raise FieldError("value", message)
+    try:
+        _input_text(value)
+    except ValueError as error:
+        raise FieldError("value", str(error)) from None
 
 
 def _flag(text: str) -> str:
@@ -163,7 +229,6 @@ Text = Annotated[str, AfterValidator(_not_blank)]
 Word = Annotated[str, expecting("one word of letters, digits, '_', '-' and '.'", _is_word)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
-TensorType = Annotated[str, expecting("a tensor type such as 1x64xf16", TENSOR_TYPE.fullmatch)]
 InputText = Annotated[str, AfterValidator(_input_text)]
 PlainName = Annotated[str, expecting("a file name without folders", _is_plain_name)]
 RelativePath = Annotated[str, expecting("a relative path without '..'", _is_relative_path)]

@@ -126,8 +126,8 @@ def build_regression(spec: Spec, target: Target) -> tuple[Regression | None, lis
         companion = replace(
             case, kind=Kind.COMPILE, modules=pipeline, parameters=(), inputs=(), expected_outputs=(), blocked_reason=""
         )
-    urls = tuple(argument.url for argument in (*inputs, *outputs)) + tuple(item.url for item in parameters if item.url)
-    return Regression(case, companion, main, parameters, (main.program.url, *urls)), []
+    urls = [main.program.url, *(item.url for item in (*inputs, *outputs)), *(item.url for item in parameters)]
+    return Regression(case, companion, main, parameters, tuple(filter(None, urls))), []
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,5 +218,6 @@ def _expectations(spec: Spec, fields: _Fields, target: Target) -> tuple[Expectat
 
 def _arguments(blobs: list[Blob], field: str, url: Callable[[Sequence[str | int], str], str]) -> tuple[Argument, ...]:
     return tuple(
-        Argument(blob.value or "", url([field, index, "source"], blob.source)) for index, blob in enumerate(blobs)
+        Argument(blob.value or "", url([field, index, "source"], blob.source) if blob.source else "")
+        for index, blob in enumerate(blobs)
     )

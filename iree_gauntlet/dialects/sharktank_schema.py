@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from iree_gauntlet.dialects.fields import (
+    TENSOR_TYPE,
     Count,
     Document,
     Family,
@@ -23,7 +24,6 @@ from iree_gauntlet.dialects.fields import (
     RelativePath,
     Releases,
     TargetOptions,
-    TensorType,
     Text,
     Timeouts,
     Truth,
@@ -32,7 +32,9 @@ from iree_gauntlet.dialects.fields import (
     Word,
     in_schema,
     present,
+    require_literal,
     require_no_type,
+    require_type,
     when_true,
 )
 from iree_gauntlet.dialects.spec_file import FieldError
@@ -43,15 +45,25 @@ _NEWER_NAMES = {"golden_time": "golden_time_ms", "specific_rocm_chip_to_ignore":
 
 
 class Blob(Document):
-    """A file and, for raw bytes, its type."""
+    """A file and, for raw bytes, its type; or values without a file (*ours*)."""
 
-    source: Text
-    value: TensorType | None = None
+    model_config = in_schema(
+        anyOf=[present("source"), present("value")],
+        **{"if": present("source"), "then": {"properties": {"value": {"pattern": f"^(?:{TENSOR_TYPE.pattern})$"}}}},
+    )
+
+    source: Text | None = None
+    value: Text | None = None
 
     @model_validator(mode="after")
-    def _npy_carries_its_type(self) -> Blob:
-        if self.value:
+    def _says_what_it_is(self) -> Blob:
+        if self.source is None and self.value is None:
+            raise ValueError("has neither 'source' nor 'value': give at least one")
+        if self.value and self.source:
             require_no_type(self.value, self.source)
+            require_type(self.value, "source")
+        elif self.value:
+            require_literal(self.value, "source")
         return self
 
 

@@ -21,7 +21,6 @@ from pydantic import (
 )
 
 from iree_gauntlet.dialects.fields import (
-    TENSOR_TYPE,
     Count,
     Document,
     Flag,
@@ -36,6 +35,7 @@ from iree_gauntlet.dialects.fields import (
     in_schema,
     present,
     require_no_type,
+    require_type,
 )
 from iree_gauntlet.dialects.spec_file import FieldError, did_you_mean
 
@@ -121,9 +121,7 @@ class ArgumentSpec(Document):
             raise ValueError("has neither 'value' nor 'url': give at least one")
         if self.value and self.url:
             require_no_type(self.value, self.url)
-            if not TENSOR_TYPE.fullmatch(self.value):
-                message = f"expected a tensor type with 'url', such as 1x64xf16, found {self.value!r}"
-                raise FieldError("value", message)
+            require_type(self.value, "url")
         return self
 
 

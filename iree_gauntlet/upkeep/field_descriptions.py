@@ -23,7 +23,7 @@ FIELDS = {
     "inputs": "Arguments of the function, in order.",
     "outputs": "Expected outputs, in order.",
     "source": "A file relative to the spec, or a URL: https, az, s3, gs, hf, pypi, file, random.",
-    "value": "Type of raw bytes, such as 1x64xf16; a .npy file carries its own.",
+    "value": "Type of raw bytes, such as 1x64xf16 (a .npy file has its own); without a source, values: 4xf32=1 2 3 4.",
     "device": "What it runs on: local-task, hip, cuda, vulkan, metal, or a device's own name.",
     "modules": "Modules in load order.",
     "pipeline_mlir": f"{_SECOND}.",

@@ -19,8 +19,8 @@ from iree_gauntlet.measuring.numerics.arrays import (
     read_output,
     read_raw,
 )
-from iree_gauntlet.measuring.numerics.c_float import parse_c_float
 from iree_gauntlet.measuring.numerics.element_types import TensorError, TensorType, parse_tensor_type, storage_dtype
+from iree_gauntlet.written_numbers import parse_c_float
 
 if TYPE_CHECKING:
     from pathlib import Path

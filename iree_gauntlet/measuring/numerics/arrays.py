@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet.measuring.numerics.c_float import parse_c_float
 from iree_gauntlet.measuring.numerics.element_types import (
     TensorError,
     TensorType,
@@ -32,6 +31,7 @@ from iree_gauntlet.measuring.numerics.element_types import (
     parse_tensor_type,
     storage_dtype,
 )
+from iree_gauntlet.written_numbers import parse_c_float, parse_c_integer, split_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,8 +48,6 @@ _IGNORED = ("(ignored)", "(null)")
 # CPython 3.11 counts how deep it is in a syntax tree for all threads together: where the collection of garbage lets
 # another one in, either may end in a SystemError.
 _ONE_TREE_AT_A_TIME = threading.Lock()
-_TOKEN = re.compile(r"[^\s,\[\]]+")
-_INTEGER = re.compile(r"([+-]?)(?:0[xX]([0-9a-fA-F]+)|0([0-7]*)|([1-9][0-9]*))(?:\.0*)?")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -289,7 +287,7 @@ def parse_inline_values(text: str, tensor_type: TensorType) -> NDArray[Any]:
     dtype = storage_dtype(tensor_type.element_type)
     capacity = tensor_type.byte_count // dtype.itemsize
     shape = (capacity,) if tensor_type.packed else tensor_type.shape
-    tokens = _TOKEN.findall(text)
+    tokens = split_values(text)
     if not tokens:
         return np.zeros(shape, dtype)
     if len(tokens) not in (1, capacity) or capacity == 0:
@@ -308,28 +306,14 @@ def parse_inline_values(text: str, tensor_type: TensorType) -> NDArray[Any]:
 
 def _parse_value(token: str, element_type: str, dtype: np.dtype[Any]) -> NDArray[Any]:
     if is_integer(element_type):
-        return _parse_integer(token, element_type, dtype)
+        bits = dtype.itemsize * 8
+        value = parse_c_integer(token, element_type) % (1 << bits)
+        return np.frombuffer(value.to_bytes(bits // 8, "little"), dtype)
     if is_float(element_type):
-        value = parse_c_float(token)
+        number = parse_c_float(token)
         with np.errstate(all="ignore"):
             # Small floats go through f32, as in the tool: the two roundings are part of the result.
-            return np.array([value], np.float64 if element_type == "f64" else np.float32).astype(dtype)
+            return np.array([number], np.float64 if element_type == "f64" else np.float32).astype(dtype)
     if not re.fullmatch(r"[0-9a-fA-F]*", token) or len(token) != 2 * dtype.itemsize:
         raise ValueError(f"expected {2 * dtype.itemsize} hexadecimal digits")
     return np.frombuffer(bytes.fromhex(token), dtype)
-
-
-def _parse_integer(token: str, element_type: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-    match = _INTEGER.fullmatch(token)
-    if match is None:
-        raise ValueError("not an integer")
-    sign, hexadecimal, octal, decimal = match.groups()
-    magnitude = int(hexadecimal, 16) if hexadecimal else int(octal or "0", 8) if octal is not None else int(decimal)
-    value = -magnitude if sign == "-" else magnitude
-    bits = dtype.itemsize * 8
-    signless = element_type.startswith("i") and bits < 64
-    lowest = 0 if element_type.startswith("ui") else -(1 << (bits - 1))
-    highest = (1 << bits) - 1 if signless or element_type.startswith("ui") else (1 << (bits - 1)) - 1
-    if not lowest <= value <= highest:
-        raise ValueError(f"out of range ({lowest} to {highest})")
-    return np.frombuffer((value % (1 << bits)).to_bytes(bits // 8, "little"), dtype)
