@@ -50,6 +50,8 @@ SPEC_STAGES = tuple(stage for stage in Stage if stage not in (Stage.EXPORT, Stag
 
 # Role of the module that a case is about, and of the steps of a stage that a chain always has.
 MAIN = "main"
+# Role of a file that nothing reads but the comparison of a threshold step.
+EXPECTED_OUTPUT = "expected_output"
 
 
 class ArgumentOrder(StrEnum):

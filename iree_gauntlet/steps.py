@@ -31,7 +31,8 @@ class StepInput:
     """A file that a step reads.
 
     Attributes:
-        role: what it is to the step (`program`, `input`, `expected_output`, `parameters`, `module`).
+        role: what it is to the step (`program`, `input`, `expected_output`, `parameters`, `module`). A fetch leaves
+            it to the threshold step to say that an expected output is not to be had.
         url: where it comes from; empty for what another step makes.
         path: where it lies on this machine when the step starts.
         sha256: its hash where known.

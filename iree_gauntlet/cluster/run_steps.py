@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import EXPECTED_OUTPUT, Stage, Verdict
 from iree_gauntlet.cluster.offers import LOCAL
 from iree_gauntlet.cluster.run_order import with_paths
 from iree_gauntlet.engine.modules.modules import note_made_again
@@ -99,8 +99,7 @@ class HereSteps:
             if failed is not None:
                 return failed
             result = self._done[step.id] = self._engine.result_of(step)
-        missing = step.stage is Stage.FETCH and result.verdict is Verdict.ERROR
-        return Done(result, self._missing(step) if missing else ())
+        return Done(result, self._missing(step) if result.verdict is Verdict.ERROR else ())
 
     def needed(self, step: Step, made: Iterable[Made]) -> Done | None:
         """Does what a step needs and was not done here; how the step ends where that fails, or None.
@@ -140,7 +139,10 @@ class HereSteps:
         return None
 
     def _missing(self, step: Step) -> tuple[str, ...]:
-        return tuple(item.url for item in step.inputs if not self._store.present(item.url))
+        # What it failed for want of: a fetch goes on without these.
+        left = (EXPECTED_OUTPUT,) if step.stage is Stage.FETCH else ()
+        wanted = (item.url for item in step.inputs if item.url and item.role not in left)
+        return tuple(url for url in wanted if not self._store.present(url))
 
 
 class RunPart:

@@ -10,13 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from iree_gauntlet.cases import Stage, Verdict, exit_code_of
+from iree_gauntlet.cases import EXPECTED_OUTPUT, Stage, Verdict, exit_code_of
 from iree_gauntlet.engine.judging import with_expectation
 from iree_gauntlet.engine.modules.modules import ModuleMaker
 from iree_gauntlet.engine.modules.shared_modules import until_cancelled
 from iree_gauntlet.engine.rounds.machine_lock import QuietStretch
 from iree_gauntlet.engine.scheduler import Limits, Scheduler
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, MachinesLostError
+from iree_gauntlet.figures import counted
 from iree_gauntlet.measuring.machine.machine_sensors import free_memory
 from iree_gauntlet.results import CacheUse, Fetched, Result
 
@@ -134,6 +135,8 @@ class Engine:
         self._performers = performers or {}
         self._memory = _Memory(available_memory)
         self._cancelled = session.cancelled
+        # Expected outputs that a fetch did not get, by URL.
+        self._not_had: dict[str, ArtifactError] = {}
         self._quiet = QuietStretch(session.locks, session.progress.waiting)
         self._maker = ModuleMaker(session, workbench, made_again=options.made_again)
 
@@ -230,21 +233,25 @@ class Engine:
     def result_of(self, step: Step) -> Result:
         """Performs a step under its locks, judged by what was expected of it; nothing is journalled."""
         began, waited = time.monotonic(), 0.0
+        said = bool(step.blocked)
         try:
             if step.skip or step.blocked:
                 verdict = Verdict.SKIPPED if step.skip else Verdict.ERROR
                 result = Result(verdict, step.skip or step.blocked, notes=() if step.skip else step.notes)
             else:
+                if step.stage is Stage.THRESHOLD:
+                    self._require_expected(step)
                 with self._locks(step) as waited:
                     result = self._execute(step)
         except GauntletError as error:
+            said = said or isinstance(error, ArtifactError)
             notes = (*step.notes, *(error.notes if isinstance(error, ArtifactError) else ()))
             result = Result(Verdict.ERROR, error.what, notes=notes, tail=tuple(error.hint.splitlines()))
         except OSError as error:
             # Of this step alone: a full disk, a file that somebody has removed.
             what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
             result = Result(Verdict.ERROR, what, notes=step.notes)
-        if result.verdict in (Verdict.FAILED, Verdict.ERROR) and not step.blocked:
+        if result.verdict in (Verdict.FAILED, Verdict.ERROR) and not said:
             result = _with_gone_input(step, result)
         waited += result.waited_seconds
         result = with_expectation(step, result, lenient=self.options.lenient)
@@ -318,15 +325,42 @@ class Engine:
 
     def _fetch(self, step: Step) -> Result:
         fetched: list[Fetched] = []
+        lost = 0
         for item in step.inputs:
             if self._cancelled.is_set():
                 break
-            fetch = partial(self._store.fetch, item.url)
-            fetched.append(until_cancelled(fetch, self._cancelled, f"{item.url}: interrupted"))
+            try:
+                fetched.append(self._fetched(item.url))
+            except ArtifactError as error:
+                if item.role != EXPECTED_OUTPUT:
+                    raise
+                lost += 1
+                self._not_had[item.url] = error
         notes = [f"{file.url}: {note}" for file in fetched for note in file.notes]
         every = all(item.cached for item in fetched)
-        cache = CacheUse(every, reason="all files present" if every else "downloaded")
+        reason = "all files present" if every else "downloaded"
+        if lost:
+            reason += f", but for {counted(lost, 'expected output')}: the threshold step says why"
+        cache = CacheUse(every and not lost, reason=reason)
         return Result(Verdict.PASSED, cache=cache, fetched=tuple(fetched), notes=(*step.notes, *notes))
+
+    def _fetched(self, url: str) -> Fetched:
+        return until_cancelled(partial(self._store.fetch, url), self._cancelled, f"{url}: interrupted")
+
+    def _require_expected(self, step: Step) -> None:
+        """Makes sure of the expected outputs of a threshold step, as far as they are fetched.
+
+        Raises:
+            ArtifactError: one is not to be had; what its fetch has found out is not tried again.
+        """
+        expected = [item.url for item in step.inputs if item.role == EXPECTED_OUTPUT and item.url]
+        errors = [error for url in expected if (error := self._not_had.pop(url, None))]
+        if errors:
+            errors[0].notes += tuple(error.what for error in errors[1:])
+            raise errors[0]
+        for url in expected:
+            if not self._store.present(url):
+                self._fetched(url)
 
 
 class _Memory:

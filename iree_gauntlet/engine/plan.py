@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import MAIN, Case, Kind, MadeValues, Metric, Module, Origin, Stage
+from iree_gauntlet.cases import EXPECTED_OUTPUT, MAIN, Case, Kind, MadeValues, Metric, Module, Origin, Stage
 from iree_gauntlet.dialects.spec_flags import problem_of_flag
 from iree_gauntlet.engine.commands import Paths, benchmark_argv, threshold_argv
 from iree_gauntlet.engine.plan_context import DEFAULT_TIMEOUTS, Places, PlanContext, parameters_role
@@ -260,7 +260,7 @@ class _Planner:
         inputs: dict[str, StepInput] = {}
         for case in cases:
             for role, url in self._wanted(case):
-                if url and url not in inputs:
+                if url and (url not in inputs or inputs[url].role == EXPECTED_OUTPUT):
                     inputs[url] = self._file(role, url)
         if not inputs:
             return
@@ -287,8 +287,10 @@ class _Planner:
         if not required:
             for argument in case.inputs:
                 yield "input", argument.url
+            # Without a threshold step, the fetch says what is not to be had of these too.
+            role = EXPECTED_OUTPUT if Stage.THRESHOLD in self._stages else "input"
             for argument in case.expected_outputs:
-                yield "expected_output", argument.url
+                yield role, argument.url
 
     def _fetch_needs(self, chains: Iterable[str]) -> tuple[str, ...]:
         ids = [step_id(chain, Stage.FETCH) for chain in chains]
@@ -359,7 +361,7 @@ class _Planner:
             StepInput("module", self._places.module_path(module)) for module in (*case.modules, *case.extra_modules)
         ]
         files = [("input", item.url) for item in case.inputs]
-        files += [("expected_output", item.url) for item in case.expected_outputs]
+        files += [(EXPECTED_OUTPUT, item.url) for item in case.expected_outputs]
         files += [("parameters", item.url) for item in case.parameters]
         archives = map(self._places.archive_path, (item for item in case.parameters if not item.url))
         made = [StepInput("parameters", path) for path in archives if path]

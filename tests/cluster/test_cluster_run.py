@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from iree_gauntlet.cases import Verdict
+from tests.support.artifact_server import serving, whole
 from tests.support.certificates import Authority
 from tests.support.faulty_iree import tree
 from tests.support.local_cluster import HangingTools, LocalCluster, local_cluster, results, started
@@ -84,6 +86,28 @@ def test_a_run_says_what_it_says_here(cluster: LocalCluster, project: Project) -
     # Nothing is left of it on the workers.
     wait_until(lambda: not cluster.run_processes)
     wait_until(lambda: [path for path in cluster.said.parent.glob("cache/cluster/*/runs/*/*") if path.is_dir()] == [])
+
+
+def test_expected_outputs_come_from_where_the_run_was_started_or_are_errors_of_their_comparison(
+    cluster: LocalCluster, project: Project
+) -> None:
+    threshold = "toy/abs@cpu:threshold"
+    with serving() as server:
+        url = server.url("/y.npy", whole((project.regressions / "abs.npy").read_bytes()))
+        project.regression(outputs=[{"source": url}])
+        assert project.gauntlet("fetch").code == 0
+        server.answers.clear()
+        done = project.gauntlet("run", "--run-dir", "had", "--cluster", cluster.address)
+        assert done.code == 0, done.text
+        brought = results(project.folder / "had")[threshold]
+        assert brought.notes == ("files came from where the run was started: the worker could not get them",)
+        project.regression(outputs=[{"source": server.base + "/z.npy"}])
+        done = project.gauntlet("run", "--run-dir", "lost", "--cluster", cluster.address)
+    assert done.code == 3, done.text
+    found = results(project.folder / "lost")
+    assert [name for name, result in found.items() if result.verdict is not Verdict.PASSED] == [threshold]
+    assert "z.npy" in found[threshold].reason
+    assert found[threshold].notes[-1].startswith("nor did the files come from where the run was started: ")
 
 
 def test_no_other_importer_is_taken_for_a_build_without_one(

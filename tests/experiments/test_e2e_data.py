@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import xml.etree.ElementTree as ET
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+
+from tests.support.artifact_server import serving, whole
 
 if TYPE_CHECKING:
     from tests.support.toy_project import Project
@@ -60,3 +64,79 @@ def test_outputs_of_values_can_be_recorded(project: Project) -> None:
     done = project.gauntlet("golden.record", "--model=toy")
     assert done.code == 0, done.text
     assert np.load(project.regressions / "relu_cpu" / "output_0.npy").tolist() == [1, 0, 3, 0]
+
+
+# Expected outputs that are not there
+
+
+def test_a_missing_expected_output_is_an_error_of_its_comparison_alone(project: Project) -> None:
+    project.regression(outputs=[{"source": "abs_cpu/output_0.npy"}, {"source": "more.npy"}])
+    done = project.gauntlet("run")
+    assert done.code == 3, done.text
+    verdicts = {name.partition(":")[2]: str(result.verdict) for name, result in project.journal.results.items()}
+    others = dict.fromkeys(("fetch", "compile", "compstat", "benchmark"), "passed")
+    assert verdicts == {**others, "threshold": "error"}
+    result = project.result(_THRESHOLD)
+    gone = project.regressions / "abs_cpu" / "output_0.npy"
+    assert result["reason"] == f"the file {gone} is missing"
+    assert result["notes"] == [f"the file {project.regressions / 'more.npy'} is missing"]
+    assert "`gauntlet golden.record --model toy` makes it" in done.out
+    assert "1 error" in done.out
+    junit = ET.parse(project.newest / "junit.xml").getroot()
+    assert [case.get("name") for case in junit.iter("testcase") if case.find("error") is not None] == ["threshold"]
+
+
+def test_a_resumed_run_compares_with_what_is_there_by_then(project: Project) -> None:
+    expected = project.regressions / "abs.npy"
+    content = expected.read_bytes()
+    expected.unlink()
+    tools = project.telling_tools()
+    assert project.gauntlet("run", **tools).code == 3
+    before = project.calls
+    assert project.gauntlet("run", "--resume", **tools).code == 3
+    assert project.calls == before == ["benchmark"]
+    expected.write_bytes(content)
+    resumed = project.gauntlet("run", "--resume", **tools)
+    assert resumed.code == 0, resumed.text
+    # Once for the verdict, once for the figures.
+    assert project.calls == [*before, "threshold", "threshold"]
+
+
+def test_a_fetch_alone_needs_the_expected_outputs_too(project: Project) -> None:
+    (project.regressions / "abs.npy").unlink()
+    done = project.gauntlet("run", "--stages", "fetch")
+    assert done.code == 3
+    assert "abs.npy is missing" in project.result(f"{_CHAIN}:fetch")["reason"]
+    # Nothing else reads them.
+    assert project.gauntlet("run", "--stages", "compile").code == 0
+
+
+def test_an_expected_output_that_cannot_be_downloaded_is_asked_for_once(project: Project) -> None:
+    with serving() as server:
+        url = server.url("/y.npy", lambda request: request.send_error(404))
+        project.regression(outputs=[{"source": url}])
+        done = project.gauntlet("run")
+        assert (done.code, server.hits["/y.npy"]) == (3, 1), done.text
+        assert "404" in project.result(_THRESHOLD)["reason"]
+        assert url in project.result(_THRESHOLD)["reason"]
+        assert project.verdict(f"{_CHAIN}:benchmark") == "passed"
+        server.url("/y.npy", whole((project.regressions / "abs.npy").read_bytes()))
+        resumed = project.gauntlet("run", "--resume")
+        assert resumed.code == 0, resumed.text
+
+
+def test_an_expected_output_of_another_content_is_not_compared_with(project: Project) -> None:
+    with serving() as server:
+        url = server.url("/y.npy", whole((project.regressions / "abs.npy").read_bytes()))
+        project.regression(outputs=[{"source": url}], run_test_expecting_to_fail=True)
+        assert project.gauntlet("fetch").code == 0
+        shutil.rmtree(project.folder / "cache" / "artifacts")
+        lock = project.folder / "cache" / "registry.lock.txt"
+        lock.write_text(f"{lock.read_text().split()[0]} sha256:{'0' * 64} {url}\n")
+        assert project.gauntlet("fetch").code == 3
+        assert "wrong content" in project.result(f"{_CHAIN}:fetch")["reason"]
+        done = project.gauntlet("run")
+        # No failure that anybody expects.
+        assert (done.code, project.verdict(_THRESHOLD)) == (3, "error"), done.text
+        assert "wrong content" in project.result(_THRESHOLD)["reason"]
+        assert project.verdict(f"{_CHAIN}:compstat") == "passed"
