@@ -24,7 +24,7 @@ from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.engine.served_threshold import write_log
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.goldens.goldens import check_figure, describe
-from iree_gauntlet.measuring.numerics.arrays import Tensor, read_arguments, read_npy, read_output, read_raw
+from iree_gauntlet.measuring.numerics.arrays import Tensor, UnreadError, read_arguments, read_npy, read_output, read_raw
 from iree_gauntlet.measuring.numerics.comparison import compare_outputs
 from iree_gauntlet.measuring.numerics.element_types import parse_tensor_type, storage_dtype
 from iree_gauntlet.measuring.numerics.tolerances import parse_tolerances
@@ -53,9 +53,14 @@ _LONG_RUN_SECONDS = 120.0
 
 
 def check_threshold(step: Step, processes: Processes) -> Result:
-    """Runs a threshold step."""
+    """Runs a threshold step.
+
+    Raises:
+        GauntletError: its data cannot be used as they are.
+    """
     step = _with_reference(step)
     assert step.command is not None, "planned with a command"
+    _require_whole_files(step.command)
     if step.allclose is not None:
         return _check_allclose(step, step.command, step.allclose, processes)
     outcome = processes.run(step)
@@ -228,6 +233,27 @@ def _complaints(comparisons: Sequence[OutputComparison]) -> list[str]:
 def _values(command: Command, name: str) -> list[str]:
     """What stands behind each flag of a name."""
     return [flag.removeprefix(name) for flag in command.argv if flag.startswith(name)]
+
+
+def _require_whole_files(command: Command) -> None:
+    """Makes sure that a run reads its files to their ends: the tool passes over a rest.
+
+    Raises:
+        UnreadError: it does not.
+    """
+    for name in (_INPUT, _EXPECTED):
+        texts = [text for text in _values(command, name) if _names_file(text)]
+        try:
+            read_arguments(texts, Path(command.cwd))
+        except UnreadError:
+            raise
+        except GauntletError:
+            # The tool has its own word on what cannot be read.
+            continue
+
+
+def _names_file(text: str) -> bool:
+    return text.startswith(_NPY) or text.partition("=")[2].startswith(_NPY)
 
 
 def _expected(command: Command) -> list[Tensor | None]:

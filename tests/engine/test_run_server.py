@@ -678,13 +678,18 @@ def test_files_are_read_as_elsewhere_or_not_at_all(tmp_path: Path) -> None:
     np.save(tmp_path / "f.npy", np.asfortranarray(np.arange(6.0).reshape(2, 3)))
     np.save(tmp_path / "big.npy", np.arange(6, dtype=">i4"))
     np.save(tmp_path / "s.npy", np.array(2.5, np.float16))
-    for text in ("3x2xf32=@a.bin", "5xf32=@a.bin", "f64=@a.bin", "@a.npy", "@s.npy", "48xi4=@a.bin"):
+    (tmp_path / "two.npy").write_bytes((tmp_path / "a.npy").read_bytes() * 2)
+    # Of a size that is mapped, not read.
+    (tmp_path / "large.bin").write_bytes(bytes(1 << 21))
+    for text in ("3x2xf32=@a.bin", "3xf64=@a.bin", "@a.npy", "@s.npy", "48xi4=@a.bin", "524288xf32=@large.bin"):
         mine, wanted = read_value(text, str(tmp_path)), read_arguments([text], tmp_path)[0]
         assert isinstance(mine, Value)
         assert wanted is not None
         assert (mine.shape, mine.element_type) == (wanted.shape, wanted.element_type)
         assert bytes(mine.contents) == wanted.array.tobytes()
-    for text in ("7xf32=@a.bin", "@f.npy", "@big.npy", "@none.npy", "2xf32=@none.bin", "+a.npy", "@a.bin", "4", "1.5"):
+    longer = ("5xf32=@a.bin", "f64=@a.bin", "524287xf32=@large.bin", "@two.npy")
+    others = ("7xf32=@a.bin", "@f.npy", "@big.npy", "@none.npy", "2xf32=@none.bin", "+a.npy", "@a.bin", "4", "1.5")
+    for text in (*longer, *others):
         with pytest.raises(UnsupportedError):
             read_value(text, str(tmp_path))
     assert read_value("(ignored)", "") is None

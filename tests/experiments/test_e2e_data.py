@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import xml.etree.ElementTree as ET
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from iree_gauntlet.artifacts.seeded import parse_seeded
 from tests.support.artifact_server import serving, whole
+from tests.support.operator_suite import OperatorSuite
+from tests.support.toy_project import INPUT
 
 if TYPE_CHECKING:
     from tests.support.toy_project import Project
@@ -140,3 +144,70 @@ def test_an_expected_output_of_another_content_is_not_compared_with(project: Pro
         assert (done.code, project.verdict(_THRESHOLD)) == (3, "error"), done.text
         assert "wrong content" in project.result(_THRESHOLD)["reason"]
         assert project.verdict(f"{_CHAIN}:compstat") == "passed"
+
+
+# Files with more in them than is read
+
+
+@pytest.mark.parametrize("flag", ["inputs", "outputs"])
+@pytest.mark.parametrize("raw", [True, False])
+def test_a_file_that_is_longer_than_its_type_is_an_error_of_the_comparison(
+    project: Project, flag: str, raw: bool
+) -> None:
+    values = np.abs(parse_seeded(INPUT).generate())
+    path = project.regressions / ("data.bin" if raw else "data.npy")
+    path.write_bytes(values.tobytes()) if raw else np.save(path, values)
+    spec: dict[str, Any] = {flag: [{"source": path.name, **({"value": "4xf32"} if raw else {})}]}
+    project.regression(**spec)
+    assert project.gauntlet("run").code == 0
+    path.write_bytes(path.read_bytes() + bytes(8))
+    # Nobody expects what is no failure of the model.
+    project.regression(**spec, run_test_expecting_to_fail=True)
+    done = project.gauntlet("run")
+    assert done.code == 3, done.text
+    behind = "" if raw else " after byte 128"
+    assert project.result(_THRESHOLD)["verdict"] == "error"
+    assert project.result(_THRESHOLD)["reason"] == f"{path}: 4xf32 needs 16 bytes, the file has 24{behind}"
+    assert "nothing reads the rest: correct the shape and type, or the file" in done.out
+    assert project.verdict(f"{_CHAIN}:benchmark") == "passed"
+
+
+def test_arguments_that_read_on_in_a_file_have_to_come_to_its_end(project: Project) -> None:
+    body = "%0 = math.absf %a : tensor<4xf32>\n  return %0, %b : tensor<4xf32>, tensor<2xf32>"
+    types = "(tensor<4xf32>, tensor<2xf32>)"
+    program = f"func.func @two(%a: tensor<4xf32>, %b: tensor<2xf32>) -> {types} {{\n  {body}\n}}\n"
+    (project.regressions / "two.mlir").write_text(program)
+    values = np.arange(6, dtype=np.float32)
+    (project.folder / "in.bin").write_bytes(values.tobytes())
+    arrays = project.folder / "out.npy"
+    with arrays.open("wb") as file:
+        np.save(file, values[:4])
+        np.save(file, values[4:])
+    inputs = [f"--input=4xf32=@{project.folder}/in.bin", f"--input=2xf32=+{project.folder}/in.bin"]
+    on = [f"--expected_output=@{arrays}", f"--expected_output=+{arrays}"]
+    for expected in (on, [f"--expected_output=*{arrays}"]):
+        flags = [*inputs, *expected]
+        project.regression("two", mlir="two.mlir", inputs=[], outputs=[], threshold_args=flags)
+        done = project.gauntlet("threshold", "--model", "toy", "--submodel", "two")
+        assert done.code == 0, done.text
+    for flags, path in (([inputs[0], "--input=2xf32", *on], "in.bin"), ([*inputs, on[0]], "out.npy")):
+        project.regression("two", mlir="two.mlir", inputs=[], outputs=[], threshold_args=flags)
+        assert project.gauntlet("threshold", "--model", "toy", "--submodel", "two").code == 3
+        reason = project.result("toy/two@cpu:threshold")["reason"]
+        assert f"{project.folder}/{path}: 4xf32 needs 16 bytes, the file has " in reason
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_a_longer_file_of_an_operator_is_an_error_of_that_alone(project: Project, served: bool) -> None:
+    suite = OperatorSuite(project)
+    folder = suite.unary("abs")
+    suite.unary("neg", "Neg", "1 -2 3 -4")
+    expected = np.array([1, 2, 3, 4], np.float32).tobytes()
+    (folder / "output_0.bin").write_bytes(expected + expected)
+    flags = folder / "run_module_io_flags.txt"
+    more = "" if served else "--output=-\n"
+    flags.write_text(re.sub(r"--expected_output=.*", "--expected_output=4xf32=@output_0.bin", flags.read_text()) + more)
+    done = suite.run("-j", "1")
+    assert done.code == 3, done.text
+    assert (suite.verdicts["abs:threshold"], suite.verdicts["neg:threshold"]) == ("error", "passed")
+    assert f"output_0.bin: 4xf32 needs 16 bytes, the file has {2 * len(expected)}" in done.out

@@ -178,8 +178,8 @@ def test_other_types_must_be_equal(name: str, identity: Path, tmp_path: Path) ->
     judges = Judges(identity, tmp_path, name)
     rng = np.random.default_rng(7)
     width = storage_dtype(name).itemsize
-    for flip in (None, 0, 3, width * 5 - 1, width * 5):
-        data = rng.integers(0, 256, width * 5 + 1, np.uint8)
+    for flip in (None, 0, 3, width * 5 - 1):
+        data = rng.integers(0, 256, width * 5, np.uint8)
         if name == "i1":
             data &= 1
         changed = data.copy()
@@ -188,7 +188,7 @@ def test_other_types_must_be_equal(name: str, identity: Path, tmp_path: Path) ->
         (tmp_path / "a.bin").write_bytes(data.tobytes())
         (tmp_path / "e.bin").write_bytes(changed.tobytes())
         judges.agree(f"5x{name}=@a.bin", f"5x{name}=@e.bin", "--expected_rtol=1")
-    assert judges.passed == 2
+    assert judges.passed == 1
     assert judges.failed == 3
 
 

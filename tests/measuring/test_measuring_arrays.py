@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.measuring.numerics import arrays
 from iree_gauntlet.measuring.numerics.arrays import (
     Tensor,
+    UnreadError,
     parse_inline_values,
     read_arguments,
     read_npy,
@@ -166,14 +167,21 @@ def test_arguments_as_the_tool_reads_them(tmp_path: Path) -> None:
     def values(*arguments: str) -> list[Any]:
         return [t.array.tolist() if t else None for t in read_arguments(arguments, tmp_path)]
 
-    assert values("@two.npy", "+two.npy", "(ignored)", "@two.npy") == [1.0, 2.0, None, 1.0]
+    assert values("@two.npy", "+two.npy", "+two.npy", "(ignored)", "@two.npy") == [1.0, 2.0, 3.0, None, 1.0]
     assert values("@two.npy", "*two.npy", "*two.npy") == [1.0, 2.0, 3.0]
-    assert values("2xi16=@a.bin", "1xi16=+a.bin", "(null)") == [[0, 1], [2], None]
+    assert values("2xi16=@a.bin", "1xi16=+a.bin", "1xi16=+a.bin", "(null)") == [[0, 1], [2], [3], None]
     assert values(" 2xf32=1 2 ", '"1xi8=3"', "2xi32") == [[1, 2], [3], [0, 0]]
     assert values("4xi16=+a.bin") == [[0, 1, 2, 3]]  # nothing was read before: from the start
     for bad in ("", "4", "@a.bin", "@a.txt", "4xf32=@missing.bin"):
         with pytest.raises(TensorError):
             values(bad)
+    # The rest of a file that nothing reads.
+    with pytest.raises(UnreadError, match=r"a\.bin: 3xi16 needs 6 bytes, the file has 8\n"):
+        values("3xi16=@a.bin", "1xi16=@a.bin")
+    with pytest.raises(UnreadError, match=r"a\.bin: 1xi16 needs 2 bytes, the file has 4 after byte 4\n"):
+        values("2xi16=@a.bin", "1xi16=+a.bin")
+    with pytest.raises(UnreadError, match=r"two\.npy: f32 needs 4 bytes, the file has 136 after byte 260\n"):
+        values("@two.npy", "+two.npy")
 
 
 @settings(deadline=None)

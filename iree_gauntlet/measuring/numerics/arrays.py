@@ -8,8 +8,8 @@ as bits of no known meaning (`*16`). Files are mapped, not read, so that large o
 
 Values as they are written, `4xf32=1 2 3 4`: spaces, commas and brackets separate; one value fills the tensor; none is
 zeros; integers may be hexadecimal (`0x10`) or octal (`010`); types without a number format (`i1`, complex, packed) are
-hexadecimal bytes, `01`. Stricter than the tool in one point: where it reads the `1` of `1.5` or `1abc` and drops the
-rest, this is an error.
+hexadecimal bytes, `01`. Stricter than the tool in two points: where it reads the `1` of `1.5` or `1abc` and drops the
+rest, and where it reads the beginning of a file and nothing reads the rest, this is an error.
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ _IGNORED = ("(ignored)", "(null)")
 # CPython 3.11 counts how deep it is in a syntax tree for all threads together: where the collection of garbage lets
 # another one in, either may end in a SystemError.
 _ONE_TREE_AT_A_TIME = threading.Lock()
+
+
+class UnreadError(TensorError):
+    """A file that has more in it than is read of it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,8 +147,9 @@ def read_arguments(arguments: Iterable[str], folder: Path) -> list[Tensor | None
 
     Raises:
         TensorError: a text or a file that cannot be used; names the argument.
+        UnreadError: a file that no argument reads to its end; raised last.
     """
-    offsets: dict[str, int] = {}
+    offsets = _Offsets(folder)
     tensors: list[Tensor | None] = []
     for argument in arguments:
         text = argument.strip()
@@ -154,26 +159,65 @@ def read_arguments(arguments: Iterable[str], folder: Path) -> list[Tensor | None
             tensors.extend(_read_npy_argument(text, folder, offsets))
         else:
             tensors.append(_read_typed_argument(text, folder, offsets))
+    offsets.require_ends()
     return tensors
 
 
-def _read_npy_argument(text: str, folder: Path, offsets: dict[str, int]) -> list[Tensor]:
+class _Offsets:
+    """How far the files of some arguments are read.
+
+    Args:
+        folder: where their names start.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        # Where the last reading of a file stopped; and the one that came farthest: what it read, and its end.
+        self._last: dict[str, int] = {}
+        self._farthest: dict[str, tuple[TensorType, int]] = {}
+
+    def last(self, name: str) -> int:
+        return self._last.get(name, 0)
+
+    def read(self, name: str, tensor_type: TensorType, end: int) -> None:
+        self._last[name] = end
+        if end >= self._farthest.get(name, (tensor_type, 0))[1]:
+            self._farthest[name] = (tensor_type, end)
+
+    def require_ends(self) -> None:
+        """Makes sure that every file was read to its end by some argument.
+
+        Raises:
+            UnreadError: one was not.
+        """
+        for name, (tensor_type, end) in self._farthest.items():
+            path = self._folder / name
+            start, size = end - tensor_type.byte_count, _size(path)
+            if end < size:
+                behind = f" after byte {start}" if start else ""
+                raise UnreadError(
+                    f"{path}: {tensor_type} needs {tensor_type.byte_count} bytes, the file has {size - start}{behind}",
+                    f"nothing reads the rest: correct the shape and type, or the file; an argument +{name} reads on",
+                )
+
+
+def _read_npy_argument(text: str, folder: Path, offsets: _Offsets) -> list[Tensor]:
     mode, name = text[0], text[1:]
     if not name.endswith(".npy"):
         raise TensorError(
             f"argument {text!r}: a file without a type must be a .npy", f"name the type of a raw file: 1x64xf16=@{name}"
         )
     path = folder / name
-    offset = 0 if mode == "@" else offsets.get(name, 0)
+    offset = 0 if mode == "@" else offsets.last(name)
     tensors: list[Tensor] = []
     while offset < _size(path) if mode == "*" else not tensors:
         tensor, offset = _read_npy(path, offset)
         tensors.append(tensor)
-    offsets[name] = offset
+        offsets.read(name, tensor.type, offset)
     return tensors
 
 
-def _read_typed_argument(text: str, folder: Path, offsets: dict[str, int]) -> Tensor:
+def _read_typed_argument(text: str, folder: Path, offsets: _Offsets) -> Tensor:
     text = text.removeprefix('"').removesuffix('"')
     type_text, equals, contents = text.partition("=")
     if not equals and "x" not in text:
@@ -184,9 +228,9 @@ def _read_typed_argument(text: str, folder: Path, offsets: dict[str, int]) -> Te
     tensor_type = parse_tensor_type(type_text)
     if contents[:1] in ("@", "+"):
         name = contents[1:]
-        offset = 0 if contents[0] == "@" else offsets.get(name, 0)
+        offset = 0 if contents[0] == "@" else offsets.last(name)
         tensor = read_raw(folder / name, tensor_type, offset)
-        offsets[name] = offset + tensor_type.byte_count
+        offsets.read(name, tensor_type, offset + tensor_type.byte_count)
         return tensor
     return Tensor(tensor_type.element_type, tensor_type.shape, parse_inline_values(contents, tensor_type))
 

@@ -159,16 +159,16 @@ def open_file(path: str) -> int:
 
 
 def _read(path: str, offset: int, count: int) -> bytes | memoryview:
-    """So many bytes of a file, from an offset on."""
+    """The bytes of a file from an offset on, of which there have to be so many."""
     if count < _MAPPED_BYTES:
-        data = _read_some(path, offset, count)
-        if len(data) < count:
-            raise UnsupportedError(f"{path}: shorter than its type says")
+        data = _read_some(path, offset, count + 1)
+        if len(data) != count:
+            raise UnsupportedError(f"{path}: not of the size that its type says")
         return data
     file = open_file(path)
     try:
-        if os.fstat(file).st_size < offset + count:
-            raise UnsupportedError(f"{path}: shorter than its type says")
+        if os.fstat(file).st_size != offset + count:
+            raise UnsupportedError(f"{path}: not of the size that its type says")
         return memoryview(mmap.mmap(file, offset + count, access=mmap.ACCESS_READ))[offset:]
     except OSError as error:
         raise UnsupportedError(f"{path}: {error}") from error
