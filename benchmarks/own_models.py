@@ -16,13 +16,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +33,10 @@ import onnx
 from onnx.backend.test.case.node import collect_testcases
 
 from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, raw_bytes
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.support.command_line import run_here
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; 1 where a verdict contradicts the comparison."""
     parser = argparse.ArgumentParser(description="Verdicts of models that nobody chose.")
     parser.add_argument("count", nargs="?", type=int, default=0, help="how many models (default: all)")
-    parser.add_argument("--folder", type=Path, help="where the project is made and stays (default: a temporary one)")
+    parser.add_argument(
+        "--folder", type=Path, help="where the project is, and goes on where it was (default: a new one)"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="models that are brought at once")
     asked = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as temporary:
@@ -92,8 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         models = _models(folder / "programs", asked.count)
         project = folder / "project"
         _bring(models[0], project)
-        with ThreadPoolExecutor(asked.jobs) as pool:
-            list(pool.map(lambda model: _bring(model, project), models[1:]))
+        with ProcessPoolExecutor(asked.jobs) as pool:
+            for model, found in zip(models, pool.map(partial(_bring, project=project), models), strict=True):
+                model.code, model.said = found
         _run(models, project)
         with ThreadPoolExecutor(asked.jobs) as pool:
             list(pool.map(lambda model: _compare(model, folder / "direct"), models))
@@ -113,10 +122,14 @@ def _models(folder: Path, count: int) -> list[Model]:
     return models
 
 
-def _bring(model: Model, project: Path) -> None:
-    argv = [*_GAUNTLET, "init", str(project), "--program", str(model.program)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)  # noqa: S603 - as a user types it
-    model.code, model.said = done.returncode, done.stdout + done.stderr
+def _bring(model: Model, project: Path) -> tuple[int, str]:
+    """Exit code and words of `init`, as a user types it."""
+    kept = model.program.with_suffix(".json")
+    if not kept.exists():
+        done = run_here(["init", str(project), "--program", str(model.program)], project.parent, os.environ)
+        kept.write_text(json.dumps([done.code, done.text]), encoding="utf-8")
+    code, said = json.loads(kept.read_text(encoding="utf-8"))
+    return code, said
 
 
 def _run(models: list[Model], project: Path) -> None:
@@ -125,20 +138,19 @@ def _run(models: list[Model], project: Path) -> None:
         if model.code:
             # Its spec may be there without outputs.
             (project / "specs" / "regression_tests" / model.program.stem / "model_cpu.json").unlink(missing_ok=True)
-    argv = [*_GAUNTLET, "run", "--run-dir", "runs/all", "--stages", "threshold"]
-    subprocess.run(argv, cwd=project, capture_output=True, check=False)  # noqa: S603
     run = project / "runs" / "all"
-    steps = json.loads((run / "summary.json").read_text(encoding="utf-8"))["steps"]
+    if not (run / "summary.json").exists():
+        argv = [*_GAUNTLET, "run", "--run-dir", "runs/all", "--stages", "threshold"]
+        subprocess.run(argv, cwd=project, capture_output=True, check=False)
+    chains = json.loads((run / "summary.json").read_text(encoding="utf-8"))["chains"]
     by_name = {model.program.stem: model for model in models}
-    for step in steps:
-        model = by_name.get(step["model"])
-        if model is None:
-            continue
-        if step["stage"] == "threshold" or step["verdict"] in ("failed", "error"):
-            if step["verdict"] != "skipped" or not model.verdict:
-                model.verdict = f"{step['verdict']}: {step['stage']}" if step["verdict"] != "passed" else "passed"
-                model.reason = step.get("reason", "")
-        module = run / "steps" / step["model"] / "model.cpu" / "compile" / "module.vmfb"
+    for chain in chains:
+        model = by_name[chain["model"]]
+        # What decided comes first; what is behind it was skipped.
+        bad = [step for step in chain["steps"] if step["verdict"] not in ("passed", "skipped")]
+        model.verdict = f"{bad[0]['verdict']}: {bad[0]['stage']}" if bad else chain["verdict"]
+        model.reason = bad[0]["reason"] if bad else ""
+        module = run / "steps" / chain["model"] / "model.cpu" / "compile" / "module.vmfb"
         model.module = module if module.exists() else None
 
 
@@ -161,7 +173,7 @@ def _compare(model: Model, folder: Path) -> None:
     rtol, atol = model.case.rtol or _RTOL, model.case.atol or 1e-7
     argv += [f"--expected_rtol={rtol}"]
     argv += [f"--expected_{kind}_threshold={max(atol, _ATOL.get(kind, 0))}" for kind in ("f16", "bf16", "f32", "f64")]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=place)  # noqa: S603
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=place)
     if done.returncode == 0:
         model.direct = "right"
     elif "[FAILED]" in done.stdout:

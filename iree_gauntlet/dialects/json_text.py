@@ -217,8 +217,8 @@ def with_string(text: str, path: Sequence[str | int], value: str) -> str:
     return _with_scalar(text, path, (str,), json.dumps(value, ensure_ascii=False))
 
 
-def with_member(text: str, key: str, items: Sequence[object]) -> str:
-    """The text of an object with an array under a key, in its place or as the last one; all else is as it was.
+def with_member(text: str, key: str, value: object) -> str:
+    """The text of an object with a value under a key, in its place or as the last one; all else is as it was.
 
     Raises:
         ValueError: the text is no object.
@@ -226,17 +226,18 @@ def with_member(text: str, key: str, items: Sequence[object]) -> str:
     whole = read_spans(text)
     first = whole.members[0].start if whole.members else whole.closing
     line = text.rfind("\n", 0, first) + 1
-    indent = text[line:first] if is_blank(text[line:first]) else ""
-    written = json.dumps(items, ensure_ascii=False)
-    if len(items) > 1 and len(written) > _LONG_LINE:
-        inner = ",\n".join(f"{indent}{indent}{json.dumps(item, ensure_ascii=False)}" for item in items)
+    # As the first member; four spaces where it would be that.
+    indent = (text[line:first] if is_blank(text[line:first]) else "") if whole.members else "    "
+    written = json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list) and len(value) > 1 and len(written) > _LONG_LINE:
+        inner = ",\n".join(f"{indent}{indent}{json.dumps(item, ensure_ascii=False)}" for item in value)
         written = f"[\n{inner}\n{indent}]"
     written = f"{json.dumps(key, ensure_ascii=False)}: {written}"
     there = next((member for member in whole.members if member.key == key), None)
     if there is not None:
         return text[: there.start] + written + text[there.end :]
     if not whole.members:
-        return text[: whole.closing] + written + text[whole.closing :]
+        return text[: whole.opening + 1] + f"\n{indent}{written}\n" + text[whole.closing :]
     last = whole.members[-1]
     gap = f"\n{indent}" if line else " "
     return text[: last.end] + f",{gap}{written}" + text[last.end :]

@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -31,8 +30,6 @@ from iree_gauntlet.system.atomic import write_atomic
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from iree_gauntlet.artifacts.store import ArtifactStore
     from iree_gauntlet.cases import Argument, Case
     from iree_gauntlet.dialects.spec import Spec
@@ -40,8 +37,6 @@ if TYPE_CHECKING:
 
 
 _PROVENANCE = "provenance.json"
-# NumPy's own types.
-_PLAIN = re.compile(r"bool|u?int(?:8|16|32|64)|float(?:16|32|64)")
 # Types of outputs that a .npy file can say; iree-run-module reads its integers as signed, which equal no output that a
 # module computes.
 _IN_NPY = ("f16", "f32", "f64", "i1")
@@ -133,9 +128,7 @@ def record_outputs(
         "run_onnx", f"{spec.name}: nothing was recorded", {**plan, "inputs": [plan["inputs"]]}
     )
     _require_worth(spec.name, answer, plan["tolerances"])
-    signed = [text for text in plan["inputs"] if text.endswith(".npy") and "=" not in text]
-    arrays = [np.load(text.removeprefix("@"), allow_pickle=False) for text in signed]
-    files = [_file(folder, index, item, arrays) for index, item in enumerate(answer["outputs"])]
+    files = [_file(folder, index, item, plan["inputs"]) for index, item in enumerate(answer["outputs"])]
     provenance = _provenance(case, store, plan, answer, folder, files)
     folder.mkdir(parents=True, exist_ok=True)
     # The provenance last: where it is there and fits, the outputs are all there.
@@ -246,21 +239,18 @@ def _notes(answer: Mapping[str, Any], files: Sequence[tuple[Path, bytes, str]]) 
         yield f"outputs are {total / 1e6:.1f} MB together: smaller inputs keep a repository small"
 
 
-def _file(
-    folder: Path, index: int, item: Mapping[str, Any], npy_inputs: Sequence[NDArray[Any]]
-) -> tuple[Path, bytes, str]:
+def _file(folder: Path, index: int, item: Mapping[str, Any], inputs: Sequence[str]) -> tuple[Path, bytes, str]:
     """Path and content of an output, and its type where the content does not say it.
 
     An input that a module hands through keeps the type that it came with, the .npy file's.
     """
-    element, content = item["type"].rpartition("x")[2], Path(item["file"]).read_bytes()
-    if _PLAIN.fullmatch(item["dtype"]):
+    content = Path(item["file"]).read_bytes()
+    signed = item["input"] is not None and inputs[item["input"]].startswith("@")
+    if item["type"].rpartition("x")[2] in _IN_NPY or signed:
+        stream = io.BytesIO()
         array = np.frombuffer(content, item["dtype"]).reshape(item["shape"])
-        handed_through = any(array.dtype == given.dtype and np.array_equal(array, given) for given in npy_inputs)
-        if element in _IN_NPY or handed_through:
-            stream = io.BytesIO()
-            np.lib.format.write_array(stream, array, version=(1, 0))
-            return folder / f"output_{index}.npy", stream.getvalue(), ""
+        np.lib.format.write_array(stream, array, version=(1, 0))
+        return folder / f"output_{index}.npy", stream.getvalue(), ""
     return folder / f"output_{index}.bin", content, item["type"]
 
 

@@ -105,13 +105,12 @@ def _input(folder: Path, item: OnnxInput, index: int, arrays: Mapping[str, Array
         there = ", ".join(name for name in arrays if not name.startswith("output_"))
         raise UsageError(f"--data {folder}: input {item.name} is not there, nor input_{index}", f"There: {there}.")
     element = ELEMENT_TYPES.get(array.dtype.name, "")
-    signless = item.element_type.lstrip("su") if "i" in item.element_type else item.element_type
     fits = len(array.shape) == len(item.shape) and all(
         place in item.open_sizes or size == one
         for place, (size, one) in enumerate(zip(array.shape, item.shape, strict=True))
     )
     kind = "x".join((*map(str, array.shape), item.element_type))
-    if element != signless or not fits:
+    if element != item.element_type or not fits:
         wanted = "x".join(("?" if place in item.open_sizes else str(size)) for place, size in enumerate(item.shape))
         what = f"--data {folder}: input {item.name} is {array.dtype} {list(array.shape)}"
         raise UsageError(what, f"The model takes {wanted or 'a scalar'} of {item.element_type}.")
@@ -119,8 +118,8 @@ def _input(folder: Path, item: OnnxInput, index: int, arrays: Mapping[str, Array
 
 
 def file_content(array: Array) -> bytes:
-    """The content of a file that holds an array: a .npy, or raw bytes of a type that NumPy does not have."""
-    if array.dtype.isbuiltin != 1:
+    """The content of a file that holds an array: a .npy, or raw bytes where that says another type than modules do."""
+    if array.dtype.isbuiltin != 1 or array.dtype.kind in "iu":
         return raw_bytes(array)
     stream = io.BytesIO()
     np.lib.format.write_array(stream, np.ascontiguousarray(array).reshape(array.shape), version=(1, 0))

@@ -73,19 +73,16 @@ class InputChoice:
 
     @property
     def literal(self) -> str:
-        """Values written down, as iree-run-module takes them; integers have no sign there."""
-        return f"{_signless(self.type)}={self.values}"
+        """Values written down, as iree-run-module takes them."""
+        return f"{self.type}={self.values}"
 
     @property
     def for_benchmark(self) -> str:
         """What a benchmark is given: zeros, where the model runs on them."""
         if self.values:
             return self.literal
-        text = _signless(self.type)
-        if "x" not in text or not self.zero:
-            # The tool takes no type alone for a scalar.
-            return f"{text}=1"
-        return text
+        # The tool takes no type alone for a scalar.
+        return self.type if "x" in self.type and self.zero else f"{self.type}=1"
 
 
 def input_sets(inputs: Sequence[OnnxInput], model: Any) -> Iterator[tuple[tuple[int, ...], tuple[InputChoice, ...]]]:
@@ -99,17 +96,20 @@ def input_sets(inputs: Sequence[OnnxInput], model: Any) -> Iterator[tuple[tuple[
     shapes = [_sizes(inputs, place) for place in range(len(_SIZES) + 2)]
     several = any(item.open_sizes for item in inputs)
     dims = _known_shapes(model)
+    outputs = [dims[value.name] for value in model.graph.output if value.name in dims]
     floats = [item for item in inputs if item.is_float]
     whole = [item for item in inputs if not item.is_float]
     ways = itertools.product(
-        range(len(shapes) if several else 1), range(len(_RANGES) if whole else 1), range(len(_FLOATS) if floats else 1)
+        range(len(shapes) if several else 1),
+        range(len(_RANGES) + 1 if whole else 1),
+        range(len(_FLOATS) if floats else 1),
     )
     made: set[tuple[InputChoice, ...]] = set()
     for way in sorted(ways, key=sum):
         of_size = shapes[way[0]]
         known = dims | {item.name: of_size[item.name] for item in inputs}
         choices = tuple(
-            _choice(item, of_size[item.name], users.get(item.name, []), known, way, seed)
+            _choice(item, of_size[item.name], users.get(item.name, []), known, outputs, way, seed)
             for seed, item in enumerate(inputs, start=1)
         )
         if choices not in made:
@@ -137,6 +137,7 @@ def _choice(
     shape: Sizes,
     users: Sequence[tuple[Any, int]],
     known: Mapping[str, Sizes],
+    outputs: Sequence[Sizes],
     way: Sequence[int],
     seed: int,
 ) -> InputChoice:
@@ -150,19 +151,19 @@ def _choice(
             item.name, kind, f"random://ones/{kind}" if ends else f"random://integers/{kind}?seed={seed}"
         )
     values = next(_all_written(users, shape, known), ()) if way[1] == 0 else ()
+    if way[1] == len(_RANGES):
+        # Sizes that operators are made of, which are those of an output.
+        values = next((one for one in outputs if len(shape) == 1 and len(one) == shape[0]), ())
     if values:
         return InputChoice(item.name, kind, values=" ".join(str(int(value)) for value in values), zero=False)
     if item.element_type.endswith("i4"):
         # Two a byte; no source makes them.
         halves = parse_seeded(f"random://integers/{(math.prod(shape) + 1) // 2}xui8?seed={seed}").generate()
         return InputChoice(item.name, kind, content=halves.tobytes())
-    low, high = _RANGES[way[1]]
+    low, high = _RANGES[way[1] % len(_RANGES)]
     if way[1] == 0:
         high = next(filter(None, (_below(node, place, known) for node, place in users)), high)
-    if item.element_type.startswith("ui"):
-        low = max(low, 0)
-    most = 1 << (int(item.element_type.lstrip("sui")) - 1)
-    high = max(min(high, most), low + 1)
+    high = max(min(high, 1 << (int(item.element_type[1:]) - 1)), low + 1)
     return InputChoice(item.name, kind, f"random://integers/{kind}?seed={seed}&low={low}&high={high}", zero=low <= 0)
 
 
@@ -294,9 +295,3 @@ _RULES: dict[tuple[str, int], Callable[[Sizes, Sequence[Sizes], int], Sequence[f
     ("Upsample", 1): _ratios,
     **{(name, 0): lambda _, outputs, __: [outputs[0][0]] for name in ("BlackmanWindow", "HammingWindow", "HannWindow")},
 }
-
-
-def _signless(kind: str) -> str:
-    """A tensor type with integers that have no sign, as modules have them."""
-    *dims, element = kind.split("x")
-    return "x".join((*dims, element.lstrip("su") if element.lstrip("su").startswith("i") else element))

@@ -24,10 +24,8 @@ _TYPES = {
     "BFLOAT16": "bf16",
     "DOUBLE": "f64",
     "BOOL": "i1",
-    **{f"INT{bits}": f"si{bits}" for bits in (8, 16, 32, 64)},
-    **{f"UINT{bits}": f"ui{bits}" for bits in (8, 16, 32, 64)},
-    "INT4": "si4",
-    "UINT4": "ui4",
+    # Integers have no sign in a module.
+    **{f"{sign}INT{bits}": f"i{bits}" for sign in ("", "U") for bits in (4, 8, 16, 32, 64)},
     "FLOAT8E4M3FN": "f8E4M3FN",
     "FLOAT8E4M3FNUZ": "f8E4M3FNUZ",
     "FLOAT8E5M2": "f8E5M2",

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.seeded import parse_seeded, write_seeded
+from iree_gauntlet.dialects.json_text import with_member
 from iree_gauntlet.engine.recording import tolerance_flags
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.upkeep.given_data import file_content
 from iree_gauntlet.upkeep.input_choices import input_sets
-from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, raw_bytes, tensor_type
+from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, tensor_type
 from iree_gauntlet.workers.iree_side.rounding import FLOAT_TYPES, allow_of_others
 
 if TYPE_CHECKING:
@@ -150,8 +151,8 @@ class _GivenOutput:
     def of(cls, index: int, array: NDArray[Any]) -> _GivenOutput:
         kind = tensor_type(f"output_{index}", array)
         content = file_content(array)
-        if array.dtype.kind in "iu" or not content.startswith(b"\x93NUMPY"):
-            return cls({"source": f"{SPEC}/output_{index}.bin", "value": kind}, raw_bytes(array))
+        if not content.startswith(b"\x93NUMPY"):
+            return cls({"source": f"{SPEC}/output_{index}.bin", "value": kind}, content)
         return cls({"source": f"{SPEC}/output_{index}.npy"}, content)
 
 
@@ -174,4 +175,7 @@ def _in_spec(index: int, choice: InputChoice) -> dict[str, str]:
 
 
 def _json(content: dict[str, Any]) -> bytes:
-    return (json.dumps(content, indent=4, ensure_ascii=False) + "\n").encode()
+    text = "{\n}\n"
+    for key, value in content.items():
+        text = with_member(text, key, value)
+    return text.encode()

@@ -20,7 +20,7 @@ from iree_gauntlet.workers.iree_side.plan_file import PlanError
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, read_value
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -41,7 +41,11 @@ ELEMENT_TYPES = {
     "float8_e8m0fnu": "f8E8M0FNU",
 }
 # onnxruntime's words for types that have another name in NumPy.
-_ITS_NAMES = {"float": "float32", "double": "float64"}
+_ITS_NAMES = {
+    "float": "float32",
+    "double": "float64",
+    **{f"float8{name}": f"float8_{name}" for name in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")},
+}
 _NIBBLE = 0xF
 
 
@@ -127,6 +131,7 @@ class OnnxRuntime:
             self._session = onnxruntime.InferenceSession(loaded, options, providers=["CPUExecutionProvider"])
         except self._failures as error:
             raise InferenceFailedError(f"onnxruntime cannot load {self._of}: {first_line(error)}") from error
+        self._outputs = self._session.get_outputs()
         self.inputs = tuple(
             ReferenceInput(item.name, _dtype_name(item.type), tuple(item.shape)) for item in self._session.get_inputs()
         )
@@ -134,14 +139,18 @@ class OnnxRuntime:
     def run(self, arrays: Sequence[Array]) -> dict[str, Array]:
         """As of `Reference`."""
         require_inputs(self.inputs, arrays)
-        names = [value.name for value in self._session.get_outputs()]
+        names = [value.name for value in self._outputs]
         try:
             values = self._session.run(
                 names, {item.name: array for item, array in zip(self.inputs, arrays, strict=True)}
             )
         except self._failures as error:
             raise InferenceFailedError(f"onnxruntime cannot run {self._of}: {first_line(error)}") from error
-        return dict(zip(names, values, strict=True))
+        found = dict(zip(names, values, strict=True))
+        require_declared(
+            self.name, found, {item.name: (_dtype_name(item.type), tuple(item.shape)) for item in self._outputs}
+        )
+        return found
 
 
 class OnnxEvaluator:
@@ -182,15 +191,23 @@ class OnnxEvaluator:
         # As above.
         except Exception as error:
             raise InferenceFailedError(f"onnx's evaluator cannot run the model: {first_line(error)}") from error
-        found = {}
-        for name, value in zip(self._declared, values, strict=True):
-            array = np.asarray(value) if isinstance(value, np.generic) else value
-            dtype, shape = _declared_type(self._declared[name])
-            if isinstance(array, np.ndarray) and not _fits(array, dtype, shape):
-                what = f"output {name!r} as {array.dtype} {list(array.shape)}, declared as {dtype} {list(shape)}"
-                raise InferenceFailedError(f"onnx's evaluator gives {what}")
-            found[name] = array
+        arrays_of = (np.asarray(value) if isinstance(value, np.generic) else value for value in values)
+        found = dict(zip(self._declared, arrays_of, strict=True))
+        require_declared(
+            "onnx's evaluator", found, {name: _declared_type(item) for name, item in self._declared.items()}
+        )
         return found
+
+
+def require_declared(
+    who: str, outputs: Mapping[str, Any], declared: Mapping[str, tuple[str, tuple[int | str | None, ...]]]
+) -> None:
+    """Raises InferenceFailedError where an output is of another type or shape than its model says."""
+    for name, array in outputs.items():
+        dtype, shape = declared[name]
+        if isinstance(array, np.ndarray) and not _fits(array, dtype, shape):
+            what = f"output {name!r} as {array.dtype} {list(array.shape)}, declared as {dtype} {list(shape)}"
+            raise InferenceFailedError(f"{who} gives {what}")
 
 
 def require_inputs(inputs: Sequence[ReferenceInput], arrays: Sequence[Array]) -> None:
@@ -291,7 +308,7 @@ def _declared_type(value: Any) -> tuple[str, tuple[int | str | None, ...]]:
 
 
 def _fits(array: Array, dtype: str, shape: Sequence[int | str | None]) -> bool:
-    same = dtype in (array.dtype.name, "object")
+    same = dtype in (array.dtype.name, "object", "string", "str")
     known = all(not isinstance(size, int) or size == one for size, one in zip(shape, array.shape, strict=False))
     # A model may leave out the shape of an output, which looks like a scalar's.
     return same and (not shape or (len(shape) == array.ndim and known))

@@ -22,13 +22,14 @@ The answer:
      "reference": {"name": "onnxruntime", "version": "1.32.0"},
      "inputs": [{"name", "dtype", "declared_shape", "shape"}],
      "outputs": [{"name", "type", "file", "dtype", "count", "nans", "infinities", "least", "most",
-                  "differs", "optimised", "other"}],
+                  "differs", "optimised", "other", "input"}],
      "random": ["RandomNormalLike"],
      "allowed": {"f32": {"atol", "rtol", "reason"}},
      "notes": ["why onnxruntime is not the reference"]}
 
 `differs`: from run to run. `optimised`, `other`: by how much onnxruntime with optimisations, and the other reference,
-differ by more than is allowed; null where they don't, or were not run. Infinite differences are -1. Exit codes: as of
+differ by more than is allowed; null where they don't, or were not run. `input`: its place, of one that is handed
+through; null for what is computed. Infinite differences are -1. Exit codes: as of
 `plan_file`.
 """
 
@@ -128,6 +129,7 @@ def _answered(plan: dict[str, Any]) -> dict[str, Any]:
                 "differs": name in differing,
                 "optimised": _excess(array, (optimised or {}).get(name), allowed),
                 "other": _excess(array, (other or {}).get(name), allowed),
+                "input": _handed_through(model, reference, name),
             }
         )
     return {
@@ -256,6 +258,14 @@ def _allowed(
         ]
         found[element] = allow(element, pairs, _longest_sum(model, arrays))
     return found
+
+
+def _handed_through(model: Any, reference: Reference, name: str) -> int | None:
+    """The place of the input that an output is, by no operator but Identity."""
+    makers = {output: node for node in model.graph.node for output in node.output}
+    while name in makers and makers[name].op_type == "Identity":
+        name = makers[name].input[0]
+    return next((place for place, item in enumerate(reference.inputs) if item.name == name), None)
 
 
 def _longest_sum(model: Any, arrays: Sequence[Array]) -> int:
