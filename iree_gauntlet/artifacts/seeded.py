@@ -62,7 +62,6 @@ _ELEMENTS = (
     *("i1", "i8", "i16", "i32", "i64", "si8", "si16", "si32", "si64", "ui8", "ui16", "ui32", "ui64"),
     *("f16", "bf16", "f32", "f64", "f8E4M3FN", "f8E4M3FNUZ", "f8E5M2", "f8E5M2FNUZ"),
 )
-_SIGNLESS = ("i8", "i16", "i32", "i64")
 _FLOATS = frozenset(name for name in _ELEMENTS if name.startswith(("f", "bf")))
 
 # Parameters of each distribution with their defaults; None where it depends on the element type.
@@ -109,8 +108,8 @@ class SeededSpec:
 
     @property
     def suffix(self) -> str:
-        """`.npy` where NumPy knows the element type, else `.bin` (raw bytes): its integers have a sign, or none."""
-        return ".bin" if self.element_type in ML_DTYPES or self.element_type in _SIGNLESS else ".npy"
+        """`.npy` where NumPy knows the element type, else `.bin` (raw bytes)."""
+        return ".bin" if self.element_type in ML_DTYPES else ".npy"
 
     @property
     def canonical(self) -> str:

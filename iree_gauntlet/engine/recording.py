@@ -195,7 +195,8 @@ def _require_worth(name: str, answer: Mapping[str, Any], given: Mapping[str, flo
     """Raises UsageError where outputs differ from run to run, or none of them can tell right from wrong."""
     if differing := [item["name"] for item in answer["outputs"] if item["differs"]]:
         makers = f" ({', '.join(answer['random'])})" if answer["random"] else ""
-        what = f"{name}: nothing was recorded: {', '.join(differing)} differ from run to run{makers}"
+        differ = f"{', '.join(differing)} {'differs' if len(differing) == 1 else 'differ'} from run to run"
+        what = f"{name}: nothing was recorded: {differ}{makers}"
         raise UsageError(what, "Expected outputs are possible without what makes random numbers alone.")
     idle = [why for item in answer["outputs"] if (why := _why_idle(item, given))]
     if len(idle) == len(answer["outputs"]):

@@ -94,7 +94,7 @@ def _record_cases(chosen: _Chosen, known: Mapping[str, Any] | None) -> ExitCode:
         if recording.tolerance:
             sys.stdout.write(f"  chose {' '.join(recording.tolerance)}\n")
         sys.stdout.writelines(f"  note: {note}\n" for note in recording.notes)
-        rows.append((case.chain, Judged("yes", "passed"), recording.reference, len(recording.outputs)))
+        rows.append((case.chain, Judged("recorded", "passed"), recording.reference, len(recording.outputs)))
     if len(rows) > 1:
         print_document(Document("", "", (), (Table(_COLUMNS, tuple(rows)),)), sys.stdout, environ=os.environ)
     return ExitCode.worst(codes)

@@ -156,7 +156,7 @@ def _choice(
         values = next((one for one in outputs if len(shape) == 1 and len(one) == shape[0]), ())
     if values:
         return InputChoice(item.name, kind, values=" ".join(str(int(value)) for value in values), zero=False)
-    if item.element_type.endswith("i4"):
+    if item.element_type == "i4":
         # Two a byte; no source makes them.
         halves = parse_seeded(f"random://integers/{(math.prod(shape) + 1) // 2}xui8?seed={seed}").generate()
         return InputChoice(item.name, kind, content=halves.tobytes())
@@ -164,7 +164,11 @@ def _choice(
     if way[1] == 0:
         high = next(filter(None, (_below(node, place, known) for node, place in users)), high)
     high = max(min(high, 1 << (int(item.element_type[1:]) - 1)), low + 1)
-    return InputChoice(item.name, kind, f"random://integers/{kind}?seed={seed}&low={low}&high={high}", zero=low <= 0)
+    # Raw, since a .npy's integers have a sign: those that a model hands on would be of another type than it computes.
+    array = parse_seeded(f"random://integers/{kind}?seed={seed}&low={low}&high={high}").generate()
+    if 0 < array.size <= _LONGEST_LITERAL:
+        return InputChoice(item.name, kind, values=" ".join(map(str, array.reshape(-1).tolist())))
+    return InputChoice(item.name, kind, content=array.tobytes(), zero=low <= 0)
 
 
 def _float_choice(

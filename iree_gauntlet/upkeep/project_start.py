@@ -150,7 +150,11 @@ def _assumed(program: OnnxProgram | None, chosen: ChosenInputs) -> str:
     """What a program is given, and why."""
     if program is None:
         return ""
-    open_sizes = {item.name: ", ".join(item.open_sizes.values()) for item in program.inputs if item.open_sizes}
+    open_sizes = {
+        item.name: ", ".join(name.lstrip("?") for name in item.open_sizes.values())
+        for item in program.inputs
+        if item.open_sizes
+    }
     lines = ["inputs that were chosen:"]
     for choice in chosen.choices:
         what = "of the data" if choice.content is not None else choice.values or choice.source.partition("?")[0]

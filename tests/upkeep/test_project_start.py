@@ -17,6 +17,7 @@ from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.settings import shipped_folder
 from iree_gauntlet.upkeep.format_schemas import FORMATS
+from iree_gauntlet.upkeep.input_choices import input_sets
 from iree_gauntlet.upkeep.onnx_program import read_onnx
 from iree_gauntlet.upkeep.project_start import _TEMPLATE
 from iree_gauntlet.upkeep.proposed_changes import FileChange, hand_out
@@ -69,20 +70,17 @@ def test_a_new_project_is_green(empty: Path) -> None:
 
 
 @pytest.mark.iree
-def test_a_project_of_ones_own_onnx_file_is_green_once_its_outputs_are_recorded(empty: Path) -> None:
+def test_a_project_of_ones_own_onnx_file_is_green_at_once(empty: Path) -> None:
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])
     program = network(empty, x)
     done = gauntlet(empty, "init", "mine", "--program", str(program))
     assert done.code == 0, done.text
     project = empty / "mine"
-    spec = json.loads((project / "specs/regression_tests/my_net_2/model_cpu.json").read_text())
+    spec = json.loads((project / "specs/regression_tests/My_Net-2/model_cpu.json").read_text())
     assert spec["onnx_import"] == {"shapes": {"x": [1, 4]}}
     assert not list(project.rglob("example"))
-    record = next(line for line in done.out.splitlines() if "golden.record" in line)
-    words = record.partition("#")[0].split()[1:]
-    recorded = gauntlet(project, *words)
-    assert recorded.code == 0, recorded.text
-    assert "write into" not in recorded.out, "the spec names them already"
+    assert "golden.record" not in done.out
+    assert "wrote specs/regression_tests/My_Net-2/model_cpu/output_0.npy" in done.out
     ran = gauntlet(project, "run", "--stages", "threshold")
     assert ran.code == 0, ran.text
 
@@ -141,7 +139,7 @@ def test_every_file_of_the_template_gets_there(empty: Path) -> None:
         (("--program", "."), "--program .: is a folder"),
         (("text.onnx",), "text.onnx is a file"),
         (("mine", "text.onnx"), "init takes one folder, not mine text.onnx"),
-        (("--shape", "x=1"), "--shape and --name are of a program"),
+        (("--shape", "x=1"), "--shape, --name and --data are of a program"),
     ],
 )
 def test_what_cannot_be_begun_is_reported_and_makes_nothing(empty: Path, words: tuple[str, ...], message: str) -> None:
@@ -164,11 +162,11 @@ def test_sizes_that_a_file_leaves_open_are_said_and_chosen(empty: Path) -> None:
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4, "length"])
     program = network(empty, x)
     done = gauntlet(empty, "init", "mine", "--program", str(program))
-    assert "  input x: 1x4x1xf32; open in the file: batch, length\n" in done.out
+    assert "  x: 1x4x1xf32, random://normal/1x4x1xf32; open in the file: batch, length\n" in done.out
     done = gauntlet(empty, "init", "other", "--program", str(program), "--shape", "x=2x4x16")
     assert done.code == 0, done.text
     spec, benchmark = (
-        json.loads((empty / f"other/specs/{kind}/my_net_2/model_cpu.json").read_text())
+        json.loads((empty / f"other/specs/{kind}/My_Net-2/model_cpu.json").read_text())
         for kind in ("regression_tests", "benchmarks")
     )
     assert spec["onnx_import"] == {"shapes": {"x": [2, 4, 16]}}
@@ -196,12 +194,12 @@ def test_a_project_gets_another_model(empty: Path) -> None:
     assert (empty / "suites/cpu.toml").read_text() == "mine"
     again = gauntlet(empty, "init", "--program", str(program))
     assert again.code == 2
-    assert "there already: specs/regression_tests/my_net_2 and specs/benchmarks/my_net_2" in again.err
+    assert "there already: specs/regression_tests/My_Net-2 and specs/benchmarks/My_Net-2" in again.err
     # From anywhere in the project.
     (empty / "suites/deeper").mkdir()
     named = gauntlet(empty / "suites/deeper", "init", "--program", str(program), "--name", "Another one")
     assert named.code == 0, named.text
-    assert (empty / "specs/regression_tests/another_one/model_cpu.json").is_file()
+    assert (empty / "specs/regression_tests/Another_one/model_cpu.json").is_file()
 
 
 def test_in_a_folder_of_a_repository_the_place_of_the_workflow_is_said(empty: Path) -> None:
@@ -275,22 +273,23 @@ def test_weights_that_are_cut_short_are_no_fault_of_the_compiler(empty: Path) ->
 def test_a_size_of_minus_one_is_open_too(empty: Path) -> None:
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [-1, 3])
     program = network(empty, x)
-    assert "x: 1x3xf32; open in the file: 0\n" in gauntlet(empty, "init", "a", "--program", str(program)).out
+    assert (
+        "x: 1x3xf32, random://normal/1x3xf32; open in the file: 0\n"
+        in gauntlet(empty, "init", "a", "--program", str(program)).out
+    )
     assert gauntlet(empty, "init", "b", "--program", str(program), "--shape", "x=7x3").code == 0
 
 
 def test_devices_and_sizes_that_cannot_be_meant_are_pointed_out(empty: Path) -> None:
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
     assert gauntlet(empty, "init", "--program", str(network(empty, x)), "--shape", "x=2x4").code == 0
-    benchmark = empty / "specs/benchmarks/my_net_2/model_cpu.json"
-    spec = empty / "specs/regression_tests/my_net_2/model_cpu.json"
-    (spec.parent / "model_cpu").mkdir()
-    np.save(spec.parent / "model_cpu/output_0.npy", np.zeros((2, 4), np.float32))
+    benchmark = empty / "specs/benchmarks/My_Net-2/model_cpu.json"
+    spec = empty / "specs/regression_tests/My_Net-2/model_cpu.json"
     assert "warning" not in gauntlet(empty, "lint").text
     benchmark.write_text(benchmark.read_text().replace("2x4xf32", "3x4xf32"))
     spec.write_text(spec.read_text().replace("local-task", "local-tsak"))
     said = gauntlet(empty, "lint").out
-    assert "benchmarks/my_net_2/model_cpu.json:2: inputs: none is 2x4, which onnx_import.shapes says of x" in said
+    assert "benchmarks/My_Net-2/model_cpu.json:2: inputs: none is 2x4, which onnx_import.shapes says of x" in said
     assert "device: IREE has no driver 'local-tsak'; did you mean 'local-task'?" in said
 
 
@@ -300,8 +299,6 @@ def test_weights_beside_an_onnx_file_come_along_and_count(empty: Path) -> None:
     assert gauntlet(empty, "init", "mine", "--program", str(program)).code == 0
     project = empty / "mine"
     place = project / "specs/regression_tests/heavy"
-    recorded = gauntlet(project, "golden.record", "--model", "heavy")
-    assert recorded.code == 0, recorded.text
     provenance = json.loads((place / "model_cpu/provenance.json").read_text())
     assert [item["source"] for item in provenance["model"]["data"]] == ["../heavy.data"]
     words = ("run", "--stages", "threshold")
@@ -335,15 +332,15 @@ def test_inputs_of_all_types_are_read(tmp_path: Path) -> None:
         helper.make_tensor_value_info("bytes", TensorProto.UINT8, [5]),
     ]
     program = read_onnx(network(tmp_path, *values, opset=11))
-    assert (program.name, program.function, program.outputs) == ("my_net_2", "main_graph", 4)
-    assert program.random_inputs == (
-        "normal/2x3xf16?seed=1",
-        "integers/1x1xsi64?seed=2&low=0&high=2",
-        "integers/i1?seed=3&low=0&high=2",
-        "integers/5xui8?seed=4&low=0&high=2",
-    )
-    assert program.types == ("2x3xf16", "1x1xi64", "i1", "5xi8")
-    assert program.onnx_import == {"shapes": {"ids": [1, 1]}, "opset": 17}
+    assert (program.name, program.function, program.outputs) == ("My_Net-2", "main_graph", 4)
+    _, choices = next(input_sets(program.inputs, program.model))
+    assert [choice.type for choice in choices] == ["2x3xf16", "1x1xi64", "i1", "5xi8"]
+    assert [choice.source for choice in choices] == [
+        *("random://normal/2x3xf16?seed=1", "", "random://integers/i1?seed=3", "")
+    ]
+    assert all(set(choice.values.split()) <= {"0", "1"} for choice in choices)
+    assert [choice.for_benchmark.partition("=")[0] for choice in choices] == ["2x3xf16", "1x1xi64", "i1", "5xi8"]
+    assert program.onnx_import(choices) == {"shapes": {"ids": [1, 1]}, "opset": 17}
 
 
 def test_without_a_project_the_two_ways_on_are_named(empty: Path) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.workers.iree_side.golden_sensitivity import effect_of, main
+from iree_gauntlet.workers.iree_side import golden_sensitivity
+from iree_gauntlet.workers.iree_side.golden_sensitivity import effect_of
+from iree_gauntlet.workers.iree_side.plan_file import PlanError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,24 +68,31 @@ def _model(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
 
 
-def test_each_weight_is_tried_also_those_of_inner_graphs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def _tried(folder: Path, *inputs: str) -> list[dict[str, Any]]:
+    plan = {
+        "model": str(folder / "net.onnx"),
+        "inputs": inputs,
+        "cwd": str(folder),
+        "tolerances": {"f32": 1e-3, "rtol": 0.0},
+    }
+    found: list[dict[str, Any]] = golden_sensitivity._answered(plan)["weights"]
+    return found
+
+
+def test_each_weight_is_tried_also_those_of_inner_graphs(tmp_path: Path) -> None:
     _model(tmp_path / "net.onnx")
-    np.save(tmp_path / "x.npy", np.array([1.0, 1.0], np.float32))
     np.save(tmp_path / "yes.npy", np.array(True))
-    words = ["--model", str(tmp_path / "net.onnx"), "--tolerance", "f32=1e-3", "--rtol", "0"]
-    words += ["--input", str(tmp_path / "x.npy"), "--input", str(tmp_path / "yes.npy")]
-    assert main(words) == 0
-    found = {item["name"]: (item["elements"], item["effect"]) for item in json.loads(capsys.readouterr().out)}
+    found = {item["name"]: (item["elements"], item["effect"]) for item in _tried(tmp_path, "2xf32=1", "@yes.npy")}
     # 1 % of 3 is 30 tolerances; 1 % of a thousandth is a hundredth of one.
     assert found == {"unused": (1, 0.0), "w": (2, pytest.approx(30, rel=1e-3)), "c": (2, pytest.approx(0.01, rel=2e-2))}
 
 
-def test_what_cannot_be_run_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_run_is_said(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="cannot read"):
+        _tried(tmp_path)
     _model(tmp_path / "net.onnx")
-    assert main(["--model", str(tmp_path / "absent.onnx")]) == 2
-    assert "cannot read" in capsys.readouterr().err
-    assert main(["--model", str(tmp_path / "net.onnx")]) == 2
-    assert "0 inputs were given, the model takes 2" in capsys.readouterr().err
+    with pytest.raises(PlanError, match="0 inputs were given, the model takes 2"):
+        _tried(tmp_path)
     (tmp_path / "net.onnx").write_bytes(b"nothing")
-    assert main(["--model", str(tmp_path / "net.onnx")]) == 2
-    assert "cannot read" in capsys.readouterr().err
+    with pytest.raises(PlanError, match="cannot read"):
+        _tried(tmp_path)

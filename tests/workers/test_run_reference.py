@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import zipfile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from iree_gauntlet.workers.iree_side import run_reference
-from iree_gauntlet.workers.iree_side.record_golden import RefusedError
+from iree_gauntlet.workers.iree_side.onnx_reference import ReferenceInput
+from iree_gauntlet.workers.iree_side.plan_file import PlanError
 from iree_gauntlet.workers.iree_side.run_reference import make_inputs
 from tests.support.onnx_suite import write_models
 
@@ -19,16 +20,10 @@ if TYPE_CHECKING:
 MODELS = "validated/vision/classification/mnist/model"
 
 
-class Input(NamedTuple):
-    name: str
-    type: str
-    shape: list[Any]
-
-
 def test_inputs_are_upstreams() -> None:
     """One generator a model, in the order of its inputs; a dynamic dimension is 1."""
-    inputs = [Input("a", "tensor(float)", ["N", 3, None]), Input("b", "tensor(int64)", [1])]
-    inputs.append(Input("c", "tensor(float)", []))
+    inputs = [ReferenceInput("a", "float32", ("N", 3, None)), ReferenceInput("b", "int64", (1,))]
+    inputs.append(ReferenceInput("c", "float32", ()))
     made = make_inputs(inputs)
     generator = np.random.default_rng(0)
     upstream: list[Any] = [generator.random((1, 3, 1), dtype=np.float32)]
@@ -41,7 +36,7 @@ def test_inputs_are_upstreams() -> None:
 
 def test_integers_have_the_models_shape() -> None:
     made = make_inputs(
-        [Input("a", "tensor(int32)", [4, 30]), Input("b", "tensor(int64)", []), Input("c", "tensor(int64)", [0])]
+        [ReferenceInput("a", "int32", (4, 30)), ReferenceInput("b", "int64", ()), ReferenceInput("c", "int64", (0,))]
     )
     assert [(np.shape(array), str(np.asarray(array).dtype)) for array in made] == [
         ((4, 30), "int32"),
@@ -52,8 +47,8 @@ def test_integers_have_the_models_shape() -> None:
 
 
 def test_other_inputs_are_refused() -> None:
-    with pytest.raises(RefusedError, match=r"input 'x' is a tensor\(uint8\): inputs are generated for tensor\(float\)"):
-        make_inputs([Input("x", "tensor(uint8)", [1])])
+    with pytest.raises(PlanError, match=r"input 'x' is a uint8: inputs are generated for float32"):
+        make_inputs([ReferenceInput("x", "uint8", (1,))])
 
 
 @pytest.mark.iree

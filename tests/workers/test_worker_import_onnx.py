@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -13,14 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.workers.iree_side import import_onnx, record_golden
+from iree_gauntlet.workers.iree_side import import_onnx
 from iree_gauntlet.workers.iree_side.import_onnx import InputError, imported_functions, parse_shape, prepare
-from iree_gauntlet.workers.iree_side.record_golden import RefusedError, check_output, check_outputs
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from numpy.typing import NDArray
 
 onnx = pytest.importorskip("onnx")
 helper = onnx.helper
@@ -184,96 +180,3 @@ def test_without_onnx_the_message_says_how_to_get_it(
     monkeypatch.setitem(sys.modules, "onnx", None)
     assert import_onnx.main([str(saved), "-o", str(saved.parent / "out.mlir")]) == 2
     assert 'pip install "iree-base-compiler[onnx]"' in capsys.readouterr().err
-
-
-def array(*values: float) -> NDArray[np.float32]:
-    return np.array(values, dtype=np.float32)
-
-
-@pytest.mark.parametrize(
-    ("output", "said"),
-    [
-        (np.zeros((1, 1, 0, 0), np.float32), "is empty"),
-        (array(1, np.nan, np.inf), "2 of 3 values that are NaN or infinite"),
-        (array(0.5, 0.5), "0.5 everywhere"),
-        (np.ones(3, np.int64), "1 everywhere"),
-        (array(1e-5, -9e-5), "zeros would pass"),
-        (array(1.0, 1.00005), "a constant would pass"),
-        (np.array(["text"]), "no threshold"),
-    ],
-)
-def test_outputs_that_prove_nothing_are_refused(output: NDArray[Any], said: str) -> None:
-    with pytest.raises(RefusedError, match=said):
-        check_output("y", output, 1e-4)
-
-
-@pytest.mark.parametrize("output", [array(2.0), array(0.0, 1.0), np.array([3, 4]), np.array([True, False])])
-def test_outputs_that_prove_something_pass(output: NDArray[Any]) -> None:
-    check_output("y", output, 1e-4)
-
-
-def test_outputs_stay_small() -> None:
-    with pytest.raises(RefusedError, match="1200008 bytes together"):
-        check_outputs({"a": np.arange(150_000.0), "b": array(1, 2)}, 1e-4)
-
-
-def test_a_model_without_outputs_is_refused() -> None:
-    with pytest.raises(RefusedError, match="no outputs"):
-        check_outputs({}, 1e-4)
-
-
-@pytest.fixture
-def recording(saved: Path, tmp_path: Path) -> list[str]:
-    """A command line that records, as far as onnxruntime is there."""
-    pytest.importorskip("onnxruntime")
-    np.save(tmp_path / "x.npy", np.arange(6, dtype=np.float32).reshape(2, 3))
-    # The declared output is wrong, which onnxruntime warns about only.
-    return ["--model", str(saved), "--input", str(tmp_path / "x.npy"), "--output-folder", str(tmp_path / "out")]
-
-
-def test_outputs_are_recorded_with_their_provenance(recording: list[str], tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "output_7.npy").write_bytes(b"of an earlier model")
-    urls = ["--model-url", "pypi://d==1/model.onnx", "--input-url", "random://uniform/2x3xf32?seed=1"]
-    assert record_golden.main([*recording, *urls, "--date", "2026-01-02"]) == 0
-    assert sorted(path.name for path in out.iterdir()) == ["output_0.npy", "provenance.json"]
-    expected = np.arange(6).reshape(2, 3) @ np.arange(12).reshape(3, 4)
-    assert np.array_equal(np.load(out / "output_0.npy"), expected)
-    provenance = json.loads((out / "provenance.json").read_text(encoding="utf-8"))
-    assert provenance["date"] == "2026-01-02"
-    assert provenance["model"]["source"] == "pypi://d==1/model.onnx"
-    assert provenance["model"]["sha256"] == hashlib.sha256((tmp_path / "model.onnx").read_bytes()).hexdigest()
-    assert provenance["inputs"][0]["source"] == "random://uniform/2x3xf32?seed=1"
-    assert provenance["outputs"][0]["shape"] == [2, 4]
-    digest = hashlib.sha256((out / "output_0.npy").read_bytes()).hexdigest()
-    assert provenance["outputs"][0]["sha256"] == digest
-
-
-@pytest.mark.parametrize(
-    ("extra", "outcome"),
-    [
-        (["--tolerance", "1000"], (2, "zeros would pass")),
-        (["--input-url", "a", "--input-url", "b"], (2, "--input-url is given 2 times, --input 1 times")),
-        (["--input-value", "", "--input-value", ""], (2, "--input-value is given 2 times, --input 1 times")),
-        (["--input", "{x}"], (2, "2 inputs were given, the model takes 1: x tensor(float)")),
-        (["--model", "missing.onnx"], (2, "no file missing.onnx")),
-        (["--model", "{x}"], (1, "onnxruntime cannot load x.npy")),
-    ],
-)
-def test_recordings_that_cannot_be(
-    recording: list[str], extra: list[str], outcome: tuple[int, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    extra = [text.replace("{x}", str(tmp_path / "x.npy")) for text in extra]
-    assert record_golden.main([*recording, *extra]) == outcome[0]
-    assert outcome[1] in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-def test_inputs_of_the_wrong_kind(recording: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    np.save(tmp_path / "x.npy", np.ones((2, 5), np.float64))
-    assert record_golden.main(recording) == 1
-    assert "onnxruntime cannot run model.onnx" in capsys.readouterr().err
-    (tmp_path / "x.npy").write_bytes(b"nothing")
-    assert record_golden.main(recording) == 2
-    assert "cannot read input" in capsys.readouterr().err

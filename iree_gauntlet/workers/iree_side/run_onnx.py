@@ -53,6 +53,7 @@ from iree_gauntlet.workers.iree_side.onnx_reference import (
     InferenceFailedError,
     OnnxEvaluator,
     OnnxRuntime,
+    declared_type,
     raw_bytes,
     read_input,
     tensor_type,
@@ -97,19 +98,20 @@ def _answered(plan: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         raise PlanError(f"cannot read {path.name}: {' '.join(str(error).split())[:200]}") from error
     reference, notes = _reference(path, model)
-    taken, refused, arrays, outputs = _first_that_runs(reference, plan)
+    taken, refused, arrays, outputs = _first_that_runs(model, reference, plan)
     if outputs is None and reference.name == OnnxRuntime.name:
         notes.append(refused[0])
         reference = OnnxEvaluator(model)
-        taken, refused, arrays, outputs = _first_that_runs(reference, plan)
+        taken, refused, arrays, outputs = _first_that_runs(model, reference, plan)
     if outputs is None:
         raise InferenceFailedError("; ".join(dict.fromkeys([*notes, *refused])))
     types = {name: tensor_type(name, array) for name, array in outputs.items()}
+    notes += _undeclared(model, outputs)
     differing = _differing(model, reference, arrays, outputs)
     other = None
     if not differing and reference.name == OnnxRuntime.name and _is_small(model, arrays):
         other = _tried(lambda: OnnxEvaluator(model).run(arrays))
-        if other is not None and _are_apart(outputs, other):
+        if other is not None and not _undeclared(model, other) and _are_apart(outputs, other):
             notes.append("onnxruntime and onnx's own evaluator differ")
             reference, outputs, other = OnnxEvaluator(model), other, outputs
     allowed = _allowed(plan["tolerances"], model, reference, arrays, outputs)
@@ -134,7 +136,7 @@ def _answered(plan: dict[str, Any]) -> dict[str, Any]:
         )
     return {
         "taken": taken,
-        "tells": any(map(_tells, outputs.values())),
+        "tells": not _undeclared(model, outputs) and any(map(_tells, outputs.values())),
         "refused": refused,
         "reference": {"name": reference.name, "version": reference.version},
         "inputs": [
@@ -157,7 +159,7 @@ def _reference(path: Path, model: Any) -> tuple[Reference, list[str]]:
 
 
 def _first_that_runs(
-    reference: Reference, plan: Mapping[str, Any]
+    model: Any, reference: Reference, plan: Mapping[str, Any]
 ) -> tuple[int, list[str], list[Array], Outputs | None]:
     """Which set of inputs is taken, why those before it were not, its arrays, and what they give; None for none."""
     refused: list[str] = []
@@ -174,11 +176,29 @@ def _first_that_runs(
             continue
         if not outputs:
             raise PlanError("the model has no outputs")
-        if any(_tells(array) for array in outputs.values()):
+        idle = _undeclared(model, outputs)
+        if not any(map(_tells, outputs.values())):
+            idle.append("its outputs say nothing: all of them are the same everywhere, empty or no numbers")
+        if not idle:
             return index, refused, arrays, outputs
-        best = best or (index, list(refused), arrays, outputs)
-        refused.append("its outputs say nothing: all of them are the same everywhere, empty or no numbers")
-    return best or (0, refused, [], None)
+        if best is None:
+            best = (index, list(refused), arrays, outputs)
+        refused += idle
+    return (0, refused, [], None) if best is None else best
+
+
+def _undeclared(model: Any, outputs: Outputs) -> list[str]:
+    """Outputs that are not of the shape that a model declares: files are wrong there, or inputs don't suit them."""
+    found = []
+    for value in model.graph.output:
+        array, (_, shape) = outputs[value.name], declared_type(value)
+        if not isinstance(array, np.ndarray) or not shape:
+            # A model may leave out the shape of an output, which looks like a scalar's.
+            continue
+        known = all(not isinstance(size, int) or size == one for size, one in zip(shape, array.shape, strict=False))
+        if array.ndim != len(shape) or not known:
+            found.append(f"{value.name} is {list(array.shape)}, and the model declares {list(shape)}")
+    return found
 
 
 def _tells(array: Any) -> bool:

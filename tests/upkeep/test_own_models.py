@@ -1,0 +1,211 @@
+"""Models that people bring: from a file to a verdict, by `init` and `run` alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+
+from tests.support.command_line import Done, run_here
+from tests.support.own_models import BF16, F32, I64, node, write_model, write_own_models
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytest.importorskip("onnxruntime")
+
+
+def gauntlet(folder: Path, *words: str) -> Done:
+    return run_here(words, folder, {**os.environ, "NO_COLOR": "1", "IREE_GAUNTLET_CACHE": str(folder / "cache")}, {})
+
+
+def spec_of(project: Path, model: str, kind: str = "regression_tests") -> Any:
+    return json.loads((project / "specs" / kind / model / "model_cpu.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.iree
+def test_every_model_gets_the_verdict_that_it_deserves(tmp_path: Path, programs: Path) -> None:
+    deserved = write_own_models(programs)
+    said = {name: gauntlet(tmp_path, "init", "p", "--program", f"{programs / name}.onnx") for name in deserved}
+    assert {name for name, done in said.items() if done.code} == {"random_op", "all_nan"}
+    assert "y differs from run to run (RandomNormalLike)" in said["random_op"].err
+    assert "every value of output 'y' (8xf32) is NaN" in said["all_nan"].err
+    assert "graph optimisations gives other numbers, by up to 0.05" in said["quantised"].out
+    assert "5 of 8 values NaN, which is what is expected of IREE too" in said["sqrt_nan"].out
+    assert "y (0x4xf32) has no values: its shape is compared" in said["no_values"].out
+    assert "x: 1x8xf32, random://normal/1x8xf32; open in the file: length" in said["reflect_pad"].out
+    assert "exceeds maximum allowed" in said["reflect_pad"].out, "why smaller sizes were not taken"
+    project = tmp_path / "p"
+    for name in ("random_op", "all_nan"):
+        (project / "specs" / "regression_tests" / name / "model_cpu.json").unlink()
+    ran = gauntlet(project, "run", "--stages", "threshold")
+    summary = json.loads(next(project.glob("runs/*/summary.json")).read_text(encoding="utf-8"))
+    renamed = {"a_name_with_e": "a name with é"}
+    found = {renamed.get(chain["model"], chain["model"]): chain["verdict"] for chain in summary["chains"]}
+    assert found == {name: verdict for name, verdict in deserved.items() if verdict != "refused"}, ran.text
+    assert "[0]: 0.0, expected nan" in ran.out
+    # A benchmark of a scalar: a type alone is no input to the tool.
+    timed = gauntlet(project, "run", "--model", "Scalar-Input", "--stages", "benchmark")
+    assert timed.code == 0, timed.text
+    assert spec_of(project, "Scalar-Input", "benchmarks")["inputs"] == ["8xf32", "f32=1"]
+
+
+@pytest.mark.iree
+@pytest.mark.parametrize("name", ["tiny_values", "sum_f16"])
+def test_a_mistake_of_one_per_cent_is_seen(tmp_path: Path, programs: Path, name: str) -> None:
+    write_own_models(programs)
+    assert gauntlet(tmp_path, "init", "p", "--program", f"{programs / name}.onnx").code == 0
+    project = tmp_path / "p"
+    output = project / "specs" / "regression_tests" / name / "model_cpu" / "output_0.npy"
+    values = np.load(output)
+    np.save(output, (values.astype(np.float64) * 1.01).astype(values.dtype))
+    ran = gauntlet(project, "run", "--stages", "threshold")
+    assert ran.code == 1, ran.text
+
+
+def relu(folder: Path, name: str = "relu", shape: tuple[int | str, ...] = (2, 3)) -> Path:
+    return write_model(folder / f"{name}.onnx", [node("Relu", "x", "y")], [("x", F32, shape)], [("y", F32, shape)])
+
+
+def test_names_stay_as_they_are_given(tmp_path: Path, programs: Path) -> None:
+    assert gauntlet(tmp_path, "init", "p", "--program", str(relu(programs)), "--name", "Model_X").code == 0
+    listed = gauntlet(tmp_path / "p", "list", "--model", "Model_X")
+    assert listed.code == 0, listed.text
+
+
+def test_the_tolerance_stands_in_the_spec_with_its_reason_beside(tmp_path: Path, programs: Path) -> None:
+    done = gauntlet(tmp_path, "init", "p", "--program", str(relu(programs)))
+    flags = spec_of(tmp_path / "p", "relu")["threshold_args"]
+    assert flags[1:] == ["--expected_rtol=1e-05"]
+    assert f"chose {' '.join(flags)}" in done.out
+    path = tmp_path / "p/specs/regression_tests/relu/model_cpu/provenance.json"
+    provenance = json.loads(path.read_text(encoding="utf-8"))
+    assert "a few roundings of f32" in provenance["tolerance"]["f32"]["reason"]
+    assert (provenance["made_by"], provenance["optimisations"]) == ("onnxruntime", "off")
+    # Recorded again, it stays; also another one that somebody wrote.
+    spec = tmp_path / "p/specs/regression_tests/relu/model_cpu.json"
+    before = spec.read_text(encoding="utf-8")
+    assert gauntlet(tmp_path / "p", "golden.record", "--model", "relu").code == 0
+    assert spec.read_text(encoding="utf-8") == before
+    loose = before.replace(flags[0], "--expected_f32_threshold=1000")
+    spec.write_text(loose, encoding="utf-8")
+    refused = gauntlet(tmp_path / "p", "golden.record", "--model", "relu")
+    assert refused.code == 2
+    assert "zeros would pass; remove its tolerance to have one chosen" in refused.err
+
+
+def test_without_recording_the_next_step_is_said(tmp_path: Path, programs: Path) -> None:
+    done = gauntlet(tmp_path, "init", "p", "--program", str(relu(programs)), "--no-record")
+    assert done.code == 0
+    assert "gauntlet golden.record --model relu" in done.out
+    assert not (tmp_path / "p/specs/regression_tests/relu/model_cpu").exists()
+    recorded = gauntlet(tmp_path / "p", "golden.record", "--model", "relu")
+    assert recorded.code == 0, recorded.text
+    assert spec_of(tmp_path / "p", "relu")["threshold_args"]
+
+
+def test_one_model_that_cannot_be_recorded_stops_nobody_else(tmp_path: Path, programs: Path) -> None:
+    write_own_models(programs)
+    for name in ("random_op", "gather", "to_i8"):
+        gauntlet(tmp_path, "init", "p", "--program", f"{programs / name}.onnx", "--no-record")
+    done = gauntlet(tmp_path / "p", "golden.record", "--model", "*")
+    assert done.code == 2
+    rows = [line.split() for line in done.out.splitlines() if "/model@cpu" in line]
+    assert [(row[0], row[1]) for row in rows] == [
+        ("gather/model@cpu", "recorded"),
+        ("random_op/model@cpu", "refused"),
+        ("to_i8/model@cpu", "recorded"),
+    ]
+    assert spec_of(tmp_path / "p", "to_i8")["outputs"] == [{"source": "model_cpu/output_0.bin", "value": "16xi8"}]
+
+
+@pytest.mark.iree
+@pytest.mark.parametrize("form", ["pb", "npy", "npz", "named"])
+def test_data_that_somebody_has_is_taken(tmp_path: Path, programs: Path, form: str) -> None:
+    nodes = [node("Gather", "table ids", "y"), node("Cast", "ids", "b", to=BF16)]
+    inputs = [("table", F32, ["n", 3]), ("ids", I64, [2])]
+    program = write_model(programs / "m.onnx", nodes, inputs, [("y", F32, [2, 3]), ("b", BF16, [2])])
+    table, ids = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([3, 0])
+    arrays = {"input_0": table, "input_1": ids, "output_0": table[ids], "output_1": ids.astype(ml_dtypes.bfloat16)}
+    data = tmp_path / "data" / ("test_data_set_0" if form == "pb" else "")
+    data.mkdir(parents=True)
+    if form == "pb":
+        for name, array in arrays.items():
+            (data / f"{name}.pb").write_bytes(onnx.numpy_helper.from_array(array, name).SerializeToString())
+    elif form == "npz":
+        # NumPy has no bf16.
+        np.savez(data / "all.npz", **{name: array for name, array in arrays.items() if name != "output_1"})
+        (data / "output_1.pb").write_bytes(onnx.numpy_helper.from_array(arrays["output_1"]).SerializeToString())
+    else:
+        names = {"input_0": "table", "input_1": "ids", "output_0": "y", "output_1": "b"} if form == "named" else {}
+        for name in ("input_0", "input_1", "output_0"):
+            np.save(data / f"{names.get(name, name)}.npy", arrays[name])
+        (data / f"{names.get('output_1', 'output_1')}.pb").write_bytes(
+            onnx.numpy_helper.from_array(arrays["output_1"]).SerializeToString()
+        )
+    done = gauntlet(tmp_path, "init", "p", "--program", str(program), "--data", str(tmp_path / "data"))
+    assert done.code == 0, done.text
+    spec = spec_of(tmp_path / "p", "m")
+    assert spec["onnx_import"]["shapes"] == {"table": [4, 3]}
+    assert spec["outputs"] == [
+        {"source": "model_cpu/output_0.npy"},
+        {"source": "model_cpu/output_1.bin", "value": "2xbf16"},
+    ]
+    if form == "pb":
+        ran = gauntlet(tmp_path / "p", "run", "--stages", "threshold")
+        assert ran.code == 0, ran.text
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({}, "there are no tensors in it"),
+        ({"output_0": np.zeros((2, 3), np.float32)}, "input x is not there, nor input_0"),
+        ({"input_0": np.zeros((2, 4), np.float32)}, "input x is float32 [2, 4]"),
+        ({"input_0": np.zeros((2, 3))}, "input x is float64 [2, 3]"),
+    ],
+)
+def test_data_that_does_not_fit_is_reported(tmp_path: Path, programs: Path, arrays: dict[str, Any], says: str) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    done = gauntlet(tmp_path, "init", "p", "--program", str(relu(programs)), "--data", str(folder))
+    assert done.code == 2
+    assert says in done.err
+    assert not (tmp_path / "p").exists()
+
+
+def test_inputs_without_outputs_are_data_too(tmp_path: Path, programs: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    np.save(folder / "x.npy", np.arange(6, dtype=np.float32).reshape(2, 3))
+    done = gauntlet(tmp_path, "init", "p", "--program", str(relu(programs)), "--data", str(folder))
+    assert done.code == 0, done.text
+    assert np.load(tmp_path / "p/specs/regression_tests/relu/model_cpu/output_0.npy").tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_recordings_of_quantised_models_with_optimisations_are_pointed_out(tmp_path: Path, programs: Path) -> None:
+    write_own_models(programs)
+    for name in ("quantised", "gather"):
+        assert gauntlet(tmp_path, "init", "p", "--program", f"{programs / name}.onnx").code == 0
+        path = tmp_path / f"p/specs/regression_tests/{name}/model_cpu/provenance.json"
+        provenance = json.loads(path.read_text(encoding="utf-8"))
+        assert provenance.pop("optimisations") == "off"
+        path.write_text(json.dumps(provenance), encoding="utf-8")
+    said = gauntlet(tmp_path / "p", "lint").out
+    assert "quantised/model_cpu.json" in said
+    assert "recorded with onnxruntime's graph optimisations, which change the numbers of quantised models" in said
+    assert "gather/model_cpu.json" not in said

@@ -1,0 +1,61 @@
+"""What outputs may differ by: by the roundings of their type, and no more than hides a mistake of one per cent."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iree_gauntlet.workers.iree_side.rounding import allow, allow_of_others, difference
+
+TYPES = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
+
+
+@given(st.sampled_from(sorted(TYPES)), st.floats(1e-3, 1e3), st.floats(0, 2e-4), st.integers(1, 1 << 16))
+def test_one_per_cent_of_the_largest_value_is_always_seen(kind: str, scale: float, error: float, longest: int) -> None:
+    values = np.array([scale, -scale / 3, 0.0]).astype(TYPES[kind])
+    exact = values.astype(np.float64) * (1 + error)
+    found = allow(kind, [(values, exact)], longest)
+    assert 0 < found.atol + found.rtol * scale < 0.01 * scale
+
+
+def test_the_error_against_f64_gets_room() -> None:
+    values = np.array([1.0, 0.5], np.float32)
+    found = allow("f32", [(values, np.array([1.0 + 3e-5, 0.5]))], 1)
+    assert found.atol == pytest.approx(3e-4, rel=0.1)
+    assert "against the same model in f64 is 3e-05" in found.reason
+
+
+def test_what_is_another_model_in_f64_does_not_count() -> None:
+    values = np.array([1.0, 0.5], np.float32)
+    found = allow("f32", [(values, np.array([9.0, 0.5]))], 1)
+    assert found.atol == pytest.approx(4e-6)
+    # Sums that are long enough to matter.
+    assert allow("f32", [(values, None)], 1 << 20).atol == pytest.approx(6.2e-5, rel=0.05)
+
+
+def test_tiny_values_get_a_tiny_tolerance_and_zeros_one_of_their_type() -> None:
+    assert allow("f32", [(np.array([2e-9, -1e-9], np.float32), None)], 1).atol == pytest.approx(8e-15)
+    assert allow("f32", [(np.zeros(3, np.float32), None)], 1).atol == pytest.approx(4e-6)
+    assert allow("f32", [(np.array([], np.float32), None)], 1).atol == pytest.approx(4e-6)
+
+
+def test_the_largest_output_decides_for_its_type() -> None:
+    small, large = np.array([0.1], np.float32), np.array([50.0], np.float32)
+    assert allow("f32", [(small, None), (large, None)], 1).atol == allow("f32", [(large, None)], 1).atol
+
+
+def test_numbers_of_another_program_get_more_room() -> None:
+    found = allow_of_others("f32", [np.array([2.0, -4.0], np.float32)])
+    assert found.atol == pytest.approx(4e-4)
+    assert "another program" in found.reason
+
+
+def test_nan_equals_nan_and_nothing_else() -> None:
+    a = np.array([1.0, np.nan, np.inf])
+    assert difference(a, a) == 0
+    assert difference(a, np.array([1.5, np.nan, np.inf])) == 0.5
+    assert difference(a, np.array([1.0, 0.0, np.inf])) == np.inf
+    assert difference(a, np.array([1.0, np.nan, -np.inf])) == np.inf
+    assert difference(a, a[:2]) == np.inf
