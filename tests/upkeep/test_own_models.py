@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 from tests.support.command_line import Done, run_here
-from tests.support.own_models import BF16, F32, I64, node, write_model, write_own_models
+from tests.support.own_models import BF16, F32, I64, Value, node, write_model, write_own_models
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -135,7 +135,7 @@ def test_one_model_that_cannot_be_recorded_stops_nobody_else(tmp_path: Path, pro
 @pytest.mark.parametrize("form", ["pb", "npy", "npz", "named"])
 def test_data_that_somebody_has_is_taken(tmp_path: Path, programs: Path, form: str) -> None:
     nodes = [node("Gather", "table ids", "y"), node("Cast", "ids", "b", to=BF16)]
-    inputs = [("table", F32, ["n", 3]), ("ids", I64, [2])]
+    inputs: list[Value] = [("table", F32, ["n", 3]), ("ids", I64, [2])]
     program = write_model(programs / "m.onnx", nodes, inputs, [("y", F32, [2, 3]), ("b", BF16, [2])])
     table, ids = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([3, 0])
     arrays = {"input_0": table, "input_1": ids, "output_0": table[ids], "output_1": ids.astype(ml_dtypes.bfloat16)}

@@ -191,7 +191,8 @@ def _undeclared(model: Any, outputs: Outputs) -> list[str]:
     """Outputs that are not of the shape that a model declares: files are wrong there, or inputs don't suit them."""
     found = []
     for value in model.graph.output:
-        array, (_, shape) = outputs[value.name], declared_type(value)
+        array: Any = outputs[value.name]
+        _, shape = declared_type(value)
         if not isinstance(array, np.ndarray) or not shape:
             # A model may leave out the shape of an output, which looks like a scalar's.
             continue
