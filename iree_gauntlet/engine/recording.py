@@ -158,7 +158,7 @@ def weight_effects(case: Case, store: ArtifactStore, workers: ReferenceWorkers) 
     """
     plan = _plan(case, store, workers.folder)
     tolerances = parse_tolerances(case.run_flags)
-    plan["tolerances"] = {} if tolerances.exact else _effective(tolerances)
+    plan["tolerances"] = {} if tolerances.exact else _allowed_by(tolerances)
     found = workers.answer("golden_sensitivity", f"{case.origin.file}: its weights were not tried", plan)
     return [WeightEffect(item["name"], item["elements"], float(item["effect"])) for item in found["weights"]]
 
@@ -181,14 +181,14 @@ def _plan(case: Case, store: ArtifactStore, folder: Path) -> dict[str, Any]:
         "model": str(store.fetch(case.modules[-1].program.url).path),
         "inputs": [argument_text(item, lambda url: str(store.fetch(url).path)) for item in case.inputs],
         "cwd": case.working_directory or str(folder),
-        "tolerances": _effective(parse_tolerances(written)) if written else None,
+        "tolerances": _allowed_by(parse_tolerances(written)) if written else None,
     }
 
 
-def _effective(tolerances: Tolerances) -> dict[str, float]:
+def _allowed_by(tolerances: Tolerances) -> dict[str, float]:
     """What is allowed, by element type; and relatively."""
-    allowed = {element: tolerances.effective(element)[0] for element in ("f16", "bf16", "f32", "f64")}
-    return allowed | {"rtol": tolerances.effective("f32")[1]}
+    allowed = {element: tolerances.written(element)[0] for element in ("f16", "bf16", "f32", "f64")}
+    return allowed | {"rtol": tolerances.written("f32")[1]}
 
 
 def _require_worth(name: str, answer: Mapping[str, Any], given: Mapping[str, float] | None) -> None:

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet import messages
 from iree_gauntlet.cases import Case, Kind
 from iree_gauntlet.document import Column, Document, Judged, Table
 from iree_gauntlet.engine.processes.supervisor import Supervisor
-from iree_gauntlet.engine.recording import output_folder, record_outputs, weight_effects, why_not
+from iree_gauntlet.engine.recording import Recording, output_folder, record_outputs, weight_effects, why_not
 from iree_gauntlet.engine.reference_workers import ReferenceWorkers
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.engine.workspace import select
@@ -77,7 +78,7 @@ def _record_cases(chosen: _Chosen, known: Mapping[str, Any] | None) -> ExitCode:
     rows: list[tuple[Cell, ...]] = []
     codes = [ExitCode.OK]
     for case, spec in chosen.cases:
-        if known is None:
+        if known is None and not messages.is_quiet():
             sys.stdout.write(f"{case.origin.file}: running a reference\n")
         sys.stdout.flush()
         try:
@@ -89,15 +90,21 @@ def _record_cases(chosen: _Chosen, known: Mapping[str, Any] | None) -> ExitCode:
                 (case.chain, Judged("refused" if isinstance(error, UsageError) else "error", "failed"), "", None)
             )
             continue
-        for item in recording.outputs:
-            sys.stdout.write(f"  wrote {shown(item.path)} ({item.path.stat().st_size} bytes)\n")
-        if recording.tolerance:
-            sys.stdout.write(f"  chose {' '.join(recording.tolerance)}\n")
-        sys.stdout.writelines(f"  note: {note}\n" for note in recording.notes)
+        if not messages.is_quiet():
+            _say_what_was_recorded(recording)
         rows.append((case.chain, Judged("recorded", "passed"), recording.reference, len(recording.outputs)))
     if len(rows) > 1:
         print_document(Document("", "", (), (Table(_COLUMNS, tuple(rows)),)), sys.stdout, environ=os.environ)
     return ExitCode.worst(codes)
+
+
+def _say_what_was_recorded(recording: Recording) -> None:
+    for item in recording.outputs:
+        sys.stdout.write(f"  wrote {shown(item.path)} ({item.path.stat().st_size} bytes)\n")
+    if recording.tolerance:
+        sys.stdout.write(f"  chose {' '.join(recording.tolerance)}\n")
+    sys.stdout.write(f"  as {recording.reference} computes them\n")
+    sys.stdout.writelines(f"  note: {note}\n" for note in recording.notes)
 
 
 def sensitivity(request: RunRequest, *, write: bool) -> ExitCode:

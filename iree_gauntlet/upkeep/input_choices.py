@@ -57,6 +57,7 @@ class InputChoice:
         values: written down, `2 12`; empty for those of a source.
         content: of a file of its own; None where it needs none.
         zero: whether zeros would do as well.
+        why: it is this; empty for noise, and where nothing says what is wanted.
     """
 
     name: str
@@ -65,6 +66,7 @@ class InputChoice:
     values: str = ""
     content: bytes | None = None
     zero: bool = True
+    why: str = ""
 
     @property
     def suffix(self) -> str:
@@ -145,30 +147,44 @@ def _choice(
     if item.is_float:
         return _float_choice(item.name, kind, shape, users, known, way[2], seed)
     if item.element_type == "i1":
-        # A loop's condition.
-        ends = any(node.op_type == "Loop" and place == 1 for node, place in users)
-        return InputChoice(
-            item.name, kind, f"random://ones/{kind}" if ends else f"random://integers/{kind}?seed={seed}"
-        )
-    values = next(_all_written(users, shape, known), ()) if way[1] == 0 else ()
-    if way[1] == len(_RANGES):
-        # Sizes that operators are made of, which are those of an output.
-        values = next((one for one in outputs if len(shape) == 1 and len(one) == shape[0]), ())
-    if values:
-        return InputChoice(item.name, kind, values=" ".join(str(int(value)) for value in values), zero=False)
+        if any(node.op_type == "Loop" and place == 1 for node, place in users):
+            return InputChoice(item.name, kind, f"random://ones/{kind}", why="a loop's condition")
+        return InputChoice(item.name, kind, f"random://integers/{kind}?seed={seed}")
     if item.element_type == "i4":
         # Two a byte; no source makes them.
         halves = parse_seeded(f"random://integers/{(math.prod(shape) + 1) // 2}xui8?seed={seed}").generate()
         return InputChoice(item.name, kind, content=halves.tobytes())
-    low, high = _RANGES[way[1] % len(_RANGES)]
-    if way[1] == 0:
-        high = next(filter(None, (_below(node, place, known) for node, place in users)), high)
+    return _integer_choice(item, kind, shape, users, known, outputs, way[1], seed)
+
+
+def _integer_choice(
+    item: OnnxInput,
+    kind: str,
+    shape: Sizes,
+    users: Sequence[tuple[Any, int]],
+    known: Mapping[str, Sizes],
+    outputs: Sequence[Sizes],
+    way: int,
+    seed: int,
+) -> InputChoice:
+    values, why = next(_all_written(users, shape, known), ((), "")) if way == 0 else ((), "")
+    if way == len(_RANGES):
+        # Operators that are made of others take them.
+        values = next((one for one in outputs if len(shape) == 1 and len(one) == shape[0]), ())
+        why = "the sizes of an output"
+    if values:
+        written = " ".join(str(int(value)) for value in values)
+        return InputChoice(item.name, kind, values=written, zero=False, why=why)
+    low, high = _RANGES[way % len(_RANGES)]
+    limits = [(below, node.op_type) for node, place in users if (below := _below(node, place, known))]
+    if way == 0 and limits:
+        high, why = limits[0][0], f"below {limits[0][0]}, where {limits[0][1]} looks"
     high = max(min(high, 1 << (int(item.element_type[1:]) - 1)), low + 1)
     # Raw, since a .npy's integers have a sign: those that a model hands on would be of another type than it computes.
     array = parse_seeded(f"random://integers/{kind}?seed={seed}&low={low}&high={high}").generate()
     if 0 < array.size <= _LONGEST_LITERAL:
-        return InputChoice(item.name, kind, values=" ".join(map(str, array.reshape(-1).tolist())))
-    return InputChoice(item.name, kind, content=array.tobytes(), zero=low <= 0)
+        return InputChoice(item.name, kind, values=" ".join(map(str, array.reshape(-1).tolist())), why=why)
+    return InputChoice(item.name, kind, content=array.tobytes(), zero=low <= 0, why=why)
 
 
 def _float_choice(
@@ -181,9 +197,9 @@ def _float_choice(
     seed: int,
 ) -> InputChoice:
     domains = [_DOMAINS[node.op_type, place] for node, place in users if (node.op_type, place) in _DOMAINS]
-    values = next(_all_written(users, shape, known), ()) if way == 0 else ()
+    values, why = next(_all_written(users, shape, known), ((), "")) if way == 0 else ((), "")
     if values:
-        return InputChoice(name, kind, values=" ".join(f"{value:g}" for value in values), zero=False)
+        return InputChoice(name, kind, values=" ".join(f"{value:g}" for value in values), zero=False, why=why)
     low, high = (domains or [_FLOATS[way]])[0]
     if low == high:
         return InputChoice(name, kind, f"random://normal/{kind}?seed={seed}")
@@ -242,8 +258,8 @@ def _below(node: Any, place: int, known: Mapping[str, Sizes]) -> int:
 
 def _all_written(
     users: Sequence[tuple[Any, int]], shape: Sizes, known: Mapping[str, Sizes]
-) -> Iterator[Sequence[float]]:
-    """The values that operators need to give what the model declares."""
+) -> Iterator[tuple[Sequence[float], str]]:
+    """The values that operators need to give what the model declares, and which operator it is."""
     count = math.prod(shape)
     for node, place in users:
         rule = _RULES.get((node.op_type, place))
@@ -256,7 +272,7 @@ def _all_written(
             # Shapes that are not known.
             continue
         if len(values) == count:
-            yield values
+            yield values, f"what {node.op_type} needs"
 
 
 def _pads(data: Sizes, outputs: Sequence[Sizes], count: int) -> Sequence[float]:

@@ -107,7 +107,7 @@ def _say_what_was_made(made: list[Path], kept: list[Path]) -> None:
 
 def _choose(program: OnnxProgram, workers: ReferenceWorkers | None) -> ChosenInputs:
     """Inputs of a program: where a reference may be asked, such that it runs on them."""
-    if workers is not None:
+    if workers is not None and not messages.is_quiet():
         sys.stdout.write(f"{program.path.name}: running a reference on inputs for it\n")
         sys.stdout.flush()
     return choose_inputs(program, workers)
@@ -157,9 +157,9 @@ def _assumed(program: OnnxProgram | None, chosen: ChosenInputs) -> str:
     }
     lines = ["inputs that were chosen:"]
     for choice in chosen.choices:
-        what = "of the data" if choice.content is not None else choice.values or choice.source.partition("?")[0]
-        sizes = open_sizes.get(choice.name)
-        lines.append(f"  {choice.name}: {choice.type}, {what}{f'; open in the file: {sizes}' if sizes else ''}")
+        what = choice.values or choice.source.partition("?")[0] or "in a file of its own"
+        sizes = f"open in the file: {open_sizes[choice.name]}" if choice.name in open_sizes else ""
+        lines.append(f"  {'; '.join(filter(None, (f'{choice.name}: {choice.type}, {what}', choice.why, sizes)))}")
     if chosen.tried:
         lines.append("  others were tried, and did not do:")
         lines += [f"    {why}" for why in chosen.tried[:_MOST_SHOWN]]

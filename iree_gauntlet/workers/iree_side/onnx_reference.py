@@ -285,5 +285,9 @@ def declared_type(value: Any) -> tuple[str, tuple[int | str | None, ...]]:
     tensor = value.type.tensor_type
     if not value.type.HasField("tensor_type"):
         return str(value.type.WhichOneof("value")), ()
-    dims = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim)
+    # Negative sizes are unknown ones in some files.
+    dims = tuple(
+        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or None
+        for dim in tensor.shape.dim
+    )
     return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)).name, dims
