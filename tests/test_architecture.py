@@ -150,8 +150,8 @@ def test_the_worker_needs_nothing_but_its_own_python() -> None:
         # Run as a script, a worker finds its siblings in its own package, wherever that lies (see measure_module.py).
         used = {name for name in module.imports if not name.startswith("iree_gauntlet.workers.iree_side.")}
         outside = {name.split(".")[0] for name in used} - set(sys.stdlib_module_names)
-        # onnx brings google.protobuf.
-        assert outside <= {"numpy", "onnx", "google", "onnxruntime", "iree"}, module.path
+        # onnx brings google.protobuf and ml_dtypes.
+        assert outside <= {"numpy", "onnx", "google", "ml_dtypes", "onnxruntime", "iree"}, module.path
 
 
 def test_modules_say_what_they_are_for() -> None:

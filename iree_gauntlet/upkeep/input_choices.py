@@ -6,15 +6,17 @@ in the order of wishes; a reference says which of them the model runs on.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.seeded import parse_seeded
+from iree_gauntlet.upkeep.needed_values import needed_values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from iree_gauntlet.upkeep.onnx_program import OnnxInput
 
@@ -44,6 +46,8 @@ _DOMAINS = {
 _FLOATS = ((0.0, 0.0), (0.0, 1.0), (1.0, 2.0))
 _LONGEST_LITERAL = 64
 _NPY = b"\x93NUMPY"
+# Bits a value of types that no source makes: random bits are random values.
+_PACKED = {"i2": 2, "i4": 4, "f8E8M0FNU": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,16 +148,18 @@ def _choice(
     seed: int,
 ) -> InputChoice:
     kind = "x".join((*map(str, shape), item.element_type))
-    if item.is_float:
+    if item.is_float and item.element_type not in _PACKED:
         return _float_choice(item.name, kind, shape, users, known, way[2], seed)
     if item.element_type == "i1":
         if any(node.op_type == "Loop" and place == 1 for node, place in users):
             return InputChoice(item.name, kind, f"random://ones/{kind}", why="a loop's condition")
         return InputChoice(item.name, kind, f"random://integers/{kind}?seed={seed}")
-    if item.element_type == "i4":
-        # Two a byte; no source makes them.
-        halves = parse_seeded(f"random://integers/{(math.prod(shape) + 1) // 2}xui8?seed={seed}").generate()
-        return InputChoice(item.name, kind, content=halves.tobytes())
+    if item.element_type in _PACKED:
+        # No source makes them.
+        count = (math.prod(shape) * _PACKED[item.element_type] + 7) // 8
+        return InputChoice(
+            item.name, kind, content=parse_seeded(f"random://integers/{count}xui8?seed={seed}").generate().tobytes()
+        )
     return _integer_choice(item, kind, shape, users, known, outputs, way[1], seed)
 
 
@@ -167,12 +173,15 @@ def _integer_choice(
     way: int,
     seed: int,
 ) -> InputChoice:
-    values, why = next(_all_written(users, shape, known), ((), "")) if way == 0 else ((), "")
+    values, needs = next(needed_values(users, shape, known), ((), "")) if way == 0 else ((), "")
+    why = f"what {needs} needs" if needs else ""
     if way == len(_RANGES):
         # Operators that are made of others take them.
-        values = next((one for one in outputs if len(shape) == 1 and len(one) == shape[0]), ())
+        values = next(
+            (one[-math.prod(shape) :] for one in outputs if len(shape) < 2 and len(one) >= math.prod(shape)), ()
+        )
         why = "the sizes of an output"
-    if values:
+    if len(values):
         written = " ".join(str(int(value)) for value in values)
         return InputChoice(item.name, kind, values=written, zero=False, why=why)
     low, high = _RANGES[way % len(_RANGES)]
@@ -197,9 +206,10 @@ def _float_choice(
     seed: int,
 ) -> InputChoice:
     domains = [_DOMAINS[node.op_type, place] for node, place in users if (node.op_type, place) in _DOMAINS]
-    values, why = next(_all_written(users, shape, known), ((), "")) if way == 0 else ((), "")
-    if values:
-        return InputChoice(name, kind, values=" ".join(f"{value:g}" for value in values), zero=False, why=why)
+    values, needs = next(needed_values(users, shape, known), ((), "")) if way == 0 else ((), "")
+    if len(values):
+        written = " ".join(f"{value:g}" for value in values)
+        return InputChoice(name, kind, values=written, zero=False, why=f"what {needs} needs")
     low, high = (domains or [_FLOATS[way]])[0]
     if low == high:
         return InputChoice(name, kind, f"random://normal/{kind}?seed={seed}")
@@ -229,7 +239,12 @@ def _users(model: Any) -> dict[str, list[tuple[Any, int]]]:
 
 
 def _known_shapes(model: Any) -> dict[str, Sizes]:
-    """Shapes of values as far as all their sizes are declared."""
+    """Shapes of values as far as all their sizes are declared, or follow from that."""
+    import onnx  # noqa: PLC0415 - the model is of it
+
+    # Models with operators that it does not know, or with mistakes: what is declared has to do.
+    with contextlib.suppress(onnx.shape_inference.InferenceError, RuntimeError):
+        model = onnx.shape_inference.infer_shapes(model)
     found = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     for value in (*model.graph.input, *model.graph.value_info, *model.graph.output):
         dims = value.type.tensor_type.shape.dim
@@ -254,64 +269,3 @@ def _below(node: Any, place: int, known: Mapping[str, Sizes]) -> int:
     if node.op_type == "RoiAlign" and place == 2:
         return 1
     return 0
-
-
-def _all_written(
-    users: Sequence[tuple[Any, int]], shape: Sizes, known: Mapping[str, Sizes]
-) -> Iterator[tuple[Sequence[float], str]]:
-    """The values that operators need to give what the model declares, and which operator it is."""
-    count = math.prod(shape)
-    for node, place in users:
-        rule = _RULES.get((node.op_type, place))
-        outputs = [known.get(name, ()) for name in node.output]
-        if rule is None or not 0 < count <= _LONGEST_LITERAL or not outputs:
-            continue
-        try:
-            values = rule(known.get(node.input[0], ()), outputs, count)
-        except (IndexError, ZeroDivisionError):
-            # Shapes that are not known.
-            continue
-        if len(values) == count:
-            yield values, f"what {node.op_type} needs"
-
-
-def _pads(data: Sizes, outputs: Sequence[Sizes], count: int) -> Sequence[float]:
-    """All at the end; one at each side where the output's shape is open."""
-    if len(data) * 2 != count or not outputs[0]:
-        return [1] * count
-    return [0] * len(data) + [out - one for out, one in zip(outputs[0], data, strict=True)]
-
-
-def _ratios(data: Sizes, outputs: Sequence[Sizes], count: int) -> Sequence[float]:
-    """What each size is multiplied by."""
-    pairs = list(zip(data, outputs[0], strict=False))[-count:]
-    return [out // one if out % one == 0 else out / one for one, out in pairs]
-
-
-_RULES: dict[tuple[str, int], Callable[[Sizes, Sequence[Sizes], int], Sequence[float]]] = {
-    ("CenterCropPad", 1): lambda _, outputs, count: outputs[0][-count:],
-    ("ConstantOfShape", 0): lambda _, outputs, count: outputs[0] or [2] * count,
-    ("Expand", 1): lambda _, outputs, count: outputs[0] or [2] * count,
-    ("GRU", 4): lambda data, _, count: [data[0]] * count,
-    ("LSTM", 4): lambda data, _, count: [data[0]] * count,
-    ("Loop", 0): lambda *_: [3],
-    ("OneHot", 1): lambda _, outputs, count: [outputs[0][-1]] if outputs[0] else [3] * count,
-    ("Pad", 1): _pads,
-    ("RNN", 4): lambda data, _, count: [data[0]] * count,
-    ("Range", 0): lambda *_: [0],
-    ("Range", 1): lambda _, outputs, __: [outputs[0][0] if outputs[0] else 4],
-    ("Range", 2): lambda *_: [1],
-    ("Reshape", 1): lambda _, outputs, count: outputs[0] or [*([1] * (count - 1)), -1],
-    ("Resize", 2): _ratios,
-    ("Resize", 3): lambda _, outputs, count: outputs[0][-count:],
-    ("ReverseSequence", 1): lambda data, _, count: [data[0]] * count,
-    ("Slice", 1): lambda _, __, count: [0] * count,
-    ("Slice", 2): lambda _, outputs, count: outputs[0][:count] or [1] * count,
-    ("Slice", 3): lambda _, __, count: range(count),
-    ("Slice", 4): lambda _, __, count: [1] * count,
-    ("Split", 1): lambda _, outputs, __: [one[0] for one in outputs],
-    ("Tile", 1): _ratios,
-    ("TopK", 1): lambda _, outputs, count: [min(outputs[0])] if outputs[0] else [1] * count,
-    ("Upsample", 1): _ratios,
-    **{(name, 0): lambda _, outputs, __: [outputs[0][0]] for name in ("BlackmanWindow", "HammingWindow", "HannWindow")},
-}

@@ -25,11 +25,12 @@ _TYPES = {
     "DOUBLE": "f64",
     "BOOL": "i1",
     # Integers have no sign in a module.
-    **{f"{sign}INT{bits}": f"i{bits}" for sign in ("", "U") for bits in (4, 8, 16, 32, 64)},
+    **{f"{sign}INT{bits}": f"i{bits}" for sign in ("", "U") for bits in (2, 4, 8, 16, 32, 64)},
     "FLOAT8E4M3FN": "f8E4M3FN",
     "FLOAT8E4M3FNUZ": "f8E4M3FNUZ",
     "FLOAT8E5M2": "f8E5M2",
     "FLOAT8E5M2FNUZ": "f8E5M2FNUZ",
+    "FLOAT8E8M0": "f8E8M0FNU",
 }
 # What stands for a size that the file leaves open.
 _OPEN = 1

@@ -67,7 +67,7 @@ def test_recordings_belong_to_their_spec(provenance: Path) -> None:
     assert record["model"]["source"] == spec["mlir"]
     assert [named(folder, entry, "source") for entry in record["inputs"]] == spec["inputs"]
     assert [named(folder, entry, "source") for entry in record["outputs"]] == spec["outputs"]
-    assert f"--expected_f32_threshold={record['tolerance']:g}" in spec["threshold_args"]
+    assert f"--expected_f32_threshold={record['tolerance']['f32']['atol']:g}" in spec["threshold_args"]
     assert sum(checked_bytes(folder, entry) for entry in (*record["inputs"], *record["outputs"])) <= LARGEST_BYTES
 
 
@@ -109,7 +109,7 @@ def test_recordings_of_torch_models_belong_to_their_test(provenance: Path) -> No
     assert record["model"]["source"] == definition["mlir"]
     assert [named(folder, entry, "url") for entry in record["inputs"]] == test["inputs"]
     assert [named(folder, entry, "url") for entry in record["outputs"]] == test["expected_outputs"]
-    assert f"--expected_f32_threshold={record['tolerance']:g}" in test["run_args"]
+    assert f"--expected_f32_threshold={record['tolerance']['f32']['atol']:g}" in test["run_args"]
     assert sum(checked_bytes(folder, entry) for entry in (*record["inputs"], *record["outputs"])) <= LARGEST_BYTES
 
 

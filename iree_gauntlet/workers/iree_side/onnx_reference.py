@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # IREE's names of element types by those of NumPy and ml_dtypes; a module's integers have no sign.
 ELEMENT_TYPES = {
     "bool": "i1",
-    **{f"{sign}int{bits}": f"i{bits}" for sign in ("", "u") for bits in (4, 8, 16, 32, 64)},
+    **{f"{sign}int{bits}": f"i{bits}" for sign in ("", "u") for bits in (2, 4, 8, 16, 32, 64)},
     **{f"float{bits}": f"f{bits}" for bits in (16, 32, 64)},
     "bfloat16": "bf16",
     "float8_e4m3fn": "f8E4M3FN",
@@ -46,7 +46,8 @@ _ITS_NAMES = {
     "double": "float64",
     **{f"float8{name}": f"float8_{name}" for name in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")},
 }
-_NIBBLE = 0xF
+# Bits of types of which several values share a byte.
+_PACKED = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4}
 
 
 class InferenceFailedError(RuntimeError):
@@ -130,7 +131,7 @@ class OnnxRuntime:
         try:
             self._session = onnxruntime.InferenceSession(loaded, options, providers=["CPUExecutionProvider"])
         except self._failures as error:
-            raise InferenceFailedError(f"onnxruntime cannot load {self._of}: {first_line(error)}") from error
+            raise InferenceFailedError(f"onnxruntime cannot load {self._of}: {_first_line(error)}") from error
         self._outputs = self._session.get_outputs()
         self.inputs = tuple(
             ReferenceInput(item.name, _dtype_name(item.type), tuple(item.shape)) for item in self._session.get_inputs()
@@ -145,7 +146,7 @@ class OnnxRuntime:
                 names, {item.name: array for item, array in zip(self.inputs, arrays, strict=True)}
             )
         except self._failures as error:
-            raise InferenceFailedError(f"onnxruntime cannot run {self._of}: {first_line(error)}") from error
+            raise InferenceFailedError(f"onnxruntime cannot run {self._of}: {_first_line(error)}") from error
         return dict(zip(names, values, strict=True))
 
 
@@ -174,7 +175,7 @@ class OnnxEvaluator:
             self._evaluator = ReferenceEvaluator(model)
         # Whatever Python may raise: it interprets a file of somebody's.
         except Exception as error:
-            raise InferenceFailedError(f"onnx's evaluator cannot load the model: {first_line(error)}") from error
+            raise InferenceFailedError(f"onnx's evaluator cannot load the model: {_first_line(error)}") from error
 
     def run(self, arrays: Sequence[Array]) -> dict[str, Array]:
         """As of `Reference`."""
@@ -186,7 +187,7 @@ class OnnxEvaluator:
                 values = self._evaluator.run(None, feeds)
         # As above.
         except Exception as error:
-            raise InferenceFailedError(f"onnx's evaluator cannot run the model: {first_line(error)}") from error
+            raise InferenceFailedError(f"onnx's evaluator cannot run the model: {_first_line(error)}") from error
         arrays_of = (np.asarray(value) if isinstance(value, np.generic) else value for value in values)
         return dict(zip(self._names, arrays_of, strict=True))
 
@@ -215,12 +216,14 @@ def read_input(text: str, cwd: str, dtype_name: str) -> Array:
         raise PlanError(f"the input {text!r} cannot be given to a reference: {error}") from error
     if value is None:
         raise PlanError(f"the input {text!r} is no tensor")
-    dtype = known_dtype(dtype_name)
+    dtype = _known_dtype(dtype_name)
     contents = np.frombuffer(value.contents, np.uint8)
     count = int(np.prod(value.shape, dtype=np.int64))
-    if dtype.name in ("int4", "uint4"):
-        halves = np.stack([contents & _NIBBLE, contents >> 4], axis=1).reshape(-1)[:count]
-        signed = halves.astype(np.int8) - 16 * (halves > 7) if dtype.name == "int4" else halves
+    if dtype.name in _PACKED:
+        bits = _PACKED[dtype.name]
+        parts = (contents[:, None] >> np.arange(0, 8, bits, dtype=np.uint8) & (1 << bits) - 1).reshape(-1)[:count]
+        half, whole = 1 << bits - 1, 1 << bits
+        signed = parts.astype(np.int8) - whole * (parts >= half) if dtype.name.startswith("i") else parts
         return signed.astype(dtype).reshape(value.shape)
     if contents.size != count * dtype.itemsize:
         raise PlanError(f"the input {text!r} is a {value.element_type}, and the model takes {dtype_name}")
@@ -228,11 +231,12 @@ def read_input(text: str, cwd: str, dtype_name: str) -> Array:
 
 
 def raw_bytes(array: Array) -> bytes:
-    """The contents as IREE's tools read them: little-endian, dense, two 4-bit values a byte, the first one low."""
-    if array.dtype.name in ("int4", "uint4"):
-        halves = array.astype(np.int8).reshape(-1).view(np.uint8) & _NIBBLE
-        pairs = np.append(halves, np.zeros(halves.size % 2, np.uint8)).reshape(-1, 2)
-        return bytes((pairs[:, 0] | pairs[:, 1] << 4).astype(np.uint8).tobytes())
+    """The contents as IREE's tools read them: little-endian, dense; several small values a byte, the first one lowest."""
+    if array.dtype.name in _PACKED:
+        bits = _PACKED[array.dtype.name]
+        parts = array.astype(np.int8).reshape(-1).view(np.uint8) & (1 << bits) - 1
+        full = np.append(parts, np.zeros(-parts.size % (8 // bits), np.uint8)).reshape(-1, 8 // bits)
+        return bytes(np.bitwise_or.reduce(full << np.arange(0, 8, bits, dtype=np.uint8), axis=1).astype(np.uint8))
     little = array.astype(array.dtype.newbyteorder("<"), copy=False) if array.dtype.isbuiltin == 1 else array
     return np.ascontiguousarray(little).tobytes()
 
@@ -250,7 +254,7 @@ def tensor_type(name: str, array: Any) -> str:
     return "x".join([*map(str, array.shape), element])
 
 
-def known_dtype(name: str) -> np.dtype[Any]:
+def _known_dtype(name: str) -> np.dtype[Any]:
     """A type by the name that NumPy or ml_dtypes has for it.
 
     Raises:
@@ -267,7 +271,7 @@ def known_dtype(name: str) -> np.dtype[Any]:
         return known
 
 
-def first_line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     """What an exception says, on one line."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 

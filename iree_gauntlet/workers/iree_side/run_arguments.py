@@ -39,6 +39,7 @@ ELEMENT_TYPES = {
     "f8E5M2FNUZ": (0x26000008, "u1"),
     "f8E4M3FNUZ": (0x27000008, "u1"),
     "f8E8M0FNU": (0x28000008, "u1"),
+    "i2": (0x10000002, "u1"),
     "i4": (0x10000004, "u1"),
     "si4": (0x11000004, "u1"),
     "ui4": (0x12000004, "u1"),
@@ -49,6 +50,7 @@ _FLOATS = ("f16", "f32", "f64", "bf16")
 # Written as bytes, or not to be rounded here.
 _WITHOUT_NUMBERS = frozenset(name for name in ELEMENT_TYPES if name.startswith(("cf", "f8"))) | {
     "i1",
+    "i2",
     "i4",
     "si4",
     "ui4",
