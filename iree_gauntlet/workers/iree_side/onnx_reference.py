@@ -231,7 +231,7 @@ def read_input(text: str, cwd: str, dtype_name: str) -> Array:
 
 
 def raw_bytes(array: Array) -> bytes:
-    """The contents as IREE's tools read them: little-endian, dense; several small values a byte, the first one lowest."""
+    """The contents as IREE's tools read them: little-endian, dense; small values share a byte, the first one lowest."""
     if array.dtype.name in _PACKED:
         bits = _PACKED[array.dtype.name]
         parts = array.astype(np.int8).reshape(-1).view(np.uint8) & (1 << bits) - 1
