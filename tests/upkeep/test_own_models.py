@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -13,6 +15,7 @@ import pytest
 
 from tests.support.command_line import Done, run_here
 from tests.support.own_models import BF16, F32, I64, Value, node, write_model, write_own_models
+from tests.support.places import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -209,3 +212,13 @@ def test_recordings_of_quantised_models_with_optimisations_are_pointed_out(tmp_p
     assert "quantised/model_cpu.json" in said
     assert "recorded with onnxruntime's graph optimisations, which change the numbers of quantised models" in said
     assert "gather/model_cpu.json" not in said
+
+
+@pytest.mark.stress
+@pytest.mark.iree
+def test_verdicts_of_models_that_nobody_chose_do_not_contradict_a_direct_comparison() -> None:
+    argv = [sys.executable, "-W", "ignore", str(ROOT / "benchmarks" / "own_models.py"), "60"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    share = float(done.stdout.partition(" % of those that a reference runs")[0].split()[-1])
+    assert share >= 95, done.stdout
