@@ -41,6 +41,11 @@ _PROVENANCE = "provenance.json"
 # module computes.
 _IN_NPY = ("f16", "f32", "f64", "i1")
 _LARGE_BYTES = 1_000_000
+# What else computed outputs, and what follows where they differ.
+_OTHERS = (
+    ("optimised", "onnxruntime with its graph optimisations", "they are not those of the model"),
+    ("other", "the other of onnxruntime and onnx's evaluator", "one of the two is wrong"),
+)
 _QUANTISING = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinear", "ConvInteger", "MatMulInteger")
 
 
@@ -231,10 +236,10 @@ def _notes(answer: Mapping[str, Any], files: Sequence[tuple[Path, bytes, str]]) 
             yield f"{name}: {item['infinities']} of {counted(count, 'value')} infinite"
         if count > 1 and item["least"] is not None and item["least"] == item["most"]:
             yield f"{name} is {item['least']:g} wherever it is a number: a model that always gives that would pass"
-        for side, said in (("optimised", "onnxruntime with its graph optimisations"), ("other", "the other reference")):
+        for side, said, so in _OTHERS:
             if item[side] is not None:
                 apart = f"by up to {item[side]:.3g}" if item[side] >= 0 else "by infinity, NaN or their shape"
-                yield f"{name}: {said} gives other numbers, {apart}: they are not those of the model"
+                yield f"{name}: {said} gives other numbers, {apart}: {so}"
     total = sum(len(content) for _, content, _ in files)
     if total > _LARGE_BYTES:
         yield f"outputs are {total / 1e6:.1f} MB together: smaller inputs keep a repository small"

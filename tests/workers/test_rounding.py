@@ -16,34 +16,44 @@ TYPES = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
 def test_one_per_cent_of_the_largest_value_is_always_seen(kind: str, scale: float, error: float, longest: int) -> None:
     values = np.array([scale, -scale / 3, 0.0]).astype(TYPES[kind])
     exact = values.astype(np.float64) * (1 + error)
-    found = allow(kind, [(values, exact)], longest)
+    found = allow(kind, [(values, exact, None)], longest)
     assert 0 < found.atol + found.rtol * scale < 0.01 * scale
 
 
 def test_the_error_against_f64_gets_room() -> None:
     values = np.array([1.0, 0.5], np.float32)
-    found = allow("f32", [(values, np.array([1.0 + 3e-5, 0.5]))], 1)
+    found = allow("f32", [(values, np.array([1.0 + 3e-5, 0.5]), None)], 1)
     assert found.atol == pytest.approx(3e-4, rel=0.1)
     assert "against the same model in f64 is 3e-05" in found.reason
 
 
 def test_what_is_another_model_in_f64_does_not_count() -> None:
     values = np.array([1.0, 0.5], np.float32)
-    found = allow("f32", [(values, np.array([9.0, 0.5]))], 1)
+    found = allow("f32", [(values, np.array([9.0, 0.5]), None)], 1)
     assert found.atol == pytest.approx(4e-6)
     # Sums that are long enough to matter.
-    assert allow("f32", [(values, None)], 1 << 20).atol == pytest.approx(6.2e-5, rel=0.05)
+    assert allow("f32", [(values, None, None)], 1 << 20).atol == pytest.approx(6.2e-5, rel=0.05)
 
 
 def test_tiny_values_get_a_tiny_tolerance_and_zeros_one_of_their_type() -> None:
-    assert allow("f32", [(np.array([2e-9, -1e-9], np.float32), None)], 1).atol == pytest.approx(8e-15)
-    assert allow("f32", [(np.zeros(3, np.float32), None)], 1).atol == pytest.approx(4e-6)
-    assert allow("f32", [(np.array([], np.float32), None)], 1).atol == pytest.approx(4e-6)
+    assert allow("f32", [(np.array([2e-9, -1e-9], np.float32), None, None)], 1).atol == pytest.approx(8e-15)
+    assert allow("f32", [(np.zeros(3, np.float32), None, None)], 1).atol == pytest.approx(4e-6)
+    assert allow("f32", [(np.array([], np.float32), None, None)], 1).atol == pytest.approx(4e-6)
 
 
 def test_the_largest_output_decides_for_its_type() -> None:
     small, large = np.array([0.1], np.float32), np.array([50.0], np.float32)
-    assert allow("f32", [(small, None), (large, None)], 1).atol == allow("f32", [(large, None)], 1).atol
+    assert (
+        allow("f32", [(small, None, None), (large, None, None)], 1).atol == allow("f32", [(large, None, None)], 1).atol
+    )
+
+
+def test_two_references_that_differ_a_little_are_both_right() -> None:
+    values = np.array([1.0, 0.5], np.float32)
+    found = allow("f32", [(values, None, values + np.float32(1e-4))], 1)
+    assert found.atol == pytest.approx(2e-4, rel=0.05)
+    assert "two references differ" in found.reason
+    assert allow("f32", [(values, None, values + np.float32(0.1))], 1).atol == pytest.approx(4e-6)
 
 
 def test_numbers_of_another_program_get_more_room() -> None:

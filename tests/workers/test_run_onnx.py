@@ -82,7 +82,7 @@ def test_the_evaluator_runs_what_onnxruntime_cannot(tmp_path: Path) -> None:
     assert found["allowed"]["bf16"]["atol"] < 0.09
 
 
-def test_where_the_two_differ_the_evaluator_is_right(tmp_path: Path) -> None:
+def test_of_operators_that_onnxruntime_computes_otherwise_the_evaluator_is_right(tmp_path: Path) -> None:
     """onnxruntime 1.32 rounds the size of what `align_corners` interpolates otherwise than ONNX's own evaluator."""
     ways = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
     nodes = [onnx.helper.make_node("Resize", ["x", "", "s"], ["y"], **ways)]
@@ -95,6 +95,16 @@ def test_where_the_two_differ_the_evaluator_is_right(tmp_path: Path) -> None:
     differ = not np.allclose(mine, theirs, atol=1e-3)
     assert found["reference"]["name"] == ("onnx" if differ else "onnxruntime")
     assert bool(found["notes"]) is differ
+
+
+def test_of_all_others_onnxruntime_is_right_and_a_difference_is_said(tmp_path: Path) -> None:
+    """Before opset 13, Softmax is one over all dimensions from its axis on, which the evaluator does not know."""
+    model = tmp_path / "m.onnx"
+    write_model(model, [node("Softmax", "x", "y", axis=1)], [("x", F32, [1, 2, 2])], [("y", F32, [1, 2, 2])], opset=11)
+    found = answered(model, ["1x2x2xf32=1 2 3 4"])
+    assert (found["reference"]["name"], found["notes"]) == ("onnxruntime", [])
+    assert found["outputs"][0]["other"] == pytest.approx(0.55, abs=0.1)
+    assert np.frombuffer((tmp_path / "output_0.bin").read_bytes(), np.float32).sum() == pytest.approx(1)
 
 
 def test_the_first_inputs_that_run_and_tell_something_are_taken(tmp_path: Path) -> None:

@@ -53,16 +53,16 @@ class Allowed:
     reason: str
 
 
-def allow(element_type: str, outputs: Iterable[tuple[Array, Array | None]], longest_sum: int) -> Allowed:
+def allow(element_type: str, outputs: Iterable[tuple[Array, Array | None, Array | None]], longest_sum: int) -> Allowed:
     """The tolerance of a model's outputs of one floating-point type.
 
     Args:
         element_type: `f16`, `bf16`, `f32` or `f64`.
-        outputs: of the reference; and of the same in f64, None where it cannot be run so.
+        outputs: of the reference; of the same in f64; and of another reference. None where they cannot be had.
         longest_sum: how many products a value of the model is the sum of, at most; it stands for what is not in f64.
     """
     chosen = Allowed(0.0, _RELATIVE[element_type], "")
-    for array, exact in outputs:
+    for array, exact, other in outputs:
         scale = largest_of(array)
         least = _LEAST[element_type] * (scale or 1.0)
         error = difference(array, exact) if exact is not None else math.inf
@@ -72,6 +72,10 @@ def allow(element_type: str, outputs: Iterable[tuple[Array, Array | None]], long
             error = _ROUNDING[element_type] * math.sqrt(longest_sum) * scale / _ROOM
             reason = f"sums of {longest_sum} products in {element_type}, the largest value {scale:.3g}"
         wanted = max(min(_ROOM * error, _VISIBLE * scale), _LITTLE_ROOM * error)
+        between = difference(array, other) if other is not None else 0.0
+        if wanted < _LITTLE_ROOM * between <= _VISIBLE * scale:
+            wanted = _LITTLE_ROOM * between
+            reason = f"two references differ by {between:.2g}, the largest value {scale:.3g}"
         if wanted <= least:
             wanted = least
             reason = f"{_LEAST[element_type]:g} of the largest value, {scale:.3g}: a few roundings of {element_type}"
