@@ -2,7 +2,7 @@
 
 A remembered hash is a small JSON file in a folder of stamps. It holds as long as the file has the size,
 modification time (nanoseconds) and inode that it had when it was hashed; so a 16 GB archive is read once,
-not at every run.
+not at every run. A stamp carries a checksum of its own: one that is damaged says nothing.
 """
 
 from __future__ import annotations
@@ -73,9 +73,18 @@ class _Stamp(Recorded):
     def read(cls, file: Path) -> _Stamp | None:
         """The stamp in a file; None where it is missing or damaged, which costs one hashing."""
         try:
-            return cls.from_dict(json.loads(file.read_bytes()))
-        except (OSError, ValueError, TypeError, AttributeError):
+            data = file.read_bytes()
+            stamp = cls.from_dict(json.loads(data))
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             return None
+        # The bytes themselves are compared, so that no changed byte is overlooked.
+        return stamp if data == stamp.sealed() else None
+
+    def sealed(self) -> bytes:
+        """The content of its file: the stamp, and its checksum."""
+        content = self.as_dict()
+        checksum = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        return json.dumps({**content, "checksum": checksum}).encode() + b"\n"
 
 
 class VerifiedHashes:
@@ -186,7 +195,7 @@ class VerifiedHashes:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             # Not fsynced: what a power cut leaves of it reads as no stamp, and the file is hashed again.
-            temporary.write_text(json.dumps(stamp.as_dict()) + "\n", encoding="utf-8")
+            temporary.write_bytes(stamp.sealed())
             temporary.replace(file)
         except OSError as error:
             temporary.unlink(missing_ok=True)

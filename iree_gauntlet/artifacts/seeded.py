@@ -369,19 +369,27 @@ def _npy_header(array: NDArray[Any]) -> bytes:
     return prefix + len(text).to_bytes(2, "little") + text.encode("latin-1")
 
 
-def write_seeded(url: str, path: Path) -> None:
-    """Make the file that a `random://` URL stands for: .npy where NumPy has the type, else raw bytes.
-
-    The file appears whole or not at all.
+def seeded_content(url: str) -> bytes:
+    """What the file of a `random://` URL holds: .npy where NumPy has the type, else raw bytes.
 
     Raises:
-        ArtifactError: what is wrong with the URL, or why the file cannot be written.
+        ArtifactError: what is wrong with the URL.
     """
     spec = parse_seeded(url)
     array = spec.generate()
     header = _npy_header(array) if spec.suffix == ".npy" else b""
+    return header + array.tobytes()
+
+
+def write_seeded(url: str, path: Path) -> None:
+    """Make the file that a `random://` URL stands for; it appears whole or not at all.
+
+    Raises:
+        ArtifactError: what is wrong with the URL, or why the file cannot be written.
+    """
+    content = seeded_content(url)
     try:
-        write_atomic(path, header + array.tobytes())
+        write_atomic(path, content)
     except OSError as error:
         raise ArtifactError(
             url, f"{path}: cannot be written: {error.strerror or error}", "Check the disk space and the rights there."

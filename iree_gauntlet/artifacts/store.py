@@ -11,12 +11,14 @@ In the cache's folder:
 
 What is pinned in the registry (or else in the lock) must match: a file of another content is an error
 and replaces nothing. A file that was changed on disk is noticed by its stamp, hashed, and fetched again
-only if its hash is wrong.
+only if its hash is wrong. Seeded data has no pin: its URL says what it must be, and where no stamp does
+(a cache that was moved, or a killed run), it is made once more, and compared.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import time
 from typing import TYPE_CHECKING
@@ -30,6 +32,7 @@ from iree_gauntlet.artifacts.sources import (
     FileSource,
     MadeSource,
     PypiSource,
+    RandomSource,
     RemoteSource,
     Source,
     arrival_name,
@@ -83,6 +86,8 @@ class ArtifactStore:
         self.verified = VerifiedHashes(root / "verified")
         # A plan asks for the path and the hash of each of many URLs, one after the other.
         self._located = functools.lru_cache(maxsize=16)(self._locate)
+        # In a cache that cannot be written, each step asks for it.
+        self._seeded_hash = functools.lru_cache(maxsize=1024)(_seeded_hash)
 
     def path(self, url: str) -> Path:
         """Where the file is or will be; decided from the URL alone.
@@ -148,11 +153,13 @@ class ArtifactStore:
             progress: receives a note of a new hash.
 
         Raises:
-            ArtifactError: it is not what the registry says, or no file of a store's; nothing is replaced.
+            ArtifactError: it is not what the registry says, or not from the network; nothing is replaced.
         """
         source, path = self._located(url)
         if isinstance(source, FileSource):
             raise ArtifactError(url, f"a file of this machine's, which no store keeps: {url}", "Copy it by hand.")
+        if isinstance(source, RandomSource):
+            raise ArtifactError(url, f"seeded data, which no archive has: {url}", "It is made where it is needed.")
         self._leases.use(path)
         with locked(self.root / "locks" / f"{arrival_name(source.local_name)}.lock", url, progress):
             if self._usable(source, path, progress):
@@ -207,6 +214,8 @@ class ArtifactStore:
         pin = self._pin(source)
         # Without a pin, what it was when it was last hashed is what it must be.
         expected = pin.sha256 if pin else self.verified.last(path)
+        if not expected and isinstance(source, RandomSource):
+            expected = self._seeded_hash(source.url)
         sha256 = self._hash(source.url, path, expected)
         if expected and sha256 != expected:
             digests = f"sha256 {sha256[:12]}…, not {expected[:12]}…"
@@ -239,6 +248,14 @@ class ArtifactStore:
         if self.learnt.add(entry, self.root / "locks" / "registry.lock", progress):
             message = f"sha256 {sha256} is now pinned in {self.learnt.path} (`cache.lock` puts it into the registry)"
             progress.note(source.url, message)
+
+
+def _seeded_hash(url: str) -> str:
+    """SHA-256 that the file of a `random://` URL has, found by making its content."""
+    # Brings NumPy, which only sources of this kind need.
+    from iree_gauntlet.artifacts.seeded import seeded_content  # noqa: PLC0415
+
+    return hashlib.sha256(seeded_content(url)).hexdigest()
 
 
 class LearntHashes:

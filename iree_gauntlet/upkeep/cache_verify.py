@@ -10,8 +10,6 @@ import contextlib
 import os
 import sys
 import time
-import zipfile
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_watched
 from iree_gauntlet.artifacts.inventory import Item, ItemKind, take_inventory, url_of
+from iree_gauntlet.artifacts.pypi import damage_of
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.modules.module_entry import ENTRY_FILE, DamageError, open_sealed
 from iree_gauntlet.errors import ExitCode, GauntletError
@@ -40,7 +39,6 @@ _CHECKED = frozenset({ItemKind.ARTIFACT, ItemKind.MODULE, ItemKind.WHEEL})
 _MOST_THREADS = 4
 # A hash of a file that was changed this shortly before may be that of a file still being written.
 _SETTLED_SECONDS = 1.0
-_WHEEL_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError)
 
 
 def verify(asked: VerifyRequest) -> ExitCode:
@@ -100,7 +98,7 @@ def _repair(place: CachePlace, finding: Finding, progress: Painter, *, offline: 
         ModuleCache(place.root).remove(item.key)
         write_line(f"removed: module {item.name}; it is made again when it is needed")
         return True
-    if item.kind is ItemKind.WHEEL or item.name.startswith("random/"):
+    if item.kind is ItemKind.WHEEL or _is_seeded(item):
         with place.leases.collecting():
             if item.path in place.leases.in_use():
                 write_line(f"not repaired: {item.name}: another process uses it; verify again when it has ended")
@@ -206,7 +204,10 @@ def _check_artifact(
             break
         # It was fetched again meanwhile.
     if not expected:
-        return Finding(item, Condition.UNKNOWN, "no record says what it should be", url)
+        what = "no record says what it should be"
+        if _is_seeded(item):
+            what += "; its next use compares it with what its URL makes"
+        return Finding(item, Condition.UNKNOWN, what, url)
     if sha256 != expected:
         verified.doubt(path)
         what = f"sha256 {sha256[:12]}…, not {expected[:12]}… ({pin.path if pin else 'when it was fetched'})"
@@ -222,20 +223,19 @@ def _check_wheel(path: Path, item: Item, read: Callable[[int], None]) -> Finding
     """Check a wheel by its own checksums."""
     try:
         before = path.stat()
-        with zipfile.ZipFile(path) as archive:
-            member = archive.testzip()
+        what = damage_of(path)
         with contextlib.suppress(PermissionError):  # another owner's
             # To be checked is not to be used.
             os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     except FileNotFoundError:
         return Finding(item, Condition.GONE)
-    except _WHEEL_DAMAGE as error:
-        return Finding(item, Condition.DAMAGED, str(error) or type(error).__name__)
     finally:
         read(item.bytes)
-    if member:
-        return Finding(item, Condition.DAMAGED, f"the checksum of {member} does not match")
-    return Finding(item, Condition.GOOD)
+    return Finding(item, Condition.DAMAGED if what else Condition.GOOD, what)
+
+
+def _is_seeded(item: Item) -> bool:
+    return item.name.startswith("random/")
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int]:

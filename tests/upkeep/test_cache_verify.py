@@ -137,7 +137,7 @@ def test_seeded_data_and_wheels_go_unless_someone_uses_them(project: Project, ca
     leases.use(seeded)
     done = project.gauntlet("cache.verify")
     assert done.code == 3
-    assert "damaged: wheel toy-1.0-py3-none-any.whl: the checksum of toy/model.onnx does not match" in done.out
+    assert "damaged: wheel toy-1.0-py3-none-any.whl: Bad CRC-32 for file 'toy/model.onnx'" in done.out
     assert "another process uses it" in done.out
     assert (seeded.exists(), wheel.exists()) == (True, False)
 
