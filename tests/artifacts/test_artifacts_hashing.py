@@ -92,6 +92,18 @@ def test_a_damaged_stamp_costs_one_hashing(tmp_path: Path, damage: bytes) -> Non
     assert hashes.known(path) == digest
 
 
+def test_a_flipped_bit_anywhere_in_a_stamp_makes_it_none(tmp_path: Path) -> None:
+    path, hashes = _old(tmp_path / "f", b"one"), VerifiedHashes(tmp_path / "v")
+    hashes.sha256(path)
+    (stamp,) = (tmp_path / "v").rglob("*.json")
+    content = stamp.read_bytes()
+    for bit in range(8 * len(content)):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        stamp.write_bytes(damaged)
+        assert (hashes.known(path), hashes.last(path)) == ("", ""), bytes(damaged)
+
+
 def test_a_missing_file(tmp_path: Path) -> None:
     hashes = VerifiedHashes(tmp_path / "v")
     with pytest.raises(FileNotFoundError):

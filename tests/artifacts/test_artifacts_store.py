@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import threading
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from iree_gauntlet.system import file_lock
 from tests.support.artifact_server import Request, Server, serving, whole
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.download_checks import OnNote
+from tests.support.permissions import permissions_respected
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -176,6 +178,51 @@ def test_seeded_data_is_made_and_needs_no_pin(tmp_path: Path) -> None:
     assert not _store(tmp_path).fetch(url).cached
     assert first.path.read_bytes() == content
     assert not (tmp_path / "registry.lock.txt").exists()
+
+
+@pytest.mark.parametrize("url", ["random://normal/4xf32?seed=3", "random://uniform/5xbf16"])
+def test_seeded_data_without_a_record_is_what_its_url_makes(tmp_path: Path, url: str) -> None:
+    """As a run leaves it that was killed between the file and its record, or in a cache that was moved."""
+    fetched = _store(tmp_path / "here").fetch(url)
+    (tmp_path / "here").rename(tmp_path / "there")
+    path = tmp_path / "there" / fetched.path.relative_to(tmp_path / "here")
+    os.utime(path, (1, 1))  # long ago, so that its hash is kept
+    again = _store(tmp_path / "there").fetch(url)
+    assert (again.cached, again.path, again.sha256) == (True, path, fetched.sha256)
+    assert _store(tmp_path / "there").known_hash(url) == fetched.sha256
+
+    shutil.rmtree(tmp_path / "there" / "verified")
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    mended = _store(tmp_path / "there").fetch(url)
+    assert (mended.cached, mended.sha256, path.read_bytes()) == (False, fetched.sha256, content)
+    assert "is not what it should be" in mended.notes[0]
+
+
+def test_seeded_data_of_a_cache_that_is_read_only(tmp_path: Path) -> None:
+    url = "random://uniform/4x8xf32?seed=3"
+    path = _store(tmp_path).fetch(url).path
+    shutil.rmtree(tmp_path / "verified")
+    with permissions_respected():
+        folders = [folder for folder in (tmp_path, *tmp_path.rglob("*")) if folder.is_dir()]
+        for folder in folders:
+            folder.chmod(0o555)
+        try:
+            assert _store(tmp_path).fetch(url).cached
+            path.write_bytes(b"damaged")
+            with pytest.raises(ArtifactError, match="cannot write to"):
+                _store(tmp_path).fetch(url)
+        finally:
+            for folder in folders:
+                folder.chmod(0o755)
+
+
+def test_seeded_data_is_taken_from_nowhere(tmp_path: Path) -> None:
+    temporary = tmp_path / "x"
+    temporary.write_bytes(b"anything")
+    with pytest.raises(ArtifactError, match="seeded data, which no archive has"):
+        _store(tmp_path).adopt("random://zeros/4xf32", temporary, "0" * 64, Progress())
+    assert _files(tmp_path) == []
 
 
 def test_redirects_are_followed(server: Server, tmp_path: Path) -> None:

@@ -216,6 +216,8 @@ def test_a_flipped_bit_changes_no_verdict(kept: Kept, kind: str) -> None:
             shutil.rmtree(kept.cache / "artifacts" / "pypi")
         done = kept.run(by)
         assert kept.seen() == kept.verdicts[by], done.text
+        if kind.startswith("modules/") and kind != "modules/module0":
+            assert f"{name}: in the cache it is damaged: " in done.text
         sound = kept.verify()
         assert sound.code == 0, sound.text
         assert "that no record knows" not in sound.out

@@ -72,6 +72,7 @@ class ModuleMaker:
         self._shared = workbench.shared
         self._processes = processes or session.processes
         self._cancelled = session.cancelled
+        self._progress = session.progress
         self._made_again = made_again
 
     def make(self, step: Step) -> Result:
@@ -146,6 +147,7 @@ class ModuleMaker:
         if dumps:
             return found.entry, step.cache.reason
         if found.reason.startswith(("damaged", "unreadable")):
+            self._progress.message(f"{step.id}: in the cache it is {found.reason}: making it again")
             return found.entry, found.reason
         return found.entry, self._cache.explain_miss(step.id, ingredients)
 
