@@ -17,7 +17,7 @@ from iree_gauntlet.experiments.shards import only_shard, only_shard_of_cases
 from iree_gauntlet.figures import counted
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.requests import Defaults, RunRequest, SelectionRequest, ShardRequest, ToolchainRequest
-from iree_gauntlet.settings import runs_folder
+from iree_gauntlet.settings import cache_folder, runs_folder
 from iree_gauntlet.system.collector import uncollected
 from iree_gauntlet.targets import FAMILIES
 
@@ -103,6 +103,8 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
 @uncollected()
 def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitCode:
     """Reads every selected spec, with all that is wrong with them at once; flags too, where an IREE is given."""
+    from iree_gauntlet.artifacts.registry_file import Registry  # noqa: PLC0415
+    from iree_gauntlet.artifacts.store import ArtifactStore  # noqa: PLC0415
     from iree_gauntlet.engine.tolerance_flags import loose_tolerances, void_tolerances, wrong_tolerances  # noqa: PLC0415
     from iree_gauntlet.upkeep.doubtful_cases import doubts_about  # noqa: PLC0415 - it brings NumPy
 
@@ -143,8 +145,10 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
             problems += more
     for line in each_once(sorted(warnings)):
         sys.stdout.write(f"warning: {line}\n")
+    # Nothing is fetched.
+    store = ArtifactStore(cache_folder(""), Registry())
     doubtful = [
-        *(problem for case in found.cases for problem in doubts_about(case)),
+        *(problem for case in found.cases for problem in doubts_about(case, store)),
         *_tolerance_problems(found.cases, loose_tolerances),
         *_tolerance_problems(found.cases, void_tolerances),
     ]

@@ -14,6 +14,7 @@ from iree_gauntlet.toolchains.devices import DRIVERS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from iree_gauntlet.artifacts.store import ArtifactStore
     from iree_gauntlet.cases import Argument, Case
     from iree_gauntlet.errors import Problem
 
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
 _TYPE = re.compile(r"(?:random://[\w-]+/|\A)((?:\d+x)*)[a-z]+\d+(?![\w.])")
 
 
-def doubts_about(case: Case) -> Iterator[Problem]:
+def doubts_about(case: Case, store: ArtifactStore) -> Iterator[Problem]:
     """Expected outputs of something else, a device that no IREE has, sizes that do not fit each other."""
     is_torch = case.dialect.startswith("torch")
     if case.kind is Kind.QUALITY and case.expected_outputs:
         hint = f"`gauntlet golden.record --model {case.model}` records its outputs again."
         field = "expected_outputs" if is_torch else "outputs"
-        yield from (problem_of_field(case.origin.file, field, what, hint) for what in changed_since(case))
+        yield from (problem_of_field(case.origin.file, field, what, hint) for what in changed_since(case, store))
     driver = case.device.partition("://")[0]
     if driver and driver not in DRIVERS:
         what = f"IREE has no driver {driver!r}{did_you_mean(driver, DRIVERS)}"

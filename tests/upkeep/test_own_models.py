@@ -13,6 +13,8 @@ import numpy as np
 import onnx
 import pytest
 
+from iree_gauntlet.artifacts.registry_file import Registry
+from iree_gauntlet.artifacts.store import ArtifactStore
 from tests.support.command_line import Done, run_here
 from tests.support.own_models import BF16, F32, I64, Value, node, write_model, write_own_models
 from tests.support.places import ROOT
@@ -206,6 +208,17 @@ def test_recordings_of_quantised_models_with_optimisations_are_pointed_out(tmp_p
     assert "quantised/model_cpu.json" in said
     assert "recorded with onnxruntime's graph optimisations, which change the numbers of quantised models" in said
     assert "gather/model_cpu.json" not in said
+    # Also of a model behind a URL, where the cache has it.
+    folder = tmp_path / "p/specs/regression_tests/quantised"
+    url = "https://example.invalid/quantised.onnx"
+    for path in (folder / "model_cpu.json", folder / "model_cpu/provenance.json"):
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace('"../quantised.onnx"', f'"{url}"').replace('"quantised.onnx"', f'"{url}"'))
+    assert "graph optimisations" not in gauntlet(tmp_path / "p", "lint").out
+    kept = ArtifactStore(tmp_path / "p" / "cache", Registry()).path(url)
+    kept.parent.mkdir(parents=True)
+    (folder / "quantised.onnx").rename(kept)
+    assert "graph optimisations" in gauntlet(tmp_path / "p", "lint").out
 
 
 @pytest.mark.stress
