@@ -197,3 +197,14 @@ def test_bf16_inputs_reach_the_evaluator(tmp_path: Path) -> None:
     model = write_model(tmp_path / "m.onnx", [node("Neg", "x", "y")], [("x", BF16, [2])], [("y", BF16, [2])])
     found = answered(model, ["2xbf16=1 2"])
     assert (found["reference"]["name"], found["outputs"][0]["most"]) == ("onnx", -1.0)
+
+
+def test_f8_outputs_are_f8(tmp_path: Path) -> None:
+    """onnxruntime has them as bytes."""
+    kind = onnx.TensorProto.FLOAT8E4M3FN
+    nodes = [node("Cast", "x", "y", to=kind)]
+    model = write_model(tmp_path / "m.onnx", nodes, [("x", F32, [3])], [("y", kind, [3])], opset=19)
+    found = answered(model, ["3xf32=1 2.1 -448"])
+    assert (found["outputs"][0]["type"], found["outputs"][0]["other"]) == ("3xf8E4M3FN", None)
+    values = np.frombuffer((tmp_path / "output_0.bin").read_bytes(), ml_dtypes.float8_e4m3fn)
+    assert values.astype(np.float32).tolist() == [1, 2, -448]

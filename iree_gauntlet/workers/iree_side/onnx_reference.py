@@ -45,6 +45,7 @@ _ITS_NAMES = {
     "float": "float32",
     "double": "float64",
     **{f"float8{name}": f"float8_{name}" for name in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")},
+    "float8e8m0": "float8_e8m0fnu",
 }
 # Bits of types of which several values share a byte.
 _PACKED = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4}
@@ -147,7 +148,13 @@ class OnnxRuntime:
             )
         except self._failures as error:
             raise InferenceFailedError(f"onnxruntime cannot run {self._of}: {_first_line(error)}") from error
-        return dict(zip(names, values, strict=True))
+        # It hands f8 on as bytes.
+        types = [_dtype_name(value.type) for value in self._outputs]
+        typed = [
+            array.view(_known_dtype(kind)) if kind.startswith("float8") else array
+            for array, kind in zip(values, types, strict=True)
+        ]
+        return dict(zip(names, typed, strict=True))
 
 
 class OnnxEvaluator:
