@@ -86,6 +86,26 @@ def exit_code_of(verdicts: Iterable[Verdict]) -> ExitCode:
     return ExitCode.worst([_EXIT_CODES.get(verdict, ExitCode.OK) for verdict in verdicts])
 
 
+class FailureKind(StrEnum):
+    """How what is tested fails. What is the fault of a spec, of the machine or of the toolkit is none of these."""
+
+    DOES_NOT_COMPILE = "does not compile"
+    CRASHES = "crashes"
+    DOES_NOT_RUN = "does not run"
+    WRONG_NUMBERS = "wrong numbers"
+    MISSES_A_GOLDEN = "misses a golden"
+
+
+# How IREE can fail at a stage; at all others, what fails is not what is tested.
+KINDS_AT: dict[Stage, tuple[FailureKind, ...]] = {
+    Stage.IMPORT: (FailureKind.DOES_NOT_COMPILE, FailureKind.CRASHES),
+    Stage.COMPILE: (FailureKind.DOES_NOT_COMPILE, FailureKind.CRASHES),
+    Stage.THRESHOLD: (FailureKind.CRASHES, FailureKind.DOES_NOT_RUN, FailureKind.WRONG_NUMBERS),
+    Stage.COMPSTAT: (FailureKind.MISSES_A_GOLDEN,),
+    Stage.BENCHMARK: (FailureKind.CRASHES, FailureKind.DOES_NOT_RUN, FailureKind.MISSES_A_GOLDEN),
+}
+
+
 class Metric(StrEnum):
     """What a golden is about; the unit is part of the name."""
 
@@ -277,13 +297,20 @@ class Expectation:
         stage: which one.
         reason: why.
         origin: where it is written.
-        crash: True for a crash of the tool only, False for an ordinary failure only, None for either.
+        kinds: how it may fail.
+        match: what its reason, or the tool's output, must have in it; empty for anything.
     """
 
     stage: Stage
     reason: str
     origin: Origin
-    crash: bool | None = None
+    kinds: tuple[FailureKind, ...] = tuple(FailureKind)
+    match: str = ""
+
+    @property
+    def possible_kinds(self) -> tuple[FailureKind, ...]:
+        """Those that can come of its stage."""
+        return tuple(kind for kind in KINDS_AT.get(self.stage, ()) if kind in self.kinds)
 
 
 @dataclass(frozen=True, slots=True)

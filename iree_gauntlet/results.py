@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from iree_gauntlet.cases import Verdict  # noqa: TC001 - asked for by name when results are read
+from iree_gauntlet.cases import FailureKind, Verdict
 from iree_gauntlet.recorded import UNRECORDED, Recorded
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 # Google Benchmark's time units.
 MS_PER_UNIT = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
 _LONGEST_REASON = 300
+# What journals of earlier versions say of an end by a signal that was no crash.
+_BLAMELESS = ("ran out of disk space", "ran into its limit of memory")
 # Signals that come from a person, a job system or the kernel's want of memory, and say nothing of the tool.
 SENT_SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU")
 
@@ -215,8 +217,8 @@ class Result(Recorded):
         log: path of the full output, relative to the run's folder.
         tail: its last lines.
         fetched: files of a fetch.
-        disk_full: whether the disk was full when the process ended; not part of the record.
-        out_of_memory: whether the process ran into its limit of memory; not part of the record.
+        failure: how what is tested has failed, expected or not; None where it has not, or nothing is said of it.
+        said: what the tool wrote, where a text is looked for in it; not part of the record.
     """
 
     verdict: Verdict
@@ -240,8 +242,8 @@ class Result(Recorded):
     fetched: tuple[Fetched, ...] = ()
     waited_seconds: float = 0.0
     worker: str = ""
-    disk_full: bool = field(default=False, metadata=UNRECORDED)
-    out_of_memory: bool = field(default=False, metadata=UNRECORDED)
+    failure: FailureKind | None = None
+    said: str = field(default="", metadata=UNRECORDED)
 
     @property
     def max_abs_error(self) -> float | None:
@@ -253,16 +255,27 @@ class Result(Recorded):
     @property
     def crashed(self) -> bool:
         """The tool's own fault ended it by a signal."""
-        blameless = self.timed_out or self.disk_full or self.out_of_memory
-        return self.signal not in ("", *SENT_SIGNALS) and not blameless
+        return self.failure is FailureKind.CRASHES
 
     def as_dict(self) -> dict[str, Any]:
-        """As of everything that is recorded; null stands for no statistics, and who did not wait does not say so."""
+        """As of everything that is recorded; null stands for no statistics, and who did not wait does not say so.
+
+        What ended by a signal says that it was no crash by a null.
+        """
         record = {**Recorded.as_dict(self), "statistics": self.statistics or None}
-        for name in ("waited_seconds", "worker"):
+        for name in ("waited_seconds", "worker") if self.signal else ("waited_seconds", "worker", "failure"):
             if not record[name]:
                 del record[name]
         return record
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """As `Recorded.from_dict`; of journals that do not say how it failed, a crash is known by its signal."""
+        result = super(Result, cls).from_dict(data)
+        if "failure" in data or result.signal in ("", *SENT_SIGNALS):
+            return result
+        blameless = result.timed_out or any(words in result.reason for words in _BLAMELESS)
+        return result if blameless else replace(result, failure=FailureKind.CRASHES)
 
 
 def shorten(text: str) -> str:

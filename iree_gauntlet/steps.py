@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from iree_gauntlet.cases import MAIN, Allclose, Golden, OnnxImport, Origin, Stage
+from iree_gauntlet.cases import MAIN, Allclose, FailureKind, Golden, OnnxImport, Origin, Stage
 
 # What stands for the model in the name of a batch, many small programs that are compiled as one.
 BATCH_MODEL = "batch"
@@ -97,7 +97,9 @@ class Step:
         resources: what it needs.
         timeout: seconds until it is ended.
         expect_failure: why it is expected to fail; empty where it is expected to pass.
-        expect_crash: of an expected failure, whether it is a crash of the tool; None where either will do.
+        expect_kinds: of an expected failure, how it may fail.
+        expect_match: of an expected failure, what must be in its reason or in the tool's output; empty for anything.
+        expect_origin: of an expected failure, where it is written.
         skip: why it does not run; empty where it runs.
         blocked: what is missing that it needs; empty where nothing is.
         goldens: figures that it is held against.
@@ -133,7 +135,9 @@ class Step:
     golden_keys: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     onnx: OnnxImport | None = None
-    expect_crash: bool | None = None
+    expect_kinds: tuple[FailureKind, ...] = ()
+    expect_match: str = ""
+    expect_origin: Origin | None = None
     allclose: Allclose | None = None
 
     def input(self, role: str) -> StepInput:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import ArgumentOrder, Case, Expectation, Kind, Origin, Stage
+from iree_gauntlet.cases import ArgumentOrder, Case, Expectation, FailureKind, Kind, Origin, Stage
 from iree_gauntlet.dialects import onnx_models, op_tests, sharktank_benchmark, sharktank_regression, torch_models
 from iree_gauntlet.dialects.onnx_models import ModelSpec, build_model_cases
 from iree_gauntlet.dialects.op_tests import build_op_cases
@@ -43,12 +43,14 @@ SOURCE_NAMES = frozenset().union(*(fields.names for fields in _SOURCES.values())
 
 @dataclass(frozen=True, slots=True)
 class ExpectedFailure:
-    """An expected failure that a suite lists: a glob over `model/submodel`, a stage, a reason."""
+    """An expected failure that a suite lists: a glob over `model/submodel`; and as an `Expectation`."""
 
     case: str
     stage: Stage
     reason: str
     origin: Origin
+    kinds: tuple[FailureKind, ...] = tuple(FailureKind)
+    match: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +329,9 @@ def adjusted(case: Case, expected: Sequence[ExpectedFailure], device: str = "") 
     """The case with those of the expected failures that name it, and on another device where one is given."""
     name = f"{case.model}/{case.submodel}"
     added = tuple(
-        Expectation(item.stage, item.reason, item.origin) for item in expected if fnmatchcase(name, item.case)
+        Expectation(item.stage, item.reason, item.origin, item.kinds, item.match)
+        for item in expected
+        if fnmatchcase(name, item.case)
     )
     if added:
         case = replace(case, expectations=(*added, *case.expectations))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Expectation, Origin, Stage
+from iree_gauntlet.cases import Expectation, FailureKind, Origin, Stage
 from iree_gauntlet.dialects.configured_suites import Config, read_config
 from iree_gauntlet.dialects.json_text import line_of, lines_of_items
 from iree_gauntlet.dialects.op_schema import OpConfig
@@ -28,13 +28,15 @@ EXAMPLE = """{
   "iree_run_module_flags": ["--device=local-sync"]
 }"""
 _RUNS = (Stage.THRESHOLD, Stage.BENCHMARK)
-# The stages that the entries of a list do without, and those at which they are expected to fail; whether by a crash.
+# The stages that the entries of a list do without, and those at which they are expected to fail, and how.
 _SKIPS: dict[str, tuple[Stage, ...]] = {"skip_compile_tests": (Stage.COMPILE, *_RUNS), "skip_run_tests": _RUNS}
-_FAILURES: dict[str, tuple[tuple[Stage, ...], bool]] = {
-    "expected_compile_crashes": ((Stage.COMPILE,), True),
-    "expected_compile_failures": ((Stage.COMPILE,), False),
-    "expected_run_crashes": (_RUNS, True),
-    "expected_run_failures": (_RUNS, False),
+_CRASH = (FailureKind.CRASHES,)
+_NO_CRASH = tuple(kind for kind in FailureKind if kind is not FailureKind.CRASHES)
+_FAILURES: dict[str, tuple[tuple[Stage, ...], tuple[FailureKind, ...]]] = {
+    "expected_compile_crashes": ((Stage.COMPILE,), _CRASH),
+    "expected_compile_failures": ((Stage.COMPILE,), _NO_CRASH),
+    "expected_run_crashes": (_RUNS, _CRASH),
+    "expected_run_failures": (_RUNS, _NO_CRASH),
 }
 _LISTS = (*_SKIPS, *_FAILURES)
 # Looking for the nearest of thousands of names takes a while.
@@ -81,13 +83,13 @@ def read_op_config(path: Path, name: str) -> SuiteConfig:
             why = f"{reason(where, index)} ({name})"
             skips.setdefault(entry, tuple((stage, why) for stage in stages))
     expected: dict[str, tuple[Expectation, ...]] = {}
-    for where, (stages, crash) in _FAILURES.items():
+    for where, (stages, kinds) in _FAILURES.items():
         for index, entry in enumerate(getattr(document, where)):
             before = expected.get(entry, ())
             origin = Origin(name, f"{where}[{index}]")
             # The list of crashes comes first, and counts.
             if all(item.stage is not stages[0] for item in before):
-                found_here = (Expectation(stage, reason(where, index), origin, crash) for stage in stages)
+                found_here = (Expectation(stage, reason(where, index), origin, kinds) for stage in stages)
                 expected[entry] = (*before, *found_here)
     warnings = (*config.warnings, *_idle(name, text, document))
     return replace(config, skips=skips, expected=expected, warnings=warnings)

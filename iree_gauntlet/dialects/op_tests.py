@@ -15,6 +15,7 @@ from iree_gauntlet.cases import (
     Argument,
     ArgumentOrder,
     Case,
+    FailureKind,
     Golden,
     Kind,
     Metric,
@@ -126,7 +127,9 @@ def _cases(
     expected = next((config.expected[key] for key in spec.keys if key in config.expected), ())
     if not read.benchmark:
         # One that is compared too, and gives wrong numbers, can still be measured.
-        expected = tuple(item for item in expected if item.stage is not Stage.BENCHMARK or item.crash)
+        expected = tuple(
+            item for item in expected if item.stage is not Stage.BENCHMARK or FailureKind.CRASHES in item.kinds
+        )
     written = [flag for flag in document.iree_run_module_flags if flag.startswith(_OUTPUT)]
     run_flags = tuple(flag for flag in document.iree_run_module_flags if flag not in written)
     called = (f"--function={read.function}",) if read.function else ()

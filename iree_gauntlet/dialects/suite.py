@@ -8,12 +8,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
-from iree_gauntlet.cases import SPEC_STAGES, Origin, Stage
+from iree_gauntlet.cases import KINDS_AT, SPEC_STAGES, FailureKind, Origin, Stage
 from iree_gauntlet.dialects.fields import Document, expecting, one_of
 from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, adjusted
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, unmatched
+from iree_gauntlet.dialects.spec_file import FieldError
 from iree_gauntlet.dialects.toml_file import read_table
 from iree_gauntlet.errors import Problem, SpecError, UsageError
 from iree_gauntlet.targets import FAMILIES, Target, target_of
@@ -44,6 +45,7 @@ def _target(text: str) -> str:
 
 
 _Stage = Annotated[str, one_of("stage", _STAGES)]
+_Kind = Annotated[str, one_of("kind", [kind.value for kind in FailureKind])]
 
 
 class _IncludeTable(Document):
@@ -57,6 +59,16 @@ class _ExpectTable(Document):
     case: str
     stage: _Stage
     reason: Annotated[str, AfterValidator(_reason)]
+    kind: _Kind | None = None
+    match: str = ""
+
+    @model_validator(mode="after")
+    def _kind_fits_the_stage(self) -> _ExpectTable:
+        known = KINDS_AT.get(Stage(self.stage), ())
+        if self.kind is not None and self.kind not in known:
+            message = f"{self.kind!r} cannot come of the stage {self.stage!r}"
+            raise FieldError("kind", f"{message}: expected {', '.join(known) or 'no kind'}")
+        return self
 
 
 class SuiteTable(Document):
@@ -140,7 +152,14 @@ def read_suite(path: Path) -> Suite:
         configs=tuple(path.parent / config for config in table.configs),
         includes=includes,
         expected_failures=tuple(
-            ExpectedFailure(item.case, Stage(item.stage), item.reason, Origin(name, f"expect_failure[{index}]"))
+            ExpectedFailure(
+                item.case,
+                Stage(item.stage),
+                item.reason,
+                Origin(name, f"expect_failure[{index}]"),
+                (FailureKind(item.kind),) if item.kind else tuple(FailureKind),
+                item.match,
+            )
             for index, item in enumerate(table.expect_failure)
         ),
     )

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Verdict
+from iree_gauntlet.cases import FailureKind, Stage, Verdict
+from iree_gauntlet.dialects.spec_file import did_you_mean
 from iree_gauntlet.engine.processes.supervisor import Outcome, disk_full
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.figures import listed
 from iree_gauntlet.results import SENT_SIGNALS, Result, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from iree_gauntlet.steps import Step
+    from iree_gauntlet.steps import Command, Step
 
 
 _ERROR_LINE = re.compile(r"\berror: ")
@@ -24,8 +28,56 @@ _OF_ITSELF = ("SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP")
 _DEVICE_LOST = re.compile(
     r"VK_ERROR_DEVICE_LOST|CUDA_ERROR_(?:DEVICE_UNAVAILABLE|ECC_UNCORRECTABLE)|hipErrorECCNotCorrectable"
 )
-# A device of the spec, or of --device, that no runtime knows.
-_NO_DRIVER = re.compile(r"no driver '([^']*)' registered")
+# How a step fails whose tool ends with an error of its own; at other stages it is no tool of IREE's.
+_ORDINARY = {
+    Stage.IMPORT: FailureKind.DOES_NOT_COMPILE,
+    Stage.COMPILE: FailureKind.DOES_NOT_COMPILE,
+    Stage.THRESHOLD: FailureKind.DOES_NOT_RUN,
+    Stage.BENCHMARK: FailureKind.DOES_NOT_RUN,
+}
+# What tools say of a function, a device, a flag, a target or a file that is not there, or is none; and what it means.
+_MISTAKES = tuple(
+    (re.compile(pattern), text)
+    for pattern, text in (
+        (r"no function `([^`]*)` exported by module", "finds no function {name!r} in the module{functions} ({see})"),
+        (r"more than one exported function present", "has to be told which function to call{functions} ({see})"),
+        (
+            r"no driver '([^']*)' registered",
+            "has no driver {name}: see `device` of the spec, and what `gauntlet doctor` lists",
+        ),
+        (
+            r"creating (?:driver for )?device '([^']*)'",
+            "cannot open the device {name}: see `device` of the spec, and what `gauntlet devices` lists ({reason})",
+        ),
+        (
+            r"(?:flags\.c:\d+: \w+; |iree-compile: )((?:flag |Unknown command line argument |for the --)[^;\n]+)",
+            "does not take a flag: {name} ({see})",
+        ),
+        (
+            r"(unknown custom value for --[^\n]+|unrecognized allocator '[^']*')",
+            "does not take a flag's value: {name} ({see})",
+        ),
+        (
+            r"(unregistered device alias [^\n]+|target backend '[^']*' not registered[^\n]*)",
+            "does not know the target: {name} ({see})",
+        ),
+        (
+            r"(?:unable to open file|failed to open file|cannot open input file) [`']([^`']*)[`']",
+            "cannot open {name}: was it removed, or is its name misspelt? ({see})",
+        ),
+        (r"/io/formats/\S+: \w+; ([^;\n]+)", "cannot read the parameters: {name}; fetch or make them again ({see})"),
+        (
+            r"OUT_OF_RANGE; end-of-file[^\n]*; parsing input `([^`]*)`",
+            "cannot use {name}: the file is cut short; fetch or record it again ({see})",
+        ),
+    )
+)
+_MOST_NAMES = 8
+# The declarations that a module keeps of what it exports.
+_EXPORTED = re.compile(rb"func @([\w$.-]+)\(")
+_FILES_OF = ("--input=", "--expected_output=")
+# How a .npy is named behind these: opened, read on, or read to its end.
+_NPY = ("@", "+", "*")
 
 
 def after_process(
@@ -42,33 +94,77 @@ def after_process(
     """
     full = outcome.signal not in _OF_ITSELF and disk_full(Path(step.folder), lines)
     lost = next((found[0] for line in (*lines, *outcome.tail) if (found := _DEVICE_LOST.search(line))), "")
-    unknown = next((found[1] for line in (*lines, *outcome.tail) if (found := _NO_DRIVER.search(line))), "")
     # The first one that is true says why; none is the fault of the product under test.
     errors = (
         (outcome.timed_out, f"ran longer than its {step.timeout:g} s and was ended with its children"),
         (full, "ran out of disk space; free some (see `doctor`) and run again"),
         (bool(lost), f"lost its device ({lost}): see dmesg, and whether `gauntlet devices` lists it again"),
-        (bool(unknown), f"has no driver {unknown}: see `device` of the spec, and what `gauntlet doctor` lists"),
         (outcome.out_of_memory, f"ran into its limit of memory: {'; '.join(outcome.notes)}"),
         (outcome.signal == "SIGKILL", "was killed from outside, for lack of memory or by someone (see dmesg)"),
         (outcome.signal in SENT_SIGNALS, f"was ended from outside with {outcome.signal}"),
-        (bool(outcome.signal), f"crashed with {outcome.signal}"),
     )
     error = next((text for happened, text in errors if happened), "")
     if reason is None:
         reason = shorten(next((line for line in lines if line.strip()), ""))
+    if not error and not outcome.signal:
+        error = _mistake(step, "\n".join((*lines, *outcome.tail)), reason)
     failure = f"failed with exit code {outcome.exit_code}" + (f": {reason}" if reason else "")
+    if outcome.signal:
+        failure = f"crashed with {outcome.signal}"
+    kind = None if error else FailureKind.CRASHES if outcome.signal else _ORDINARY.get(step.stage)
     return Result(
-        Verdict.ERROR if error else Verdict.FAILED,
+        Verdict.ERROR if error or outcome.signal else Verdict.FAILED,
         shorten(f"{tool} {error or failure}"),
         exit_code=outcome.exit_code,
         signal=outcome.signal,
         timed_out=outcome.timed_out,
         tail=tuple(outcome.tail),
         notes=tuple(outcome.notes),
-        disk_full=full,
-        out_of_memory=outcome.out_of_memory,
+        failure=kind if step.stage in _ORDINARY else None,
     )
+
+
+def _mistake(step: Step, said: str, reason: str) -> str:
+    """What the spec asks for that is not there, or is none, behind the tool's name; empty where that is not why."""
+    damaged = _unreadable(step.command) if step.command and step.stage in (Stage.THRESHOLD, Stage.BENCHMARK) else ""
+    if damaged:
+        return damaged
+    for pattern, text in _MISTAKES:
+        if found := pattern.search(said):
+            name = found[1] if found.lastindex else ""
+            functions = _functions(step, name) if "{functions}" in text else ""
+            return text.format(name=name, functions=functions, reason=reason, see=f"see {step.origin.file}")
+    return ""
+
+
+def _functions(step: Step, name: str) -> str:
+    """What the modules of a run export, as far as they say so, and what a name may be meant for."""
+    names: set[str] = set()
+    for word in step.command.argv if step.command else ():
+        if step.command and word.startswith("--module="):
+            try:
+                with (Path(step.command.cwd) / word.partition("=")[2]).open("rb") as file:
+                    content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except (OSError, ValueError):
+                continue
+            with content:
+                names.update(found.decode() for found in _EXPORTED.findall(content))
+    known = sorted(names)
+    return f", which has {listed(known, _MOST_NAMES)}{did_you_mean(name, known)}" if known else ""
+
+
+def _unreadable(command: Command) -> str:
+    """Which .npy behind its flags is missing or damaged, behind the tool's name; empty where all can be read."""
+    from iree_gauntlet.measuring.numerics.arrays import read_arguments  # noqa: PLC0415 - it brings NumPy
+
+    try:
+        for flag in _FILES_OF:
+            # Of these alone, what cannot be read here cannot be read by the tool.
+            texts = (word.removeprefix(flag) for word in command.argv if word.startswith(flag))
+            read_arguments([text for text in texts if text.startswith(_NPY)], Path(command.cwd))
+    except GauntletError as error:
+        return f"cannot use {error.what}; {error.hint or 'fetch or record this file again'}"
+    return ""
 
 
 def first_error(lines: Iterable[str]) -> str:
@@ -83,23 +179,26 @@ def first_error(lines: Iterable[str]) -> str:
 def with_expectation(step: Step, result: Result, *, lenient: bool) -> Result:
     """Turns the verdict of a step that is expected to fail.
 
-    A failure, or a crash of the tool, is what was expected, or one of them only where the expectation says which; a
-    time-out or an error of our own environment is not. A pass is an unexpected one, which fails the run unless
-    `lenient`.
+    What is expected are some kinds of failure, perhaps with a text; another one keeps its verdict, and so does what is
+    no failure of what is tested: a time-out, a file or function that is not there. A pass is an unexpected one, which
+    fails the run unless `lenient`.
     """
     if not step.expect_failure:
         return result
     expected = shorten(step.expect_failure)
-    if result.verdict is Verdict.FAILED or (result.verdict is Verdict.ERROR and result.crashed):
-        crashed = result.verdict is Verdict.ERROR
-        if step.expect_crash is None or step.expect_crash is crashed:
-            return replace(result, verdict=Verdict.XFAILED, reason=f"{result.reason}; expected: {expected}")
-        how, other = ("an ordinary failure", "a crash") if crashed else ("a crash", "an ordinary failure")
-        return replace(result, reason=f"{result.reason}, but {how} is expected ({expected}): list it as {other}")
     if result.verdict is Verdict.PASSED:
         if lenient:
             note = f"passed although expected to fail: {expected}"
             return replace(result, notes=(*result.notes, note))
         reason = f"passed, but is expected to fail: {expected}; remove the expectation"
         return replace(result, verdict=Verdict.XPASSED, reason=reason)
-    return result
+    if result.failure is None:
+        return result
+    if result.failure in step.expect_kinds and step.expect_match in f"{result.reason}\n{result.said}":
+        reason = f"{result.reason}; {result.failure}, expected: {expected}"
+        return replace(result, verdict=Verdict.XFAILED, reason=reason)
+    wanted = " or ".join(step.expect_kinds)
+    if step.expect_match:
+        wanted += f" with {shorten(step.expect_match)!r} in the reason or the output"
+    reason = f"{result.reason}; {result.failure}, but expected is: {wanted} ({step.expect_origin or expected})"
+    return replace(result, reason=f"{reason}; if this is expected, say so there")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Metric, Verdict
+from iree_gauntlet.cases import FailureKind, Metric, Verdict
 from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.engine.modules.dispatch_changes import describe_dispatch_changes
 from iree_gauntlet.engine.modules.modules import dispatch_count, read_statistics
@@ -61,7 +61,7 @@ def run_benchmark(step: Step, processes: Processes, confirm: ConfirmRules | None
         log=processes.log(step, "stdout.txt"),
     )
     # What is expected to fail needs no proof of it.
-    if check.passed is False and confirm is not None and not step.expect_failure:
+    if check.passed is False and confirm is not None and FailureKind.MISSES_A_GOLDEN not in step.expect_kinds:
         result = _confirmed(result, check, confirm_time(step, check, processes, confirm, cancelled))
     return processes.complete(step, outcome, result)
 
@@ -73,6 +73,7 @@ def _confirmed(result: Result, breach: Check, confirmed: Confirmed) -> Result:
     return replace(
         result,
         verdict=confirmed.verdict,
+        failure=result.failure if confirmed.verdict is Verdict.FAILED else None,
         reason="" if passed else shorten(f"{confirmed.reason}; {first}"),
         checks=(confirmed.check,),
         statistics={**result.statistics, "confirmation": confirmed.record},
@@ -109,4 +110,4 @@ def _judged(checks: Sequence[Check]) -> Result:
     broken = [check for check in checks if check.passed is False]
     verdict = Verdict.FAILED if broken else Verdict.PASSED
     reason = shorten("; ".join(map(describe, broken)))
-    return Result(verdict, reason, checks=tuple(checks))
+    return Result(verdict, reason, checks=tuple(checks), failure=FailureKind.MISSES_A_GOLDEN if broken else None)

@@ -189,7 +189,8 @@ class _Planner:
     def _step(self, case: Case, stage: Stage, role: str = MAIN, **more: Any) -> Step:
         """A step with what all steps of a case have in common, and more fields."""
         siblings = self._chains[case.chain]
-        expected = [item for other in siblings for item in other.expectations if item.stage is stage and role == MAIN]
+        known = [item for other in siblings for item in other.expectations if item.stage is stage and role == MAIN]
+        expected = known[0] if known else None
         return Step(
             id=step_id(case.chain, stage, role),
             chain=case.chain,
@@ -203,8 +204,10 @@ class _Planner:
             folder=self._places.folder(case.chain, stage, role),
             timeout=self._timeout(case, stage),
             origin=case.origin,
-            expect_failure=f"{expected[0].reason} ({expected[0].origin.file})" if expected else "",
-            expect_crash=expected[0].crash if expected else None,
+            expect_failure=f"{expected.reason} ({expected.origin.file})" if expected else "",
+            expect_kinds=expected.possible_kinds if expected else (),
+            expect_match=expected.match if expected else "",
+            expect_origin=expected.origin if expected else None,
             **more,
         )
 

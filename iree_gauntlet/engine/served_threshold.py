@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Verdict
+from iree_gauntlet.cases import FailureKind, Verdict
 from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.engine.processes.run_client import RunJob, RunServers, RunVerdict
 from iree_gauntlet.errors import GauntletError
@@ -72,7 +72,7 @@ def check_served_threshold(step: Step, servers: RunServers, processes: Processes
     if answer.verdict == RunVerdict.PASSED:
         return result
     if answer.verdict == RunVerdict.MISMATCH:
-        if step.expect_failure or not job.device.startswith(_QUICK_DEVICES):
+        if FailureKind.WRONG_NUMBERS in step.expect_kinds or not job.device.startswith(_QUICK_DEVICES):
             from iree_gauntlet.engine.threshold import mismatched  # noqa: PLC0415 - it brings NumPy
 
             return mismatched(step, job, answer, processes, result)
@@ -87,14 +87,15 @@ def check_served_threshold(step: Step, servers: RunServers, processes: Processes
         signal=ended.signal,
         timed_out=ended.timed_out,
         tail=ended.tail,
-        disk_full=ended.disk_full,
+        failure=ended.failure,
     )
 
 
 def run_job(step: Step) -> RunJob | None:
     """What a threshold step asks of a run server; None where it asks for more than that."""
     command, allclose = step.command, step.allclose
-    if command is None or command.env:
+    # A text that is expected is one of the tool's.
+    if command is None or command.env or step.expect_match:
         return None
     flags = _flags(command.argv[1:])
     if flags is None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet.cases import Allclose, Metric, Verdict
+from iree_gauntlet.cases import Allclose, FailureKind, Metric, Verdict
 from iree_gauntlet.engine.allclose import compare_allclose, with_known_type
 from iree_gauntlet.engine.commands import REFERENCE_FLAGS
 from iree_gauntlet.engine.judging import after_process
@@ -41,10 +41,7 @@ if TYPE_CHECKING:
 
 
 _TOOL = "iree-run-module"
-_INPUT = "--input="
 _EXPECTED = "--expected_output="
-# How a .npy is named behind these: opened, read on, or read to its end.
-_NPY = ("@", "+", "*")
 _OUTPUT = "--output="
 # Of another type or shape; of one whose values differ, the type is the expected one.
 _OTHER_TYPE = re.compile(r"\[FAILED\] result\[(\d+)\]: (?!element at index)")
@@ -72,7 +69,8 @@ def check_threshold(step: Step, processes: Processes) -> Result:
     verdict = Verdict.PASSED if passed else Verdict.FAILED
     result = Result(verdict, notes=step.notes, log=log, tail=() if passed else tuple(outcome.tail))
     if not passed:
-        result = replace(result, reason=shorten(complaints[0].removeprefix("[FAILED] ")))
+        reason = shorten(complaints[0].removeprefix("[FAILED] "))
+        result = replace(result, reason=reason, failure=FailureKind.WRONG_NUMBERS)
     if step.outputs and not (passed and outcome.seconds > _LONG_RUN_SECONDS):
         result = _with_figures(step, step.command, processes, result, _of_other_types(complaints))
     return processes.complete(step, outcome, result)
@@ -87,27 +85,17 @@ def check_error(step: Step, result: Result) -> Result:
         note = f"its error is not held against {step.goldens[0].origin.file}: no output was compared value by value"
         return replace(result, notes=(*result.notes, note))
     check = check_figure(Metric.MAX_ABS_ERROR, error, step.goldens, "")
-    verdict, reason = (Verdict.FAILED, shorten(describe(check))) if check.passed is False else (result.verdict, "")
-    return replace(result, verdict=verdict, reason=reason, checks=(check,))
+    result = replace(result, checks=(check,))
+    if check.passed is not False:
+        return result
+    return replace(result, verdict=Verdict.FAILED, reason=shorten(describe(check)), failure=FailureKind.WRONG_NUMBERS)
 
 
 def _not_run(step: Step, outcome: Outcome, processes: Processes) -> Result:
-    """The result of a run that did not finish; where a .npy that it reads is damaged, an error of that file."""
+    """The result of a run that did not finish."""
     lines = processes.error_lines(step)
     result = after_process(step, outcome, lines, tool=_TOOL, reason=_status_line(lines))
-    result = replace(result, log=processes.log(step), notes=(*step.notes, *result.notes))
-    assert step.command is not None, "it was run"
-    if result.verdict is not Verdict.FAILED or step.expect_failure:
-        return result
-    try:
-        for name in (_INPUT, _EXPECTED):
-            # Of these alone, what cannot be read here cannot be read by the tool.
-            texts = [text for text in _values(step.command, name) if text.startswith(_NPY)]
-            read_arguments(texts, Path(step.command.cwd))
-    except GauntletError as error:
-        notes = (*result.notes, error.hint or "fetch or record this file again")
-        return replace(result, verdict=Verdict.ERROR, reason=shorten(error.what), notes=notes)
-    return result
+    return replace(result, log=processes.log(step), notes=(*step.notes, *result.notes))
 
 
 def _check_allclose(step: Step, command: Command, allclose: Allclose, processes: Processes) -> Result:
@@ -132,6 +120,7 @@ def _check_allclose(step: Step, command: Command, allclose: Allclose, processes:
         outputs=tuple(comparisons),
         notes=step.notes,
         log=processes.log(step, "stdout.txt"),
+        failure=FailureKind.WRONG_NUMBERS if complaints else None,
     )
     return processes.complete(step, outcome, result)
 
@@ -139,7 +128,7 @@ def _check_allclose(step: Step, command: Command, allclose: Allclose, processes:
 def mismatched(step: Step, job: RunJob, answer: RunAnswer, processes: Processes, result: Result) -> Result:
     """The result of a case whose outputs are not as expected, with the figures of each from what a run server kept."""
     assert step.command is not None, "it was run"
-    result = replace(result, verdict=Verdict.FAILED)
+    result = replace(result, verdict=Verdict.FAILED, failure=FailureKind.WRONG_NUMBERS)
     try:
         expected = read_arguments(job.expected, Path(job.cwd))
         actual = [_kept_output(record) for record in answer.outputs if record["type"]]

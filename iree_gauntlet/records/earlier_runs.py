@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import KINDS_AT, FailureKind, Stage, Verdict
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.settings import runs_folder, shown
@@ -166,8 +166,18 @@ def _essence(step: Mapping[str, Any]) -> dict[str, Any]:
         "argv": list(command["argv"]) if command else [],
         "goldens": [{**golden, "origin": ""} for golden in step["goldens"]],
         "expected": step["expect_failure"],
+        "kinds": _expected_kinds(step),
         # Not in the journals of older versions.
-        "crash": step.get("expect_crash"),
+        "match": step.get("expect_match") or "",
         "allclose": step.get("allclose"),
         "ingredients": ingredients,
     }
+
+
+def _expected_kinds(step: Mapping[str, Any]) -> list[str]:
+    """How a planned step may fail; older journals say whether by a crash, by no crash, or (null) by either."""
+    if "expect_kinds" in step or not step["expect_failure"]:
+        return list(step.get("expect_kinds") or ())
+    crash = step.get("expect_crash")
+    kinds = KINDS_AT.get(Stage(step["stage"]), ())
+    return [kind for kind in kinds if crash in (None, kind is FailureKind.CRASHES)]

@@ -47,7 +47,7 @@ _OF_THE_RUN = (
 )
 _OF_A_CHAIN = ("id", "dialect", "model", "submodel", "target", "sku", "verdict")
 _OF_A_STEP = (
-    *("id", "stage", "role", "verdict", "reason", "behind"),
+    *("id", "stage", "role", "verdict", "failure", "reason", "behind"),
     *("seconds", "waited_seconds", "cpu_seconds", "tool_seconds", "peak_rss_bytes"),
     *("exit_code", "signal", "timed_out", "command", "device"),
 )

@@ -295,7 +295,8 @@ def _step_record(step: Step) -> dict[str, Any]:
         "expectation": {
             "outcome": "fail" if step.expect_failure else "pass",
             "reason": step.expect_failure,
-            "crash": step.expect_crash,
+            "kinds": list(step.expect_kinds),
+            "match": step.expect_match,
         },
         "goldens": [{**asdict(golden), "limit": golden.limit} for golden in step.goldens],
         "skip": step.skip,
@@ -312,7 +313,7 @@ def _print_plan(plan: Plan) -> None:
             sys.stdout.write(f"{chain}  ({step.origin.file})\n")
         state = "skipped" if step.skip else "blocked" if step.blocked else "cached" if step.cache.hit else "runs"
         why = step.skip or step.blocked or step.cache.reason
-        expected = "; expected to fail" if step.expect_failure else ""
+        expected = f"; expected: {' or '.join(step.expect_kinds)}" if step.expect_failure else ""
         sys.stdout.write(f"  {step.id.removeprefix(chain + ':'):<10} {state:<8} {why}{expected}\n")
         if step.command is not None:
             sys.stdout.write(f"    $ {shlex.join(step.command.argv)}\n")

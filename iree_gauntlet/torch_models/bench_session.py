@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import MAIN, Stage, Verdict
+from iree_gauntlet.cases import MAIN, FailureKind, Stage, Verdict
 from iree_gauntlet.engine.plan import blocked
 from iree_gauntlet.engine.rounds.taken_rounds import gpu_of
 from iree_gauntlet.errors import GauntletError
@@ -156,7 +156,8 @@ class BenchSession:
             problem = found.problem or (gains.problem if gains else "")
             if problem and result.verdict is Verdict.PASSED:
                 which = f"{program.name}: " if len(build.programs) > 1 else ""
-                result = replace(result, verdict=Verdict.FAILED, reason=shorten(f"{which}{problem}"))
+                reason = shorten(f"{which}{problem}")
+                result = replace(result, verdict=Verdict.FAILED, reason=reason, failure=FailureKind.WRONG_NUMBERS)
         return replace(result, outputs=tuple(outputs), statistics=statistics)
 
     def _loop(self, step: Step) -> Result:
@@ -185,7 +186,8 @@ class BenchSession:
             return answer.complete(Result(Verdict.ERROR, reason))
         if problem:
             # No speed of what is not right.
-            return answer.complete(Result(Verdict.FAILED, shorten(problem), notes=step.notes))
+            wrong = Result(Verdict.FAILED, shorten(problem), notes=step.notes, failure=FailureKind.WRONG_NUMBERS)
+            return answer.complete(wrong)
         if not generative:
             self._call_ms = float(figures["latency_ms"]["p50"])
         times, remarks = figures.pop("times"), figures.pop("remarks")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet.cases import MAIN, Stage, Verdict
+from iree_gauntlet.cases import MAIN, FailureKind, Stage, Verdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.numerics.element_types import is_float
 from iree_gauntlet.measuring.profiles.memory_profile import (
@@ -138,6 +138,7 @@ class PointSession:
             Verdict.FAILED if found.problem else Verdict.PASSED,
             shorten(found.problem),
             outputs=found.comparisons,
+            failure=FailureKind.WRONG_NUMBERS if found.problem else None,
             statistics={
                 "agreement": found.as_dict(),
                 "error": distance(actual, reference),

@@ -139,6 +139,8 @@ FIELDS = {
     "case": "Glob of model/submodel.",
     "stage": "The stage that fails.",
     "reason": "Why, with a link where there is one.",
+    "kind": "How it fails: any other failure counts. Without it, any kind is expected.",
+    "match": "A text that the failure's reason, or the tool's output, has in it.",
     # gauntlet.toml
     "mirrors": "Where files may be had instead of at their URL, in the order of trying.",
     "prefix": "What the URLs begin with.",

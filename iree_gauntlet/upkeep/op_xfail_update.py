@@ -256,7 +256,7 @@ def _found(steps: Sequence[Mapping[str, Any]], results: Mapping[str, Result]) ->
             unexpected = unexpected or lenient or verdict is Verdict.XPASSED
             passed.add(name)
             continue
-        crash = _crashed(result)
+        crash = result.crashed
         if verdict is Verdict.ERROR and not crash:
             return Found(unjudged=f"{reason} (an error is no failure of the product)", unexpected=True)
         if not name:
@@ -265,13 +265,6 @@ def _found(steps: Sequence[Mapping[str, Any]], results: Mapping[str, Result]) ->
             return Found(unjudged=f"{reason} (golden.update is for figures)", unexpected=True)
         return Found(name, crash, frozenset(passed), reason, unexpected=unexpected or verdict is not Verdict.XFAILED)
     return Found(passed=frozenset(passed), unexpected=unexpected)
-
-
-def _crashed(result: Result) -> bool:
-    """Whether the tool's own fault ended it, by the rule of the run itself."""
-    # The journal has it in words.
-    full, short = (words in result.reason for words in ("ran out of disk space", "ran into its limit of memory"))
-    return replace(result, disk_full=full, out_of_memory=short).crashed
 
 
 def _listed_cases(asked: Asked, suite: Path | None) -> dict[str, Listed]:

@@ -368,13 +368,14 @@ def test_what_is_expected_by_stage(tmp_path: Path) -> None:
     assert not cases.problems
     assert not cases.warnings
     found = {
-        case.submodel: [(item.stage, item.crash) for item in case.expectations if item.stage is not Stage.BENCHMARK]
+        case.submodel: [(it.stage, it.possible_kinds) for it in case.expectations if it.stage is not Stage.BENCHMARK]
         for case in cases.cases
     }
+    ordinary = ("does not run", "wrong numbers")
     assert found == {
-        "both": [(Stage.COMPILE, True), (Stage.THRESHOLD, False)],
-        "compile": [(Stage.COMPILE, False)],
-        "run": [(Stage.THRESHOLD, False)],
+        "both": [(Stage.COMPILE, ("crashes",)), (Stage.THRESHOLD, ordinary)],
+        "compile": [(Stage.COMPILE, ("does not compile",))],
+        "run": [(Stage.THRESHOLD, ordinary)],
         "skipped": [],
         "unrun": [],
     }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.cases import Kind, Stage
+from iree_gauntlet.cases import FailureKind, Kind, Stage
 from iree_gauntlet.dialects.load import load_cases
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.dialects.suite import read_suite
@@ -114,12 +114,12 @@ def test_expectations_and_skips_reach_the_steps(tmp_path: Path) -> None:
     )
     made = plan(load_ops(tmp_path), RUN)
     crash = step_of(made, "n/crash@cpu:compile")
-    assert (crash.expect_failure, crash.expect_crash) == (
+    assert (crash.expect_failure, crash.expect_kinds) == (
         f"in expected_compile_crashes ({tmp_path}/configs/cpu.json)",
-        True,
+        ("crashes",),
     )
-    assert step_of(made, "n/crash@cpu:threshold").expect_crash is None
-    assert step_of(made, "n/fail@cpu:threshold").expect_crash is False
+    assert step_of(made, "n/crash@cpu:threshold").expect_kinds == ()
+    assert step_of(made, "n/fail@cpu:threshold").expect_kinds == ("does not run", "wrong numbers")
     assert not step_of(made, "n/fail@cpu:compile").expect_failure
     for stage in ("compile", "threshold"):
         assert step_of(made, f"n/skip@cpu:{stage}").skip.startswith("in skip_compile_tests")
@@ -216,7 +216,7 @@ def test_suites_name_configs_and_expect_failures(tmp_path: Path) -> None:
     selection = select(read(SelectionRequest, options), Defaults())
     (case,) = selection.cases.cases
     assert case.chain == "node/test_a@chosen"
-    assert [(item.reason, item.crash) for item in case.expectations] == [("why", None)]
+    assert [(item.reason, item.kinds) for item in case.expectations] == [("why", tuple(FailureKind))]
     given = select(
         read(SelectionRequest, {**options, "config": [str(tmp_path / "ops" / "configs" / "passed_over.json")]}),
         Defaults(),
@@ -251,7 +251,10 @@ def test_the_corpus_reads_without_problems(corpus: Path) -> None:
     stated = json.loads((corpus / "configs" / "onnx_ops_cpu_llvm_sync_O0.json").read_text())
     here = {f"{case.model}/{case.submodel}" for case in cases.cases}
     expected = Counter(
-        (item.stage, item.crash) for case in cases.cases for item in case.expectations if item.stage != "benchmark"
+        (item.stage, FailureKind.CRASHES in item.kinds)
+        for case in cases.cases
+        for item in case.expectations
+        if item.stage != "benchmark"
     )
     assert expected == {
         (Stage.COMPILE, False): len(here.intersection(stated["expected_compile_failures"])),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from iree_gauntlet.cases import Origin, Stage, Verdict
+from iree_gauntlet.cases import KINDS_AT, FailureKind, Origin, Stage, Verdict
 from iree_gauntlet.engine.judging import after_process, first_error, with_expectation
 from iree_gauntlet.engine.processes.supervisor import Outcome
 from iree_gauntlet.engine.threshold import _of_other_types
@@ -26,7 +26,13 @@ _STEP = Step(
     timeout=5.0,
     origin=Origin("spec.json"),
 )
-_EXPECTING = replace(_STEP, expect_failure="known (suite.toml)")
+_EXPECTING = replace(
+    _STEP,
+    expect_failure="known (suite.toml)",
+    expect_kinds=KINDS_AT[Stage.COMPILE],
+    expect_origin=Origin("suite.toml", "expect_failure[0]"),
+)
+_NO_CRASH, _CRASH = (FailureKind.DOES_NOT_COMPILE,), (FailureKind.CRASHES,)
 
 
 def _after(outcome: Outcome, *, disk_full: bool = False) -> Result:
@@ -57,28 +63,80 @@ def test_ends_of_a_process(outcome: Outcome, disk_full: bool, verdict: Verdict, 
 
 
 @pytest.mark.parametrize(
-    ("expect_crash", "outcome", "verdict", "said"),
+    ("kinds", "outcome", "verdict", "said"),
     [
-        (None, Outcome(1), Verdict.XFAILED, "expected: known (suite.toml)"),
-        (None, Outcome(None, signal="SIGFPE"), Verdict.XFAILED, "expected: known (suite.toml)"),
-        (False, Outcome(1), Verdict.XFAILED, "expected: known (suite.toml)"),
-        (False, Outcome(None, signal="SIGFPE"), Verdict.ERROR, "but an ordinary failure is expected (known (suite.t"),
-        (True, Outcome(None, signal="SIGFPE"), Verdict.XFAILED, "expected: known (suite.toml)"),
-        (True, Outcome(1), Verdict.FAILED, "but a crash is expected (known (suite.toml)): list it as an ordinary fail"),
-        (True, Outcome(None, signal="SIGKILL"), Verdict.ERROR, "killed from outside"),
-        (True, Outcome(None, signal="SIGTERM", timed_out=True), Verdict.ERROR, "longer than its 5 s"),
+        (KINDS_AT[Stage.COMPILE], Outcome(1), Verdict.XFAILED, "; does not compile, expected: known (suite.toml)"),
+        (KINDS_AT[Stage.COMPILE], Outcome(None, signal="SIGFPE"), Verdict.XFAILED, "; crashes, expected: known"),
+        (_NO_CRASH, Outcome(1), Verdict.XFAILED, "; does not compile, expected: known (suite.toml)"),
+        (
+            _NO_CRASH,
+            Outcome(None, signal="SIGFPE"),
+            Verdict.ERROR,
+            "; crashes, but expected is: does not compile (suite.toml: expect_failure[0]); if this is expected, say so",
+        ),
+        (_CRASH, Outcome(None, signal="SIGFPE"), Verdict.XFAILED, "; crashes, expected: known (suite.toml)"),
+        (_CRASH, Outcome(1), Verdict.FAILED, "; does not compile, but expected is: crashes (suite.toml: expect_f"),
+        (_CRASH, Outcome(None, signal="SIGKILL"), Verdict.ERROR, "killed from outside"),
+        (_CRASH, Outcome(None, signal="SIGTERM", timed_out=True), Verdict.ERROR, "longer than its 5 s"),
     ],
 )
-def test_a_crash_is_no_ordinary_failure_where_the_expectation_tells_them_apart(
-    expect_crash: bool | None, outcome: Outcome, verdict: Verdict, said: str
+def test_only_the_kind_that_is_expected_is_excused(
+    kinds: tuple[FailureKind, ...], outcome: Outcome, verdict: Verdict, said: str
 ) -> None:
-    result = with_expectation(replace(_EXPECTING, expect_crash=expect_crash), _after(outcome), lenient=False)
+    result = with_expectation(replace(_EXPECTING, expect_kinds=kinds), _after(outcome), lenient=False)
     assert result.verdict is verdict
     assert said in result.reason
 
 
+@pytest.mark.parametrize(
+    ("match", "verdict"),
+    [("bad operand", Verdict.XFAILED), ("see current operation", Verdict.XFAILED), ("bad opera.d", Verdict.FAILED)],
+)
+def test_a_text_is_looked_for_in_the_reason_and_in_the_output(match: str, verdict: Verdict) -> None:
+    failed = replace(_after(Outcome(1)), said="m.mlir:1:1: note: see current operation")
+    result = with_expectation(replace(_EXPECTING, expect_match=match), failed, lenient=False)
+    assert result.verdict is verdict
+    told = "but expected is: does not compile or crashes with 'bad opera.d' in the reason or the output (suite.toml: "
+    assert (told in result.reason) is (verdict is Verdict.FAILED)
+
+
+@pytest.mark.parametrize("stage", [Stage.FETCH, Stage.PARAMETERS, Stage.REFERENCE])
+def test_what_is_made_by_the_toolkit_itself_is_never_excused(stage: Stage) -> None:
+    step = replace(_EXPECTING, stage=stage)
+    for outcome in (Outcome(1), Outcome(None, signal="SIGSEGV")):
+        result = after_process(step, outcome, [], tool="ours")
+        assert with_expectation(step, result, lenient=False) == result
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("c/runtime/src/iree/hal/driver_registry.c:319: NOT_FOUND; no driver 'nodev' registered; …", "no driver nodev"),
+        (
+            "….c:155: UNAVAILABLE; no HIP library\n  Tried: x; creating driver for device 'hip://1'; resolving",
+            "cannot open the device hip://1",
+        ),
+        ("c/runtime/src/iree/base/tooling/flags.c:428: INVALID_ARGUMENT; flag 'nosuch' not recognized", "'nosuch'"),
+        ("iree-compile: for the --iree-opt-level option: 'O9' value not a valid optimization level", "'O9'"),
+        ("<unknown>:0: error: unknown custom value for --iree-input-type='zzz' (available: 'onnx')", "'zzz'"),
+        ('m.mlir:1:1: error: unregistered device alias "lokal"; ensure it is linked', "the target: unregistered"),
+        ("…/file_handle.c:373: NOT_FOUND; failed to open file 'gone.irpa'; resolving", "cannot open gone.irpa"),
+        ("c/runtime/src/iree/io/formats/irpa/irpa_parser.c:280: INVALID_ARGUMENT; magic missing; x", "magic missing;"),
+        (
+            "…/stdio_stream.c:360: OUT_OF_RANGE; end-of-file encountered during read; parsing input `4xf32=@a.bin`; …",
+            "cannot use 4xf32=@a.bin: the file is cut short",
+        ),
+    ],
+)
+def test_mistakes_of_a_spec_are_errors_that_no_expectation_excuses(line: str, said: str) -> None:
+    result = after_process(_EXPECTING, Outcome(1), line.split("\n"), tool="iree-run-module", reason="why")
+    assert (result.verdict, result.failure) == (Verdict.ERROR, None)
+    assert said in result.reason
+    assert with_expectation(_EXPECTING, result, lenient=False) == result
+
+
 def test_reasons_with_an_expectation_are_bounded() -> None:
-    step = replace(_STEP, expect_failure="so " * 10_000, expect_crash=True)
+    step = replace(_EXPECTING, expect_failure="so " * 10_000, expect_match="no " * 10_000)
     for outcome in (Outcome(1), Outcome(None, signal="SIGSEGV")):
         assert len(with_expectation(step, _after(outcome), lenient=False).reason) < 1000
     assert len(with_expectation(step, Result(Verdict.PASSED), lenient=False).reason) < 1000
@@ -101,10 +159,30 @@ def test_what_was_not_judged_stays_what_it_is(verdict: Verdict) -> None:
 
 
 def test_the_record_is_the_journals_and_no_more() -> None:
-    record = _after(Outcome(None, signal="SIGBUS"), disk_full=True).as_dict()
-    assert record["signal"] == "SIGBUS"
+    full = _after(Outcome(None, signal="SIGBUS"), disk_full=True)
+    record = full.as_dict()
+    assert (record["signal"], record["failure"]) == ("SIGBUS", None)
+    assert "failure" not in _after(Outcome(1), disk_full=True).as_dict()
     assert {"verdict", "reason", "exit_code", "timed_out", "tail", "notes", "checks", "outputs"} <= record.keys()
-    assert "disk_full" not in record
+    assert "said" not in record
+    assert Result.from_dict(record) == full
+
+
+@pytest.mark.parametrize(
+    ("outcome", "disk_full", "failure"),
+    [
+        (Outcome(None, signal="SIGSEGV"), False, FailureKind.CRASHES),
+        (Outcome(None, signal="SIGBUS"), True, None),
+        (Outcome(None, signal="SIGTERM", timed_out=True), False, None),
+        (Outcome(1), False, None),
+    ],
+)
+def test_a_crash_that_an_earlier_version_recorded_is_one(
+    outcome: Outcome, disk_full: bool, failure: FailureKind | None
+) -> None:
+    record = _after(outcome, disk_full=disk_full).as_dict()
+    record.pop("failure", None)
+    assert Result.from_dict(record).failure is failure
 
 
 def test_the_first_error_is_found_behind_its_path() -> None:

@@ -95,7 +95,7 @@ def test_every_part_of_a_result_has_the_names_and_the_order_that_it_had(tmp_path
         samples=Samples("BM_f", (9.5,), (9.0,), (3,), aggregated=True),
         statistics={"dispatch_count": 2},
         fetched=(Fetched("file:///a", Path("/a"), 3, 0.25, cached=True, sha256="c0ffee", notes=("slow",)),),
-        disk_full=True,
+        said="a lot",
     )
     event = {"step": "s", "time": "2026-11-21T05:18:00.000Z"}
     (line,) = written(tmp_path, [(event, result)])

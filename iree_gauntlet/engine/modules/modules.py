@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.hashing import hash_file
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import FailureKind, Stage, Verdict
 from iree_gauntlet.engine.commands import makes_dumps
 from iree_gauntlet.engine.judging import after_process, first_error
 from iree_gauntlet.engine.modules.module_cache import Entry, EntryGoneError
@@ -132,10 +132,13 @@ class ModuleMaker:
         if found.entry is None:
             return None
         try:
-            return self._from_cache(step, found.entry, key)
+            result = self._from_cache(step, found.entry, key)
         except EntryGoneError:
             # Somebody cleared the cache between the two lines above.
             return None
+        # Of what a tool says, only the end is kept: the text that is expected may be in what is not.
+        kept = result.verdict is Verdict.PASSED or step.expect_match in f"{result.reason}\n{result.said}"
+        return result if kept else None
 
     def _why(
         self, step: Step, key: str, ingredients: Mapping[str, str], *, dumps: bool, forced: bool
@@ -152,13 +155,13 @@ class ModuleMaker:
         return found.entry, self._cache.explain_miss(step.id, ingredients)
 
     def _from_cache(self, step: Step, entry: Entry, key: str, reason: str = "in the cache") -> Result:
-        failure = entry.metadata.get("failure")
+        metadata = entry.metadata
+        failure = metadata.get("failure")
         if failure is not None:
-            return self._failed_before(step, failure, key)
+            return self._failed_before(step, failure, key, metadata.get("diagnostics", ""))
         for role, path in step.outputs:
             if role in entry.files:
                 entry.materialise(role, Path(path))
-        metadata = entry.metadata
         return Result(
             Verdict.PASSED,
             command=self._processes.typed(step),
@@ -167,7 +170,7 @@ class ModuleMaker:
             notes=(*step.notes, *metadata.get("notes", ())),
         )
 
-    def _failed_before(self, step: Step, failure: Mapping[str, Any], key: str) -> Result:
+    def _failed_before(self, step: Step, failure: Mapping[str, Any], key: str, diagnostics: str) -> Result:
         """What the compiler had against the same program, with the same flags, before."""
         for _, path in step.outputs:
             Path(path).unlink(missing_ok=True)
@@ -179,6 +182,8 @@ class ModuleMaker:
             cache=CacheUse(True, key, "failed before; --force-recompile tries again"),
             notes=step.notes,
             tail=tuple(failure["tail"]),
+            failure=FailureKind.DOES_NOT_COMPILE,
+            said=diagnostics,
         )
 
     def _by_tool(
@@ -233,9 +238,9 @@ class ModuleMaker:
         result = after_process(step, outcome, lines, tool=_TOOLS[step.stage], reason=reason)
         if result.verdict is not Verdict.FAILED:
             return result
-        if said and outcome.exit_code == _UNUSABLE_INPUT and not step.expect_failure:
-            # Of the data, not of IREE; unless the spec counts on it.
-            return replace(result, verdict=Verdict.ERROR, reason=reason)
+        if said and outcome.exit_code == _UNUSABLE_INPUT:
+            # Of the data, not of IREE.
+            return replace(result, verdict=Verdict.ERROR, reason=reason, failure=None)
         if step.stage in _OURS:
             # Not the product under test: our own program, or what the spec asks of it.
             return replace(result, verdict=Verdict.ERROR)

@@ -73,6 +73,10 @@ class Processes:
         with (Path(step.folder) / f"{name}stderr.txt").open("rb") as stream:
             return stream.read(_MOST_LOG).decode("utf-8", errors="replace").splitlines()
 
+    def _said(self, step: Step) -> str:
+        """What the process wrote, bounded."""
+        return "\n".join((self.stdout(step)[:_MOST_LOG], *self.error_lines(step)))
+
     def complete(self, step: Step, outcome: Outcome, result: Result) -> Result:
         """Adds what is known of the process to the result of its step."""
         return replace(
@@ -85,6 +89,7 @@ class Processes:
             signal=outcome.signal,
             timed_out=outcome.timed_out,
             log=result.log or self.log(step),
+            said=self._said(step) if step.expect_match and result.failure else "",
         )
 
 
