@@ -42,6 +42,10 @@ _PATH = re.compile(r"(?<![\w<])(?:~|\.{1,2})?(?:/[\w.@%+=-]+){2,}/?")
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+\b")
 _HASH = re.compile(r"\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{8,}\b")
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:[.,]\d+)*(?:[eE][-+]?\d+)?(?![\w])")
+# Words that may differ from run to run: numbers and shapes, values, types, paths.
+_VARYING = re.compile(r"(?<!\S)\S*(?:[/\\%<>…]|(?<![A-Za-z_])\d)\S*")
+_SHORTEST_MATCH, _LONGEST_MATCH = 12, 100
+_EDGES = " \t;:,=("
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,19 @@ def diagnostic_of(reason: str) -> str:
         custom = _CUSTOM.search(text, match.start())
         text = text[: match.start()] + (f" ({custom[1]})" if custom else "")
     return text
+
+
+def stable_text(reason: str) -> str:
+    """What a reason has word for word whenever the tool says the same, without numbers, shapes, values and paths.
+
+    The first such part that says something; empty where there is none.
+    """
+    text = _EXIT_CODE.sub("", without_expectation(one_line(reason, _WHOLE)))
+    if match := _PRINTED.search(text):
+        text = text[: match.start()]
+    parts = (part.strip(_EDGES) for part in _VARYING.split(text))
+    found = next((part for part in parts if len(part) >= _SHORTEST_MATCH), "")
+    return found if len(found) <= _LONGEST_MATCH else found[:_LONGEST_MATCH].rpartition(" ")[0].rstrip(_EDGES)
 
 
 def without_expectation(reason: str) -> str:

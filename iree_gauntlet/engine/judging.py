@@ -73,8 +73,8 @@ _MISTAKES = tuple(
     )
 )
 _MOST_NAMES = 8
-# The declarations that a module keeps of what it exports.
-_EXPORTED = re.compile(rb"func @([\w$.-]+)\(")
+# What a module keeps of what it exports: declarations, or of programs made of torch's the names of both forms.
+_EXPORTED = re.compile(rb"(?<=func @)[\w$.-]+(?=\()|(?<=\0)[\w.-]+(?=\$async\0)")
 _FILES_OF = ("--input=", "--expected_output=")
 # How a .npy is named behind these: opened, read on, or read to its end.
 _NPY = ("@", "+", "*")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Verdict, exit_code_of
+from iree_gauntlet.cases import FailureKind, Verdict, exit_code_of
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.figures import listed
 from iree_gauntlet.recorded import number
@@ -223,10 +223,18 @@ def headline(outcome: RunOutcome) -> str:
         if count := counts[verdict]:
             one, many = _HEADLINE_WORDS.get(verdict, (str(verdict), str(verdict)))
             words.append(f"{count} {one if count == 1 else many}")
+        if verdict is Verdict.XFAILED and (kinds := _expected_kinds(outcome.steps)):
+            words[-1] += f" ({kinds})"
     behind = sum(bool(step.behind) for step in outcome.steps)
     if behind:
         words[-1] += f" ({behind} behind a failure)"
     return ", ".join(words) or "nothing ran"
+
+
+def _expected_kinds(steps: Iterable[StepOutcome]) -> str:
+    """`2 does not compile, 1 wrong numbers`; empty where the journal does not say."""
+    kinds = Counter(step.failure for step in steps if step.verdict is Verdict.XFAILED)
+    return ", ".join(f"{kinds[kind]} {kind}" for kind in FailureKind if kinds[kind])
 
 
 def cache_line(outcome: RunOutcome) -> str:

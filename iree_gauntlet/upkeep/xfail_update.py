@@ -6,11 +6,13 @@ import fnmatch
 import re
 import sys
 import tomllib
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, cast
 
 import tomlkit
 
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import FailureKind, Stage, Verdict
+from iree_gauntlet.diagnostics import stable_text
 from iree_gauntlet.dialects.op_tests import DIALECT
 from iree_gauntlet.dialects.suite import read_suite
 from iree_gauntlet.dialects.toml_file import read_toml
@@ -42,6 +44,17 @@ _NAME = "expect_failure"
 _HEADER = re.compile(r"\s*\[\[\s*expect_failure\s*\]\]")
 _ANY_HEADER = re.compile(r"\s*\[")
 _REMARK = re.compile(r"\s*(#|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class NewFailure:
+    """An entry of a suite's `expect_failure`, field by field; kind and match may be empty."""
+
+    case: str
+    stage: Stage
+    reason: str
+    kind: str = ""
+    match: str = ""
 
 
 def update(asked: XfailUpdateRequest, request: RunRequest) -> ExitCode:
@@ -81,7 +94,9 @@ def _suite_change(run: Path, record: JournalRecord, path: Path) -> FileChange:
         raise UsageError(what, "Name the suite of the run with --suite, or another run.")
     removed = {index for index, entry in enumerate(suite.expected_failures) if _is_over(entry, record)}
     release = release_of(str(record.runs[-1].get("toolchain", {}).get("compiler", "")))
-    added = _new_failures(record, release)
+    added = _new_failures(record, release, suite.expected_failures)
+    new = {(failure.case, failure.stage) for failure in added}
+    removed |= {index for index, old in enumerate(suite.expected_failures) if (old.case, old.stage) in new}
     text, _ = read_toml(path)
     return FileChange(path, text, with_expected_failures(text, removed=removed, added=added))
 
@@ -110,31 +125,39 @@ def _is_over(entry: ExpectedFailure, record: JournalRecord) -> bool:
         return True
     if passed:
         sys.stderr.write(f"stays    {where}: {passed} of {passed + failed} pass now: write a narrower case\n")
-    elif not failed:
+    elif all(verdict is Verdict.SKIPPED for verdict in verdicts):
         sys.stderr.write(f"stays    {where}: was not run\n")
     return False
 
 
-def _new_failures(record: JournalRecord, release: str) -> list[tuple[str, Stage, str]]:
-    found: dict[tuple[str, Stage], str] = {}
+def _new_failures(record: JournalRecord, release: str, listed: Sequence[ExpectedFailure]) -> list[NewFailure]:
+    found: dict[tuple[str, Stage], NewFailure] = {}
     for step in record.steps:
         result = record.results.get(step["id"])
         if result is None or result.verdict not in (Verdict.FAILED, Verdict.ERROR) or step["dialect"] == DIALECT:
             continue
         case, stage = f"{step['model']}/{step['submodel']}", Stage(step["stage"])
         reason = short_reason(result.reason)
-        error = result.verdict is Verdict.ERROR
+        error = result.verdict is Verdict.ERROR and not result.crashed
         if error or stage not in _STAGES:
             why = "an error is no failure of the product" if error else "golden.update is for figures"
             sys.stderr.write(f"not added {case}, {stage}: {reason} ({why})\n")
             continue
-        if (case, stage) not in found:
-            found[case, stage] = f"{reason} (IREE {release})" if release else reason
-            sys.stderr.write(f"add      {case}, {stage}: {reason}\n")
-    return [(case, stage, reason) for (case, stage), reason in found.items()]
+        old = next((item for item in listed if item.stage is stage and fnmatch.fnmatchcase(case, item.case)), None)
+        kind = str(result.failure or "")
+        if old is not None and old.case != case:
+            where = f"{old.origin.file}: {old.origin.field} ({old.case}, {stage})"
+            sys.stderr.write(f"stays    {where}: {case} fails otherwise ({kind}): write a narrower case\n")
+        elif (case, stage) not in found:
+            match = "" if result.failure in (None, FailureKind.WRONG_NUMBERS) else stable_text(result.reason)
+            why = f"{reason} (IREE {release})" if release else reason
+            found[case, stage] = NewFailure(case, stage, why, kind, match)
+            verb, how = "change" if old else "add", f"{kind}: " if kind else ""
+            sys.stderr.write(f"{verb:<8} {case}, {stage}: {how}{reason}\n")
+    return list(found.values())
 
 
-def with_expected_failures(text: str, *, removed: Collection[int], added: Sequence[tuple[str, Stage, str]]) -> str:
+def with_expected_failures(text: str, *, removed: Collection[int], added: Sequence[NewFailure]) -> str:
     """The text of a suite with other expected failures.
 
     An entry goes with the comment that stands directly above it.
@@ -142,14 +165,14 @@ def with_expected_failures(text: str, *, removed: Collection[int], added: Sequen
     Args:
         text: of a suite that reads without problems.
         removed: indices of entries of `expect_failure` that go.
-        added: case, stage and reason of new ones; they come last.
+        added: new ones; they come last.
     """
     # From the last one on, so that the indices hold.
     for index in sorted(removed, reverse=True):
         text = _without(text, index)
-    for case, stage, reason in added:
+    for failure in added:
         table = tomlkit.table()
-        table["case"], table["stage"], table["reason"] = case, str(stage), reason
+        table.update({name: str(value) for name, value in asdict(failure).items() if value})
         tables = tomlkit.aot()
         tables.append(table)
         addition = tomlkit.document()

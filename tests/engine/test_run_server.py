@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iree_gauntlet.cases import Allclose, Origin, Stage, Verdict
+from iree_gauntlet.cases import KINDS_AT, Allclose, FailureKind, Origin, Stage, Verdict
 from iree_gauntlet.engine.processes.processes import Processes
 from iree_gauntlet.engine.processes.run_client import RunAnswer, RunJob, RunServers, RunVerdict
 from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor
@@ -183,7 +183,7 @@ def threshold_step(folder: Path, module: str, flags: list[str], cwd: Path, name:
 
 def served(step: Step, servers: RunServers, supervisor: Supervisor) -> Result:
     # Expected to fail, so that the tool is not asked about a failure.
-    step = replace(step, expect_failure="or not")
+    step = replace(step, expect_failure="or not", expect_kinds=KINDS_AT[Stage.THRESHOLD])
     result = check_served_threshold(step, servers, Processes(supervisor, Path(step.folder).parents[1]))
     assert result is not None, "left to the tool"
     return result
@@ -241,6 +241,7 @@ def test_verdicts_are_the_tools_own(
                 for step, result in zip(steps, results, strict=True):
                     native_result = wanted[step.id]
                     assert (result.verdict, result.reason) == (native_result.verdict, native_result.reason), step.id
+                    assert result.failure is native_result.failure, step.id
                     assert result.command == native_result.command
                     assert not result.outputs or result.outputs == native_result.outputs
 
@@ -268,10 +269,11 @@ def test_a_run_that_fails_for_itself_is_no_error_of_its_files(
     np.save(tmp_path / "a.npy", np.ones(4, np.float32))
     (tmp_path / "a.bin").write_bytes(bytes(32))
     for text in ("@a.npy", "4xcomplex<f32>=@a.bin"):
-        flags = ["--function=nosuch", f"--input={text}", f"--expected_output={text}"]
+        flags = ["--function=f32", f"--input={text}", f"--input={text}", f"--expected_output={text}"]
         step = threshold_step(tmp_path, identities, flags, tmp_path)
         result = check_threshold(step, Processes(supervisor, tmp_path))
-        assert (result.verdict, "nosuch" in result.reason) == (Verdict.FAILED, True), result.reason
+        assert (result.verdict, result.failure) == (Verdict.FAILED, FailureKind.DOES_NOT_RUN), result.reason
+        assert "function expected fewer input values" in result.reason
 
 
 @pytest.mark.iree
@@ -295,7 +297,9 @@ def test_every_type_is_handled_as_the_tool_does(
         ]
         step = threshold_step(tmp_path, identities, flags, tmp_path)
         processes = Processes(supervisor, tmp_path)
-        result = check_served_threshold(replace(step, expect_failure="or not"), servers, processes)
+        result = check_served_threshold(
+            replace(step, expect_failure="or not", expect_kinds=KINDS_AT[Stage.THRESHOLD]), servers, processes
+        )
         wanted = check_threshold(step, processes)
         if result is None:
             # The tool aborts here: it is the one to say so.

@@ -60,10 +60,11 @@ def config(root: Path, name: str = "cpu", file: str = "", **fields: Any) -> Path
 
 
 def write_models(zoo: Path) -> None:
-    """Writes `mnist/model/{dense,erf,two,unknown,garbage}.onnx` where the suite looks for them.
+    """Writes `mnist/model/{dense,erf,two,unknown,riddle,garbage}.onnx` where the suite looks for them.
 
     `dense` has a dynamic dimension, `erf` is inexact, most of all near zero, `two` has several inputs and outputs of
-    several types, `unknown` has an operator that nobody knows, and `garbage` is no model.
+    several types, `unknown` has an operator that nobody knows, `riddle` has one that ONNX should know and does not,
+    and `garbage` is no model.
     """
     import numpy as np  # noqa: PLC0415
     import onnx  # noqa: PLC0415
@@ -97,4 +98,5 @@ def write_models(zoo: Path) -> None:
     write("two", two, [("x", f32, [2, 5]), ("n", i64, [5])], [("m", i64, [5]), ("b", i1, [2, 5])], 19)
     unknown = [helper.make_node("Riddle", ["x"], ["y"], domain="nobody")]
     write("unknown", unknown, [("x", f32, [4])], [("y", f32, [4])], 17)
+    write("riddle", [helper.make_node("Riddle", ["x"], ["y"])], [("x", f32, [4])], [("y", f32, [4])], 12)
     (folder / "garbage.onnx").write_bytes(b"no model")

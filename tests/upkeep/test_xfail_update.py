@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +15,7 @@ from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.requests import RunRequest
 from iree_gauntlet.upkeep.upkeep_requests import XfailUpdateRequest
-from iree_gauntlet.upkeep.xfail_update import update, with_expected_failures
+from iree_gauntlet.upkeep.xfail_update import NewFailure, update, with_expected_failures
 from tests.support.journal_builder import JournalBuilder
 
 if TYPE_CHECKING:
@@ -50,7 +51,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _run(
-    project: Path, verdicts: dict[tuple[str, str], str], *, ended: bool = True, suite: str = "ours", why: str = ""
+    project: Path,
+    verdicts: dict[tuple[str, str], str],
+    *,
+    ended: bool = True,
+    suite: str = "ours",
+    why: str = "",
+    **result: Any,
 ) -> None:
     builder = JournalBuilder(run="run-1")
     steps = {
@@ -63,7 +70,7 @@ def _run(
     asked = {"selection": {"suite": "ours"}, "defaults": {"targets": ["cpu"]}, "stages": None}
     builder.begin(run="run-1", suite=suite, asked=asked)
     for step, (verdict, reason) in steps.items():
-        builder.result(step, verdict, "" if verdict.endswith("passed") else reason)
+        builder.result(step, verdict, "" if verdict.endswith("passed") else reason, **result)
     if ended:
         builder.end(1)
     builder.write(project / "runs" / "run-1")
@@ -73,7 +80,7 @@ def _update(**asked: Any) -> ExitCode:
     return update(XfailUpdateRequest(**asked), RunRequest())
 
 
-def _failures(project: Path) -> list[tuple[str, str, str]]:
+def _failures(project: Path) -> list[tuple[str, ...]]:
     table = tomllib.loads((project / "suites" / "ours.toml").read_text())
     return [tuple(item.values()) for item in table.get("expect_failure", [])]
 
@@ -103,6 +110,36 @@ def test_what_passes_now_goes_and_what_fails_newly_comes(project: Path, capsys: 
     head = '# Our models.\nname = "ours"\ntarget = "cpu"   # here\n\n# Between the two.\n[[expect_failure]]\n'
     assert text.startswith(f'{head}case = "wide/*"')
     assert '[[include]]\nmodel = "toy"\n\n[[expect_failure]]\ncase = "toy/lstm"' in text
+
+
+def test_a_new_entry_has_the_kind_and_what_the_tool_says_every_time(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    why = "iree-compile failed with exit code 1: failed to legalize operation 'a.b': %0 = \"a.b\"(%1) : (tensor<4xf32>)"
+    _run(project, {("toy/lstm", "compile"): "failed"}, why=why, failure="does not compile")
+    _update(write=True)
+    *_, kind, match = _failures(project)[-1]
+    assert (kind, match) == ("does not compile", "failed to legalize operation 'a.b'")
+    assert "add      toy/lstm, compile: does not compile: failed to legalize" in capsys.readouterr().err
+    _run(project, {("toy/big", "threshold"): "failed"}, why="output 0: 3 of 4 values differ", failure="wrong numbers")
+    _update(write=True)
+    assert _failures(project)[-1][3:] == ("wrong numbers",), "its figures are not the same every time"
+
+
+def test_what_fails_otherwise_than_expected_takes_the_place_of_its_entry(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    why = "iree-compile crashed with SIGSEGV; crashes, but expected is: does not compile (suites/ours.toml: expect_fai"
+    verdicts = {("toy/gru", "compile"): "error", ("wide/a", "threshold"): "error", ("wide/b", "threshold"): "xfailed"}
+    _run(project, verdicts, why=why, signal="SIGSEGV", failure="crashes")
+    _update(write=True)
+    printed = capsys.readouterr().err
+    assert "change   toy/gru, compile: crashes: iree-compile crashed with SIGSEGV" in printed
+    assert "(wide/*, threshold): wide/a fails otherwise (crashes): write a narrower case" in printed
+    glob, gru = _failures(project)
+    assert glob[0] == "wide/*"
+    assert gru[:2] == ("toy/gru", "compile")
+    assert gru[3:] == ("crashes", "iree-compile crashed with SIGSEGV")
 
 
 def test_a_glob_of_which_some_pass_stays(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,20 +190,19 @@ def test_mistakes(project: Path) -> None:
 _TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=12)
 
 
-@given(
-    entries=st.lists(st.tuples(_TEXT, st.sampled_from(Stage), _TEXT), max_size=4),
-    removed=st.sets(st.integers(0, 3)),
-    added=st.lists(st.tuples(_TEXT, st.sampled_from(Stage), _TEXT), max_size=3),
-)
+_ENTRIES = st.builds(NewFailure, _TEXT, st.sampled_from(Stage), _TEXT, st.just("") | _TEXT, st.just("") | _TEXT)
+
+
+@given(entries=st.lists(_ENTRIES, max_size=4), removed=st.sets(st.integers(0, 3)), added=st.lists(_ENTRIES, max_size=3))
 def test_the_list_is_what_it_should_be_whatever_stands_in_it(
-    entries: list[tuple[str, Stage, str]], removed: set[int], added: list[tuple[str, Stage, str]]
+    entries: list[NewFailure], removed: set[int], added: list[NewFailure]
 ) -> None:
     text = with_expected_failures('name = "x" # n\n\n# one\n[[include]]\nmodel = "m"\n', removed=(), added=entries)
     removed = {index for index in removed if index < len(entries)}
     changed = with_expected_failures(text, removed=removed, added=added)
     found = tomllib.loads(changed)
     kept = [entry for index, entry in enumerate(entries) if index not in removed]
-    expected = [{"case": case, "stage": stage.value, "reason": reason} for case, stage, reason in [*kept, *added]]
+    expected = [{name: value for name, value in asdict(entry).items() if value} for entry in [*kept, *added]]
     assert found.get("expect_failure", []) == expected
     assert found["include"] == [{"model": "m"}]
     assert changed.startswith('name = "x" # n\n\n# one\n')
