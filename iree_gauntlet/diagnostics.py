@@ -96,7 +96,7 @@ def stable_text(reason: str) -> str:
 
     The first such part that says something; empty where there is none.
     """
-    text = _EXIT_CODE.sub("", without_expectation(one_line(reason, _WHOLE)))
+    text = _EXIT_CODE.sub("", without_expectation(reason[:_WHOLE]))
     if match := _PRINTED.search(text):
         text = text[: match.start()]
     parts = (part.strip(_EDGES) for part in _VARYING.split(text))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.diagnostics import diagnostic_of, group_failures, same_in_all
+from iree_gauntlet.diagnostics import diagnostic_of, group_failures, same_in_all, stable_text
 from tests.support.places import DATA
 
 # IREE 3.13.0rc20261016 on ONNX operator cases: `case: first error line`, bounded as the journal bounds it.
@@ -80,6 +80,33 @@ def test_the_largest_comes_first_and_examples_are_few() -> None:
 )
 def test_what_differs_from_case_to_case_goes(reason: str, text: str) -> None:
     assert same_in_all(reason) == text
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        (
+            "iree-compile failed with exit code 1: failed to legalize 'aten.pool2d': %3 = \"aten.pool2d\"(%0) : (f32)",
+            "failed to legalize 'aten.pool2d'",
+        ),
+        (
+            "iree-run-module failed with exit code 1: INVALID_ARGUMENT; input0 shape dimension 0 mismatch; expected 4",
+            "INVALID_ARGUMENT; input0 shape dimension",
+        ),
+        (
+            "iree-compile crashed with SIGFPE; crashes, but expected is: does not compile (s.toml: expect_failure)",
+            "iree-compile crashed with SIGFPE",
+        ),
+        ("iree-compile failed with exit code 1: /tmp/x/m.mlir 12 4xf32 oh", ""),
+    ],
+)
+def test_a_stable_text_has_nothing_that_differs_from_run_to_run(reason: str, text: str) -> None:
+    assert stable_text(reason) == text
+
+
+@given(st.text(max_size=300))
+def test_a_stable_text_is_a_part_of_its_reason(reason: str) -> None:
+    assert stable_text(reason) in reason
 
 
 def test_a_diagnostic_keeps_its_numbers() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.cases import FailureKind, Origin, Stage
 from iree_gauntlet.dialects.load import ExpectedFailure
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.dialects.suite import DEFAULT_STAGES, read_suite
@@ -72,6 +72,13 @@ def test_a_suite_is_read(tmp_path: Path) -> None:
     assert suite.spec_dirs == (tmp_path / "suites/trees",)
     (expected,) = suite.expected_failures
     assert (expected.case, expected.stage, expected.origin.field) == ("a/*", Stage.COMPILE, "expect_failure[0]")
+    assert (expected.kinds, expected.match) == (tuple(FailureKind), "")
+
+
+def test_an_expected_failure_may_have_a_kind_and_a_text(tmp_path: Path) -> None:
+    more = 'stage = "compile"\nkind = "crashes"\nmatch = "SIGFPE"'
+    (expected,) = read_suite(write(tmp_path, SUITE.replace('stage = "compile"', more))).expected_failures
+    assert (expected.kinds, expected.match) == ((FailureKind.CRASHES,), "SIGFPE")
 
 
 def test_what_a_suite_leaves_out(tmp_path: Path) -> None:
@@ -128,6 +135,18 @@ def test_an_expected_failure_of_a_case_that_is_not_selected_is_warned_of(project
         ('reason = "a known bug: https://h/issue"', "", "expect_failure[0].reason", "is missing"),
         ('reason = "a known bug: https://h/issue"', 'reason = " "', "expect_failure[0].reason", "say why"),
         ('stage = "compile"', 'stage = "run"', "expect_failure[0].stage", "unknown stage 'run'"),
+        (
+            'stage = "compile"',
+            'stage = "compile"\nkind = "crash"',
+            "expect_failure[0].kind",
+            "unknown kind 'crash'; did you mean 'crashes'",
+        ),
+        (
+            'stage = "compile"',
+            'stage = "compile"\nkind = "wrong numbers"',
+            "expect_failure[0].kind",
+            "'wrong numbers' cannot come of the stage 'compile': expected does not compile, crashes",
+        ),
     ],
 )
 def test_mistakes_in_a_suite(tmp_path: Path, old: str, new: str, field: str, says: str) -> None:

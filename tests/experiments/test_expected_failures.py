@@ -212,3 +212,25 @@ def test_operator_suites_excuse_no_mistake_either(project: Project, python: str)
     assert "input_0.bin: the file is cut short" in results["abs"]["reason"]
     assert "; wrong numbers, expected: in expected_run_failures (" in results["wrong"]["reason"]
     assert "; does not run, expected: in expected_run_failures (" in results["refused"]["reason"]
+
+
+@pytest.mark.parametrize(("crash", "times"), [(None, 1), (True, 2)])
+def test_a_run_of_an_earlier_version_is_reported_and_resumed(project: Project, crash: bool | None, times: int) -> None:
+    """Its plan says whether a crash is expected, and its results do not say how they failed."""
+    project.expected("abs", [9.0] * 4)
+    project.regression(run_test_expecting_to_fail=True)
+    assert project.gauntlet("run", "--stages", "threshold").code == 0
+    path = project.newest / "journal.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    for step in events[0]["steps"]:
+        for name in ("kinds", "match", "origin"):
+            del step[f"expect_{name}"]
+        step["expect_crash"] = crash
+    for event in events:
+        event.pop("failure", None)
+    path.write_text("".join(f"{json.dumps(event)}\n" for event in events if event["event"] != "end"))
+    assert "1 expected failure\n" in project.gauntlet("report", "latest").out
+    done = project.gauntlet("run", "--resume")
+    assert done.code == 0, done.text
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sum(event["event"] == "result" and event["step"] == _THRESHOLD for event in events) == times
