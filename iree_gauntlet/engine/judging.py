@@ -70,6 +70,10 @@ _MISTAKES = tuple(
             r"OUT_OF_RANGE; end-of-file[^\n]*; parsing input `([^`]*)`",
             "cannot use {name}: the file is cut short; fetch or record it again ({see})",
         ),
+        (
+            r"(?:input data string|invalid tensor specification)[^\n]*; parsing input `([^`]*)`",
+            "cannot use {name}: it is no value, or has not as many as its shape says ({see})",
+        ),
     )
 )
 _MOST_NAMES = 8

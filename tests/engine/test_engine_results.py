@@ -126,6 +126,10 @@ def test_what_is_made_by_the_toolkit_itself_is_never_excused(stage: Stage) -> No
             "…/stdio_stream.c:360: OUT_OF_RANGE; end-of-file encountered during read; parsing input `4xf32=@a.bin`; …",
             "cannot use 4xf32=@a.bin: the file is cut short",
         ),
+        (
+            "….c:726: OUT_OF_RANGE; input data string underflow: dst_i=3; parsing input `4xf32=1,2,3`; parsing",
+            "cannot use 4xf32=1,2,3: it is no value, or has not as many as its shape says",
+        ),
     ],
 )
 def test_mistakes_of_a_spec_are_errors_that_no_expectation_excuses(line: str, said: str) -> None:

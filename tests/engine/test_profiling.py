@@ -295,7 +295,7 @@ FAULTS = {
         "echo '***WARNING*** noise' >&2; echo 'bad device' >&2; exit 1",
         "exit code 1: bad device",
     ),
-    "it writes no bundle": ("cat DOCUMENT", "iree-profile failed with exit code"),
+    "it writes no bundle": ("cat DOCUMENT", "iree-profile cannot open "),
 }
 
 

@@ -214,6 +214,24 @@ def test_operator_suites_excuse_no_mistake_either(project: Project, python: str)
     assert "; does not run, expected: in expected_run_failures (" in results["refused"]["reason"]
 
 
+def test_a_suites_text_is_looked_for_in_what_the_tools_say_of_an_operator(project: Project) -> None:
+    suite = OperatorSuite(project, warm=True)
+    suite.add_every_outcome()
+    suite.config()
+    entries = (
+        ("wrong", "threshold", "[FAILED] result[0]"),
+        ("misspelt", "compile", "note: see"),
+        ("zero", "compile", "no such text"),
+    )
+    lines = (f'case = "node/{case}"\nstage = "{stage}"\nmatch = "{match}"' for case, stage, match in entries)
+    head = 'name = "s"\ntarget = "cpu"\nspec_dirs = ["../ops"]\nstages = ["threshold"]\n'
+    text = head + "".join(f'[[expect_failure]]\nreason = "known"\n{line}\n' for line in lines)
+    (project.folder / "suites" / "s.toml").write_text(text)
+    done = project.gauntlet("run", "--suite", "s")
+    verdicts = {step: suite.verdicts[step] for step in ("wrong:threshold", "misspelt:compile", "zero:compile")}
+    assert verdicts == {"wrong:threshold": "xfailed", "misspelt:compile": "failed", "zero:compile": "error"}, done.text
+
+
 @pytest.mark.parametrize(("crash", "times"), [(None, 1), (True, 2)])
 def test_a_run_of_an_earlier_version_is_reported_and_resumed(project: Project, crash: bool | None, times: int) -> None:
     """Its plan says whether a crash is expected, and its results do not say how they failed."""
