@@ -158,11 +158,11 @@ def test_a_benchmark_without_rows_is_an_error(project: Project) -> None:
     assert project.verdict(f"{_CHAIN}:benchmark") == "error"
 
 
-def test_a_function_that_does_not_exist_is_a_failure(project: Project) -> None:
+def test_a_function_that_does_not_exist_is_an_error_of_the_spec(project: Project) -> None:
     project.benchmark(function_run="no_such_function")
     done = project.gauntlet("run")
-    assert done.code == 1
-    assert "no_such_function" in done.out
+    assert done.code == 3
+    assert "finds no function 'no_such_function' in the module, which has abs (see specs/benchmarks/toy/" in done.out
 
 
 def test_output_of_any_bytes_ends_in_sound_reports(cold: Project) -> None:
