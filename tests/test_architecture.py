@@ -175,7 +175,7 @@ def test_what_has_no_underscore_is_for_other_files() -> None:
 
 def test_modules_have_one_job_and_are_not_large() -> None:
     vague = {"utils", "util", "helpers", "common", "misc"}
-    assert [module.path for module in modules() if module.path.stem in vague or module.lines > 450] == []
+    assert [module.path for module in modules() if module.path.stem in vague or module.lines > 600] == []
 
 
 def test_tasks_alone_see_options_by_their_names() -> None:

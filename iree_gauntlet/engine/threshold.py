@@ -41,8 +41,11 @@ if TYPE_CHECKING:
 
 
 _TOOL = "iree-run-module"
+_INPUT = "--input="
 _EXPECTED = "--expected_output="
 _OUTPUT = "--output="
+# What names a file behind these: opened, read on, or read to its end.
+_FILE_MARKS = ("@", "+", "*")
 # Of another type or shape; of one whose values differ, the type is the expected one.
 _OTHER_TYPE = re.compile(r"\[FAILED\] result\[(\d+)\]: (?!element at index)")
 # A model that passed and whose run takes longer is not run again for its figures.
@@ -242,7 +245,7 @@ def _require_whole_files(command: Command) -> None:
 
 
 def _names_file(text: str) -> bool:
-    return text.startswith(_NPY) or text.partition("=")[2].startswith(_NPY)
+    return text.startswith(_FILE_MARKS) or text.partition("=")[2].startswith(_FILE_MARKS)
 
 
 def _expected(command: Command) -> list[Tensor | None]:
