@@ -87,8 +87,9 @@ class InputChoice:
         """What a benchmark is given: zeros, where the model runs on them."""
         if self.values:
             return self.literal
-        # The tool takes no type alone for a scalar.
-        return self.type if "x" in self.type and self.zero else f"{self.type}=1"
+        # The tool takes no type alone for a scalar, and bits in hexadecimal.
+        one = "01" if self.type.rpartition("x")[2] in ("i1", *_PACKED) else "1"
+        return self.type if "x" in self.type and self.zero else f"{self.type}={one}"
 
 
 def input_sets(inputs: Sequence[OnnxInput], model: Any) -> Iterator[tuple[tuple[int, ...], tuple[InputChoice, ...]]]:

@@ -339,7 +339,9 @@ def test_inputs_of_all_types_are_read(tmp_path: Path) -> None:
         *("random://normal/2x3xf16?seed=1", "", "random://integers/i1?seed=3", "")
     ]
     assert all(set(choice.values.split()) <= {"0", "1"} for choice in choices)
-    assert [choice.for_benchmark.partition("=")[0] for choice in choices] == ["2x3xf16", "1x1xi64", "i1", "5xi8"]
+    benchmarked = [choice.for_benchmark for choice in choices]
+    assert [text.partition("=")[0] for text in benchmarked] == ["2x3xf16", "1x1xi64", "i1", "5xi8"]
+    assert benchmarked[2] == "i1=01", "bits are hexadecimal"
     assert program.onnx_import(choices) == {"shapes": {"ids": [1, 1]}, "opset": 17}
 
 
