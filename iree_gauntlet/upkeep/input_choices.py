@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Sizes that stand for those that a file leaves open, in the order of trying.
 _SIZES = (1, 2, 8, 32, 64, 128, 224, 256)
-_MOST_SETS = 40
+_MOST_SETS = 60
 # Integers, where nothing says which: tokens, classes, masks, lengths.
 _RANGES = ((0, 2), (0, 1), (1, 2), (1, 4), (0, 8), (-1, 1))
 # What an operator hands on as it is.
@@ -100,7 +100,7 @@ def input_sets(inputs: Sequence[OnnxInput], model: Any) -> Iterator[tuple[tuple[
         model: of `onnx.load`; weights are not looked at.
     """
     users = _users(model)
-    shapes = [_sizes(inputs, place) for place in range(len(_SIZES) + 2)]
+    shapes = _shapes(inputs)
     several = any(item.open_sizes for item in inputs)
     dims = _known_shapes(model)
     outputs = [dims[value.name] for value in model.graph.output if value.name in dims]
@@ -112,7 +112,8 @@ def input_sets(inputs: Sequence[OnnxInput], model: Any) -> Iterator[tuple[tuple[
         range(len(_FLOATS) if floats else 1),
     )
     made: set[tuple[InputChoice, ...]] = set()
-    for way in sorted(ways, key=sum):
+    # What keeps a model from running is mostly one thing, and mostly a size.
+    for way in sorted(ways, key=lambda way: (sum(map(bool, way)), way[2], way[1], way[0])):
         of_size = shapes[way[0]]
         known = dims | {item.name: of_size[item.name] for item in inputs}
         choices = tuple(
@@ -126,13 +127,34 @@ def input_sets(inputs: Sequence[OnnxInput], model: Any) -> Iterator[tuple[tuple[
             return
 
 
-def _sizes(inputs: Sequence[OnnxInput], place: int) -> dict[str, Sizes]:
-    """Shapes by input: all open sizes alike, or the first one, which is mostly a batch, 1."""
-    size, batch = (_SIZES[place], 1) if place < len(_SIZES) else (_SIZES[place - len(_SIZES) + 1],) * 2
+def _shapes(inputs: Sequence[OnnxInput]) -> list[dict[str, Sizes]]:
+    """Shapes by input, in the order of trying.
+
+    All open sizes alike, but for the first one, which is mostly a batch, 1; then those of one input alone, since a
+    signal has another length than a state; then all alike.
+    """
+    dynamic = [item for item in inputs if item.open_sizes]
+    found = [_sizes(inputs, size, 1, dynamic) for size in _SIZES]
+    for one in dynamic if len(dynamic) > 1 else ():
+        found += [_sizes(inputs, size, 1, [one]) for size in _SIZES[1:]]
+    return found + [_sizes(inputs, size, size, dynamic) for size in _SIZES[1:3]]
+
+
+def _sizes(inputs: Sequence[OnnxInput], size: int, batch: int, growing: Sequence[OnnxInput]) -> dict[str, Sizes]:
+    """Shapes of inputs of which some grow."""
     batches = {item.open_sizes[0] for item in inputs if len(item.shape) > 1 and 0 in item.open_sizes}
+    # By their names: what is called alike is alike.
+    sizes = {name: batch if name in batches else size for item in growing for name in item.open_sizes.values()}
+    alone = len(growing) < sum(bool(item.open_sizes) for item in inputs)
     return {
         item.name: tuple(
-            (batch if item.open_sizes[index] in batches else size) if index in item.open_sizes else one
+            (
+                1
+                if alone and item not in growing and item.open_sizes[index].startswith("?")
+                else sizes.get(item.open_sizes[index], 1)
+            )
+            if index in item.open_sizes
+            else one
             for index, one in enumerate(item.shape)
         )
         for item in inputs

@@ -94,7 +94,7 @@ def _reduced(use: _Use) -> Sequence[float]:
     """Axes whose sizes are gone, or 1."""
     for axes in itertools.combinations(range(len(use.data)), use.count):
         kept = [1 if axis in axes else size for axis, size in enumerate(use.data)]
-        if not use.attribute("keepdims", 1):
+        if use.node.op_type == "Squeeze" or not use.attribute("keepdims", 1):
             kept = [size for axis, size in enumerate(use.data) if axis not in axes]
         if tuple(kept) == use.out:
             return axes

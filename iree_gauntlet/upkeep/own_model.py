@@ -68,6 +68,7 @@ def choose_inputs(program: OnnxProgram, workers: ReferenceWorkers | None) -> Cho
             "cwd": str(folder),
             "folder": str(folder),
             "tolerances": None,
+            "last": wanted[-1] is sets[-1],
         }
         try:
             said = workers.answer("run_onnx", program.path.name, plan)

@@ -195,7 +195,8 @@ def _next(folder: Path, program: OnnxProgram | None, *, recorded: bool) -> str:
     steps = [(shlex.join(("cd", str(folder))), "")] if folder.resolve() != Path.cwd() else []
     if program is not None and not recorded:
         record = f"gauntlet golden.record --model {program.name}"
-        steps.append((record, "expected outputs, by onnxruntime (pip install 'iree-gauntlet[record]')"))
+        missing = "" if onnxruntime_version() else " (pip install 'iree-gauntlet[record]')"
+        steps.append((record, f"expected outputs, by onnxruntime{missing}"))
     steps.append(("gauntlet run", "compile, check the numbers, measure"))
     width = max(len(command) for command, _ in steps)
     lines = [f"  {command:{width}}  {f'# {why}' if why else ''}".rstrip() for command, why in steps]

@@ -9,6 +9,7 @@ Both have arrays as NumPy and ml_dtypes know them.
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from dataclasses import dataclass
@@ -49,6 +50,11 @@ _ITS_NAMES = {
 }
 # Bits of types of which several values share a byte.
 _PACKED = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4}
+
+
+# Around what an operator of onnxruntime complains of, which may stand in another; and before any complaint.
+_NODE = re.compile(r"while running (\w+) node\. Name:'([^']*)' Status Message: (?!Non-zero status)(.*)")
+_PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : |/\S+\.(?:cc|h):\d+ |(?:\w+[*&]? )+onnxruntime::\S+\(.*?\) ")
 
 
 class InferenceFailedError(RuntimeError):
@@ -279,8 +285,11 @@ def _known_dtype(name: str) -> np.dtype[Any]:
 
 
 def _first_line(error: Exception) -> str:
-    """What an exception says, on one line."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """What an exception says, on one line; of onnxruntime's what the innermost operator says."""
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    *_, kind, name, said = _NODE.findall(line)[-1] if _NODE.search(line) else ("", "", line)
+    plain = _PREFIX.sub("", said).strip()
+    return f"{kind} {name!r}: {plain}" if kind else plain
 
 
 def _dtype_name(kind: str) -> str:

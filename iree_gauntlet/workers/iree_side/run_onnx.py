@@ -8,7 +8,8 @@ It runs in the Python that has onnx and onnxruntime. The plan:
      "inputs": [["@x.npy", "4xi64=1"], …],        sets of inputs as iree-run-module takes them, in the order of wishes
      "cwd": "/…",                                 where their files lie
      "folder": "/…",                              outputs go to <folder>/output_0.bin, …, as raw values
-     "tolerances": {"f32": 1e-4, "rtol": 1e-5}}   what the spec allows; null to have it chosen
+     "tolerances": {"f32": 1e-4, "rtol": 1e-5},   what the spec allows; null to have it chosen
+     "last": true}                                whether no other sets come: onnx's evaluator may run these too
 
 The first set that runs and whose outputs can tell right from wrong is taken, else the first that runs. The model is run
 twice, generators of random numbers without their seeds: what differs is nothing to expect. onnxruntime is also run as
@@ -102,7 +103,7 @@ def _answered(plan: dict[str, Any]) -> dict[str, Any]:
         raise PlanError(f"cannot read {path.name}: {' '.join(str(error).split())[:200]}") from error
     reference, notes = _reference(path, model)
     taken, refused, arrays, outputs = _first_that_runs(model, reference, plan)
-    if outputs is None and reference.name == OnnxRuntime.name:
+    if outputs is None and reference.name == OnnxRuntime.name and plan["last"]:
         notes.append(refused[0])
         reference = OnnxEvaluator(model)
         taken, refused, arrays, outputs = _first_that_runs(model, reference, plan)
