@@ -37,11 +37,16 @@ _DOMAINS = {
     ("Asin", 0): (-0.9, 0.9),
     ("Atanh", 0): (-0.9, 0.9),
     ("BatchNormalization", 4): (0.5, 1.5),
+    # Of f8, a zero point has to be zero.
+    ("DequantizeLinear", 2): (0.0, 0.0),
+    ("QuantizeLinear", 2): (0.0, 0.0),
     ("Bernoulli", 0): (0.0, 1.0),
     ("DequantizeLinear", 1): (0.01, 0.1),
     ("GridSample", 1): (-1.0, 1.0),
     ("QuantizeLinear", 1): (0.01, 0.1),
 }
+# Integers likewise, from where to below where: nothing is divided by zero, and nothing shifted out.
+_INTEGER_DOMAINS = {("BitShift", 1): (0, 4), ("Div", 1): (1, 4), ("Mod", 1): (1, 4), ("Pow", 1): (0, 3)}
 # From where to where; noise first, and where that will not do, probabilities, and what one can divide by.
 _FLOATS = ((0.0, 0.0), (0.0, 1.0), (1.0, 2.0))
 _LONGEST_LITERAL = 64
@@ -108,7 +113,7 @@ def input_sets(inputs: Sequence[OnnxInput], model: Any) -> Iterator[tuple[tuple[
     whole = [item for item in inputs if not item.is_float]
     ways = itertools.product(
         range(len(shapes) if several else 1),
-        range(len(_RANGES) + 1 if whole else 1),
+        range(len(_RANGES) + 2 if whole else 1),
         range(len(_FLOATS) if floats else 1),
     )
     made: set[tuple[InputChoice, ...]] = set()
@@ -198,17 +203,18 @@ def _integer_choice(
 ) -> InputChoice:
     values, needs = next(needed_values(users, shape, known), ((), "")) if way == 0 else ((), "")
     why = f"what {needs} needs" if needs else ""
-    if way == len(_RANGES):
-        # Operators that are made of others take them.
-        values = next(
-            (one[-math.prod(shape) :] for one in outputs if len(shape) < 2 and len(one) >= math.prod(shape)), ()
-        )
-        why = "the sizes of an output"
+    if way >= len(_RANGES):
+        # Operators that are made of others take the first of them, or the last.
+        count = math.prod(shape)
+        found = [one[:count] if way == len(_RANGES) else one[-count:] for one in outputs if len(one) >= count]
+        values, why = found[0] if found and len(shape) < 2 else (), "the sizes of an output"
     if len(values):
         written = " ".join(str(int(value)) for value in values)
         return InputChoice(item.name, kind, values=written, zero=False, why=why)
     low, high = _RANGES[way % len(_RANGES)]
     limits = [(below, node.op_type) for node, place in users if (below := _below(node, place, known))]
+    for node, place in users:
+        low, high = _INTEGER_DOMAINS.get((node.op_type, place), (low, high))
     if way == 0 and limits:
         high, why = limits[0][0], f"below {limits[0][0]}, where {limits[0][1]} looks"
     high = max(min(high, 1 << (int(item.element_type[1:]) - 1)), low + 1)
@@ -235,7 +241,7 @@ def _float_choice(
         return InputChoice(name, kind, values=written, zero=False, why=f"what {needs} needs")
     low, high = (domains or [_FLOATS[way]])[0]
     if low == high:
-        return InputChoice(name, kind, f"random://normal/{kind}?seed={seed}")
+        return InputChoice(name, kind, f"random://zeros/{kind}" if domains else f"random://normal/{kind}?seed={seed}")
     return InputChoice(name, kind, f"random://uniform/{kind}?seed={seed}&low={low:g}&high={high:g}", zero=low <= 0)
 
 

@@ -71,16 +71,17 @@ def needed_values(
             yield values, node.op_type
 
 
-def _changed(use: _Use) -> list[int]:
-    """The axes along which the output has another size than the data."""
-    return [axis for axis, (out, one) in enumerate(zip(use.out, use.data, strict=True)) if out != one]
+def _padded(use: _Use, count: int) -> list[int]:
+    """So many axes: those along which the output has another size than the data first."""
+    sizes = enumerate(zip(use.out, use.data, strict=True))
+    return [axis for axis, _ in sorted(sizes, key=lambda item: item[1][0] == item[1][1])][:count]
 
 
 def _pads(use: _Use) -> Sequence[float]:
     """All at the end; one at each side where the output's shape is open."""
     if not use.out:
         return [1] * use.count
-    axes = range(len(use.data)) if 2 * len(use.data) == use.count else _changed(use)
+    axes = range(len(use.data)) if 2 * len(use.data) == use.count else _padded(use, use.count // 2)
     return [*([0] * len(axes)), *(use.out[axis] - use.data[axis] for axis in axes)]
 
 
@@ -131,7 +132,7 @@ _RULES: dict[tuple[str, int], Callable[[_Use], Sequence[float]]] = {
     ("MelWeightMatrix", 4): lambda _: [4096],
     ("OneHot", 1): lambda use: [use.out[use.attribute("axis", -1)]] if use.out else [3] * use.count,
     ("Pad", 1): _pads,
-    ("Pad", 3): _changed,
+    ("Pad", 3): lambda use: _padded(use, use.count),
     ("RNN", 4): lambda use: [use.data[0]] * use.count,
     ("Range", 0): lambda _: [0],
     ("Range", 1): lambda use: [use.out[0] if use.out else 4],
