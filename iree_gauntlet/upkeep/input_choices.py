@@ -43,6 +43,7 @@ _DOMAINS = {
     ("Bernoulli", 0): (0.0, 1.0),
     ("DequantizeLinear", 1): (0.01, 0.1),
     ("GridSample", 1): (-1.0, 1.0),
+    **{(name, place): (0.01, 0.1) for name in ("QLinearConv", "QLinearMatMul") for place in (1, 4, 6)},
     ("QuantizeLinear", 1): (0.01, 0.1),
 }
 # Integers likewise, from where to below where: nothing is divided by zero, and nothing shifted out.
