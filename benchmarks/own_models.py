@@ -80,7 +80,7 @@ _KINDS = (
     (r"is of STRING|holds? object|is object", "strings"),
     (r"output .* is (a list|a NoneType|float4|.?int2|float8|str)", "output of a type that IREE's tools do not know"),
     (r"is of (\w+), which no spec has", "input of a type that IREE's tools do not know"),
-    (r"differ from run to run", "outputs differ from run to run"),
+    (r"differs? from run to run", "outputs differ from run to run"),
     (r"is NaN", "nothing but NaN"),
     (r"cannot (load|run)", "no reference runs it"),
 )
@@ -213,7 +213,8 @@ def _print(models: list[Model]) -> int:
         for model in judged
         if (model.verdict == "passed" and model.direct not in ("right", "not comparable"))
         or (model.verdict == "failed: threshold" and model.direct == "right")
-        or model.verdict.startswith("error")
+        # A crash of the compiler or the runtime is an error, and right where the comparison does not come about.
+        or (model.verdict.startswith("error") and not model.direct.startswith("does not"))
         or not model.verdict
     ]
     print(f"  contradictions: {len(bad)}")
