@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.onnx_data import data_files
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.workers.iree_side.onnx_reference import walk_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -198,12 +199,11 @@ def _computes_in_f64(model: Any) -> bool:
     from onnx import TensorProto  # noqa: PLC0415 - the caller has it
 
     graph = model.graph
-    values = (*graph.input, *graph.output, *graph.value_info)
-    return (
-        any(value.type.tensor_type.elem_type == TensorProto.DOUBLE for value in values)
-        or any(tensor.data_type == TensorProto.DOUBLE for tensor in graph.initializer)
-        or any(item.name == "to" and item.i == TensorProto.DOUBLE for node in graph.node for item in node.attribute)
-    )
+    types = {value.type.tensor_type.elem_type for value in (*graph.input, *graph.output, *graph.value_info)}
+    types |= {tensor.data_type for tensor in graph.initializer}
+    for node in walk_nodes(model):
+        types |= {item.i if item.name == "to" else item.t.data_type for item in node.attribute}
+    return TensorProto.DOUBLE in types
 
 
 def _model_name(text: str) -> str:

@@ -25,7 +25,7 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
     sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.onnx_reference import OnnxRuntime, read_input
+from iree_gauntlet.workers.iree_side.onnx_reference import load_reference, read_input
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _answered(plan: dict[str, Any]) -> dict[str, Any]:
         model = onnx.load(plan["model"])
     except (OSError, ValueError, DecodeError) as error:
         raise PlanError(f"cannot read {plan['model']}: {error}") from error
-    reference = OnnxRuntime(model.SerializeToString())
+    reference, _ = load_reference(model.SerializeToString(), model)
     arrays = [
         read_input(text, plan["cwd"], item.dtype) for text, item in zip(plan["inputs"], reference.inputs, strict=False)
     ]
@@ -104,7 +104,8 @@ def _answered(plan: dict[str, Any]) -> dict[str, Any]:
         values = onnx.numpy_helper.to_array(tensor)
         scaled = (values.astype(np.float64) * FACTOR).astype(values.dtype)
         tensor.CopyFrom(onnx.numpy_helper.from_array(scaled, tensor.name))
-        after = list(OnnxRuntime(model.SerializeToString()).run(arrays).values())
+        again, _ = load_reference(model.SerializeToString(), model)
+        after = list(again.run(arrays).values())
         tensor.CopyFrom(kept)
         effect = effect_of(before, after, allowed, rtol)
         found.append({"name": tensor.name, "elements": int(values.size), "effect": effect})

@@ -21,7 +21,7 @@ from iree_gauntlet.workers.iree_side.plan_file import PlanError
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, read_value
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -203,6 +203,45 @@ class OnnxEvaluator:
             raise InferenceFailedError(f"onnx's evaluator cannot run the model: {_first_line(error)}") from error
         arrays_of = (np.asarray(value) if isinstance(value, np.generic) else value for value in values)
         return dict(zip(self._names, arrays_of, strict=True))
+
+
+def load_reference(file: Path | bytes, model: Any) -> tuple[Reference, list[str]]:
+    """onnxruntime, or where it cannot load a model, onnx's evaluator; and why it is not onnxruntime.
+
+    Args:
+        file: of the model, or its content.
+        model: the same, as of `onnx.load`.
+
+    Raises:
+        InferenceFailedError: neither can load it.
+    """
+    try:
+        return OnnxRuntime(file), []
+    except (InferenceFailedError, PlanError) as error:
+        return evaluator_instead(model, str(error)), [str(error)]
+
+
+def evaluator_instead(model: Any, why: str) -> Reference:
+    """Onnx's evaluator, where onnxruntime does not run a model.
+
+    Raises:
+        InferenceFailedError: it cannot load the model; why onnxruntime does not run it is said too.
+    """
+    try:
+        return OnnxEvaluator(model)
+    except InferenceFailedError as error:
+        raise InferenceFailedError(f"{why}; {error}") from error
+
+
+def walk_nodes(model: Any) -> Iterator[Any]:
+    """The nodes of a model, its functions and all graphs inside of its nodes."""
+    waiting = [*model.graph.node, *(node for function in model.functions for node in function.node)]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                waiting.extend(graph.node)
 
 
 def require_inputs(inputs: Sequence[ReferenceInput], arrays: Sequence[Array]) -> None:

@@ -55,16 +55,19 @@ from iree_gauntlet.workers.iree_side.onnx_reference import (
     OnnxEvaluator,
     OnnxRuntime,
     declared_type,
+    evaluator_instead,
+    load_reference,
     raw_bytes,
     read_input,
     tensor_type,
+    walk_nodes,
 )
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan
 from iree_gauntlet.workers.iree_side.rounding import Allowed, allow, difference, largest_of
 from iree_gauntlet.workers.iree_side.widen_onnx import widened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -101,11 +104,11 @@ def _answered(plan: dict[str, Any]) -> dict[str, Any]:
     # Of protobuf, by one of several names; or a weight's file is missing.
     except Exception as error:
         raise PlanError(f"cannot read {path.name}: {' '.join(str(error).split())[:200]}") from error
-    reference, notes = _reference(path, model)
+    reference, notes = load_reference(path, model)
     taken, refused, arrays, outputs = _first_that_runs(model, reference, plan)
     if outputs is None and reference.name == OnnxRuntime.name and plan["last"]:
         notes.append(refused[0])
-        reference = OnnxEvaluator(model)
+        reference = evaluator_instead(model, refused[0])
         taken, refused, arrays, outputs = _first_that_runs(model, reference, plan)
     if outputs is None:
         raise InferenceFailedError("; ".join(dict.fromkeys([*notes, *refused])))
@@ -115,7 +118,7 @@ def _answered(plan: dict[str, Any]) -> dict[str, Any]:
     other = None
     if not differing and reference.name == OnnxRuntime.name and _is_small(model, arrays):
         other = _tried(lambda: OnnxEvaluator(model).run(arrays))
-        strange = {node.op_type for node in _nodes(model) if _is_its_own_way(node)}
+        strange = {node.op_type for node in walk_nodes(model) if _is_its_own_way(node)}
         if other is not None and strange and not _undeclared(model, other) and _are_apart(outputs, other):
             notes.append(f"onnxruntime computes {', '.join(sorted(strange))} otherwise than ONNX says")
             reference, outputs, other = OnnxEvaluator(model), other, outputs
@@ -149,18 +152,10 @@ def _answered(plan: dict[str, Any]) -> dict[str, Any]:
             for item, array in zip(reference.inputs, arrays, strict=True)
         ],
         "outputs": told,
-        "random": sorted({node.op_type for node in _nodes(model)} & _RANDOM),
+        "random": sorted({node.op_type for node in walk_nodes(model)} & _RANDOM),
         "allowed": {name: asdict(item) for name, item in allowed.items()},
         "notes": notes,
     }
-
-
-def _reference(path: Path, model: Any) -> tuple[Reference, list[str]]:
-    """onnxruntime, or where it cannot load the model, onnx's evaluator; and why."""
-    try:
-        return OnnxRuntime(path), []
-    except (InferenceFailedError, PlanError) as error:
-        return OnnxEvaluator(model), [str(error)]
 
 
 def _first_that_runs(
@@ -242,20 +237,15 @@ def _tried(run: Callable[[], Outputs]) -> Outputs | None:
         return None
 
 
-def _nodes(model: Any) -> Iterator[Any]:
-    """The nodes of a model, its functions and all graphs inside of its nodes."""
-    waiting = [*model.graph.node, *(node for function in model.functions for node in function.node)]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        for attribute in node.attribute:
-            waiting.extend(attribute.g.node)
-
-
 def _is_small(model: Any, arrays: Sequence[Array]) -> bool:
-    weights = sum(int(np.prod(tensor.dims, dtype=np.int64)) for tensor in model.graph.initializer)
-    values = weights + sum(array.size for array in arrays)
-    return values <= _FEW_VALUES and sum(1 for _ in _nodes(model)) <= _FEW_NODES
+    values = _count_weights(model) + sum(array.size for array in arrays)
+    return values <= _FEW_VALUES and sum(1 for _ in walk_nodes(model)) <= _FEW_NODES
+
+
+def _count_weights(model: Any) -> int:
+    """How many values its tensors hold: initializers, and those of constants."""
+    constants = (attribute.t for node in walk_nodes(model) for attribute in node.attribute)
+    return sum(math.prod(tensor.dims) for tensor in (*model.graph.initializer, *constants) if tensor.data_type)
 
 
 def _is_its_own_way(node: Any) -> bool:
@@ -309,7 +299,7 @@ def _longest_sum(model: Any, arrays: Sequence[Array]) -> int:
     """Of how many products a value is the sum, at most: by the weights of layers, and by inputs that are reduced."""
     weights = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     longest = 1
-    for node in _nodes(model):
+    for node in walk_nodes(model):
         for dims in (weights[name] for name in node.input if len(weights.get(name, ())) > 1):
             outer = dims[0] if node.op_type.startswith(("Conv", "QLinearConv")) else dims[-1]
             longest = max(longest, int(np.prod(dims, dtype=np.int64)) // max(outer, 1))
@@ -320,7 +310,7 @@ def _longest_sum(model: Any, arrays: Sequence[Array]) -> int:
 
 def _in_f64(model: Any, reference: Reference, arrays: Sequence[Array]) -> Outputs | None:
     """What the model gives in double precision; None where neither reference can say."""
-    if sum(int(np.prod(tensor.dims, dtype=np.int64)) for tensor in model.graph.initializer) > _MOST_WIDENED:
+    if _count_weights(model) > _MOST_WIDENED:
         return None
     narrow = {"float16", "bfloat16", "float32"}
     wide = [array.astype(np.float64) if array.dtype.name in narrow else array for array in arrays]
@@ -335,21 +325,19 @@ def _in_f64(model: Any, reference: Reference, arrays: Sequence[Array]) -> Output
 
 def _differing(model: Any, reference: Reference, arrays: Sequence[Array], outputs: Outputs) -> set[str]:
     """Outputs that are not the same in another run, whose random numbers have no seeds."""
-    seeded = [node for node in _nodes(model) if node.op_type in _RANDOM]
-    again: Reference = reference
-    if any(attribute.name == "seed" for node in seeded for attribute in node.attribute):
-        for node in seeded:
-            kept = [attribute for attribute in node.attribute if attribute.name != "seed"]
+    first, again = outputs, reference
+    if any(item.name == "seed" for node in walk_nodes(model) if node.op_type in _RANDOM for item in node.attribute):
+        unseeded = type(model)()
+        unseeded.CopyFrom(model)
+        for node in walk_nodes(unseeded):
+            kept = [item for item in node.attribute if not (node.op_type in _RANDOM and item.name == "seed")]
             del node.attribute[:]
             node.attribute.extend(kept)
-        # Its weights may lie in files beside it: it is loaded from memory where it has generators, and those are small.
-        again = OnnxRuntime(model.SerializeToString()) if reference.name == OnnxRuntime.name else OnnxEvaluator(model)
-    first, second = again.run(arrays), again.run(arrays)
-    return {
-        name
-        for name, array in outputs.items()
-        if not _same(first[name], second[name]) or (again is reference and not _same(array, first[name]))
-    }
+        on_onnxruntime = reference.name == OnnxRuntime.name
+        again = OnnxRuntime(unseeded.SerializeToString()) if on_onnxruntime else OnnxEvaluator(unseeded)
+        first = again.run(arrays)
+    second = again.run(arrays)
+    return {name for name, array in first.items() if not _same(array, second[name])}
 
 
 def _same(array: Array, other: Array) -> bool:
