@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import FailureKind, Stage, Verdict
 from iree_gauntlet.dialects.spec_file import did_you_mean
+from iree_gauntlet.engine.given_files import describe_unreadable
 from iree_gauntlet.engine.processes.supervisor import Outcome, disk_full
-from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import listed
 from iree_gauntlet.results import SENT_SIGNALS, Result, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from iree_gauntlet.steps import Command, Step
+    from iree_gauntlet.steps import Step
 
 
 _ERROR_LINE = re.compile(r"\berror: ")
@@ -79,9 +79,6 @@ _MISTAKES = tuple(
 _MOST_NAMES = 8
 # What a module keeps of what it exports: declarations, or of programs made of torch's the names of both forms.
 _EXPORTED = re.compile(rb"(?<=func @)[\w$.-]+(?=\()|(?<=\0)[\w.-]+(?=\$async\0)")
-_FILES_OF = ("--input=", "--expected_output=")
-# How a .npy is named behind these: opened, read on, or read to its end.
-_NPY = ("@", "+", "*")
 
 
 def after_process(
@@ -130,8 +127,8 @@ def after_process(
 
 def _mistake(step: Step, said: str, reason: str) -> str:
     """What the spec asks for that is not there, or is none, behind the tool's name; empty where that is not why."""
-    damaged = _unreadable(step.command) if step.command and step.stage in (Stage.THRESHOLD, Stage.BENCHMARK) else ""
-    if damaged:
+    runs = step.stage in (Stage.THRESHOLD, Stage.BENCHMARK)
+    if step.command and runs and (damaged := describe_unreadable(step.command)):
         return damaged
     for pattern, text in _MISTAKES:
         if found := pattern.search(said):
@@ -155,20 +152,6 @@ def _functions(step: Step, name: str) -> str:
                 names.update(found.decode() for found in _EXPORTED.findall(content))
     known = sorted(names)
     return f", which has {listed(known, _MOST_NAMES)}{did_you_mean(name, known)}" if known else ""
-
-
-def _unreadable(command: Command) -> str:
-    """Which .npy behind its flags is missing or damaged, behind the tool's name; empty where all can be read."""
-    from iree_gauntlet.measuring.numerics.arrays import read_arguments  # noqa: PLC0415 - it brings NumPy
-
-    try:
-        for flag in _FILES_OF:
-            # Of these alone, what cannot be read here cannot be read by the tool.
-            texts = (word.removeprefix(flag) for word in command.argv if word.startswith(flag))
-            read_arguments([text for text in texts if text.startswith(_NPY)], Path(command.cwd))
-    except GauntletError as error:
-        return f"cannot use {error.what}; {error.hint or 'fetch or record this file again'}"
-    return ""
 
 
 def first_error(lines: Iterable[str]) -> str:

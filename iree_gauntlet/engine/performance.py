@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import FailureKind, Metric, Verdict
+from iree_gauntlet.engine.given_files import require_whole_files
 from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.engine.modules.dispatch_changes import describe_dispatch_changes
 from iree_gauntlet.engine.modules.modules import dispatch_count, read_statistics
@@ -39,7 +40,12 @@ def run_benchmark(step: Step, processes: Processes, confirm: ConfirmRules | None
         processes: starts its process.
         confirm: how a broken golden is confirmed; None to take the dialect's rule for the verdict.
         cancelled: set to end it.
+
+    Raises:
+        GauntletError: its inputs cannot be used as they are.
     """
+    assert step.command is not None, "planned with a command"
+    require_whole_files(step.command)
     gpu = gpu_of(step)
     watch = RoundWatch(gpu=bool(gpu), device=gpu)
     outcome = processes.run(step)

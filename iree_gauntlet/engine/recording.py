@@ -147,7 +147,7 @@ def record_outputs(
     tolerance = () if plan["tolerances"] else tolerance_flags(answer["allowed"])
     _name_in(spec, outputs, tolerance)
     reference = "{name} {version}".format_map(answer["reference"])
-    return Recording(outputs, reference, tolerance, tuple(_notes(answer, files)))
+    return Recording(outputs, reference, tolerance, tuple(_notes(answer, files, plan["tolerances"])))
 
 
 def weight_effects(case: Case, store: ArtifactStore, workers: ReferenceWorkers) -> list[WeightEffect]:
@@ -212,21 +212,35 @@ def _why_idle(item: Mapping[str, Any], given: Mapping[str, float] | None) -> str
     """Why an output cannot tell anything; empty where it can."""
     if item["count"] and item["nans"] == item["count"]:
         return f"every value of output {item['name']!r} ({item['type']}) is NaN"
-    element = item["type"].rpartition("x")[2]
-    limit = given.get(element, 0.0) if given else 0.0
-    largest = max(abs(item["least"] or 0), abs(item["most"] or 0))
-    if 0 < largest <= limit and not item["nans"] + item["infinities"]:
-        return (
-            f"output {item['name']!r} ({item['type']}) never exceeds {largest:.3g}, within the tolerance of {limit:g} "
-            "that the spec says: zeros would pass; remove its tolerance to have one chosen"
-        )
+    hidden = _what_would_pass(item, given or {})
+    if hidden.startswith("zeros"):
+        return f"output {item['name']!r} ({item['type']}): {hidden}; remove the spec's tolerance to have one chosen"
     return ""
 
 
-def _notes(answer: Mapping[str, Any], files: Sequence[tuple[Path, bytes, str]]) -> Iterator[str]:
+def _what_would_pass(item: Mapping[str, Any], allowed: Mapping[str, float]) -> str:
+    """What else than its values a tolerance would let pass of an output; empty where that is nothing so simple."""
+    limit = allowed.get(item["type"].rpartition("x")[2], 0.0)
+    if not limit or item["least"] is None or item["nans"] + item["infinities"]:
+        return ""
+    least, most = item["least"], item["most"]
+    largest = max(abs(least), abs(most))
+    if 0 < largest <= limit:
+        return f"zeros would pass: no value exceeds {largest:.3g}, and the tolerance is {limit:g}"
+    if 0 < most - least <= limit:
+        return f"a constant would pass: its values differ by {most - least:.3g}, and the tolerance is {limit:g}"
+    return ""
+
+
+def _notes(
+    answer: Mapping[str, Any], files: Sequence[tuple[Path, bytes, str]], given: Mapping[str, float] | None
+) -> Iterator[str]:
     """What a person should know of outputs that were recorded."""
     yield from answer["notes"]
+    allowed = given or {element: item["atol"] for element, item in answer["allowed"].items()}
     for item in answer["outputs"]:
+        if hidden := _what_would_pass(item, allowed):
+            yield f"{item['name']} ({item['type']}): {hidden}"
         name, count = f"{item['name']} ({item['type']})", item["count"]
         if count == 0:
             yield f"{name} has no values: its shape is compared"

@@ -20,11 +20,12 @@ import numpy as np
 from iree_gauntlet.cases import Allclose, FailureKind, Metric, Verdict
 from iree_gauntlet.engine.allclose import compare_allclose, with_known_type
 from iree_gauntlet.engine.commands import REFERENCE_FLAGS
+from iree_gauntlet.engine.given_files import EXPECTED, require_whole_files, values_of
 from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.engine.served_threshold import write_log
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.goldens.goldens import check_figure, describe
-from iree_gauntlet.measuring.numerics.arrays import Tensor, UnreadError, read_arguments, read_npy, read_output, read_raw
+from iree_gauntlet.measuring.numerics.arrays import Tensor, read_arguments, read_npy, read_output, read_raw
 from iree_gauntlet.measuring.numerics.comparison import compare_outputs
 from iree_gauntlet.measuring.numerics.element_types import parse_tensor_type, storage_dtype
 from iree_gauntlet.measuring.numerics.tolerances import parse_tolerances
@@ -41,11 +42,7 @@ if TYPE_CHECKING:
 
 
 _TOOL = "iree-run-module"
-_INPUT = "--input="
-_EXPECTED = "--expected_output="
 _OUTPUT = "--output="
-# What names a file behind these: opened, read on, or read to its end.
-_FILE_MARKS = ("@", "+", "*")
 # Of another type or shape; of one whose values differ, the type is the expected one.
 _OTHER_TYPE = re.compile(r"\[FAILED\] result\[(\d+)\]: (?!element at index)")
 # A model that passed and whose run takes longer is not run again for its figures.
@@ -60,7 +57,7 @@ def check_threshold(step: Step, processes: Processes) -> Result:
     """
     step = _with_reference(step)
     assert step.command is not None, "planned with a command"
-    _require_whole_files(step.command)
+    require_whole_files(step.command)
     if step.allclose is not None:
         return _check_allclose(step, step.command, step.allclose, processes)
     outcome = processes.run(step)
@@ -222,34 +219,8 @@ def _complaints(comparisons: Sequence[OutputComparison]) -> list[str]:
     return [f"output {item.index}: {item.message}" for item in comparisons if not item.passed]
 
 
-def _values(command: Command, name: str) -> list[str]:
-    """What stands behind each flag of a name."""
-    return [flag.removeprefix(name) for flag in command.argv if flag.startswith(name)]
-
-
-def _require_whole_files(command: Command) -> None:
-    """Makes sure that a run reads its files to their ends: the tool passes over a rest.
-
-    Raises:
-        UnreadError: it does not.
-    """
-    for name in (_INPUT, _EXPECTED):
-        texts = [text for text in _values(command, name) if _names_file(text)]
-        try:
-            read_arguments(texts, Path(command.cwd))
-        except UnreadError:
-            raise
-        except GauntletError:
-            # The tool has its own word on what cannot be read.
-            continue
-
-
-def _names_file(text: str) -> bool:
-    return text.startswith(_FILE_MARKS) or text.partition("=")[2].startswith(_FILE_MARKS)
-
-
 def _expected(command: Command) -> list[Tensor | None]:
-    return read_arguments(_values(command, _EXPECTED), Path(command.cwd))
+    return read_arguments(values_of(command, EXPECTED), Path(command.cwd))
 
 
 def _keeping_outputs(step: Step, command: Command, expected: Sequence[Tensor | None]) -> tuple[Command, list[Path]]:
@@ -258,7 +229,7 @@ def _keeping_outputs(step: Step, command: Command, expected: Sequence[Tensor | N
     for tensor, (_, path) in zip(expected, step.outputs, strict=True):
         plain = tensor is None or tensor.array.dtype.kind in "fiub"
         paths.append(Path(path) if plain else Path(path).with_suffix(".bin"))
-    kept = [flag for flag in command.argv if not flag.startswith((_EXPECTED, _OUTPUT))]
+    kept = [flag for flag in command.argv if not flag.startswith((EXPECTED, _OUTPUT))]
     return replace(command, argv=(*kept, *(f"{_OUTPUT}@{path}" for path in paths))), paths
 
 
@@ -303,6 +274,6 @@ def _with_reference(step: Step) -> Step:
         raise GauntletError(f"{archive} cannot be unpacked: {error}", "Run again with --force-recompile.") from error
     place = step.command.argv.index(REFERENCE_FLAGS)
     argv = (*step.command.argv[:place], *flags, *step.command.argv[place + 1 :])
-    count = sum(flag.startswith(_EXPECTED) for flag in flags)
+    count = sum(flag.startswith(EXPECTED) for flag in flags)
     outputs = tuple(("actual_output", f"{folder}/actual_{index}.npy") for index in range(count))
     return replace(step, command=replace(step.command, argv=argv), outputs=outputs)

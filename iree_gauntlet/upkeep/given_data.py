@@ -57,11 +57,13 @@ def read_data(path: Path, program: OnnxProgram) -> GivenData:
     folder = sets[0] if sets else path
     arrays = _arrays(folder)
     inputs = tuple(_input(folder, item, index, arrays) for index, item in enumerate(program.inputs))
-    names = [value.name for value in program.model.graph.output]
-    found = [arrays.get(f"output_{index}", arrays.get(name)) for index, name in enumerate(names)]
-    outputs = tuple(array for array in found if array is not None)
-    if outputs and len(outputs) != len(names):
-        what = f"--data {folder}: {len(outputs)} of {len(names)} outputs are there"
+    declared = program.model.graph.output
+    found = [arrays.get(f"output_{index}", arrays.get(value.name)) for index, value in enumerate(declared)]
+    outputs = tuple(
+        _output(folder, value, array) for value, array in zip(declared, found, strict=True) if array is not None
+    )
+    if outputs and len(outputs) != len(declared):
+        what = f"--data {folder}: {len(outputs)} of {len(declared)} outputs are there"
         raise UsageError(what, "Give all of them, or none to have them recorded.")
     return GivenData(inputs, outputs)
 
@@ -117,10 +119,25 @@ def _input(folder: Path, item: OnnxInput, index: int, arrays: Mapping[str, Array
     return InputChoice(item.name, kind, content=file_content(array), zero=False)
 
 
+def _output(folder: Path, declared: Any, array: Array) -> Array:
+    """An expected output, which has to be of the type that the model declares."""
+    import onnx  # noqa: PLC0415 - the program was read with it
+
+    what = f"--data {folder}: output {declared.name} is {array.dtype}"
+    if array.dtype.name not in ELEMENT_TYPES:
+        raise UsageError(f"{what}, which IREE's tools do not know", "Only tensors of numbers can be compared.")
+    known = declared.type.tensor_type.elem_type
+    wanted = onnx.helper.tensor_dtype_to_np_dtype(known).name if known else array.dtype.name
+    if ELEMENT_TYPES[array.dtype.name] != ELEMENT_TYPES.get(wanted):
+        raise UsageError(what, f"The model gives {wanted}.")
+    return array
+
+
 def file_content(array: Array) -> bytes:
     """The content of a file that holds an array: a .npy, or raw bytes where that says another type than modules do."""
-    if array.dtype.isbuiltin != 1 or array.dtype.kind in "iu":
+    if array.dtype.kind in "Viu":
         return raw_bytes(array)
     stream = io.BytesIO()
-    np.lib.format.write_array(stream, np.ascontiguousarray(array).reshape(array.shape), version=(1, 0))
+    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(array.shape)
+    np.lib.format.write_array(stream, little, version=(1, 0))
     return stream.getvalue()

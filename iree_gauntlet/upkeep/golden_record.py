@@ -7,7 +7,6 @@ import os
 import sys
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ from iree_gauntlet.settings import require_ones_own, shown
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from iree_gauntlet.artifacts.store import ArtifactStore
     from iree_gauntlet.dialects.spec import Spec
@@ -37,21 +36,6 @@ if TYPE_CHECKING:
 
 _MOST_SHOWN = 10
 _COLUMNS = (Column("MODEL"), Column("RECORDED"), Column("BY", rank=1), Column("OUTPUTS", rank=2))
-
-
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """What is recorded or tried.
-
-    Attributes:
-        store: fetches models and inputs.
-        cases: with their specs; a reference can run them.
-        workers: run them.
-    """
-
-    store: ArtifactStore
-    cases: list[tuple[Case, Spec]]
-    workers: ReferenceWorkers
 
 
 def record(request: RunRequest, known: Mapping[str, Any] | None = None) -> ExitCode:
@@ -67,22 +51,24 @@ def record(request: RunRequest, known: Mapping[str, Any] | None = None) -> ExitC
         UsageError: no model was named, or a spec is none of one's own.
     """
     _require_named(request.selection, "golden.record rewrites expected outputs")
-    with _chosen(request) as chosen:
-        for _, spec in chosen.cases:
+    with _chosen(request) as (cases, store, workers):
+        for _, spec in cases:
             require_ones_own(spec.path)
-        return _record_cases(chosen, known)
+        return _record_cases(cases, store, workers, known)
 
 
-def _record_cases(chosen: _Chosen, known: Mapping[str, Any] | None) -> ExitCode:
+def _record_cases(
+    cases: Sequence[tuple[Case, Spec]], store: ArtifactStore, workers: ReferenceWorkers, known: Mapping[str, Any] | None
+) -> ExitCode:
     """Records the expected outputs of cases, and says what became of each; the exit code of the worst."""
     rows: list[tuple[Cell, ...]] = []
     codes = [ExitCode.OK]
-    for case, spec in chosen.cases:
+    for case, spec in cases:
         if known is None and not messages.is_quiet():
             sys.stdout.write(f"{case.origin.file}: running a reference\n")
         sys.stdout.flush()
         try:
-            recording = record_outputs(case, spec, chosen.store, chosen.workers, known)
+            recording = record_outputs(case, spec, store, workers, known)
         except GauntletError as error:
             sys.stderr.write(f"error: {error.what}\n{f'  {error.hint}' if error.hint else ''}\n")
             codes.append(error.exit_code)
@@ -119,13 +105,13 @@ def sensitivity(request: RunRequest, *, write: bool) -> ExitCode:
         GauntletError: what keeps a model from being run.
     """
     _require_named(request.selection, "golden.sensitivity runs a model once for each of its weights")
-    with _chosen(request) as chosen:
-        for _, spec in chosen.cases if write else ():
+    with _chosen(request) as (cases, store, workers):
+        for _, spec in cases if write else ():
             require_ones_own(spec.path)
-        for case, spec in chosen.cases:
+        for case, spec in cases:
             sys.stdout.write(f"{case.origin.file}: scaling one weight after the other\n")
             sys.stdout.flush()
-            effects = weight_effects(case, chosen.store, chosen.workers)
+            effects = weight_effects(case, store, workers)
             seen = [item for item in effects if item.effect > 1]
             idle = [item for item in effects if item.effect == 0]
             share = f"{len(seen)} of {len(effects)} weights would be seen if they were 1 % wrong"
@@ -153,8 +139,8 @@ def _require_named(asked: SelectionRequest, what: str) -> None:
 
 
 @contextmanager
-def _chosen(request: RunRequest) -> Iterator[_Chosen]:
-    """The selected quality cases that a reference can run."""
+def _chosen(request: RunRequest) -> Iterator[tuple[list[tuple[Case, Spec]], ArtifactStore, ReferenceWorkers]]:
+    """The selected quality cases that a reference can run, with their specs; what fetches and what runs them."""
     selection = select(request.selection, request.defaults)
     selection.require_sound()
     cases = [case for case in selection.cases.cases if case.kind is Kind.QUALITY]
@@ -171,7 +157,7 @@ def _chosen(request: RunRequest) -> Iterator[_Chosen]:
     store = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=False).store
     found = [(case, specs[case.origin.file]) for case in chosen or cases]
     with reference_workers() as workers:
-        yield _Chosen(store, found, workers)
+        yield found, store, workers
 
 
 @contextmanager

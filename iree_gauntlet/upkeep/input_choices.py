@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.seeded import parse_seeded
 from iree_gauntlet.upkeep.needed_values import needed_values
+from iree_gauntlet.workers.iree_side.onnx_reference import walk_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -98,37 +99,27 @@ class InputChoice:
         return self.type if "x" in self.type and self.zero else f"{self.type}={one}"
 
 
-def input_sets(inputs: Sequence[OnnxInput], model: Any) -> Iterator[tuple[tuple[int, ...], tuple[InputChoice, ...]]]:
-    """Sets of inputs in the order of wishes, each with what it is made by: sizes, integers, floats, counted from 0.
+def input_sets(inputs: Sequence[OnnxInput], model: Any) -> Iterator[tuple[InputChoice, ...]]:
+    """Sets of inputs in the order of wishes.
 
     Args:
         inputs: of the program; sizes that are open are chosen here.
         model: of `onnx.load`; weights are not looked at.
     """
-    users = _users(model)
     shapes = _shapes(inputs)
-    several = any(item.open_sizes for item in inputs)
-    dims = _known_shapes(model)
-    outputs = [dims[value.name] for value in model.graph.output if value.name in dims]
-    floats = [item for item in inputs if item.is_float]
-    whole = [item for item in inputs if not item.is_float]
+    chooser = _Chooser(model)
     ways = itertools.product(
-        range(len(shapes) if several else 1),
-        range(len(_RANGES) + 2 if whole else 1),
-        range(len(_FLOATS) if floats else 1),
+        range(len(shapes) if any(item.open_sizes for item in inputs) else 1),
+        range(len(_RANGES) + 2 if any(not item.is_float for item in inputs) else 1),
+        range(len(_FLOATS) if any(item.is_float for item in inputs) else 1),
     )
     made: set[tuple[InputChoice, ...]] = set()
     # What keeps a model from running is mostly one thing, and mostly a size.
-    for way in sorted(ways, key=lambda way: (sum(map(bool, way)), way[2], way[1], way[0])):
-        of_size = shapes[way[0]]
-        known = dims | {item.name: of_size[item.name] for item in inputs}
-        choices = tuple(
-            _choice(item, of_size[item.name], users.get(item.name, []), known, outputs, way, seed)
-            for seed, item in enumerate(inputs, start=1)
-        )
+    for of_size, of_integers, of_floats in sorted(ways, key=lambda way: (sum(map(bool, way)), *reversed(way))):
+        choices = chooser.choose(inputs, shapes[of_size], of_integers, of_floats)
         if choices not in made:
             made.add(choices)
-            yield way, choices
+            yield choices
         if len(made) == _MOST_SETS:
             return
 
@@ -167,94 +158,107 @@ def _sizes(inputs: Sequence[OnnxInput], size: int, batch: int, growing: Sequence
     }
 
 
-def _choice(
-    item: OnnxInput,
-    shape: Sizes,
-    users: Sequence[tuple[Any, int]],
-    known: Mapping[str, Sizes],
-    outputs: Sequence[Sizes],
-    way: Sequence[int],
-    seed: int,
-) -> InputChoice:
-    kind = "x".join((*map(str, shape), item.element_type))
-    if item.is_float and item.element_type not in _PACKED:
-        return _float_choice(item.name, kind, shape, users, known, way[2], seed)
-    if item.element_type == "i1":
-        if any(node.op_type == "Loop" and place == 1 for node, place in users):
+class _Chooser:
+    """Chooses inputs by what the operators of one model allow.
+
+    Args:
+        model: of `onnx.load`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._users = _users(model)
+        self._declared = self._known = _known_shapes(model)
+        self._outputs = [self._declared[value.name] for value in model.graph.output if value.name in self._declared]
+
+    def choose(
+        self, inputs: Sequence[OnnxInput], shapes: Mapping[str, Sizes], of_integers: int, of_floats: int
+    ) -> tuple[InputChoice, ...]:
+        """One choice for each input of the given shapes; the ways of integers and floats are counted from 0."""
+        self._known = {**self._declared, **shapes}
+        return tuple(
+            self._bits(item, shapes[item.name], seed)
+            if item.element_type in ("i1", *_PACKED)
+            else self._floats(item, shapes[item.name], of_floats, seed)
+            if item.is_float
+            else self._integers(item, shapes[item.name], of_integers, seed)
+            for seed, item in enumerate(inputs, start=1)
+        )
+
+    def _bits(self, item: OnnxInput, shape: Sizes, seed: int) -> InputChoice:
+        kind = _kind(item, shape)
+        if item.element_type in _PACKED:
+            # No source makes them.
+            count = (math.prod(shape) * _PACKED[item.element_type] + 7) // 8
+            noise = parse_seeded(f"random://integers/{count}xui8?seed={seed}").generate()
+            return InputChoice(item.name, kind, content=noise.tobytes())
+        if any(node.op_type == "Loop" and place == 1 for node, place in self._users[item.name]):
             return InputChoice(item.name, kind, f"random://ones/{kind}", why="a loop's condition")
         return InputChoice(item.name, kind, f"random://integers/{kind}?seed={seed}")
-    if item.element_type in _PACKED:
-        # No source makes them.
-        count = (math.prod(shape) * _PACKED[item.element_type] + 7) // 8
-        return InputChoice(
-            item.name, kind, content=parse_seeded(f"random://integers/{count}xui8?seed={seed}").generate().tobytes()
-        )
-    return _integer_choice(item, kind, shape, users, known, outputs, way[1], seed)
 
+    def _integers(self, item: OnnxInput, shape: Sizes, way: int, seed: int) -> InputChoice:
+        if way == 0 and (needed := self._needed(item, shape)):
+            return needed
+        if way >= len(_RANGES) and (sizes := self._sizes_of_output(item, shape, last=way > len(_RANGES))):
+            return sizes
+        users = self._users[item.name]
+        low, high = _RANGES[way % len(_RANGES)]
+        for node, place in users:
+            low, high = _INTEGER_DOMAINS.get((node.op_type, place), (low, high))
+        limits = [(below, node.op_type) for node, place in users if (below := _below(node, place, self._known))]
+        why = ""
+        if way == 0 and limits:
+            high, why = limits[0][0], f"below {limits[0][0]}, where {limits[0][1]} looks"
+        high = max(min(high, 1 << (int(item.element_type[1:]) - 1)), low + 1)
+        # Raw, since a .npy's integers have a sign: those that a model hands on would be of another type than it
+        # computes.
+        kind = _kind(item, shape)
+        array = parse_seeded(f"random://integers/{kind}?seed={seed}&low={low}&high={high}").generate()
+        if 0 < array.size <= _LONGEST_LITERAL:
+            return InputChoice(item.name, kind, values=" ".join(map(str, array.reshape(-1).tolist())), why=why)
+        return InputChoice(item.name, kind, content=array.tobytes(), zero=low <= 0, why=why)
 
-def _integer_choice(
-    item: OnnxInput,
-    kind: str,
-    shape: Sizes,
-    users: Sequence[tuple[Any, int]],
-    known: Mapping[str, Sizes],
-    outputs: Sequence[Sizes],
-    way: int,
-    seed: int,
-) -> InputChoice:
-    values, needs = next(needed_values(users, shape, known), ((), "")) if way == 0 else ((), "")
-    why = f"what {needs} needs" if needs else ""
-    if way >= len(_RANGES):
-        # Operators that are made of others take the first of them, or the last.
+    def _floats(self, item: OnnxInput, shape: Sizes, way: int, seed: int) -> InputChoice:
+        if way == 0 and (needed := self._needed(item, shape)):
+            return needed
+        users = self._users[item.name]
+        domains = [_DOMAINS[node.op_type, place] for node, place in users if (node.op_type, place) in _DOMAINS]
+        low, high = (domains or [_FLOATS[way]])[0]
+        kind = _kind(item, shape)
+        if low == high:
+            source = f"random://zeros/{kind}" if domains else f"random://normal/{kind}?seed={seed}"
+            return InputChoice(item.name, kind, source)
+        source = f"random://uniform/{kind}?seed={seed}&low={low:g}&high={high:g}"
+        return InputChoice(item.name, kind, source, zero=low <= 0)
+
+    def _needed(self, item: OnnxInput, shape: Sizes) -> InputChoice | None:
+        """What an operator cannot do without; None where none needs anything."""
+        values, needs = next(needed_values(self._users[item.name], shape, self._known), ((), ""))
+        return _written(item, shape, values, f"what {needs} needs") if len(values) else None
+
+    def _sizes_of_output(self, item: OnnxInput, shape: Sizes, *, last: bool) -> InputChoice | None:
+        """What operators that are made of others take: the first sizes of an output, or the last."""
         count = math.prod(shape)
-        found = [one[:count] if way == len(_RANGES) else one[-count:] for one in outputs if len(one) >= count]
-        values, why = found[0] if found and len(shape) < 2 else (), "the sizes of an output"
-    if len(values):
-        written = " ".join(str(int(value)) for value in values)
-        return InputChoice(item.name, kind, values=written, zero=False, why=why)
-    low, high = _RANGES[way % len(_RANGES)]
-    limits = [(below, node.op_type) for node, place in users if (below := _below(node, place, known))]
-    for node, place in users:
-        low, high = _INTEGER_DOMAINS.get((node.op_type, place), (low, high))
-    if way == 0 and limits:
-        high, why = limits[0][0], f"below {limits[0][0]}, where {limits[0][1]} looks"
-    high = max(min(high, 1 << (int(item.element_type[1:]) - 1)), low + 1)
-    # Raw, since a .npy's integers have a sign: those that a model hands on would be of another type than it computes.
-    array = parse_seeded(f"random://integers/{kind}?seed={seed}&low={low}&high={high}").generate()
-    if 0 < array.size <= _LONGEST_LITERAL:
-        return InputChoice(item.name, kind, values=" ".join(map(str, array.reshape(-1).tolist())), why=why)
-    return InputChoice(item.name, kind, content=array.tobytes(), zero=low <= 0, why=why)
+        found = next((sizes for sizes in self._outputs if len(sizes) >= count > 0), None)
+        if found is None or len(shape) > 1:
+            return None
+        return _written(item, shape, found[-count:] if last else found[:count], "the sizes of an output")
 
 
-def _float_choice(
-    name: str,
-    kind: str,
-    shape: Sizes,
-    users: Sequence[tuple[Any, int]],
-    known: Mapping[str, Sizes],
-    way: int,
-    seed: int,
-) -> InputChoice:
-    domains = [_DOMAINS[node.op_type, place] for node, place in users if (node.op_type, place) in _DOMAINS]
-    values, needs = next(needed_values(users, shape, known), ((), "")) if way == 0 else ((), "")
-    if len(values):
-        written = " ".join(f"{value:g}" for value in values)
-        return InputChoice(name, kind, values=written, zero=False, why=f"what {needs} needs")
-    low, high = (domains or [_FLOATS[way]])[0]
-    if low == high:
-        return InputChoice(name, kind, f"random://zeros/{kind}" if domains else f"random://normal/{kind}?seed={seed}")
-    return InputChoice(name, kind, f"random://uniform/{kind}?seed={seed}&low={low:g}&high={high:g}", zero=low <= 0)
+def _kind(item: OnnxInput, shape: Sizes) -> str:
+    return "x".join((*map(str, shape), item.element_type))
+
+
+def _written(item: OnnxInput, shape: Sizes, values: Sequence[float], why: str) -> InputChoice:
+    written = " ".join(f"{value:g}" if item.is_float else str(int(value)) for value in values)
+    return InputChoice(item.name, _kind(item, shape), values=written, zero=False, why=why)
 
 
 def _users(model: Any) -> dict[str, list[tuple[Any, int]]]:
     """Which operators take a value, and as which of their inputs; by name, through what hands it on as it is."""
     direct: dict[str, list[tuple[Any, int]]] = {}
-    waiting = [model.graph]
-    while waiting:
-        for node in waiting.pop().node:
-            for place, name in enumerate(node.input):
-                direct.setdefault(name, []).append((node, place))
-            waiting += [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+    for node in walk_nodes(model):
+        for place, name in enumerate(node.input):
+            direct.setdefault(name, []).append((node, place))
     found: dict[str, list[tuple[Any, int]]] = {}
     for value in model.graph.input:
         seen, names, users = {value.name}, [value.name], []

@@ -51,7 +51,7 @@ class ChosenInputs:
 
 def choose_inputs(program: OnnxProgram, workers: ReferenceWorkers | None) -> ChosenInputs:
     """The first inputs that a reference can run the program on; the likeliest ones where none can, or none is there."""
-    sets = [choices for _, choices in input_sets(program.inputs, program.model)]
+    sets = list(input_sets(program.inputs, program.model))
     if workers is None:
         return ChosenInputs(sets[0])
     tried: list[str] = []
@@ -99,22 +99,34 @@ def _given(choice: InputChoice, folder: Path) -> str:
 
 
 def model_files(
-    program: OnnxProgram, choices: Sequence[InputChoice], outputs: Sequence[NDArray[Any]], templates: Path
+    program: OnnxProgram,
+    choices: Sequence[InputChoice],
+    outputs: Sequence[NDArray[Any]],
+    description: str,
+    templates: Path,
 ) -> dict[Path, bytes | Path]:
-    """What a program is copied to, with its weights; its inputs, outputs that are known, spec and benchmark."""
+    """What a program is copied to, with its weights; its inputs, outputs that are known, spec and benchmark.
+
+    Args:
+        program: of somebody's.
+        choices: one for each of its inputs.
+        outputs: that are expected; empty where they are still to be recorded.
+        description: the spec's.
+        templates: a new project, whose specs have the flags.
+    """
     regressions, benchmarks = REGRESSIONS / program.name, BENCHMARKS / program.name
     regression, benchmark = (
         json.loads((templates / kind / "example" / "dense_cpu.json").read_text(encoding="utf-8"))
         for kind in (REGRESSIONS, BENCHMARKS)
     )
     onnx_import = program.onnx_import(choices)
-    given = [_GivenOutput.of(index, array) for index, array in enumerate(outputs)]
+    given = [_given_output(index, array) for index, array in enumerate(outputs)]
     spec = {
-        "description": "Inputs are noise: choose some that the model can do something with.",
+        "description": description,
         "mlir": program.path.name,
         **({"onnx_import": onnx_import} if onnx_import else {}),
         "inputs": [_in_spec(index, choice) for index, choice in enumerate(choices)],
-        "outputs": [item.in_spec for item in given]
+        "outputs": [named for named, _ in given]
         # Until they are recorded, that they are missing is an error.
         or [{"source": f"{SPEC}/output_{index}.npy"} for index in range(program.outputs)],
         "device": regression["device"],
@@ -132,29 +144,16 @@ def model_files(
             for index, choice in enumerate(choices)
             if choice.content is not None
         },
-        **{regressions / item.in_spec["source"]: item.content for item in given},
+        **{regressions / named["source"]: content for named, content in given},
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _GivenOutput:
-    """An expected output that somebody had.
-
-    Attributes:
-        in_spec: how the spec names it.
-        content: of its file: a .npy of floats, raw integers, which have no sign in a module.
-    """
-
-    in_spec: dict[str, str]
-    content: bytes
-
-    @classmethod
-    def of(cls, index: int, array: NDArray[Any]) -> _GivenOutput:
-        kind = tensor_type(f"output_{index}", array)
-        content = file_content(array)
-        if not content.startswith(b"\x93NUMPY"):
-            return cls({"source": f"{SPEC}/output_{index}.bin", "value": kind}, content)
-        return cls({"source": f"{SPEC}/output_{index}.npy"}, content)
+def _given_output(index: int, array: NDArray[Any]) -> tuple[dict[str, str], bytes]:
+    """How a spec names an output that somebody had, and the content of its file."""
+    content = file_content(array)
+    if content.startswith(b"\x93NUMPY"):
+        return {"source": f"{SPEC}/output_{index}.npy"}, content
+    return {"source": f"{SPEC}/output_{index}.bin", "value": tensor_type(f"output_{index}", array)}, content
 
 
 def _tolerance_of(outputs: Sequence[NDArray[Any]]) -> tuple[str, ...]:

@@ -41,6 +41,9 @@ _EXAMPLE = "example"
 _SCHEMAS = ".schemas"
 _WORKFLOW = Path(".github", "workflows", "gauntlet.yml")
 _MOST_SHOWN = 5
+# What specs say of their inputs.
+_NOISE = "Inputs are noise: choose some that the model can do something with."
+_GIVEN = "Inputs are what was given to `init --data`."
 
 
 def init(asked: InitRequest) -> ExitCode:
@@ -68,7 +71,11 @@ def init(asked: InitRequest) -> ExitCode:
         chosen = ChosenInputs(data.inputs)
         if program is not None and not asked.data:
             chosen = _choose(program, workers if runs_here else None)
-        files = model_files(program, chosen.choices, data.outputs, _TEMPLATE) if program else {}
+        files = (
+            model_files(program, chosen.choices, data.outputs, _GIVEN if asked.data else _NOISE, _TEMPLATE)
+            if program
+            else {}
+        )
         try:
             made, kept = _write(folder, files if is_project else _of_project(program) | files)
         except OSError as error:

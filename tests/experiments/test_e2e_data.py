@@ -172,6 +172,16 @@ def test_a_file_that_is_longer_than_its_type_is_an_error_of_the_comparison(
     assert project.verdict(f"{_CHAIN}:benchmark") == "passed"
 
 
+def test_a_longer_file_of_a_benchmark_is_an_error_too(project: Project) -> None:
+    path = project.folder / "data.bin"
+    path.write_bytes(bytes(24))
+    project.benchmark(inputs=[f"4xf32=@{path}"])
+    assert project.gauntlet("run", "--stages", "benchmark").code == 3
+    assert project.result(f"{_CHAIN}:benchmark")["reason"] == f"{path}: 4xf32 needs 16 bytes, the file has 24"
+    path.write_bytes(bytes(16))
+    assert project.gauntlet("run", "--stages", "benchmark").code == 0
+
+
 def test_arguments_that_read_on_in_a_file_have_to_come_to_its_end(project: Project) -> None:
     body = "%0 = math.absf %a : tensor<4xf32>\n  return %0, %b : tensor<4xf32>, tensor<2xf32>"
     types = "(tensor<4xf32>, tensor<2xf32>)"

@@ -22,7 +22,7 @@ def sets_of(
     folder: Path, nodes: list[onnx.NodeProto], inputs: list[Value], outputs: list[Value]
 ) -> list[dict[str, InputChoice]]:
     program = read_onnx(write_model(folder / "m.onnx", nodes, inputs, outputs))
-    return [{choice.name: choice for choice in choices} for _, choices in input_sets(program.inputs, program.model)]
+    return [{choice.name: choice for choice in choices} for choices in input_sets(program.inputs, program.model)]
 
 
 def test_sizes_grow_first_alike_then_of_one_input_alone(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -102,7 +103,29 @@ def test_the_tolerance_stands_in_the_spec_with_its_reason_beside(tmp_path: Path,
     spec.write_text(loose, encoding="utf-8")
     refused = gauntlet(tmp_path / "p", "golden.record", "--model", "relu")
     assert refused.code == 2
-    assert "zeros would pass; remove its tolerance to have one chosen" in refused.err
+    assert re.search(
+        r"'y' \(2x3xf32\): zeros would pass: no value exceeds [\d.]+, and the tolerance is 1000", refused.err
+    )
+    assert "remove the spec's tolerance to have one chosen" in refused.err
+
+
+def test_what_a_tolerance_cannot_see_of_some_outputs_is_said(tmp_path: Path, programs: Path) -> None:
+    nodes = [node("Add", "x x", "y"), node("Sigmoid", "x", "z"), node("Sub", "x x", "zeros")]
+    outputs: list[Value] = [(name, F32, [2, 3]) for name in ("y", "z", "zeros")]
+    program = write_model(programs / "m.onnx", nodes, [("x", F32, [2, 3])], outputs)
+    assert gauntlet(tmp_path, "init", "p", "--program", str(program), "--no-record").code == 0
+    spec = tmp_path / "p/specs/regression_tests/m/model_cpu.json"
+    loose = spec_of(tmp_path / "p", "m") | {"threshold_args": ["--expected_f32_threshold=0.95"]}
+    spec.write_text(json.dumps(loose), encoding="utf-8")
+    done = gauntlet(tmp_path / "p", "golden.record", "--model", "m")
+    assert done.code == 0, done.text
+    assert "note: z (2x3xf32): zeros would pass: no value exceeds 0." in done.out
+    assert "y (2x3xf32)" not in done.out
+    loose["threshold_args"] = ["--expected_f32_threshold=0.8"]
+    spec.write_text(json.dumps(loose), encoding="utf-8")
+    assert "note: z (2x3xf32): a constant would pass: its values differ by 0." in (
+        gauntlet(tmp_path / "p", "golden.record", "--model", "m").out
+    )
 
 
 def test_without_recording_the_next_step_is_said(tmp_path: Path, programs: Path) -> None:
@@ -174,6 +197,11 @@ def test_data_that_somebody_has_is_taken(tmp_path: Path, programs: Path, form: s
         ({"output_0": np.zeros((2, 3), np.float32)}, "input x is not there, nor input_0"),
         ({"input_0": np.zeros((2, 4), np.float32)}, "input x is float32 [2, 4]"),
         ({"input_0": np.zeros((2, 3))}, "input x is float64 [2, 3]"),
+        ({"x": np.zeros((2, 3), ">f4"), "output_0": np.zeros((2, 3))}, "output y is float64"),
+        (
+            {"x": np.zeros((2, 3), np.float32), "output_0": np.zeros((2, 3), np.complex64)},
+            "output y is complex64, which IREE's tools do not know",
+        ),
     ],
 )
 def test_data_that_does_not_fit_is_reported(tmp_path: Path, programs: Path, arrays: dict[str, Any], says: str) -> None:

@@ -333,7 +333,7 @@ def test_inputs_of_all_types_are_read(tmp_path: Path) -> None:
     ]
     program = read_onnx(network(tmp_path, *values, opset=11))
     assert (program.name, program.function, program.outputs) == ("My_Net-2", "main_graph", 4)
-    _, choices = next(input_sets(program.inputs, program.model))
+    choices = next(input_sets(program.inputs, program.model))
     assert [choice.type for choice in choices] == ["2x3xf16", "1x1xi64", "i1", "5xi8"]
     assert [choice.source for choice in choices] == [
         *("random://normal/2x3xf16?seed=1", "", "random://integers/i1?seed=3", "")

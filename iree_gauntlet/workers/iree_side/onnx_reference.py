@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import sys
 import warnings
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -235,9 +236,9 @@ def evaluator_instead(model: Any, why: str) -> Reference:
 
 def walk_nodes(model: Any) -> Iterator[Any]:
     """The nodes of a model, its functions and all graphs inside of its nodes."""
-    waiting = [*model.graph.node, *(node for function in model.functions for node in function.node)]
+    waiting = deque((*model.graph.node, *(node for function in model.functions for node in function.node)))
     while waiting:
-        node = waiting.pop()
+        node = waiting.popleft()
         yield node
         for attribute in node.attribute:
             for graph in (attribute.g, *attribute.graphs):
@@ -289,7 +290,8 @@ def raw_bytes(array: Array) -> bytes:
         parts = array.astype(np.int8).reshape(-1).view(np.uint8) & (1 << bits) - 1
         full = np.append(parts, np.zeros(-parts.size % (8 // bits), np.uint8)).reshape(-1, 8 // bits)
         return bytes(np.bitwise_or.reduce(full << np.arange(0, 8, bits, dtype=np.uint8), axis=1).astype(np.uint8))
-    little = array.astype(array.dtype.newbyteorder("<"), copy=False) if array.dtype.isbuiltin == 1 else array
+    # ml_dtypes' are of kind V, and have no byte order.
+    little = array if array.dtype.kind == "V" else array.astype(array.dtype.newbyteorder("<"), copy=False)
     return np.ascontiguousarray(little).tobytes()
 
 

@@ -1,0 +1,59 @@
+"""The files that a command reads values from: whether they can be read, and are read to their ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.errors import GauntletError
+
+if TYPE_CHECKING:
+    from iree_gauntlet.steps import Command
+
+
+INPUT = "--input="
+EXPECTED = "--expected_output="
+# What names a file behind these: opened, read on, or read to its end.
+_FILE_MARKS = ("@", "+", "*")
+
+
+def values_of(command: Command, flag: str) -> list[str]:
+    """What a command says behind all of its flags of one name, which ends with `=`."""
+    return [word.removeprefix(flag) for word in command.argv if word.startswith(flag)]
+
+
+def require_whole_files(command: Command) -> None:
+    """Makes sure that a command reads its files to their ends: the tools pass over a rest.
+
+    Raises:
+        UnreadError: it does not.
+    """
+    # They bring NumPy.
+    from iree_gauntlet.measuring.numerics.arrays import UnreadError, read_arguments  # noqa: PLC0415
+
+    for flag in (INPUT, EXPECTED):
+        try:
+            read_arguments(filter(_names_file, values_of(command, flag)), Path(command.cwd))
+        except UnreadError:
+            raise
+        except GauntletError:
+            # The tool has its own word on what cannot be read.
+            continue
+
+
+def describe_unreadable(command: Command) -> str:
+    """Which .npy of a command is missing or damaged, behind the tool's name; empty where all can be read."""
+    from iree_gauntlet.measuring.numerics.arrays import read_arguments  # noqa: PLC0415 - it brings NumPy
+
+    try:
+        for flag in (INPUT, EXPECTED):
+            # Of these alone, what cannot be read here cannot be read by the tool.
+            arrays = [text for text in values_of(command, flag) if text.startswith(_FILE_MARKS)]
+            read_arguments(arrays, Path(command.cwd))
+    except GauntletError as error:
+        return f"cannot use {error.what}; {error.hint or 'fetch or record this file again'}"
+    return ""
+
+
+def _names_file(text: str) -> bool:
+    return text.startswith(_FILE_MARKS) or text.partition("=")[2].startswith(_FILE_MARKS)
