@@ -93,7 +93,7 @@ class ToolchainRequest(CacheRequest):
     iree: str = option(
         "",
         "Which IREE: installed (the default, or $IREE_GAUNTLET_IREE), 3.12.0, '>=3.9,<3.12', nightly, wheels:DIR, "
-        "venv:DIR, build:DIR, path.",
+        "venv:DIR, build:DIR, source:DIR, source:DIR@REF, path.",
     )
     iree_compiler: str = option("", "The compiler, where it is not that of --iree.")
     iree_runtime: str = option("", "The runtime, where it is not that of --iree.")

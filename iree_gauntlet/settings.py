@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 
 _CACHE_VARIABLE = "IREE_GAUNTLET_CACHE"
+_CMAKE_OPTION = re.compile(r"-D[A-Za-z_]\w*(?::[A-Z]+)?=[^\n]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ class Configuration:
         downloads: how downloads are done.
         history: where runs are kept, and what counts as a change.
         nightly_links: page or folder with links to nightly wheels of IREE.
+        build_options: CMake's, of source builds of IREE.
         environ: the environment that `$NAME` and credentials are taken from.
     """
 
@@ -115,12 +118,18 @@ class Configuration:
     downloads: DownloadSettings = DownloadSettings()
     history: HistorySettings = HistorySettings()
     nightly_links: str = "https://iree.dev/pip-release-links.html"
+    build_options: tuple[str, ...] = ()
     environ: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
 
     def options_of(self, url: str) -> Mapping[str, str]:
         """Options of the store that a URL is in, as written; of several prefixes the longest wins."""
         fitting = [store for store in self.stores if is_below(url, store.prefix)]
         return max(fitting, key=lambda store: len(store.prefix)).options if fitting else MappingProxyType({})
+
+
+def is_cmake_option(text: str) -> bool:
+    """Whether it is `-DNAME=VALUE`, as CMake takes options."""
+    return bool(_CMAKE_OPTION.fullmatch(text))
 
 
 def is_below(url: str, prefix: str) -> bool:

@@ -24,6 +24,7 @@ from iree_gauntlet.settings import (
     Mirror,
     SharedModulesSettings,
     StoreOptions,
+    is_cmake_option,
 )
 
 if TYPE_CHECKING:
@@ -70,6 +71,9 @@ _Shared = Annotated[
 ]
 
 
+_CMakeOption = Annotated[str, expecting("an option of CMake, -DNAME=VALUE", is_cmake_option)]
+
+
 class _MirrorTable(Document):
     prefix: _Url
     to: Annotated[list[_Place], Field(min_length=1)]
@@ -86,8 +90,13 @@ class _DownloadsTable(Document):
     retries: Annotated[int, Field(ge=0, le=100)] = 4
 
 
+class _SourceTable(Document):
+    options: list[_CMakeOption] = Field(default_factory=list)
+
+
 class _ToolchainsTable(Document):
     nightly_links: _Place = Configuration().nightly_links
+    source: _SourceTable = Field(default_factory=_SourceTable)
 
 
 class _HistoryTable(Document):
@@ -140,6 +149,7 @@ def read_configuration(project: Path, environ: Mapping[str, str]) -> Configurati
         downloads=DownloadSettings(downloads.connections, downloads.retries),
         history=HistorySettings(**history.model_dump()) if history else HistorySettings(),
         nightly_links=toolchains.nightly_links,
+        build_options=tuple(toolchains.source.options),
         environ=environ,
     )
 

@@ -73,6 +73,7 @@ def open_workbench(
     *,
     need_toolchain: bool,
     look_only: bool = False,
+    importer: bool = False,
 ) -> Workbench:
     """Finds the toolchain, installs it where it is a release that is not there, and opens the caches.
 
@@ -82,6 +83,7 @@ def open_workbench(
         network: how files are fetched.
         need_toolchain: whether a missing one is an error; nothing is installed otherwise.
         look_only: whether nothing runs, so that the folders of caches and locks need not be there.
+        importer: whether ONNX programs are to be imported.
 
     Raises:
         ToolchainError: there is no IREE, and `need_toolchain`.
@@ -101,8 +103,9 @@ def open_workbench(
         configuration=read_configuration(project_folder(), os.environ),
     )
     leases = Leases(cache_dir)
+    offline = network.offline or not need_toolchain
     place = toolchain_place(
-        cache_dir, store.configuration, leases.use, store.verified.sha256, offline=network.offline or not need_toolchain
+        cache_dir, store.configuration, leases, store.verified.sha256, offline=offline, importer=importer
     )
     toolchain: Toolchain | None = None
     missing: ToolchainError | None = None

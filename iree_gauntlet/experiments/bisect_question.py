@@ -117,7 +117,7 @@ def question_of(asked: BisectRequest, request: RunRequest) -> Question:
     root = cache_folder(toolchain.cache_dir)
     configuration = read_configuration(project_folder(), os.environ)
     hashes = VerifiedHashes(root / "verified")
-    place = toolchain_place(root, configuration, Leases(root).use, hashes.sha256, offline=request.network.offline)
+    place = toolchain_place(root, configuration, Leases(root), hashes.sha256, offline=request.network.offline)
     row, good_is_older = candidates_between(asked.good, asked.bad, place, nightlies=asked.nightlies)
     return Question(metric, chain, row, good_is_older, asked, chosen)
 

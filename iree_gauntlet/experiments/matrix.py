@@ -284,14 +284,14 @@ def _parsed(text: str) -> Choice:
 
 
 def _label(choice: Choice, choices: Sequence[Choice]) -> str:
-    if choice.folder is None:
+    if choice.place is None:
         return choice.text
     alike = [other for other in choices if other is not choice and other.kind is choice.kind]
-    own, others = choice.folder.parts[1:], [other.folder.parts[1:] for other in alike if other.folder is not None]
+    own, others = choice.place.parts[1:], [other.place.parts[1:] for other in alike if other.place is not None]
     sizes = (size for size in range(1, len(own) + 1) if all(own[-size:] != parts[-size:] for parts in others))
     size = next(sizes, None)
     # POSIX lets `//` be another root than `/`: then the whole paths decide.
-    end = "/".join(own[-size:]) if size else str(choice.folder)
+    end = "/".join(own[-size:]) if size else str(choice.place)
     return f"{ChoiceKind(choice.kind)}:{end}"
 
 

@@ -91,8 +91,19 @@ class Chosen:
         Raises:
             ToolchainError: it is not available.
         """
-        toolchain = replace(self.request.toolchain, iree=iree)
-        return open_workbench(toolchain, Progress(), self.request.network, need_toolchain=True)
+        request = replace(self.request, toolchain=replace(self.request.toolchain, iree=iree))
+        return replace(self, request=request).opened_workbench(Progress())
+
+    def opened_workbench(self, progress: Progress) -> Workbench:
+        """What it runs with; what is only to be fetched needs no IREE.
+
+        Raises:
+            ToolchainError: that IREE is not available.
+        """
+        imports = any(module.program.onnx for case in self.selection.cases.cases for module in case.modules)
+        request = self.request
+        needed = set(self.stages) != {Stage.FETCH}
+        return open_workbench(request.toolchain, progress, request.network, need_toolchain=needed, importer=imports)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +194,7 @@ def opened(chosen: Chosen, progress: Progress) -> Iterator[Opened]:
         GauntletError: what keeps the run from starting.
     """
     request = chosen.request
-    needed = set(chosen.stages) != {Stage.FETCH}
-    machine = open_workbench(request.toolchain, progress, request.network, need_toolchain=needed)
+    machine = chosen.opened_workbench(progress)
     machine.store.progress = progress
     run_dir = make_folder(Path(request.folder.run_dir), chosen.selection.name)
     with ExitStack() as held:

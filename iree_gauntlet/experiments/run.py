@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import messages
-from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.engine.baseline import held_against
 from iree_gauntlet.engine.offline import missing_files, missing_text
 from iree_gauntlet.engine.operator_suites import batched
 from iree_gauntlet.engine.run_start import imports_possible, on_devices_here, run_event
-from iree_gauntlet.engine.workbench import Workbench, open_workbench
 from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.experiments.explain_run import explain_run
@@ -47,8 +45,10 @@ from iree_gauntlet.settings import runs_folder, shown
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from iree_gauntlet.cases import Stage, Verdict
     from iree_gauntlet.engine.engine import Elsewhere, Engine
     from iree_gauntlet.engine.plan import Plan
+    from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.steps import Step
 
@@ -132,7 +132,7 @@ def run(
     Raises:
         GauntletError: what keeps the run from starting.
     """
-    request, stages = chosen.request, chosen.stages
+    request = chosen.request
     for warning in chosen.selection.warnings():
         messages.warn(warning)
     for note in chosen.selection.notes:
@@ -140,8 +140,7 @@ def run(
     named, _ = asked_folder("run", request.folder, JOURNAL)
     there = named is not None and named.exists()
     with presenter.progress() as progress, ExitStack() as held:
-        needed = set(stages) != {Stage.FETCH}
-        machine = machine or open_workbench(request.toolchain, progress, request.network, need_toolchain=needed)
+        machine = machine or chosen.opened_workbench(progress)
         machine.store.progress = progress
         runs = held.enter_context(started_run_servers(chosen, machine))
         run_dir = make_folder(named, chosen.selection.name)

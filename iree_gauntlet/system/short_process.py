@@ -126,19 +126,22 @@ def _ended(process: subprocess.Popen[str], grace: float) -> str:
     return ""
 
 
-def ask(argv: Sequence[str], *, timeout: float, stdin: str = "") -> Answer:
+def ask(
+    argv: Sequence[str], *, timeout: float, stdin: str = "", environment: Mapping[str, str] | None = None
+) -> Answer:
     """Run a tool to its end.
 
     Args:
         argv: argument vector; the first is a path.
         timeout: seconds after which the whole process group is killed.
         stdin: what the tool reads.
+        environment: what it inherits; ours for None.
 
     Raises:
         ToolchainError: where it cannot be started, or does not answer in time.
     """
     try:
-        return run_short(argv, timeout=timeout, stdin=stdin)
+        return run_short(argv, timeout=timeout, stdin=stdin, environment=environment)
     except OSError as problem:
         raise ToolchainError(
             f"{argv[0]} cannot be started: {problem.strerror or problem}",

@@ -97,7 +97,7 @@ _LACKS_VALUE = re.compile(r"Flag <Argument: ([\w-]+).*> needed value")
 # Options that name an IREE.
 _IREES = frozenset({"iree", "iree-compiler", "iree-runtime"})
 # Invoke fills a positional argument with one word: these take several.
-_TAKE_SEVERAL = frozenset({"toolchain.install", "toolchain.remove", *_AS_OPTION, *_FOLDERS})
+_TAKE_SEVERAL = frozenset({"toolchain.install", "toolchain.build", "toolchain.remove", *_AS_OPTION, *_FOLDERS})
 
 _RUN_OPTIONS = (*SELECTION, *TOOLCHAIN, *RUNNING, *BATCH, *SHARD)
 _STAGES = options_of(RunRequest, "stages")

@@ -22,6 +22,7 @@ from iree_gauntlet.requests import (
 )
 from iree_gauntlet.tasks.task_options import CACHE, FORMAT, RUNNING, SELECTION, TOOLCHAIN, gauntlet_task
 from iree_gauntlet.upkeep.upkeep_requests import (
+    BuildRequest,
     CollectRequest,
     GoldenShowRequest,
     GoldenUpdateRequest,
@@ -235,6 +236,27 @@ def toolchain_install_task(options: dict[str, Any]) -> ExitCode:
     return install(options["version"], options["cache_dir"], offline=options["offline"])
 
 
+@gauntlet_task(
+    "build",
+    (
+        Option("sources", None, "Checkouts of IREE: DIR for the work tree, DIR@REF for a commit."),
+        *options_of(BuildRequest),
+    ),
+    positional="sources",
+    usage="toolchain.build SOURCE… [--commit REF]",
+)
+def toolchain_build_task(options: dict[str, Any]) -> ExitCode:
+    """Build IREE from source into the cache: a work tree as it is, or a commit of a checkout.
+
+    Examples: toolchain.build ../iree
+              toolchain.build ../iree --commit main --option -DIREE_TARGET_BACKEND_CUDA=ON
+              toolchain.build ../iree --runtime-only
+    """
+    from iree_gauntlet.upkeep.installed_toolchains import build  # noqa: PLC0415
+
+    return build(options["sources"], read(BuildRequest, options))
+
+
 @gauntlet_task("list", (*CACHE, *FORMAT))
 def toolchain_list_task(options: dict[str, Any]) -> ExitCode:
     """Show which IREE is installed here, and those in the cache with their size and last use."""
@@ -324,6 +346,7 @@ def upkeep_collections() -> tuple[Collection, ...]:
             cache_export_task, cache_import_task,
         ),
         Collection(
-            "toolchain", toolchain_install_task, toolchain_list_task, toolchain_show_task, toolchain_remove_task
+            "toolchain", toolchain_install_task, toolchain_build_task, toolchain_list_task, toolchain_show_task,
+            toolchain_remove_task,
         ),
     )  # fmt: skip

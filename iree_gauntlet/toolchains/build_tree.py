@@ -154,6 +154,17 @@ def runtime_of(tree: BuildTree, hash_of: Callable[[Path], str]) -> Runtime:
     )
 
 
+def shipped_files(root: Path) -> list[str]:
+    """Paths, relative to a build's folder, of what is run of it: tools, libraries, bindings, what tells its version."""
+    tree = BuildTree(root, root / "tools", "")
+    tools = [tree.tools / name for name in ("iree-opt", RUN_MODULE, BENCHMARK_MODULE)]
+    files = {path for _, path in _compiler_files(tree)} | {path for path in tools if path.is_file()}
+    for folder in (root / "compiler/bindings/python/iree", root / "runtime/bindings/python/iree"):
+        files |= {path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".o", ".d", ".dwo")}
+    names = {path.relative_to(root).as_posix() for path in files}
+    return sorted(names | ({"CMakeCache.txt"} if (root / "CMakeCache.txt").is_file() else set()))
+
+
 def _asked_version(compile_tool: str) -> tuple[Answer, re.Match[str] | None]:
     answer = ask([compile_tool, "--version"], timeout=_TIMEOUT_SECONDS)
     return answer, _VERSION.search(answer.stdout)

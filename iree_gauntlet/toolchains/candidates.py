@@ -159,11 +159,11 @@ def _key(choice: Choice) -> str:
     """The same for two ways to name one IREE."""
     if choice.version is not None:
         return str(choice.version)
-    return f"{choice.kind}:{choice.folder}" if choice.folder else choice.text
+    return f"{choice.kind}:{choice.place}" if choice.place else choice.text
 
 
 def _label_of(choice: Choice) -> str:
-    name = str(choice.version) if choice.version else choice.folder.name if choice.folder else choice.text
+    name = str(choice.version) if choice.version else choice.place.name if choice.place else choice.text
     return _UNFIT.sub("-", name).strip(".-")[:60] or str(choice.kind)
 
 

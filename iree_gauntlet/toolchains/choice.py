@@ -15,7 +15,7 @@ from iree_gauntlet.errors import UsageError
 
 _FORMS = (
     "installed, a release (3.12.0), a range ('>=3.9,<3.12'), nightly, a nightly's version (3.14.0rc20261120), "
-    "wheels:DIR, venv:DIR, build:DIR, path"
+    "wheels:DIR, venv:DIR, build:DIR, source:DIR, source:DIR@REF, path"
 )
 
 
@@ -29,11 +29,12 @@ class ChoiceKind(StrEnum):
     WHEELS = "wheels"
     VENV = "venv"
     BUILD = "build"
+    SOURCE = "source"
     PATH = "path"
 
 
 _WORDS = (ChoiceKind.INSTALLED, ChoiceKind.NIGHTLY, ChoiceKind.PATH)
-_FOLDERS = (ChoiceKind.WHEELS, ChoiceKind.VENV, ChoiceKind.BUILD)
+_FOLDERS = (ChoiceKind.WHEELS, ChoiceKind.VENV, ChoiceKind.BUILD, ChoiceKind.SOURCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Choice:
         version: of a release or a nightly; None for `nightly`, the newest, and for the other kinds.
         range: None but for a range.
         folder: absolute; None where the kind names none.
+        ref: what git calls a commit of a checkout; empty for its work tree, and for the other kinds.
     """
 
     kind: ChoiceKind
@@ -53,6 +55,12 @@ class Choice:
     version: Version | None = None
     range: SpecifierSet | None = None
     folder: Path | None = None
+    ref: str = ""
+
+    @property
+    def place(self) -> Path | None:
+        """The folder, with the commit behind its name where there is one: the same for what is the same IREE."""
+        return self.folder.with_name(f"{self.folder.name}@{self.ref}") if self.folder and self.ref else self.folder
 
 
 def parse_choice(text: str, option: str = "--iree") -> Choice:
@@ -70,7 +78,14 @@ def parse_choice(text: str, option: str = "--iree") -> Choice:
     if colon and word in _FOLDERS:
         if not rest:
             raise UsageError(f"{option} {text}: a folder must follow the colon", f"Such as {word}:/path/to/it.")
+        if word == ChoiceKind.SOURCE:
+            return _of_checkout(text, rest, option)
         return Choice(ChoiceKind(word), text, folder=_absolute(rest))
+    return _of_versions(text, option)
+
+
+def _of_versions(text: str, option: str) -> Choice:
+    """A range, a release or a nightly."""
     if text[0] in "<>=!~":
         try:
             return Choice(ChoiceKind.RANGE, text, range=SpecifierSet(text))
@@ -87,6 +102,16 @@ def parse_choice(text: str, option: str = "--iree") -> Choice:
     return Choice(ChoiceKind.RELEASE, text, version if len(version.release) > 2 else Version(f"{text}.0"))
 
 
+def _of_checkout(text: str, rest: str, option: str) -> Choice:
+    """A checkout, or a commit of it: `DIR@REF`, unless there is a folder of that whole name."""
+    folder, at, ref = rest.rpartition("@")
+    if not at or Path(rest).expanduser().is_dir():
+        return Choice(ChoiceKind.SOURCE, text, folder=_absolute(rest))
+    if not folder or not ref or ref.startswith("-"):
+        raise UsageError(f"{option} {text}: a commit must follow the @", "Such as source:../iree@main.")
+    return Choice(ChoiceKind.SOURCE, text, folder=_absolute(folder), ref=ref)
+
+
 def _absolute(text: str) -> Path:
     """A folder without `..`; links stay, as a virtual environment may lie behind one."""
     return Path(os.path.abspath(Path(text).expanduser()))  # noqa: PTH100
@@ -100,6 +125,8 @@ def _guess(text: str) -> str:
             return f"{text} is a virtual environment: write venv:{text}."
         if any(folder.glob("*.whl")):
             return f"{text} holds wheels: write wheels:{text}."
+        if (folder / ".git").exists():
+            return f"{text} is a checkout: write source:{text} to have it built. Known: {_FORMS}."
         return f"Write build:{text} for a source build. Known: {_FORMS}."
     near = difflib.get_close_matches(text.partition(":")[0], [*_WORDS, *_FOLDERS], n=1)
     meant = f"Did you mean {near[0]}{':' if near[0] in _FOLDERS else ''}? " if near else ""

@@ -14,34 +14,29 @@ seal, without one, or with files missing or of another size is no environment: i
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-import secrets
-import shutil
 import sys
 import time
-from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import KW_ONLY, asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
 from iree_gauntlet.toolchains.installed import COMPILER_WHEEL, RUNTIME_WHEEL, find_wheel, site_packages_of
+from iree_gauntlet.toolchains.sealed import discard, making, named_refusals, note_use, read_sealed, seal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from iree_gauntlet.toolchains.installer import Installer, Sources
 
 
 SEAL = "gauntlet-environment.json"
-_FORMAT = 1
-_USE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +120,8 @@ class Environments:
         path = self.path_of(label)
         self.use(path)
         found, _ = inspect(path)
-        if found is not None and time.time() - found.last_use > _USE_SECONDS:
-            with suppress(PermissionError):  # another user's, or read-only: it is used all the same
-                os.utime(path / SEAL)
+        if found is not None:
+            note_use(path, SEAL, time.time(), found.last_use)
         return found
 
     def ready(self, recipe: Recipe) -> Environment:
@@ -146,7 +140,7 @@ class Environments:
                 f"IREE {recipe.asked} is not installed in the cache: {path} {why}",
                 f"Install it where there is a network: gauntlet toolchain.install {recipe.asked}",
             )
-        with _refused(self.folder):
+        with named_refusals(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._alone(recipe.label) as held:
                 # Somebody else may have made it meanwhile.
@@ -178,8 +172,8 @@ class Environments:
         Raises:
             ToolchainError: it cannot be deleted.
         """
-        with _refused(self.folder), self._alone(label):
-            self._discard(path)
+        with named_refusals(self.folder), self._alone(label):
+            discard(path)
 
     def _alone(self, label: str) -> AbstractContextManager[int]:
         """Hold the lock of an environment; its descriptor."""
@@ -190,76 +184,37 @@ class Environments:
         return file_lock(self.folder / f".{self.path_of(label).name}.lock", waiting)
 
     def _make(self, recipe: Recipe, path: Path, held: int) -> None:
-        for left in self.folder.glob(f".making-{path.name}-*"):
-            # Whoever made it is dead: its lock is ours.
-            shutil.rmtree(left)
-        making = self.folder / f".making-{path.name}-{secrets.token_hex(4)}"
         started = time.monotonic()
 
         def news(text: str) -> None:
             self.news(f"IREE {recipe.label}: {text}")
 
         news(f"installing with uv into {path}")
-        try:
-            self.installer.make_environment(making, held, news)
-            self.installer.install(_python_in(making), recipe.requirements, recipe.sources, held, news)
-            for script in (making / "bin").iterdir():
+        with making(path) as new:
+            self.installer.make_environment(new, held, news)
+            self.installer.install(_python_in(new), recipe.requirements, recipe.sources, held, news)
+            for script in (new / "bin").iterdir():
                 if not script.name.startswith("python"):
                     script.unlink()
-            _require(making, recipe)
-            _seal(making, recipe)
-            self._discard(path)
-            making.rename(path)
-        finally:
-            shutil.rmtree(making, ignore_errors=True)
+            _require(new, recipe)
+            seal(new, SEAL, {**asdict(recipe), "installer": "uv"})
         news(f"installed in {time.monotonic() - started:.0f} s")
-
-    def _discard(self, path: Path) -> None:
-        """Take a folder away at once, then delete it."""
-        if not path.exists():
-            return
-        going = self.folder / f".making-{path.name}-{secrets.token_hex(4)}"
-        path.rename(going)
-        shutil.rmtree(going)
 
 
 def inspect(path: Path) -> tuple[Environment | None, str]:
     """What is in a folder, and what is wrong with it where it is no whole environment."""
-    if not path.is_dir():
-        return None, "does not exist"
+    document, why = read_sealed(path, SEAL)
+    if why:
+        return None, why
     try:
-        status = (path / SEAL).stat()
-        document = json.loads((path / SEAL).read_bytes())
-        files = {str(name): int(size) for name, size in document["files"].items()}
-        found = Environment(
-            label=str(document["label"]),
-            path=path,
-            compiler=str(document["compiler"]),
-            runtime=str(document["runtime"]),
-            bytes=sum(files.values()),
-            installer=str(document["installer"]),
-            last_use=status.st_mtime,
-        )
-        known = document["format"] == _FORMAT
-    except FileNotFoundError:
-        return None, "was not installed to its end"
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        names = ("label", "compiler", "runtime", "installer")
+        said = {name: str(document[name]) for name in names}
+    except KeyError:
         return None, f"has a damaged {SEAL}"
-    why = _damage(found, files) if known else "was made by another version of this toolkit"
-    return (None, why) if why else (found, "")
-
-
-def _damage(found: Environment, files: Mapping[str, int]) -> str:
-    """What is wrong with an environment; empty where nothing is."""
+    found = Environment(path=path, bytes=document["bytes"], last_use=document["last_use"], **said)
     if not os.access(found.python, os.X_OK):
-        return "has lost its Python, which may have been uninstalled"
-    for name, size in files.items():
-        try:
-            if (found.path / name).stat().st_size != size:
-                return f"is damaged: {name} has changed"
-        except OSError:
-            return f"is damaged: {name} is missing"
-    return ""
+        return None, "has lost its Python, which may have been uninstalled"
+    return found, ""
 
 
 def _require(path: Path, recipe: Recipe) -> None:
@@ -280,30 +235,5 @@ def _require(path: Path, recipe: Recipe) -> None:
                 )
 
 
-def _seal(path: Path, recipe: Recipe) -> None:
-    """Write what is inside, as the last thing, and have it on the disk."""
-    files = {}
-    for folder, _, names in os.walk(path):
-        if not folder.endswith("__pycache__"):
-            for name in names:
-                file = Path(folder, name)
-                if not file.is_symlink():
-                    files[file.relative_to(path).as_posix()] = file.stat().st_size
-    document = {"format": _FORMAT, **asdict(recipe), "installer": "uv", "files": files}
-    # Large files that a crash of the machine would cut are seen by their sizes.
-    write_atomic(path / SEAL, json.dumps(document))
-
-
 def _python_in(path: Path) -> Path:
     return path / "bin" / "python"
-
-
-@contextmanager
-def _refused(folder: Path) -> Iterator[None]:
-    """Name the path where the file system refuses."""
-    try:
-        yield
-    except OSError as error:
-        raise ToolchainError(
-            f"{error.filename or folder}: {error.strerror or error}", "Check the cache's folder, its rights and space."
-        ) from error

@@ -27,6 +27,7 @@ from iree_gauntlet.toolchains.installed import (
     site_packages_of,
 )
 from iree_gauntlet.toolchains.installer import Installer, Sources
+from iree_gauntlet.toolchains.source_builds import COMPILER, IMPORTER, RUNTIME, SourceBuilds
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, Compiler, Runtime, Toolchain
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.requests import ToolchainRequest
     from iree_gauntlet.settings import Configuration
+    from iree_gauntlet.toolchains.source_builds import Build, Uses
 
 
 IREE_VARIABLE = "IREE_GAUNTLET_IREE"
@@ -47,15 +49,19 @@ class Place:
 
     Attributes:
         environments: of the cache.
+        builds: of the cache, from source.
         nightly_links: page or folder with links to nightly wheels.
         hash_of: SHA-256 of a file's content.
         search_path: the value of PATH.
+        importer: whether ONNX programs are to be imported, for which a source build needs its Python bindings.
     """
 
     environments: Environments
+    builds: SourceBuilds
     nightly_links: str
     hash_of: Callable[[Path], str]
     search_path: str
+    importer: bool = False
 
 
 def chosen(request: ToolchainRequest, environ: Mapping[str, str]) -> tuple[Choice, Choice]:
@@ -76,22 +82,30 @@ def chosen(request: ToolchainRequest, environ: Mapping[str, str]) -> tuple[Choic
 def toolchain_place(
     cache_dir: Path,
     configuration: Configuration,
-    use: Callable[[Path], None],
+    uses: Uses,
     hash_of: Callable[[Path], str],
     *,
     offline: bool,
+    importer: bool = False,
 ) -> Place:
     """Where toolchains are looked for and installed.
 
     Args:
         cache_dir: folder of the caches.
         configuration: of the project and the user.
-        use: takes a lease of the cache on an environment.
+        uses: what of the cache is in use.
         hash_of: SHA-256 of a file's content.
-        offline: nothing is installed.
+        offline: nothing is installed or built.
+        importer: whether ONNX programs are to be imported.
     """
-    environments = Environments(cache_dir / "toolchains" / "envs", Installer(), offline=offline, use=use, news=news)
-    return Place(environments, configuration.nightly_links, hash_of, os.environ.get("PATH", ""))
+    folder = cache_dir.resolve() / "toolchains"
+    environments = Environments(folder / "envs", Installer(), offline=offline, use=uses.use, news=news)
+    builds = SourceBuilds(
+        folder / "builds", configuration.build_options, os.environ, offline=offline, uses=uses, news=news
+    )
+    return Place(
+        environments, builds, configuration.nightly_links, hash_of, os.environ.get("PATH", ""), importer=importer
+    )
 
 
 def find_toolchain(compiler: Choice, runtime: Choice, place: Place) -> Toolchain:
@@ -103,10 +117,18 @@ def find_toolchain(compiler: Choice, runtime: Choice, place: Place) -> Toolchain
     """
     if compiler == runtime and compiler.kind is ChoiceKind.INSTALLED:
         return find_installed()
+    if compiler == runtime and compiler.kind is ChoiceKind.SOURCE:
+        # Once for both halves.
+        of_both = frozenset((COMPILER, RUNTIME, *([IMPORTER] if place.importer else [])))
+        build = place.builds.ready(compiler, of_both)
+        return Toolchain(_built_compiler(build, place), _built_runtime(build, place))
     return Toolchain(_compiler(compiler, place), _runtime(runtime, place))
 
 
 def _compiler(choice: Choice, place: Place) -> Compiler:
+    if choice.kind is ChoiceKind.SOURCE:
+        parts = frozenset((COMPILER, *([IMPORTER] if place.importer else [])))
+        return _built_compiler(place.builds.ready(choice, parts), place)
     found = _where(choice, place, (COMPILE,))
     if found is None:
         return find_installed().compiler
@@ -115,7 +137,20 @@ def _compiler(choice: Choice, place: Place) -> Compiler:
     return compiler_on([str(path) for path in site_packages_of(found)], str(found), _name(choice))
 
 
+def _built_compiler(build: Build, place: Place) -> Compiler:
+    tree = BuildTree(build.path, build.path / "tools", f"source: {build.title}")
+    found = compiler_of(tree, place.hash_of, place.environments.folder.with_name("bindings"))
+    return replace(found, commit=build.commit)
+
+
+def _built_runtime(build: Build, place: Place) -> Runtime:
+    tree = BuildTree(build.path, build.path / "tools", f"source: {build.title}")
+    return replace(runtime_of(tree, place.hash_of), commit=build.commit)
+
+
 def _runtime(choice: Choice, place: Place) -> Runtime:
+    if choice.kind is ChoiceKind.SOURCE:
+        return _built_runtime(place.builds.ready(choice, frozenset((RUNTIME,))), place)
     found = _where(choice, place, (RUN_MODULE, BENCHMARK_MODULE))
     if found is None:
         return find_installed().runtime

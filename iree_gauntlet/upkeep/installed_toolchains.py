@@ -1,12 +1,15 @@
-"""The `toolchain` tasks: install, list, show, remove."""
+"""The `toolchain` tasks: install, build, list, show, remove."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import time
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
@@ -15,20 +18,21 @@ from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
 from iree_gauntlet.figures import byte_size
 from iree_gauntlet.reports.output import print_table
-from iree_gauntlet.settings import Configuration, cache_folder, made_cache_folder, project_folder
+from iree_gauntlet.settings import Configuration, cache_folder, is_cmake_option, made_cache_folder, project_folder
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.find import Place, chosen, environment_for, find_toolchain, toolchain_place
 from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.toolchains.source_builds import COMPILER, IMPORTER, RUNTIME
 from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Part, Toolchain
 from iree_gauntlet.upkeep.cache_place import age_text
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from iree_gauntlet.requests import ToolchainRequest
     from iree_gauntlet.toolchains.environments import Environment
+    from iree_gauntlet.upkeep.upkeep_requests import BuildRequest
 
 
+_LEAST_OF_COMMIT = 7
 _INSTALLABLE = (ChoiceKind.RELEASE, ChoiceKind.RANGE, ChoiceKind.NIGHTLY, ChoiceKind.WHEELS)
 
 
@@ -53,6 +57,37 @@ def install(versions: str, cache_dir: str, *, offline: bool) -> ExitCode:
     return ExitCode.OK
 
 
+def build(sources: str, asked: BuildRequest) -> ExitCode:
+    """Builds checkouts of IREE, or commits of them, into the cache.
+
+    Args:
+        sources: words that name checkouts.
+        asked: what of them, and how.
+
+    Raises:
+        UsageError: a name means no checkout, or an option is none of CMake's.
+        ToolchainError: one does not build; those before it stay.
+    """
+    choices = [_buildable(text, asked.commit) for text in _names(sources, "build")]
+    options = [text if text.startswith("-D") else f"-D{text}" for text in asked.option]
+    for text in options:
+        if not is_cmake_option(text):
+            raise UsageError(
+                f"--option {text}: no option of CMake's", "Such as --option -DIREE_TARGET_BACKEND_CUDA=ON."
+            )
+    place = open_place(asked.cache_dir, _configuration(), offline=False)
+    builds = replace(place.builds, options=(*place.builds.options, *options))
+    parts = frozenset((RUNTIME, *(() if asked.runtime_only else (COMPILER,)), *((IMPORTER,) if asked.bindings else ())))
+    for choice in choices:
+        found = builds.ready(choice, parts)
+        sys.stdout.write(f"{choice.text}: {found.path} ({byte_size(found.bytes)}, {', '.join(found.parts)})\n")
+        # The settings' options are those of every command.
+        named = f"build:{found.path}" if options else choice.text
+        sys.stdout.write(f"  use it: --iree{'-runtime' if asked.runtime_only else ''} {shlex.quote(named)}\n")
+        sys.stdout.flush()
+    return ExitCode.OK
+
+
 def list_toolchains(cache_dir: str, *, as_json: bool) -> ExitCode:
     """Prints what is installed here, and every environment of the cache with its size and last use."""
     place = open_place(cache_dir, _configuration(), offline=True)
@@ -62,6 +97,8 @@ def list_toolchains(cache_dir: str, *, as_json: bool) -> ExitCode:
     except ToolchainError as error:
         here = error
     rows = place.environments.all()
+    built = place.builds.all()
+    work = [(path, _folder_bytes(path)) for path in place.builds.work_folders()]
     if as_json:
         document = {
             "installed": _flat(here) if isinstance(here, Toolchain) else None,
@@ -69,6 +106,11 @@ def list_toolchains(cache_dir: str, *, as_json: bool) -> ExitCode:
                 {"path": str(path), "problem": why} | ({**asdict(found), "path": str(path)} if found else {})
                 for path, found, why in rows
             ],
+            "builds": [
+                {"path": str(path), "problem": why} | ({**asdict(found), "path": str(path)} if found else {})
+                for path, found, why in built
+            ],
+            "work": [{"path": str(path), "bytes": size} for path, size in work],
         }
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return ExitCode.OK
@@ -84,7 +126,14 @@ def list_toolchains(cache_dir: str, *, as_json: bool) -> ExitCode:
         else (path.name, "", "", f"{path} {why}: it is made again when it is needed")
         for path, found, why in rows
     ]
-    if rows:
+    table += [
+        (found.title, byte_size(found.bytes), age_text(now - found.last_use), str(path))
+        if found is not None
+        else (path.name, "", "", f"{path} {why}: it is built again when it is needed")
+        for path, found, why in built
+    ]
+    table += [("built in", byte_size(size), "", str(path)) for path, size in work]
+    if table[1:]:
         print_table(table)
     else:
         sys.stdout.write(f"none in {place.environments.folder}; toolchain.install VERSION installs one\n")
@@ -140,7 +189,12 @@ def remove(versions: str, cache_dir: str) -> ExitCode:
         with leases.collecting():
             if relative in leases.in_use():
                 raise ToolchainError(f"{path} is in use by a running process", "Remove it when that has ended.")
-            place.environments.remove(path, label)
+            if path.parent == place.environments.folder:
+                place.environments.remove(path, label)
+            elif path.parent == place.builds.folder:
+                place.builds.remove(path)
+            else:
+                place.builds.remove_work(path)
         sys.stdout.write(f"removed {label} ({byte_size(size)})\n")
     return ExitCode.OK
 
@@ -155,7 +209,7 @@ def open_place(cache_dir: str, configuration: Configuration, *, offline: bool) -
     """
     root = (cache_folder if offline else made_cache_folder)(cache_dir)
     hashes = VerifiedHashes(root / "verified")
-    return toolchain_place(root, configuration, Leases(root).use, hashes.sha256, offline=offline)
+    return toolchain_place(root, configuration, Leases(root), hashes.sha256, offline=offline)
 
 
 def _configuration() -> Configuration:
@@ -165,7 +219,7 @@ def _configuration() -> Configuration:
 def _names(text: str, task: str) -> list[str]:
     text = text.strip()
     # A folder's name may have spaces.
-    names = [text] if text.startswith("wheels:") else text.split()
+    names = [text] if text.startswith("wheels:") or Path(text).is_dir() else text.split()
     if not names:
         raise UsageError(f"toolchain.{task} needs to know which", f"Such as toolchain.{task} 3.12.0.")
     return names
@@ -181,9 +235,22 @@ def _installable(text: str) -> Choice:
     return choice
 
 
+def _buildable(text: str, commit: str) -> Choice:
+    choice = parse_choice(text if text.startswith("source:") else f"source:{text}", "toolchain.build")
+    if choice.ref and commit:
+        raise UsageError(f"toolchain.build {text} --commit {commit}: two commits", "Name one of them.")
+    return replace(choice, text=f"{choice.text}@{commit}", ref=commit) if commit else choice
+
+
 def _removable(name: str, place: Place) -> tuple[Path, str, int]:
-    """Folder, label and bytes of an environment that is named by its version, its label or its folder's name."""
+    """Folder, label and bytes of what is named by its version, its label, its folder's name, or a build's commit."""
     environments = place.environments
+    for path, build, _ in place.builds.all():
+        if name == path.name or (build and len(name) >= _LEAST_OF_COMMIT and build.commit.startswith(name)):
+            return path, path.name, build.bytes if build else 0
+    for path in place.builds.work_folders():
+        if name == path.name:
+            return path, path.name, _folder_bytes(path)
     there = environments.all()
     wanted = {name, environments.path_of(name).name}
     if name[:1].isdigit():
@@ -191,8 +258,20 @@ def _removable(name: str, place: Place) -> tuple[Path, str, int]:
     for path, found, _ in there:
         if path.name in wanted:
             return path, found.label if found else path.name, found.bytes if found else 0
-    have = ", ".join(found.label if found else path.name for path, found, _ in there) or "none"
+    kept = [found.label if found else path.name for path, found, _ in there]
+    kept += [path.name for path, _, _ in place.builds.all()] + [path.name for path in place.builds.work_folders()]
+    have = ", ".join(kept) or "none"
     raise UsageError(f"toolchain.remove {name}: there is no such environment", f"There are: {have}.")
+
+
+def _folder_bytes(path: Path) -> int:
+    """What its files hold together; those that vanish meanwhile do not count."""
+    sizes = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with suppress(OSError):
+                sizes += Path(folder, name).lstat().st_size
+    return sizes
 
 
 def _title(found: Environment) -> str:

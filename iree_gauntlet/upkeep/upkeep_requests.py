@@ -17,6 +17,17 @@ class VerifyRequest(CacheRequest):
 
 
 @dataclass(frozen=True, slots=True)
+class BuildRequest(CacheRequest):
+    """What of IREE is built, and how."""
+
+    commit: str = option("", "Build this commit, tag or branch, in place of the work tree.")
+    runtime_only: bool = option(False, "Build the runtime alone, for use with a compiler from elsewhere.")
+    bindings: bool = option(False, "Build the Python bindings too, which import ONNX programs.")
+    # The last one: it has the function's name.
+    option: tuple[str, ...] = option((), "One of CMake's, such as -DIREE_TARGET_BACKEND_CUDA=ON (repeatable).")
+
+
+@dataclass(frozen=True, slots=True)
 class CollectRequest(CacheRequest):
     """What goes from a cache."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +16,7 @@ from iree_gauntlet.toolchains.devices import Device
 from iree_gauntlet.toolchains.host import host_cpu
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.installer import Sources
+from iree_gauntlet.toolchains.sealed import seal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,7 +60,7 @@ def test_releases_in_the_cache_are_those_that_are_whole(tmp_path: Path) -> None:
         (path / "bin" / "python").symlink_to(sys.executable)
         (envs / f".{path.name}.lock").touch()
     recipe = environments.Recipe("3.12.0", (), Sources(), "3.12.0", "3.12.0", "3.12")
-    environments._seal(path, recipe)
+    seal(path, environments.SEAL, {**asdict(recipe), "installer": "uv"})
     assert measured("box", 1, [], None, tmp_path).toolchains == ("3.12.0",)
 
 

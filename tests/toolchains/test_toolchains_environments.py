@@ -22,6 +22,7 @@ from iree_gauntlet.toolchains.environments import SEAL, Environments
 from iree_gauntlet.toolchains.find import Place, environment_for, find_toolchain
 from iree_gauntlet.toolchains.installer import Installer, Sources
 from tests.support.command_line import LIMIT_SECONDS
+from tests.support.iree_source import builds_in
 from tests.support.iree_wheels import release_wheels, write_wheel
 from tests.support.processes import wait_until
 
@@ -64,7 +65,7 @@ class Releases:
         environments = Environments(
             self.folder, Installer(), offline=offline, use=self.used.append, news=news or self.news.append
         )
-        return Place(environments, str(self.links), hash_file, "")
+        return Place(environments, builds_in(self.folder, offline=offline), str(self.links), hash_file, "")
 
     def environment(self, wanted: str) -> Path:
         return environment_for(parse_choice(wanted), self.place()).path
@@ -251,12 +252,12 @@ def _a_file(path: Path) -> None:
     [
         (_lose_a_tool, "iree-run-module is missing"),
         (_change_a_tool, "iree-compile has changed"),
-        (_lose_the_seal, "not installed to its end"),
+        (_lose_the_seal, "not made to its end"),
         (_tear_the_seal, "damaged gauntlet-environment.json"),
         (_lose_python, "lost its Python"),
         (_another_version, "is missing"),
         (_of_another_time, "another version of this toolkit"),
-        (_a_file, "not installed to its end"),
+        (_a_file, "not made to its end"),
     ],
 )
 def test_a_broken_environment_is_seen_and_made_again(

@@ -1,0 +1,194 @@
+"""A checkout of IREE that a user has: commits, submodules, and git worktrees that share its objects.
+
+Its own work tree is only read. A worktree of it, and of each of its submodules, is laid out in the cache; git keeps
+track of these in the checkout (`git worktree list`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError
+from iree_gauntlet.figures import listed
+from iree_gauntlet.system.short_process import ask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from iree_gauntlet.system.short_process import Answer
+
+
+# Of a checkout of LLVM without its files: minutes on a slow disk.
+_TIMEOUT_SECONDS = 1800.0
+_RUNTIME_SUBMODULES = "build_tools/scripts/git/runtime_submodules.txt"
+_SUBMODULE = "160000"
+_MOST_NAMED = 4
+# What hooks of git set.
+_OF_ANOTHER_REPOSITORY = (
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_INDEX_FILE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_COMMON_DIR",
+    "GIT_NAMESPACE",
+    "GIT_PREFIX",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkout:
+    """A folder with IREE's sources, under git.
+
+    Attributes:
+        folder: the top of its work tree.
+        git: the program.
+    """
+
+    folder: Path
+    git: str
+
+    @classmethod
+    def of(cls, folder: Path, search_path: str) -> Checkout:
+        """The checkout in a folder.
+
+        Args:
+            folder: as it was named.
+            search_path: the value of PATH.
+
+        Raises:
+            NoSuchToolchainError: there is none of IREE.
+            ToolchainError: there is no git.
+        """
+        clone = "git clone https://github.com/iree-org/iree.git && git -C iree submodule update --init"
+        if not folder.is_dir():
+            raise NoSuchToolchainError(f"source:{folder} is not a folder", f"Get the sources: {clone}")
+        git = shutil.which("git", path=search_path)
+        if git is None:
+            raise ToolchainError("no git on the PATH, which a source build needs", "Install it: sudo apt install git")
+        top = _asked(git, folder, ["rev-parse", "--show-toplevel"])
+        if top.exit_code != 0:
+            why = (top.stderr.strip().splitlines() or ["no reason given"])[0]
+            raise NoSuchToolchainError(f"source:{folder} is no git checkout: {why}", f"Get one: {clone}")
+        if not folder.samefile(top.stdout.rstrip("\n")):
+            raise NoSuchToolchainError(
+                f"source:{folder} lies within a checkout", f"Name its top: source:{top.stdout.strip()}"
+            )
+        if missing := [name for name in ("CMakeLists.txt", "runtime") if not (folder / name).exists()]:
+            raise NoSuchToolchainError(f"source:{folder} is no checkout of IREE: it has no {missing[0]}", clone)
+        return cls(folder, git)
+
+    def commit_of(self, ref: str) -> str:
+        """The commit that a branch, a tag or the beginning of a hash means.
+
+        Raises:
+            NoSuchToolchainError: there is none.
+        """
+        answer = self._ask(["rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}"])
+        if answer.exit_code != 0:
+            names = self._ask(["for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/tags", "refs/remotes"])
+            near = difflib.get_close_matches(ref, names.stdout.split(), n=3)
+            meant = f"Did you mean {' or '.join(near)}? " if near else ""
+            raise NoSuchToolchainError(
+                f"source:{self.folder} has no commit {ref}",
+                f"{meant}Get what is new: git -C {self.folder} fetch --tags",
+            )
+        return answer.stdout.strip()
+
+    def is_modified(self) -> bool:
+        """Whether files of its work tree, or of its submodules, are not those of its commit."""
+        return bool(self._told(["status", "--porcelain", "--untracked-files=no"]))
+
+    def require_submodules(self, *, runtime_only: bool) -> None:
+        """Makes sure that the work tree has the submodules that a build of it needs.
+
+        Raises:
+            ToolchainError: some are not there.
+        """
+        self._require_initialised(self._submodules("HEAD", runtime_only=runtime_only))
+
+    def lay_out(self, commit: str, tree: Path, *, runtime_only: bool) -> None:
+        """Makes a worktree of a commit, with its submodules; of one that is there, only what differs is written.
+
+        Args:
+            commit: of this checkout.
+            tree: the folder; nobody else uses it.
+            runtime_only: leave out the submodules that the compiler alone needs.
+
+        Raises:
+            ToolchainError: a submodule, or its commit, is not there; or git fails.
+        """
+        wanted = self._submodules(commit, runtime_only=runtime_only)
+        self._require_initialised(wanted)
+        for path, revision in wanted.items():
+            if self._ask(["-C", path, "cat-file", "-e", f"{revision}^{{commit}}"]).exit_code != 0:
+                raise ToolchainError(
+                    f"{path} is not at hand for {commit[:12]}: it has no commit {revision[:12]}",
+                    f"Fetch it: git -C {self.folder / path} fetch origin {revision}",
+                )
+        self._place(Path(), commit, tree)
+        for path, revision in wanted.items():
+            self._place(Path(path), revision, tree / path)
+
+    def forget(self, tree: Path) -> None:
+        """Deletes a worktree, and what git knows of it and of its submodules."""
+        inside = [Path(path) for path in self._submodules("HEAD") if (tree / path / ".git").exists()]
+        shutil.rmtree(tree, ignore_errors=True)
+        for path in (Path(), *inside):
+            self._ask(["-C", str(path), "worktree", "prune"])
+
+    def _submodules(self, commit: str, *, runtime_only: bool = False) -> dict[str, str]:
+        """The submodules of a commit that a build needs: path → their commit."""
+        entries = [line.split(None, 3) for line in self._told(["ls-tree", "-r", "-z", commit]).split("\0") if line]
+        found = {path: revision for mode, _, revision, path in entries if mode == _SUBMODULE}
+        listing = self._ask(["show", f"{commit}:{_RUNTIME_SUBMODULES}"]) if runtime_only else None
+        if listing is None or listing.exit_code != 0:
+            return found
+        return {path: revision for path, revision in found.items() if path in listing.stdout.split()}
+
+    def _require_initialised(self, wanted: Iterable[str]) -> None:
+        missing = [path for path in wanted if not (self.folder / path / ".git").exists()]
+        if missing:
+            raise ToolchainError(
+                f"source:{self.folder} lacks submodules: {listed(missing, _MOST_NAMED)}",
+                f"Get them: git -C {self.folder} submodule update --init",
+            )
+
+    def _place(self, path: Path, commit: str, tree: Path) -> None:
+        """A worktree of the checkout, or of the submodule at a path in it, at a commit."""
+        if (tree / ".git").is_file():
+            folder = self._ask(["-C", str(tree), "rev-parse", "--absolute-git-dir"])
+            if folder.exit_code == 0:
+                # Left by a git that was killed: nobody else works here.
+                Path(folder.stdout.rstrip("\n"), "index.lock").unlink(missing_ok=True)
+                if self._ask(["-C", str(tree), "checkout", "--quiet", "--force", "--detach", commit]).exit_code == 0:
+                    return
+            shutil.rmtree(tree)
+        self._told(["-C", str(path), "worktree", "prune"])
+        self._told(["-C", str(path), "worktree", "add", "--quiet", "--force", "--detach", str(tree), commit])
+
+    def _told(self, arguments: list[str]) -> str:
+        answer = self._ask(arguments)
+        if answer.exit_code != 0:
+            said = " ".join(answer.stderr.split())[-300:]
+            hint = "Run it by hand, and mend what it says."
+            raise ToolchainError(f"git -C {self.folder} {' '.join(arguments)} failed: {said}", hint)
+        return answer.stdout
+
+    def _ask(self, arguments: list[str]) -> Answer:
+        return _asked(self.git, self.folder, arguments)
+
+
+def _asked(git: str, folder: Path, arguments: list[str]) -> Answer:
+    return ask([git, "-C", str(folder), *arguments], timeout=_TIMEOUT_SECONDS, environment=_environment(os.environ))
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What git inherits: it looks where it is told to, and writes no index of what it only reads."""
+    ours = {name: value for name, value in environ.items() if name not in _OF_ANOTHER_REPOSITORY}
+    return ours | {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}

@@ -1,0 +1,227 @@
+"""IREE configured with CMake and built with Ninja, in a folder that goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.figures import byte_size
+from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.system.logged_process import run_logged
+from iree_gauntlet.toolchains.toolchain import identity_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from iree_gauntlet.toolchains.build_tools import BuildTools
+
+
+_CONFIGURED = "gauntlet-configured.json"
+# IREE's documented settings for its developers; and nothing that no tool of ours runs.
+_SETTINGS = (
+    "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
+    "-DIREE_ENABLE_ASSERTIONS=ON",
+    "-DIREE_ENABLE_SPLIT_DWARF=ON",
+    "-DIREE_ENABLE_THIN_ARCHIVES=ON",
+    "-DIREE_BUILD_TESTS=OFF",
+    "-DIREE_BUILD_SAMPLES=OFF",
+    # What is built is copied out of its folder.
+    "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON",
+)
+COMPILER_TARGETS = ("iree-compile", "iree-opt")
+RUNTIME_TARGETS = ("iree-run-module", "iree-benchmark-module")
+IMPORTER_TARGETS = ("IREECompilerPythonModules",)
+# Of a link of LLVM with debug information.
+_BYTES_A_LINK = 4 << 30
+# What a build of the compiler takes on the disk, and one of the runtime alone.
+_BYTES_OF_LLVM, _BYTES_OF_RUNTIME = 25 << 30, 1 << 30
+_STATUS = re.compile(r"\[(\d+)/(\d+)\] ")
+_FAILED = re.compile(r"FAILED: (?:\[code=\d+\] )?(\S+)")
+_ERROR = re.compile(r"([^\s:(][^:(\n]*)[:(](\d+)(?:[:,](\d+))?\)?: (?:fatal )?error: (.+)")
+_LINK_ERROR = re.compile(r".*(?:undefined reference to|ld(?:\.lld)?: error:|error: ).*")
+_CMAKE_ERROR = re.compile(r"CMake Error(?: at ([^:\n]+):(\d+).*?)?:\s*(.*)")
+_DISK_FULL = ("No space left on device", "Disk quota exceeded")
+_NEWS_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class BuildFolder:
+    """Where CMake builds; the caller holds its lock.
+
+    Attributes:
+        source: the sources.
+        folder: the build's.
+        log: of everything that was done there.
+        tools: what builds.
+        held: descriptor of the lock.
+        news: receives a line for each thing that takes long.
+    """
+
+    source: Path
+    folder: Path
+    log: Path
+    tools: BuildTools
+    held: int
+    news: Callable[[str], None]
+
+    def configure(self, options: Sequence[str]) -> None:
+        """Has CMake write the build's files, unless they are there for the same options.
+
+        Raises:
+            ToolchainError: it fails; names the first error.
+        """
+        argv = [self.tools.cmake, "-G", "Ninja", "-S", str(self.source), "-B", str(self.folder)]
+        argv += [f"-DCMAKE_MAKE_PROGRAM={self.tools.ninja}", *_SETTINGS, *self._of_machine(), *options]
+        stamp = self.folder / _CONFIGURED
+        try:
+            before = json.loads(stamp.read_bytes())
+        except (OSError, ValueError):
+            before = None
+        if before == argv and (self.folder / "build.ninja").is_file():
+            return
+        if before is not None and before[:7] != argv[:7]:
+            self.news("the folder of this build has another place than it had: it begins again")
+            shutil.rmtree(self.folder)
+        stamp.unlink(missing_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.news("configuring with CMake")
+        self._run(argv, "cannot configure", lambda _: None)
+        write_atomic(stamp, json.dumps(argv))
+
+    def build(self, targets: Sequence[str], seconds_before: float) -> bool:
+        """Builds what is not up to date; whether there was anything.
+
+        Args:
+            targets: of Ninja.
+            seconds_before: how long the last build took that began from nothing; 0 where that is not known.
+
+        Raises:
+            ToolchainError: it fails; names the first error.
+        """
+        following = _Following(self.news, seconds_before)
+        self._run([self.tools.ninja, "-C", str(self.folder), *targets], "cannot build", following.follow)
+        return following.worked
+
+    def require_space(self, *, runtime_only: bool) -> None:
+        """Makes sure that the disk has space for a build from nothing.
+
+        Raises:
+            ToolchainError: it has not.
+        """
+        if (self.folder / "build.ninja").is_file():
+            return
+        whole = not runtime_only and (self.source / "third_party/llvm-project/llvm/CMakeLists.txt").is_file()
+        needed = _BYTES_OF_LLVM if whole else _BYTES_OF_RUNTIME
+        place = next(path for path in self.folder.parents if path.exists())
+        if (free := shutil.disk_usage(place).free) < needed:
+            raise ToolchainError(
+                f"a build needs about {byte_size(needed)}, and {place} has {byte_size(free)} left",
+                "Free disk space (cache.gc, toolchain.remove), or name another folder with --cache-dir.",
+            )
+
+    def _of_machine(self) -> list[str]:
+        """Options that follow from what this machine has."""
+        tools = self.tools
+        links = max(1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _BYTES_A_LINK)
+        return [
+            f"-DCMAKE_C_COMPILER={tools.cc}",
+            f"-DCMAKE_CXX_COMPILER={tools.cxx}",
+            *(["-DIREE_ENABLE_LLD=ON"] if tools.lld else []),
+            *(
+                f"-DCMAKE_{language}_COMPILER_LAUNCHER={tools.launcher}"
+                for language in (("C", "CXX") if tools.launcher else ())
+            ),
+            f"-DCMAKE_JOB_POOLS=gauntlet_links={links}",
+            "-DCMAKE_JOB_POOL_LINK=gauntlet_links",
+        ]
+
+    def _run(self, argv: Sequence[str], what: str, follow: Callable[[str], None]) -> None:
+        start = self.log.stat().st_size if self.log.exists() else 0
+        environment = os.environ | {"NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C"}
+        try:
+            code = run_logged(argv, self.log, environment=environment, held=(self.held,), follow=follow)
+        except OSError as error:
+            raise ToolchainError(f"{argv[0]} cannot be started: {error}", "Install it again.") from error
+        if code == 0:
+            return
+        with self.log.open("rb") as file:
+            file.seek(start)
+            said = file.read().decode("utf-8", "replace")
+        if any(words in said for words in _DISK_FULL):
+            raise ToolchainError(
+                f"{what} {self.source}: disk full", f"Free disk space, and run again; it goes on. Log: {self.log}"
+            )
+        ended = f"it was ended with signal {-code}" if code < 0 else f"exit code {code}"
+        first = first_error(said) or ended
+        raise ToolchainError(f"{what} {self.source}: {first}", f"Log: {self.log}\n  To repeat: {shlex.join(argv)}")
+
+
+def settings_key(tools: BuildTools, options: Sequence[str]) -> str:
+    """Hex digest of what makes two builds of one commit differ: options and compiler, but no cache of compiles."""
+    said = [("compiler", f"{tools.compiler} {tools.cxx} {tools.lld}")]
+    return identity_of([*said, *((f"option {index}", text) for index, text in enumerate((*_SETTINGS, *options)))])
+
+
+class _Following:
+    """Tells how far Ninja is, now and then, and how long it may take.
+
+    Args:
+        news: receives a line.
+        seconds_before: how long such a build took before; 0 where that is not known.
+    """
+
+    def __init__(self, news: Callable[[str], None], seconds_before: float) -> None:
+        self._news = news
+        self._before = seconds_before
+        self._began = self._told = time.monotonic()
+        self.worked = False
+
+    def follow(self, line: str) -> None:
+        """Takes a line of Ninja's."""
+        status = _STATUS.match(line)
+        if status is None:
+            return
+        self.worked = True
+        now = time.monotonic()
+        if now - self._told < _NEWS_SECONDS:
+            return
+        self._told = now
+        done, total = int(status[1]), int(status[2])
+        left = (now - self._began) * (total - done) / max(done, 1)
+        if self._before and done * 10 < total:
+            # The first files say little.
+            left = max(0.0, self._before - (now - self._began))
+        self._news(f"built {done:,} of {total:,} files, about {_minutes(left)} left")
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+def first_error(said: str) -> str:
+    """The first error that CMake, a compiler or a linker reports, with file and line where it has them."""
+    lines = said.splitlines()
+    failed = next((index for index, line in enumerate(lines) if _FAILED.match(line)), 0)
+    for pattern in (_ERROR, _LINK_ERROR):
+        for line in lines[failed:]:
+            if found := pattern.match(line):
+                return _described(found)
+    for index, line in enumerate(lines):
+        if found := _CMAKE_ERROR.match(line):
+            text = found[3] or next((words.strip() for words in lines[index + 1 :] if words.strip()), "")
+            return f"{found[1]}:{found[2]}: {text}" if found[1] else text
+    return next((line for line in lines if "error" in line.lower()), "")
+
+
+def _described(found: re.Match[str]) -> str:
+    if found.lastindex is None:
+        return found[0].strip()
+    return f"{found[1]}:{found[2]}: {found[4]}"

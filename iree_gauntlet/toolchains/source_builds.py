@@ -1,0 +1,373 @@
+"""IREE that is built here from a checkout, kept as other toolchains are.
+
+    <cache>/toolchains/builds/<commit>-<options>/          a finished build of a commit, `gauntlet-build.json` in it
+    <cache>/toolchains/builds/tree-<options>-<content>/    one of a work tree as it was
+    <cache>/toolchains/work/<name>-<options>/              where it is built: `tree` (a git worktree, of commits alone),
+                                                           `build` (CMake's), `log.txt`, `python` (for the bindings)
+    <cache>/toolchains/work/.<name>.lock                   held while it is built; dies with its holder
+
+A finished build is a copy of the programs and libraries that are run, so that the next build changes nothing under
+somebody's feet. The work folder stays: the next commit, or the work tree after a change, is built from where it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.system.file_lock import file_lock
+from iree_gauntlet.toolchains.build_tools import find_build_tools
+from iree_gauntlet.toolchains.build_tree import shipped_files
+from iree_gauntlet.toolchains.checkout import Checkout
+from iree_gauntlet.toolchains.cmake_build import (
+    COMPILER_TARGETS,
+    IMPORTER_TARGETS,
+    RUNTIME_TARGETS,
+    BuildFolder,
+    settings_key,
+)
+from iree_gauntlet.toolchains.installer import Installer, Sources
+from iree_gauntlet.toolchains.sealed import discard, making, named_refusals, note_use, read_sealed, seal
+from iree_gauntlet.toolchains.toolchain import identity_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
+
+    from iree_gauntlet.toolchains.build_tools import BuildTools
+    from iree_gauntlet.toolchains.choice import Choice
+
+
+BUILD_SEAL = "gauntlet-build.json"
+_LATEST = "latest.json"
+_TARGETS = {"compiler": COMPILER_TARGETS, "runtime": RUNTIME_TARGETS, "importer": IMPORTER_TARGETS}
+COMPILER, RUNTIME, IMPORTER = _TARGETS
+_REQUIREMENTS = "runtime/bindings/python/iree/runtime/build_requirements.txt"
+_NO_COMPILER = "-DIREE_BUILD_COMPILER=OFF"
+
+
+class Uses(Protocol):
+    """What of a cache is in use by a living process."""
+
+    def use(self, path: Path) -> None:
+        """Say that this process uses a folder, before it is looked for."""
+
+    def collecting(self) -> AbstractContextManager[None]:
+        """While nobody may begin to use anything."""
+
+    def in_use(self) -> set[str]:
+        """Paths relative to the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A finished build.
+
+    Attributes:
+        label: name of its folder.
+        path: its folder.
+        source: the checkout.
+        commit: of the checkout.
+        modified: whether files were not those of the commit.
+        options: of CMake, beyond ours.
+        compiler: what the C++ compiler called itself.
+        parts: what was built of it.
+        seconds: what it took.
+        bytes: what its files hold together.
+        last_use: seconds since 1970.
+    """
+
+    label: str
+    path: Path
+    source: str
+    commit: str
+    modified: bool
+    options: tuple[str, ...]
+    compiler: str
+    parts: tuple[str, ...]
+    seconds: float
+    bytes: int
+    last_use: float
+
+    @property
+    def title(self) -> str:
+        """For people: `abc123def456 of /home/me/iree, modified`."""
+        return f"{self.commit[:12]} of {self.source}{', modified' if self.modified else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Where a checkout is built with some options.
+
+    Attributes:
+        folder: of the cache.
+        checkout: whose.
+        options: of CMake, beyond ours.
+        tools: what builds.
+        key: of options and tools.
+    """
+
+    folder: Path
+    checkout: Checkout
+    options: tuple[str, ...]
+    tools: BuildTools
+    key: str
+
+    def label(self, commit: str) -> str:
+        """Of the finished build of a commit."""
+        return f"{commit[:12]}-{self.key}"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceBuilds:
+    """The source builds of a cache.
+
+    Attributes:
+        folder: where finished ones are.
+        options: of CMake, beyond ours.
+        environ: the environment variables.
+        offline: nothing is built.
+        uses: what of the cache is in use.
+        news: receives a line for each thing that takes long.
+    """
+
+    folder: Path
+    options: tuple[str, ...]
+    environ: Mapping[str, str]
+    _: KW_ONLY
+    offline: bool
+    uses: Uses
+    news: Callable[[str], None]
+
+    def ready(self, choice: Choice, parts: frozenset[str]) -> Build:
+        """The build of a commit, or of a work tree as it is now; what is not built is built.
+
+        Args:
+            choice: of the kind `source`.
+            parts: what of it is needed.
+
+        Raises:
+            ToolchainError: there is no such checkout or commit, something is missing that builds it, or it does not
+                build; or this is offline, and it is not built.
+        """
+        assert choice.folder is not None, "of every source"
+        checkout = Checkout.of(choice.folder, self.environ.get("PATH", ""))
+        commit = checkout.commit_of(choice.ref or "HEAD")
+        tools = find_build_tools(self.environ)
+        whole = self._work(checkout, tools, tree=not choice.ref, runtime_only=False)
+        alone = self._work(checkout, tools, tree=not choice.ref, runtime_only=True)
+        for work in (whole, alone) if parts == {RUNTIME} else (whole,):
+            if (choice.ref or self.offline) and (found := self._finished(work, choice, commit, parts)):
+                return found
+        if self.offline:
+            raise ToolchainError(
+                f"{choice.text} is not built: nothing is in {self.folder} for {commit[:12]} and these options",
+                f"Build it: gauntlet toolchain.build {choice.text}",
+            )
+        work = alone if parts == {RUNTIME} else whole
+        with named_refusals(self.folder), self._alone(work) as held:
+            # Somebody else may have built it meanwhile.
+            if choice.ref and (found := self._finished(work, choice, commit, parts)):
+                return found
+            return self._make(work, choice, commit, parts, held)
+
+    def all(self) -> list[tuple[Path, Build | None, str]]:
+        """Every finished build: folder, what it is, and what is wrong where it is none."""
+        folders = sorted(self.folder.iterdir()) if self.folder.is_dir() else []
+        return [(path, *inspect_build(path)) for path in folders if path.is_dir() and not path.name.startswith(".")]
+
+    def work_folders(self) -> list[Path]:
+        """Folders that are built in."""
+        folder = self.folder.with_name("work")
+        return sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+
+    def remove(self, path: Path) -> None:
+        """Deletes a finished build, which the caller has made sure is not in use.
+
+        Raises:
+            ToolchainError: it cannot be deleted.
+        """
+        with named_refusals(self.folder):
+            discard(path)
+
+    def remove_work(self, path: Path) -> None:
+        """Deletes a folder that is built in, and its worktrees.
+
+        Raises:
+            ToolchainError: it cannot be deleted.
+        """
+        with named_refusals(path), file_lock(path.with_name(f".{path.name}.lock"), self._waiting(path.name)):
+            source = json.loads((path / "source.json").read_bytes()) if (path / "source.json").is_file() else ""
+            tree = path / "tree"
+            if tree.exists() and source and Path(source).is_dir():
+                Checkout.of(Path(source), self.environ.get("PATH", "")).forget(tree)
+            shutil.rmtree(path)
+
+    def _work(self, checkout: Checkout, tools: BuildTools, *, tree: bool, runtime_only: bool) -> _Work:
+        options = (*self.options, *([_NO_COMPILER] if runtime_only else []))
+        key = settings_key(tools, options)[:8]
+        place = identity_of([("checkout", str(checkout.folder.resolve())), ("tree", str(tree))])[:8]
+        folder = self.folder.with_name("work") / f"{checkout.folder.name}-{place}-{key}"
+        return _Work(folder, checkout, options, tools, key)
+
+    def _finished(self, work: _Work, choice: Choice, commit: str, parts: frozenset[str]) -> Build | None:
+        """The finished build of a commit, or the last one of a work tree; None where it has not all that is needed."""
+        path = self._path(work, choice, commit)
+        self.uses.use(path)
+        found, _ = inspect_build(path)
+        if found is None or not parts <= set(found.parts):
+            return None
+        note_use(path, BUILD_SEAL, time.time(), found.last_use)
+        return found
+
+    def _path(self, work: _Work, choice: Choice, commit: str) -> Path:
+        """Where that build is, if there is one."""
+        if choice.ref:
+            return self.folder / work.label(commit)
+        try:
+            return self.folder / str(json.loads((work.folder / _LATEST).read_bytes()))
+        except (OSError, ValueError):
+            return self.folder / f"tree-{work.key}"
+
+    def _make(self, work: _Work, choice: Choice, commit: str, parts: frozenset[str], held: int) -> Build:
+        runtime_only = _NO_COMPILER in work.options
+        began = time.monotonic()
+        tree = work.checkout.folder
+        work.folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(work.folder / "source.json", json.dumps(str(work.checkout.folder)))
+
+        def news(text: str) -> None:
+            self.news(f"{choice.text}: {text}")
+
+        build = BuildFolder(tree, work.folder / "build", work.folder / "log.txt", work.tools, held, news)
+        build.require_space(runtime_only=runtime_only)
+        if choice.ref:
+            tree = work.folder / "tree"
+            news(f"laying out {commit[:12]} in {tree}")
+            work.checkout.lay_out(commit, tree, runtime_only=runtime_only)
+            build = replace(build, source=tree)
+        else:
+            work.checkout.require_submodules(runtime_only=runtime_only)
+        options = [*work.options, "-DIREE_BUILD_PYTHON_BINDINGS=OFF"]
+        # Looked at, and not in use yet: if it is replaced, it may go.
+        before, _ = inspect_build(self._path(work, choice, commit))
+        # What was built before is not left out now: others may count on it.
+        wanted = parts | set(before.parts if before else ())
+        if IMPORTER in wanted:
+            python = self._python(work.folder / "python", tree, held, news)
+            options[-1:] = ["-DIREE_BUILD_PYTHON_BINDINGS=ON", f"-DPython3_EXECUTABLE={python}"]
+        build.configure(options)
+        targets = [target for part in _TARGETS if part in wanted for target in _TARGETS[part]]
+        worked = build.build(targets, self._seconds_before(work))
+        modified = not choice.ref and work.checkout.is_modified()
+        if not worked and (found := self._finished(work, choice, commit, wanted)):
+            return replace(found, commit=commit, modified=modified)
+        said: dict[str, Any] = {
+            "source": str(work.checkout.folder),
+            "commit": commit,
+            "modified": modified,
+            "options": work.options,
+            "compiler": work.tools.compiler,
+            "parts": sorted(wanted),
+            "seconds": round(time.monotonic() - began, 1),
+        }
+        label = work.label(commit) if choice.ref else f"tree-{work.key}-{_content(build.folder)}"
+        self._ship(build.folder, self.folder / label, said)
+        if not choice.ref:
+            write_atomic(work.folder / _LATEST, json.dumps(label))
+            self._prune(work, label)
+        found, why = inspect_build(self.folder / label)
+        if found is None:
+            raise ToolchainError(f"{self.folder / label} {why}, although it was just built", "Look at the disk.")
+        news(f"built in {found.seconds:.0f} s")
+        return found
+
+    def _ship(self, build: Path, path: Path, said: Mapping[str, Any]) -> None:
+        """Copies what is run out of the folder that it was built in."""
+        self.uses.use(path)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        names = shipped_files(build)
+        with making(path) as new:
+            for name in names:
+                (new / name).parent.mkdir(parents=True, exist_ok=True)
+                target = (build / name).resolve()
+                inside = target.relative_to(build).as_posix() if target.is_relative_to(build) else name
+                if inside != name and inside in names:
+                    # The bindings' links to the compiler's library, which is large.
+                    (new / name).symlink_to(os.path.relpath(new / inside, (new / name).parent))
+                else:
+                    shutil.copy2(target, new / name)
+            seal(new, BUILD_SEAL, {"label": path.name, **said})
+
+    def _prune(self, work: _Work, label: str) -> None:
+        """Deletes earlier builds of a work tree that nobody uses."""
+        root = self.folder.parents[1]
+        with self.uses.collecting():
+            used = self.uses.in_use()
+            for path in self.folder.glob(f"tree-{work.key}-*"):
+                if path.name != label and path.relative_to(root).as_posix() not in used:
+                    discard(path)
+
+    def _python(self, folder: Path, source: Path, held: int, news: Callable[[str], None]) -> Path:
+        """A Python that IREE's bindings are built for, with what that and the importer need."""
+        python = folder / "bin" / "python"
+        if not (folder / "complete").is_file():
+            shutil.rmtree(folder, ignore_errors=True)
+            news(f"installing what the Python bindings need into {folder}")
+            installer = Installer()
+            installer.make_environment(folder, held, news)
+            listing = source / _REQUIREMENTS
+            listed = ("-r", str(listing)) if listing.is_file() else ()
+            installer.install(python, (*listed, "numpy", "onnx"), Sources(), held, news)
+            (folder / "complete").touch()
+        return python
+
+    def _seconds_before(self, work: _Work) -> float:
+        """The longest of the builds with these options; 0 where there was none."""
+        return max((found.seconds for _, found, _ in self.all() if found and work.key in found.label), default=0.0)
+
+    def _alone(self, work: _Work) -> AbstractContextManager[int]:
+        """Hold the lock of a folder that is built in; its descriptor."""
+        path = work.folder.with_name(f".{work.folder.name}.lock")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return file_lock(path, self._waiting(work.folder.name))
+
+    def _waiting(self, name: str) -> Callable[[float], None]:
+        return lambda seconds: self.news(f"waiting for another process that builds in {name} ({seconds:.0f} s so far)")
+
+
+def inspect_build(path: Path) -> tuple[Build | None, str]:
+    """What is in a folder, and what is wrong with it where it is no finished build."""
+    document, why = read_sealed(path, BUILD_SEAL)
+    if why:
+        return None, why
+    try:
+        found = Build(
+            label=str(document["label"]),
+            path=path,
+            source=str(document["source"]),
+            commit=str(document["commit"]),
+            modified=bool(document["modified"]),
+            options=tuple(map(str, document["options"])),
+            compiler=str(document["compiler"]),
+            parts=tuple(map(str, document["parts"])),
+            seconds=float(document["seconds"]),
+            bytes=document["bytes"],
+            last_use=document["last_use"],
+        )
+    except (KeyError, TypeError, ValueError):
+        return None, f"has a damaged {BUILD_SEAL}"
+    return found, ""
+
+
+def _content(build: Path) -> str:
+    """What a build's programs and libraries are, in eight letters; by their times: they are new after each link."""
+    facts = ((name, (build / name).stat()) for name in shipped_files(build))
+    return identity_of((name, f"{fact.st_size} {fact.st_mtime_ns}") for name, fact in facts)[:8]

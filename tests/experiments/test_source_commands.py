@@ -1,0 +1,263 @@
+"""Commands with an IREE that is built here from source: with real git, CMake, Ninja and C compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.command_line import LIMIT_SECONDS, Done
+from tests.support.iree_source import MISSING, IreeSource, watched_compiler
+from tests.support.processes import wait_until
+
+if TYPE_CHECKING:
+    from tests.support.toy_project import Project
+
+pytestmark = [pytest.mark.iree, pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}")]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> IreeSource:
+    return IreeSource.make(tmp_path / "iree")
+
+
+@pytest.fixture
+def cc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the compiler of C that commands use, which can be told to hang."""
+    path, _ = watched_compiler(tmp_path / "cc")
+    for name in ("CC", "CXX"):
+        monkeypatch.setenv(name, path)
+    return tmp_path / "cc"
+
+
+def compiled(cc: Path) -> list[str]:
+    calls = cc / "calls.txt"
+    return [Path(line.split()[-1]).name for line in calls.read_text().splitlines()] if calls.exists() else []
+
+
+def folders(project: Project, kind: str) -> list[Path]:
+    folder = project.folder / "cache" / "toolchains" / kind
+    return sorted(path for path in folder.glob("*") if path.is_dir()) if folder.exists() else []
+
+
+def test_from_a_checkout_to_a_verdict_and_again_after_a_change(project: Project, source: IreeSource) -> None:
+    iree = f"source:{source.folder}"
+    first = project.gauntlet("run", "--iree", iree)
+    assert first.code == 0, first.text
+    assert f"{iree}: configuring with CMake" in first.err
+    toolchain = project.journal.runs[-1]["toolchain"]
+    assert toolchain["compiler_commit"] == source.commits["first"]
+    assert toolchain["source"] == f"source: {source.commits['first'][:12]} of {source.folder}"
+    again = project.gauntlet("run", "--iree", iree)
+    assert "configuring" not in again.err
+    assert "compiles: 1 from cache, 0 made" in again.out
+    source.write(flag="--iree-opt-level=O1")
+    changed = project.gauntlet("run", "--iree", iree)
+    assert changed.code == 0, changed.text
+    assert "compiles: 0 from cache, 1 made" in changed.out
+    assert project.journal.runs[-1]["toolchain"]["source"].endswith(", modified")
+    assert "modified" in (project.newest / "summary.md").read_text()
+    broken = source.folder / "compiler" / "planted.h"
+    broken.write_text(broken.read_text() + "int wrong = ;\n")
+    failed = project.gauntlet("run", "--iree", iree)
+    assert failed.code == 3
+    assert "compiler/planted.h:4: expected expression before" in failed.err
+    assert "To repeat: " in failed.err
+
+
+def test_builds_are_made_listed_shown_and_removed(project: Project, source: IreeSource) -> None:
+    second = source.commit("second")
+    folder = os.path.relpath(source.folder, project.folder)
+    built = project.gauntlet("toolchain.build", folder, f"{folder}@main~")
+    assert built.code == 0, built.text
+    assert f"use it: --iree 'source:{folder}@main~'" in built.out
+    listed = project.gauntlet("toolchain.list")
+    assert f"{second[:12]} of {source.folder}" in listed.out
+    assert f"{source.commits['first'][:12]} of {source.folder}" in listed.out
+    assert listed.out.count("built in") == 2
+    document = json.loads(project.gauntlet("toolchain.list", "--format", "json").out)
+    assert {item["commit"] for item in document["builds"]} == {second, source.commits["first"]}
+    shown = project.gauntlet("toolchain.show", "--iree", f"source:{folder}@main~")
+    assert f"9.0.0.dev @ {source.commits['first']}" in shown.out
+    missing = project.gauntlet("plan", "--iree", f"source:{folder}@main")
+    assert f"gauntlet toolchain.build source:{folder}@main" in missing.text
+    for path in (*folders(project, "builds"), *folders(project, "work")):
+        removed = project.gauntlet("toolchain.remove", path.name)
+        assert removed.code == 0, removed.text
+    assert not folders(project, "builds") + folders(project, "work")
+    assert "gauntlet" not in source.git("worktree", "list")
+    assert source.git("worktree", "list").count("\n") == 0
+
+
+def test_options_come_from_the_command_line_and_the_settings(project: Project, source: IreeSource) -> None:
+    built = project.gauntlet("toolchain.build", str(source.folder), "--commit", "main", "--option", "-DMY=1")
+    assert built.code == 0, built.text
+    (path,) = folders(project, "builds")
+    assert f"use it: --iree build:{path}" in built.out
+    assert "MY:UNINITIALIZED=1" in (path / "CMakeCache.txt").read_text()
+    ran = project.gauntlet("run", "--iree", f"build:{path}", "--stages", "threshold")
+    assert ran.code == 0, ran.text
+    settings = project.folder / "gauntlet.toml"
+    settings.write_text('[toolchains.source]\noptions = ["-DMY=1"]\n')
+    shown = project.gauntlet("toolchain.show", "--iree", f"source:{source.folder}@main")
+    assert str(path) in shown.out
+    settings.write_text('[toolchains.source]\noptions = ["MY=1"]\n')
+    wrong = project.gauntlet("toolchain.list")
+    assert wrong.code == 2
+    assert "toolchains.source.options[0]: expected an option of CMake, -DNAME=VALUE, found 'MY=1'" in wrong.err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("DIR@main", "--commit", "main"), "two commits"),
+        (("DIR", "--option", "-G"), "--option -D-G: no option of CMake's"),
+        (("DIR", "--commit", "nothing"), "has no commit nothing"),
+        (("/nowhere",), "source:/nowhere is not a folder"),
+        ((), "expected toolchain.build SOURCE"),
+    ],
+)
+def test_what_cannot_be_built_is_said(project: Project, source: IreeSource, words: tuple[str, ...], says: str) -> None:
+    words = tuple(word.replace("DIR", str(source.folder)) for word in words)
+    done = project.gauntlet("toolchain.build", *words)
+    assert done.code in (2, 3), done.text
+    assert says in done.err
+    assert not folders(project, "builds")
+
+
+def test_a_compiler_from_elsewhere_needs_a_runtime_alone(project: Project, source: IreeSource, cc: Path) -> None:
+    done = project.gauntlet("run", "--iree-runtime", f"source:{source.folder}@main", "--stages", "threshold")
+    assert done.code == 0, done.text
+    assert "compiler.c" not in compiled(cc)
+    toolchain = project.journal.runs[-1]["toolchain"]
+    assert toolchain["runtime_commit"] == source.commits["first"]
+    assert toolchain["source"].startswith("compiler installed: ")
+
+
+def test_two_commits_are_compared_in_a_matrix(project: Project, source: IreeSource) -> None:
+    source.commit("second", flag="--iree-opt-level=O0")
+    iree = f"source:{source.folder}"
+    done = project.gauntlet(
+        "matrix", "--iree", f"{iree}@main~", "--iree", f"{iree}@main", "--stages", "threshold", "--run-dir", "m"
+    )
+    assert done.code == 0, done.text
+    document = json.loads((project.folder / "m" / "matrix.json").read_text())
+    assert [item["toolchain"]["compiler_commit"] for item in document["irees"]] == list(source.commits.values())
+
+
+# Faults
+
+
+def _start(project: Project, source: IreeSource, iree: str = "") -> subprocess.Popen[bytes]:
+    return project.start("toolchain.build", iree or str(source.folder))
+
+
+def test_ctrl_c_leaves_a_build_that_goes_on(project: Project, source: IreeSource, cc: Path) -> None:
+    (cc / "hang").touch()
+    command = _start(project, source)
+    wait_until(lambda: compiled(cc) or command.poll() is not None)
+    command.send_signal(signal.SIGINT)
+    assert command.wait(LIMIT_SECONDS) == 130
+    (cc / "hang").unlink()
+    assert project.gauntlet("toolchain.build", str(source.folder)).code == 0
+
+
+def test_a_killed_command_leaves_a_build_that_goes_on(project: Project, source: IreeSource, cc: Path) -> None:
+    (cc / "hang").touch()
+    command = _start(project, source)
+    wait_until(lambda: compiled(cc) or command.poll() is not None)
+    command.kill()
+    command.wait()
+    # What it was compiling holds the lock until it is done; Ninja ends with it, as nobody hears it any more.
+    following = _start(project, source)
+    (cc / "hang").unlink()
+    assert following.wait(LIMIT_SECONDS) == 0
+    assert len(_lines(cc)) < 2 * len(set(_lines(cc))), "it went on, and did not begin again"
+
+
+def _lines(cc: Path) -> list[str]:
+    return (cc / "calls.txt").read_text().splitlines()
+
+
+def test_a_command_that_is_killed_while_it_configures_begins_again(
+    project: Project, source: IreeSource, tmp_path: Path
+) -> None:
+    began, go = tmp_path / "began", tmp_path / "go"
+    hang = f'execute_process(COMMAND sh -c "touch {began}; while [ ! -e {go} ]; do sleep 0.05; done")\n'
+    (source.folder / "planted.cmake").write_text(hang)
+    command = _start(project, source)
+    wait_until(lambda: began.exists() or command.poll() is not None)
+    command.kill()
+    command.wait()
+    go.touch()
+    done = project.gauntlet("toolchain.build", str(source.folder))
+    assert done.code == 0, done.text
+    assert "configuring with CMake" in done.err
+
+
+def test_a_command_that_is_killed_while_it_copies_leaves_nothing_half_made(
+    project: Project, source: IreeSource
+) -> None:
+    assert project.gauntlet("toolchain.build", f"{source.folder}@main").code == 0
+    (path,) = folders(project, "builds")
+    # As a kill leaves it.
+    half = path.with_name(f".making-{path.name}-00000000")
+    path.rename(half)
+    (half / "gauntlet-build.json").unlink()
+    shown = project.gauntlet("toolchain.show", "--iree", f"source:{source.folder}@main")
+    assert shown.code == 3
+    done = project.gauntlet("toolchain.build", f"{source.folder}@main")
+    assert done.code == 0, done.text
+    assert [item.name for item in path.parent.iterdir()] == [path.name]
+
+
+def test_two_commands_build_one_commit_once(project: Project, source: IreeSource, cc: Path) -> None:
+    (cc / "hang").touch()
+    both = [_start(project, source, f"{source.folder}@main") for _ in range(2)]
+    wait_until(lambda: compiled(cc) or any(command.poll() is not None for command in both))
+    (cc / "hang").unlink()
+    assert [command.wait(LIMIT_SECONDS) for command in both] == [0, 0]
+    assert len(_lines(cc)) == len(set(_lines(cc)))
+    assert len(folders(project, "builds")) == 1
+
+
+def test_the_command_of_a_failure_can_be_repeated(project: Project, source: IreeSource) -> None:
+    source.write(broken="int wrong = ;")
+    done = project.gauntlet("toolchain.build", str(source.folder))
+    assert done.code == 3
+    repeat = shlex.split(_repeat(done))
+    assert b"planted.h:3" in subprocess.run(repeat, check=False, capture_output=True).stdout
+    source.write()
+    assert subprocess.run(repeat, check=False, capture_output=True).returncode == 0
+
+
+def _repeat(done: Done) -> str:
+    return done.err.partition("To repeat: ")[2].splitlines()[0]
+
+
+@pytest.mark.stress
+def test_programs_of_onnx_are_imported_by_a_builds_own_bindings(project: Project, source: IreeSource) -> None:
+    onnx = pytest.importorskip("onnx")
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Abs", ["x"], ["y"])],
+        "abs",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [4])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [4])],
+    )
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, ir_version=9, opset_imports=opsets), project.regressions / "abs.onnx")
+    project.regression(mlir="abs.onnx", run_function="abs")
+    shutil.rmtree(project.benchmarks)
+    done = project.gauntlet("run", "--iree", f"source:{source.folder}@main")
+    assert done.code == 0, done.text
+    (path,) = folders(project, "builds")
+    assert (path / "compiler" / "bindings" / "python" / "iree" / "compiler").is_dir()
+    shown = project.gauntlet("toolchain.show", "--iree", f"source:{source.folder}@main")
+    assert "ONNX importer:            onnx " in shown.out

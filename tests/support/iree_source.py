@@ -1,0 +1,121 @@
+"""A stand-in for a checkout of IREE: small, under git, with a submodule; its tools start those of the wheels.
+
+So compiles, numbers and dispatches are real, and so are git, CMake, Ninja and the C compiler. What a commit changes is
+planted: a flag that the compiler gets, a crash, an error of the C compiler or of CMake.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from iree_gauntlet.artifacts.leases import Leases
+from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.toolchains.source_builds import SourceBuilds
+
+_FILES = Path(__file__).with_suffix("")
+_LLVM = "third_party/llvm-project"
+MISSING = [tool for tool in ("git", "cmake", "ninja", "cc") if shutil.which(tool) is None]
+
+
+@dataclass
+class IreeSource:
+    """A checkout.
+
+    Attributes:
+        folder: its top.
+        commits: by what they were called when they were made.
+    """
+
+    folder: Path
+    commits: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def make(cls, folder: Path) -> IreeSource:
+        """A checkout with one commit, `first`, and its submodule."""
+        made = cls(folder)
+        llvm = folder.with_name("llvm-project")
+        llvm.mkdir(parents=True)
+        made.git("init", "-q", "-b", "main", at=llvm)
+        (llvm / "llvm.h").write_text("#define LLVM_REVISION 1\n")
+        made.git("add", ".", at=llvm)
+        made.git("commit", "-q", "-m", "LLVM as it was", at=llvm)
+        shutil.copytree(_FILES, folder)
+        installed = find_installed()
+        compiler, runtime = (Path(path).parent for path in (installed.compiler.compile, installed.runtime.run_module))
+        (folder / "wheels.cmake").write_text(f'set(WHEEL_COMPILER "{compiler}")\nset(WHEEL_RUNTIME "{runtime}")\n')
+        made.git("init", "-q", "-b", "main")
+        made.git("submodule", "--quiet", "add", str(llvm), _LLVM)
+        made.commit("first", "Begin")
+        return made
+
+    def git(self, *words: str, at: Path | None = None) -> str:
+        """Runs git; what it says."""
+        same = ("GIT_AUTHOR_NAME", "Ada Example", "GIT_COMMITTER_NAME", "Ada Example")
+        mail = ("GIT_AUTHOR_EMAIL", "ada@example.com", "GIT_COMMITTER_EMAIL", "ada@example.com")
+        names = dict(zip((*same, *mail)[::2], (*same, *mail)[1::2], strict=True))
+        date = f"2026-11-{1 + len(self.commits) % 28:02}T12:00:00Z"
+        environment = {**os.environ, **names, "GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
+        argv = ["git", "-c", "protocol.file.allow=always", "-C", str(at or self.folder), *words]
+        return subprocess.run(argv, check=True, capture_output=True, text=True, env=environment).stdout.strip()
+
+    def write(self, *, flag: str = "", runtime: str = "", broken: str = "", cmake: str = "") -> None:
+        """Writes what is planted into the work tree.
+
+        Args:
+            flag: that the compiler gets; `crash` for a compiler that does.
+            runtime: a flag that the runtime's tools get.
+            broken: C that does not compile.
+            cmake: a message of CMake's that ends its run.
+        """
+        version = f"9.{len(self.commits)}.0.dev"
+        text = f'#define PLANTED_VERSION "{version}"\n#define PLANTED_COMPILER "{flag}"\n{broken}\n'
+        (self.folder / "compiler" / "planted.h").write_text(text)
+        (self.folder / "runtime" / "planted.h").write_text(f'#define PLANTED_RUNTIME "{runtime}"\n')
+        (self.folder / "planted.cmake").write_text(f'message(FATAL_ERROR "{cmake}")\n' if cmake else "")
+
+    def commit(self, name: str, subject: str = "", **planted: str) -> str:
+        """Commits what is planted; its hash."""
+        self.write(**planted)
+        (self.folder / "runtime" / "NOTES").write_text(f"{name}\n")
+        self.git("add", "-A")
+        self.git("commit", "-q", "-m", subject or name)
+        self.commits[name] = self.git("rev-parse", "HEAD")
+        return self.commits[name]
+
+    def bump_llvm(self, revision: int) -> None:
+        """Commits to the submodule, and takes that commit."""
+        llvm = self.folder / _LLVM
+        (llvm / "llvm.h").write_text(f"#define LLVM_REVISION {revision}\n")
+        self.git("commit", "-q", "-am", f"LLVM {revision}", at=llvm)
+
+
+def builds_in(cache: Path, *, offline: bool = False, options: tuple[str, ...] = (), **environ: str) -> SourceBuilds:
+    """The source builds of a cache; what they say is printed."""
+    folder = cache / "toolchains" / "builds"
+    return SourceBuilds(folder, options, {**os.environ, **environ}, offline=offline, uses=Leases(cache), news=print)
+
+
+def watched_compiler(folder: Path) -> tuple[str, Path]:
+    """A C compiler that writes down each file that it compiles, and hangs while there is a file `hang` beside it.
+
+    Returns:
+        Its path, and that of what it writes.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path, calls = folder / "watched-cc", folder / "calls.txt"
+    path.write_text(
+        f"""#!/bin/sh
+case "$*" in *compiler.c*|*tool.c*|*runtime.c*)
+  echo "$*" >> {calls}
+  while [ -e {folder}/hang ]; do sleep 0.05; done
+  if [ -e {folder}/full ]; then echo 'fatal error: error writing: No space left on device' >&2; exit 1; fi ;;
+esac
+exec cc "$@"
+"""
+    )
+    path.chmod(0o755)
+    return str(path), calls

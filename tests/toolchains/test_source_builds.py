@@ -1,0 +1,325 @@
+"""Builds of a small stand-in for IREE's sources, with real git, CMake, Ninja and C compiler."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from iree_gauntlet.artifacts.hashing import hash_file
+from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageError
+from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
+from iree_gauntlet.toolchains.cmake_build import first_error
+from iree_gauntlet.toolchains.environments import Environments
+from iree_gauntlet.toolchains.find import Place, find_toolchain
+from iree_gauntlet.toolchains.installer import Installer
+from iree_gauntlet.toolchains.source_builds import COMPILER, RUNTIME, Build, SourceBuilds
+from tests.support.iree_source import MISSING, IreeSource, builds_in, watched_compiler
+
+pytestmark = [pytest.mark.iree, pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}")]
+
+_BOTH = frozenset((COMPILER, RUNTIME))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> IreeSource:
+    return IreeSource.make(tmp_path / "iree")
+
+
+def of(source: IreeSource, ref: str = "") -> Choice:
+    return parse_choice(f"source:{source.folder}@{ref}" if ref else f"source:{source.folder}")
+
+
+def version_of(build: Build) -> str:
+    argv = [str(build.path / "tools" / "iree-compile"), "--version"]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()[-1]
+
+
+# Choices
+
+
+@pytest.mark.parametrize(
+    ("text", "folder", "ref"),
+    [
+        ("source:/x/iree", "/x/iree", ""),
+        ("source:/x/iree@main", "/x/iree", "main"),
+        ("source:/x@1/iree@v1", "/x@1/iree", "v1"),
+    ],
+)
+def test_a_checkout_is_named_with_or_without_a_commit(text: str, folder: str, ref: str) -> None:
+    choice = parse_choice(text)
+    assert (choice.kind, str(choice.folder), choice.ref) == (ChoiceKind.SOURCE, folder, ref)
+
+
+def test_a_folder_with_an_at_in_its_name_is_no_commit(tmp_path: Path) -> None:
+    (tmp_path / "iree@2").mkdir()
+    choice = parse_choice(f"source:{tmp_path}/iree@2")
+    assert (choice.folder, choice.ref) == (tmp_path / "iree@2", "")
+
+
+@pytest.mark.parametrize("text", ["source:", "source:/x@", "source:@main", "source:/x@--all"])
+def test_what_names_no_commit_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="must follow the"):
+        parse_choice(text)
+
+
+# Commits
+
+
+def test_a_commit_is_built_once_and_stays_as_it_is(
+    source: IreeSource, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source.bump_llvm(2)
+    second = source.commit("second")
+    before = source.git("status", "--porcelain"), source.git("rev-parse", "HEAD")
+    cc, calls = watched_compiler(tmp_path / "cc")
+    builds = builds_in(tmp_path / "cache", CC=cc, CXX=cc)
+    build = builds.ready(of(source, "main"), _BOTH)
+    assert (build.commit, build.modified, build.parts) == (second, False, ("compiler", "runtime"))
+    assert version_of(build) == "9.1.0.dev"
+    assert "laying out" in capsys.readouterr().out
+    whole = len(calls.read_text().splitlines())
+    assert builds.ready(of(source, second[:10]), _BOTH) == build
+    assert len(calls.read_text().splitlines()) == whole
+    assert capsys.readouterr().out == ""
+    # The one before it, built in the same folder: what has not changed is not compiled again.
+    first = builds.ready(of(source, "main~"), _BOTH)
+    assert version_of(first) == "9.0.0.dev"
+    assert version_of(build) == "9.1.0.dev"
+    assert whole < len(calls.read_text().splitlines()) < 2 * whole
+    assert (source.git("status", "--porcelain"), source.git("rev-parse", "HEAD")) == before
+
+
+def test_other_options_make_another_build(source: IreeSource, tmp_path: Path) -> None:
+    plain = builds_in(tmp_path / "cache").ready(of(source, "main"), _BOTH)
+    other = builds_in(tmp_path / "cache", options=("-DIREE_ENABLE_ASSERTIONS=OFF",)).ready(of(source, "main"), _BOTH)
+    assert plain.path != other.path
+    assert other.options == ("-DIREE_ENABLE_ASSERTIONS=OFF",)
+
+
+def test_a_runtime_alone_needs_no_compiler_and_is_taken_from_a_whole_build(source: IreeSource, tmp_path: Path) -> None:
+    cc, calls = watched_compiler(tmp_path / "cc")
+    builds = builds_in(tmp_path / "cache", CC=cc, CXX=cc)
+    alone = builds.ready(of(source, "main"), frozenset({RUNTIME}))
+    assert "compiler.c" not in calls.read_text()
+    assert not (alone.path / "tools" / "iree-compile").exists()
+    whole = builds.ready(of(source, "main"), _BOTH)
+    assert whole.path != alone.path
+    shutil.rmtree(alone.path)
+    assert builds.ready(of(source, "main"), frozenset({RUNTIME})) == whole
+
+
+def test_what_was_built_for_one_half_gets_the_other(source: IreeSource, tmp_path: Path) -> None:
+    builds = builds_in(tmp_path / "cache")
+    half = builds.ready(of(source, "main"), frozenset({COMPILER}))
+    assert not (half.path / "tools" / "iree-run-module").exists()
+    whole = builds.ready(of(source, "main"), _BOTH)
+    assert (whole.path, whole.parts) == (half.path, ("compiler", "runtime"))
+
+
+# Work trees
+
+
+def test_a_work_tree_is_built_as_it_is(source: IreeSource, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    builds = builds_in(tmp_path / "cache")
+    first = builds.ready(of(source), _BOTH)
+    assert (first.commit, first.modified) == (source.commits["first"], False)
+    capsys.readouterr()
+    assert builds.ready(of(source), _BOTH) == first
+    assert capsys.readouterr().out == ""
+    source.write(flag="--iree-opt-level=O1")
+    changed = builds.ready(of(source), _BOTH)
+    assert changed.modified
+    assert changed.path != first.path
+    # This process has used the first one.
+    assert version_of(first) == "9.0.0.dev"
+    # Another one does not: it is pruned with the next build.
+    second = source.commit("second", flag="--iree-opt-level=O1")
+    again = builds_in(tmp_path / "cache").ready(of(source), _BOTH)
+    assert (again.commit, again.modified) == (second, False)
+    assert len([path for path, _, _ in builds.all()]) == 3
+
+
+def test_builds_of_a_work_tree_that_nobody_uses_go(source: IreeSource, tmp_path: Path) -> None:
+    first = builds_in(tmp_path / "cache").ready(of(source), _BOTH)
+    shutil.rmtree(tmp_path / "cache" / "leases")
+    source.write(flag="--iree-opt-level=O1")
+    second = builds_in(tmp_path / "cache").ready(of(source), _BOTH)
+    assert not first.path.exists()
+    assert second.path.exists()
+
+
+def test_offline_a_work_tree_is_its_last_build(source: IreeSource, tmp_path: Path) -> None:
+    offline = builds_in(tmp_path / "cache", offline=True)
+    with pytest.raises(ToolchainError, match="is not built") as caught:
+        offline.ready(of(source), _BOTH)
+    assert f"gauntlet toolchain.build source:{source.folder}" in caught.value.hint
+    built = builds_in(tmp_path / "cache").ready(of(source), _BOTH)
+    source.write(flag="--iree-opt-level=O1")
+    assert offline.ready(of(source), _BOTH) == built
+
+
+def test_a_cache_that_was_moved_builds_again(
+    source: IreeSource, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    builds_in(tmp_path / "cache").ready(of(source), _BOTH)
+    (tmp_path / "cache").rename(tmp_path / "moved")
+    source.write(flag="--iree-opt-level=O1")
+    assert builds_in(tmp_path / "moved").ready(of(source), _BOTH).modified
+    assert "has another place than it had" in capsys.readouterr().out
+
+
+def test_a_damaged_build_is_made_again(source: IreeSource, tmp_path: Path) -> None:
+    builds = builds_in(tmp_path / "cache")
+    built = builds.ready(of(source, "main"), _BOTH)
+    (built.path / "tools" / "iree-compile").write_bytes(b"")
+    assert [why for _, _, why in builds.all()] == ["is damaged: tools/iree-compile has changed"]
+    assert version_of(builds.ready(of(source, "main"), _BOTH)) == "9.0.0.dev"
+
+
+# What does not build
+
+
+def test_what_does_not_compile_names_file_and_line_and_goes_on_when_mended(source: IreeSource, tmp_path: Path) -> None:
+    builds = builds_in(tmp_path / "cache")
+    source.write(broken="int wrong = ;")
+    with pytest.raises(ToolchainError) as caught:
+        builds.ready(of(source), _BOTH)
+    assert f"cannot build {source.folder}: " in caught.value.what
+    assert "compiler/planted.h:3: expected expression before" in caught.value.what
+    log = Path(caught.value.hint.partition("Log: ")[2].splitlines()[0])
+    assert "int wrong = ;" in log.read_text()
+    repeat = caught.value.hint.partition("To repeat: ")[2]
+    assert subprocess.run(repeat, shell=True, check=False, capture_output=True).returncode == 1
+    source.git("checkout", "-q", "--", ".")
+    assert not builds.ready(of(source), _BOTH).modified
+
+
+def test_what_does_not_configure_names_its_message(source: IreeSource, tmp_path: Path) -> None:
+    source.commit("second", cmake="needs a newer moon")
+    with pytest.raises(ToolchainError, match=r"cannot configure .*: planted.cmake:1: needs a newer moon"):
+        builds_in(tmp_path / "cache").ready(of(source, "main"), _BOTH)
+    assert builds_in(tmp_path / "cache").ready(of(source, "main~"), _BOTH).path.exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "first"),
+    [
+        ("[1/2] x\nFAILED: [code=1] a.o \ncc -c a.c\n/s/a.c:7:3: error: no such thing\n", "/s/a.c:7: no such thing"),
+        ("FAILED: t \nld.lld: error: undefined symbol: f\n>>> referenced\n", "ld.lld: error: undefined symbol: f"),
+        ("FAILED: t \n/usr/bin/ld: a.o: undefined reference to `f'\n", "/usr/bin/ld: a.o: undefined reference to `f'"),
+        (
+            "CMake Error at CMakeLists.txt:9 (project):\n  No CMAKE_CXX_COMPILER\n",
+            "CMakeLists.txt:9: No CMAKE_CXX_COMPILER",
+        ),
+        ("CMake Error: The source directory does not exist.\n", "The source directory does not exist."),
+        ("ninja: error: unknown target 'x'\n", "ninja: error: unknown target 'x'"),
+        ("nothing\n", ""),
+    ],
+)
+def test_the_first_error_is_found(said: str, first: str) -> None:
+    assert first_error(said) == first
+
+
+def test_a_full_disk_is_called_one(source: IreeSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cc, _ = watched_compiler(tmp_path / "cc")
+    (tmp_path / "cc" / "full").touch()
+    builds = builds_in(tmp_path / "cache", CC=cc, CXX=cc)
+    with pytest.raises(ToolchainError, match="disk full") as caught:
+        builds.ready(of(source, "main"), _BOTH)
+    assert "it goes on" in caught.value.hint
+    (tmp_path / "cc" / "full").unlink()
+    assert builds.ready(of(source, "main"), _BOTH).path.exists()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**6))
+    with pytest.raises(ToolchainError, match=r"a build needs about 1.1 GB, and .* has 1.0 MB left"):
+        builds_in(tmp_path / "other").ready(of(source, "main"), _BOTH)
+
+
+def test_submodules_that_are_not_there_are_named(source: IreeSource, tmp_path: Path) -> None:
+    clone = IreeSource(tmp_path / "clone")
+    source.git("clone", "-q", str(source.folder), str(clone.folder))
+    builds = builds_in(tmp_path / "cache")
+    for choice in (of(clone), of(clone, "main")):
+        with pytest.raises(ToolchainError, match="lacks submodules: third_party/llvm-project") as caught:
+            builds.ready(choice, _BOTH)
+        assert caught.value.hint == f"Get them: git -C {clone.folder} submodule update --init"
+    # Its own are enough for the runtime.
+    listing = clone.folder / "build_tools/scripts/git/runtime_submodules.txt"
+    listing.parent.mkdir(parents=True)
+    listing.write_text("third_party/flatcc\n")
+    clone.git("add", ".")
+    clone.git("-c", "user.name=a", "-c", "user.email=b", "commit", "-q", "-m", "listing")
+    assert builds.ready(of(clone), frozenset({RUNTIME})).parts == ("runtime",)
+
+
+def test_a_submodules_commit_that_is_not_there_is_named(source: IreeSource, tmp_path: Path) -> None:
+    clone = IreeSource(tmp_path / "clone")
+    source.git("clone", "-q", "--recurse-submodules", str(source.folder), str(clone.folder))
+    source.bump_llvm(2)
+    source.commit("second")
+    clone.git("fetch", "-q", "--no-recurse-submodules")
+    with pytest.raises(
+        ToolchainError, match=r"third_party/llvm-project is not at hand for .*: it has no commit"
+    ) as caught:
+        builds_in(tmp_path / "cache").ready(of(clone, "origin/main"), _BOTH)
+    assert "third_party/llvm-project fetch origin " in caught.value.hint
+
+
+def test_what_is_no_checkout_is_said(source: IreeSource, tmp_path: Path) -> None:
+    builds = builds_in(tmp_path / "cache")
+    (tmp_path / "empty").mkdir()
+    other = tmp_path / "other"
+    other.mkdir()
+    source.git("init", "-q", at=other)
+    for folder, words in (
+        (tmp_path / "none", "is not a folder"),
+        (tmp_path / "empty", "is no git checkout"),
+        (source.folder / "compiler", "lies within a checkout"),
+        (other, "is no checkout of IREE: it has no CMakeLists.txt"),
+    ):
+        with pytest.raises(NoSuchToolchainError, match=words):
+            builds.ready(parse_choice(f"source:{folder}"), _BOTH)
+    source.git("branch", "release-1")
+    with pytest.raises(NoSuchToolchainError, match="has no commit relase-1") as caught:
+        builds.ready(of(source, "relase-1"), _BOTH)
+    assert caught.value.hint.startswith("Did you mean release-1?")
+
+
+def test_everything_that_is_missing_is_said_at_once(
+    source: IreeSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "git").symlink_to(shutil.which("git") or "")
+    old = tools / "cmake"
+    old.write_text("#!/bin/sh\necho cmake version 3.10.2\n")
+    old.chmod(0o755)
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    builds = builds_in(tmp_path / "cache", PATH=str(tools))
+    with pytest.raises(ToolchainError) as caught:
+        builds.ready(of(source), _BOTH)
+    assert caught.value.what == (
+        f"a source build needs cmake 3.21 or newer ({old} is 3.10.2) and ninja 1.10 or newer and a C and a C++ compiler"
+    )
+    assert "sudo apt install cmake ninja-build clang lld" in caught.value.hint
+    assert "pip install 'iree-gauntlet[source]'" in caught.value.hint
+
+
+# As a toolchain
+
+
+def test_halves_may_be_built_from_different_commits(source: IreeSource, tmp_path: Path) -> None:
+    second = source.commit("second", flag="--iree-opt-level=O1")
+    builds: SourceBuilds = builds_in(tmp_path)
+    environments = Environments(tmp_path / "envs", Installer(), offline=True, use=lambda _: None, news=lambda _: None)
+    place = Place(environments, builds, "", hash_file, os.environ["PATH"])
+    found = find_toolchain(of(source, "main"), of(source, "main~"), place)
+    assert (found.compiler.commit, found.runtime.commit) == (second, source.commits["first"])
+    assert found.compiler.source == f"source: {second[:12]} of {source.folder}"
+    whole = find_toolchain(of(source, "main"), of(source, "main"), place)
+    assert whole.compiler.identity == found.compiler.identity
+    assert whole.runtime.commit == second
