@@ -293,13 +293,17 @@ class CompareRequest:
 class BisectRequest:
     """A search for a change: between which IREEs, and by what."""
 
-    good: str = option("", "The IREE that is good: a release, a nightly, or any form of --iree with --among.")
+    good: str = option(
+        "", "The IREE that is good: a release, a nightly, a commit with --source, or any form of --iree with --among."
+    )
     bad: str = option("", "The IREE that is bad; it may be older than the good one.")
     metric: str = option("", "What to look at: time, compile-time, size, dispatches, error, compiles or runs.")
     bundle: str = option(
         "", "In place of a metric and a model: a bundle that `explain` has written, the archive or its folder."
     )
     nightlies: bool = option(False, "Search among nightlies (so it is where an end is one).")
+    source: str = option("", "A checkout of IREE: good and bad are its commits, and what is tried is built.")
+    into: str = option("", "A checkout of IREE: when two releases are found, go on with the commits between them.")
     among: tuple[str, ...] = option((), "What lies between, in order, in any form of --iree (repeatable).")
     every: bool = option(False, "Try every candidate: finds changes back and forth too.")
     budget: float = option(0.0, "Minutes for the rounds of each candidate (default 30; times only).", unit="minutes")

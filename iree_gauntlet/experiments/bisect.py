@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from iree_gauntlet.engine.rounds.machine_lock import lock_facts
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.experiments.bisect_bundle import keep_bundle, run_kept_bundle
+from iree_gauntlet.experiments.bisect_commits import commits_inside, describe_change, describe_cost, places_there
 from iree_gauntlet.experiments.bisect_probe import EXACT_METRICS, ExactJudge, Judge, Judged, run_candidate
 from iree_gauntlet.experiments.bisect_question import Question, question_before, question_of
 from iree_gauntlet.experiments.bisect_timing import TIMED_METRICS, RoundsJudge, TimedBlocks
@@ -24,7 +25,7 @@ from iree_gauntlet.experiments.experiment_log import begun_by, recorded_end
 from iree_gauntlet.experiments.run import run
 from iree_gauntlet.figures import counted
 from iree_gauntlet.journal_format import read_events
-from iree_gauntlet.measuring.statistics.bisection import Search, Side, most_comparisons
+from iree_gauntlet.measuring.statistics.bisection import Search, Side, most_comparisons, most_tries
 from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS
 from iree_gauntlet.records.bisect_outcome import BISECT_RECORD
 from iree_gauntlet.records.event_log import EventLog
@@ -151,6 +152,10 @@ class BisectSearch:
     _sides: dict[int, Side] = field(default_factory=dict)
     # The bad end with the good one.
     _compared: int = 1
+    _judged: dict[str, Judged] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._judged.update(self.earlier)
 
     def search(self) -> tuple[ExitCode, str]:
         """The exit code, and what kept it from an answer; empty where nothing did."""
@@ -161,6 +166,8 @@ class BisectSearch:
             f"({'good' if question.good_is_older else 'bad'}) to {row[-1].label} "
             f"({'bad' if question.good_is_older else 'good'})"
         )
+        if question.asked.source:
+            self.say(describe_cost(row, most_tries(len(row)), question.place))
         ends: dict[bool, Judged] = {}
         for bad, candidate in ((False, question.good), (True, question.bad)):
             word = "bad" if bad else "good"
@@ -184,9 +191,54 @@ class BisectSearch:
                 self._sides[index] = self._side(judged)
                 self._compared += 1
         self.log.write("ends", {"search": self._found()})
+        self._narrow()
+        if question.asked.into and not self._state.between:
+            self._refine(question.asked.into)
+            self._narrow()
+        if (source := question.asked.source or question.asked.into) and not self._state.between:
+            self._name_change(source)
+        return (ExitCode.INCONCLUSIVE, "") if self._state.between else (ExitCode.OK, "")
+
+    def _narrow(self) -> None:
+        """Tries candidates until the change is between two, or nothing more can be said."""
         while not self._spent and (place := self._next()) is not None:
             self._step(place)
-        return (ExitCode.INCONCLUSIVE, "") if self._state.between else (ExitCode.OK, "")
+
+    def _refine(self, source: str) -> None:
+        """Puts the commits between the two candidates that were found between them, and goes on.
+
+        Raises:
+            GauntletError: their commits are not known, or are not in the checkout.
+        """
+        row, state = self.question.row, self._state
+        ends = row[state.last_old], row[state.first_new]
+        commits = [self._commits.get(candidate.label, "") for candidate in ends]
+        if not all(commits):
+            named = " and ".join(candidate.label for candidate in ends)
+            raise GauntletError(f"the commits of {named} are not known", "Search with --source between two of them.")
+        place = self.question.place
+        inside = commits_inside(commits[0], commits[1], source, place)
+        if not inside:
+            return
+        cost = describe_cost(inside, most_tries(len(inside) + 2), place)
+        self.say(f"between {ends[0].label} and {ends[1].label}: {cost}")
+        known = {item.label: self._sides[index] for index, item in enumerate(row) if index in self._sides}
+        row = (*row[: state.last_old + 1], *inside, *row[state.first_new :])
+        self.question = replace(self.question, row=row)
+        self._sides = {index: known[item.label] for index, item in enumerate(row) if item.label in known}
+        self.log.write("refined", {"row": [asdict(candidate) for candidate in row]})
+
+    def _name_change(self, source: str) -> None:
+        """Says which commit it was."""
+        commit = self._commits.get(self.question.row[self._state.first_new].label, "")
+        if commit:
+            self.log.write("change", describe_change(commit, source, self.question.place))
+
+    @property
+    def _commits(self) -> dict[str, str]:
+        """Commits of what was judged, by label, of the side that is searched."""
+        which = self.question.as_dict()["commit"]
+        return {label: judged.toolchain.get(which, "") for label, judged in self._judged.items()}
 
     @property
     def _state(self) -> Search:
@@ -201,7 +253,7 @@ class BisectSearch:
     def _next(self) -> int | None:
         state = self._state
         if state.next is not None or not self.every:
-            return state.next
+            return state.next_of(places_there(self.question.row, self.question.place))
         return next(iter(state.untried_anywhere), None)
 
     def _step(self, place: int) -> None:
@@ -230,6 +282,7 @@ class BisectSearch:
 
     def _record(self, candidate: Candidate, judged: Judged, began: float) -> None:
         seconds = round(time.monotonic() - began, 3)
+        self._judged[candidate.label] = judged
         fields = {"candidate": candidate.label, **judged.as_dict(), "seconds": seconds, "search": self._found()}
         self.log.write("judged", fields)
 

@@ -12,6 +12,7 @@ from iree_gauntlet.cases import Kind, Stage
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.experiments.bisect_bundle import bundle_title, nothing_chosen, require_bundle_alone
+from iree_gauntlet.experiments.bisect_commits import require_one_way
 from iree_gauntlet.experiments.bisect_probe import BUNDLE_METRIC, EXACT_METRICS, Judged
 from iree_gauntlet.experiments.bisect_timing import TIMED_METRICS, TIMING_NAMES
 from iree_gauntlet.experiments.run import choose
@@ -20,7 +21,13 @@ from iree_gauntlet.option import dashed, read
 from iree_gauntlet.records.bisect_outcome import bisect_outcome
 from iree_gauntlet.requests import BisectRequest, RunRequest, given, require_as_begun
 from iree_gauntlet.settings import cache_folder, project_folder, shown
-from iree_gauntlet.toolchains.candidates import Candidate, candidates_among, candidates_between
+from iree_gauntlet.toolchains.candidates import (
+    Candidate,
+    candidates_among,
+    candidates_between,
+    candidates_of_commits,
+    checkout_of,
+)
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.find import toolchain_place
 
@@ -28,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.experiments.performing import Chosen
+    from iree_gauntlet.toolchains.find import Place
 
 
 # Each candidate has its own IREE, and all of the model.
@@ -45,6 +53,7 @@ class Question:
         good_is_older: whether the good end is the first of them.
         asked: how it is looked for.
         chosen: what is run with each candidate; it selects nothing where that is a bundle.
+        place: where IREE is looked for.
     """
 
     metric: str
@@ -53,6 +62,7 @@ class Question:
     good_is_older: bool
     asked: BisectRequest
     chosen: Chosen
+    place: Place
 
     @property
     def good(self) -> Candidate:
@@ -110,16 +120,28 @@ def question_of(asked: BisectRequest, request: RunRequest) -> Question:
     parse_choice(toolchain.iree_runtime, "--iree-runtime")
     chosen = nothing_chosen(request) if asked.bundle else choose(request)
     chain = bundle_title(asked.bundle) if asked.bundle else chain_of(chosen, metric)
+    require_one_way(asked.among, asked.source, asked.into, nightlies=asked.nightlies)
+    if asked.into and metric in TIMED_METRICS:
+        hint = f"When the releases are known: --source {asked.into} --good … --bad … (their confidence is for one row)."
+        raise UsageError(f"--into is for exact metrics, and {metric} is none", hint)
+    place = place_of(request)
+    if asked.into:
+        checkout_of(asked.into, place)
     if asked.among:
-        if asked.nightlies:
-            raise UsageError("--among and --nightlies exclude each other", "Name nightlies with --among, or none.")
-        return Question(metric, chain, candidates_among(asked.good, asked.bad, asked.among), True, asked, chosen)
-    root = cache_folder(toolchain.cache_dir)
+        return Question(metric, chain, candidates_among(asked.good, asked.bad, asked.among), True, asked, chosen, place)
+    if asked.source:
+        row, good_is_older = candidates_of_commits(asked.good, asked.bad, asked.source, place)
+    else:
+        row, good_is_older = candidates_between(asked.good, asked.bad, place, nightlies=asked.nightlies)
+    return Question(metric, chain, row, good_is_older, asked, chosen, place)
+
+
+def place_of(request: RunRequest) -> Place:
+    """Where the IREEs of a bisect are looked for."""
+    root = cache_folder(request.toolchain.cache_dir)
     configuration = read_configuration(project_folder(), os.environ)
     hashes = VerifiedHashes(root / "verified")
-    place = toolchain_place(root, configuration, Leases(root), hashes.sha256, offline=request.network.offline)
-    row, good_is_older = candidates_between(asked.good, asked.bad, place, nightlies=asked.nightlies)
-    return Question(metric, chain, row, good_is_older, asked, chosen)
+    return toolchain_place(root, configuration, Leases(root), hashes.sha256, offline=request.network.offline)
 
 
 def _require_metric(asked: BisectRequest, request: RunRequest) -> None:
@@ -160,7 +182,7 @@ def question_before(folder: Path, asked: BisectRequest, request: RunRequest) -> 
         chosen = choose(request)
         if chain_of(chosen, metric) != chain:
             raise UsageError(f"the selection does not mean {chain} any more", "Start a new bisect.")
-    question = Question(metric, chain, row, bool(outcome.asked["good_is_older"]), asked, chosen)
+    question = Question(metric, chain, row, bool(outcome.asked["good_is_older"]), asked, chosen, place_of(request))
     known = {label: Judged.from_dict(event) for label, event in outcome.judged.items()}
     return question, {label: judged for label, judged in known.items() if judged.value is not None}
 

@@ -5,6 +5,8 @@ The record is `bisect.jsonl` in the bisect's folder, a log of events (`event_log
 - `bisect`: what is looked for; a resumed bisect appends another one.
 - `judged`: the result of a candidate, and in `search` what is known of the change by then.
 - `ends`: both ends are judged; `search` is what follows from them.
+- `refined`: a longer row, with the commits between two of its candidates.
+- `change`: the commit that made the change, as git describes it.
 - `end`: how it ended.
 """
 
@@ -25,8 +27,10 @@ if TYPE_CHECKING:
 
 
 BISECT_RECORD = "bisect.jsonl"
-BISECT_COMPARE = "https://github.com/iree-org/iree/compare"
+_REPOSITORY = "https://github.com/iree-org/iree"
+BISECT_COMPARE = f"{_REPOSITORY}/compare"
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
+_CHANGE = ("commit", "date", "author", "subject", "pull")
 _JUDGED = ("bad", "value", "text", "low", "high", "third", "reason", "folder", "toolchain", "seconds")
 
 
@@ -39,6 +43,7 @@ class BisectOutcome:
         asked: the last `bisect` event.
         judged: the last `judged` event of each candidate, by label.
         search: what is known of the change; empty before both ends are.
+        change: the commit that made the change; empty where none is known.
         end: the `end` event; None for a bisect that was killed or is under way.
         torn: whether the record has a line that was cut short by a crash (it is left out).
     """
@@ -47,6 +52,7 @@ class BisectOutcome:
     asked: dict[str, Any]
     judged: dict[str, dict[str, Any]]
     search: dict[str, Any]
+    change: dict[str, Any]
     end: dict[str, Any] | None
     torn: bool
 
@@ -93,6 +99,19 @@ class BisectOutcome:
         return f"{BISECT_COMPARE}/{old}...{new}"
 
     @property
+    def change_text(self) -> str:
+        """The commit that made the change: hash, date, author, subject; empty where none is known."""
+        change = self.change
+        return (
+            f"{change['commit'][:12]} of {change['date']} by {change['author']}: {change['subject']}" if change else ""
+        )
+
+    @property
+    def pull_link(self) -> str:
+        """The pull request of that commit; empty where its subject names none."""
+        return f"{_REPOSITORY}/pull/{self.change['pull']}" if self.change.get("pull") else ""
+
+    @property
     def remarks(self) -> list[str]:
         """What a reader should know in addition to the answer."""
         found = lock_remark(self.asked)
@@ -136,6 +155,7 @@ class BisectOutcome:
             "changes": search.get("changes", []),
             "confidence": asked["confidence"] if search else None,
             "commits": self.link or None,
+            "change": self.change or None,
             "remarks": self.remarks,
             "candidates": [self._candidate(item) for item in asked["row"]],
         }
@@ -156,11 +176,16 @@ def bisect_outcome(folder: Path) -> BisectOutcome:
     asked: dict[str, Any] | None = None
     judged: dict[str, dict[str, Any]] = {}
     search: dict[str, Any] = {}
+    change: dict[str, Any] = {}
     end: dict[str, Any] | None = None
     for _, event in record.events:
         match event.get("event"):
             case "bisect":
                 asked, end = event, None
+            case "refined" if asked is not None:
+                asked = {**asked, "row": event["row"]}
+            case "change":
+                change = {name: event.get(name) for name in _CHANGE}
             case "judged":
                 judged[str(event.get("candidate"))] = event
                 search = event.get("search") or search
@@ -170,7 +195,7 @@ def bisect_outcome(folder: Path) -> BisectOutcome:
                 end = event
     if asked is None:
         raise GauntletError(f"{record.path}: does not say what was looked for", "Start a new bisect.")
-    outcome = BisectOutcome(folder.name, asked, judged, search, end, record.torn)
+    outcome = BisectOutcome(folder.name, asked, judged, search, change, end, record.torn)
     _require_whole(outcome, record)
     return outcome
 

@@ -46,6 +46,10 @@ def bisect_document(outcome: BisectOutcome) -> Document:
     blocks += [Notes(tuple(outcome.remarks))] if outcome.remarks else []
     if outcome.link:
         blocks.append(Paragraph(("Commits: ", Link(BISECT_COMPARE.removeprefix("https://") + "…", outcome.link))))
+    if outcome.change:
+        pull = Link(f"#{outcome.change['pull']}", outcome.pull_link)
+        request = (" (pull request ", pull, ")") if outcome.pull_link else ()
+        blocks.append(Paragraph(("It was ", outcome.change_text, *request)))
     details: list[Block] = [Paragraph(("Not tried: ", *names[1:], "."))] if untried else []
     details += [Paragraph(("Again, in ", Name(asked["cwd"]), ":")), Code(asked["command"], "sh")]
     tried = f"{len(outcome.judged)} of {len(outcome.labels)} tried"

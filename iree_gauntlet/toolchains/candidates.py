@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from packaging.specifiers import SpecifierSet
 
 from iree_gauntlet.errors import ToolchainError, UsageError
+from iree_gauntlet.toolchains.checkout import Checkout
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.installed import COMPILER_WHEEL, RUNTIME_WHEEL
 from iree_gauntlet.toolchains.installer import Installer, Sources
@@ -89,6 +90,38 @@ def _versions_between(low: Version, high: Version, place: Place, *, nightlies: b
         if found:
             found &= set(_listed(installer, RUNTIME_WHEEL.distribution, low, high, sources))
     return sorted(version for version in found if low < version < high and version.is_prerelease == nightlies)
+
+
+def candidates_of_commits(good: str, bad: str, source: str, place: Place) -> tuple[tuple[Candidate, ...], bool]:
+    """The commits of a checkout from one to another, from the oldest to the newest, both among them.
+
+    Args:
+        good: a commit, a branch, a tag, or a release by its tag.
+        bad: likewise; either may be the older one.
+        source: the checkout.
+        place: has the value of PATH.
+
+    Returns:
+        The candidates, and whether good is the older end.
+
+    Raises:
+        UsageError: both are the same, or neither leads to the other.
+        ToolchainError: there is no such checkout or commit.
+    """
+    checkout = checkout_of(source, place)
+    commits, good_is_older = checkout.commits_between(checkout.version_commit(good), checkout.version_commit(bad))
+    return tuple(Candidate(commit[:12], f"source:{checkout.folder}@{commit}") for commit in commits), good_is_older
+
+
+def checkout_of(source: str, place: Place) -> Checkout:
+    """The checkout that `--source` names.
+
+    Raises:
+        ToolchainError: there is none.
+    """
+    choice = parse_choice(f"source:{source.removeprefix('source:')}", "--source")
+    assert choice.folder is not None, "of every source"
+    return Checkout.of(choice.folder, place.search_path)
 
 
 def candidates_among(good: str, bad: str, among: Sequence[str]) -> tuple[Candidate, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError
+from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageError
 from iree_gauntlet.figures import listed
 from iree_gauntlet.system.short_process import ask
 
@@ -99,6 +99,44 @@ class Checkout:
                 f"{meant}Get what is new: git -C {self.folder} fetch --tags",
             )
         return answer.stdout.strip()
+
+    def version_commit(self, text: str) -> str:
+        """The commit of a release or nightly (`3.6.0`, by its tag), or of anything else that `commit_of` takes.
+
+        Raises:
+            NoSuchToolchainError: there is none.
+        """
+        for ref in (f"refs/tags/iree-{text}", f"refs/tags/v{text}"):
+            answer = self._ask(["rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}"])
+            if answer.exit_code == 0:
+                return answer.stdout.strip()
+        return self.commit_of(text)
+
+    def commits_between(self, one: str, other: str) -> tuple[list[str], bool]:
+        """The commits of the first-parent history from the older of two to the newer one, both among them.
+
+        Returns:
+            They, from the oldest on; and whether the first that was given is the older one.
+
+        Raises:
+            UsageError: both are the same, or neither leads to the other.
+        """
+        if one == other:
+            raise UsageError(f"both ends are {one[:12]}", "Name two commits.")
+        for low, high in ((one, other), (other, one)):
+            if self._ask(["merge-base", "--is-ancestor", low, high]).exit_code == 0:
+                told = self._told(["rev-list", "--first-parent", "--reverse", f"{low}..{high}"])
+                return [low, *told.split()], low == one
+        base = self._ask(["merge-base", one, other]).stdout.strip()[:12]
+        raise UsageError(
+            f"neither of {one[:12]} and {other[:12]} leads to the other",
+            f"Take the commit where they part for one end: {base}." if base else "They have no commit in common.",
+        )
+
+    def describe(self, commit: str) -> dict[str, str]:
+        """What people want to know of a commit: `commit`, `date`, `author`, `subject`."""
+        told = self._told(["show", "--no-patch", "--format=%H%n%as%n%an%n%s", commit]).splitlines()
+        return dict(zip(("commit", "date", "author", "subject"), told, strict=True))
 
     def is_modified(self) -> bool:
         """Whether files of its work tree, or of its submodules, are not those of its commit."""

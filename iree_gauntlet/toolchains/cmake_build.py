@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.figures import byte_size
+from iree_gauntlet.errors import GauntletError, ToolchainError
+from iree_gauntlet.figures import byte_size, duration
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.logged_process import run_logged
 from iree_gauntlet.toolchains.toolchain import identity_of
@@ -57,6 +57,7 @@ class BuildFolder:
     """Where CMake builds; the caller holds its lock.
 
     Attributes:
+        title: what is built, for messages.
         source: the sources.
         folder: the build's.
         log: of everything that was done there.
@@ -65,6 +66,7 @@ class BuildFolder:
         news: receives a line for each thing that takes long.
     """
 
+    title: str
     source: Path
     folder: Path
     log: Path
@@ -77,6 +79,7 @@ class BuildFolder:
 
         Raises:
             ToolchainError: it fails; names the first error.
+            GauntletError: the disk is full.
         """
         argv = [self.tools.cmake, "-G", "Ninja", "-S", str(self.source), "-B", str(self.folder)]
         argv += [f"-DCMAKE_MAKE_PROGRAM={self.tools.ninja}", *_SETTINGS, *self._of_machine(), *options]
@@ -105,6 +108,7 @@ class BuildFolder:
 
         Raises:
             ToolchainError: it fails; names the first error.
+            GauntletError: the disk is full.
         """
         following = _Following(self.news, seconds_before)
         self._run([self.tools.ninja, "-C", str(self.folder), *targets], "cannot build", following.follow)
@@ -114,7 +118,7 @@ class BuildFolder:
         """Makes sure that the disk has space for a build from nothing.
 
         Raises:
-            ToolchainError: it has not.
+            GauntletError: it has not.
         """
         if (self.folder / "build.ninja").is_file():
             return
@@ -122,7 +126,7 @@ class BuildFolder:
         needed = _BYTES_OF_LLVM if whole else _BYTES_OF_RUNTIME
         place = next(path for path in self.folder.parents if path.exists())
         if (free := shutil.disk_usage(place).free) < needed:
-            raise ToolchainError(
+            raise GauntletError(
                 f"a build needs about {byte_size(needed)}, and {place} has {byte_size(free)} left",
                 "Free disk space (cache.gc, toolchain.remove), or name another folder with --cache-dir.",
             )
@@ -156,12 +160,11 @@ class BuildFolder:
             file.seek(start)
             said = file.read().decode("utf-8", "replace")
         if any(words in said for words in _DISK_FULL):
-            raise ToolchainError(
-                f"{what} {self.source}: disk full", f"Free disk space, and run again; it goes on. Log: {self.log}"
-            )
+            # No fault of what is built: whoever tries several commits stops here.
+            raise GauntletError(f"{what} {self.title}: disk full", f"Free space, and run again. Log: {self.log}")
         ended = f"it was ended with signal {-code}" if code < 0 else f"exit code {code}"
-        first = first_error(said) or ended
-        raise ToolchainError(f"{what} {self.source}: {first}", f"Log: {self.log}\n  To repeat: {shlex.join(argv)}")
+        first = first_error(said).removeprefix(f"{self.source}/") or ended
+        raise ToolchainError(f"{what} {self.title}: {first}", f"Log: {self.log}\n  To repeat: {shlex.join(argv)}")
 
 
 def settings_key(tools: BuildTools, options: Sequence[str]) -> str:
@@ -199,11 +202,7 @@ class _Following:
         if self._before and done * 10 < total:
             # The first files say little.
             left = max(0.0, self._before - (now - self._began))
-        self._news(f"built {done:,} of {total:,} files, about {_minutes(left)} left")
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+        self._news(f"built {done:,} of {total:,} files, about {duration(left)} left")
 
 
 def first_error(said: str) -> str:

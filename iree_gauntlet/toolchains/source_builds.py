@@ -246,7 +246,8 @@ class SourceBuilds:
         def news(text: str) -> None:
             self.news(f"{choice.text}: {text}")
 
-        build = BuildFolder(tree, work.folder / "build", work.folder / "log.txt", work.tools, held, news)
+        title = f"{tree} at {commit[:12]}" if choice.ref else str(tree)
+        build = BuildFolder(title, tree, work.folder / "build", work.folder / "log.txt", work.tools, held, news)
         build.require_space(runtime_only=runtime_only)
         if choice.ref:
             tree = work.folder / "tree"

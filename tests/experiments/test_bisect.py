@@ -19,7 +19,7 @@ from iree_gauntlet.engine.workspace import Selection
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.experiments.bisect import BisectSearch
 from iree_gauntlet.experiments.bisect_probe import ExactJudge, Judged
-from iree_gauntlet.experiments.bisect_question import Question
+from iree_gauntlet.experiments.bisect_question import Question, place_of
 from iree_gauntlet.experiments.bisect_timing import RoundsJudge
 from iree_gauntlet.experiments.performing import Chosen
 from iree_gauntlet.experiments.session_verdicts import in_own_way
@@ -68,7 +68,9 @@ class Bisects:
         row = tuple(Candidate(label, f"build:/{label}") for label in _LABELS)
         selection = Selection("custom", (), (), (), CaseSet((), (), ()))
         chosen = Chosen(RunRequest(), selection, ())
-        self.question = Question("size", "toy/abs@cpu", row, good_is_older, BisectRequest(), chosen)
+        self.question = Question(
+            "size", "toy/abs@cpu", row, good_is_older, BisectRequest(), chosen, place_of(RunRequest())
+        )
         self.asked: list[str] = []
         self.said: list[str] = []
 

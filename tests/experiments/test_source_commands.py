@@ -261,3 +261,111 @@ def test_programs_of_onnx_are_imported_by_a_builds_own_bindings(project: Project
     assert (path / "compiler" / "bindings" / "python" / "iree" / "compiler").is_dir()
     shown = project.gauntlet("toolchain.show", "--iree", f"source:{source.folder}@main")
     assert "ONNX importer:            onnx " in shown.out
+
+
+# Bisects
+
+
+def _history(source: IreeSource) -> None:
+    """Commits with planted changes, and a branch that was merged; the order of their names is that of their dates."""
+    source.git("tag", "iree-9.0.0", "HEAD")
+    for name in "abcd":
+        source.commit(name)
+    for name in "efg":
+        source.commit(name, broken="int wrong = ;")
+    source.commit("mended")
+    source.git("checkout", "-q", "-b", "side")
+    source.commit("of-a-branch", flag="crash")
+    source.git("checkout", "-q", "main")
+    source.git("merge", "-q", "--no-ff", "-s", "ours", "-m", "Merge a branch (#41)", "side")
+    source.commits["merge"] = source.git("rev-parse", "HEAD")
+    source.commit("h", "Take another sign (#42)", flag="negate")
+    source.commit("i", flag="negate")
+    source.commit("j", flag="negate")
+    source.commit("k", "Crash now and for ever", flag="crash")
+    source.commit("l", flag="crash")
+    source.git("tag", "iree-9.1.0", "HEAD")
+
+
+def test_the_commit_is_found_that_made_the_compiler_crash(project: Project, source: IreeSource) -> None:
+    _history(source)
+    words = ("bisect", "--source", str(source.folder), "--good", "9.0.0", "--bad", "9.1.0", "--model", "toy")
+    done = project.gauntlet(*words, "--metric", "compiles", "--run-dir", "b")
+    assert done.code == 0, done.text
+    assert "15 commits, 0 built already; at most 6 builds" in done.text
+    document = json.loads((project.folder / "b" / "bisect.json").read_text())
+    assert document["first_new"] == source.commits["k"][:12]
+    assert document["last_old"] == source.commits["j"][:12]
+    assert document["change"] == {
+        "commit": source.commits["k"],
+        "date": document["change"]["date"],
+        "author": "Ada Example",
+        "subject": "Crash now and for ever",
+        "pull": None,
+    }
+    assert document["commits"].endswith(f"{source.commits['j']}...{source.commits['k']}")
+    assert f"It was {source.commits['k'][:12]} of 2026-11-" in (project.folder / "b" / "bisect.md").read_text()
+    built = len(folders(project, "builds"))
+    # Those that are there are taken where they do as well.
+    again = project.gauntlet(*words, "--metric", "runs", "--run-dir", "r")
+    assert again.code == 0, again.text
+    document = json.loads((project.folder / "r" / "bisect.json").read_text())
+    assert document["first_new"] == source.commits["h"][:12]
+    assert len(folders(project, "builds")) <= built + 2
+
+
+def test_commits_that_do_not_build_are_left_out(project: Project, source: IreeSource) -> None:
+    _history(source)
+    a, h = source.commits["a"], source.commits["h"]
+    words = ("bisect", "--source", str(source.folder), "--good", a, "--bad", h, "--model", "toy", "--every")
+    done = project.gauntlet(*words, "--metric", "error", "--run-dir", "b")
+    assert done.code == 0, done.text
+    document = json.loads((project.folder / "b" / "bisect.json").read_text())
+    assert (document["last_old"], document["first_new"]) == (source.commits["merge"][:12], h[:12])
+    reasons = [item["reason"] for item in document["candidates"] if item.get("reason")]
+    assert len(reasons) == 3
+    assert all(": compiler/planted.h:3: expected expression" in reason for reason in reasons), reasons
+    change = document["change"]
+    assert (change["subject"], change["pull"]) == ("Take another sign (#42)", 42)
+    assert "https://github.com/iree-org/iree/pull/42" in (project.folder / "b" / "bisect.md").read_text()
+    assert source.commits["of-a-branch"][:12] not in [item["label"] for item in document["candidates"]]
+
+
+def test_from_releases_to_the_commit(project: Project, source: IreeSource) -> None:
+    _history(source)
+    folder = source.folder
+    done = project.gauntlet(
+        *("bisect", "--good", f"source:{folder}@iree-9.0.0", "--bad", f"source:{folder}@iree-9.1.0"),
+        *("--among", f"source:{folder}@{source.commits['d']}", "--among", f"source:{folder}@{source.commits['j']}"),
+        *("--model", "toy", "--metric", "runs", "--into", str(folder), "--run-dir", "b"),
+    )
+    assert done.code == 0, done.text
+    document = json.loads((project.folder / "b" / "bisect.json").read_text())
+    assert document["first_new"] == source.commits["h"][:12]
+    assert document["change"]["commit"] == source.commits["h"]
+    assert f"between iree-{source.commits['d']}" in done.text
+    resumed = project.gauntlet("bisect", "--resume", "--run-dir", "b")
+    assert resumed.code == 0, resumed.text
+    assert json.loads((project.folder / "b" / "bisect.json").read_text())["first_new"] == source.commits["h"][:12]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--good", "main", "--bad", "main"), "both ends are "),
+        (("--good", "main", "--bad", "nothing"), "has no commit nothing"),
+        (("--good", "main", "--bad", "apart"), "leads to the other"),
+        (("--good", "main~", "--bad", "main", "--nightlies"), "--source and --nightlies exclude each other"),
+        (("--good", "main~", "--bad", "main", "--into", "x"), "--source and --into exclude each other"),
+    ],
+)
+def test_commits_that_cannot_be_searched_are_said(
+    project: Project, source: IreeSource, words: tuple[str, ...], says: str
+) -> None:
+    source.git("checkout", "-q", "-b", "apart")
+    source.commit("apart")
+    source.git("checkout", "-q", "main")
+    source.commit("second")
+    done = project.gauntlet("bisect", "--source", str(source.folder), *words, "--model", "toy", "--metric", "compiles")
+    assert done.code in (2, 3), done.text
+    assert says in done.err

@@ -66,7 +66,7 @@ class IreeSource:
         """Writes what is planted into the work tree.
 
         Args:
-            flag: that the compiler gets; `crash` for a compiler that does.
+            flag: that the compiler gets; `crash` for one that does, `negate` for one that takes another sign.
             runtime: a flag that the runtime's tools get.
             broken: C that does not compile.
             cmake: a message of CMake's that ends its run.

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from iree_gauntlet.artifacts.hashing import hash_file
-from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageError
+from iree_gauntlet.errors import GauntletError, NoSuchToolchainError, ToolchainError, UsageError
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.cmake_build import first_error
 from iree_gauntlet.toolchains.environments import Environments
@@ -189,8 +189,7 @@ def test_what_does_not_compile_names_file_and_line_and_goes_on_when_mended(sourc
     source.write(broken="int wrong = ;")
     with pytest.raises(ToolchainError) as caught:
         builds.ready(of(source), _BOTH)
-    assert f"cannot build {source.folder}: " in caught.value.what
-    assert "compiler/planted.h:3: expected expression before" in caught.value.what
+    assert f"cannot build {source.folder}: compiler/planted.h:3: expected expression before" in caught.value.what
     log = Path(caught.value.hint.partition("Log: ")[2].splitlines()[0])
     assert "int wrong = ;" in log.read_text()
     repeat = caught.value.hint.partition("To repeat: ")[2]
@@ -201,7 +200,7 @@ def test_what_does_not_compile_names_file_and_line_and_goes_on_when_mended(sourc
 
 def test_what_does_not_configure_names_its_message(source: IreeSource, tmp_path: Path) -> None:
     source.commit("second", cmake="needs a newer moon")
-    with pytest.raises(ToolchainError, match=r"cannot configure .*: planted.cmake:1: needs a newer moon"):
+    with pytest.raises(ToolchainError, match=r"cannot configure .*/iree at .{12}: planted.cmake:1: needs a newer moon"):
         builds_in(tmp_path / "cache").ready(of(source, "main"), _BOTH)
     assert builds_in(tmp_path / "cache").ready(of(source, "main~"), _BOTH).path.exists()
 
@@ -229,13 +228,13 @@ def test_a_full_disk_is_called_one(source: IreeSource, tmp_path: Path, monkeypat
     cc, _ = watched_compiler(tmp_path / "cc")
     (tmp_path / "cc" / "full").touch()
     builds = builds_in(tmp_path / "cache", CC=cc, CXX=cc)
-    with pytest.raises(ToolchainError, match="disk full") as caught:
+    with pytest.raises(GauntletError, match="disk full") as caught:
         builds.ready(of(source, "main"), _BOTH)
-    assert "it goes on" in caught.value.hint
+    assert "Free space, and run again." in caught.value.hint
     (tmp_path / "cc" / "full").unlink()
     assert builds.ready(of(source, "main"), _BOTH).path.exists()
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**6))
-    with pytest.raises(ToolchainError, match=r"a build needs about 1.1 GB, and .* has 1.0 MB left"):
+    with pytest.raises(GauntletError, match=r"a build needs about 1.1 GB, and .* has 1.0 MB left"):
         builds_in(tmp_path / "other").ready(of(source, "main"), _BOTH)
 
 

@@ -33,7 +33,7 @@ from iree_gauntlet.measuring.statistics.paired import Interval, rank_estimate, r
 from iree_gauntlet.measuring.statistics.rounds import EvidenceError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
@@ -105,6 +105,17 @@ class Search:
         """Which one to try; None where the search is over."""
         untried = self.untried
         return untried[len(untried) // 2] if untried else None
+
+    def next_of(self, there: Collection[int]) -> int | None:
+        """As `next`; of those that cost no more tries at worst, the nearest to the middle that is there already."""
+        untried = self.untried
+        middle = len(untried) // 2
+
+        def most(index: int) -> int:
+            return max(index, len(untried) - 1 - index).bit_length()
+
+        as_good = [index for index, place in enumerate(untried) if place in there and most(index) <= most(middle)]
+        return untried[min(as_good, key=lambda index: abs(index - middle), default=middle)] if untried else None
 
     @property
     def tries_left(self) -> int:
