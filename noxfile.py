@@ -57,13 +57,24 @@ def matrix(session: nox.Session) -> None:
 
 @nox.session
 def suite_source(session: nox.Session) -> None:
-    """Run suites/cpu.toml (or `-- --suite FILE …`) with the source build in $IREE_BUILD_DIR."""
-    build = os.environ.get("IREE_BUILD_DIR", "")
-    if not build:
-        session.error("IREE_BUILD_DIR is not set: name the folder that IREE was built in, IREE_BUILD_DIR=../iree-build")
-    # onnx and NumPy are for the build's Python bindings, where CMake has noted no Python of their own.
-    session.install("-e", ".", "onnx", "pip")
-    session.run("gauntlet", "run", "--iree", f"build:{build}", *(session.posargs or _SUITE))
+    """Run suites/cpu.toml (or `-- --suite FILE …`) with IREE from source.
+
+    $IREE_BUILD_DIR names a folder that it was built in, or $IREE_SOURCE_DIR a checkout, which is built: its work tree,
+    or with `-- --commit REF …` a commit.
+    """
+    build, source, words = os.environ.get("IREE_BUILD_DIR"), os.environ.get("IREE_SOURCE_DIR"), [*session.posargs]
+    if bool(build) == bool(source):
+        session.error(
+            "set one of IREE_BUILD_DIR=../iree-build (built already) and IREE_SOURCE_DIR=../iree (a checkout)"
+        )
+    iree = f"build:{build}" if build else f"source:{source}"
+    if words[:1] == ["--commit"] and len(words) > 1:
+        if build:
+            session.error("--commit is of a checkout: set IREE_SOURCE_DIR in place of IREE_BUILD_DIR")
+        iree, words = f"{iree}@{words[1]}", words[2:]
+    # onnx and NumPy are for a build's Python bindings, where CMake has noted no Python of their own.
+    session.install("-e", ".[source]", "onnx", "pip")
+    session.run("gauntlet", "run", "--iree", iree, *(words or _SUITE))
 
 
 @nox.session
