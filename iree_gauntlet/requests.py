@@ -93,7 +93,7 @@ class ToolchainRequest(CacheRequest):
     iree: str = option(
         "",
         "Which IREE: installed (the default, or $IREE_GAUNTLET_IREE), 3.12.0, '>=3.9,<3.12', nightly, wheels:DIR, "
-        "venv:DIR, build:DIR, source:DIR, source:DIR@REF, path.",
+        "venv:DIR, build:DIR, source:DIR, source:DIR@REF, commit:SHA, path.",
     )
     iree_compiler: str = option("", "The compiler, where it is not that of --iree.")
     iree_runtime: str = option("", "The runtime, where it is not that of --iree.")
@@ -303,6 +303,7 @@ class BisectRequest:
     )
     nightlies: bool = option(False, "Search among nightlies (so it is where an end is one).")
     source: str = option("", "A checkout of IREE: good and bad are its commits, and what is tried is built.")
+    packages: bool = option(False, "Take packages of IREE's CI where a commit has them, and build the others.")
     into: str = option("", "A checkout of IREE: when two releases are found, go on with the commits between them.")
     among: tuple[str, ...] = option((), "What lies between, in order, in any form of --iree (repeatable).")
     every: bool = option(False, "Try every candidate: finds changes back and forth too.")

@@ -107,6 +107,7 @@ class Configuration:
         downloads: how downloads are done.
         history: where runs are kept, and what counts as a change.
         nightly_links: page or folder with links to nightly wheels of IREE.
+        packages_api: of the repository whose CI builds packages for each commit of IREE, in GitHub's API.
         build_options: CMake's, of source builds of IREE.
         environ: the environment that `$NAME` and credentials are taken from.
     """
@@ -118,6 +119,7 @@ class Configuration:
     downloads: DownloadSettings = DownloadSettings()
     history: HistorySettings = HistorySettings()
     nightly_links: str = "https://iree.dev/pip-release-links.html"
+    packages_api: str = "https://api.github.com/repos/iree-org/iree"
     build_options: tuple[str, ...] = ()
     environ: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
 

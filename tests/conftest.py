@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # How long one test may take. In pyproject.toml it would be an unknown option to who runs model tests with pytest alone.
 _SECONDS = 600
 # What a user has set must not reach the tests.
-_USERS_OWN = ("IREE_GAUNTLET_", "GITHUB_", "AWS_", "AZURE_", "GOOGLE_", "HF_")
+_USERS_OWN = ("IREE_GAUNTLET_", "GITHUB_", "GH_", "AWS_", "AZURE_", "GOOGLE_", "HF_")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-timeout looks

@@ -96,6 +96,7 @@ class _SourceTable(Document):
 
 class _ToolchainsTable(Document):
     nightly_links: _Place = Configuration().nightly_links
+    packages_api: _Url = Configuration().packages_api
     source: _SourceTable = Field(default_factory=_SourceTable)
 
 
@@ -149,6 +150,7 @@ def read_configuration(project: Path, environ: Mapping[str, str]) -> Configurati
         downloads=DownloadSettings(downloads.connections, downloads.retries),
         history=HistorySettings(**history.model_dump()) if history else HistorySettings(),
         nightly_links=toolchains.nightly_links,
+        packages_api=toolchains.packages_api.rstrip("/"),
         build_options=tuple(toolchains.source.options),
         environ=environ,
     )

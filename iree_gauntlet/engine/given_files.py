@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +55,26 @@ def describe_unreadable(command: Command) -> str:
     except GauntletError as error:
         return f"cannot use {error.what}; {error.hint or 'fetch or record this file again'}"
     return ""
+
+
+def changed_goldens(command: Command) -> list[str]:
+    """Expected outputs of a command that are not what was recorded, by the record beside them."""
+    found = []
+    for text in values_of(command, EXPECTED):
+        mark = text.find("@")
+        path = Path(command.cwd, text[mark + 1 :]) if mark >= 0 else None
+        record = path.with_name("provenance.json") if path else None
+        if path is None or record is None or not record.is_file() or not path.is_file():
+            continue
+        try:
+            said = json.loads(record.read_bytes())["outputs"]
+            known = {item["source"]: item["sha256"] for item in said}
+        except (OSError, ValueError, LookupError, TypeError):
+            # Of somebody else's making.
+            continue
+        if known.get(path.name) not in (None, hashlib.sha256(path.read_bytes()).hexdigest()):
+            found.append(f"{path.name} is not what was recorded ({record.name} has another hash)")
+    return found
 
 
 def _names_file(text: str) -> bool:

@@ -24,6 +24,7 @@ from iree_gauntlet.engine.commands import argument_text
 from iree_gauntlet.engine.reference_workers import CHOOSE_INPUTS
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.figures import counted
+from iree_gauntlet.measuring.numerics.blind_spots import find_blind_spot
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances, parse_tolerances, tolerance_of
 from iree_gauntlet.system.atomic import write_atomic
 
@@ -202,7 +203,8 @@ def _require_worth(name: str, answer: Mapping[str, Any], given: Mapping[str, flo
         makers = f" ({', '.join(answer['random'])})" if answer["random"] else ""
         differ = f"{', '.join(differing)} {'differs' if len(differing) == 1 else 'differ'} from run to run"
         what = f"{name}: nothing was recorded: {differ}{makers}"
-        raise UsageError(what, "Expected outputs are possible without what makes random numbers alone.")
+        hint = "Outputs that differ each time cannot be expected: take the operators that make random numbers out."
+        raise UsageError(what, hint)
     idle = [why for item in answer["outputs"] if (why := _why_idle(item, given))]
     if len(idle) == len(answer["outputs"]):
         raise UsageError(f"{name}: nothing was recorded: {'; '.join(idle)}", CHOOSE_INPUTS)
@@ -212,24 +214,20 @@ def _why_idle(item: Mapping[str, Any], given: Mapping[str, float] | None) -> str
     """Why an output cannot tell anything; empty where it can."""
     if item["count"] and item["nans"] == item["count"]:
         return f"every value of output {item['name']!r} ({item['type']}) is NaN"
-    hidden = _what_would_pass(item, given or {})
-    if hidden.startswith("zeros"):
+    hidden = _blind_spot(item, given or {})
+    if hidden.startswith("zeros would pass:"):
         return f"output {item['name']!r} ({item['type']}): {hidden}; remove the spec's tolerance to have one chosen"
     return ""
 
 
-def _what_would_pass(item: Mapping[str, Any], allowed: Mapping[str, float]) -> str:
-    """What else than its values a tolerance would let pass of an output; empty where that is nothing so simple."""
-    limit = allowed.get(item["type"].rpartition("x")[2], 0.0)
-    if not limit or item["least"] is None or item["nans"] + item["infinities"]:
+def _blind_spot(item: Mapping[str, Any], allowed: Mapping[str, float]) -> str:
+    """What would pass for an output with these tolerances by element type, although it is wrong; or nothing."""
+    element = item["type"].rpartition("x")[2]
+    limit = allowed.get(element, 0.0)
+    if not limit or element not in _IN_NPY:
         return ""
-    least, most = item["least"], item["most"]
-    largest = max(abs(least), abs(most))
-    if 0 < largest <= limit:
-        return f"zeros would pass: no value exceeds {largest:.3g}, and the tolerance is {limit:g}"
-    if 0 < most - least <= limit:
-        return f"a constant would pass: its values differ by {most - least:.3g}, and the tolerance is {limit:g}"
-    return ""
+    array = np.frombuffer(Path(item["file"]).read_bytes(), item["dtype"]).reshape(item["shape"])
+    return find_blind_spot(array, limit)
 
 
 def _notes(
@@ -239,7 +237,7 @@ def _notes(
     yield from answer["notes"]
     allowed = given or {element: item["atol"] for element, item in answer["allowed"].items()}
     for item in answer["outputs"]:
-        if hidden := _what_would_pass(item, allowed):
+        if hidden := _blind_spot(item, allowed):
             yield f"{item['name']} ({item['type']}): {hidden}"
         name, count = f"{item['name']} ({item['type']})", item["count"]
         if count == 0:
@@ -249,7 +247,8 @@ def _notes(
         if item["infinities"]:
             yield f"{name}: {item['infinities']} of {counted(count, 'value')} infinite"
         if count > 1 and item["least"] is not None and item["least"] == item["most"]:
-            yield f"{name} is {item['least']:g} wherever it is a number: a model that always gives that would pass"
+            where = "wherever it is a number" if item["nans"] + item["infinities"] else "everywhere"
+            yield f"{name} is {item['least']:g} {where}: a model that always gives that would pass"
         for side, said, so in _OTHERS:
             if item[side] is not None:
                 apart = f"by up to {item[side]:.3g}" if item[side] >= 0 else "by infinity, NaN or their shape"

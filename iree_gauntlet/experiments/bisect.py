@@ -175,7 +175,7 @@ class BisectSearch:
             if judged is None:
                 self.say(f"{candidate.label} ({word} end) …")
                 began = time.monotonic()
-                judged = self.judge.end(candidate, bad=bad)
+                judged = self.judge.end(self.question.taken(candidate, self.say), bad=bad)
                 self._record(candidate, judged, began)
             ends[bad] = judged
             if judged.value is None:
@@ -265,7 +265,7 @@ class BisectSearch:
         else:
             self.say(f"trying the other {counted(len(state.untried_anywhere), 'candidate')} too")
         began = time.monotonic()
-        judged = self.judge.judge(candidate)
+        judged = self.judge.judge(self.question.taken(candidate, self.say))
         self._compared += judged.value is not None
         self._sides[place] = self._side(judged)
         self._record(candidate, judged, began)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.errors import UsageError
+from iree_gauntlet.errors import NoSuchToolchainError, UsageError
 from iree_gauntlet.figures import counted, duration
 from iree_gauntlet.toolchains.candidates import Candidate, candidates_of_commits, checkout_of
+from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
+from iree_gauntlet.toolchains.find import environment_for
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from iree_gauntlet.toolchains.find import Place
 
@@ -36,17 +39,41 @@ def require_one_way(among: Sequence[str], source: str, into: str, *, nightlies: 
 def describe_cost(row: Sequence[Candidate], tries: int, place: Place) -> str:
     """How many of a row have to be built, and about how long that takes: by the builds before it."""
     builds = [build for _, build, _ in place.builds.all() if build]
-    there = sum(candidate.label in {build.commit[:12] for build in builds} for candidate in row)
+    there = len(places_there(row, place))
     known = [build.seconds for build in builds if build.seconds]
     took = f", about {duration(max(known) * (tries + 2))} by the builds before" if known else ""
     most = min(tries + 2, len(row) - there)
-    return f"{counted(len(row), 'commit')}, {there} built already; at most {counted(most, 'build')}{took}"
+    return f"{counted(len(row), 'commit')}, {there} there already; at most {counted(most, 'build')}{took}"
 
 
 def places_there(row: Sequence[Candidate], place: Place) -> set[int]:
-    """Where in a row candidates are that need no build."""
-    commits = {build.commit[:12] for _, build, _ in place.builds.all() if build}
+    """Where in a row candidates are that need no build and no download."""
+    commits = _commits_there(place)
     return {index for index, candidate in enumerate(row) if candidate.label in commits}
+
+
+def _commits_there(place: Place) -> set[str]:
+    """The commits that are built, or whose packages are installed, by their labels."""
+    packaged = (found.label.removeprefix("commit-") for _, found, _ in place.environments.all() if found)
+    return {*packaged, *(build.commit[:12] for _, build, _ in place.builds.all() if build)}
+
+
+def packaged(candidate: Candidate, place: Place, say: Callable[[str], None]) -> Candidate:
+    """A commit by its package, which is installed; the same candidate where it has none, or is no commit.
+
+    Raises:
+        ToolchainError: whether it has one cannot be said.
+    """
+    choice = parse_choice(candidate.iree)
+    if choice.kind is not ChoiceKind.SOURCE or not choice.ref:
+        return candidate
+    named = f"commit:{choice.ref}"
+    try:
+        environment_for(parse_choice(named), place)
+    except NoSuchToolchainError as error:
+        say(f"{candidate.label}: {error.what}; it is built")
+        return candidate
+    return replace(candidate, iree=named)
 
 
 def commits_inside(old: str, new: str, source: str, place: Place) -> tuple[Candidate, ...]:

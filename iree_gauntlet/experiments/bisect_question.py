@@ -12,7 +12,7 @@ from iree_gauntlet.cases import Kind, Stage
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.experiments.bisect_bundle import bundle_title, nothing_chosen, require_bundle_alone
-from iree_gauntlet.experiments.bisect_commits import require_one_way
+from iree_gauntlet.experiments.bisect_commits import packaged, require_one_way
 from iree_gauntlet.experiments.bisect_probe import BUNDLE_METRIC, EXACT_METRICS, Judged
 from iree_gauntlet.experiments.bisect_timing import TIMED_METRICS, TIMING_NAMES
 from iree_gauntlet.experiments.run import choose
@@ -32,6 +32,7 @@ from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.find import toolchain_place
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from iree_gauntlet.experiments.performing import Chosen
@@ -73,6 +74,14 @@ class Question:
     def bad(self) -> Candidate:
         """The bad end."""
         return self.row[-1 if self.good_is_older else 0]
+
+    def taken(self, candidate: Candidate, say: Callable[[str], None]) -> Candidate:
+        """A candidate as it is run: a commit by its package, where that was asked for and there is one.
+
+        Raises:
+            ToolchainError: whether there is one cannot be said.
+        """
+        return packaged(candidate, self.place, say) if self.asked.packages else candidate
 
     def as_dict(self) -> dict[str, Any]:
         """The fields of the record's `bisect` event that say it."""
@@ -120,6 +129,8 @@ def question_of(asked: BisectRequest, request: RunRequest) -> Question:
     parse_choice(toolchain.iree_runtime, "--iree-runtime")
     chosen = nothing_chosen(request) if asked.bundle else choose(request)
     chain = bundle_title(asked.bundle) if asked.bundle else chain_of(chosen, metric)
+    if asked.packages and not (asked.source or asked.into):
+        raise UsageError("--packages is for commits", "Name their checkout with --source or --into.")
     require_one_way(asked.among, asked.source, asked.into, nightlies=asked.nightlies)
     if asked.into and metric in TIMED_METRICS:
         hint = f"When the releases are known: --source {asked.into} --good … --bad … (their confidence is for one row)."

@@ -85,10 +85,11 @@ class TimedBlocks:
         """
         found = self._prepared(candidate)
         if self._good is None:
-            if candidate == self._question.good:
+            if candidate.label == self._question.good.label:
                 self._good = self._sides.get(candidate.label)
             else:
-                reason = self._prepared(self._question.good).reason
+                good = self._question.taken(self._question.good, self._progress.message)
+                reason = self._prepared(good).reason
                 self._good = self._sides.get(self._question.good.label)
                 if reason or self._good is None:
                     raise GauntletError(f"the good end {self._question.good.label} cannot be measured: {reason}")

@@ -74,7 +74,7 @@ _IREES = Option(
     "iree",
     [],
     "One IREE of the matrix; give it once for each, the base first: 3.12.0, '>=3.9,<3.12', nightly, wheels:DIR, "
-    "venv:DIR, build:DIR, source:DIR, source:DIR@REF, path, installed.",
+    "venv:DIR, build:DIR, source:DIR, source:DIR@REF, commit:SHA, path, installed.",
 )
 
 

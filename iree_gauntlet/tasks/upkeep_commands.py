@@ -217,7 +217,7 @@ def cache_import_task(options: dict[str, Any]) -> ExitCode:
 @gauntlet_task(
     "install",
     (
-        Option("version", None, "Releases, ranges, nightlies or wheels:DIR; several in quotes with `inv`."),
+        Option("version", None, "Releases, ranges, nightlies, commit:SHA or wheels:DIR; several in quotes with `inv`."),
         *CACHE,
         *options_of(NetworkRequest, "offline"),
     ),
@@ -229,6 +229,7 @@ def toolchain_install_task(options: dict[str, Any]) -> ExitCode:
 
     Examples: toolchain.install 3.9.0 3.12.0
               toolchain.install nightly
+              toolchain.install commit:89ece87b
               toolchain.install wheels:dist
     """
     from iree_gauntlet.upkeep.installed_toolchains import install  # noqa: PLC0415

@@ -56,15 +56,12 @@ def find_build_tools(environ: Mapping[str, str]) -> BuildTools:
     search_path = environ.get("PATH", "")
     missing: list[str] = []
     found = {name: _new_enough(name, search_path, missing) for name in _LEAST}
-    cc, cxx = (
-        shutil.which(environ[variable], path=search_path) if environ.get(variable) else None
-        for variable in ("CC", "CXX")
-    )
+    cc, cxx = (_of_variable(name, environ, missing) for name in ("CC", "CXX"))
     for names in (("clang", "clang++"), ("cc", "c++"), ("gcc", "g++")):
         if cc is None or cxx is None:
             here = [shutil.which(name, path=search_path) for name in names]
             cc, cxx = (here[0], here[1]) if all(here) else (cc, cxx)
-    if cc is None or cxx is None:
+    if (cc is None or cxx is None) and not any(text.startswith("$C") for text in missing):
         missing.append("a C and a C++ compiler")
     if missing or cc is None or cxx is None:
         raise ToolchainError(
@@ -77,6 +74,15 @@ def find_build_tools(environ: Mapping[str, str]) -> BuildTools:
     launcher = next(filter(None, (shutil.which(name, path=search_path) for name in _LAUNCHERS)), "")
     lld = "clang" in compiler and shutil.which("ld.lld", path=search_path) is not None
     return BuildTools(found["cmake"], found["ninja"], cc, cxx, lld, launcher, compiler)
+
+
+def _of_variable(name: str, environ: Mapping[str, str], missing: list[str]) -> str | None:
+    """Path of the compiler that a variable names; None where it names none. One that is not there is missing."""
+    named = environ.get(name, "")
+    path = shutil.which(named, path=environ.get("PATH", "")) if named else None
+    if named and path is None:
+        missing.append(f"${name}, which is {named!r} and no program on the PATH")
+    return path
 
 
 def _new_enough(name: str, search_path: str, missing: list[str]) -> str:

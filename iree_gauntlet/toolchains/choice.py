@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -15,7 +16,7 @@ from iree_gauntlet.errors import UsageError
 
 _FORMS = (
     "installed, a release (3.12.0), a range ('>=3.9,<3.12'), nightly, a nightly's version (3.14.0rc20261120), "
-    "wheels:DIR, venv:DIR, build:DIR, source:DIR, source:DIR@REF, path"
+    "wheels:DIR, venv:DIR, build:DIR, source:DIR, source:DIR@REF, commit:SHA, path"
 )
 
 
@@ -30,10 +31,12 @@ class ChoiceKind(StrEnum):
     VENV = "venv"
     BUILD = "build"
     SOURCE = "source"
+    COMMIT = "commit"
     PATH = "path"
 
 
 _WORDS = (ChoiceKind.INSTALLED, ChoiceKind.NIGHTLY, ChoiceKind.PATH)
+_COMMIT = re.compile(r"[0-9a-f]{7,40}")
 _FOLDERS = (ChoiceKind.WHEELS, ChoiceKind.VENV, ChoiceKind.BUILD, ChoiceKind.SOURCE)
 
 
@@ -47,7 +50,7 @@ class Choice:
         version: of a release or a nightly; None for `nightly`, the newest, and for the other kinds.
         range: None but for a range.
         folder: absolute; None where the kind names none.
-        ref: what git calls a commit of a checkout; empty for its work tree, and for the other kinds.
+        ref: what git calls a commit of a checkout, empty for its work tree; of a commit, the beginning of its hash.
     """
 
     kind: ChoiceKind
@@ -81,6 +84,12 @@ def parse_choice(text: str, option: str = "--iree") -> Choice:
         if word == ChoiceKind.SOURCE:
             return _of_checkout(text, rest, option)
         return Choice(ChoiceKind(word), text, folder=_absolute(rest))
+    if colon and word == ChoiceKind.COMMIT:
+        if not _COMMIT.fullmatch(rest):
+            raise UsageError(
+                f"{option} {text}: 7 to 40 digits of a commit's hash must follow", "Such as commit:89ece87b."
+            )
+        return Choice(ChoiceKind.COMMIT, text, ref=rest)
     return _of_versions(text, option)
 
 
@@ -128,6 +137,6 @@ def _guess(text: str) -> str:
         if (folder / ".git").exists():
             return f"{text} is a checkout: write source:{text} to have it built. Known: {_FORMS}."
         return f"Write build:{text} for a source build. Known: {_FORMS}."
-    near = difflib.get_close_matches(text.partition(":")[0], [*_WORDS, *_FOLDERS], n=1)
-    meant = f"Did you mean {near[0]}{':' if near[0] in _FOLDERS else ''}? " if near else ""
+    near = difflib.get_close_matches(text.partition(":")[0], [*_WORDS, *_FOLDERS, ChoiceKind.COMMIT], n=1)
+    meant = f"Did you mean {near[0]}{'' if near[0] in _WORDS else ':'}? " if near else ""
     return f"{meant}Known: {_FORMS}."

@@ -15,8 +15,10 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageError
 from iree_gauntlet.messages import news
+from iree_gauntlet.system.file_lock import file_lock
 from iree_gauntlet.toolchains.build_tree import BuildTree, compiler_of, runtime_of
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
+from iree_gauntlet.toolchains.commit_packages import CommitPackages
 from iree_gauntlet.toolchains.environments import Environment, Environments, Recipe, environment_tag
 from iree_gauntlet.toolchains.installed import (
     COMPILER_WHEEL,
@@ -27,6 +29,7 @@ from iree_gauntlet.toolchains.installed import (
     site_packages_of,
 )
 from iree_gauntlet.toolchains.installer import Installer, Sources
+from iree_gauntlet.toolchains.sealed import empty_folder, named_refusals
 from iree_gauntlet.toolchains.source_builds import COMPILER, IMPORTER, RUNTIME, SourceBuilds
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, Compiler, Runtime, Toolchain
 
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
 
 
 IREE_VARIABLE = "IREE_GAUNTLET_IREE"
+# Of a commit's hash, in the name of its environment.
+_COMMIT_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,7 @@ class Place:
     Attributes:
         environments: of the cache.
         builds: of the cache, from source.
+        packages: of commits, by IREE's CI.
         nightly_links: page or folder with links to nightly wheels.
         hash_of: SHA-256 of a file's content.
         search_path: the value of PATH.
@@ -58,6 +64,7 @@ class Place:
 
     environments: Environments
     builds: SourceBuilds
+    packages: CommitPackages
     nightly_links: str
     hash_of: Callable[[Path], str]
     search_path: str
@@ -103,9 +110,9 @@ def toolchain_place(
     builds = SourceBuilds(
         folder / "builds", configuration.build_options, os.environ, offline=offline, uses=uses, news=news
     )
-    return Place(
-        environments, builds, configuration.nightly_links, hash_of, os.environ.get("PATH", ""), importer=importer
-    )
+    packages = CommitPackages(configuration.packages_api, os.environ, news)
+    search_path = os.environ.get("PATH", "")
+    return Place(environments, builds, packages, configuration.nightly_links, hash_of, search_path, importer=importer)
 
 
 def find_toolchain(compiler: Choice, runtime: Choice, place: Place) -> Toolchain:
@@ -239,6 +246,8 @@ def environment_for(choice: Choice, place: Place) -> Environment:
     environments = place.environments
     if choice.kind is ChoiceKind.WHEELS and choice.folder:
         return environments.ready(_wheels_recipe(choice.folder, place.hash_of))
+    if choice.kind is ChoiceKind.COMMIT:
+        return _of_commit(choice, place)
     if choice.kind in (ChoiceKind.RELEASE, ChoiceKind.RANGE):
         sources = Sources()
     elif choice.kind is ChoiceKind.NIGHTLY:
@@ -246,7 +255,8 @@ def environment_for(choice: Choice, place: Place) -> Environment:
         sources = Sources(place.nightly_links)
     else:
         raise UsageError(
-            f"{choice.text} is not installed by this toolkit", "Name a release, a range, a nightly or wheels:DIR."
+            f"{choice.text} is not installed by this toolkit",
+            "Name a release, a range, a nightly, commit:SHA or wheels:DIR.",
         )
     version = choice.version or _newest(choice, place, sources)
     try:
@@ -256,6 +266,32 @@ def environment_for(choice: Choice, place: Place) -> Environment:
         if nearest is None:
             raise
         raise NoSuchToolchainError(f"there is no IREE {version} for this Python and platform", nearest) from error
+
+
+def _of_commit(choice: Choice, place: Place) -> Environment:
+    """The environment with the packages of a commit; they are downloaded where it is not there."""
+    environments = place.environments
+    there = {path.name: found for path, found, _ in environments.all() if found}
+    label = f"commit-{choice.ref[:_COMMIT_DIGITS]}"
+    known = [found.label for found in there.values() if found.label.startswith(label)]
+    if len(known) == 1 and (found := environments.find(known[0])):
+        return found
+    if environments.offline:
+        raise ToolchainError(
+            f"{choice.text} is not installed in the cache, and this is offline",
+            f"Install it where there is a network: gauntlet toolchain.install {choice.text}",
+        )
+    commit = place.packages.commit_of(choice.ref)
+    label = f"commit-{commit[:_COMMIT_DIGITS]}"
+    with named_refusals(environments.folder):
+        environments.folder.mkdir(parents=True, exist_ok=True)
+        with file_lock(environments.folder / f".{label}.download.lock"):
+            if found := environments.find(label):
+                return found
+            with empty_folder(environments.folder / f".downloading-{label}") as folder:
+                place.packages.fetch(commit, folder)
+                recipe = _wheels_recipe(folder, place.hash_of)
+                return environments.ready(replace(recipe, label=label, asked=choice.text))
 
 
 def _recipe(version: Version, sources: Sources) -> Recipe:

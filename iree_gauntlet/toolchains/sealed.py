@@ -94,6 +94,17 @@ def making(path: Path) -> Iterator[Path]:
         shutil.rmtree(new, ignore_errors=True)
 
 
+@contextmanager
+def empty_folder(path: Path) -> Iterator[Path]:
+    """A folder that is there meanwhile; what was left of an earlier one, by who was killed, goes first."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def discard(path: Path) -> None:
     """Takes a folder away at once, then deletes it."""
     if path.exists():

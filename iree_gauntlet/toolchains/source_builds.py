@@ -1,6 +1,6 @@
 """IREE that is built here from a checkout, kept as other toolchains are.
 
-    <cache>/toolchains/builds/<commit>-<options>/          a finished build of a commit, `gauntlet-build.json` in it
+    <cache>/toolchains/builds/<commit>-<options>-<parts>/  a finished build of a commit, `gauntlet-build.json` in it
     <cache>/toolchains/builds/tree-<options>-<content>/    one of a work tree as it was
     <cache>/toolchains/work/<name>-<options>/              where it is built: `tree` (a git worktree, of commits alone),
                                                            `build` (CMake's), `log.txt`, `python` (for the bindings)
@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -38,14 +39,14 @@ from iree_gauntlet.toolchains.sealed import discard, making, named_refusals, not
 from iree_gauntlet.toolchains.toolchain import identity_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from contextlib import AbstractContextManager
 
     from iree_gauntlet.toolchains.build_tools import BuildTools
     from iree_gauntlet.toolchains.choice import Choice
 
 
-BUILD_SEAL = "gauntlet-build.json"
+_SEAL = "gauntlet-build.json"
 _LATEST = "latest.json"
 _TARGETS = {"compiler": COMPILER_TARGETS, "runtime": RUNTIME_TARGETS, "importer": IMPORTER_TARGETS}
 COMPILER, RUNTIME, IMPORTER = _TARGETS
@@ -120,9 +121,9 @@ class _Work:
     tools: BuildTools
     key: str
 
-    def label(self, commit: str) -> str:
+    def label(self, commit: str, parts: Iterable[str]) -> str:
         """Of the finished build of a commit."""
-        return f"{commit[:12]}-{self.key}"
+        return f"{commit[:12]}-{self.key}-{''.join(sorted(part[0] for part in parts))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,13 @@ class SourceBuilds:
         assert choice.folder is not None, "of every source"
         checkout = Checkout.of(choice.folder, self.environ.get("PATH", ""))
         commit = checkout.commit_of(choice.ref or "HEAD")
-        tools = find_build_tools(self.environ)
+        try:
+            tools = find_build_tools(self.environ)
+        except ToolchainError:
+            # What was built where these were there, or by another compiler that is gone, can be run all the same.
+            if choice.ref and (found := self._of_commit(commit, parts)):
+                return found
+            raise
         whole = self._work(checkout, tools, tree=not choice.ref, runtime_only=False)
         alone = self._work(checkout, tools, tree=not choice.ref, runtime_only=True)
         for work in (whole, alone) if parts == {RUNTIME} else (whole,):
@@ -181,7 +188,7 @@ class SourceBuilds:
     def all(self) -> list[tuple[Path, Build | None, str]]:
         """Every finished build: folder, what it is, and what is wrong where it is none."""
         folders = sorted(self.folder.iterdir()) if self.folder.is_dir() else []
-        return [(path, *inspect_build(path)) for path in folders if path.is_dir() and not path.name.startswith(".")]
+        return [(path, *_inspect(path)) for path in folders if path.is_dir() and not path.name.startswith(".")]
 
     def work_folders(self) -> list[Path]:
         """Folders that are built in."""
@@ -206,8 +213,10 @@ class SourceBuilds:
         with named_refusals(path), file_lock(path.with_name(f".{path.name}.lock"), self._waiting(path.name)):
             source = json.loads((path / "source.json").read_bytes()) if (path / "source.json").is_file() else ""
             tree = path / "tree"
-            if tree.exists() and source and Path(source).is_dir():
-                Checkout.of(Path(source), self.environ.get("PATH", "")).forget(tree)
+            # Git forgets by itself what a checkout that is gone, or none any more, had laid out.
+            with suppress(ToolchainError):
+                if tree.exists() and source:
+                    Checkout.of(Path(source), self.environ.get("PATH", "")).forget(tree)
             shutil.rmtree(path)
 
     def _work(self, checkout: Checkout, tools: BuildTools, *, tree: bool, runtime_only: bool) -> _Work:
@@ -217,30 +226,39 @@ class SourceBuilds:
         folder = self.folder.with_name("work") / f"{checkout.folder.name}-{place}-{key}"
         return _Work(folder, checkout, options, tools, key)
 
+    def _of_commit(self, commit: str, parts: frozenset[str]) -> Build | None:
+        """A finished build of a commit by any compiler, with these options."""
+        for path, found, _ in self.all():
+            if found and found.commit == commit and found.options == self.options and parts <= set(found.parts):
+                self.uses.use(path)
+                return _inspect(path)[0]
+        return None
+
     def _finished(self, work: _Work, choice: Choice, commit: str, parts: frozenset[str]) -> Build | None:
         """The finished build of a commit, or the last one of a work tree; None where it has not all that is needed."""
-        path = self._path(work, choice, commit)
-        self.uses.use(path)
-        found, _ = inspect_build(path)
-        if found is None or not parts <= set(found.parts):
-            return None
-        note_use(path, BUILD_SEAL, time.time(), found.last_use)
-        return found
+        for path in self._paths(work, choice, commit):
+            self.uses.use(path)
+            found, _ = _inspect(path)
+            if found and parts <= set(found.parts):
+                note_use(path, _SEAL, time.time(), found.last_use)
+                return found
+        return None
 
-    def _path(self, work: _Work, choice: Choice, commit: str) -> Path:
-        """Where that build is, if there is one."""
+    def _paths(self, work: _Work, choice: Choice, commit: str) -> list[Path]:
+        """Where that build is, if there is one; the most of it first."""
         if choice.ref:
-            return self.folder / work.label(commit)
+            return sorted(self.folder.glob(f"{work.label(commit, ())}*"), key=lambda path: -len(path.name))
         try:
-            return self.folder / str(json.loads((work.folder / _LATEST).read_bytes()))
+            return [self.folder / str(json.loads((work.folder / _LATEST).read_bytes()))]
         except (OSError, ValueError):
-            return self.folder / f"tree-{work.key}"
+            return []
 
     def _make(self, work: _Work, choice: Choice, commit: str, parts: frozenset[str], held: int) -> Build:
         runtime_only = _NO_COMPILER in work.options
         began = time.monotonic()
         tree = work.checkout.folder
-        work.folder.mkdir(parents=True, exist_ok=True)
+        for folder in (work.folder, self.folder):
+            folder.mkdir(parents=True, exist_ok=True)
         write_atomic(work.folder / "source.json", json.dumps(str(work.checkout.folder)))
 
         def news(text: str) -> None:
@@ -257,10 +275,9 @@ class SourceBuilds:
         else:
             work.checkout.require_submodules(runtime_only=runtime_only)
         options = [*work.options, "-DIREE_BUILD_PYTHON_BINDINGS=OFF"]
-        # Looked at, and not in use yet: if it is replaced, it may go.
-        before, _ = inspect_build(self._path(work, choice, commit))
-        # What was built before is not left out now: others may count on it.
-        wanted = parts | set(before.parts if before else ())
+        # What was built before is not left out now. It is looked at, and not in use yet: if it is replaced, it may go.
+        before = [found for path in self._paths(work, choice, commit) if (found := _inspect(path)[0])]
+        wanted = parts.union(*(found.parts for found in before))
         if IMPORTER in wanted:
             python = self._python(work.folder / "python", tree, held, news)
             options[-1:] = ["-DIREE_BUILD_PYTHON_BINDINGS=ON", f"-DPython3_EXECUTABLE={python}"]
@@ -279,12 +296,15 @@ class SourceBuilds:
             "parts": sorted(wanted),
             "seconds": round(time.monotonic() - began, 1),
         }
-        label = work.label(commit) if choice.ref else f"tree-{work.key}-{_content(build.folder)}"
-        self._ship(build.folder, self.folder / label, said)
+        label = work.label(commit, wanted) if choice.ref else f"tree-{work.key}-{_content(build.folder)}"
+        with file_lock(self.folder / f".{label}.lock", self._waiting(label)):
+            # A commit may be built from two checkouts.
+            if _inspect(self.folder / label)[0] is None:
+                self._ship(build.folder, self.folder / label, said)
         if not choice.ref:
             write_atomic(work.folder / _LATEST, json.dumps(label))
-            self._prune(work, label)
-        found, why = inspect_build(self.folder / label)
+        self._prune(work.label(commit, ()) if choice.ref else f"tree-{work.key}-", label)
+        found, why = _inspect(self.folder / label)
         if found is None:
             raise ToolchainError(f"{self.folder / label} {why}, although it was just built", "Look at the disk.")
         news(f"built in {found.seconds:.0f} s")
@@ -293,7 +313,6 @@ class SourceBuilds:
     def _ship(self, build: Path, path: Path, said: Mapping[str, Any]) -> None:
         """Copies what is run out of the folder that it was built in."""
         self.uses.use(path)
-        self.folder.mkdir(parents=True, exist_ok=True)
         names = shipped_files(build)
         with making(path) as new:
             for name in names:
@@ -305,14 +324,14 @@ class SourceBuilds:
                     (new / name).symlink_to(os.path.relpath(new / inside, (new / name).parent))
                 else:
                     shutil.copy2(target, new / name)
-            seal(new, BUILD_SEAL, {"label": path.name, **said})
+            seal(new, _SEAL, {"label": path.name, **said})
 
-    def _prune(self, work: _Work, label: str) -> None:
-        """Deletes earlier builds of a work tree that nobody uses."""
+    def _prune(self, prefix: str, label: str) -> None:
+        """Deletes what a build has replaced, and nobody uses: earlier ones of a work tree, or with less of a commit."""
         root = self.folder.parents[1]
         with self.uses.collecting():
             used = self.uses.in_use()
-            for path in self.folder.glob(f"tree-{work.key}-*"):
+            for path in self.folder.glob(f"{prefix}*"):
                 if path.name != label and path.relative_to(root).as_posix() not in used:
                     discard(path)
 
@@ -344,9 +363,9 @@ class SourceBuilds:
         return lambda seconds: self.news(f"waiting for another process that builds in {name} ({seconds:.0f} s so far)")
 
 
-def inspect_build(path: Path) -> tuple[Build | None, str]:
+def _inspect(path: Path) -> tuple[Build | None, str]:
     """What is in a folder, and what is wrong with it where it is no finished build."""
-    document, why = read_sealed(path, BUILD_SEAL)
+    document, why = read_sealed(path, _SEAL)
     if why:
         return None, why
     try:
@@ -364,7 +383,7 @@ def inspect_build(path: Path) -> tuple[Build | None, str]:
             last_use=document["last_use"],
         )
     except (KeyError, TypeError, ValueError):
-        return None, f"has a damaged {BUILD_SEAL}"
+        return None, f"has a damaged {_SEAL}"
     return found, ""
 
 

@@ -34,10 +34,12 @@ class GivenData:
     Attributes:
         inputs: one for each of the program's.
         outputs: by their place; none where the folder has none.
+        notes: what a person should know of them.
     """
 
     inputs: tuple[InputChoice, ...]
     outputs: tuple[Array, ...]
+    notes: tuple[str, ...]
 
 
 def read_data(path: Path, program: OnnxProgram) -> GivenData:
@@ -65,7 +67,10 @@ def read_data(path: Path, program: OnnxProgram) -> GivenData:
     if outputs and len(outputs) != len(declared):
         what = f"--data {folder}: {len(outputs)} of {len(declared)} outputs are there"
         raise UsageError(what, "Give all of them, or none to have them recorded.")
-    return GivenData(inputs, outputs)
+    used = {f"input_{index}" for index in range(len(inputs))} | {f"output_{index}" for index in range(len(declared))}
+    used |= {item.name for item in program.inputs} | {value.name for value in declared}
+    notes = tuple(f"{name} is no input or output of the model: left out" for name in arrays if name not in used)
+    return GivenData(inputs, outputs, notes)
 
 
 def _arrays(path: Path) -> dict[str, Array]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 _LEAST_OF_COMMIT = 7
-_INSTALLABLE = (ChoiceKind.RELEASE, ChoiceKind.RANGE, ChoiceKind.NIGHTLY, ChoiceKind.WHEELS)
+_INSTALLABLE = (ChoiceKind.RELEASE, ChoiceKind.RANGE, ChoiceKind.NIGHTLY, ChoiceKind.COMMIT, ChoiceKind.WHEELS)
 
 
 def install(versions: str, cache_dir: str, *, offline: bool) -> ExitCode:
@@ -219,7 +219,7 @@ def _configuration() -> Configuration:
 def _names(text: str, task: str) -> list[str]:
     text = text.strip()
     # A folder's name may have spaces.
-    names = [text] if text.startswith("wheels:") or Path(text).is_dir() else text.split()
+    names = [text] if text.startswith("wheels:") or (text and Path(text).is_dir()) else text.split()
     if not names:
         raise UsageError(f"toolchain.{task} needs to know which", f"Such as toolchain.{task} 3.12.0.")
     return names
@@ -230,7 +230,7 @@ def _installable(text: str) -> Choice:
     if choice.kind not in _INSTALLABLE:
         raise UsageError(
             f"toolchain.install {text}: that is not installed by this toolkit, but used where it is",
-            f"Use it with --iree {text}. To install, name a release, a range, a nightly, or wheels:DIR.",
+            f"Use it with --iree {text}. To install, name a release, a range, a nightly, commit:SHA or wheels:DIR.",
         )
     return choice
 

@@ -7,14 +7,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from iree_gauntlet.artifacts.seeded import parse_seeded, write_seeded
 from iree_gauntlet.dialects.json_text import with_member
 from iree_gauntlet.engine.recording import tolerance_flags
-from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.upkeep.given_data import file_content
 from iree_gauntlet.upkeep.input_choices import input_sets
-from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, tensor_type
-from iree_gauntlet.workers.iree_side.rounding import FLOAT_TYPES, allow_of_others
+from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, raw_bytes, tensor_type
+from iree_gauntlet.workers.iree_side.rounding import FLOAT_TYPES, allow_of_others, difference
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 REGRESSIONS, BENCHMARKS = Path("specs", "regression_tests"), Path("specs", "benchmarks")
 # Of the spec of a program.
 SPEC = "model_cpu"
+# Of these, several values share a byte: they are the same, or they are not.
+_PACKED = ("int2", "uint2", "int4", "uint4")
 _KEEP_F64 = "--iree-input-demote-f64-to-f32=false"
 
 
@@ -73,7 +77,7 @@ def choose_inputs(program: OnnxProgram, workers: ReferenceWorkers | None) -> Cho
         try:
             said = workers.answer("run_onnx", program.path.name, plan)
         except GauntletError as error:
-            tried.append(error.what)
+            tried.append(error.what.removeprefix(f"{program.path.name}: "))
             continue
         tried += said["refused"]
         found = ChosenInputs(wanted[said["taken"]], tuple(dict.fromkeys(tried)), runs=True, said=said)
@@ -81,6 +85,54 @@ def choose_inputs(program: OnnxProgram, workers: ReferenceWorkers | None) -> Cho
             return found
         idle = idle or found
     return idle or ChosenInputs(sets[0], tuple(dict.fromkeys(tried)), runs=False)
+
+
+def check_outputs(
+    program: OnnxProgram, choices: Sequence[InputChoice], outputs: Sequence[NDArray[Any]], workers: ReferenceWorkers
+) -> list[str]:
+    """What a reference says of outputs that somebody gave, a line for each that it computes otherwise.
+
+    Raises:
+        UsageError: one has another shape than the program gives.
+    """
+    folder = workers.folder / "given"
+    folder.mkdir()
+    plan = {
+        "model": str(program.path.resolve()),
+        "inputs": [[_given(choice, folder) for choice in choices]],
+        "cwd": str(folder),
+        "folder": str(folder),
+        "tolerances": None,
+        "last": True,
+    }
+    try:
+        said = workers.answer("run_onnx", program.path.name, plan)
+    except GauntletError as error:
+        return [f"no reference has checked the outputs: {error.what}"]
+    by = "{name} {version}".format_map(said["reference"])
+    found = []
+    for item, array in zip(said["outputs"], outputs, strict=True):
+        name = f"output {item['name']}"
+        if list(array.shape) != item["shape"]:
+            what = f"--data: {name} is {list(array.shape)}, and {by} gives {item['shape']} for these inputs"
+            raise UsageError(what, "Give outputs of these inputs, or none to have them recorded.")
+        element = ELEMENT_TYPES[array.dtype.name]
+        computed = _read_back(item, array)
+        limit = allow_of_others(element, [array]).atol if element in FLOAT_TYPES else 0.0
+        apart = difference(array, computed)
+        if not item["differs"] and apart > limit:
+            found.append(f"{name}: {by} gives other numbers, by up to {apart:.3g}")
+    return found
+
+
+def _read_back(item: Mapping[str, Any], like: NDArray[Any]) -> NDArray[Any]:
+    """An output of a worker, as an array of another's type."""
+    content = Path(item["file"]).read_bytes()
+    if raw_bytes(like) == content:
+        return like
+    if like.dtype.name in _PACKED:
+        return np.frombuffer(content, np.uint8)
+    return np.frombuffer(content, like.dtype).reshape(like.shape)
 
 
 def _given(choice: InputChoice, folder: Path) -> str:

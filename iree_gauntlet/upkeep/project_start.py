@@ -26,7 +26,15 @@ from iree_gauntlet.upkeep.format_schemas import FORMATS, schema_text
 from iree_gauntlet.upkeep.given_data import GivenData, read_data
 from iree_gauntlet.upkeep.golden_record import record, reference_workers
 from iree_gauntlet.upkeep.onnx_program import parse_shapes, read_onnx
-from iree_gauntlet.upkeep.own_model import BENCHMARKS, REGRESSIONS, ChosenInputs, choose_inputs, model_files
+from iree_gauntlet.upkeep.own_model import (
+    BENCHMARKS,
+    REGRESSIONS,
+    SPEC,
+    ChosenInputs,
+    check_outputs,
+    choose_inputs,
+    model_files,
+)
 
 if TYPE_CHECKING:
     from iree_gauntlet.engine.reference_workers import ReferenceWorkers
@@ -65,17 +73,14 @@ def init(asked: InitRequest) -> ExitCode:
         raise UsageError(what, "`init --program FILE` adds a model; or name another folder.")
     if program is not None:
         _require_new(folder, program)
-    data = read_data(Path(asked.data), program) if program and asked.data else GivenData((), ())
+    data = read_data(Path(asked.data), program) if program and asked.data else GivenData((), (), ())
     runs_here = not asked.no_record and bool(onnxruntime_version())
     with reference_workers() as workers:
         chosen = ChosenInputs(data.inputs)
+        notes = _notes(program, asked.name, data, workers if runs_here else None)
         if program is not None and not asked.data:
             chosen = _choose(program, workers if runs_here else None)
-        files = (
-            model_files(program, chosen.choices, data.outputs, _GIVEN if asked.data else _NOISE, _TEMPLATE)
-            if program
-            else {}
-        )
+        files = _files_of(program, chosen, data)
         try:
             made, kept = _write(folder, files if is_project else _of_project(program) | files)
         except OSError as error:
@@ -83,6 +88,7 @@ def init(asked: InitRequest) -> ExitCode:
         _say_what_was_made(made, kept)
         if not messages.is_quiet():
             where = _elsewhere(folder) if folder / _WORKFLOW in made else ""
+            sys.stdout.writelines(f"  note: {note}\n" for note in notes)
             sys.stdout.write(f"{_assumed(program, chosen)}{where}\n")
         code = ExitCode.OK
         if program is not None and runs_here and not data.outputs:
@@ -90,9 +96,30 @@ def init(asked: InitRequest) -> ExitCode:
                 selected = SelectionRequest(spec_dir=(str(REGRESSIONS),), model=program.name)
                 code = record(RunRequest(selection=selected), chosen.said)
     if not messages.is_quiet():
-        recorded = bool(data.outputs) or (runs_here and code is ExitCode.OK)
-        sys.stdout.write(_next(folder, program, recorded=recorded))
+        refused = runs_here and code is not ExitCode.OK
+        recorded = bool(data.outputs) or (runs_here and not refused)
+        sys.stdout.write(_next(folder, program, recorded=recorded, refused=refused))
     return code
+
+
+def _notes(program: OnnxProgram | None, name: str, data: GivenData, workers: ReferenceWorkers | None) -> list[str]:
+    """What a person should know of what was given for a program.
+
+    Raises:
+        UsageError: an output has another shape than the program gives.
+    """
+    if program is None:
+        return []
+    renamed = f"{name!r} is called {program.name} here: a name has letters, digits, '.', '_' and '-'"
+    checked = check_outputs(program, data.inputs, data.outputs, workers) if workers and data.outputs else []
+    return [*([renamed] if name and program.name != name else []), *data.notes, *checked]
+
+
+def _files_of(program: OnnxProgram | None, chosen: ChosenInputs, data: GivenData) -> dict[Path, bytes | Path]:
+    """What a program comes to, by place in the project; nothing for none."""
+    if program is None:
+        return {}
+    return model_files(program, chosen.choices, data.outputs, _GIVEN if data.inputs else _NOISE, _TEMPLATE)
 
 
 def _require_new(folder: Path, program: OnnxProgram) -> None:
@@ -162,6 +189,8 @@ def _assumed(program: OnnxProgram | None, chosen: ChosenInputs) -> str:
         for item in program.inputs
         if item.open_sizes
     }
+    if not chosen.choices:
+        return ""
     lines = ["inputs that were chosen:"]
     for choice in chosen.choices:
         what = choice.values or choice.source.partition("?")[0] or "in a file of its own"
@@ -198,7 +227,13 @@ def _expected_of_example() -> bytes:
     return stream.getvalue()
 
 
-def _next(folder: Path, program: OnnxProgram | None, *, recorded: bool) -> str:
+def _next(folder: Path, program: OnnxProgram | None, *, recorded: bool, refused: bool) -> str:
+    if refused and program is not None:
+        spec = shown((folder / REGRESSIONS / program.name / f"{SPEC}.json").absolute())
+        return (
+            f"no outputs are expected yet, so there is nothing to check: change the inputs in {spec},\n"
+            f"then `gauntlet golden.record --model {program.name}`; or the model, and begin again.\n"
+        )
     steps = [(shlex.join(("cd", str(folder))), "")] if folder.resolve() != Path.cwd() else []
     if program is not None and not recorded:
         record = f"gauntlet golden.record --model {program.name}"

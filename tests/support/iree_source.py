@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from iree_gauntlet.artifacts.leases import Leases
+from iree_gauntlet.toolchains.commit_packages import CommitPackages
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.source_builds import SourceBuilds
 
@@ -99,8 +100,13 @@ def builds_in(cache: Path, *, offline: bool = False, options: tuple[str, ...] = 
     return SourceBuilds(folder, options, {**os.environ, **environ}, offline=offline, uses=Leases(cache), news=print)
 
 
+def packages_at(api: str = "http://127.0.0.1:9/nothing", **environ: str) -> CommitPackages:
+    """Packages of commits at an address, where by default nobody answers; what they say is printed."""
+    return CommitPackages(api, environ, print)
+
+
 def watched_compiler(folder: Path) -> tuple[str, Path]:
-    """A C compiler that writes down each file that it compiles, and hangs while there is a file `hang` beside it.
+    """A C compiler that writes down each file that it compiles, and waits while `hold` holds the folder.
 
     Returns:
         Its path, and that of what it writes.
@@ -111,7 +117,7 @@ def watched_compiler(folder: Path) -> tuple[str, Path]:
         f"""#!/bin/sh
 case "$*" in *compiler.c*|*tool.c*|*runtime.c*)
   echo "$*" >> {calls}
-  while [ -e {folder}/hang ]; do sleep 0.05; done
+  {waiting(folder)}
   if [ -e {folder}/full ]; then echo 'fatal error: error writing: No space left on device' >&2; exit 1; fi ;;
 esac
 exec cc "$@"
@@ -119,3 +125,21 @@ exec cc "$@"
     )
     path.chmod(0o755)
     return str(path), calls
+
+
+def hold(folder: Path) -> None:
+    """Keeps whoever waits by `waiting` from going on."""
+    os.mkfifo(folder / "held")
+
+
+def waiting(folder: Path) -> str:
+    """As a command of a shell: waits while a folder is held."""
+    return f"if [ -p {folder}/held ]; then cat {folder}/held 2> /dev/null; fi"
+
+
+def let_go(folder: Path) -> None:
+    """Lets everybody go on who waits, and who comes later."""
+    # A writer wakes the readers; who comes behind it finds nothing to wait for.
+    writer = os.open(folder / "held", os.O_RDWR)
+    (folder / "held").unlink()
+    os.close(writer)

@@ -15,7 +15,7 @@ from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.environments import Environments
 from iree_gauntlet.toolchains.find import Place, environment_for
 from iree_gauntlet.toolchains.installer import Installer
-from tests.support.iree_source import builds_in
+from tests.support.iree_source import builds_in, packages_at
 from tests.support.iree_wheels import release_wheels, write_wheel
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def place(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plac
 
 def place_of(folder: Path, nightlies: str, *, offline: bool = False) -> Place:
     environments = Environments(folder / "envs", Installer(), offline=offline, use=lambda _: None, news=lambda _: None)
-    return Place(environments, builds_in(folder, offline=offline), nightlies, hash_file, "")
+    return Place(environments, builds_in(folder, offline=offline), packages_at(), nightlies, hash_file, "")
 
 
 def labels(good: str, bad: str, place: Place, *, nightlies: bool = False) -> tuple[list[str], bool]:

@@ -18,7 +18,7 @@ from iree_gauntlet.toolchains.environments import Environments
 from iree_gauntlet.toolchains.find import Place, find_toolchain
 from iree_gauntlet.toolchains.installer import Installer
 from iree_gauntlet.toolchains.source_builds import COMPILER, RUNTIME, Build, SourceBuilds
-from tests.support.iree_source import MISSING, IreeSource, builds_in, watched_compiler
+from tests.support.iree_source import MISSING, IreeSource, builds_in, packages_at, watched_compiler
 
 pytestmark = [pytest.mark.iree, pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}")]
 
@@ -118,7 +118,29 @@ def test_what_was_built_for_one_half_gets_the_other(source: IreeSource, tmp_path
     half = builds.ready(of(source, "main"), frozenset({COMPILER}))
     assert not (half.path / "tools" / "iree-run-module").exists()
     whole = builds.ready(of(source, "main"), _BOTH)
-    assert (whole.path, whole.parts) == (half.path, ("compiler", "runtime"))
+    assert whole.parts == ("compiler", "runtime")
+    # This process has used the half, and goes on using it.
+    assert half.path.exists()
+    assert builds.ready(of(source, "main"), frozenset({COMPILER})) == whole
+
+
+def test_a_build_outlives_the_compiler_that_made_it(source: IreeSource, tmp_path: Path) -> None:
+    built = builds_in(tmp_path / "cache").ready(of(source, "main"), _BOTH)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "git").symlink_to(shutil.which("git") or "")
+    without = builds_in(tmp_path / "cache", PATH=str(tools), CC="/gone/cc")
+    assert without.ready(of(source, "main"), _BOTH) == built
+    with pytest.raises(ToolchainError, match=r"\$CC, which is '/gone/cc' and no program on the PATH"):
+        without.ready(of(source), _BOTH)
+
+
+def test_one_commit_of_two_checkouts_is_built_once_more_and_kept_once(source: IreeSource, tmp_path: Path) -> None:
+    clone = IreeSource(tmp_path / "clone")
+    source.git("clone", "-q", "--recurse-submodules", str(source.folder), str(clone.folder))
+    builds = builds_in(tmp_path / "cache")
+    assert builds.ready(of(source, "main"), _BOTH) == builds.ready(of(clone, "main"), _BOTH)
+    assert len(builds.all()) == 1
 
 
 # Work trees
@@ -315,7 +337,7 @@ def test_halves_may_be_built_from_different_commits(source: IreeSource, tmp_path
     second = source.commit("second", flag="--iree-opt-level=O1")
     builds: SourceBuilds = builds_in(tmp_path)
     environments = Environments(tmp_path / "envs", Installer(), offline=True, use=lambda _: None, news=lambda _: None)
-    place = Place(environments, builds, "", hash_file, os.environ["PATH"])
+    place = Place(environments, builds, packages_at(), "", hash_file, os.environ["PATH"])
     found = find_toolchain(of(source, "main"), of(source, "main~"), place)
     assert (found.compiler.commit, found.runtime.commit) == (second, source.commits["first"])
     assert found.compiler.source == f"source: {second[:12]} of {source.folder}"

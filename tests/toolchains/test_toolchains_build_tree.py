@@ -17,7 +17,7 @@ from iree_gauntlet.toolchains.environments import Environments
 from iree_gauntlet.toolchains.find import Place, find_toolchain
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.installer import Installer
-from tests.support.iree_source import builds_in
+from tests.support.iree_source import builds_in, packages_at
 from tests.support.toy_project import Project
 
 _VERSION = """#!/bin/sh
@@ -86,7 +86,7 @@ def link_bindings(root: Path) -> None:
 
 def place_of(folder: Path, search_path: str = "") -> Place:
     environments = Environments(folder / "envs", Installer(), offline=True, use=lambda _: None, news=lambda _: None)
-    return Place(environments, builds_in(folder, offline=True), "", hash_file, search_path)
+    return Place(environments, builds_in(folder, offline=True), packages_at(), "", hash_file, search_path)
 
 
 @pytest.mark.parametrize("tools", ["tools", "iree/tools", "bin"])

@@ -22,7 +22,7 @@ from iree_gauntlet.toolchains.environments import SEAL, Environments
 from iree_gauntlet.toolchains.find import Place, environment_for, find_toolchain
 from iree_gauntlet.toolchains.installer import Installer, Sources
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.iree_source import builds_in
+from tests.support.iree_source import builds_in, packages_at
 from tests.support.iree_wheels import release_wheels, write_wheel
 from tests.support.processes import wait_until
 
@@ -41,7 +41,7 @@ folder, wanted, program = sys.argv[1:]
 environments = Environments(
     Path(folder), Installer(program), offline=False, use=lambda path: None, news=lambda text: print(text, flush=True)
 )
-environment_for(parse_choice(wanted), Place(environments, "", None, ""))
+environment_for(parse_choice(wanted), Place(environments, None, None, "", None, ""))
 """
 
 
@@ -65,7 +65,9 @@ class Releases:
         environments = Environments(
             self.folder, Installer(), offline=offline, use=self.used.append, news=news or self.news.append
         )
-        return Place(environments, builds_in(self.folder, offline=offline), str(self.links), hash_file, "")
+        return Place(
+            environments, builds_in(self.folder, offline=offline), packages_at(), str(self.links), hash_file, ""
+        )
 
     def environment(self, wanted: str) -> Path:
         return environment_for(parse_choice(wanted), self.place()).path

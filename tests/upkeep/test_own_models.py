@@ -120,12 +120,73 @@ def test_what_a_tolerance_cannot_see_of_some_outputs_is_said(tmp_path: Path, pro
     done = gauntlet(tmp_path / "p", "golden.record", "--model", "m")
     assert done.code == 0, done.text
     assert "note: z (2x3xf32): zeros would pass: no value exceeds 0." in done.out
-    assert "y (2x3xf32)" not in done.out
+    assert "y (2x3xf32): mistakes of up to " in done.out
     loose["threshold_args"] = ["--expected_f32_threshold=0.8"]
     spec.write_text(json.dumps(loose), encoding="utf-8")
     assert "note: z (2x3xf32): a constant would pass: its values differ by 0." in (
         gauntlet(tmp_path / "p", "golden.record", "--model", "m").out
     )
+
+
+def test_parts_of_an_output_that_a_tolerance_cannot_see_are_named(tmp_path: Path, programs: Path) -> None:
+    nodes = [node("Mul", "x large", "a"), node("Mul", "x small", "b"), node("Concat", "a b", "y", axis=1)]
+    weights = {"large": np.float32(300), "small": np.float32(1e-4)}
+    program = write_model(programs / "m.onnx", nodes, [("x", F32, [1, 2, 16])], [("y", F32, [1, 4, 16])], weights)
+    done = gauntlet(tmp_path, "init", "p", "--program", str(program))
+    assert "note: y (1x4x16xf32): zeros would pass in 2 of 4 slices of axis 1: they never exceed 0.000" in done.out
+
+
+def test_outputs_that_are_the_same_everywhere_are_pointed_out_by_each_run(tmp_path: Path, programs: Path) -> None:
+    program = write_model(programs / "m.onnx", [node("Sub", "x x", "y")], [("x", F32, [8])], [("y", F32, [8])])
+    done = gauntlet(tmp_path, "init", "p", "--program", str(program))
+    assert "note: y (8xf32) is 0 everywhere: a model that always gives that would pass" in done.out
+    ran = gauntlet(tmp_path / "p", "run", "--stages", "threshold")
+    assert ran.code == 0, ran.text
+    said = next((tmp_path / "p").glob("runs/*/summary.md")).read_text(encoding="utf-8")
+    assert "every expected value is the same: a model that always gives it would pass" in said
+
+
+def test_an_expected_output_that_was_changed_is_pointed_out_where_it_fails(tmp_path: Path, programs: Path) -> None:
+    assert gauntlet(tmp_path, "init", "p", "--program", str(relu(programs))).code == 0
+    path = tmp_path / "p/specs/regression_tests/relu/model_cpu/output_0.npy"
+    np.save(path, np.load(path) + 1)
+    ran = gauntlet(tmp_path / "p", "run", "--stages", "threshold")
+    assert ran.code == 1
+    assert "output_0.npy is not what was recorded (provenance.json has another hash); output 0: 6 of 6" in ran.out
+
+
+def test_outputs_that_were_given_are_held_against_a_reference(tmp_path: Path, programs: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    x = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
+    arrays = {"x": x, "output_0": np.ones_like(x), "else": x}
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    program = str(relu(programs))
+    done = gauntlet(tmp_path, "init", "p", "--program", program, "--data", str(folder), "--name", "a b")
+    assert done.code == 0, done.text
+    assert re.search(r"note: output y: onnxruntime \S+ gives other numbers, by up to 2\n", done.out)
+    assert "note: else is no input or output of the model: left out" in done.out
+    assert "note: 'a b' is called a_b here" in done.out
+    np.save(folder / "output_0.npy", np.maximum(x, 0))
+    right = gauntlet(tmp_path, "init", "p", "--program", program, "--data", str(folder))
+    assert "gives other numbers" not in right.out
+    np.save(folder / "output_0.npy", np.ones((2, 4), np.float32))
+    wrong = gauntlet(tmp_path, "init", "p", "--program", program, "--data", str(folder), "--name", "c")
+    assert wrong.code == 2
+    assert "output y is [2, 4], and onnxruntime " in wrong.err
+    assert not (tmp_path / "p/specs/regression_tests/c").exists()
+
+
+def test_a_weight_without_which_a_model_does_not_run_is_seen(tmp_path: Path, programs: Path) -> None:
+    resize = onnx.helper.make_node("Resize", ["x", "", "s"], ["r"], mode="nearest")
+    weights = {"s": np.array([1, 1, 2, 100], np.float32), "w": np.ones((1, 1, 2, 200), np.float32)}
+    nodes = [resize, node("Concat", "r w", "y", axis=0)]
+    program = write_model(programs / "m.onnx", nodes, [("x", F32, [1, 1, 1, 2])], [("y", F32, [2, 1, 2, 200])], weights)
+    assert gauntlet(tmp_path, "init", "p", "--program", str(program)).code == 0
+    done = gauntlet(tmp_path / "p", "golden.sensitivity", "--model", "m")
+    assert done.code == 0, done.text
+    assert "2 of 2 weights would be seen if they were 1 % wrong" in done.out
 
 
 def test_without_recording_the_next_step_is_said(tmp_path: Path, programs: Path) -> None:
