@@ -90,7 +90,7 @@ class BuildFolder:
             before = None
         if before == argv and (self.folder / "build.ninja").is_file():
             return
-        if before is not None and before[:7] != argv[:7]:
+        if before is not None and before[3:7] != argv[3:7]:
             self.news("the folder of this build has another place than it had: it begins again")
             shutil.rmtree(self.folder)
         stamp.unlink(missing_ok=True)
