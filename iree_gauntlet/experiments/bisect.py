@@ -17,7 +17,13 @@ from iree_gauntlet.engine.rounds.machine_lock import lock_facts
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.experiments.bisect_bundle import keep_bundle, run_kept_bundle
-from iree_gauntlet.experiments.bisect_commits import commits_inside, describe_change, describe_cost, places_there
+from iree_gauntlet.experiments.bisect_commits import (
+    commits_inside,
+    describe_change,
+    describe_cost,
+    nightlies_inside,
+    places_there,
+)
 from iree_gauntlet.experiments.bisect_probe import EXACT_METRICS, ExactJudge, Judge, Judged, run_candidate
 from iree_gauntlet.experiments.bisect_question import Question, question_before, question_of
 from iree_gauntlet.experiments.bisect_timing import TIMED_METRICS, RoundsJudge, TimedBlocks
@@ -33,13 +39,14 @@ from iree_gauntlet.records.run_folder import asked_folder, free_folder, make_fol
 from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from iree_gauntlet.experiments.performing import Chosen
     from iree_gauntlet.progress import Presenter, Progress
     from iree_gauntlet.requests import BisectRequest, RunRequest
     from iree_gauntlet.toolchains.candidates import Candidate
+    from iree_gauntlet.toolchains.find import Place
 
 
 _FETCH_FOLDER = "fetch"
@@ -192,9 +199,8 @@ class BisectSearch:
                 self._compared += 1
         self.log.write("ends", {"search": self._found()})
         self._narrow()
-        if question.asked.into and not self._state.between:
+        if question.asked.into:
             self._refine(question.asked.into)
-            self._narrow()
         if (source := question.asked.source or question.asked.into) and not self._state.between:
             self._name_change(source)
         return (ExitCode.INCONCLUSIVE, "") if self._state.between else (ExitCode.OK, "")
@@ -205,23 +211,37 @@ class BisectSearch:
             self._step(place)
 
     def _refine(self, source: str) -> None:
-        """Puts the commits between the two candidates that were found between them, and goes on.
+        """Goes on among what lies between the two candidates that were found: nightlies of releases, then commits.
 
         Raises:
             GauntletError: their commits are not known, or are not in the checkout.
         """
-        row, state = self.question.row, self._state
-        ends = row[state.last_old], row[state.first_new]
-        commits = [self._commits.get(candidate.label, "") for candidate in ends]
+        for find in (nightlies_inside, self._commits_inside):
+            if self._state.between:
+                return
+            row, state = self.question.row, self._state
+            old, new = row[state.last_old], row[state.first_new]
+            if inside := find(old, new, source, self.question.place, self.say):
+                self._insert(inside)
+                self._narrow()
+
+    def _commits_inside(
+        self, old: Candidate, new: Candidate, source: str, place: Place, say: Callable[[str], None]
+    ) -> tuple[Candidate, ...]:
+        """The commits between two candidates; says what they cost."""
+        commits = [self._commits.get(candidate.label, "") for candidate in (old, new)]
         if not all(commits):
-            named = " and ".join(candidate.label for candidate in ends)
-            raise GauntletError(f"the commits of {named} are not known", "Search with --source between two of them.")
-        place = self.question.place
+            what = f"the commits of {old.label} and {new.label} are not known"
+            raise GauntletError(what, "Search with --source between two of them.")
         inside = commits_inside(commits[0], commits[1], source, place)
-        if not inside:
-            return
-        cost = describe_cost(inside, most_tries(len(inside) + 2), place)
-        self.say(f"between {ends[0].label} and {ends[1].label}: {cost}")
+        if inside:
+            cost = describe_cost(inside, most_tries(len(inside) + 2), place)
+            say(f"between {old.label} and {new.label}: {cost}")
+        return inside
+
+    def _insert(self, inside: Sequence[Candidate]) -> None:
+        """Puts candidates between the two that were found."""
+        row, state = self.question.row, self._state
         known = {item.label: self._sides[index] for index, item in enumerate(row) if index in self._sides}
         row = (*row[: state.last_old + 1], *inside, *row[state.first_new :])
         self.question = replace(self.question, row=row)

@@ -6,9 +6,9 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.errors import NoSuchToolchainError, UsageError
+from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageError
 from iree_gauntlet.figures import counted, duration
-from iree_gauntlet.toolchains.candidates import Candidate, candidates_of_commits, checkout_of
+from iree_gauntlet.toolchains.candidates import Candidate, candidates_between, candidates_of_commits, checkout_of
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.find import environment_for
 
@@ -74,6 +74,30 @@ def packaged(candidate: Candidate, place: Place, say: Callable[[str], None]) -> 
         say(f"{candidate.label}: {error.what}; it is built")
         return candidate
     return replace(candidate, iree=named)
+
+
+def nightlies_inside(
+    old: Candidate, new: Candidate, source: str, place: Place, say: Callable[[str], None]
+) -> tuple[Candidate, ...]:
+    """The nightlies between two releases, which cost no build; none where one is no release, or there are none.
+
+    Args:
+        old: the older one.
+        new: the newer one.
+        source: the checkout whose commits come after them.
+        place: where IREE is looked for.
+        say: is told how many there are, or why none can be had.
+    """
+    if any(parse_choice(candidate.iree).kind is not ChoiceKind.RELEASE for candidate in (old, new)):
+        return ()
+    try:
+        row, _ = candidates_between(old.iree, new.iree, place, nightlies=True)
+    except ToolchainError as error:
+        say(f"no nightlies between {old.label} and {new.label}: {error.what}; on to the commits of {source}")
+        return ()
+    if row[1:-1]:
+        say(f"between {old.label} and {new.label}: nightlies ({len(row) - 2})")
+    return row[1:-1]
 
 
 def commits_inside(old: str, new: str, source: str, place: Place) -> tuple[Candidate, ...]:

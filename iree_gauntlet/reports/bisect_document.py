@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.document import Block, Cell, Code, Column, Document, Kind, Link, Name, Notes, Paragraph, Table
@@ -50,6 +51,8 @@ def bisect_document(outcome: BisectOutcome) -> Document:
         pull = Link(f"#{outcome.change['pull']}", outcome.pull_link)
         request = (" (pull request ", pull, ")") if outcome.pull_link else ()
         blocks.append(Paragraph(("It was ", outcome.change_text, *request)))
+        source = asked["asked"].get("source") or asked["asked"].get("into") or "."
+        blocks.append(Code(shlex.join(("git", "-C", source, "show", outcome.change["commit"])), "sh"))
     details: list[Block] = [Paragraph(("Not tried: ", *names[1:], "."))] if untried else []
     details += [Paragraph(("Again, in ", Name(asked["cwd"]), ":")), Code(asked["command"], "sh")]
     tried = f"{len(outcome.judged)} of {len(outcome.labels)} tried"

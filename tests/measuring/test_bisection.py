@@ -138,3 +138,20 @@ def test_the_ends_are_like_themselves_and_names_do_not_matter(value: float, good
     assert not (is_nearer_to_bad(value, good, bad) and is_nearer_to_bad(value, bad, good))
     assert is_same_value(math.nan, math.inf)
     assert np.isfinite(value)
+
+
+@given(st.integers(3, 60), st.data())
+def test_what_is_there_already_is_taken_where_it_costs_no_more_tries(count: int, data: st.DataObject) -> None:
+    search = Search(count, {0: Side.OLD, count - 1: Side.NEW})
+    there = data.draw(st.sets(st.integers(0, count - 1)))
+    found = search.next_of(there)
+    assert found is not None
+    # Whichever side is left over, no more tries are needed than behind the middle one.
+    after = [Search(count, {**search.sides, found: side}).tries_left for side in (Side.OLD, Side.NEW)]
+    assert max(after) <= search.tries_left - 1
+    assert found in there or found == search.next
+    assert search.next_of(()) == search.next
+
+
+def test_a_search_that_is_over_takes_none() -> None:
+    assert Search(2, {0: Side.OLD, 1: Side.NEW}).next_of({0, 1}) is None

@@ -127,4 +127,4 @@ def test_a_constant_output_is_recorded_with_a_word(project: Project) -> None:
     _onnx_spec(project, [])
     done = project.gauntlet("golden.record", "--model", "toy", "--submodel", "net")
     assert done.code == 0, done.text
-    assert "is 0 wherever it is a number: a model that always gives that would pass" in done.out
+    assert "is 0 everywhere: a model that always gives that would pass" in done.out

@@ -10,7 +10,8 @@ import pytest
 
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.errors import ToolchainError, UsageError
-from iree_gauntlet.toolchains.candidates import candidates_among, candidates_between
+from iree_gauntlet.experiments.bisect_commits import nightlies_inside
+from iree_gauntlet.toolchains.candidates import Candidate, candidates_among, candidates_between
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.environments import Environments
 from iree_gauntlet.toolchains.find import Place, environment_for
@@ -97,6 +98,18 @@ def test_versions_between_two(place: Place) -> None:
 def test_nightlies_between_two(place: Place) -> None:
     expected = ["3.12.0", *_NIGHTLIES[1:], "3.13.0"]
     assert labels("3.12.0", "3.13.0", place, nightlies=True) == (expected, True)
+
+
+def test_from_releases_a_bisect_goes_on_to_their_nightlies(place: Place, tmp_path: Path) -> None:
+    said: list[str] = []
+    old, new = Candidate("3.12.0", "3.12.0"), Candidate("3.13.0", "3.13.0")
+    inside = nightlies_inside(old, new, "../iree", place, said.append)
+    assert [candidate.iree for candidate in inside] == list(_NIGHTLIES[1:])
+    assert said == [f"between 3.12.0 and 3.13.0: nightlies ({len(inside)})"]
+    assert nightlies_inside(old, Candidate("b", "build:/b"), "../iree", place, said.append) == ()
+    nowhere = place_of(tmp_path, str(tmp_path / "nowhere"))
+    assert nightlies_inside(old, new, "../iree", nowhere, said.append) == ()
+    assert said[-1].endswith("on to the commits of ../iree") or len(said) == 1
 
 
 def test_releases_at_the_edges(place: Place) -> None:
