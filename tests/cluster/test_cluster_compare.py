@@ -111,6 +111,7 @@ def test_a_crash_is_no_verdict_and_is_not_tried_again(cluster: LocalCluster, pro
     assert len(measured["blocks"]) == 1
 
 
+@pytest.mark.stress
 def test_compile_times_are_taken_by_workers_too(cluster: LocalCluster, project: Project, tmp_path: Path) -> None:
     # A round's module is nobody's; what is in the cache is compiled by the real one.
     made = 'for word; do case $word in *.vmfb.round) echo made > "${word#-o=}" ;; esac; done; exit'
@@ -178,6 +179,7 @@ def test_ctrl_c_leaves_what_is_measured_and_another_goes_on_with_the_rest(
     assert document["where"].keys() == document["models"].keys()
 
 
+@pytest.mark.stress
 def test_a_step_of_a_history_is_confirmed_by_a_worker(cluster: LocalCluster, project: Project, tmp_path: Path) -> None:
     irees = (MadeUpTimes(tmp_path / "a").iree, MadeUpTimes(tmp_path / "b", 1.2).iree)
     runs = [
