@@ -135,7 +135,9 @@ class Checkout:
 
     def describe(self, commit: str) -> dict[str, str]:
         """What people want to know of a commit: `commit`, `date`, `author`, `subject`."""
-        told = self._told(["show", "--no-patch", "--format=%H%n%as%n%an%n%s", commit]).splitlines()
+        told = self._told(
+            ["-c", "log.showSignature=false", "show", "--no-patch", "--format=%H%n%as%n%an%n%s", commit]
+        ).splitlines()
         return dict(zip(("commit", "date", "author", "subject"), told, strict=True))
 
     def is_modified(self) -> bool:

@@ -1,7 +1,7 @@
 """IREE that is built here from a checkout, kept as other toolchains are.
 
     <cache>/toolchains/builds/<commit>-<options>-<parts>/  a finished build of a commit, `gauntlet-build.json` in it
-    <cache>/toolchains/builds/tree-<options>-<content>/    one of a work tree as it was
+    <cache>/toolchains/builds/tree-<name>-<options>-<content>/    one of a work tree as it was
     <cache>/toolchains/work/<name>-<options>/              where it is built: `tree` (a git worktree, of commits alone),
                                                            `build` (CMake's), `log.txt`, `python` (for the bindings)
     <cache>/toolchains/work/.<name>.lock                   held while it is built; dies with its holder
@@ -296,14 +296,15 @@ class SourceBuilds:
             "parts": sorted(wanted),
             "seconds": round(time.monotonic() - began, 1),
         }
-        label = work.label(commit, wanted) if choice.ref else f"tree-{work.key}-{_content(build.folder)}"
+        like = work.label(commit, ()) if choice.ref else f"tree-{work.folder.name}-"
+        label = work.label(commit, wanted) if choice.ref else f"{like}{_content(build.folder)}"
         with file_lock(self.folder / f".{label}.lock", self._waiting(label)):
             # A commit may be built from two checkouts.
             if _inspect(self.folder / label)[0] is None:
                 self._ship(build.folder, self.folder / label, said)
         if not choice.ref:
             write_atomic(work.folder / _LATEST, json.dumps(label))
-        self._prune(work.label(commit, ()) if choice.ref else f"tree-{work.key}-", label)
+        self._prune(like, label)
         found, why = _inspect(self.folder / label)
         if found is None:
             raise ToolchainError(f"{self.folder / label} {why}, although it was just built", "Look at the disk.")

@@ -175,6 +175,15 @@ def test_builds_of_a_work_tree_that_nobody_uses_go(source: IreeSource, tmp_path:
     assert second.path.exists()
 
 
+def test_builds_of_another_checkouts_work_tree_stay(source: IreeSource, tmp_path: Path) -> None:
+    clone = IreeSource(tmp_path / "clone")
+    source.git("clone", "-q", "--recurse-submodules", str(source.folder), str(clone.folder))
+    first = builds_in(tmp_path / "cache").ready(of(clone), _BOTH)
+    shutil.rmtree(tmp_path / "cache" / "leases")
+    builds_in(tmp_path / "cache").ready(of(source), _BOTH)
+    assert first.path.exists()
+
+
 def test_offline_a_work_tree_is_its_last_build(source: IreeSource, tmp_path: Path) -> None:
     offline = builds_in(tmp_path / "cache", offline=True)
     with pytest.raises(ToolchainError, match="is not built") as caught:
