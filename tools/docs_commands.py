@@ -45,6 +45,7 @@ NOT_RUN = (
     ("*", r"\.\./|/big/disk|\bonnx_ops\b|\bruns/", _OUTSIDE),
     ("docs/how-to/cluster.md", r"^(ssh|dask)|gauntlet (worker t|cluster\.)", "runs until it is ended, or needs that"),
     ("docs/how-to/cluster-*.md", "", "needs other machines, or Slurm"),
+    ("docs/how-to/source.md", "", "clones and builds IREE, which takes hours"),
     ("docs/how-to/bench*.md", "", _TORCH),
     ("docs/how-to/micro.md", "", _TORCH),
     ("docs/how-to/recipes.md", "", _TORCH),
