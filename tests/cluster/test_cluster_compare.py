@@ -99,6 +99,7 @@ def test_a_comparison_comes_to_what_it_comes_to_here(cluster: LocalCluster, proj
     wait_until(lambda: not cluster.run_processes)
 
 
+@pytest.mark.stress
 def test_a_crash_is_no_verdict_and_is_not_tried_again(cluster: LocalCluster, project: Project, tmp_path: Path) -> None:
     broken = tree(tmp_path / "broken", iree_benchmark_module="kill -SEGV $$")
     words = _words(MadeUpTimes(tmp_path / "a").iree, broken, "cmp")
@@ -128,6 +129,7 @@ def test_compile_times_are_taken_by_workers_too(cluster: LocalCluster, project: 
     assert _document(project, "cmp")["models"]["toy/abs@cpu"]["peak_rss_bytes"].keys() == {"A", "B"}
 
 
+@pytest.mark.stress
 def test_a_model_whose_worker_is_killed_is_measured_by_another_from_the_beginning(
     project: Project, tmp_path: Path
 ) -> None:
@@ -151,6 +153,7 @@ def test_a_model_whose_worker_is_killed_is_measured_by_another_from_the_beginnin
     assert note in (project.folder / "cmp" / "comparison.md").read_text()
 
 
+@pytest.mark.stress
 def test_ctrl_c_leaves_what_is_measured_and_another_goes_on_with_the_rest(
     cluster: LocalCluster, project: Project, tmp_path: Path
 ) -> None:

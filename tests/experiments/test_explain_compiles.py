@@ -90,6 +90,7 @@ def explained(project: Project, *words: str) -> tuple[dict[str, Any], Path]:
     return case, project.newest / "explain" / case["found"]["bundle"]["folder"]
 
 
+@pytest.mark.stress
 def test_a_planted_failure_among_500_operations_is_all_that_is_left(project: Project) -> None:
     failed(project, long_program(500, 313, UNKNOWN))
     case, bundle = explained(project)
@@ -158,6 +159,7 @@ def test_what_does_not_parse_is_shown_whole(project: Project) -> None:
     assert (bundle / "program.mlir").read_bytes() == (project.regressions / "broken.mlir").read_bytes()
 
 
+@pytest.mark.stress
 def test_when_the_time_is_up_the_best_so_far_counts(project: Project) -> None:
     failed(project, long_program(20, 7, UNKNOWN))
     # No compile ends in so little.

@@ -204,6 +204,7 @@ def test_the_action_installs_the_toolkit_that_it_is_part_of(runner: Runner) -> N
     assert runner.called[-1].endswith(" /action"), "the run installs that IREE itself"
 
 
+@pytest.mark.stress
 @pytest.mark.iree
 def test_shards_become_one_run(runner: Runner, project: Project) -> None:
     # By their names, one or more of them belong to each shard.
