@@ -43,16 +43,9 @@ def programs(tmp_path: Path) -> Path:
 
 # The others are for `nox -s stress`.
 _EACH_TIME = (
-    "quantised",
-    "sqrt_nan",
-    "Scalar-Input",
-    "random_op",
-    "tiny_values",
-    "sum_f16",
-    "reflect_pad",
-    "no_values",
+    *("quantised", "sqrt_nan", "sign_of_nan", "Scalar-Input", "random_op"),
+    *("tiny_values", "sum_f16", "reflect_pad", "no_values", "all_nan"),
 )
-_EACH_TIME += ("all_nan", "sign_of_nan")
 
 
 @pytest.mark.iree
