@@ -18,11 +18,11 @@ from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.experiments.bisect_bundle import keep_bundle, run_kept_bundle
 from iree_gauntlet.experiments.bisect_commits import (
-    commits_inside,
     describe_change,
     describe_cost,
-    nightlies_inside,
-    places_there,
+    find_ready,
+    list_commits_inside,
+    list_nightlies_inside,
 )
 from iree_gauntlet.experiments.bisect_probe import EXACT_METRICS, ExactJudge, Judge, Judged, run_candidate
 from iree_gauntlet.experiments.bisect_question import Question, question_before, question_of
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.progress import Presenter, Progress
     from iree_gauntlet.requests import BisectRequest, RunRequest
     from iree_gauntlet.toolchains.candidates import Candidate
-    from iree_gauntlet.toolchains.find import Place
 
 
 _FETCH_FOLDER = "fetch"
@@ -216,37 +215,42 @@ class BisectSearch:
         Raises:
             GauntletError: their commits are not known, or are not in the checkout.
         """
-        for find in (nightlies_inside, self._commits_inside):
-            if self._state.between:
-                return
-            row, state = self.question.row, self._state
-            old, new = row[state.last_old], row[state.first_new]
-            if inside := find(old, new, source, self.question.place, self.say):
-                self._insert(inside)
-                self._narrow()
+        if not self._state.between:
+            self._go_on(list_nightlies_inside(*self._found_pair, self.question.place, self.say))
+        if not self._state.between:
+            self._go_on(self._list_commits_inside(source))
 
-    def _commits_inside(
-        self, old: Candidate, new: Candidate, source: str, place: Place, say: Callable[[str], None]
-    ) -> tuple[Candidate, ...]:
-        """The commits between two candidates; says what they cost."""
+    @property
+    def _found_pair(self) -> tuple[Candidate, Candidate]:
+        """The two candidates that the change lies between, the older one first."""
+        row, state = self.question.row, self._state
+        return row[state.last_old], row[state.first_new]
+
+    def _list_commits_inside(self, source: str) -> tuple[Candidate, ...]:
+        """The commits between the two candidates that were found; says what they cost."""
+        old, new = self._found_pair
+        place = self.question.place
         commits = [self._commits.get(candidate.label, "") for candidate in (old, new)]
         if not all(commits):
             what = f"the commits of {old.label} and {new.label} are not known"
             raise GauntletError(what, "Search with --source between two of them.")
-        inside = commits_inside(commits[0], commits[1], source, place)
+        inside = list_commits_inside(commits[0], commits[1], source, place)
         if inside:
             cost = describe_cost(inside, most_tries(len(inside) + 2), place)
-            say(f"between {old.label} and {new.label}: {cost}")
+            self.say(f"between {old.label} and {new.label}: {cost}")
         return inside
 
-    def _insert(self, inside: Sequence[Candidate]) -> None:
-        """Puts candidates between the two that were found."""
+    def _go_on(self, inside: Sequence[Candidate]) -> None:
+        """Puts candidates between the two that were found, and searches among them."""
+        if not inside:
+            return
         row, state = self.question.row, self._state
         known = {item.label: self._sides[index] for index, item in enumerate(row) if index in self._sides}
         row = (*row[: state.last_old + 1], *inside, *row[state.first_new :])
         self.question = replace(self.question, row=row)
         self._sides = {index: known[item.label] for index, item in enumerate(row) if item.label in known}
         self.log.write("refined", {"row": [asdict(candidate) for candidate in row]})
+        self._narrow()
 
     def _name_change(self, source: str) -> None:
         """Says which commit it was."""
@@ -273,7 +277,9 @@ class BisectSearch:
     def _next(self) -> int | None:
         state = self._state
         if state.next is not None or not self.every:
-            return state.next_of(places_there(self.question.row, self.question.place))
+            question = self.question
+            of_commits = question.asked.source or question.asked.into
+            return state.next_of(find_ready(question.row, question.place) if of_commits else ())
         return next(iter(state.untried_anywhere), None)
 
     def _step(self, place: int) -> None:

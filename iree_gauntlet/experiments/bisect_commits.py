@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageError
 from iree_gauntlet.figures import counted, duration
-from iree_gauntlet.toolchains.candidates import Candidate, candidates_between, candidates_of_commits, checkout_of
+from iree_gauntlet.toolchains.candidates import Candidate, candidates_between, list_commits, open_checkout
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.find import environment_for
 
@@ -39,26 +39,26 @@ def require_one_way(among: Sequence[str], source: str, into: str, *, nightlies: 
 def describe_cost(row: Sequence[Candidate], tries: int, place: Place) -> str:
     """How many of a row have to be built, and about how long that takes: by the builds before it."""
     builds = [build for _, build, _ in place.builds.all() if build]
-    there = len(places_there(row, place))
+    there = len(find_ready(row, place))
     known = [build.seconds for build in builds if build.seconds]
     took = f", about {duration(max(known) * (tries + 2))} by the builds before" if known else ""
     most = min(tries + 2, len(row) - there)
     return f"{counted(len(row), 'commit')}, {there} there already; at most {counted(most, 'build')}{took}"
 
 
-def places_there(row: Sequence[Candidate], place: Place) -> set[int]:
+def find_ready(row: Sequence[Candidate], place: Place) -> set[int]:
     """Where in a row candidates are that need no build and no download."""
-    commits = _commits_there(place)
+    commits = _find_commits(place)
     return {index for index, candidate in enumerate(row) if candidate.label in commits}
 
 
-def _commits_there(place: Place) -> set[str]:
+def _find_commits(place: Place) -> set[str]:
     """The commits that are built, or whose packages are installed, by their labels."""
     packaged = (found.label.removeprefix("commit-") for _, found, _ in place.environments.all() if found)
     return {*packaged, *(build.commit[:12] for _, build, _ in place.builds.all() if build)}
 
 
-def packaged(candidate: Candidate, place: Place, say: Callable[[str], None]) -> Candidate:
+def take_package(candidate: Candidate, place: Place, say: Callable[[str], None]) -> Candidate:
     """A commit by its package, which is installed; the same candidate where it has none, or is no commit.
 
     Raises:
@@ -76,15 +76,14 @@ def packaged(candidate: Candidate, place: Place, say: Callable[[str], None]) -> 
     return replace(candidate, iree=named)
 
 
-def nightlies_inside(
-    old: Candidate, new: Candidate, source: str, place: Place, say: Callable[[str], None]
+def list_nightlies_inside(
+    old: Candidate, new: Candidate, place: Place, say: Callable[[str], None]
 ) -> tuple[Candidate, ...]:
     """The nightlies between two releases, which cost no build; none where one is no release, or there are none.
 
     Args:
         old: the older one.
         new: the newer one.
-        source: the checkout whose commits come after them.
         place: where IREE is looked for.
         say: is told how many there are, or why none can be had.
     """
@@ -93,21 +92,21 @@ def nightlies_inside(
     try:
         row, _ = candidates_between(old.iree, new.iree, place, nightlies=True)
     except ToolchainError as error:
-        say(f"no nightlies between {old.label} and {new.label}: {error.what}; on to the commits of {source}")
+        say(f"no nightlies between {old.label} and {new.label}: {error.what}; on to the commits")
         return ()
     if row[1:-1]:
         say(f"between {old.label} and {new.label}: nightlies ({len(row) - 2})")
     return row[1:-1]
 
 
-def commits_inside(old: str, new: str, source: str, place: Place) -> tuple[Candidate, ...]:
+def list_commits_inside(old: str, new: str, source: str, place: Place) -> tuple[Candidate, ...]:
     """The commits of a checkout between two, without those, from the oldest to the newest.
 
     Raises:
         UsageError: neither leads to the other.
         ToolchainError: there is no such checkout or commit.
     """
-    row, _ = candidates_of_commits(old, new, source, place)
+    row, _ = list_commits(old, new, source, place)
     return row[1:-1]
 
 
@@ -117,6 +116,6 @@ def describe_change(commit: str, source: str, place: Place) -> dict[str, Any]:
     Raises:
         ToolchainError: there is no such checkout or commit.
     """
-    said = checkout_of(source, place).describe(commit)
+    said = open_checkout(source, place).describe(commit)
     pull = _PULL.search(said["subject"])
     return {**said, "pull": int(pull[1]) if pull else None}

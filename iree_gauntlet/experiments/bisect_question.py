@@ -12,7 +12,7 @@ from iree_gauntlet.cases import Kind, Stage
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.experiments.bisect_bundle import bundle_title, nothing_chosen, require_bundle_alone
-from iree_gauntlet.experiments.bisect_commits import packaged, require_one_way
+from iree_gauntlet.experiments.bisect_commits import require_one_way, take_package
 from iree_gauntlet.experiments.bisect_probe import BUNDLE_METRIC, EXACT_METRICS, Judged
 from iree_gauntlet.experiments.bisect_timing import TIMED_METRICS, TIMING_NAMES
 from iree_gauntlet.experiments.run import choose
@@ -25,8 +25,8 @@ from iree_gauntlet.toolchains.candidates import (
     Candidate,
     candidates_among,
     candidates_between,
-    candidates_of_commits,
-    checkout_of,
+    list_commits,
+    open_checkout,
 )
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.find import toolchain_place
@@ -81,7 +81,7 @@ class Question:
         Raises:
             ToolchainError: whether there is one cannot be said.
         """
-        return packaged(candidate, self.place, say) if self.asked.packages else candidate
+        return take_package(candidate, self.place, say) if self.asked.packages else candidate
 
     def as_dict(self) -> dict[str, Any]:
         """The fields of the record's `bisect` event that say it."""
@@ -137,11 +137,11 @@ def question_of(asked: BisectRequest, request: RunRequest) -> Question:
         raise UsageError(f"--into is for exact metrics, and {metric} is none", hint)
     place = place_of(request)
     if asked.into:
-        checkout_of(asked.into, place)
+        open_checkout(asked.into, place)
     if asked.among:
         return Question(metric, chain, candidates_among(asked.good, asked.bad, asked.among), True, asked, chosen, place)
     if asked.source:
-        row, good_is_older = candidates_of_commits(asked.good, asked.bad, asked.source, place)
+        row, good_is_older = list_commits(asked.good, asked.bad, asked.source, place)
     else:
         row, good_is_older = candidates_between(asked.good, asked.bad, place, nightlies=asked.nightlies)
     return Question(metric, chain, row, good_is_older, asked, chosen, place)
