@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.errors import GauntletError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def describe_unreadable(command: Command) -> str:
     return ""
 
 
-def changed_goldens(command: Command) -> list[str]:
+def find_changed_goldens(command: Command) -> list[str]:
     """Expected outputs of a command that are not what was recorded, by the record beside them."""
     found = []
     for text in values_of(command, EXPECTED):
@@ -72,7 +72,7 @@ def changed_goldens(command: Command) -> list[str]:
         except (OSError, ValueError, LookupError, TypeError):
             # Of somebody else's making.
             continue
-        if known.get(path.name) not in (None, hashlib.sha256(path.read_bytes()).hexdigest()):
+        if known.get(path.name) not in (None, hash_file(path)):
             found.append(f"{path.name} is not what was recorded ({record.name} has another hash)")
     return found
 

@@ -20,7 +20,7 @@ import numpy as np
 from iree_gauntlet.cases import Allclose, FailureKind, Metric, Verdict
 from iree_gauntlet.engine.allclose import compare_allclose, with_known_type
 from iree_gauntlet.engine.commands import REFERENCE_FLAGS
-from iree_gauntlet.engine.given_files import EXPECTED, changed_goldens, require_whole_files, values_of
+from iree_gauntlet.engine.given_files import EXPECTED, find_changed_goldens, require_whole_files, values_of
 from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.engine.served_threshold import write_log
 from iree_gauntlet.errors import GauntletError
@@ -73,7 +73,7 @@ def check_threshold(step: Step, processes: Processes) -> Result:
         result = replace(result, reason=reason, failure=FailureKind.WRONG_NUMBERS)
     if step.outputs and not (passed and outcome.seconds > _LONG_RUN_SECONDS):
         result = _with_figures(step, step.command, processes, result, _of_other_types(complaints))
-    if changed := "" if passed else "; ".join(changed_goldens(step.command)):
+    if changed := "" if passed else "; ".join(find_changed_goldens(step.command)):
         result = replace(result, reason=shorten(f"{changed}; {result.reason}"))
     return processes.complete(step, outcome, result)
 
@@ -213,13 +213,13 @@ def _with_figures(
             "deterministic, or near the tolerance"
         )
         return replace(result, notes=(*result.notes, note))
-    if not complaints and _say_nothing(expected):
+    if not complaints and _are_constant(expected):
         note = "every expected value is the same: a model that always gives it would pass; choose other inputs"
         return replace(result, notes=(*result.notes, note))
     return replace(result, reason=shorten(complaints[0])) if complaints else result
 
 
-def _say_nothing(expected: Sequence[Tensor | None]) -> bool:
+def _are_constant(expected: Sequence[Tensor | None]) -> bool:
     """Whether several values are expected, and each output has the same one everywhere."""
     arrays = [tensor.array for tensor in expected if tensor is not None and tensor.array.size]
     return sum(array.size for array in arrays) > len(arrays) and all((array == array.flat[0]).all() for array in arrays)

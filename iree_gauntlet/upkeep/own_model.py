@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 REGRESSIONS, BENCHMARKS = Path("specs", "regression_tests"), Path("specs", "benchmarks")
 # Of the spec of a program.
 SPEC = "model_cpu"
-# Of these, several values share a byte: they are the same, or they are not.
-_PACKED = ("int2", "uint2", "int4", "uint4")
 _KEEP_F64 = "--iree-input-demote-f64-to-f32=false"
 
 
@@ -64,16 +63,7 @@ def choose_inputs(program: OnnxProgram, workers: ReferenceWorkers | None) -> Cho
     for name, wanted in (("first", sets[:1]), ("others", sets[1:])):
         if not wanted:
             break
-        folder = workers.folder / name
-        folder.mkdir()
-        plan = {
-            "model": str(program.path.resolve()),
-            "inputs": [[_given(choice, folder) for choice in choices] for choices in wanted],
-            "cwd": str(folder),
-            "folder": str(folder),
-            "tolerances": None,
-            "last": wanted[-1] is sets[-1],
-        }
+        plan = _plan(program, wanted, workers.folder / name, last=wanted[-1] is sets[-1])
         try:
             said = workers.answer("run_onnx", program.path.name, plan)
         except GauntletError as error:
@@ -87,6 +77,26 @@ def choose_inputs(program: OnnxProgram, workers: ReferenceWorkers | None) -> Cho
     return idle or ChosenInputs(sets[0], tuple(dict.fromkeys(tried)), runs=False)
 
 
+def _plan(program: OnnxProgram, sets: Sequence[Sequence[InputChoice]], folder: Path, *, last: bool) -> dict[str, Any]:
+    """What `run_onnx` is told: to run a program on the first of several sets of inputs that will do.
+
+    Args:
+        program: what is run.
+        sets: in the order of trying.
+        folder: a new one, for the files of inputs and outputs.
+        last: whether no other sets follow.
+    """
+    folder.mkdir()
+    return {
+        "model": str(program.path.resolve()),
+        "inputs": [[_given(choice, folder) for choice in choices] for choices in sets],
+        "cwd": str(folder),
+        "folder": str(folder),
+        "tolerances": None,
+        "last": last,
+    }
+
+
 def check_outputs(
     program: OnnxProgram, choices: Sequence[InputChoice], outputs: Sequence[NDArray[Any]], workers: ReferenceWorkers
 ) -> list[str]:
@@ -95,16 +105,7 @@ def check_outputs(
     Raises:
         UsageError: one has another shape than the program gives.
     """
-    folder = workers.folder / "given"
-    folder.mkdir()
-    plan = {
-        "model": str(program.path.resolve()),
-        "inputs": [[_given(choice, folder) for choice in choices]],
-        "cwd": str(folder),
-        "folder": str(folder),
-        "tolerances": None,
-        "last": True,
-    }
+    plan = _plan(program, [choices], workers.folder / "given", last=True)
     try:
         said = workers.answer("run_onnx", program.path.name, plan)
     except GauntletError as error:
@@ -121,7 +122,8 @@ def check_outputs(
         limit = allow_of_others(element, [array]).atol if element in FLOAT_TYPES else 0.0
         apart = difference(array, computed)
         if not item["differs"] and apart > limit:
-            found.append(f"{name}: {by} gives other numbers, by up to {apart:.3g}")
+            how_far = f", by up to {apart:.3g}" if math.isfinite(apart) else ""
+            found.append(f"{name}: {by} gives other numbers{how_far}")
     return found
 
 
@@ -130,7 +132,8 @@ def _read_back(item: Mapping[str, Any], like: NDArray[Any]) -> NDArray[Any]:
     content = Path(item["file"]).read_bytes()
     if raw_bytes(like) == content:
         return like
-    if like.dtype.name in _PACKED:
+    if len(content) != like.nbytes:
+        # Several values share a byte: they are the same, or they are not.
         return np.frombuffer(content, np.uint8)
     return np.frombuffer(content, like.dtype).reshape(like.shape)
 
