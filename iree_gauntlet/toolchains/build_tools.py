@@ -6,10 +6,9 @@ import re
 import shutil
 import sysconfig
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.system.short_process import ask
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-# What IREE's CMakeLists.txt asks for; and the first Ninja whose dyndep LLVM's builds use.
+# What IREE's CMakeLists.txt asks for; and the first Ninja with dynamic dependencies.
 _LEAST = {"cmake": Version("3.21"), "ninja": Version("1.10")}
 _VERSION = re.compile(r"(\d+\.\d+(?:\.\d+)?)")
 _ASK_SECONDS = 60.0
@@ -93,11 +92,8 @@ def _new_enough(name: str, search_path: str, missing: list[str]) -> str:
         if path is None:
             continue
         version = _VERSION.search(ask([path, "--version"], timeout=_ASK_SECONDS).stdout)
-        try:
-            if version and Version(version[1]) >= least:
-                return str(Path(path))
-        except InvalidVersion:
-            pass
+        if version and Version(version[1]) >= least:
+            return path
         old = f" ({path} is {version[1] if version else 'of no known version'})"
     missing.append(f"{name} {least} or newer{old}")
     return ""

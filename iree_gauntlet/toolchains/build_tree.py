@@ -154,7 +154,7 @@ def runtime_of(tree: BuildTree, hash_of: Callable[[Path], str]) -> Runtime:
     )
 
 
-def shipped_files(root: Path) -> list[str]:
+def list_shipped_files(root: Path) -> list[str]:
     """Paths, relative to a build's folder, of what is run of it: tools, libraries, bindings, what tells its version."""
     tree = BuildTree(root, root / "tools", "")
     tools = [tree.tools / name for name in ("iree-opt", RUN_MODULE, BENCHMARK_MODULE)]

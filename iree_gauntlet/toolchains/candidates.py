@@ -92,7 +92,7 @@ def _versions_between(low: Version, high: Version, place: Place, *, nightlies: b
     return sorted(version for version in found if low < version < high and version.is_prerelease == nightlies)
 
 
-def candidates_of_commits(good: str, bad: str, source: str, place: Place) -> tuple[tuple[Candidate, ...], bool]:
+def list_commits(good: str, bad: str, source: str, place: Place) -> tuple[tuple[Candidate, ...], bool]:
     """The commits of a checkout from one to another, from the oldest to the newest, both among them.
 
     Args:
@@ -108,12 +108,12 @@ def candidates_of_commits(good: str, bad: str, source: str, place: Place) -> tup
         UsageError: both are the same, or neither leads to the other.
         ToolchainError: there is no such checkout or commit.
     """
-    checkout = checkout_of(source, place)
+    checkout = open_checkout(source, place)
     commits, good_is_older = checkout.commits_between(checkout.version_commit(good), checkout.version_commit(bad))
     return tuple(Candidate(commit[:12], f"source:{checkout.folder}@{commit}") for commit in commits), good_is_older
 
 
-def checkout_of(source: str, place: Place) -> Checkout:
+def open_checkout(source: str, place: Place) -> Checkout:
     """The checkout that `--source` names.
 
     Raises:

@@ -168,7 +168,7 @@ class Checkout:
         for path, revision in wanted.items():
             if self._ask(["-C", path, "cat-file", "-e", f"{revision}^{{commit}}"]).exit_code != 0:
                 raise ToolchainError(
-                    f"{path} is not at hand for {commit[:12]}: it has no commit {revision[:12]}",
+                    f"{path} has no commit {revision[:12]}, which {commit[:12]} needs",
                     f"Fetch it: git -C {self.folder / path} fetch origin {revision}",
                 )
         self._place(Path(), commit, tree)

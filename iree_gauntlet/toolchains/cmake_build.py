@@ -167,9 +167,9 @@ class BuildFolder:
         raise ToolchainError(f"{what} {self.title}: {first}", f"Log: {self.log}\n  To repeat: {shlex.join(argv)}")
 
 
-def settings_key(tools: BuildTools, options: Sequence[str]) -> str:
+def make_settings_key(tools: BuildTools, options: Sequence[str]) -> str:
     """Hex digest of what makes two builds of one commit differ: options and compiler, but no cache of compiles."""
-    said = [("compiler", f"{tools.compiler} {tools.cxx} {tools.lld}")]
+    said = [("compiler", f"{tools.compiler} {tools.cc} {tools.cxx} {tools.lld}")]
     return identity_of([*said, *((f"option {index}", text) for index, text in enumerate((*_SETTINGS, *options)))])
 
 

@@ -86,7 +86,7 @@ class CommitPackages:
         for run in runs:
             for artifact in self._listed(f"actions/runs/{run['id']}/artifacts", "artifacts", commit):
                 if artifact["name"] == name and not artifact.get("expired"):
-                    return artifact  # type: ignore[no-any-return]
+                    return artifact
                 expired = expired or artifact["name"] == name
                 others.add(str(artifact["name"]))
         if not runs:
@@ -98,7 +98,7 @@ class CommitPackages:
             why = f"IREE's CI has no {name} of commit {commit[:12]}: there is {there}"
         raise NoSuchToolchainError(why, _build_hint(commit))
 
-    def _listed(self, path: str, key: str, commit: str) -> Iterator[Any]:
+    def _listed(self, path: str, key: str, commit: str) -> Iterator[dict[str, Any]]:
         """What all pages of a list hold."""
         mark = "&" if "?" in path else "?"
         page, seen = 1, 0
@@ -150,10 +150,9 @@ class CommitPackages:
             ) from error
         if response.ok:
             return response
-        if response.headers.get("x-ratelimit-remaining") == "0" and response.status_code in _NO_ACCESS:
-            at = time.strftime("%H:%M UTC", time.gmtime(int(response.headers.get("x-ratelimit-reset") or 0)))
+        if response.status_code in _NO_ACCESS and (until := _patience(response.headers)):
             more = "" if token else f" With a token in ${_TOKEN_VARIABLES[0]} there are more."
-            raise ToolchainError(f"GitHub answers no more questions until {at}", f"{_build_hint(commit)}{more}")
+            raise ToolchainError(f"GitHub answers no more questions {until}", f"{_build_hint(commit)}{more}")
         if response.status_code in _NO_ACCESS:
             what = f"GitHub gives no packages without a token that may read actions (status {response.status_code})"
             if token:
@@ -163,6 +162,14 @@ class CommitPackages:
         if response.status_code in (404, 422):
             raise NoSuchToolchainError(f"GitHub knows no commit {commit} at {self.api}", "Mind its spelling.")
         raise ToolchainError(f"GitHub answers with status {response.status_code} at {url}", _build_hint(commit))
+
+
+def _patience(headers: Mapping[str, str]) -> str:
+    """How long GitHub answers nothing more, by one of its two limits; empty where that is not why."""
+    if headers.get("x-ratelimit-remaining") == "0":
+        return f"until {time.strftime('%H:%M UTC', time.gmtime(int(headers.get('x-ratelimit-reset') or 0)))}"
+    wait = headers.get("retry-after", "")
+    return f"for {wait} s" if wait.isdigit() else ""
 
 
 def _build_hint(commit: str) -> str:

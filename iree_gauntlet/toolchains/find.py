@@ -105,7 +105,7 @@ def toolchain_place(
         offline: nothing is installed or built.
         importer: whether ONNX programs are to be imported.
     """
-    folder = cache_dir.resolve() / "toolchains"
+    folder = cache_dir.absolute() / "toolchains"
     environments = Environments(folder / "envs", Installer(), offline=offline, use=uses.use, news=news)
     builds = SourceBuilds(
         folder / "builds", configuration.build_options, os.environ, offline=offline, uses=uses, news=news
@@ -247,7 +247,7 @@ def environment_for(choice: Choice, place: Place) -> Environment:
     if choice.kind is ChoiceKind.WHEELS and choice.folder:
         return environments.ready(_wheels_recipe(choice.folder, place.hash_of))
     if choice.kind is ChoiceKind.COMMIT:
-        return _of_commit(choice, place)
+        return _install_commit(choice, place)
     if choice.kind in (ChoiceKind.RELEASE, ChoiceKind.RANGE):
         sources = Sources()
     elif choice.kind is ChoiceKind.NIGHTLY:
@@ -268,7 +268,7 @@ def environment_for(choice: Choice, place: Place) -> Environment:
         raise NoSuchToolchainError(f"there is no IREE {version} for this Python and platform", nearest) from error
 
 
-def _of_commit(choice: Choice, place: Place) -> Environment:
+def _install_commit(choice: Choice, place: Place) -> Environment:
     """The environment with the packages of a commit; they are downloaded where it is not there."""
     environments = place.environments
     there = {path.name: found for path, found, _ in environments.all() if found}

@@ -16,23 +16,23 @@ import json
 import os
 import shutil
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.system.file_lock import file_lock
+from iree_gauntlet.system.file_lock import file_lock, take_lock
 from iree_gauntlet.toolchains.build_tools import find_build_tools
-from iree_gauntlet.toolchains.build_tree import shipped_files
+from iree_gauntlet.toolchains.build_tree import list_shipped_files
 from iree_gauntlet.toolchains.checkout import Checkout
 from iree_gauntlet.toolchains.cmake_build import (
     COMPILER_TARGETS,
     IMPORTER_TARGETS,
     RUNTIME_TARGETS,
     BuildFolder,
-    settings_key,
+    make_settings_key,
 )
 from iree_gauntlet.toolchains.installer import Installer, Sources
 from iree_gauntlet.toolchains.sealed import discard, making, named_refusals, note_use, read_sealed, seal
@@ -165,7 +165,7 @@ class SourceBuilds:
             tools = find_build_tools(self.environ)
         except ToolchainError:
             # What was built where these were there, or by another compiler that is gone, can be run all the same.
-            if choice.ref and (found := self._of_commit(commit, parts)):
+            if choice.ref and (found := self._find_by_commit(commit, parts)):
                 return found
             raise
         whole = self._work(checkout, tools, tree=not choice.ref, runtime_only=False)
@@ -208,9 +208,13 @@ class SourceBuilds:
         """Deletes a folder that is built in, and its worktrees.
 
         Raises:
-            ToolchainError: it cannot be deleted.
+            ToolchainError: somebody builds there, or it cannot be deleted.
         """
-        with named_refusals(path), file_lock(path.with_name(f".{path.name}.lock"), self._waiting(path.name)):
+        with named_refusals(path), ExitStack() as held:
+            lock = take_lock(path.with_name(f".{path.name}.lock"))
+            if lock is None:
+                raise ToolchainError(f"a running process builds in {path}", "Remove it when that has ended.")
+            held.callback(os.close, lock)
             source = json.loads((path / "source.json").read_bytes()) if (path / "source.json").is_file() else ""
             tree = path / "tree"
             # Git forgets by itself what a checkout that is gone, or none any more, had laid out.
@@ -221,12 +225,12 @@ class SourceBuilds:
 
     def _work(self, checkout: Checkout, tools: BuildTools, *, tree: bool, runtime_only: bool) -> _Work:
         options = (*self.options, *([_NO_COMPILER] if runtime_only else []))
-        key = settings_key(tools, options)[:8]
+        key = make_settings_key(tools, options)[:8]
         place = identity_of([("checkout", str(checkout.folder.resolve())), ("tree", str(tree))])[:8]
         folder = self.folder.with_name("work") / f"{checkout.folder.name}-{place}-{key}"
         return _Work(folder, checkout, options, tools, key)
 
-    def _of_commit(self, commit: str, parts: frozenset[str]) -> Build | None:
+    def _find_by_commit(self, commit: str, parts: frozenset[str]) -> Build | None:
         """A finished build of a commit by any compiler, with these options."""
         for path, found, _ in self.all():
             if found and found.commit == commit and found.options == self.options and parts <= set(found.parts):
@@ -269,7 +273,7 @@ class SourceBuilds:
         build.require_space(runtime_only=runtime_only)
         if choice.ref:
             tree = work.folder / "tree"
-            news(f"laying out {commit[:12]} in {tree}")
+            news(f"checking out {commit[:12]} in {tree}")
             work.checkout.lay_out(commit, tree, runtime_only=runtime_only)
             build = replace(build, source=tree)
         else:
@@ -314,12 +318,12 @@ class SourceBuilds:
     def _ship(self, build: Path, path: Path, said: Mapping[str, Any]) -> None:
         """Copies what is run out of the folder that it was built in."""
         self.uses.use(path)
-        names = shipped_files(build)
+        names, real = list_shipped_files(build), build.resolve()
         with making(path) as new:
             for name in names:
                 (new / name).parent.mkdir(parents=True, exist_ok=True)
                 target = (build / name).resolve()
-                inside = target.relative_to(build).as_posix() if target.is_relative_to(build) else name
+                inside = target.relative_to(real).as_posix() if target.is_relative_to(real) else name
                 if inside != name and inside in names:
                     # The bindings' links to the compiler's library, which is large.
                     (new / name).symlink_to(os.path.relpath(new / inside, (new / name).parent))
@@ -390,5 +394,5 @@ def _inspect(path: Path) -> tuple[Build | None, str]:
 
 def _content(build: Path) -> str:
     """What a build's programs and libraries are, in eight letters; by their times: they are new after each link."""
-    facts = ((name, (build / name).stat()) for name in shipped_files(build))
+    facts = ((name, (build / name).stat()) for name in list_shipped_files(build))
     return identity_of((name, f"{fact.st_size} {fact.st_mtime_ns}") for name, fact in facts)[:8]

@@ -70,6 +70,8 @@ def build(sources: str, asked: BuildRequest) -> ExitCode:
     """
     choices = [_buildable(text, asked.commit) for text in _names(sources, "build")]
     options = [text if text.startswith("-D") else f"-D{text}" for text in asked.option]
+    if asked.runtime_only and asked.bindings:
+        raise UsageError("--runtime-only and --bindings exclude each other", "The bindings are the compiler's.")
     for text in options:
         if not is_cmake_option(text):
             raise UsageError(
@@ -132,7 +134,7 @@ def list_toolchains(cache_dir: str, *, as_json: bool) -> ExitCode:
         else (path.name, "", "", f"{path} {why}: it is built again when it is needed")
         for path, found, why in built
     ]
-    table += [("built in", byte_size(size), "", str(path)) for path, size in work]
+    table += [("build folder", byte_size(size), "", str(path)) for path, size in work]
     if table[1:]:
         print_table(table)
     else:
@@ -173,10 +175,10 @@ def show(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
 
 
 def remove(versions: str, cache_dir: str) -> ExitCode:
-    """Deletes environments of the cache, but none that a running process uses.
+    """Deletes environments and builds of the cache, but none that a running process uses.
 
     Raises:
-        UsageError: there is no such environment.
+        UsageError: there is none of that name.
         ToolchainError: one is in use, or cannot be deleted.
     """
     names = _names(versions, "remove")
@@ -185,18 +187,28 @@ def remove(versions: str, cache_dir: str) -> ExitCode:
     leases = Leases(root)
     chosen_paths = [_removable(name, place) for name in names]
     for path, label, size in chosen_paths:
-        relative = path.relative_to(root).as_posix()
-        with leases.collecting():
-            if relative in leases.in_use():
-                raise ToolchainError(f"{path} is in use by a running process", "Remove it when that has ended.")
-            if path.parent == place.environments.folder:
-                place.environments.remove(path, label)
-            elif path.parent == place.builds.folder:
-                place.builds.remove(path)
-            else:
-                place.builds.remove_work(path)
+        if path in place.builds.work_folders():
+            # Nobody runs what is in it: only who builds there is in the way.
+            place.builds.remove_work(path)
+        else:
+            _remove_unused(path, label, place, leases, root)
         sys.stdout.write(f"removed {label} ({byte_size(size)})\n")
     return ExitCode.OK
+
+
+def _remove_unused(path: Path, label: str, place: Place, leases: Leases, root: Path) -> None:
+    """Deletes an environment or a finished build.
+
+    Raises:
+        ToolchainError: it is in use, or cannot be deleted.
+    """
+    with leases.collecting():
+        if path.relative_to(root.absolute()).as_posix() in leases.in_use():
+            raise ToolchainError(f"{path} is in use by a running process", "Remove it when that has ended.")
+        if path.parent == place.builds.folder:
+            place.builds.remove(path)
+        else:
+            place.environments.remove(path, label)
 
 
 def open_place(cache_dir: str, configuration: Configuration, *, offline: bool) -> Place:

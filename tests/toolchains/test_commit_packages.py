@@ -14,7 +14,7 @@ import pytest
 
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageError
-from iree_gauntlet.experiments.bisect_commits import packaged, places_there
+from iree_gauntlet.experiments.bisect_commits import find_ready, take_package
 from iree_gauntlet.toolchains.candidates import Candidate
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.environments import Environments
@@ -135,6 +135,18 @@ def test_packages_of_a_commit_are_installed_once(github: GitHub, wheels: list[Pa
     assert not list(github.folder.glob(".downloading*"))
 
 
+def test_another_host_does_not_get_the_token(github: GitHub, wheels: list[Path]) -> None:
+    content = packed_wheels(wheels)
+    github.runs(3)
+    github.artifacts(3, github.archive(content))
+    github.answers("elsewhere.zip", content)
+    elsewhere = github.server.base.replace("127.0.0.1", "localhost")
+    github.answers("actions/artifacts/7/zip", b"", 302, Location=f"{elsewhere}/repo/elsewhere.zip")
+    github.environment(token={"GITHUB_TOKEN": "secret"})
+    assert github.tokens["actions/artifacts/7/zip"] == "Bearer secret"
+    assert github.tokens["elsewhere.zip"] == ""
+
+
 def test_a_short_hash_is_looked_up_and_archives_within_are_opened(github: GitHub, wheels: list[Path]) -> None:
     github.answers(f"commits/{_COMMIT[:8]}", {"sha": _COMMIT})
     inner = packed(*((f"dist/{path.name}", path.read_bytes()) for path in wheels), ("../../escape.txt", b"x"))
@@ -172,6 +184,12 @@ def _status(status: int, **headers: str) -> Callable[[GitHub], None]:
             {},
             "GitHub answers no more questions until 13:33 UTC",
             "With a token in $GITHUB_TOKEN there are more.",
+        ),
+        (
+            _status(403, retry_after="60"),
+            {"GITHUB_TOKEN": "secret"},
+            "GitHub answers no more questions for 60 s",
+            "source:DIR@",
         ),
         (_status(404), {}, f"GitHub knows no commit {_COMMIT}", "Mind its spelling."),
         (_status(500), {}, "GitHub answers with status 500", "source:DIR@"),
@@ -228,14 +246,14 @@ def test_a_bisect_takes_a_package_where_there_is_one(github: GitHub, wheels: lis
     said: list[str] = []
     candidate = Candidate(_COMMIT[:12], f"source:/x/iree@{_COMMIT}")
     github.runs()
-    assert packaged(candidate, github.place(), said.append) == candidate
+    assert take_package(candidate, github.place(), said.append) == candidate
     assert said == [f"{_COMMIT[:12]}: IREE's CI has not built commit {_COMMIT[:12]}; it is built"]
     github.runs(3)
     github.artifacts(3, github.archive(packed_wheels(wheels)))
-    assert packaged(candidate, github.place(), said.append) == Candidate(_COMMIT[:12], f"commit:{_COMMIT}")
-    assert places_there((Candidate("a", "3.12.0"), candidate), github.place()) == {1}
+    assert take_package(candidate, github.place(), said.append) == Candidate(_COMMIT[:12], f"commit:{_COMMIT}")
+    assert find_ready((Candidate("a", "3.12.0"), candidate), github.place()) == {1}
     release = Candidate("3.12.0", "3.12.0")
-    assert packaged(release, github.place(), said.append) == release
+    assert take_package(release, github.place(), said.append) == release
     assert len(said) == 1
 
 
