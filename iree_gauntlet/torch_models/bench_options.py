@@ -177,7 +177,7 @@ class BenchOptions:
     )
     target: str = _option(
         "",
-        "Chip that is compiled for, such as gfx942 or sm_90, where --device is a GPU.",
+        "Chip that is compiled for, such as gfx942 or sm_89, where --device is a GPU.",
         "`--iree-rocm-target`, `--iree-cuda-target`, `--iree-vulkan-target`. A CPU is compiled for as it is here.",
     )
     torch_python: str = _option(

@@ -51,7 +51,7 @@ def chosen_target(device: str, chip: str) -> Target:
     target = target_of(chip) or target_of(f"{family.family}-{chip}")
     if target is None or target.family != family.family or family.family not in CHIP_FLAGS:
         raise UsageError(
-            f"--target {chip}: {device} is no device of that", "Such as gfx942 with hip://0, sm_90 with cuda://0."
+            f"--target {chip}: {device} is no device of that", "Such as gfx942 with hip://0, sm_89 with cuda://0."
         )
     return target
 

@@ -109,6 +109,20 @@ def test_what_is_made_by_the_toolkit_itself_is_never_excused(stage: Stage) -> No
 
 
 @pytest.mark.parametrize(
+    ("outcome", "line"),
+    [
+        (Outcome(1), "t.mlir:4:7: error: missing GPU target in #hal.executable.target"),
+        (Outcome(None, signal="SIGABRT"), "<unknown>:0: error: Unknown CUDA target 'hopper'"),
+        (Outcome(1), "<unknown>:0: error: Unknown ROCM target 'gfx9999'"),
+    ],
+)
+def test_a_chip_that_the_compiler_does_not_know_is_named_as_the_cause(outcome: Outcome, line: str) -> None:
+    result = after_process(_EXPECTING, outcome, [line], tool="iree-compile")
+    assert "this IREE does not know that chip" in result.reason
+    assert "this IREE does not know that chip" not in after_process(_EXPECTING, outcome, ["x"], tool="t").reason
+
+
+@pytest.mark.parametrize(
     ("line", "said"),
     [
         ("c/runtime/src/iree/hal/driver_registry.c:319: NOT_FOUND; no driver 'nodev' registered; …", "no driver nodev"),
