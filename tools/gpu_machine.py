@@ -92,8 +92,7 @@ def pack(folder: Path, python: str, without: Sequence[str], models: Sequence[str
     shutil.rmtree(site, ignore_errors=True)
     with (CHECKOUT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
-    # uv installs releases of IREE, for which there is no network.
-    wanted = [item for item in project["dependencies"] if not item.startswith("uv")]
+    wanted = project["dependencies"]
     platforms = [f"--platform=manylinux{tag}_x86_64" for tag in _GLIBC]
     own = ("--only-binary=:all:", f"--python-version={python}", "--implementation=cp", *platforms)
     pip = (sys.executable, "-m", "pip", "install", "-q", "--no-compile", "--target", str(site))
@@ -267,7 +266,7 @@ class Parts:
         """Starts a command in a process group of its own."""
         return subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, cwd=CHECKOUT,
-            env=self.environment, start_new_session=True,
+            env=self.environment, process_group=0,
         )  # fmt: skip
 
     def operators(self, limit: float) -> int:

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING
 
 from packaging.tags import sys_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
-from uv import find_uv_bin
 
 from iree_gauntlet.artifacts.publishing import disk_errors, locked, publish, require_space
 from iree_gauntlet.errors import ArtifactError
@@ -206,6 +205,8 @@ def pip_command() -> tuple[str, ...]:
         return (sys.executable, "-m", "pip")
     if pip := shutil.which("pip"):
         return (pip, "--python", sys.executable)
+    from uv import find_uv_bin  # noqa: PLC0415 - large, and a machine without a network may lack it
+
     return (find_uv_bin(), "tool", "run", "pip", "--python", sys.executable)
 
 

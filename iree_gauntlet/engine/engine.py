@@ -294,7 +294,8 @@ class Engine:
                 stack.enter_context(self._session.locks.quiet_machine(exclusive=True, on_wait=self._progress.waiting))
             elif step.resources.cores:
                 stack.enter_context(self._quiet.held())
-            if device and (step.resources.exclusive or not device.startswith("local-")):
+            # A step without cores takes the device by itself too, for each block of its rounds.
+            if device and step.resources.cores and (step.resources.exclusive or not device.startswith("local-")):
                 stack.enter_context(self._session.locks.device_lock(device, self._progress.waiting))
             yield time.monotonic() - began
 

@@ -79,7 +79,9 @@ _MISTAKES = tuple(
 _MOST_NAMES = 8
 # What a compiler says of a chip that it does not know, once it gets that far: some of a chip that its help names.
 _UNKNOWN_CHIP = re.compile(r"missing GPU target in #hal\.executable\.target|Unknown (?:CUDA|ROCM|Vulkan) target")
-_CHIP_ADVICE = "; this IREE does not know that chip: a newer NVIDIA GPU runs what is compiled for an older one, as sm_89"
+_CHIP_ADVICE = (
+    "; this IREE does not know that chip: a newer NVIDIA GPU runs what is compiled for an older one, as sm_89"
+)
 # What a module keeps of what it exports: declarations, or of programs made of torch's the names of both forms.
 _EXPORTED = re.compile(rb"(?<=func @)[\w$.-]+(?=\()|(?<=\0)[\w.-]+(?=\$async\0)")
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 _TOOL = "iree-run-module"
 _TOLERANT_TYPES = ("f16", "f32", "f64", "bf16")
-# Devices that a process of its own opens in milliseconds.
-_QUICK_DEVICES = "local-"
 _SINGLE = ("--device", "--module", "--function")
 _MANY = ("--input", "--expected_output")
 _TOLERANCES = (
@@ -72,7 +70,8 @@ def check_served_threshold(step: Step, servers: RunServers, processes: Processes
     if answer.verdict == RunVerdict.PASSED:
         return result
     if answer.verdict == RunVerdict.MISMATCH:
-        if FailureKind.WRONG_NUMBERS in step.expect_kinds or not job.device.startswith(_QUICK_DEVICES):
+        # A process of its own opens the CPU in milliseconds.
+        if FailureKind.WRONG_NUMBERS in step.expect_kinds or not job.on_cpu:
             from iree_gauntlet.engine.threshold import mismatched  # noqa: PLC0415 - it brings NumPy
 
             return mismatched(step, job, answer, processes, result)

@@ -291,7 +291,9 @@ class MicroRun:
     def _event(self, chains: Mapping[str, PointChain], done: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, Any]:
         targets = list({chain.target.name: chain.target for chain in chains.values()}.values())
         command = [Path(sys.argv[0]).name, *sys.argv[1:]]
-        event = run_event(Plan(()), self.run_dir, self.workbench, DIALECT, targets, command)
+        devices = dict.fromkeys(gpu for chain in chains.values() for gpu in chain.gpus)
+        plan = Plan((), devices=tuple(devices))
+        event = run_event(plan, self.run_dir, self.workbench, DIALECT, targets, command)
         kept = {name: getattr(self.asked, name) for name in _KEPT}
         return event | {
             "resumed": self.earlier is not None,

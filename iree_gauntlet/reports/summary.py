@@ -106,9 +106,7 @@ def run_document(outcome: RunOutcome, folder: Path | None = None) -> Document:
     if any(_breaks_golden(step) for step in bad):
         blocks.append(Paragraph(("where a new figure is right: ", Name("gauntlet golden.update"), " proposes it")))
     if outcome.state != "complete":
-        where = f" --run-dir {folder}" if folder else ""
-        elsewhere = " --cluster …" if outcome.workers else ""
-        blocks.append(Paragraph(("to go on with it: ", Name(f"gauntlet run --resume{where}{elsewhere}"))))
+        blocks.append(Paragraph(("to go on with it: ", *_going_on(outcome, folder))))
     return Document(
         f"IREE Gauntlet: {f'suite {outcome.suite}, ' if outcome.suite else ''}run {outcome.run}",
         headline(outcome),
@@ -118,6 +116,17 @@ def run_document(outcome: RunOutcome, folder: Path | None = None) -> Document:
         outcome.exit_code,
         outcome.remarks,
     )
+
+
+def _going_on(outcome: RunOutcome, folder: Path | None) -> Sequence[str | Name]:
+    """How a run that did not end is continued: what its command does again anyway comes from the cache."""
+    where = f" --run-dir {folder}" if folder else ""
+    dialects = {chain.dialect for chain in outcome.chains} or {outcome.suite}
+    if dialects == {"bench"}:
+        return ("start it again: what is done comes from the cache",)
+    if dialects == {"micro"}:
+        return (Name(f"gauntlet micro --resume{where}"),)
+    return (Name(f"gauntlet run --resume{where}{' --cluster …' if outcome.workers else ''}"),)
 
 
 def _bad_steps(outcome: RunOutcome) -> tuple[StepOutcome, ...]:

@@ -129,7 +129,8 @@ def _run(session: BenchSession, machine: Workbench, run_dir: Path, progress: Pro
     export = chain.export()
     script = Path(sys.argv[0]).name
     command = [*(["python", "-m", "iree_gauntlet.bench"] if script == "__main__.py" else [script]), *sys.argv[1:]]
-    event = run_event(Plan((export,)), run_dir, machine, DIALECT, [chain.target], command)
+    plan = Plan((export,), devices=chain.gpus)
+    event = run_event(plan, run_dir, machine, DIALECT, [chain.target], command)
     event |= {"bench": chain.options.as_args()}
     with model_session(run_dir, progress, event) as context:
         engine = model_engine(context, machine, session.performers(context, machine))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
+import shutil
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ToolchainError
@@ -134,7 +135,22 @@ def known_devices(toolchain: Toolchain, driver: str) -> tuple[Device, ...]:
     uris = devices(toolchain, driver)
     dump = ask([toolchain.runtime.run_module, f"--dump_devices={driver}"], timeout=_TIMEOUT_SECONDS).stdout
     described = {match["uri"]: _described(match) for match in _DUMPED.finditer(dump)}
-    return tuple(described.get(uri, Device(uri)) for uri in uris)
+    found = [described.get(uri, Device(uri)) for uri in uris]
+    if driver == "cuda":
+        # IREE's runtime does not say it.
+        versions = _nvidia_drivers()
+        found = [replace(item, driver=versions.get(item.uri.partition("://")[2], "")) for item in found]
+    return tuple(found)
+
+
+def _nvidia_drivers() -> dict[str, str]:
+    """The driver of each NVIDIA GPU by its UUID, as nvidia-smi has it; none where that does not say."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return {}
+    answer = ask([program, "--query-gpu=uuid,driver_version", "--format=csv,noheader"], timeout=_TIMEOUT_SECONDS)
+    pairs = (line.partition(", ") for line in answer.stdout.splitlines())
+    return {uuid: f"NVIDIA {version}" for uuid, _, version in pairs if version}
 
 
 def _described(match: re.Match[str]) -> Device:
@@ -152,11 +168,6 @@ def find_device(toolchain: Toolchain, device: str) -> Device:
     """
     uri = _found_device(toolchain, device)
     return next(item for item in known_devices(toolchain, uri.partition("://")[0]) if item.uri == uri)
-
-
-def is_software(toolchain: Toolchain, device: str) -> bool:
-    """Whether a device that is there computes on the CPU, though its driver is a GPU's."""
-    return not device.startswith("local-") and find_device(toolchain, device).software
 
 
 @functools.cache

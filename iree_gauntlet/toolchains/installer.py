@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 from packaging.version import Version
-from uv import find_uv_bin
 
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.system.short_process import Answer, last_words, run_short
@@ -137,6 +136,8 @@ class Installer:
 
     def _uv(self, argv: Sequence[str], **how: Any) -> Answer:
         try:
+            from uv import find_uv_bin  # noqa: PLC0415 - large, and a machine without a network may lack it
+
             return run_short([self.program or find_uv_bin(), *argv], environment=_environment(), **how)
         except OSError as error:
             hint = f"Reinstall it: {sys.executable} -m pip install uv"

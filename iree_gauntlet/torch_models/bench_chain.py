@@ -110,8 +110,7 @@ class Chain(TorchChain):
             steps.append(self.ran(self.step(Stage.BENCHMARK, TRACE), inputs, (loop.id,), exclusive=True))
         if self.options.against:
             # It takes the machine for each block of its rounds by itself.
-            beside = self.ran(self.step(Stage.BENCHMARK, AGAINST), inputs, (loop.id,), cores=0, device="")
-            steps.append(beside)
+            steps.append(self.ran(self.step(Stage.BENCHMARK, AGAINST), inputs, (loop.id,), cores=0))
         return tuple(steps)
 
 

@@ -21,7 +21,7 @@ from iree_gauntlet.engine.plan_modules import compile_step
 from iree_gauntlet.results import CacheUse, Result, shorten
 from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput, step_id
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.toolchains.devices import is_software
+from iree_gauntlet.toolchains.devices import find_device
 from iree_gauntlet.torch_models.build_folder import BUILD_FILE, Build, read_build
 from iree_gauntlet.torch_models.torch_python import running
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.targets import Target
+    from iree_gauntlet.toolchains.devices import Device
     from iree_gauntlet.toolchains.toolchain import Toolchain
     from iree_gauntlet.torch_models import build_folder
     from iree_gauntlet.torch_models.build_folder import Array
@@ -127,6 +128,15 @@ class TorchChain(ABC):
     def id(self) -> str:
         """`bert/tiny@cpu`."""
         return f"{'/'.join(self.names)}@{self.target.name}"
+
+    @property
+    def gpus(self) -> tuple[Device, ...]:
+        """The device that it runs on, where that is not the CPU itself.
+
+        Raises:
+            ToolchainError: it is not there.
+        """
+        return () if self.device.startswith("local-") else (find_device(self.toolchain, self.device),)
 
     def folder(self, stage: Stage, role: str = MAIN) -> Path:
         """The folder of a step."""
@@ -237,8 +247,11 @@ class TorchChain(ABC):
             needs: steps before it.
             resources: what it takes besides the device; a core by default.
         """
-        software = is_software(self.toolchain, self.device)
-        taken = Resources(**{"cores": 1, "device": self.device, "software": software, **resources})
+        device, software = self.device, False
+        for gpu in self.gpus:
+            # By its own name, as `run` has it: two names of one device are one.
+            device, software = gpu.uri, gpu.software
+        taken = Resources(**{"cores": 1, "device": device, "software": software, **resources})
         every_time = CacheLookup(reason="runs every time")
         return replace(step, needs=needs, inputs=tuple(inputs), cache=every_time, resources=taken)
 

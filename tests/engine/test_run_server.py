@@ -31,6 +31,8 @@ from iree_gauntlet.measuring.numerics.comparison import compare_outputs
 from iree_gauntlet.measuring.numerics.element_types import TensorError, storage_dtype
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances
 from iree_gauntlet.steps import Command, Step
+from iree_gauntlet.toolchains.devices import find_device
+from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.workers.iree_side.output_rule import close_values, same_values
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, Value, read_value
 from tests.support.command_line import LIMIT_SECONDS
@@ -533,6 +535,25 @@ def test_memory_has_a_limit(faults: str) -> None:
         assert answer.outcome.notes == ("the memory that it may take is limited to 2.1 GB",)
         assert answer.outcome.peak_rss_bytes < 1 << 30
         assert servers.run(fault(faults, "fill", "i64=1000")).verdict == RunVerdict.PASSED
+
+
+@pytest.mark.iree
+@pytest.mark.vulkan
+def test_a_gpus_driver_may_take_addresses_and_a_process_with_its_error_is_not_used_again(faults: str) -> None:
+    try:
+        find_device(find_installed(), "vulkan")
+    except ToolchainError:
+        pytest.skip("needs a Vulkan device")
+    with RunServers(sys.executable, 1, memory_bytes=2 << 30) as servers:
+        assert servers.run(fault(faults, "wait", "i64=1")).verdict == RunVerdict.PASSED
+        (first,) = workers(servers)
+        assert first.rlimit(psutil.RLIMIT_AS)[0] != psutil.RLIM_INFINITY
+        # What is compiled for the CPU does not run there: an error of the device.
+        on_gpu = replace(fault(faults, "gather", "4xf32=1 2 3 4", "2xi64=0 3"), device="vulkan")
+        assert servers.run(on_gpu).verdict == RunVerdict.ERROR
+        (second,) = workers(servers)
+        assert second.pid != first.pid
+        assert second.rlimit(psutil.RLIMIT_AS)[0] == second.rlimit(psutil.RLIMIT_AS)[1]
 
 
 @pytest.mark.iree

@@ -84,6 +84,17 @@ def test_an_interrupted_run_says_what_goes_on_with_it(tmp_path: Path) -> None:
     assert "threshold" not in row
 
 
+@pytest.mark.parametrize(
+    ("suite", "said"),
+    [("micro", f"gauntlet micro --resume --run-dir runs/{RUN}"), ("bench", "start it again: what is done comes from")],
+)
+def test_what_goes_on_with_a_run_is_the_command_that_began_it(tmp_path: Path, suite: str, said: str) -> None:
+    builder = JournalBuilder()
+    builder.begin(suite=suite)
+    builder.end(130, interrupted=True)
+    assert f"to go on with it: {said}" in printed(builder, tmp_path, io.StringIO())
+
+
 @pytest.mark.parametrize("end", [True, False])
 def test_what_never_began_is_one_line(tmp_path: Path, *, end: bool) -> None:
     """After Ctrl-C, and after SIGKILL."""

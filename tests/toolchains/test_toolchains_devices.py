@@ -13,7 +13,7 @@ from iree_gauntlet.system.short_process import ask
 from iree_gauntlet.tasks import doctor
 from iree_gauntlet.tasks.doctor import Finding, diagnose
 from iree_gauntlet.toolchains import devices as devices_module
-from iree_gauntlet.toolchains.devices import compile_backends, device_available, devices, drivers
+from iree_gauntlet.toolchains.devices import compile_backends, device_available, devices, drivers, find_device
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.toolchain import Toolchain
 from tests.support.command_line import LIMIT_SECONDS, with_fields
@@ -101,6 +101,40 @@ def test_devices_by_ordinal_and_name(toolchain: Toolchain, tmp_path: Path, devic
     available = device_available(with_runtime(toolchain, tmp_path, _TWO_GPUS), device)
     assert available.ok is bool(reason)
     assert available.reason == (reason or "hip has only hip://GPU-aa, hip://GPU-bb")
+
+
+# As IREE 3.13 and nvidia-smi 580 answered on an H100.
+_ONE_H100 = """#!/bin/sh
+case "$1" in
+--list_drivers) echo "  cuda: NVIDIA CUDA HAL driver (via dylib)" ;;
+--list_devices=cuda) echo "cuda://GPU-e840f4f5-1d61-dba2-60ae-a9dfcd531922" ;;
+--dump_devices=cuda)
+  echo "# --device=cuda://GPU-e840f4f5-1d61-dba2-60ae-a9dfcd531922"
+  echo "#   NVIDIA H100 80GB HBM3"
+  echo "# ===----"
+esac
+"""
+
+
+@pytest.mark.iree
+@pytest.mark.parametrize(
+    ("answer", "driver"),
+    [
+        ("GPU-e840f4f5-1d61-dba2-60ae-a9dfcd531922, 580.159.04", "NVIDIA 580.159.04"),
+        ("GPU-00000000-1d61-dba2-60ae-a9dfcd531922, 580.159.04", ""),
+        ("NVIDIA-SMI has failed", ""),
+        (None, ""),
+    ],
+)
+def test_the_driver_of_an_nvidia_gpu_is_what_its_tool_says(
+    toolchain: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str | None, driver: str
+) -> None:
+    if answer is not None:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{answer}'\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    found = find_device(with_runtime(toolchain, tmp_path, _ONE_H100), "cuda")
+    assert (found.name, found.driver) == ("NVIDIA H100 80GB HBM3", driver)
 
 
 @pytest.mark.iree

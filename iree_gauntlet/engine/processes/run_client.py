@@ -86,6 +86,11 @@ class RunJob:
     kept: tuple[str, ...] = ()
     log: str = ""
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether it runs in its own process alone, and not through a GPU's driver."""
+        return self.device.startswith("local-")
+
 
 @dataclass(frozen=True, slots=True)
 class RunAnswer:
@@ -117,7 +122,7 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
         count: how many processes; a thread that finds none free waits.
         environment: what they inherit; the toolkit's own environment by default.
         memory_bytes: address space that a process may take for its cases, so that one which asks for more fails with
-            RESOURCE_EXHAUSTED; 0 for no limit.
+            RESOURCE_EXHAUSTED; 0 for no limit. Those of a GPU have none.
     """
 
     def __init__(
@@ -176,7 +181,7 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
             # What goes back is what came out of it: not one that is gone.
             given, worker = worker, None
             answer, worker = self._run_in(given, job)
-            if not first and _may_be_anothers_fault(answer):
+            if not first and _may_be_anothers_fault(answer, job):
                 before = answer.outcome
                 if worker is not None:
                     # What earlier cases have taken of its memory, it keeps.
@@ -184,7 +189,7 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
                     self._ended(worker)
                     worker = None
                 answer, worker = self._run_in(None, job)
-                if not _may_be_anothers_fault(answer):
+                if not _may_be_anothers_fault(answer, job):
                     how = "lack of memory" if before.out_of_memory else before.signal or f"exit code {before.exit_code}"
                     note = f"its process ended with {how} after other cases in it; alone in a new one it did not"
                     notes = (*answer.outcome.notes, note)
@@ -301,6 +306,7 @@ def _answer(record: Mapping[str, Any], worker: RunWorker, job: RunJob) -> RunAns
     passed = record["verdict"] == RunVerdict.PASSED
     if record["message"]:
         lines = [*lines, clean_line(record["message"])][-TAIL_LINES:]
+    exhausted = record["message"].startswith("RESOURCE_EXHAUSTED") and job.on_cpu
     outcome = Outcome(
         0 if passed else 1,
         seconds=record["seconds"],
@@ -308,8 +314,8 @@ def _answer(record: Mapping[str, Any], worker: RunWorker, job: RunJob) -> RunAns
         peak_rss_bytes=record["peak_rss_bytes"],
         tail=tuple(lines),
         output_bytes=logged,
-        out_of_memory=bool(worker.memory_bytes) and record["message"].startswith("RESOURCE_EXHAUSTED"),
-        notes=_memory_note(worker) if record["message"].startswith("RESOURCE_EXHAUSTED") else (),
+        out_of_memory=bool(worker.memory_bytes) and exhausted,
+        notes=_memory_note(worker) if exhausted else (),
     )
     return RunAnswer(outcome, record["verdict"], record["message"], tuple(record["outputs"]), logged)
 
@@ -344,9 +350,12 @@ def _cancelled_answer() -> RunAnswer:
     return RunAnswer(Outcome(None, cancelled=True), RunVerdict.DIED)
 
 
-def _may_be_anothers_fault(answer: RunAnswer) -> bool:
-    """Whether a death, or a lack of memory, may have its cause in a case that the process had before."""
+def _may_be_anothers_fault(answer: RunAnswer, job: RunJob) -> bool:
+    """Whether a death, or a lack of memory, may have its cause in a case that the process had before.
+
+    So may every error of a GPU: once a kernel has read where nothing is, CUDA refuses all that the process asks for.
+    """
     outcome = answer.outcome
     if answer.verdict != RunVerdict.DIED:
-        return outcome.out_of_memory
+        return outcome.out_of_memory or (answer.verdict == RunVerdict.ERROR and not job.on_cpu)
     return not (outcome.timed_out or outcome.cancelled or outcome.stuck) and outcome.signal not in SENT_SIGNALS

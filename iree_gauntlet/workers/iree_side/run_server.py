@@ -27,7 +27,8 @@ one that iree-run-module would come to. Outputs that all pass are not listed.
 
 The first line is `{"ready": true}`. The process ends with standard input, and, whatever it is doing, when the other end
 of the pipe LIFE_FD is closed. MEMORY_BYTES above 0 is the address space that cases may have in addition to what
-Python and the runtime took at start. What a case prints goes to standard error.
+Python and the runtime took at start, until one asks for a device that is no `local-` one. What a case prints goes to
+standard error.
 """
 
 from __future__ import annotations
@@ -184,6 +185,8 @@ class RunServer:
         if uri in self._no_devices:
             raise UnsupportedError(self._no_devices[uri])
         if uri not in self._devices:
+            if not uri.startswith("local-"):
+                _unlimit_memory()
             try:
                 device = self._runtime.get_device(uri)
             except _RUNTIME_ERRORS as error:
@@ -369,6 +372,12 @@ def _limit_memory(most: int) -> None:
     if hard not in (resource.RLIM_INFINITY, -1):
         wanted = min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+
+
+def _unlimit_memory() -> None:
+    """Takes the bound off: a GPU's driver reserves addresses for all memory of all GPUs, and more, at once."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
 
 def main(words: Sequence[str]) -> int:
