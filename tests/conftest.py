@@ -1,4 +1,4 @@
-"""What all tests share: a folder of the session, locks of each process, servers of each kind, and signals."""
+"""What all tests share: a folder of the session, locks of each process, a GPU, servers of each kind, and signals."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.engine.rounds.machine_lock import LOCKS_VARIABLE
+from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.toolchains.devices import Device, find_device
+from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.budgets import register_budgets
 from tests.support.emulators import Azurite, Bucket, azurite_server, google_server, s3_server
 from tests.support.session_folder import SESSION_FOLDER_VARIABLE
@@ -62,6 +65,15 @@ def project(tmp_path: Path) -> Iterator[Project]:
     made = Project(tmp_path / "project")
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def vulkan() -> Device:
+    """A Vulkan device, Mesa's in software at least; tests that ask for it are skipped where there is none."""
+    try:
+        return find_device(find_installed(), "vulkan")
+    except ToolchainError:
+        pytest.skip("needs a Vulkan device: apt install mesa-vulkan-drivers brings one in software")
 
 
 @pytest.fixture(scope="session")

@@ -72,6 +72,8 @@ def main() -> int:
     asked = parser.parse_args()
     asked.folder = asked.folder.absolute()
     if asked.command == "pack":
+        if asked.operators is not None and not (asked.operators / "configs").is_dir():
+            parser.error(f"--operators {asked.operators}: expected an operator suite, a folder with configs/")
         asked.folder.mkdir(parents=True, exist_ok=True)
         pack(asked.folder, asked.python, asked.without, asked.model, asked.operators)
         return 0
@@ -79,8 +81,9 @@ def main() -> int:
         parser.error(
             f"--target {asked.target}: expected a chip of CUDA such as sm_89, or cpu to try all of it without a GPU"
         )
-    if not (asked.folder / PACKAGES).is_file():
-        parser.error(f"{asked.folder} has no {PACKAGES}: was it made by `pack`?")
+    missing = [name for name in (PACKAGES, MODELS, ARTIFACTS) if not (asked.folder / name).is_file()]
+    if missing:
+        parser.error(f"{asked.folder} has no {missing[0]}: was it made by `pack`, and copied whole?")
     asked.output.mkdir(parents=True, exist_ok=True)
     unpack(asked.folder)
     return Parts(asked.folder, asked.output.absolute(), asked.target, asked.sku).run(asked.part)
@@ -133,7 +136,8 @@ def write_suite(folder: Path) -> str:
 
 def _remove_package(site: Path, name: str) -> None:
     """Takes an installed package out of a folder, by its own list of files."""
-    found = [path for path in site.glob("*.dist-info") if path.name.split("-")[0].lower() == name.replace("-", "_")]
+    wanted = name.lower().replace("-", "_")
+    found = [path for path in site.glob("*.dist-info") if path.name.split("-")[0].lower() == wanted]
     if not found:
         raise SystemExit(f"gpu_machine.py: --without {name}: nothing that is packed needs it")
     with (found[0] / "RECORD").open(newline="") as file:
@@ -247,20 +251,11 @@ class Parts:
         with begun.open("ab") as file:
             start = file.tell()
             process = self.start(argv, file)
-            try:
-                code = process.wait(limit)
-            except subprocess.TimeoutExpired:
-                # As Ctrl-C would, so that reports are written.
-                os.killpg(process.pid, signal.SIGINT)
-                try:
-                    process.wait(20)
-                except subprocess.TimeoutExpired:
-                    os.killpg(process.pid, signal.SIGKILL)
-                code = 124
+            code = _ended(process, limit)
         with begun.open("rb") as file:
             file.seek(start)
             sys.stdout.write(file.read().decode(errors="replace"))
-        return code if code >= 0 else 128 - code
+        return code
 
     def start(self, argv: Sequence[str], file: BinaryIO) -> subprocess.Popen[bytes]:
         """Starts a command in a process group of its own."""
@@ -271,11 +266,8 @@ class Parts:
 
     def operators(self, limit: float) -> int:
         """The operator suite, compiled for this GPU."""
-        name, device, compiling = (
-            "gpu_cuda",
-            "cuda",
-            ["--iree-hal-target-device=cuda", f"--iree-cuda-target={self.target}"],
-        )
+        name, device = "gpu_cuda", "cuda"
+        compiling = ["--iree-hal-target-device=cuda", f"--iree-cuda-target={self.target}"]
         if self.target == "cpu":
             backend = "--iree-hal-local-target-device-backends=llvm-cpu"
             name, device, compiling = "cpu", "local-task", ["--iree-hal-target-device=local", backend]
@@ -291,13 +283,14 @@ class Parts:
         with (self.output / "console.txt").open("ab") as file:
             other = self.start(words, file)
             code = self.command(limit, words)
-            return max(code, other.wait())
+            return max(code, _ended(other, limit))
 
     def killed(self, limit: float) -> int:
         """Kills a run while the GPU works for it: nothing may be left, and the run goes on from there."""
         runs = set(_runs())
-        file = (self.output / "console.txt").open("ab")
-        process = self.start((self.python, "-m", "iree_gauntlet", "run", *self.models, "--model", self.first), file)
+        words = (self.python, "-m", "iree_gauntlet", "run", *self.models, "--model", self.first)
+        with (self.output / "console.txt").open("ab") as file:
+            process = self.start(words, file)
         ends = time.monotonic() + limit / 3
         working: list[str] = []
         while not working and time.monotonic() < ends and process.poll() is None:
@@ -306,7 +299,6 @@ class Parts:
         self.say(f"killed while it ran: {working[:1] or 'nothing: there is no GPU, or it was too quick'}")
         process.kill()
         process.wait()
-        file.close()
         ends = time.monotonic() + 10
         while (left := [name for name in _processes() if "iree-" in name]) and time.monotonic() < ends:
             time.sleep(0.1)
@@ -329,6 +321,22 @@ class Parts:
             for name in ("junit.xml", "summary.md", "journal.jsonl"):
                 if (run / name).is_file():
                     shutil.copyfile(run / name, self.output / name)
+
+
+def _ended(process: subprocess.Popen[bytes], limit: float) -> int:
+    """The exit code of a process, as a shell has it; 124 where it takes longer than so many seconds, and is ended."""
+    try:
+        code = process.wait(limit)
+    except subprocess.TimeoutExpired:
+        # As Ctrl-C would, so that reports are written.
+        os.killpg(process.pid, signal.SIGINT)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        return 124
+    return code if code >= 0 else 128 - code
 
 
 def _runs() -> list[Path]:

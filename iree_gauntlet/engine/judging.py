@@ -77,11 +77,10 @@ _MISTAKES = tuple(
     )
 )
 _MOST_NAMES = 8
-# What a compiler says of a chip that it does not know, once it gets that far: some of a chip that its help names.
+# What a compiler says of a chip that it does not know; the first of a chip of NVIDIA's that even its help names.
 _UNKNOWN_CHIP = re.compile(r"missing GPU target in #hal\.executable\.target|Unknown (?:CUDA|ROCM|Vulkan) target")
-_CHIP_ADVICE = (
-    "; this IREE does not know that chip: a newer NVIDIA GPU runs what is compiled for an older one, as sm_89"
-)
+_CHIP_ADVICE = "; this IREE does not know that chip: compile for another one"
+_NVIDIA_ADVICE = f"{_CHIP_ADVICE}, as sm_89 (a newer NVIDIA GPU runs what is compiled for an older one)"
 # What a module keeps of what it exports: declarations, or of programs made of torch's the names of both forms.
 _EXPORTED = re.compile(rb"(?<=func @)[\w$.-]+(?=\()|(?<=\0)[\w.-]+(?=\$async\0)")
 
@@ -117,8 +116,9 @@ def after_process(
     failure = f"failed with exit code {outcome.exit_code}" + (f": {reason}" if reason else "")
     if outcome.signal:
         failure = f"crashed with {outcome.signal}"
-    if any(map(_UNKNOWN_CHIP.search, lines)):
-        failure += _CHIP_ADVICE
+    unknown = next(filter(None, map(_UNKNOWN_CHIP.search, lines)), None)
+    if unknown:
+        failure += _CHIP_ADVICE if unknown[0].endswith(("ROCM target", "Vulkan target")) else _NVIDIA_ADVICE
     kind = None if error else FailureKind.CRASHES if outcome.signal else _ORDINARY.get(step.stage)
     return Result(
         Verdict.ERROR if error or outcome.signal else Verdict.FAILED,

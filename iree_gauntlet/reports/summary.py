@@ -123,7 +123,7 @@ def _going_on(outcome: RunOutcome, folder: Path | None) -> Sequence[str | Name]:
     where = f" --run-dir {folder}" if folder else ""
     dialects = {chain.dialect for chain in outcome.chains} or {outcome.suite}
     if dialects == {"bench"}:
-        return ("start it again: what is done comes from the cache",)
+        return (Name(outcome.command), " again: what is done comes from the cache")
     if dialects == {"micro"}:
         return (Name(f"gauntlet micro --resume{where}"),)
     return (Name(f"gauntlet run --resume{where}{' --cluster …' if outcome.workers else ''}"),)

@@ -109,16 +109,20 @@ def test_what_is_made_by_the_toolkit_itself_is_never_excused(stage: Stage) -> No
 
 
 @pytest.mark.parametrize(
-    ("outcome", "line"),
+    ("outcome", "line", "another"),
     [
-        (Outcome(1), "t.mlir:4:7: error: missing GPU target in #hal.executable.target"),
-        (Outcome(None, signal="SIGABRT"), "<unknown>:0: error: Unknown CUDA target 'hopper'"),
-        (Outcome(1), "<unknown>:0: error: Unknown ROCM target 'gfx9999'"),
+        (Outcome(1), "t.mlir:4:7: error: missing GPU target in #hal.executable.target", ", as sm_89"),
+        (Outcome(None, signal="SIGABRT"), "<unknown>:0: error: Unknown CUDA target 'hopper'", ", as sm_89"),
+        (Outcome(1), "<unknown>:0: error: Unknown ROCM target 'gfx9999'", ""),
+        (Outcome(None, signal="SIGABRT"), "<unknown>:0: error: Unknown Vulkan target 'foo'", ""),
     ],
 )
-def test_a_chip_that_the_compiler_does_not_know_is_named_as_the_cause(outcome: Outcome, line: str) -> None:
+def test_a_chip_that_the_compiler_does_not_know_is_named_as_the_cause(
+    outcome: Outcome, line: str, another: str
+) -> None:
     result = after_process(_EXPECTING, outcome, [line], tool="iree-compile")
-    assert "this IREE does not know that chip" in result.reason
+    assert f"this IREE does not know that chip: compile for another one{another}" in result.reason
+    assert ("NVIDIA" in result.reason) is bool(another)
     assert "this IREE does not know that chip" not in after_process(_EXPECTING, outcome, ["x"], tool="t").reason
 
 

@@ -31,8 +31,6 @@ from iree_gauntlet.measuring.numerics.comparison import compare_outputs
 from iree_gauntlet.measuring.numerics.element_types import TensorError, storage_dtype
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances
 from iree_gauntlet.steps import Command, Step
-from iree_gauntlet.toolchains.devices import find_device
-from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.workers.iree_side.output_rule import close_values, same_values
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, Value, read_value
 from tests.support.command_line import LIMIT_SECONDS
@@ -539,11 +537,8 @@ def test_memory_has_a_limit(faults: str) -> None:
 
 @pytest.mark.iree
 @pytest.mark.vulkan
-def test_a_gpus_driver_may_take_addresses_and_a_process_with_its_error_is_not_used_again(faults: str) -> None:
-    try:
-        find_device(find_installed(), "vulkan")
-    except ToolchainError:
-        pytest.skip("needs a Vulkan device")
+@pytest.mark.usefixtures("vulkan")
+def test_a_gpus_driver_may_take_addresses_and_its_errors_are_those_of_a_new_process(faults: str) -> None:
     with RunServers(sys.executable, 1, memory_bytes=2 << 30) as servers:
         assert servers.run(fault(faults, "wait", "i64=1")).verdict == RunVerdict.PASSED
         (first,) = workers(servers)

@@ -10,19 +10,17 @@ import csv
 import html
 import json
 import os
-import re
 import signal
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 from unittest import mock
 
 import pytest
 
-from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.reports.sweeps import sweep_reports as micro_reports
 from iree_gauntlet.toolchains import devices
-from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import run_here
 from tests.support.fake_measuring import CALL_MS, FIRST_CALL_MS, FLOPS_PER_S, PEAK_RSS_BYTES
 from tests.support.micro_project import Micro, Sweep, first_sweep
@@ -32,6 +30,8 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterator
     from pathlib import Path
+
+    from iree_gauntlet.toolchains.devices import Device
 
 pytestmark = pytest.mark.iree
 
@@ -352,23 +352,19 @@ def test_an_interrupted_sweep_says_so_and_keeps_what_it_has(micro: Micro) -> Non
 
 
 @pytest.mark.vulkan
-def test_a_sweep_takes_a_gpu_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_takes_a_gpu_block_by_block(tmp_path: Path, vulkan: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its step holds no lock of the device, or its own rounds would wait for it for ever."""
-    # As if it were no device in software, which nobody has to himself.
-    monkeypatch.setattr(devices, "_SOFTWARE", re.compile("(?!)"))
-    devices.known_devices.cache_clear()
-    try:
-        gpu = devices.find_device(find_installed(), "vulkan")
-    except ToolchainError:
-        pytest.skip("needs a Vulkan device")
+    # As if it were none in software, which nobody has to himself.
+    gpu = replace(vulkan, software=False)
+    monkeypatch.setattr(devices, "known_devices", lambda _toolchain, _driver: (gpu,))
     micro = Micro(tmp_path)
     micro.write(recipes="O3")
     done = micro.sweep("--device", "vulkan")
     assert done.code == 0, done.text
     (step,) = [step for step in micro.journal.steps if step["id"].endswith(":benchmark")]
     assert step["resources"]["device"] == gpu.uri
-    assert micro.journal.runs[-1]["machine"]["devices"][0]["uri"] == gpu.uri
-    devices.known_devices.cache_clear()
+    assert step["resources"]["software"] is False
+    assert micro.journal.runs[-1]["machine"]["devices"] == [asdict(gpu)]
 
 
 @pytest.mark.parametrize(

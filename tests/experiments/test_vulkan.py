@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.cases import Stage
-from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.toolchains.devices import Device, find_device
+from iree_gauntlet.toolchains.devices import Device
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.op_trees import COMPILE_FLAGS, config
 from tests.support.processes import running, wait_until
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from tests.support.toy_project import Project
 
-pytestmark = [pytest.mark.iree, pytest.mark.vulkan]
+pytestmark = [pytest.mark.iree, pytest.mark.vulkan, pytest.mark.usefixtures("vulkan")]
 
 BOTH = ("--target", "cpu", "--target", "vulkan")
 # Goes on until it is ended: its condition is computed on the device.
@@ -52,15 +51,6 @@ func.func @add(%a: tensor<4xf32>) -> tensor<4xf32> {
   return %0 : tensor<4xf32>
 }
 """
-
-
-@pytest.fixture(autouse=True, scope="module")
-def vulkan() -> Device:
-    """The device; tests of this file are skipped where there is none."""
-    try:
-        return find_device(find_installed(), "vulkan")
-    except ToolchainError:
-        pytest.skip("needs a Vulkan device: apt install mesa-vulkan-drivers brings one in software")
 
 
 @pytest.fixture

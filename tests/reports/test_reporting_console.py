@@ -86,11 +86,14 @@ def test_an_interrupted_run_says_what_goes_on_with_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("suite", "said"),
-    [("micro", f"gauntlet micro --resume --run-dir runs/{RUN}"), ("bench", "start it again: what is done comes from")],
+    [
+        ("micro", f"gauntlet micro --resume --run-dir runs/{RUN}"),
+        ("bench", "gauntlet bench -m bert again: what is done comes from the cache"),
+    ],
 )
 def test_what_goes_on_with_a_run_is_the_command_that_began_it(tmp_path: Path, suite: str, said: str) -> None:
     builder = JournalBuilder()
-    builder.begin(suite=suite)
+    builder.begin(suite=suite, command="gauntlet bench -m bert")
     builder.end(130, interrupted=True)
     assert f"to go on with it: {said}" in printed(builder, tmp_path, io.StringIO())
 

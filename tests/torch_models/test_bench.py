@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from iree_gauntlet.cases import Verdict
+from iree_gauntlet.results import Result
+from iree_gauntlet.torch_models.bench_session import BenchSession
 from tests.support.bench_project import Bench, Benchmarks, first_benchmarks
 from tests.support.fake_measuring import CALL_MS
 from tests.support.processes import wait_until
@@ -21,6 +24,8 @@ from tests.support.processes import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from iree_gauntlet.toolchains.devices import Device
 
 pytestmark = pytest.mark.iree
 
@@ -68,6 +73,18 @@ def test_a_model_is_measured(first: Benchmarks, said: str) -> None:
     assert latency["min"] <= latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"]
     for name in ("overhead_us", "first_call_ms", "compile_seconds", "peak_rss_bytes", "module_bytes", "parameters"):
         assert entry[name] > 0
+
+
+@pytest.mark.vulkan
+def test_what_is_measured_against_others_takes_its_gpu_too(
+    bench: Bench, vulkan: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Block by block, so that its step itself holds nothing."""
+    monkeypatch.setattr(BenchSession, "_against", lambda _self, _step: Result(Verdict.PASSED))
+    done = bench.run("-m", "line", "-c", "small", "--device", "vulkan", "--against", "torch-eager")
+    steps = {step["id"].rpartition(":")[2]: step["resources"] for step in bench.journal.steps}
+    assert (steps["benchmark.against"]["device"], steps["benchmark.against"]["cores"]) == (vulkan.uri, 0), done.text
+    assert (steps["benchmark"]["device"], steps["threshold"]["device"]) == (vulkan.uri, vulkan.uri)
 
 
 def test_a_broken_file_keeps_no_other_model_from_its_benchmark(bench: Bench) -> None:

@@ -182,7 +182,7 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
             given, worker = worker, None
             answer, worker = self._run_in(given, job)
             if not first and _may_be_anothers_fault(answer, job):
-                before = answer.outcome
+                before, message = answer.outcome, answer.message
                 if worker is not None:
                     # What earlier cases have taken of its memory, it keeps.
                     worker.kill()
@@ -190,7 +190,8 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
                     worker = None
                 answer, worker = self._run_in(None, job)
                 if not _may_be_anothers_fault(answer, job):
-                    how = "lack of memory" if before.out_of_memory else before.signal or f"exit code {before.exit_code}"
+                    ended = before.signal or f"exit code {before.exit_code}"
+                    how = "lack of memory" if before.out_of_memory else message or ended
                     note = f"its process ended with {how} after other cases in it; alone in a new one it did not"
                     notes = (*answer.outcome.notes, note)
                     answer = replace(answer, outcome=replace(answer.outcome, notes=notes))
