@@ -41,6 +41,7 @@ class Stage(StrEnum):
     REFERENCE = "reference"
     THRESHOLD = "threshold"
     COMPSTAT = "compstat"
+    COUNT = "count"
     BENCHMARK = "benchmark"
 
 
@@ -50,6 +51,8 @@ SPEC_STAGES = tuple(stage for stage in Stage if stage not in (Stage.EXPORT, Stag
 
 # Role of the module that a case is about, and of the steps of a stage that a chain always has.
 MAIN = "main"
+# Role of the compile of a main module whose instructions are counted.
+COUNTED = "count"
 # Role of a file that nothing reads but the comparison of a threshold step.
 EXPECTED_OUTPUT = "expected_output"
 
@@ -102,6 +105,7 @@ KINDS_AT: dict[Stage, tuple[FailureKind, ...]] = {
     Stage.COMPILE: (FailureKind.DOES_NOT_COMPILE, FailureKind.CRASHES),
     Stage.THRESHOLD: (FailureKind.CRASHES, FailureKind.DOES_NOT_RUN, FailureKind.WRONG_NUMBERS),
     Stage.COMPSTAT: (FailureKind.MISSES_A_GOLDEN,),
+    Stage.COUNT: (FailureKind.MISSES_A_GOLDEN,),
     Stage.BENCHMARK: (FailureKind.CRASHES, FailureKind.DOES_NOT_RUN, FailureKind.MISSES_A_GOLDEN),
 }
 
@@ -113,11 +117,17 @@ class Metric(StrEnum):
     DISPATCH_COUNT = "dispatch_count"
     BINARY_SIZE_BYTES = "binary_size_bytes"
     MAX_ABS_ERROR = "max_abs_error"
+    INSTRUCTIONS = "instructions"
 
     @property
     def unit(self) -> str:
         """What it is counted in, for people; empty for an error."""
-        units = {Metric.TIME_MS: "ms", Metric.DISPATCH_COUNT: "dispatches", Metric.BINARY_SIZE_BYTES: "bytes"}
+        units = {
+            Metric.TIME_MS: "ms",
+            Metric.DISPATCH_COUNT: "dispatches",
+            Metric.BINARY_SIZE_BYTES: "bytes",
+            Metric.INSTRUCTIONS: "instructions",
+        }
         return units.get(self, "")
 
 

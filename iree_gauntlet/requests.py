@@ -19,9 +19,12 @@ if TYPE_CHECKING:
 
 
 DEFAULT_SUITE = "suites/cpu.toml"
-_TIMED_STAGES = (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE, Stage.THRESHOLD, Stage.BENCHMARK)
+_TIMED_STAGES = (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE, Stage.THRESHOLD, Stage.COUNT, Stage.BENCHMARK)
 # What a resumed session keeps where it is not given again; all else that it keeps is as it was begun.
 KEPT_UNLESS_GIVEN = ("force_recompile", *(f"timeout_{stage}" for stage in _TIMED_STAGES))
+
+
+_KEPT_CONDUCT = ("batch", "baseline", "counter", "count_cpu", *KEPT_UNLESS_GIVEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +190,18 @@ class ConductRequest:
     )
     timeout_compile: float = option(0.0, "Seconds for a compile (default 1800, or the spec's).", unit="seconds")
     timeout_threshold: float = option(0.0, "Seconds for a threshold run (default 600, or the spec's).", unit="seconds")
+    timeout_count: float = option(0.0, "Seconds to count instructions (default 1800, or the spec's).", unit="seconds")
     timeout_benchmark: float = option(0.0, "Seconds for a benchmark (default 900, or the spec's).", unit="seconds")
+    counter: str = option(
+        "auto",
+        "What counts instructions: hardware (the CPU's own counter), valgrind, or auto: hardware if it can be read.",
+        choices=("auto", "hardware", "valgrind"),
+    )
+    count_cpu: str = option(
+        "",
+        "CPU that modules are compiled for to count their instructions, with features that are added or left out "
+        "(default under valgrind: x86-64-v3,-fma).",
+    )
     batch: int = option(
         0,
         "Operator suites: compile this many cases as one module, for a quick answer (0: one by one).",
@@ -218,6 +232,7 @@ class RunRequest:
         selection, toolchain, network, shard, folder, conduct: see there.
         defaults: what is selected where the selection does not say.
         stages: what is done; empty for what the suite says.
+        instructions: whether they are counted as well.
         chains: the only chains that are wanted, with what they need; None for all.
     """
 
@@ -230,8 +245,11 @@ class RunRequest:
     defaults: Defaults = Defaults()
     stages: tuple[Stage, ...] = option(
         (),
-        "Only these stages (repeatable): fetch, import, compile, threshold, compstat, benchmark.",
+        "Only these stages (repeatable): fetch, import, compile, threshold, compstat, count, benchmark.",
         choices=SPEC_STAGES,
+    )
+    instructions: bool = option(
+        False, "Count the instructions of one call too: exact, however busy the machine is (on a CPU)."
     )
     explain: bool = option(False, "Explain what failed when the run is over, as `explain` does (not what should fail).")
     chains: frozenset[str] | None = None
@@ -252,21 +270,27 @@ class RunRequest:
             conduct=read(ConductRequest, values),
             defaults=defaults,
             stages=stages or tuple(map(Stage, values_of(cls, values).get("stages", ()))),
+            instructions=bool(values.get("instructions")),
             explain=bool(values.get("explain")),
         )
+
+    def stages_after(self, usual: Sequence[Stage]) -> tuple[Stage, ...]:
+        """What is done, where a suite, or the toolkit, has a usual choice."""
+        return tuple(dict.fromkeys((*(self.stages or usual), *((Stage.COUNT,) if self.instructions else ()))))
 
     @property
     def kept(self) -> dict[str, Any]:
         """The options that a resumed run keeps, by name."""
         toolchain = {name: value for name, value in asdict(self.toolchain).items() if name != "cache_dir"}
-        conduct = {name: getattr(self.conduct, name) for name in ("batch", "baseline", *KEPT_UNLESS_GIVEN)}
-        return asdict(self.selection) | toolchain | asdict(self.shard) | conduct
+        conduct = {name: getattr(self.conduct, name) for name in _KEPT_CONDUCT}
+        return asdict(self.selection) | toolchain | asdict(self.shard) | conduct | {"instructions": self.instructions}
 
     def with_kept(self, values: Mapping[str, Any]) -> RunRequest:
         """The same request with other values of options that a resumed run keeps, but for what is given again."""
         values = {**values, **{name: now for name, now in given([self.conduct]).items() if name in KEPT_UNLESS_GIVEN}}
         parts = {name: getattr(self, name) for name in ("selection", "toolchain", "shard", "conduct")}
-        return replace(self, **{name: read(type(part), asdict(part) | values) for name, part in parts.items()})
+        read_parts = {name: read(type(part), asdict(part) | values) for name, part in parts.items()}
+        return replace(self, instructions=self.instructions or bool(values.get("instructions")), **read_parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,8 +301,14 @@ class CompareRequest:
         "", "A and B, as for --iree, where no words follow the task: --sides '3.12.0 3.13.0' with `inv`."
     )
     metric: str = option(
-        "time", "What is compared: time (of benchmarks) or compile-time.", choices=("time", "compile-time")
+        "time",
+        "What is compared: time (of benchmarks), compile-time, or instructions (exact, however busy the machine is).",
+        choices=("time", "compile-time", "instructions"),
     )
+    least_work: float = option(
+        0.01, "Two counts of instructions are the same work within so many per cent.", unit="per cent"
+    )
+    no_work: bool = option(False, "Do not count instructions beside the times.")
     least: float = option(1.0, "Minimum effect: the smallest difference that matters, in per cent.")
     band: float = option(3.0, "Equivalence margin: two times are the same within so many per cent.")
     allow: float = option(0.0, "A slowdown of so many per cent is allowed: `not slower` (default: --band).")

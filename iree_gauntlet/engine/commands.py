@@ -17,6 +17,12 @@ REFERENCE_FLAGS = "--flagfile=arguments.txt"
 STATISTICS_FILE = "--iree-scheduling-dump-statistics-file"
 _DUMP_FLAGS = ("--iree-hal-dump-", "--dump-compilation-phases-to", "--mlir-print-ir-tree-dir")
 _STATISTICS_FORMAT = "--iree-scheduling-dump-statistics-format"
+# What a module that is counted says otherwise than its spec: for which CPU, and that its dispatches have names.
+_CPU_FLAGS = ("iree-llvmcpu-target-cpu", "iree-llvmcpu-target-cpu-features")
+_LINKER_FLAGS = ("iree-llvmcpu-link-embedded", "iree-llvmcpu-system-linker-path")
+# What a count says itself. Workers that spin while they wait would be counted too.
+_NOT_COUNTED = ("--benchmark_", "--device=")
+_COUNTED_DEVICE = "--device=local-sync"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +131,37 @@ def benchmark_argv(tool: str, case: Case, flags: Sequence[str], paths: Paths) ->
     loaded += _parameter_flags(case.parameters[len(dependencies) :], paths)
     main = f"--module={paths.module(case.modules[-1])}"
     return (tool, f"--device={case.device}", f"--function={case.function}", *loaded, json, *inputs, *flags, main)
+
+
+def counted_flags(flags: Sequence[str], cpu: str, linker: str) -> tuple[str, ...]:
+    """Compile flags of a module whose instructions are counted.
+
+    Args:
+        flags: as the spec has them.
+        cpu: to compile for, `x86-64-v3,-fma`; empty to leave what the spec says.
+        linker: path of IREE's own; empty for the one that the compiler finds.
+    """
+    replaced = (*_LINKER_FLAGS, *(_CPU_FLAGS if cpu else ()))
+    kept: list[str] = []
+    is_value = False
+    for flag in flags:
+        name, equals, _ = flag.lstrip("-").partition("=")
+        if name in replaced:
+            is_value = not equals
+        elif not (is_value and not flag.startswith("-")):
+            kept.append(flag)
+            is_value = False
+    # A shared library instead of IREE's own kind of ELF: a counter knows its functions.
+    kept.append("--iree-llvmcpu-link-embedded=false")
+    kept += [f"--iree-llvmcpu-system-linker-path={linker} -flavor gnu"] if linker else []
+    name, _, features = cpu.partition(",")
+    kept += [f"--iree-llvmcpu-target-cpu={name}"] if name else []
+    return (*kept, f"--iree-llvmcpu-target-cpu-features={features}") if features else tuple(kept)
+
+
+def counted_argv(benchmark: Sequence[str]) -> tuple[str, ...]:
+    """A benchmark's command for a count: on one thread, and how often it calls is the counter's matter."""
+    return (benchmark[0], _COUNTED_DEVICE, *(word for word in benchmark[1:] if not word.startswith(_NOT_COUNTED)))
 
 
 def _output_text(value: str, folder: str) -> str:

@@ -307,8 +307,8 @@ class Engine:
         match step.stage:
             case Stage.FETCH:
                 return self._fetch(step)
-            case Stage.IMPORT | Stage.PARAMETERS | Stage.COMPILE | Stage.REFERENCE:
-                return self._maker.make(step)
+            case Stage.IMPORT | Stage.PARAMETERS | Stage.COMPILE | Stage.REFERENCE | Stage.COUNT:
+                return self._made(step)
             case Stage.THRESHOLD:
                 from iree_gauntlet.engine.threshold import check_error, check_threshold  # noqa: PLC0415 - it brings NumPy
 
@@ -323,6 +323,14 @@ class Engine:
                 return run_benchmark(step, self._session.processes, self.options.confirm, self._cancelled)
             case Stage.EXPORT:
                 raise TypeError(f"{step.id}: nothing that exports was given")
+
+    def _made(self, step: Step) -> Result:
+        made = self._maker.make(step)
+        if step.stage is not Stage.COUNT:
+            return made
+        from iree_gauntlet.engine.performance import check_instructions  # noqa: PLC0415
+
+        return check_instructions(step, made, self._release)
 
     def _fetch(self, step: Step) -> Result:
         fetched: list[Fetched] = []

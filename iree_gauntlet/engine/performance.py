@@ -112,6 +112,21 @@ def check_compile_statistics(step: Step, release: str, cache: ModuleCache) -> Re
     return replace(_judged(checks), statistics=statistics, notes=(*step.notes, *why))
 
 
+def check_instructions(step: Step, counted: Result, release: str) -> Result:
+    """Holds a count of instructions against its goldens.
+
+    Args:
+        step: the count.
+        counted: what came of it.
+        release: of the compiler.
+    """
+    if counted.verdict is not Verdict.PASSED:
+        return counted
+    check = check_figure(Metric.INSTRUCTIONS, counted.statistics["instructions"], step.goldens, release)
+    judged = _judged([check])
+    return replace(counted, verdict=judged.verdict, reason=judged.reason, checks=judged.checks, failure=judged.failure)
+
+
 def _judged(checks: Sequence[Check]) -> Result:
     broken = [check for check in checks if check.passed is False]
     verdict = Verdict.FAILED if broken else Verdict.PASSED

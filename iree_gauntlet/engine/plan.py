@@ -8,11 +8,31 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import EXPECTED_OUTPUT, MAIN, Case, Kind, MadeValues, Metric, Module, Origin, Stage
+from iree_gauntlet.cases import (
+    COUNTED,
+    EXPECTED_OUTPUT,
+    MAIN,
+    Case,
+    FailureKind,
+    Kind,
+    MadeValues,
+    Metric,
+    Module,
+    Origin,
+    Parameters,
+    Stage,
+)
 from iree_gauntlet.dialects.spec_flags import problem_of_flag
-from iree_gauntlet.engine.commands import Paths, benchmark_argv, threshold_argv
+from iree_gauntlet.engine.commands import Paths, benchmark_argv, counted_flags, threshold_argv
 from iree_gauntlet.engine.plan_context import DEFAULT_TIMEOUTS, Places, PlanContext, parameters_role
-from iree_gauntlet.engine.plan_modules import compile_step, files_of, import_step, parameters_step, reference_step
+from iree_gauntlet.engine.plan_modules import (
+    compile_step,
+    count_step,
+    files_of,
+    import_step,
+    parameters_step,
+    reference_step,
+)
 from iree_gauntlet.engine.tolerance_flags import void_tolerances, wrong_tolerances
 from iree_gauntlet.steps import NOTHING_COMPARED, CacheLookup, Command, Resources, Step, StepInput, step_id
 
@@ -32,6 +52,8 @@ _UPSTREAM: dict[Stage, tuple[Stage, ...]] = {
     Stage.REFERENCE: (Stage.FETCH, Stage.IMPORT, Stage.COMPILE),
     Stage.THRESHOLD: (Stage.FETCH, Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE, Stage.REFERENCE),
     Stage.COMPSTAT: (Stage.FETCH, Stage.IMPORT, Stage.COMPILE),
+    # It compiles for itself: its modules are others.
+    Stage.COUNT: (Stage.FETCH, Stage.IMPORT, Stage.PARAMETERS),
     Stage.BENCHMARK: (Stage.FETCH, Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE),
 }
 
@@ -42,7 +64,7 @@ _WORK: dict[Kind, frozenset[Stage]] = {
     Kind.COMPILE: frozenset({*_BEFORE, Stage.THRESHOLD}),
     Kind.QUALITY: frozenset({*_BEFORE, Stage.PARAMETERS, Stage.REFERENCE, Stage.THRESHOLD}),
     Kind.COMPSTAT: frozenset({*_BEFORE, Stage.COMPSTAT}),
-    Kind.BENCHMARK: frozenset({*_BEFORE, Stage.PARAMETERS, Stage.BENCHMARK}),
+    Kind.BENCHMARK: frozenset({*_BEFORE, Stage.PARAMETERS, Stage.COUNT, Stage.BENCHMARK}),
 }
 
 
@@ -86,6 +108,19 @@ def _is_idle(case: Case) -> bool:
 def _makes_modules(case: Case) -> bool:
     """Whether a case defines a module, which others may use."""
     return any(module.origin.file == case.origin.file for module in (*case.modules, *case.extra_modules))
+
+
+def _counted_role(module: Module) -> str:
+    return COUNTED if module.role == MAIN else f"{module.role}.{COUNTED}"
+
+
+def _uncounted(case: Case) -> str:
+    """Why the instructions of a case are not counted; empty where they are."""
+    if case.target.family != "cpu":
+        return f"instructions are counted on CPUs, and {case.target.name} is none"
+    runs_badly = {FailureKind.CRASHES, FailureKind.DOES_NOT_RUN}
+    expected = [item for item in case.expectations if item.stage is Stage.BENCHMARK and runs_badly & {*item.kinds}]
+    return f"its benchmark is expected to fail: {expected[0].reason}" if expected else ""
 
 
 class _Planner:
@@ -138,8 +173,8 @@ class _Planner:
 
     def _reads_parameters(self, case: Case, asked: frozenset[Stage]) -> bool:
         """Whether synthetic weights of a case are of use: its check is planned, or they are asked for themselves."""
-        check = Stage.THRESHOLD if case.kind is Kind.QUALITY else Stage.BENCHMARK
-        return check in self._stages or Stage.PARAMETERS in asked or self._stages == {Stage.FETCH}
+        checks = {Stage.THRESHOLD} if case.kind is Kind.QUALITY else {Stage.COUNT, Stage.BENCHMARK}
+        return bool(checks & self._stages) or Stage.PARAMETERS in asked or self._stages == {Stage.FETCH}
 
     def _made_values(self, case: Case) -> Iterator[tuple[str, MadeValues]]:
         """(scope, values) of the archives that are generated for a case."""
@@ -163,6 +198,8 @@ class _Planner:
             self._threshold(case)
         if (case.kind is Kind.COMPSTAT or case.compile_statistics) and Stage.COMPSTAT in self._stages:
             self._compstat(case)
+        if case.kind is Kind.BENCHMARK and Stage.COUNT in self._stages:
+            self._count(case)
         if case.kind is Kind.BENCHMARK and Stage.BENCHMARK in self._stages:
             self._benchmark(case)
 
@@ -189,7 +226,8 @@ class _Planner:
     def _step(self, case: Case, stage: Stage, role: str = MAIN, **more: Any) -> Step:
         """A step with what all steps of a case have in common, and more fields."""
         siblings = self._chains[case.chain]
-        known = [item for other in siblings for item in other.expectations if item.stage is stage and role == MAIN]
+        own = role in (MAIN, COUNTED)
+        known = [item for other in siblings for item in other.expectations if item.stage is stage and own]
         expected = known[0] if known else None
         return Step(
             id=step_id(case.chain, stage, role),
@@ -283,7 +321,8 @@ class _Planner:
         everything = self._stages == {Stage.FETCH}
         required = case.id in self._required_ids
         stage = Stage.BENCHMARK if case.kind is Kind.BENCHMARK or required else Stage.THRESHOLD
-        if stage in skipped or (not everything and (case.kind is Kind.COMPILE or stage not in self._stages)):
+        runs = stage in self._stages or (stage is Stage.BENCHMARK and Stage.COUNT in self._stages)
+        if stage in skipped or (not everything and (case.kind is Kind.COMPILE or not runs)):
             return
         for item in case.parameters:
             yield "parameters", item.url
@@ -309,13 +348,16 @@ class _Planner:
             needs, imported = (step.id,), step.output("program")
         if Stage.COMPILE not in self._stages or (module.id in self._made and module.id not in self._used):
             return
+        self._compile(case, module, needs, imported)
+
+    def _compile(self, case: Case, module: Module, needs: Sequence[str], imported: str) -> None:
         benchmark = case.kind is Kind.BENCHMARK
-        blocks = module.role == MAIN and module.origin.file == case.origin.file and not benchmark
+        blocks = module.role in (MAIN, COUNTED) and module.origin.file == case.origin.file and not benchmark
         step = self._step(
             case,
             Stage.COMPILE,
             module.role,
-            needs=needs,
+            needs=tuple(needs),
             blocked=case.blocked(Stage.COMPILE) if blocks else "",
             skip=dict(case.skips).get(Stage.COMPILE, case.skip_reason if benchmark else ""),
         )
@@ -429,6 +471,63 @@ class _Planner:
                 notes=case.notes,
             )
         )
+
+    def _count(self, case: Case) -> None:
+        """Compiles a benchmark's modules for the counter, and has it count."""
+        flags, notes, unknown = self._run_flags(case, "iree-benchmark-module")
+        skip = case.skip_reason or dict(case.skips).get(Stage.BENCHMARK, "") or _uncounted(case)
+        needs = [*self._made_needs(case), *self._fetch_needs([case.chain])]
+        if not skip:
+            needs += [needed for module in case.modules for needed in self._counted_compile(module)]
+        paths = Paths(self._counted_module, self._counted_archive, lambda url: self._artifact(url).path)
+        argv = benchmark_argv(self._context.benchmark_module, case, flags, paths)
+        archives = ((item, self._counted_archive(item)) for item in case.parameters if not item.url)
+        files = [StepInput("parameters", path) for _, path in archives if path]
+        files += [self._file("parameters", item.url) for item in case.parameters if item.url]
+        files += [self._file("input", item.url) for item in case.inputs if item.url]
+        step = self._step(
+            case,
+            Stage.COUNT,
+            needs=needs,
+            goldens=case.goldens_of(Metric.INSTRUCTIONS),
+            blocked=case.blocked(Stage.BENCHMARK) or unknown,
+            skip=skip,
+            notes=notes,
+        )
+        command = Command(argv, case.working_directory or step.folder)
+        self._add(count_step(step, command, [*map(self._counted_module, case.modules)], files, self._context))
+
+    def _counted_compile(self, module: Module) -> Iterator[str]:
+        """Compiles a module for the counter, once for all that use it; ids of what has to come before a count."""
+        owner = self._owners.get(module.id)
+        if owner is None:
+            return
+        role = _counted_role(module)
+        if step_id(owner.chain, Stage.COMPILE, role) not in self._steps:
+            flags = counted_flags(module.flags, self._context.counter().cpu, self._context.linker)
+            imported = self._steps.get(step_id(owner.chain, Stage.IMPORT, module.role))
+            # What does not compile is said once, of the module as its spec has it.
+            plain = self._steps.get(step_id(owner.chain, Stage.COMPILE, module.role))
+            needs = [*self._fetch_needs([owner.chain]), *(step.id for step in (imported, plain) if step)]
+            made = imported.output("program") if imported else ""
+            self._compile(owner, replace(module, role=role, flags=flags), needs, made)
+        yield step_id(owner.chain, Stage.COMPILE, role)
+
+    def _counted_folder(self, module: Module) -> str:
+        owner = self._owners.get(module.id)
+        chain = owner.chain if owner else f"{module.name}.{module.target.name}"
+        return self._places.folder(chain, Stage.COMPILE, _counted_role(module))
+
+    def _counted_module(self, module: Module) -> str:
+        return f"{self._counted_folder(module)}/module.vmfb"
+
+    def _counted_archive(self, parameters: Parameters) -> str:
+        """As `Places.archive_path`; what a compile makes beside its module, the one that is counted makes too."""
+        owner = self._owners.get(parameters.splat_of) if parameters.splat_of else None
+        if owner is None:
+            return self._places.archive_path(parameters)
+        module = next(item for item in owner.modules if item.id == parameters.splat_of)
+        return f"{self._counted_folder(module)}/splat.irpa"
 
     def _benchmark(self, case: Case) -> None:
         flags, notes, unknown = self._run_flags(case, "iree-benchmark-module")

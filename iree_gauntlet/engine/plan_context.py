@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from iree_gauntlet.measuring.instructions.counters import Counter
     from iree_gauntlet.steps import CacheLookup
     from iree_gauntlet.toolchains.translate import Translation
 
@@ -28,6 +29,7 @@ DEFAULT_TIMEOUTS: dict[Stage, float] = {
     Stage.REFERENCE: 1800.0,
     Stage.THRESHOLD: 600.0,
     Stage.COMPSTAT: 60.0,
+    Stage.COUNT: 1800.0,
     Stage.BENCHMARK: 900.0,
 }
 
@@ -45,12 +47,14 @@ class PlanContext:
         onnxruntime: its version there; empty where there is none.
         ir_tool: path of iree-opt, for bytecode that only the compiler reads; empty where the toolchain has none.
         importer: identity of the importer (compiler and onnx package).
-        compiler: identity of the compiler.
+        compiler, runtime: identity of each.
+        linker: path of IREE's own linker; empty where the toolchain has none.
         translate: a tool's flags as this toolchain spells them.
         artifact_path: where the file of a URL lies or will lie.
         artifact_hash: its SHA-256 where known, else an empty string.
         flag_ingredients: compile flags as they enter the key, given the folder of relative paths.
         host_of: what `host` in some flags means here; empty where they do not say host.
+        counter: finds what counts instructions here; raises ToolchainError where nothing does.
         lookup: whether the module cache holds something (name for people, ingredients).
         timeouts: seconds by stage; they override defaults and specs.
         force_recompile: whether lookups are bypassed.
@@ -68,12 +72,15 @@ class PlanContext:
     ir_tool: str
     importer: str
     compiler: str
+    runtime: str
+    linker: str
     translate: Callable[[Sequence[str], str], Translation]
     artifact_path: Callable[[str], Path]
     artifact_hash: Callable[[str], str]
     flag_ingredients: Callable[[Sequence[str], str], tuple[str, ...]]
     host_of: Callable[[Sequence[str]], str]
     lookup: Callable[[str, Mapping[str, str]], CacheLookup]
+    counter: Callable[[], Counter]
     timeouts: Mapping[Stage, float] = field(default_factory=dict)
     force_recompile: bool = False
 

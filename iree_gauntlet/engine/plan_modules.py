@@ -13,6 +13,7 @@ from iree_gauntlet.artifacts.parameters.parameter import PARAMETERS_FORMAT, arch
 from iree_gauntlet.engine.commands import (
     STATISTICS_FILE,
     compile_flags,
+    counted_argv,
     import_argv,
     makes_dumps,
     parameters_argv,
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 # Ingredients and inputs of this prefix are files that a flag or an ONNX file names; the flag's or their name follows.
 FILE_ROLE = "file "
+# A new number disowns all counts that were made before.
+_COUNT_FORMAT = 1
 # No path has a NUL in it.
 _FOLDER = "\0folder"
 _NO_ONNXRUNTIME = "onnxruntime, which makes the expected outputs, is not installed: pip install 'iree-gauntlet[record]'"
@@ -154,6 +157,57 @@ def compile_step(
         cache=_lookup(context, step.id, ingredients, argv),
         notes=tuple(note.replace(_FOLDER, step.folder) for note in translation.notes),
     )
+
+
+def count_step(
+    step: Step, benchmark: Command, modules: Sequence[str], files: Sequence[StepInput], context: PlanContext
+) -> Step:
+    """Completes the step that counts the instructions of one call.
+
+    Args:
+        step: what all steps of the case have in common.
+        benchmark: the benchmark's command, with the modules that are counted.
+        modules: paths of them, the main one last.
+        files: what it reads besides: inputs and parameters.
+        context: what planning knows of the machine.
+    """
+    counter = context.counter()
+    output = f"{step.folder}/counts.json"
+    *others, main = modules
+    inputs = [StepInput("program", main)]
+    inputs += [StepInput(f"{FILE_ROLE}module {number}", path) for number, path in enumerate(others)]
+    inputs += [replace(item, role=f"{FILE_ROLE}{item.role} {number}") for number, item in enumerate(files)]
+    counted = counted_argv(benchmark.argv)
+    plain = [_without_file(word) for word in counted[1:]]
+    ingredients = {
+        "kind": f"count {_COUNT_FORMAT}",
+        "program": "",
+        "flags": join_flags(context.flag_ingredients(plain, benchmark.cwd)),
+        "tool": context.runtime,
+        "counter": counter.identity,
+        "cpu": counter.cpu,
+        **_hashes(inputs[1:]),
+    }
+    script = ("-m", "iree_gauntlet.measuring.instructions.count_call", f"--counter={counter.argument}")
+    argv = (context.own_python, *script, "-o", output, "--", *counted)
+    lookup = CacheLookup(reason="known when its module is made", ingredients=tuple(ingredients.items()))
+    command = Command(argv, benchmark.cwd)
+    return replace(step, command=command, inputs=tuple(inputs), outputs=(("counts", output),), cache=lookup)
+
+
+def _without_file(word: str) -> str:
+    """A word of a benchmark's command without the path of a file whose content is an ingredient of its own."""
+    flag, _, value = word.partition("=")
+    match flag:
+        case "--module":
+            return flag
+        case "--input":
+            return word.partition("@")[0]
+        case "--parameters":
+            scope, scoped, _ = value.partition("=")
+            return f"{flag}={scope}=" if scoped else flag
+        case _:
+            return word
 
 
 def _making(step: Step, argv: tuple[str, ...], ingredients: Mapping[str, str], context: PlanContext) -> Step:

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import sys
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from iree_gauntlet.engine.modules.shared_modules import SharedModules, shared_mo
 from iree_gauntlet.engine.plan_context import PlanContext
 from iree_gauntlet.engine.rounds.machine_lock import require_lock_folder
 from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.measuring.instructions.counters import find_counter
 from iree_gauntlet.requests import ConductRequest, NetworkRequest, ToolchainRequest
 from iree_gauntlet.settings import cache_folder, made_cache_folder, project_folder
 from iree_gauntlet.steps import CacheLookup
@@ -156,6 +158,8 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
         ir_tool=toolchain.compiler.ir_tool if toolchain else "",
         importer=f"{compiler} onnx {toolchain.compiler.onnx_version if toolchain else ''}",
         compiler=compiler,
+        runtime=toolchain.runtime.identity if toolchain else "",
+        linker=_linker(toolchain),
         translate=translated,
         artifact_path=machine.store.path,
         artifact_hash=machine.store.known_hash,
@@ -164,9 +168,16 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
         ),
         host_of=host_of,
         lookup=lookup,
+        counter=cache(partial(find_counter, conduct.counter, conduct.count_cpu)),
         timeouts=conduct.timeouts,
         force_recompile=conduct.force_recompile,
     )
+
+
+def _linker(toolchain: Toolchain | None) -> str:
+    """IREE's own, which lies beside its compiler."""
+    beside = Path(toolchain.compiler.compile).with_name("iree-lld") if toolchain else None
+    return str(beside) if beside is not None and beside.is_file() else ""
 
 
 def onnxruntime_version() -> str:

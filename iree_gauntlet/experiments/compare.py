@@ -15,11 +15,14 @@ from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.experiments.compare_elsewhere import RoundsLog, units_of
 from iree_gauntlet.experiments.compare_settings import CompareSettings, compare_settings, two_sides
 from iree_gauntlet.experiments.compare_where import DIFFERENT, explain_differences
+from iree_gauntlet.experiments.compare_work import count_with_fma, judge_work, write_work_changes
 from iree_gauntlet.experiments.experiment_log import begun_by, recorded_end
 from iree_gauntlet.experiments.run import choose
 from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, judge, next_look, summary_of
 from iree_gauntlet.experiments.sides import Side, pair_of, prepare_side, unready
 from iree_gauntlet.journal_format import read_events
+from iree_gauntlet.measuring.instructions.counters import find_counter
+from iree_gauntlet.measuring.instructions.counts import Work
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict
 from iree_gauntlet.option import read
@@ -96,7 +99,10 @@ def compare(
                     break
             else:
                 comparison = _Comparison(asked, chosen, settings, (sides[0], sides[1]))
-                ending.code = _measure(comparison, folder, log, earlier, presenter)
+                if settings.metric == "instructions":
+                    ending.code = _judge_work(comparison, log, presenter)
+                else:
+                    ending.code = _measure(comparison, folder, log, earlier, presenter)
     return ending.code
 
 
@@ -114,6 +120,24 @@ class _Comparison:
     chosen: Chosen
     settings: CompareSettings
     sides: tuple[Side, Side]
+
+
+def _judge_work(comparison: _Comparison, log: EventLog, presenter: Presenter) -> ExitCode:
+    """Holds the counts of both sides against each other; everything goes into the log."""
+    sides = comparison.sides
+    steps, left_out = _ready(*sides, "instructions")
+    named = {side.name: side.as_dict() for side in sides}
+    log.write("prepared", {"sides": named, "models": list(steps), "left_out": left_out, "benchmarks": {}})
+    verdicts = judge_work(sides, steps, comparison.settings.least_work)
+    verdicts = count_with_fma(verdicts, sides, comparison.chosen, presenter)
+    for chain, found in verdicts.items():
+        log.write("verdict", {"chain": chain, "reason": "", **found.as_dict()})
+    counts = {str(kind): sum(found.work is kind for found in verdicts.values()) for kind in Work}
+    log.write("summary", {"verdicts": counts})
+    write_work_changes(log, verdicts, sides)
+    codes = [ExitCode.ERROR for _ in left_out]
+    codes += [ExitCode.FAILED for found in verdicts.values() if found.work is Work.MORE]
+    return ExitCode.worst(codes)
 
 
 def _measure(
@@ -236,10 +260,16 @@ def _chosen(request: RunRequest, settings: CompareSettings, machines: Machines |
     chosen = choose(request, machines)
     if Stage.COMPILE not in chosen.stages:
         raise UsageError("a comparison compiles, and this suite does not", "Take another suite, or name models.")
-    if settings.metric == "time" and not any(case.kind is Kind.BENCHMARK for case in chosen.selection.cases.cases):
+    benchmarks = settings.metric != "compile-time"
+    if benchmarks and not any(case.kind is Kind.BENCHMARK for case in chosen.selection.cases.cases):
         raise NothingSelectedError(
             "the selection has no benchmark to compare", "`list` shows which models have one; or --metric compile-time."
         )
+    if settings.metric == "instructions":
+        if machines is not None:
+            raise UsageError("--metric instructions counts on this machine", "Leave --cluster out.")
+        find_counter(request.conduct.counter, request.conduct.count_cpu)
+        return replace(chosen, stages=(Stage.COUNT,))
     stages = (*chosen.stages, Stage.BENCHMARK) if settings.metric == "time" else chosen.stages
     return replace(chosen, stages=tuple(dict.fromkeys(stages)))
 
@@ -262,6 +292,7 @@ def _opening(
             "allow": rules.allow,
             "budget_seconds": rules.budget,
             "seed": rules.seed,
+            "least_work": settings.least_work,
         },
         "rounds": asdict(settings.rounds),
         "machine": machine_facts().as_dict(),

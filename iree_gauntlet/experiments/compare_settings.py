@@ -23,11 +23,13 @@ class CompareSettings:
         metric: what is compared.
         rules: what decides.
         rounds: how they are taken.
+        least_work: the share from which on a difference in instructions counts.
     """
 
     metric: str
     rules: Rules
     rounds: RoundSettings
+    least_work: float
 
 
 def two_sides(text: str) -> tuple[str, str]:
@@ -64,6 +66,10 @@ def compare_settings(asked: CompareRequest, conduct: ConductRequest, *, here: bo
         )
     if asked.allow < 0:
         raise UsageError(f"--allow {asked.allow:g}: expected per cent, 0 or more", "Leave it out for that of --band.")
+    if not 0 <= asked.least_work < 100:
+        raise UsageError(
+            f"--least-work {asked.least_work:g}: expected per cent, from 0 to 100", "Leave it out for 0.01."
+        )
     if asked.seed < 0:
         raise UsageError(f"--seed {asked.seed}: expected 0 or more", "Any number will do.")
     rules = Rules(
@@ -75,4 +81,4 @@ def compare_settings(asked: CompareRequest, conduct: ConductRequest, *, here: bo
         seed=asked.seed,
         replace_disturbed=conduct.replaces_disturbed,
     )
-    return CompareSettings(asked.metric, rules, rounds_asked(asked, here=here))
+    return CompareSettings(asked.metric, rules, rounds_asked(asked, here=here), asked.least_work / 100)

@@ -92,7 +92,7 @@ def choose(request: RunRequest, machines: Machines | None = None) -> Chosen:
         request = replace(request, conduct=replace(request.conduct, baseline=baseline))
     selection = select(request.selection, request.defaults)
     selection.require_sound()
-    return Chosen(request, selection, request.stages or selection.stages, machines)
+    return Chosen(request, selection, request.stages_after(selection.stages), machines)
 
 
 def execute(request: RunRequest, presenter: Presenter, machines: Machines | None = None) -> ExitCode:

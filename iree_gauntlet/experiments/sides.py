@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import MAIN, Stage, Verdict
+from iree_gauntlet.cases import COUNTED, MAIN, Stage, Verdict
 from iree_gauntlet.engine.rounds.blocks import Cpus, Pair
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, RoundSettings, compile_round, parse_cpus, timed
 from iree_gauntlet.engine.rounds.ways import ways
@@ -45,7 +45,8 @@ class Side:
         machine: its toolchain and the caches; what it uses stays for as long as this lives.
         record: its run.
         benchmarks: benchmark steps, by chain.
-        compiles: compile steps, by their id without the stage.
+        compiles: compile steps of main modules, by chain.
+        counts: steps that count instructions, by chain.
         interrupted: whether its run was.
     """
 
@@ -56,6 +57,7 @@ class Side:
     record: JournalRecord
     benchmarks: dict[str, Step]
     compiles: dict[str, Step]
+    counts: dict[str, Step]
     interrupted: bool
 
     @property
@@ -71,7 +73,7 @@ class Side:
 
     def steps(self, metric: str) -> dict[str, Step]:
         """Those that are measured for a metric, by chain."""
-        return self.benchmarks if metric == "time" else self.compiles
+        return {"time": self.benchmarks, "instructions": self.counts}.get(metric, self.compiles)
 
     def as_dict(self) -> dict[str, Any]:
         """For the log of the comparison."""
@@ -104,6 +106,7 @@ def prepare_side(name: str, machine: Workbench, asked: str, chosen: Chosen, fold
         record=record,
         benchmarks={step.chain: step for step in ran.held},
         compiles={step.chain: step for step in compiles},
+        counts={step.chain: step for step in ran.steps if step.stage is Stage.COUNT},
         interrupted=ran.exit_code is ExitCode.INTERRUPTED,
     )
 
@@ -134,12 +137,16 @@ def unready(side: Side, step: Step) -> str:
     for item in side.record.steps:
         if item["chain"] != step.chain and item["id"] not in step.needs:
             continue
+        if item["role"].endswith(COUNTED) and step.stage is not Stage.COUNT:
+            # Of another module.
+            continue
         result = results.get(item["id"])
         if item["stage"] in _BEFORE and (result is None or result.verdict is not Verdict.PASSED):
             return f"{item['stage']}: {result.reason if result else 'it did not finish'}"
         if item["stage"] == Stage.THRESHOLD and result is not None and result.verdict is Verdict.FAILED:
             return f"its numbers are wrong: {result.reason}"
-    return ""
+    counted = results.get(step.id) if step.stage is Stage.COUNT else None
+    return counted.reason if counted and "instructions" not in counted.statistics else ""
 
 
 def rounds_asked(asked: CompareRequest | BisectRequest, *, here: bool = True) -> RoundSettings:

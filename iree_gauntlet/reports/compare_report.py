@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from dataclasses import asdict
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import junit_xml
@@ -46,12 +47,14 @@ _CHANGE_NOTE = (
     "at the same time. Compile times are compared in rounds alone: --metric compile-time."
 )
 _ERRORS = ("error", "inconclusive", "not measured")
-_DISPATCH_COLUMNS = (
-    Column("dispatch", Kind.NAME),
-    Column("A", Kind.NUMBER, "ms", rank=2),
-    Column("B", Kind.NUMBER, "ms", rank=1),
-    Column("difference", Kind.NUMBER, "ms"),
-    Column("of the whole", Kind.SHARE),
+_FAILURES = ("slower", "more work")
+_WORK_COLUMNS = (
+    Column("verdict", Kind.VERDICT),
+    Column("model", Kind.NAME),
+    Column("A", Kind.NUMBER, rank=2),
+    Column("B", Kind.NUMBER, rank=1),
+    Column("B against A", Kind.NUMBER),
+    Column("difference", Kind.NUMBER, rank=3),
 )
 _COMPILE_COLUMNS = (Column("figure"), *(Column(title, Kind.NUMBER) for title in ("A", "B", "B / A")))
 _NS_PER_MS = 1e6
@@ -107,16 +110,17 @@ def _comparison_document(record: ComparisonRecord) -> Document:
     rows = time_rows(record)
     rules = tuple((line,) for line in (*_rule_lines(record), *dict.fromkeys(record.remarks)))
     blocks: list[Block] = [Items(rules)] if rules else []
-    blocks.append(_time_table(rows))
+    blocks.append(_work_table(rows) if record.options.get("metric") == "instructions" else _time_table(rows))
     reasons = []
     for row in rows:
         notes = _notes_of(record, row.model)
-        if row.verdict != "same" or row.own_way or notes:
+        if row.verdict not in ("same", "same work") or row.own_way or notes:
             said = "; ".join(filter(None, (row.reason, row.own_way, *notes)))
             reasons.append((Name(row.model), f" {row.verdict}: {said}"))
     blocks += [Heading("Why"), Items(tuple(reasons))] if reasons else []
     for model, where in record.where.items():
-        blocks.append(Heading(f"Where {model} is {record.verdicts[model]['verdict']}"))
+        verdict = str(record.verdicts[model]["verdict"])
+        blocks.append(Heading(f"Where {model} {'does' if verdict.endswith('work') else 'is'} {verdict}"))
         blocks += [*dispatch_blocks(where["dispatches"]), *compile_blocks(where["compile"])]
     notable = tuple((item.model, item.figure, item.a, item.b, item.change) for item in changes(record) if item.notable)
     if notable:
@@ -129,10 +133,18 @@ def _time_table(rows: Sequence[TimeRow]) -> Table:
     cells: list[tuple[Cell, ...]] = [
         (row.verdict, row.model, row.a, row.b, row.ratio, row.span, row.floor, row.cpus, row.rounds) for row in rows
     ]
-    if not any(row.worker for row in rows):
-        return Table(_TIME_COLUMNS, tuple(cells))
-    workers = [(*cell, row.worker) for cell, row in zip(cells, rows, strict=True)]
-    return Table((*_TIME_COLUMNS, Column("worker", rank=7)), tuple(workers))
+    columns: tuple[Column, ...] = _TIME_COLUMNS
+    if any(row.work for row in rows):
+        columns = (*columns[:5], Column("work", Kind.NUMBER, rank=2), *columns[5:])
+        cells = [(*cell[:5], row.work or None, *cell[5:]) for cell, row in zip(cells, rows, strict=True)]
+    if any(row.worker for row in rows):
+        columns = (*columns, Column("worker", rank=7))
+        cells = [(*cell, row.worker) for cell, row in zip(cells, rows, strict=True)]
+    return Table(columns, tuple(cells))
+
+
+def _work_table(rows: Sequence[TimeRow]) -> Table:
+    return Table(_WORK_COLUMNS, tuple((row.verdict, row.model, row.a, row.b, row.ratio, row.span) for row in rows))
 
 
 def _notes_of(record: ComparisonRecord, model: str) -> list[str]:
@@ -141,7 +153,8 @@ def _notes_of(record: ComparisonRecord, model: str) -> list[str]:
 
 
 def _title(record: ComparisonRecord) -> str:
-    what = "compile time of " if record.options.get("metric") == "compile-time" else ""
+    metric = str(record.options.get("metric") or "")
+    what = {"compile-time": "compile time of ", "instructions": "instructions of "}.get(metric, "")
     names = [f"{side.name} = {side.title}" for side in record.sides]
     return f"Comparison: {what}{', '.join(reversed(names))}" if names else "Comparison"
 
@@ -161,6 +174,8 @@ def _rule_lines(record: ComparisonRecord) -> list[str]:
     rules, rounds = record.opening.get("rules") or {}, record.opening.get("rounds") or {}
     if not rules or not rounds:
         return []
+    if record.options.get("metric") == "instructions":
+        return _work_lines(record)
     if record.options.get("metric") == "compile-time":
         process = "a compile a process"
     else:
@@ -184,6 +199,14 @@ def _rule_lines(record: ComparisonRecord) -> list[str]:
     ]
 
 
+def _work_lines(record: ComparisonRecord) -> list[str]:
+    """By what the work is judged, and what has counted it."""
+    counted = {(str(item["counter"]), str(item["cpu"])) for item in record.verdicts.values()}
+    least = f"more or less work: beyond ±{100 * record.opening['rules']['least_work']:g} %"
+    made = ((counter, f"for {cpu}" if cpu else "as its spec says") for counter, cpu in sorted(counted))
+    return [f"instructions of one call on one thread, by {counter}, compiled {cpu}; {least}" for counter, cpu in made]
+
+
 def _without_event(event: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in event.items() if name not in ("event", "time", "chain")}
 
@@ -200,7 +223,7 @@ def _comparison_junit(record: ComparisonRecord) -> str:
         properties={one_line(key): one_line(value, 4096) for key, value in _properties(record)},
     )
     root = ET.Element("testsuites", {"name": clean(f"iree-gauntlet {name}"), "tests": str(len(rows))})
-    root.set("failures", str(sum(row.verdict == "slower" for row in rows)))
+    root.set("failures", str(sum(row.verdict in _FAILURES for row in rows)))
     root.set("errors", str(sum(row.verdict in _ERRORS for row in rows)))
     element = suite.build_xml_doc()
     for item in (element, *element.findall("testcase")):
@@ -211,15 +234,18 @@ def _comparison_junit(record: ComparisonRecord) -> str:
 
 
 def _case(row: TimeRow, record: ComparisonRecord) -> junit_xml.TestCase:
-    figures = f"A {row.a} ms, B {row.b} ms: {row.ratio} ({row.span}); A against A {row.floor}" if row.ratio else ""
+    metric = str(record.options.get("metric") or "time")
+    if metric == "instructions":
+        figures = f"A {row.a}, B {row.b} instructions" if row.ratio else ""
+    else:
+        figures = f"A {row.a} ms, B {row.b} ms: {row.ratio} ({row.span}); A against A {row.floor}" if row.ratio else ""
+    figures += f"; work {row.work}" if row.work else ""
     figures += f"; {row.own_way}" if row.own_way else ""
     figures += f"; measured on {row.worker}" if row.worker else ""
-    case = junit_xml.TestCase(
-        name=str(record.options.get("metric") or "time"), classname=one_line(f"compare.{row.model}"), stdout=figures
-    )
+    case = junit_xml.TestCase(name=metric, classname=one_line(f"compare.{row.model}"), stdout=figures)
     message = one_line(f"{row.verdict}: {row.ratio} {row.reason}" if row.ratio else f"{row.verdict}: {row.reason}")
-    if row.verdict == "slower":
-        case.add_failure_info(message, figures, "slower")
+    if row.verdict in _FAILURES:
+        case.add_failure_info(message, figures, row.verdict)
     elif row.verdict in _ERRORS:
         case.add_error_info(message, figures, row.verdict)
     return case
@@ -243,11 +269,20 @@ def dispatch_blocks(record: Mapping[str, Any]) -> tuple[Block, ...]:
     if "reason" in record:
         return (Paragraph((f"no profile: {record['reason']}",)),)
     notes = _notes(record)
-    return (
-        Paragraph((_profile_line(record),)),
-        Table(_DISPATCH_COLUMNS, _dispatch_rows(record)),
-        *([Notes(tuple(notes))] if notes else []),
+    unit = _unit(record)
+    columns: tuple[Column, ...] = (
+        Column("dispatch", Kind.NAME),
+        Column("A", Kind.NUMBER, unit, rank=2),
+        Column("B", Kind.NUMBER, unit, rank=1),
+        Column("difference", Kind.NUMBER, unit),
+        Column("of the whole", Kind.SHARE),
     )
+    rows = _dispatch_rows(record)
+    if any(row.get("place") for row in record["rows"]):
+        columns = (*columns, Column("of the program", rank=3))
+        places = [str(row.get("place") or "") for row in record["rows"]]
+        rows = tuple((*row, place) for row, place in zip_longest(rows, places, fillvalue="") if row)
+    return (Paragraph((_profile_line(record),)), Table(columns, rows), *([Notes(tuple(notes))] if notes else []))
 
 
 def compile_blocks(changes: Sequence[Mapping[str, Any]]) -> tuple[Block, ...]:
@@ -263,7 +298,9 @@ def compile_blocks(changes: Sequence[Mapping[str, Any]]) -> tuple[Block, ...]:
 
 def _profile_line(record: Mapping[str, Any]) -> str:
     a, b = record["a_ns"], record["b_ns"]
-    times = f"profiled: {_ms(a)} ms in A, {_ms(b)} ms in B ({_signed(b - a)} ms)"
+    unit = _unit(record)
+    how = "counted" if unit != "ms" else "profiled"
+    times = f"{how}: {_shown(a, unit)} {unit} in A, {_shown(b, unit)} {unit} in B ({_signed(b - a, unit)} {unit})"
     listed = sum(row["b_ns"] - row["a_ns"] for row in record["rows"])
     if not record["rows"]:
         return f"{times}; no dispatch stands out"
@@ -293,12 +330,13 @@ def _dispatch_rows(record: Mapping[str, Any]) -> tuple[tuple[Cell, ...], ...]:
     others = record["others"]
     if any(others.values()):
         named.append((_others_name(others), others))
-    whole_ns = record["b_ns"] - record["a_ns"]
+    whole_ns, unit = record["b_ns"] - record["a_ns"], _unit(record)
+    scale = _NS_PER_MS if unit == "ms" else 1
     rows: list[tuple[Cell, ...]] = []
     for name, row in named:
-        times = row["a_ns"] / _NS_PER_MS, row["b_ns"] / _NS_PER_MS
+        times = row["a_ns"] / scale, row["b_ns"] / scale
         difference = row["b_ns"] - row["a_ns"]
-        rows.append((name, *times, _signed(difference), difference / whole_ns if whole_ns else None))
+        rows.append((name, *times, _signed(difference, unit), difference / whole_ns if whole_ns else None))
     return tuple(rows)
 
 
@@ -319,12 +357,21 @@ def _name(row: Mapping[str, Any]) -> str:
     return f"{name} ({row['b_count']} dispatches)" if row["b_count"] > 1 else name
 
 
+def _unit(record: Mapping[str, Any]) -> str:
+    """Of what its dispatches take; what is recorded without one is a time."""
+    return str(record.get("unit") or "ms")
+
+
 def _ms(ns: int) -> str:
     return milliseconds(ns / _NS_PER_MS)
 
 
-def _signed(ns: int) -> str:
-    return f"+{_ms(ns)}" if ns > 0 else _ms(ns)
+def _shown(value: int, unit: str) -> str:
+    return _ms(value) if unit == "ms" else whole(value)
+
+
+def _signed(value: int, unit: str = "ms") -> str:
+    return f"+{_shown(value, unit)}" if value > 0 else _shown(value, unit)
 
 
 def _compile_row(change: Mapping[str, Any]) -> tuple[Cell, ...]:

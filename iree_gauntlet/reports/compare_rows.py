@@ -16,7 +16,18 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.compare_record import ComparedSide, ComparisonRecord
 
 
-_ORDER = ("slower", "error", "inconclusive", "faster", "not slower", "same", "not measured")
+_ORDER = (
+    "slower",
+    "more work",
+    "error",
+    "inconclusive",
+    "faster",
+    "less work",
+    "not slower",
+    "same",
+    "same work",
+    "not measured",
+)
 # Beyond this a figure that one measurement gave is pointed out.
 _NOTABLE = 0.25
 
@@ -36,6 +47,7 @@ class TimeRow:
         cpus: that they ran on.
         own_way: what the spec's own way says against the verdict; empty where it does not.
         worker: of a cluster, that measured it; empty where none did.
+        work: what the instructions say beside the time; empty where they were not counted.
         reason: why it is that verdict and not more.
     """
 
@@ -51,6 +63,7 @@ class TimeRow:
     cpus: str = ""
     own_way: str = ""
     worker: str = ""
+    work: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +90,12 @@ def ratio_text(ratio: float) -> str:
     if ratio <= 0.5 or ratio >= 2:
         return f"×{ratio:.3g}"
     return f"{100 * (ratio - 1):+.1f} %"
+
+
+def work_text(a: float, b: float) -> str:
+    """A difference of two counts: `+0.0000 %`; as of times from double or half on."""
+    change = ratio_text(b / a)
+    return change if change.startswith("×") else f"{100 * (b / a - 1):+.4f} %"
 
 
 def span_text(low: float | None, high: float | None) -> str:
@@ -113,8 +132,12 @@ def _why_not(record: ComparisonRecord, model: str) -> str:
 
 def _row(model: str, verdict: dict[str, Any], worker: str) -> TimeRow:
     reason = str(verdict["reason"])
+    if "instructions" in verdict:
+        return _work_row(model, verdict)
+    work = verdict.get("work")
+    said = work_text(work["instructions"]["A"], work["instructions"]["B"]) if work else ""
     if "ratio" not in verdict:
-        return TimeRow(model, str(verdict["verdict"]), reason=reason, worker=worker)
+        return TimeRow(model, str(verdict["verdict"]), reason=reason, worker=worker, work=said)
     control = verdict.get("control") or {}
     floor = ""
     if control:
@@ -139,7 +162,17 @@ def _row(model: str, verdict: dict[str, Any], worker: str) -> TimeRow:
         cpus=cpus_text(verdict["cpus"]) if "cpus" in verdict else "",
         own_way=_own_way(verdict.get("own_way") or {}),
         worker=worker,
+        work=said,
     )
+
+
+def _work_row(model: str, verdict: dict[str, Any]) -> TimeRow:
+    a, b = (int(verdict["instructions"][name]) for name in "AB")
+    reason = f"{b - a:+,} instructions a call ({work_text(a, b)})"
+    if "with_fma" in verdict:
+        fused = [int(verdict["with_fma"][name]) for name in "AB"]
+        reason += f"; with fused multiply-adds {fused[1] - fused[0]:+,} ({work_text(*fused)})"
+    return TimeRow(model, str(verdict["verdict"]), whole(a), whole(b), work_text(a, b), f"{b - a:+,}", reason=reason)
 
 
 def _own_way(own: dict[str, Any]) -> str:

@@ -46,7 +46,9 @@ def _running(*names: str, **helps: str) -> tuple[Option, ...]:
         *SELECTION,
         *CACHE,
         *_SIDES,
-        *_running("jobs", "resume", "run_dir", "offline", "force_recompile", "disturbed", *_TIMEOUTS),
+        *_running(
+            "jobs", "resume", "run_dir", "offline", "force_recompile", "disturbed", "counter", "count_cpu", *_TIMEOUTS
+        ),
         *CLUSTER,
     ),
 )

@@ -72,7 +72,7 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
     _warn(selection.warnings())
     for note in selection.notes:
         messages.note(note)
-    name, cases, stages = selection.name, selection.cases, request.stages or selection.stages
+    name, cases, stages = selection.name, selection.cases, request.stages_after(selection.stages)
     # What the specs say takes more memory than the steps, which find room where it was.
     del selection
     machine = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=False, look_only=True)

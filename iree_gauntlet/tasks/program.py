@@ -100,7 +100,7 @@ _IREES = frozenset({"iree", "iree-compiler", "iree-runtime"})
 _TAKE_SEVERAL = frozenset({"toolchain.install", "toolchain.build", "toolchain.remove", *_AS_OPTION, *_FOLDERS})
 
 _RUN_OPTIONS = (*SELECTION, *TOOLCHAIN, *RUNNING, *BATCH, *SHARD)
-_STAGES = options_of(RunRequest, "stages")
+_STAGES = options_of(RunRequest, "stages", "instructions")
 _EXPLAIN = options_of(RunRequest, "explain")
 
 

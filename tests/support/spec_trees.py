@@ -11,6 +11,7 @@ from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.dialects.trees import read_specs
 from iree_gauntlet.engine.plan import Plan, make_plan
 from iree_gauntlet.engine.plan_context import PlanContext
+from iree_gauntlet.measuring.instructions.counters import Counter, CounterKind
 from iree_gauntlet.steps import CacheLookup
 from iree_gauntlet.targets import Target
 from iree_gauntlet.toolchains.translate import Translation
@@ -122,6 +123,9 @@ def context(**changes: Any) -> PlanContext:
         "ir_tool": "iree-opt",
         "importer": "importer",
         "compiler": "compiler",
+        "runtime": "runtime",
+        "linker": "",
+        "counter": lambda: Counter(CounterKind.VALGRIND, "valgrind 3.19.0", "x86-64-v3,-fma", "/usr/bin/valgrind"),
         "translate": lambda flags, _tool: Translation(tuple(flags), (), ()),
         "artifact_path": artifact,
         "artifact_hash": lambda url: "ab" * 32 if url.startswith("https:") else "",

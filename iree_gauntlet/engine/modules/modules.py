@@ -18,6 +18,7 @@ from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.modules.shared_modules import Found, SharedModules
 from iree_gauntlet.engine.plan_modules import FILE_ROLE
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.measuring.instructions.counts import read_counts
 from iree_gauntlet.results import CacheUse, Result, shorten
 
 if TYPE_CHECKING:
@@ -27,13 +28,13 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.processes.supervisor import Outcome
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
-    from iree_gauntlet.steps import Step
+    from iree_gauntlet.steps import Step, StepInput
 
 
 # Bytes of compiler output that are kept with a module, so that a cached compile reports the same warnings.
 _MOST_DIAGNOSTICS = 64 * 1024
-# How import_onnx.py begins its one line, and its exit code for a file that cannot be used.
-_IMPORT_SAYS = "import_onnx: "
+# How our own programs begin their one line, and the importer's exit code for a file that cannot be used.
+_SAYING = {Stage.IMPORT: "import_onnx: ", Stage.COUNT: "count_call: "}
 _UNUSABLE_INPUT = 2
 _PLACED_ERROR = re.compile(r"(:\d+:\d+|<unknown>:0): error: ")
 # Of a linker or a machine that was out of something for a moment.
@@ -43,9 +44,10 @@ _TOOLS = {
     Stage.PARAMETERS: "making synthetic weights",
     Stage.COMPILE: "iree-compile",
     Stage.REFERENCE: "onnxruntime",
+    Stage.COUNT: "counting instructions",
 }
 # What these make is our own, made by our own programs: not shared, not made again, and no fault of IREE's.
-_OURS = (Stage.PARAMETERS, Stage.REFERENCE)
+_OURS = (Stage.PARAMETERS, Stage.REFERENCE, Stage.COUNT)
 
 
 class ModuleMaker:
@@ -78,10 +80,9 @@ class ModuleMaker:
     def make(self, step: Step) -> Result:
         """Runs an import, parameters, compile or reference step."""
         ingredients = dict(step.cache.ingredients)
-        ingredients["program"] = ingredients["program"] or self._store.fetch(step.input("program").url).sha256
         for item in step.inputs:
-            if item.role.startswith(FILE_ROLE):
-                ingredients[item.role] = ingredients[item.role] or self._store.fetch(item.url).sha256
+            if item.role == "program" or item.role.startswith(FILE_ROLE):
+                ingredients[item.role] = ingredients[item.role] or self._hash(item)
         key = make_key(ingredients)
         Path(step.folder).mkdir(parents=True, exist_ok=True)
         dumps = step.command is not None and makes_dumps(step.command.argv)
@@ -108,6 +109,10 @@ class ModuleMaker:
             note = shared.offer(key, self._cache, self._cancelled)
             result = replace(result, notes=(*result.notes, note)) if note else result
         return replace(result, waited_seconds=waited)
+
+    def _hash(self, item: StepInput) -> str:
+        """The SHA-256 of what is fetched, or of what another step has made."""
+        return self._store.fetch(item.url).sha256 if item.url else hash_file(Path(item.path))
 
     def _from_shared(self, shared: SharedModules, step: Step, key: str) -> tuple[Found, Result | None]:
         """What the shared store has, put where the step wants it."""
@@ -233,8 +238,9 @@ class ModuleMaker:
     ) -> Result:
         """What a tool that ended badly says, kept where it says it of the program."""
         lines = self._processes.error_lines(step)
-        said = next((line for line in lines if line.startswith(_IMPORT_SAYS)), "") if step.stage is Stage.IMPORT else ""
-        reason = shorten(said.removeprefix(_IMPORT_SAYS)) or first_error(lines)
+        ours = _SAYING.get(step.stage, "\n")
+        said = next((line for line in lines if line.startswith(ours)), "")
+        reason = shorten(said.removeprefix(ours)) or first_error(lines)
         result = after_process(step, outcome, lines, tool=_TOOLS[step.stage], reason=reason)
         if result.verdict is not Verdict.FAILED:
             return result
@@ -269,6 +275,12 @@ class ModuleMaker:
         outputs = dict(step.outputs)
         if step.stage is Stage.PARAMETERS:
             figures["archive_bytes"] = Path(outputs["parameters"]).stat().st_size
+        if step.stage is Stage.COUNT:
+            # Which CPU and which counter say what the count is worth.
+            ingredients = dict(step.cache.ingredients)
+            counts = read_counts(Path(outputs["counts"]))
+            figures |= {"instructions": counts.instructions, "calls": counts.calls}
+            figures |= {name: ingredients[name] for name in ("counter", "cpu")}
         if step.stage is Stage.COMPILE:
             figures["binary_size_bytes"] = Path(outputs["module"]).stat().st_size
             if "statistics" in outputs:

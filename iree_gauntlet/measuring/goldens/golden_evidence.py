@@ -256,7 +256,7 @@ def _new_value(golden: Golden, usable: Sequence[Evidence], size_headroom: float 
             wanted = float(f"{statistics.fmean(figures):.{_DIGITS}g}")
             within = lowest <= golden.value <= highest or golden.value == wanted
             return "within what was measured" if within else wanted
-        case Metric.DISPATCH_COUNT:
+        case Metric.DISPATCH_COUNT | Metric.INSTRUCTIONS:
             return "as measured" if figures[0] == golden.value else figures[0]
         case Metric.BINARY_SIZE_BYTES:
             largest = max(figures)

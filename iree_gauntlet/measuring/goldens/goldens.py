@@ -39,6 +39,7 @@ _TITLES = {
     Metric.DISPATCH_COUNT: "dispatch count",
     Metric.BINARY_SIZE_BYTES: "size",
     Metric.MAX_ABS_ERROR: "max error",
+    Metric.INSTRUCTIONS: "instructions",
 }
 _RELEASE = re.compile(r"[0-9]+(?:\.[0-9]+)*")
 
@@ -62,7 +63,7 @@ def describe(check: Check) -> str:
 
 def _figure(check: Check, value: float) -> str:
     # Counts and bytes in full; times and errors in as many digits as a person can compare.
-    number = f"{value:,.10g}" if check.unit in ("dispatches", "bytes") else f"{value:.4g}"
+    number = f"{value:,.10g}" if check.unit in ("dispatches", "bytes", "instructions") else f"{value:.4g}"
     return f"{number} {check.unit}" if check.unit in ("ms", "bytes") else number
 
 

@@ -1,0 +1,330 @@
+"""Counts the instructions of one call of a model: `python -m iree_gauntlet.measuring.instructions.count_call`.
+
+    count_call --counter=valgrind:/usr/bin/valgrind -o counts.json -- iree-benchmark-module --module=…
+
+The benchmark runs twice, for one call and for several, and what starting costs cancels out: one call is
+(count of n + 1 calls - count of 1) / n, where n is large enough for 10^8 instructions. The document that it writes:
+
+    counter       what has counted: valgrind 3.19.0
+    calls         n
+    instructions  of one call, all threads, without the kernel
+    dispatches    [[name, instructions of one call, file:line of the program or an empty text], …], by valgrind only
+
+What a process copies and clears takes more or fewer instructions by how its memory is aligned, and that depends on the
+lengths of names: files are given by links of equal names, and arguments and environment are filled up to one size.
+Under valgrind a seccomp filter hides io_uring: valgrind does not know that its wait blocks, and hangs; IREE uses epoll
+then. Exit codes: 0; 2 where nothing could be counted, with one line that says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import errno
+import json
+import math
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.measuring.instructions.counters import CounterKind, open_hardware_counter
+from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+
+# Starting a process varies by some hundred instructions: less than 0.001 % of so many.
+_ENOUGH = 10**8
+_MOST_CALLS = 20_000
+# Bytes of a process' arguments and environment, or a multiple of them; and what is left of the environment.
+_STACK_TOP = 8192
+_KEPT_ENVIRONMENT = ("LD_", "VALGRIND")
+_FILE = re.compile(r"(--module=|--parameters=(?:[^=]*=)?|--input=[^@]*@)(.+)")
+_IO_URING_SETUP = 425
+_AUDIT_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 38, 22, 2
+# struct sock_filter: load a word of seccomp_data, compare, return.
+_LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
+_ALLOW, _FAIL = 0x7FFF0000, 0x00050000
+_DISPATCH = re.compile(r".*_(?:dispatch|encoding)_\d+")
+_UNKNOWN_INSTRUCTION = re.compile(r"unhandled instruction|[Uu]nrecognised instruction")
+
+
+class CountError(GauntletError):
+    """Nothing could be counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The instructions of one process.
+
+    Attributes:
+        total: all of them.
+        functions: of each function, where the counter knows them.
+        places: where a function has most of its instructions, `file:line`.
+    """
+
+    total: int
+    functions: Mapping[str, int]
+    places: Mapping[str, str]
+
+
+class ProcessCounter(Protocol):
+    """Counts a process."""
+
+    def count(self, argv: Sequence[str], stdout: int) -> Counted:
+        """Runs a process, in the environment of `same_environment`, and counts its instructions.
+
+        Raises:
+            CountError: it did not end well, or could not be counted.
+        """
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Counts what a command line asks for."""
+    parser = argparse.ArgumentParser(prog="count_call")
+    parser.add_argument("--counter", required=True)
+    parser.add_argument("-o", dest="output", required=True, type=Path)
+    parser.add_argument("command", nargs="+")
+    asked = parser.parse_args(arguments)
+    kind, _, path = asked.counter.partition(":")
+    try:
+        if kind == CounterKind.VALGRIND:
+            counted = count_call(_Valgrind(path, asked.output.parent), asked.command, asked.output.parent)
+        else:
+            counted = count_call(_Hardware(asked.output.parent), asked.command, asked.output.parent)
+    except GauntletError as error:
+        sys.stderr.write(f"count_call: {error.what}\n")
+        return 2
+    unfinished = asked.output.with_suffix(".part")
+    unfinished.write_text(json.dumps(counted), encoding="utf-8")
+    unfinished.replace(asked.output)
+    return 0
+
+
+def count_call(counter: ProcessCounter, command: Sequence[str], folder: Path) -> dict[str, object]:
+    """The instructions of one call.
+
+    Args:
+        counter: counts processes.
+        command: `iree-benchmark-module` and its arguments, without those of Google Benchmark.
+        folder: for what the tool says.
+
+    Raises:
+        CountError: it cannot be counted.
+    """
+    command = linked(command, folder)
+    once, again = (_benchmarked(counter, command, calls, folder) for calls in (1, 2))
+    calls, each = 1, again.total - once.total
+    if each <= 0:
+        raise CountError(f"two calls took {again.total:,} instructions, one {once.total:,}: not the same work twice")
+    if each < _ENOUGH:
+        calls = min(_MOST_CALLS, math.ceil(_ENOUGH / each))
+        again = _benchmarked(counter, command, calls + 1, folder)
+    names = again.functions.keys() | once.functions.keys()
+    more = {name: again.functions.get(name, 0) - once.functions.get(name, 0) for name in names}
+    # What has less than an instruction a call is no part of one: starting and ending vary a little.
+    of_calls = {name: count for name, count in more.items() if abs(count) >= calls}
+    dispatches = [
+        [name, round(count / calls), again.places.get(name, "")]
+        for name, count in of_calls.items()
+        if _DISPATCH.match(name)
+    ]
+    whole = sum(of_calls.values()) if more else again.total - once.total
+    return {"calls": calls, "instructions": round(whole / calls), "dispatches": sorted(dispatches)}
+
+
+def _benchmarked(counter: ProcessCounter, command: Sequence[str], calls: int, folder: Path) -> Counted:
+    """The instructions of a benchmark of so many calls."""
+    output = folder / f"stdout.{min(calls, 3)}.txt"
+    argv = [*command, "--benchmark_format=json", "--benchmark_repetitions=1", f"--benchmark_min_time={calls}x"]
+    with output.open("wb") as stdout:
+        counted = counter.count(argv, stdout.fileno())
+    benchmarks = parse_benchmark_rows(output.read_text(encoding="utf-8", errors="replace"))
+    if len(benchmarks) != 1:
+        raise CountError(f"the module has {len(benchmarks)} functions, and the benchmark names none of them")
+    iterations = benchmarks[0].iterations
+    if sum(iterations) != calls:
+        raise CountError(f"{calls} calls were asked for, and the benchmark made {sum(iterations)}")
+    return counted
+
+
+class _Valgrind:
+    """Counts by valgrind's cachegrind, without a model of caches."""
+
+    def __init__(self, path: str, folder: Path) -> None:
+        self._path = path
+        self._folder = folder
+
+    def count(self, argv: Sequence[str], stdout: int) -> Counted:
+        refuse_io_uring()
+        out, log = self._folder / "cachegrind.out", self._folder / "valgrind.txt"
+        for path in (out, log):
+            path.unlink(missing_ok=True)
+        # Their `%` begins a number of the process, or a variable.
+        out_text, log_text = (str(path).replace("%", "%%") for path in (out, log))
+        options = ["--tool=cachegrind", "--cache-sim=no", f"--cachegrind-out-file={out_text}", f"--log-file={log_text}"]
+        words = [self._path, *options, *argv]
+        ended = subprocess.run(words, stdout=stdout, cwd=self._folder, env=same_environment(argv), check=False)
+        if ended.returncode != 0:
+            said = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+            sys.stderr.write(said)
+            if _UNKNOWN_INSTRUCTION.search(said):
+                raise CountError(
+                    "valgrind does not know an instruction of the module (AVX-512 is one that it does not): "
+                    "compile for another CPU, with --count-cpu, or leave that out"
+                )
+            raise CountError(f"{Path(argv[0]).name} {_ending(ended.returncode)} under valgrind")
+        with out.open(encoding="utf-8", errors="replace") as lines:
+            counted = read_cachegrind(lines)
+        out.unlink()
+        return counted
+
+
+class _Hardware:
+    """Counts by the CPU's own counter."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def count(self, argv: Sequence[str], stdout: int) -> Counted:
+        ready, begin = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            # Until the counter is there; it begins with the program.
+            try:
+                os.close(begin)
+                os.read(ready, 1)
+                os.dup2(stdout, 1)
+                os.chdir(self._folder)
+                os.execve(argv[0], list(argv), same_environment(argv))  # noqa: S606 - no shell is wanted
+            finally:
+                os._exit(127)
+        os.close(ready)
+        try:
+            counter = open_hardware_counter(pid)
+        except OSError as error:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise CountError(f"the CPU's counter cannot be read: {error.strerror}") from error
+        finally:
+            os.close(begin)
+        _, status = os.waitpid(pid, 0)
+        total = int.from_bytes(os.read(counter, 8), sys.byteorder)
+        os.close(counter)
+        code = os.waitstatus_to_exitcode(status)
+        if code != 0:
+            raise CountError(f"{Path(argv[0]).name} {_ending(code)}")
+        return Counted(total, {}, {})
+
+
+def linked(command: Sequence[str], folder: Path) -> list[str]:
+    """A command whose tool and files are links in a folder of their own, named alike whatever they are called.
+
+    It has to be run in `folder`.
+    """
+    links = folder / "links"
+    links.mkdir(exist_ok=True)
+
+    def link(target: str) -> str:
+        # The tools tell a file's format by its suffix.
+        name = links / f"{len(made):03}{Path(target).suffix}"
+        name.unlink(missing_ok=True)
+        name.symlink_to(Path(target).resolve())
+        made.append(name)
+        return f"links/{name.name}"
+
+    made: list[Path] = []
+    words = [link(command[0])]
+    for word in command[1:]:
+        named = _FILE.fullmatch(word)
+        words.append(f"{named[1]}{link(named[2])}" if named else word)
+    return words
+
+
+def same_environment(argv: Sequence[str]) -> dict[str, str]:
+    """An environment that makes the top of a process' stack one size with these arguments."""
+    kept = {name: value for name, value in os.environ.items() if name.startswith(_KEPT_ENVIRONMENT)}
+    environment = {"LC_ALL": "C", **kept, "FILLED_UP": ""}
+    texts = [*argv, *(f"{name}={value}" for name, value in environment.items())]
+    size = sum(len(os.fsencode(text)) + 1 for text in texts)
+    environment["FILLED_UP"] = "x" * (-size % _STACK_TOP)
+    return environment
+
+
+def _ending(code: int) -> str:
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def read_cachegrind(lines: Iterable[str]) -> Counted:
+    """What cachegrind wrote (its manual, "Cachegrind Output File Format").
+
+    Raises:
+        CountError: the file has no total: it was cut short.
+    """
+    functions: dict[str, int] = defaultdict(int)
+    by_line: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    file = function = ""
+    total = None
+    for line in lines:
+        if line[:1].isdigit():
+            number, _, count = line.partition(" ")
+            functions[function] += int(count.split()[0])
+            if number != "0" and file != "???" and _DISPATCH.match(function):
+                by_line[function][f"{file}:{number}"] += int(count.split()[0])
+        elif line.startswith("fl="):
+            file = line[3:].rstrip("\n")
+        elif line.startswith("fn="):
+            function = line[3:].rstrip("\n")
+        elif line.startswith("summary:"):
+            total = int(line.split()[1])
+    if total is None:
+        raise CountError("cachegrind's file is cut short", "Is the disk full?")
+    places = {name: max(counts, key=lambda place: counts[place]) for name, counts in by_line.items()}
+    return Counted(total, dict(functions), places)
+
+
+def refuse_io_uring() -> None:
+    """Has io_uring_setup fail with ENOSYS, in this process and all that it starts.
+
+    Raises:
+        CountError: the kernel does not do that.
+    """
+    architecture = _AUDIT_ARCHITECTURES.get(platform.machine())
+    if architecture is None or not sys.platform.startswith("linux"):
+        return
+    # (code, jump if true, jump if false, value) of seccomp_data: its number is at 0, its architecture at 4.
+    program = [
+        (_LOAD, 0, 0, 4),
+        (_JUMP_IF_EQUAL, 0, 3, architecture),
+        (_LOAD, 0, 0, 0),
+        (_JUMP_IF_EQUAL, 0, 1, _IO_URING_SETUP),
+        (_RETURN, 0, 0, _FAIL | errno.ENOSYS),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
+
+    class Instruction(ctypes.Structure):
+        _fields_ = (("code", ctypes.c_ushort), ("jt", ctypes.c_ubyte), ("jf", ctypes.c_ubyte), ("k", ctypes.c_uint32))
+
+    class Program(ctypes.Structure):
+        _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.POINTER(Instruction)))
+
+    instructions = (Instruction * len(program))(*(Instruction(*item) for item in program))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        raise CountError(f"io_uring cannot be kept away: {os.strerror(ctypes.get_errno())}")
+    if libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(Program(len(program), instructions)), 0, 0) != 0:
+        raise CountError(f"io_uring cannot be kept away: {os.strerror(ctypes.get_errno())}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,123 @@
+"""What counts instructions on this machine: the CPU's own counters, or valgrind."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.system.short_process import ask
+
+# What modules are compiled for where a counter does not know every CPU: valgrind has no AVX-512, and computes a fused
+# multiply-add in software, up to twenty times as slowly as without.
+_COUNT_CPUS = {"x86_64": "x86-64-v3,-fma", "aarch64": "generic"}
+# perf_event_open(2).
+_SYSCALLS = {"x86_64": 298, "aarch64": 241}
+_PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
+_INSTRUCTIONS = 1
+# Counts stand still until exec, go on in the process' own children, and leave out kernel and hypervisor.
+_INHERIT, _EXCLUDE_KERNEL, _EXCLUDE_HYPERVISOR, _ENABLE_ON_EXEC, _DISABLED = 1 << 1, 1 << 5, 1 << 6, 1 << 12, 1
+_VALGRIND_HINT = "Install valgrind (Debian and Ubuntu: apt install valgrind; Fedora: dnf install valgrind)"
+
+
+class CounterKind(StrEnum):
+    """What counts; counts of two kinds are never compared."""
+
+    HARDWARE = "hardware"
+    VALGRIND = "valgrind"
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """What counts.
+
+    Attributes:
+        kind: of counter.
+        identity: it and its version, as reports show it and counts are kept by.
+        cpu: what modules are compiled for, `x86-64-v3,-fma`; empty for what their specs say.
+        path: of valgrind.
+    """
+
+    kind: CounterKind
+    identity: str
+    cpu: str
+    path: str = ""
+
+    @property
+    def argument(self) -> str:
+        """As the program that counts takes it."""
+        return f"{self.kind}:{self.path}" if self.path else str(self.kind)
+
+
+def find_counter(kind: str = "auto", cpu: str = "") -> Counter:
+    """The counter of this machine: hardware where it can be read, else valgrind.
+
+    Args:
+        kind: the one that is wanted; `auto` for the best that there is.
+        cpu: what modules are compiled for; empty for what the counter knows.
+
+    Raises:
+        ToolchainError: there is none.
+    """
+    why_not = ""
+    if kind != CounterKind.VALGRIND:
+        why_not = why_no_hardware()
+        if not why_not:
+            return Counter(CounterKind.HARDWARE, f"hardware counters ({platform.machine()})", cpu)
+        if kind == CounterKind.HARDWARE:
+            raise ToolchainError(f"the CPU's instruction counter cannot be read: {why_not}", f"{_VALGRIND_HINT}.")
+    path = shutil.which("valgrind")
+    if path is None:
+        what = f"nothing here counts instructions: {f'{why_not}; ' if why_not else ''}valgrind is not installed"
+        raise ToolchainError(what, f"{_VALGRIND_HINT}.")
+    answer = ask([path, "--version"], timeout=60)
+    if answer.exit_code != 0 or not answer.stdout.startswith("valgrind-"):
+        said = (answer.text.strip().splitlines() or ["it said nothing"])[0]
+        raise ToolchainError(f"{path} does not work: {said}", f"{_VALGRIND_HINT} again.")
+    version = answer.stdout.split()[0].removeprefix("valgrind-")
+    return Counter(
+        CounterKind.VALGRIND, f"valgrind {version}", cpu or _COUNT_CPUS.get(platform.machine(), "generic"), path
+    )
+
+
+def why_no_hardware() -> str:
+    """Why the CPU's counter of instructions cannot be read here; empty where it can."""
+    try:
+        os.close(open_hardware_counter(0))
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM):
+            level = _PARANOID.read_text(encoding="ascii").strip() if _PARANOID.is_file() else "unknown"
+            return f"not allowed: kernel.perf_event_paranoid is {level} (sysctl kernel.perf_event_paranoid=2 will do)"
+        if error.errno in (errno.ENOENT, errno.EOPNOTSUPP, errno.ENODEV, errno.ENOSYS):
+            return "not supported by this machine (most virtual machines hide it)"
+        return os.strerror(error.errno or 0)
+    return ""
+
+
+def open_hardware_counter(pid: int, event: tuple[int, int] = (0, _INSTRUCTIONS)) -> int:
+    """A file descriptor that gives a count of a process and its children, from its next exec on: 8 bytes.
+
+    Args:
+        pid: of the process; 0 for this one.
+        event: type and number of the event (perf_event_open(2)): PERF_TYPE_HARDWARE, PERF_COUNT_HW_INSTRUCTIONS.
+
+    Raises:
+        OSError: the machine has no such counter, or does not let one read it.
+    """
+    number = _SYSCALLS.get(platform.machine())
+    if number is None or os.uname().sysname != "Linux":
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    # perf_event_attr: type, size, config, and the bits that follow three more fields of 8 bytes.
+    flags = _DISABLED | _INHERIT | _EXCLUDE_KERNEL | _EXCLUDE_HYPERVISOR | _ENABLE_ON_EXEC
+    attributes = (ctypes.c_uint64 * 14)(event[0] | ctypes.sizeof(ctypes.c_uint64) * 14 << 32, event[1], 0, 0, 0, flags)
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor: int = libc.syscall(number, ctypes.byref(attributes), pid, -1, -1, 8)  # 8: close on exec
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return descriptor
