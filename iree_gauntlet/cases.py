@@ -131,6 +131,10 @@ class Metric(StrEnum):
         return units.get(self, "")
 
 
+# By how much a golden count of instructions may be exceeded.
+WORK_MARGIN = 1.001
+
+
 class Statistic(StrEnum):
     """Which figure of the repetitions is held against a golden time."""
 

@@ -99,12 +99,29 @@ def percent(part: float, total: float) -> str:
     return f"{share:.1f} %" if share >= 0.1 else f"{share:.2g} %"
 
 
+def work_change(a: float, b: float) -> str:
+    """A difference of two exact counts: `+0.0000 %`; `×3.1` from double or half on."""
+    ratio = b / a
+    return f"×{ratio:.3g}" if ratio <= 0.5 or ratio >= 2 else f"{100 * (ratio - 1):+.4f} %"
+
+
+def dispatch_cost(value: float, unit: str) -> str:
+    """What a dispatch takes, without its unit: `instructions`, or `ms` of a value in ns."""
+    return milliseconds(value / 1e6) if unit == "ms" else whole(value)
+
+
+def dispatch_change(a: float, b: float, unit: str) -> str:
+    """`6.00 ms → 11.00 ms in a profile`, `6,000 → 11,000 instructions`."""
+    before, after = dispatch_cost(a, unit), dispatch_cost(b, unit)
+    return f"{before} ms → {after} ms in a profile" if unit == "ms" else f"{before} → {after} {unit}"
+
+
 def figure(value: float, unit: str) -> str:
     """A measured or golden figure with its unit: `9.10 ms`, `833,586 bytes`; a count and an error have none."""
     if unit == "":
         return error_figure(value)
     text = milliseconds(value) if unit == "ms" else whole(value)
-    return text if unit == "dispatches" else f"{text} {unit}"
+    return text if unit in ("dispatches", "instructions") else f"{text} {unit}"
 
 
 def cpus_text(cpus: Sequence[int]) -> str:

@@ -327,7 +327,9 @@ class BisectRequest:
         "", "The IREE that is good: a release, a nightly, a commit with --source, or any form of --iree with --among."
     )
     bad: str = option("", "The IREE that is bad; it may be older than the good one.")
-    metric: str = option("", "What to look at: time, compile-time, size, dispatches, error, compiles or runs.")
+    metric: str = option(
+        "", "What to look at: time, compile-time, instructions, size, dispatches, error, compiles or runs."
+    )
     bundle: str = option(
         "", "In place of a metric and a model: a bundle that `explain` has written, the archive or its folder."
     )

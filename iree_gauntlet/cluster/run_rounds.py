@@ -116,7 +116,7 @@ class RoundsPart:
                 verdicts = judge(evidence, rules)
                 if self._settings.metric == "time":
                     a, b = (_tools(side) for side in self._sides.values())
-                    explain_differences(session, verdicts, [pair], (a, b))
+                    explain_differences(session, verdicts, [pair], (a, b), lambda _: {})
             self._session = None
         events = [event for _, event in read_events(folder / COMPARISON_FILE, "comparison").events]
         shutil.rmtree(folder)

@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet.cases import (
     MAIN,
+    WORK_MARGIN,
     Argument,
     Case,
     Golden,
@@ -208,14 +209,15 @@ def _goldens(spec: Spec, document: Benchmark, target: Target, prefix: str) -> tu
         origin = Origin(spec.name, f"{field}.{sku}")
         goldens.append(Golden(Metric.TIME_MS, times[sku], factor, Statistic.MEAN, target.sku, "", origin))
     figures = (
-        (Metric.DISPATCH_COUNT, "golden_dispatch", document.golden_dispatch),
-        (Metric.BINARY_SIZE_BYTES, "golden_size", document.golden_size),
+        (Metric.DISPATCH_COUNT, "golden_dispatch", document.golden_dispatch, 1.0),
+        (Metric.BINARY_SIZE_BYTES, "golden_size", document.golden_size, 1.0),
+        (Metric.INSTRUCTIONS, "golden_instructions", document.golden_instructions, WORK_MARGIN),
     )
-    for metric, field, values in figures:
+    for metric, field, values, factor in figures:
         key = sku if sku in values else target.family
         if key in values:
             origin = Origin(spec.name, f"{field}.{key}")
             release = document.golden_compiler or ""
             named = target.sku if key == sku else key
-            goldens.append(Golden(metric, float(values[key]), 1.0, Statistic.MEAN, named, release, origin))
+            goldens.append(Golden(metric, float(values[key]), factor, Statistic.MEAN, named, release, origin))
     return tuple(goldens)

@@ -171,6 +171,7 @@ class Benchmark(_Common):
     golden_time_tolerance_multiplier: dict[str, Positive] = Field(default_factory=dict)
     golden_dispatch: dict[str, Count] = Field(default_factory=dict)
     golden_size: dict[str, Count] = Field(default_factory=dict)
+    golden_instructions: dict[str, Count] = Field(default_factory=dict)  # ours
     golden_compiler: Releases | None = None  # ours
 
     def notes(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from iree_gauntlet.errors import ExitCode, SpecError, ToolchainError
 from iree_gauntlet.experiments.run import run
 from iree_gauntlet.figures import error_figure, whole
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
+from iree_gauntlet.measuring.instructions.counts import LEAST_WORK, Work, compare_work
 from iree_gauntlet.measuring.statistics.bisection import is_nearer_to_bad, is_same_value, is_third_value
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.records.run_folder import free_folder
@@ -171,7 +172,9 @@ class ExactJudge:
         assert good.value is not None, "an end without a value ends the search"
         assert bad.value is not None, "an end without a value ends the search"
         self._good, self._bad = good.value, bad.value
-        if is_same_value(good.value, bad.value):
+        counted = self._name == "instructions"
+        same = compare_work(good.value, bad.value, LEAST_WORK) is Work.SAME if counted else False
+        if same or is_same_value(good.value, bad.value):
             both = good.text if good.text == bad.text else f"{good.text}, and {bad.text}"
             return f"nothing to look for: both ends give the same ({both})"
         if self._name in PASSING and good.value < bad.value:
@@ -195,6 +198,15 @@ def _compiled(record: JournalRecord, chain: str, figure: str, noun: str) -> Judg
         _, reason = _broken(record, chain)
         return Judged(reason=reason or f"the compiler gives no {noun}")
     return Judged(value=float(value[figure]), text=f"{whole(value[figure])} {noun}")
+
+
+def _instructions(record: JournalRecord, chain: str) -> Judged:
+    result = record.results.get(f"{chain}:{Stage.COUNT}")
+    value = result.statistics.get("instructions") if result else None
+    if value is None:
+        _, reason = _broken(record, chain)
+        return Judged(reason=reason or "they were not counted")
+    return Judged(value=float(value), text=f"{whole(value)} instructions")
 
 
 def _error(record: JournalRecord, chain: str) -> Judged:
@@ -233,6 +245,7 @@ def _broken(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
 EXACT_METRICS: Mapping[str, ExactMetric] = {
     "size": ExactMetric((Stage.COMPILE,), partial(_compiled, figure="binary_size_bytes", noun="bytes")),
     "dispatches": ExactMetric((Stage.COMPILE,), partial(_compiled, figure="dispatch_count", noun="dispatches")),
+    "instructions": ExactMetric((Stage.COUNT,), _instructions),
     "error": ExactMetric((Stage.THRESHOLD,), _error),
     "compiles": ExactMetric((Stage.COMPILE,), _passes),
     "runs": ExactMetric((Stage.THRESHOLD,), _passes),

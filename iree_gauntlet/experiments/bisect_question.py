@@ -205,7 +205,7 @@ def chain_of(chosen: Chosen, metric: str) -> str:
         UsageError: it is not one.
     """
     kind: Kind | None = None
-    if metric in TIMED_METRICS:
+    if metric in TIMED_METRICS or Stage.COUNT in EXACT_METRICS[metric].stages:
         kind = Kind.BENCHMARK
     elif Stage.THRESHOLD in EXACT_METRICS[metric].stages:
         kind = Kind.QUALITY

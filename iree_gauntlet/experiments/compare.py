@@ -7,15 +7,16 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet import messages
 from iree_gauntlet.cases import Kind, Stage
 from iree_gauntlet.engine.rounds.blocks import PairEvidence, evidence_of
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError, lock_facts
 from iree_gauntlet.engine.session import open_session
-from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
+from iree_gauntlet.errors import ExitCode, NothingSelectedError, ToolchainError, UsageError
 from iree_gauntlet.experiments.compare_elsewhere import RoundsLog, units_of
 from iree_gauntlet.experiments.compare_settings import CompareSettings, compare_settings, two_sides
 from iree_gauntlet.experiments.compare_where import DIFFERENT, explain_differences
-from iree_gauntlet.experiments.compare_work import count_with_fma, judge_work, write_work_changes
+from iree_gauntlet.experiments.compare_work import count_with_fma, counted_dispatches, judge_work, write_work_changes
 from iree_gauntlet.experiments.experiment_log import begun_by, recorded_end
 from iree_gauntlet.experiments.run import choose
 from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, judge, next_look, summary_of
@@ -24,7 +25,7 @@ from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.instructions.counters import find_counter
 from iree_gauntlet.measuring.instructions.counts import Work
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
-from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict
+from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict as TimeVerdict
 from iree_gauntlet.option import read
 from iree_gauntlet.records.compare_record import COMPARISON_FILE, ComparisonRecord, read_comparison
 from iree_gauntlet.records.event_log import EventLog
@@ -48,8 +49,8 @@ _TAKEN_ANEW = ("budget", "iree", "shard", "shard_costs", "batch")
 _MAY_CHANGE = ("disturbed",)
 _CODES = {
     "error": ExitCode.ERROR,
-    str(Verdict.SLOWER): ExitCode.FAILED,
-    str(Verdict.INCONCLUSIVE): ExitCode.INCONCLUSIVE,
+    str(TimeVerdict.SLOWER): ExitCode.FAILED,
+    str(TimeVerdict.INCONCLUSIVE): ExitCode.INCONCLUSIVE,
 }
 
 
@@ -169,7 +170,7 @@ def _measure(
         except (KeyboardInterrupt, WaitCancelledError):
             # What was measured says something, if not all that it could have said.
             begun = {chain: found for chain, found in measured.items() if chain in steps and found.blocks}
-            _write_verdicts(log, judge(begun, settings.rules, "interrupted"))
+            _write_verdicts(log, judge(begun, settings.rules, "interrupted"), comparison)
             where = "" if machines is None else " --cluster …"
             progress.message(f"interrupted; `compare --resume{where}` continues it")
             return ExitCode.INTERRUPTED
@@ -184,9 +185,16 @@ def _measure_here(
     settings, (a, b) = comparison.settings, comparison.sides
     pairs = [pair_of(chain, both, settings.metric, settings.rounds) for chain, both in steps.items()]
     verdicts = judge(Comparer(session, settings.rules).run(pairs, measured), settings.rules)
-    _write_verdicts(session.log, verdicts)
+    _write_verdicts(session.log, verdicts, comparison)
     if settings.metric == "time":
-        explain_differences(session, verdicts, pairs, (a.tools, b.tools))
+        counted = judge_work(comparison.sides, verdicts, settings.least_work)
+        explain_differences(
+            session,
+            verdicts,
+            pairs,
+            (a.tools, b.tools),
+            lambda chain: counted_dispatches(comparison.sides, chain) if chain in counted else {},
+        )
     return verdicts
 
 
@@ -201,7 +209,7 @@ def _measure_elsewhere(
         with machines.comparing(chosen, comparison.asked, sides, rounds.session.progress) as elsewhere:
             elsewhere.measure(waiting, rounds)
     verdicts = judge({chain: rounds.evidence[chain] for chain in steps}, rules)
-    _write_verdicts(rounds.session.log, verdicts)
+    _write_verdicts(rounds.session.log, verdicts, comparison)
     for chain, verdict in verdicts.items():
         if verdict.verdict in DIFFERENT and chain in rounds.where:
             rounds.session.log.write("where", rounds.where[chain])
@@ -227,9 +235,15 @@ def _benchmarks(chains: Iterable[str], sides: tuple[Side, Side]) -> dict[str, di
     }
 
 
-def _write_verdicts(log: EventLog, verdicts: Mapping[str, ModelVerdict]) -> None:
-    for verdict in verdicts.values():
-        log.write("verdict", verdict.as_dict())
+def _write_verdicts(log: EventLog, verdicts: Mapping[str, ModelVerdict], comparison: _Comparison) -> None:
+    works = judge_work(comparison.sides, verdicts, comparison.settings.least_work)
+    for chain, verdict in verdicts.items():
+        event = verdict.as_dict()
+        if chain in works:
+            event["work"] = works[chain].as_dict()
+        if chain in works and verdict.verdict == TimeVerdict.INCONCLUSIVE:
+            event["reason"] += f"; {works[chain].text}"
+        log.write("verdict", event)
     log.write("summary", summary_of(verdicts))
 
 
@@ -270,8 +284,22 @@ def _chosen(request: RunRequest, settings: CompareSettings, machines: Machines |
             raise UsageError("--metric instructions counts on this machine", "Leave --cluster out.")
         find_counter(request.conduct.counter, request.conduct.count_cpu)
         return replace(chosen, stages=(Stage.COUNT,))
-    stages = (*chosen.stages, Stage.BENCHMARK) if settings.metric == "time" else chosen.stages
+    stages = chosen.stages
+    if settings.metric == "time":
+        stages = (*stages, *([Stage.COUNT] if _counts_work(settings, request, machines) else []), Stage.BENCHMARK)
     return replace(chosen, stages=tuple(dict.fromkeys(stages)))
+
+
+def _counts_work(settings: CompareSettings, request: RunRequest, machines: Machines | None) -> bool:
+    """Whether instructions are counted beside the times: where that is not declined, and something here counts them."""
+    if settings.no_work or machines is not None:
+        return False
+    try:
+        find_counter(request.conduct.counter, request.conduct.count_cpu)
+    except ToolchainError as why_not:
+        messages.note(f"the work is not counted beside the times: {why_not.what}")
+        return False
+    return True
 
 
 def _opening(

@@ -24,12 +24,14 @@ class CompareSettings:
         rules: what decides.
         rounds: how they are taken.
         least_work: the share from which on a difference in instructions counts.
+        no_work: no instructions are counted beside the times.
     """
 
     metric: str
     rules: Rules
     rounds: RoundSettings
     least_work: float
+    no_work: bool
 
 
 def two_sides(text: str) -> tuple[str, str]:
@@ -81,4 +83,5 @@ def compare_settings(asked: CompareRequest, conduct: ConductRequest, *, here: bo
         seed=asked.seed,
         replace_disturbed=conduct.replaces_disturbed,
     )
-    return CompareSettings(asked.metric, rules, rounds_asked(asked, here=here), asked.least_work / 100)
+    rounds = rounds_asked(asked, here=here)
+    return CompareSettings(asked.metric, rules, rounds, asked.least_work / 100, asked.no_work)

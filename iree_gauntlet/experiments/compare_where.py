@@ -14,7 +14,7 @@ from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.engine.rounds.blocks import Pair
@@ -48,10 +48,12 @@ def explain_differences(
     verdicts: Mapping[str, ModelVerdict],
     pairs: Sequence[Pair],
     sides: tuple[SideTools, SideTools],
+    counted: Callable[[str], dict[str, Any]],
 ) -> None:
     """Profiles the models that B is slower or faster with, on both sides, and writes an event `where` for each.
 
-    What cannot be profiled is reported with its reason: a comparison does not fail for want of an explanation.
+    What cannot be profiled is reported with its reason: a comparison does not fail for want of an explanation. The
+    instructions of its dispatches stand there then, as `counted` gives them; an empty record of what was not counted.
     """
     by_chain = {pair.chain: pair for pair in pairs}
     for verdict in verdicts.values():
@@ -63,7 +65,9 @@ def explain_differences(
         with session.quiet(measured[0].device):
             dispatches = _dispatches(sides, measured, session.processes, verdict)
         compiled = [change.as_dict() for change in _compile_changes(sides, measured)]
-        session.log.write("where", {"chain": chain, "dispatches": dispatches, "compile": compiled})
+        work = counted(chain) if "reason" in dispatches else {}
+        more = {"work": work} if "rows" in work else {}
+        session.log.write("where", {"chain": chain, "dispatches": dispatches, **more, "compile": compiled})
 
 
 def _dispatches(

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.modules.modules import read_statistics
 from iree_gauntlet.experiments.sides import Side, prepare_side, unready
-from iree_gauntlet.measuring.instructions.counts import Counts, Work, compare_work, read_counts
+from iree_gauntlet.figures import work_change
+from iree_gauntlet.measuring.instructions.counts import Work, compare_work, read_counts
 from iree_gauntlet.measuring.profiles.side_changes import compile_changes, dispatch_changes
 
 if TYPE_CHECKING:
@@ -43,6 +44,12 @@ class WorkVerdict:
     counter: str
     cpu: str
     with_fma: tuple[int, int] | None = None
+
+    @property
+    def text(self) -> str:
+        """Beside a verdict on times."""
+        change = f"{self.work} ({work_change(self.a, self.b)})"
+        return f"the {change}: what differs is not the compiled code" if self.work is Work.SAME else change
 
     def as_dict(self) -> dict[str, Any]:
         """For the log."""
@@ -110,12 +117,13 @@ def write_work_changes(log: EventLog, verdicts: Mapping[str, WorkVerdict], sides
     for chain, found in verdicts.items():
         if found.work is Work.SAME:
             continue
-        a, b = (read_counts(Path(side.counts[chain].output("counts"))) for side in sides)
-        log.write("where", {"chain": chain, "dispatches": _dispatches(a, b), "compile": _compiled(sides, chain)})
+        where = counted_dispatches(sides, chain)
+        log.write("where", {"chain": chain, "dispatches": where, "compile": _compiled(sides, chain)})
 
 
-def _dispatches(a: Counts, b: Counts) -> dict[str, Any]:
-    """As of a profile, with instructions in place of ns."""
+def counted_dispatches(sides: tuple[Side, Side], chain: str) -> dict[str, Any]:
+    """The dispatches of a model that was counted on both sides: as of a profile, with instructions in place of ns."""
+    a, b = (read_counts(Path(side.counts[chain].output("counts"))) for side in sides)
     if not (a.dispatches and b.dispatches):
         return {"reason": "the CPU's own counter does not know dispatches; --counter valgrind counts each"}
     record = {"unit": "instructions", "measured": None, **dispatch_changes(a.profile, b.profile).as_dict()}

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet import __version__
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.records.chain_figures import chain_figures, matrix_cell
+from iree_gauntlet.measuring.instructions.counters import COUNT_CPUS, CounterKind
+from iree_gauntlet.records.chain_figures import MatrixCell, chain_figures, matrix_cell
 from iree_gauntlet.records.history_run import HistoryCase, HistoryFigure, HistoryMachine, HistoryRun, IreeVersion
 
 if TYPE_CHECKING:
@@ -139,12 +140,20 @@ def _figures(chain: ChainOutcome, *, compiled_there: bool) -> Iterator[HistoryFi
     for name, value, check in (
         ("size_bytes", cell.binary_size_bytes, figures.size),
         ("dispatches", cell.dispatch_count, figures.dispatches),
+        (_instructions_name(cell), cell.instructions, figures.work),
     ):
         if value is not None:
             golden, limit = _held_against(check)
             yield HistoryFigure(name, value, golden=golden, limit=limit)
     if cell.max_abs_error is not None and math.isfinite(cell.max_abs_error):
         yield HistoryFigure("max_error", cell.max_abs_error)
+
+
+def _instructions_name(cell: MatrixCell) -> str:
+    """A series for each kind of counter and CPU: counts of two have nothing to do with each other."""
+    counter, _, cpu = cell.counted_by.partition(", ")
+    usual = counter.startswith(CounterKind.VALGRIND) and cpu in COUNT_CPUS.values()
+    return "instructions" if usual else f"instructions ({counter.split(' ')[0]}{f', {cpu}' if cpu else ''})"
 
 
 def _held_against(check: Check | None) -> tuple[float | None, float | None]:
@@ -157,6 +166,6 @@ def _flags(steps: Iterable[StepOutcome]) -> str:
         f"{step.name} {_FOLDER.sub('=', flag)}"
         for step in steps
         for flag in step.flags
-        if step.stage in ("compile", "benchmark") and not _PLACES.match(flag)
+        if step.stage in ("compile", "benchmark") and not step.of_count and not _PLACES.match(flag)
     }
     return hashlib.sha256("\n".join(sorted(words)).encode()).hexdigest()[:12]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.measuring.statistics.change_points import CONFIRMED_RUNS, change_points, drift
 from iree_gauntlet.measuring.statistics.false_discovery import DEFAULT_DISCOVERY_RATE, adjusted_p_values
-from iree_gauntlet.records.history_outcome import EXACT, Finding, Kind, Series
+from iree_gauntlet.records.history_outcome import Finding, Kind, Series
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # An error that changes more often than in a third of its runs depends on more than the IREE.
 _RESTLESS = 3
+# Less is how a process was started, or the runtime's housekeeping.
+_LEAST_WORK = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,10 @@ class Effects:
     time: float = 0.02
     other: float = 0.05
     size: float = 0.001
+
+    def of_exact(self, figure: str) -> float:
+        """As a share, of a figure without noise."""
+        return {"size_bytes": self.size, "instructions": _LEAST_WORK}.get(figure, 0.0)
 
     def of(self, figure: str) -> float:
         """As a difference of logarithms."""
@@ -52,7 +58,7 @@ def judge(series: Iterable[Series], effects: Effects) -> tuple[Finding, ...]:
     silent = 0
     for item in series:
         if _is_exact(item):
-            exact += _exact_changes(item, effects.size if item.key.figure == "size_bytes" else 0.0)
+            exact += _exact_changes(item, effects.of_exact(item.key.quantity))
             continue
         found = _noisy_changes(item, effects.of(item.key.figure))
         likely += found
@@ -81,7 +87,7 @@ def _is_exact(series: Series) -> bool:
         return True
     changes = sum(one != other for one, other in pairwise(values))
     restless = series.key.figure == "max_error" and changes >= max(_RESTLESS, len(values) / _RESTLESS)
-    return series.key.figure in EXACT and not restless
+    return series.key.is_exact and not restless
 
 
 def _exact_changes(series: Series, least: float) -> list[Finding]:

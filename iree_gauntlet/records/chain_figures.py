@@ -35,6 +35,8 @@ class ChainFigures:
         time, dispatches, size: checks of these metrics, the worst where there are several.
         dispatch_count, binary_size_bytes: measured, from the check or the compiler's statistics.
         disturbed: whether other work on the machine disturbed the time.
+        instructions: of one call; None where they were not counted.
+        work: their check.
     """
 
     compile_seconds: float | None
@@ -48,6 +50,8 @@ class ChainFigures:
     binary_size_bytes: float | None
     verdict: str
     disturbed: bool
+    instructions: float | None
+    work: Check | None
 
     @property
     def compile_cell(self) -> str:
@@ -111,10 +115,15 @@ class ChainFigures:
         """`833,586 / 840,000`: measured / limit, in bytes."""
         return _against(self.binary_size_bytes, self.size)
 
+    @property
+    def instructions_cell(self) -> str:
+        """`1,121,396,412 / 1,122,517,808`: counted / limit."""
+        return _against(self.instructions, self.work)
+
 
 def chain_figures(chain: ChainOutcome) -> ChainFigures:
     """Gather what the steps of a chain measured."""
-    compiles = [step for step in chain.steps if step.stage == "compile" and step.verdict != "skipped"]
+    compiles = [step for step in _own_compiles(chain.steps) if step.verdict != "skipped"]
     ran = [step for step in compiles if not step.never_started and not (step.cache and step.cache.hit)]
     checks = [check for step in chain.steps for check in step.checks]
     main = next((step for step in compiles if not step.role), None)
@@ -143,7 +152,19 @@ def chain_figures(chain: ChainOutcome) -> ChainFigures:
         binary_size_bytes=measured(size, "binary_size_bytes"),
         verdict="; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in by_verdict.items()) or verdict,
         disturbed=bool(benchmarks and benchmarks[-1].statistics.get("disturbed")),
+        instructions=_instructions(chain.steps),
+        work=_worst(checks, "instructions"),
     )
+
+
+def _own_compiles(steps: Iterable[StepOutcome]) -> list[StepOutcome]:
+    """The compiles of what is run."""
+    return [step for step in steps if step.stage == "compile" and not step.of_count]
+
+
+def _instructions(steps: Iterable[StepOutcome]) -> float | None:
+    found = [number(step.statistics.get("instructions")) for step in steps if step.stage == "count"]
+    return found[-1] if found else None
 
 
 def _worst_first(chain: ChainOutcome, verdicts: frozenset[Verdict]) -> list[StepOutcome]:
@@ -192,6 +213,8 @@ class MatrixCell:
         binary_size_bytes: of the main module.
         max_abs_error: the largest over all outputs; NaN where one has NaN in place of a number.
         worst_output: index of that output.
+        instructions: of one call.
+        counted_by: what has counted them, and for which CPU the modules were compiled.
         timed_on: machine of a cluster that the time was taken on; empty for the one that the run was started on.
     """
 
@@ -212,6 +235,8 @@ class MatrixCell:
     binary_size_bytes: float | None = None
     max_abs_error: float | None = None
     worst_output: int | None = None
+    instructions: float | None = None
+    counted_by: str = ""
     timed_on: str = ""
 
     @property
@@ -252,7 +277,14 @@ def matrix_cell(chain: ChainOutcome) -> MatrixCell:
         binary_size_bytes=figures.binary_size_bytes,
         max_abs_error=worst.max_abs_error if worst else None,
         worst_output=worst.index if worst else None,
+        instructions=figures.instructions,
+        counted_by=_counted_by(chain.steps),
     )
+
+
+def _counted_by(steps: Iterable[StepOutcome]) -> str:
+    found = [step.statistics for step in steps if step.stage == "count" and "counter" in step.statistics]
+    return ", ".join(filter(None, (str(found[-1][name]) for name in ("counter", "cpu")))) if found else ""
 
 
 def _disturbed(steps: Iterable[StepOutcome]) -> str:
@@ -268,7 +300,7 @@ def _disturbed(steps: Iterable[StepOutcome]) -> str:
 
 def _compiles(steps: Iterable[StepOutcome]) -> list[StepOutcome]:
     """The compiles of a chain; none where not all of them passed: a part of them would look like less work."""
-    found = [step for step in steps if step.stage == "compile"]
+    found = _own_compiles(steps)
     return found if all(step.verdict in {Verdict.PASSED, Verdict.XPASSED} for step in found) else []
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 # Figures of which every change counts: they have no noise.
-EXACT = ("size_bytes", "dispatches", "max_error")
+_EXACT = ("size_bytes", "dispatches", "max_error", "instructions")
 # Verdicts of a comparison in which nothing got worse.
 _NO_LOSS = ("same", "faster", "not slower")
 UNITS = {"time_ms": "ms", "compile_s": "s", "compile_peak_bytes": "B", "size_bytes": "B"}
@@ -47,6 +47,16 @@ class SeriesKey:
     def case(self) -> str:
         """`ocr/detector@cpu`."""
         return f"{self.model}/{self.submodel}" + (f"@{self.target}" if self.target else "")
+
+    @property
+    def quantity(self) -> str:
+        """What is measured; how it was counted stands behind it in the figure."""
+        return self.figure.partition(" ")[0]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every change of it counts."""
+        return self.quantity in _EXACT
 
     @property
     def title(self) -> str:

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Golden, Origin, Verdict
+from iree_gauntlet.cases import COUNTED, Golden, Origin, Stage, Verdict
 from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.recorded import number
 from iree_gauntlet.results import Result
@@ -83,6 +83,11 @@ class StepOutcome(Result):
     def name(self) -> str:
         """Stage, with the role of a module other than the main one: `compile`, `compile.pipeline`."""
         return f"{self.stage}.{self.role}" if self.role else self.stage
+
+    @property
+    def of_count(self) -> bool:
+        """Whether it counts instructions, or compiles for that: another module than the one that is run."""
+        return self.stage == Stage.COUNT or self.role.rpartition(".")[2] == COUNTED
 
     @property
     def title(self) -> str:

@@ -13,7 +13,7 @@ import junit_xml
 from iree_gauntlet.cleaning import clean, one_line
 from iree_gauntlet.document import Block, Cell, Column, Document, Heading, Items, Kind, Name, Notes, Paragraph, Table
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import byte_size, cpus_text, duration, milliseconds, whole
+from iree_gauntlet.figures import byte_size, cpus_text, dispatch_cost, duration, milliseconds, whole
 from iree_gauntlet.records.compare_record import ComparisonRecord, read_comparison
 from iree_gauntlet.records.outcome import lock_remark
 from iree_gauntlet.reports.compare_rows import TimeRow, changes, ratio_text, span_text, time_rows, verdict_counts
@@ -121,7 +121,8 @@ def _comparison_document(record: ComparisonRecord) -> Document:
     for model, where in record.where.items():
         verdict = str(record.verdicts[model]["verdict"])
         blocks.append(Heading(f"Where {model} {'does' if verdict.endswith('work') else 'is'} {verdict}"))
-        blocks += [*dispatch_blocks(where["dispatches"]), *compile_blocks(where["compile"])]
+        counted = dispatch_blocks(where["work"]) if "work" in where else ()
+        blocks += [*dispatch_blocks(where["dispatches"]), *counted, *compile_blocks(where["compile"])]
     notable = tuple((item.model, item.figure, item.a, item.b, item.change) for item in changes(record) if item.notable)
     if notable:
         blocks += [Heading("What else changed"), Paragraph((_CHANGE_NOTE,)), Table(_CHANGE_COLUMNS, notable)]
@@ -300,7 +301,8 @@ def _profile_line(record: Mapping[str, Any]) -> str:
     a, b = record["a_ns"], record["b_ns"]
     unit = _unit(record)
     how = "counted" if unit != "ms" else "profiled"
-    times = f"{how}: {_shown(a, unit)} {unit} in A, {_shown(b, unit)} {unit} in B ({_signed(b - a, unit)} {unit})"
+    a_text, b_text, more = dispatch_cost(a, unit), dispatch_cost(b, unit), _signed(b - a, unit)
+    times = f"{how}: {a_text} {unit} in A, {b_text} {unit} in B ({more} {unit})"
     listed = sum(row["b_ns"] - row["a_ns"] for row in record["rows"])
     if not record["rows"]:
         return f"{times}; no dispatch stands out"
@@ -366,12 +368,8 @@ def _ms(ns: int) -> str:
     return milliseconds(ns / _NS_PER_MS)
 
 
-def _shown(value: int, unit: str) -> str:
-    return _ms(value) if unit == "ms" else whole(value)
-
-
 def _signed(value: int, unit: str = "ms") -> str:
-    return f"+{_shown(value, unit)}" if value > 0 else _shown(value, unit)
+    return f"{'+' * (value > 0)}{dispatch_cost(value, unit)}"
 
 
 def _compile_row(change: Mapping[str, Any]) -> tuple[Cell, ...]:

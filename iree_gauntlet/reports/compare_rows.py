@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.figures import byte_size, cpus_text, error_figure, milliseconds, whole
+from iree_gauntlet.figures import byte_size, cpus_text, error_figure, milliseconds, whole, work_change
 from iree_gauntlet.records.chain_figures import MatrixCell, matrix_cell
 from iree_gauntlet.records.outcome import outcome_of
 
@@ -92,12 +92,6 @@ def ratio_text(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f} %"
 
 
-def work_text(a: float, b: float) -> str:
-    """A difference of two counts: `+0.0000 %`; as of times from double or half on."""
-    change = ratio_text(b / a)
-    return change if change.startswith("×") else f"{100 * (b / a - 1):+.4f} %"
-
-
 def span_text(low: float | None, high: float | None) -> str:
     """An interval of ratios: `+1.0 to +3.5 %`."""
     if low is None or high is None:
@@ -135,7 +129,7 @@ def _row(model: str, verdict: dict[str, Any], worker: str) -> TimeRow:
     if "instructions" in verdict:
         return _work_row(model, verdict)
     work = verdict.get("work")
-    said = work_text(work["instructions"]["A"], work["instructions"]["B"]) if work else ""
+    said = work_change(work["instructions"]["A"], work["instructions"]["B"]) if work else ""
     if "ratio" not in verdict:
         return TimeRow(model, str(verdict["verdict"]), reason=reason, worker=worker, work=said)
     control = verdict.get("control") or {}
@@ -168,11 +162,11 @@ def _row(model: str, verdict: dict[str, Any], worker: str) -> TimeRow:
 
 def _work_row(model: str, verdict: dict[str, Any]) -> TimeRow:
     a, b = (int(verdict["instructions"][name]) for name in "AB")
-    reason = f"{b - a:+,} instructions a call ({work_text(a, b)})"
+    reason = f"{b - a:+,} instructions a call ({work_change(a, b)})"
     if "with_fma" in verdict:
         fused = [int(verdict["with_fma"][name]) for name in "AB"]
-        reason += f"; with fused multiply-adds {fused[1] - fused[0]:+,} ({work_text(*fused)})"
-    return TimeRow(model, str(verdict["verdict"]), whole(a), whole(b), work_text(a, b), f"{b - a:+,}", reason=reason)
+        reason += f"; with fused multiply-adds {fused[1] - fused[0]:+,} ({work_change(*fused)})"
+    return TimeRow(model, str(verdict["verdict"]), whole(a), whole(b), work_change(a, b), f"{b - a:+,}", reason=reason)
 
 
 def _own_way(own: dict[str, Any]) -> str:

@@ -20,6 +20,7 @@ _METRIC_NAMES = {
     "dispatch_count": "dispatches",
     "binary_size_bytes": "size",
     "max_abs_error": "max error",
+    "instructions": "instructions",
 }
 
 

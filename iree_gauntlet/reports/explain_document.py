@@ -24,7 +24,7 @@ from iree_gauntlet.document import (
     Text,
 )
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import byte_size, duration, milliseconds
+from iree_gauntlet.figures import byte_size, dispatch_change, duration
 from iree_gauntlet.records.earlier_runs import LATEST
 from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER, ExplainedCase, ExplainOutcome, explain_outcome
 from iree_gauntlet.reports.report_files import Reports, pages
@@ -173,9 +173,9 @@ def _slower(found: dict[str, Any]) -> list[str]:
     tried = [f"{item['name']}: {item['said']}" for item in found["tried"]]
     if not found.get("name"):
         return [found["why"], *tried]
-    a, b = (milliseconds(found[side] / 1e6) for side in ("a_ns", "b_ns"))
+    change = dispatch_change(found["a_ns"], found["b_ns"], found.get("unit", "ms"))
     return [
-        f"slower dispatch: {found['name']}, {a} ms → {b} ms in a profile, {100 * found['share']:.0f} % of the loss",
+        f"slower dispatch: {found['name']}, {change}, {100 * found['share']:.0f} % of the loss",
         *tried,
         f"it takes {', '.join(found['inputs']) or 'nothing'}",
     ]

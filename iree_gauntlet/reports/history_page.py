@@ -26,7 +26,7 @@ from iree_gauntlet.document import (
 )
 from iree_gauntlet.figures import counted
 from iree_gauntlet.records.bisect_outcome import BISECT_COMPARE
-from iree_gauntlet.records.history_outcome import EXACT, UNITS
+from iree_gauntlet.records.history_outcome import UNITS
 from iree_gauntlet.records.history_outcome import Kind as Found
 from iree_gauntlet.reports.history_document import change_line, changes_document, figure_text, sparkline
 
@@ -41,12 +41,19 @@ if TYPE_CHECKING:
 _WIDTH, _HEIGHT, _EDGE = 1440, 240, 16
 # More points than this are a line without circles.
 _CIRCLES = 150
-_BISECTED = {"time_ms": "time", "compile_s": "compile-time", "size_bytes": "size", "dispatches": "dispatches"}
+_BISECTED = {
+    "time_ms": "time",
+    "compile_s": "compile-time",
+    "size_bytes": "size",
+    "dispatches": "dispatches",
+    "instructions": "instructions",
+}
 _COMMIT_CHARACTERS = 40
 # Words of a point's origin.
 _RUN, _IREE, _DAY, _COMMIT, _NAMED, _FILE = range(6)
 # Of the series of a case: what people look for first stands first.
-_ORDER = {name: place for place, name in enumerate(("time_ms", "max_error", "dispatches", "size_bytes", "compile_s"))}
+_FIRST = ("time_ms", "instructions", "max_error", "dispatches", "size_bytes", "compile_s")
+_ORDER = {name: place for place, name in enumerate(_FIRST)}
 # Characters of a course in the table of all series.
 _COURSE = 24
 _EVERY = (
@@ -188,7 +195,7 @@ def _drawn(series: Series, findings: Sequence[Finding]) -> str:
     edges = [point.value for point in points] + goldens
     low, high = min(edges), max(edges)
     # A line that hardly moves is not blown up to the whole height.
-    room = max(high - low, abs(high) * (0.0 if series.key.figure in EXACT else 0.02)) or 1.0
+    room = max(high - low, abs(high) * (0.0 if series.key.is_exact else 0.02)) or 1.0
     middle = (low + high) / 2
 
     def across(place: float) -> float:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # Sizes differ by a few bytes between any two releases.
 _SIZE_JUMP = 0.05
+_WORK_JUMP = 0.001
 # Times were taken one IREE after the other: what is less than this says little.
 _TIME_JUMP = 0.25
 
@@ -32,6 +33,7 @@ class ChangeKind(StrEnum):
     PASSING = "newly passing"
     WRONG = "wrong numbers"
     DISPATCHES = "dispatches"
+    INSTRUCTIONS = "instructions"
     SIZE = "size"
     TIME = "time"
 
@@ -124,6 +126,10 @@ def _of_row(row: MatrixRow, labels: list[str]) -> Iterator[Change]:
         if cell.wrong_numbers:
             yield Change(ChangeKind.WRONG, row.chain, (label,), f"{label}: {one_line(cell.reason, 80)}")
     yield from _jumps(row.chain, ChangeKind.DISPATCHES, [(label, cell.dispatch_count) for label, cell in cells], 0.0)
+    counters = {cell.counted_by for _, cell in cells if cell.instructions is not None}
+    if len(counters) == 1:
+        counts = [(label, cell.instructions) for label, cell in cells]
+        yield from _jumps(row.chain, ChangeKind.INSTRUCTIONS, counts, _WORK_JUMP)
     sizes = [(label, cell.binary_size_bytes) for label, cell in cells]
     yield from _jumps(row.chain, ChangeKind.SIZE, sizes, _SIZE_JUMP)
     times = [(label, _comparable_time(cell)) for label, cell in cells if row.timed_on_one_machine]

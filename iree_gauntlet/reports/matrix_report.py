@@ -12,12 +12,13 @@ import json
 import math
 import xml.etree.ElementTree as ET
 from dataclasses import asdict
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.document import Block, Cell, Column, Document, Heading, Items, Kind, Name, Paragraph, Table, Text
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import byte_size, duration, error_figure, mean_and_spread, whole
+from iree_gauntlet.figures import byte_size, duration, error_figure, mean_and_spread, whole, work_change
 from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import NOTHING, MatrixCell
 from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, matrix_outcome
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 # Names of the columns, in the order of `figure_cells`.
-FIGURES = ("compile s", "memory MB", "time ms", "dispatches", "size", "max error")
+FIGURES = ("compile s", "memory MB", "time ms", "instructions", "dispatches", "size", "max error")
 # What a terminal shows at most; cells are those of the table of figures.
 _MOST_CELLS = 160
 _MOST_CHANGES = 12
@@ -53,6 +54,7 @@ _TITLES = {
     ChangeKind.PASSING: "Newly passing",
     ChangeKind.WRONG: "Wrong numbers",
     ChangeKind.DISPATCHES: "Dispatches",
+    ChangeKind.INSTRUCTIONS: "Instructions of one call (0.1 % and more)",
     ChangeKind.SIZE: "Module size (5 % and more), bytes",
     ChangeKind.TIME: "Run time (a quarter and more; not yet proved to be real)",
 }
@@ -65,8 +67,8 @@ _IREE_COLUMNS = (
     Column("run", Kind.NAME, rank=3),
 )
 # Memory can best be spared, then the error, the size, the compile time.
-_RANKS = {"memory MB": 4, "max error": 3, "size": 2, "compile s": 1}
-_FIGURE_COLUMNS = (
+_RANKS = {"memory MB": 5, "max error": 4, "size": 3, "compile s": 2, "instructions": 1}
+_FIGURE_COLUMNS: tuple[Column, ...] = (
     Column("model", Kind.NAME),
     Column("IREE", Kind.NAME),
     Column("verdict", Kind.VERDICT),
@@ -167,8 +169,13 @@ def _figures(matrix: MatrixOutcome) -> Iterator[Block]:
                 figures = figure_cells(cell, None if label == matrix.base else base)
                 rows.append((title, label, cell.verdict_text, *figures))
                 title = ""
+    columns = _FIGURE_COLUMNS
+    if all(cell.instructions is None for row in chains for cell in row.cells.values()):
+        kept = [column.title != "instructions" for column in columns]
+        columns = tuple(compress(columns, kept))
+        rows = [tuple(compress(row, kept)) for row in rows]
     yield Heading("Figures")
-    yield Table(_FIGURE_COLUMNS, tuple(rows), _MOST_CELLS)
+    yield Table(columns, tuple(rows), _MOST_CELLS)
     if len(labels) > 1:
         yield from (Paragraph((line.format(base=matrix.base),)) for line in _LEGEND)
         yield from (Paragraph((line,)) for line in _mean_lines(matrix))
@@ -220,6 +227,7 @@ def figure_cells(cell: MatrixCell | None, base: MatrixCell | None) -> tuple[str,
         _marked(_seconds(cell.compile_seconds), cell.compile_seconds, held.compile_seconds),
         _marked(memory, cell.compile_peak_bytes, held.compile_peak_bytes),
         _marked(time, cell.time_ms, held.time_ms if cell.timed_on == held.timed_on else None),
+        _worked(cell, held),
         _counted(whole, cell.dispatch_count, held.dispatch_count),
         _counted(byte_size, cell.binary_size_bytes, held.binary_size_bytes),
         error + _arrow(ratio(cell.max_abs_error, held.max_abs_error), _SAME_ERROR),
@@ -236,6 +244,16 @@ def ratio_text(value: float) -> str:
 def _marked(text: str, value: float | None, base: float | None) -> str:
     share = ratio(value, base)
     return text if share is None else f"{text} {ratio_text(share)}{_arrow(share, _SAME_TIME)}"
+
+
+def _worked(cell: MatrixCell, held: MatrixCell) -> str:
+    """Instructions with the exact change; counts of two kinds of counters are not compared."""
+    if cell.instructions is None:
+        return NOTHING
+    text = whole(cell.instructions)
+    if not held.instructions or cell.counted_by != held.counted_by:
+        return text
+    return f"{text} {work_change(held.instructions, cell.instructions)}"
 
 
 def _counted(write: Callable[[float], str], value: float | None, base: float | None) -> str:

@@ -243,6 +243,7 @@ def _chain(chain: ChainOutcome) -> dict[str, Any]:
         "time_ms": _time(figures),
         "dispatch_count": _figure(figures.dispatch_count, figures.dispatches),
         "binary_size_bytes": _figure(figures.binary_size_bytes, figures.size),
+        **({} if figures.instructions is None else {"instructions": _figure(figures.instructions, figures.work)}),
         "steps": [_step(step) for step in chain.steps],
     }
 

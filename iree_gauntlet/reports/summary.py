@@ -14,6 +14,7 @@ from iree_gauntlet.cleaning import last_lines
 from iree_gauntlet.diagnostics import group_failures
 from iree_gauntlet.document import (
     Block,
+    Cell,
     Code,
     Column,
     Document,
@@ -51,7 +52,7 @@ _VERDICT_WORDS = {
     Verdict.XFAILED: "failed as expected",
     Verdict.XPASSED: "passed unexpectedly",
 }
-_COLUMNS = (
+_COLUMNS: tuple[Column, ...] = (
     Column("verdict", Kind.VERDICT),
     Column("model", Kind.NAME),
     Column("compile", Kind.DURATION, rank=3),
@@ -60,6 +61,7 @@ _COLUMNS = (
     Column("bytes", Kind.NUMBER, rank=4),
     Column("quality", rank=5),
 )
+_INSTRUCTIONS = Column("instructions", Kind.NUMBER, rank=1)
 _TIME_COLUMNS = (
     Column("model", Kind.NAME),
     *(Column(title, Kind.NUMBER) for title in ("mean ± stdev ms", "min ms", "golden ms")),
@@ -156,6 +158,7 @@ def _judged(outcome: RunOutcome) -> Iterator[str]:
         f"{counted(len(outcome.chains), 'case' if outcome.many else 'model')}: {', '.join(verdicts)}; "
         f"judged: numbers {numbers}, dispatches {judged['dispatch_count']}, sizes {judged['binary_size_bytes']}, "
         f"times {judged['time_ms']}{' (no --sku)' if unnamed else ''}"
+        + (f", instructions {judged['instructions']}" if judged["instructions"] else "")
         + (f"; {counted(disturbed, 'time')} disturbed (*)" if disturbed else "")
     )
     idle = [
@@ -214,13 +217,17 @@ def _figures(outcome: RunOutcome) -> Iterator[Block]:
     if not chains:
         yield Paragraph((f"All {count} as expected; each is in ", Name("summary.json"), "."))
         return
-    rows = tuple(
+    shown = [(chain, chain_figures(chain)) for chain in chains[: _MOST_ROWS if outcome.many else None]]
+    columns = _COLUMNS
+    rows: list[tuple[Cell, ...]] = [
         (own.verdict, chain.id, own.compile_cell, own.time_cell, own.dispatches_cell, own.size_cell, own.quality_cell)
-        for chain in chains[: _MOST_ROWS if outcome.many else None]
-        for own in (chain_figures(chain),)
-    )
+        for chain, own in shown
+    ]
+    if any(own.instructions is not None for _, own in shown):
+        columns = (*columns[:4], _INSTRUCTIONS, *columns[4:])
+        rows = [(*row[:4], own.instructions_cell, *row[4:]) for row, (_, own) in zip(rows, shown, strict=True)]
     yield Heading("Figures")
-    yield Table(_COLUMNS, rows, _SHOWN_ROWS)
+    yield Table(columns, tuple(rows), _SHOWN_ROWS)
     if outcome.many and count > len(rows):
         as_expected = f", {count - len(chains)} of them as expected."
         yield Paragraph((f"{count - len(rows)} more in ", Name("summary.json"), as_expected))

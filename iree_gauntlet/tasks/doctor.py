@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError
 from iree_gauntlet.figures import byte_size
+from iree_gauntlet.measuring.instructions.counters import CounterKind, find_counter, why_no_hardware
 from iree_gauntlet.measuring.machine.machine_sensors import cpu_use, read_cpu_times
 from iree_gauntlet.measuring.machine.machine_state import benchmark_warnings, machine_facts, machine_state
 from iree_gauntlet.reports.output import print_table
@@ -60,7 +61,7 @@ class Finding:
     """One thing that was looked at.
 
     Attributes:
-        area: `python`, `iree`, `host`, `drivers`, `target <name>`, `packages` or `cache`.
+        area: `python`, `iree`, `host`, `drivers`, `target <name>`, `instructions`, `packages` or `cache`.
         status: `ok`; `warn` for what works and should be changed; `missing` for what something needs that is
             not there; `info` for what is optional or merely good to know.
         text: one line.
@@ -85,6 +86,7 @@ def diagnose(toolchain: Toolchain | ToolchainError, cache_dir: Path) -> list[Fin
         findings.append(Finding("iree", "missing", toolchain.what, toolchain.hint))
     else:
         findings.extend(_iree(toolchain))
+    findings.append(_counter())
     findings.extend(_packages())
     findings.extend(_cache(cache_dir))
     return findings
@@ -137,6 +139,18 @@ def _asked(area: str, look: Callable[[], Finding]) -> Finding:
 def _host(toolchain: Toolchain) -> Finding:
     cpu = compiler_host_cpu(toolchain)
     return Finding("host", "info", f"`host` is {cpu} to the compiler: {host_cpu().identity}")
+
+
+def _counter() -> Finding:
+    """What counts instructions, for --instructions and --metric instructions."""
+    try:
+        counter = find_counter()
+    except ToolchainError as problem:
+        return Finding("instructions", "info", f"{problem.what} (only --instructions needs it)", problem.hint)
+    if counter.kind is CounterKind.HARDWARE:
+        return Finding("instructions", "ok", f"counted by {counter.identity}")
+    text = f"counted by {counter.identity}, of modules for {counter.cpu}; the CPU's own counter: {why_no_hardware()}"
+    return Finding("instructions", "ok", text)
 
 
 def _drivers(toolchain: Toolchain) -> Finding:

@@ -28,7 +28,7 @@ FIELDS = {
     "modules": "Modules in load order.",
     "pipeline_mlir": f"{_SECOND}.",
     "pipeline_compiler_flags": f"{_SECOND}: its flags.",
-    "golden_compiler": "Release that dispatch count and size are for, such as 3.13.0, or a range (>=3.13).",
+    "golden_compiler": "Release that counts and size are for, such as 3.13.0, or a range (>=3.13).",
     "golden_time_ms": f"Milliseconds that a run may take, {_BY_SKU}.",
     "golden_time": "The older name of golden_time_ms.",
     "sku": "Machine that golden times are for.",
@@ -77,6 +77,7 @@ FIELDS = {
     "specific_rocm_chip_to_ignore": "The older name of specific_chip_to_ignore.",
     "golden_time_tolerance_multiplier": f"How many times a golden time may be exceeded, {_BY_SKU}.",
     "golden_dispatch": f"Most dispatches, {_BY_SKU}.",
+    "golden_instructions": f"Instructions of one call, as valgrind counts them, exceeded by 0.1 % at most, {_BY_SKU}.",
     "golden_size": f"Most bytes of the module, {_BY_SKU}.",
     # Torch models
     "torch-module:type": "git-lfs: the program is relative to the module folder; azure: it is a URL.",

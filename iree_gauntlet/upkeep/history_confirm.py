@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # How `compare` and `bisect` call a figure; what has no noise needs no comparison.
 _METRICS = {"time_ms": "time", "compile_s": "compile-time"}
-_EXACT = {"size_bytes": "size", "dispatches": "dispatches", "max_error": "error"}
+_EXACT = {"size_bytes": "size", "dispatches": "dispatches", "max_error": "error", "instructions": "instructions"}
 
 
 def confirm(asked: ConfirmRequest, presenter: Presenter, machines: Machines | None = None) -> ExitCode:

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 
 _SCHEMA = 1
-_UNITS = {Metric.TIME_MS: "ms", Metric.DISPATCH_COUNT: "dispatches", Metric.BINARY_SIZE_BYTES: "bytes"}
 _COLUMNS = (
     *(Column(title, Kind.NAME) for title in ("CASE", "METRIC", "FOR")),
     Column("GOLDEN", Kind.NUMBER),
@@ -117,7 +116,8 @@ def _skus(selection: Selection) -> set[str]:
     for spec in selection.specs:
         if spec.name in files and isinstance(spec.document, Benchmark):
             # A family's name is a SKU where a time is for it.
-            found |= {*spec.document.golden_dispatch, *spec.document.golden_size} - {*FAMILIES}
+            counts = (spec.document.golden_dispatch, spec.document.golden_size, spec.document.golden_instructions)
+            found |= set().union(*counts) - {*FAMILIES}
     return found
 
 
@@ -137,7 +137,7 @@ def _record(standing: Standing) -> dict[str, Any]:
     return {
         "chain": standing.chain,
         "metric": golden.metric.value,
-        "unit": _UNITS[golden.metric],
+        "unit": golden.metric.unit,
         "statistic": golden.statistic.value if golden.metric is Metric.TIME_MS else "",
         "sku": golden.sku,
         "release": golden.release,
@@ -175,7 +175,7 @@ def _row(standing: Standing) -> tuple[Cell, ...]:
     statistic = "fastest" if golden.statistic is Statistic.MIN else "mean"
     return (
         standing.chain,
-        f"{_UNITS[golden.metric]} ({statistic})" if timed else _UNITS[golden.metric],
+        f"{golden.metric.unit} ({statistic})" if timed else golden.metric.unit,
         " ".join(filter(None, (golden.sku, golden.release))) or "all",
         number(golden.value),
         f"{golden.factor:g}",
@@ -304,7 +304,7 @@ def _require_all_measured(file: str, document: Mapping[str, Any], proposals: Seq
     """A release is said once for all counts and sizes of a file: they move together or not at all."""
     there = set()
     for name, value in document.items():
-        if name.startswith(("golden_dispatch", "golden_size", "golden_binary")):
+        if name.startswith(("golden_dispatch", "golden_size", "golden_binary", "golden_instructions")):
             there |= {f"{name}.{key}" for key in value} if isinstance(value, dict) else {name}
     left = sorted(there - {proposal.golden.origin.field for proposal in proposals})
     if left:

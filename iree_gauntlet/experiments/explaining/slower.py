@@ -73,18 +73,20 @@ class Slower:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A dispatch that a profile shows slower.
+    """A dispatch that a profile shows slower, or a count of instructions where there is no profile.
 
     Attributes:
         name: of its function in B.
-        a_ns, b_ns: what it takes in an invocation, with all others of its row.
+        a_ns, b_ns: what it takes in an invocation, with all others of its row, in ns or instructions.
         share: of what the model lost.
+        unit: `ms` of a profile, `instructions` of a count.
     """
 
     name: str
     a_ns: int
     b_ns: int
     share: float
+    unit: str = "ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +155,13 @@ def _slower(chain: str, record: ComparisonRecord, folder: Path) -> Slower:
         what = "does not say how it was benchmarked" if steps is None else "was cut short before its profiles"
         again = f"`compare --resume --run-dir {shown(folder)}` adds it; what was measured stays."
         raise GauntletError(f"{chain}: the comparison {what}", again)
-    verdict = record.verdicts[chain]
+    verdict, where = record.verdicts[chain], record.where[chain]
     sides = [_side(chain, steps[side.name], side.run, verdict["reason"]) for side in record.sides]
     return Slower(
         case=chain,
         verdict=verdict,
-        where=record.where[chain]["dispatches"],
+        # Releases without profiles have counts.
+        where=where["work"] if "reason" in where["dispatches"] and "work" in where else where["dispatches"],
         sides=(sides[0], sides[1]),
         resources=Resources(**steps["B"]["resources"]),
         rules=Rules(
@@ -197,12 +200,12 @@ def _side(chain: str, benchmark: dict[str, Any], run: Any, reason: str) -> Failu
 
 
 def suspects_of(where: dict[str, Any]) -> list[Suspect]:
-    """The dispatches of a record of profiles that are slower in B and explain the loss, the greatest loss first."""
+    """The dispatches of a record of profiles, or counts, that explain B's loss, the greatest loss first."""
     whole = where.get("b_ns", 0) - where.get("a_ns", 0)
     rows = [row for row in where.get("rows", ()) if row["match"] != Match.OUTSIDE]
     rows = sorted(rows, key=lambda row: row["a_ns"] - row["b_ns"])
     return [
-        Suspect(name, row["a_ns"], row["b_ns"], (row["b_ns"] - row["a_ns"]) / whole)
+        Suspect(name, row["a_ns"], row["b_ns"], (row["b_ns"] - row["a_ns"]) / whole, where.get("unit", "ms"))
         for row in rows
         if whole > 0 and row["b_ns"] - row["a_ns"] >= _LEAST_SHARE * whole
         for name in row["b_names"]

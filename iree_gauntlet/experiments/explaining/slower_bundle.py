@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.experiments.explaining.bundle import PROGRAM, REPRODUCE, file_values, flag_files, pack, packages_of
 from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT
-from iree_gauntlet.figures import cpus_text, milliseconds
+from iree_gauntlet.figures import cpus_text, dispatch_change, milliseconds
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 
 if TYPE_CHECKING:
@@ -199,6 +199,7 @@ def _readme(
         + " \\\n    ".join(["iree-benchmark-module", f"--module={name}.vmfb", *map(shlex.quote, given)])
         for name, words, given in zip(("base", "new"), flags, arguments, strict=True)
     ]
+    change = dispatch_change(suspect.a_ns, suspect.b_ns, suspect.unit)
     return f"""\
 # {_title(slower, slow, irees)}
 
@@ -206,9 +207,8 @@ def _readme(
 
 {slower.case} got slower ({100 * (slower.verdict["ratio"] - 1):+.1f} %): {slower.reason}.
 
-In a profile of it, `{suspect.name}` takes
-{milliseconds(suspect.b_ns / 1e6)} ms in place of {milliseconds(suspect.a_ns / 1e6)} ms, which is \
-{100 * suspect.share:.0f} % of the loss. Cut out (`{PROGRAM}`, function
+Of its dispatches `{suspect.name}` went
+{change}, which is {100 * suspect.share:.0f} % of the loss. Cut out (`{PROGRAM}`, function
 `{CUT_OUT}`), and run on the inputs that it had, it is slower too:
 
 | | {base.compiler.version} | {new.compiler.version} |

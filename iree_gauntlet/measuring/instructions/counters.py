@@ -16,7 +16,7 @@ from iree_gauntlet.system.short_process import ask
 
 # What modules are compiled for where a counter does not know every CPU: valgrind has no AVX-512, and computes a fused
 # multiply-add in software, up to twenty times as slowly as without.
-_COUNT_CPUS = {"x86_64": "x86-64-v3,-fma", "aarch64": "generic"}
+COUNT_CPUS = {"x86_64": "x86-64-v3,-fma", "aarch64": "generic"}
 # perf_event_open(2).
 _SYSCALLS = {"x86_64": 298, "aarch64": 241}
 _PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
@@ -82,7 +82,7 @@ def find_counter(kind: str = "auto", cpu: str = "") -> Counter:
         raise ToolchainError(f"{path} does not work: {said}", f"{_VALGRIND_HINT} again.")
     version = answer.stdout.split()[0].removeprefix("valgrind-")
     return Counter(
-        CounterKind.VALGRIND, f"valgrind {version}", cpu or _COUNT_CPUS.get(platform.machine(), "generic"), path
+        CounterKind.VALGRIND, f"valgrind {version}", cpu or COUNT_CPUS.get(platform.machine(), "generic"), path
     )
 
 

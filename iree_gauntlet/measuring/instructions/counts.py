@@ -49,6 +49,10 @@ def read_counts(path: Path) -> Counts:
         raise GauntletError(f"the counts {path} cannot be read: {error}", "Count again.") from error
 
 
+# The share from which on two counts are two: what is less is no change of the work.
+LEAST_WORK = 0.0001
+
+
 class Work(StrEnum):
     """What two counts say: exactly, whatever else the machine does."""
 
