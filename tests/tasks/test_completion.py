@@ -35,7 +35,7 @@ def test_models_submodels_and_markers_are_those_of_the_specs() -> None:
 def test_suites_targets_and_fixed_choices() -> None:
     assert _values("gauntlet run --suite") == sorted(path.stem for path in (ROOT / "suites").glob("*.toml"))
     assert {"cpu", "rocm"} <= set(_values("gauntlet run --target"))
-    assert _values("gauntlet compare 3.12.0 3.13.0 --metric") == ["time", "compile-time"]
+    assert _values("gauntlet compare 3.12.0 3.13.0 --metric") == ["time", "compile-time", "instructions"]
 
 
 @pytest.mark.parametrize("line", ["run --suite cp", "run --suite = cp", "run --suite =", "run --model dtln --suite cp"])

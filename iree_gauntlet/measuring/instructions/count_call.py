@@ -3,7 +3,7 @@
     count_call --counter=valgrind:/usr/bin/valgrind -o counts.json -- iree-benchmark-module --module=…
 
 The benchmark runs twice, for one call and for several, and what starting costs cancels out: one call is
-(count of n + 1 calls - count of 1) / n, where n is large enough for 10^8 instructions. The document that it writes:
+(count of n + 1 calls - count of 1) / n, where n is large enough for 5 * 10^7 instructions. The document that it writes:
 
     counter       what has counted: valgrind 3.19.0
     calls         n
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 # Starting a process varies by some hundred instructions: less than 0.001 % of so many.
-_ENOUGH = 10**8
+_ENOUGH = 5 * 10**7
 _MOST_CALLS = 20_000
 # Bytes of a process' arguments and environment, or a multiple of them; and what is left of the environment.
 _STACK_TOP = 8192
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str]) -> int:
     """Counts what a command line asks for."""
     parser = argparse.ArgumentParser(prog="count_call")
     parser.add_argument("--counter", required=True)
-    parser.add_argument("-o", dest="output", required=True, type=Path)
+    parser.add_argument("-o", dest="output", required=True, type=lambda text: Path(text).resolve())
     parser.add_argument("command", nargs="+")
     asked = parser.parse_args(arguments)
     kind, _, path = asked.counter.partition(":")
@@ -184,6 +184,8 @@ class _Valgrind:
                     "compile for another CPU, with --count-cpu, or leave that out"
                 )
             raise CountError(f"{Path(argv[0]).name} {_ending(ended.returncode)} under valgrind")
+        if not out.is_file():
+            raise CountError(f"{Path(argv[0]).resolve()} starts another program, and valgrind looks into none but the first")
         with out.open(encoding="utf-8", errors="replace") as lines:
             counted = read_cachegrind(lines)
         out.unlink()

@@ -1,0 +1,202 @@
+"""Instructions of a model, counted by valgrind with the real compiler and runtime."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import xml.etree.ElementTree as ET
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from iree_gauntlet.toolchains.installed import find_installed
+from tests.support.faulty_iree import tree
+from tests.support.hanging import HANG
+from tests.support.processes import begun_steps, wait_until
+from tests.support.toy_project import Project
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [
+    pytest.mark.iree,
+    pytest.mark.skipif(shutil.which("valgrind") is None, reason="needs valgrind: apt install valgrind"),
+]
+
+_PRODUCT = """func.func @product(%a: tensor<32x32xf32>, %b: tensor<32x32xf32>) -> tensor<32x32xf32> {
+  %zero = arith.constant 0.0 : f32
+  %empty = tensor.empty() : tensor<32x32xf32>
+  %filled = linalg.fill ins(%zero : f32) outs(%empty : tensor<32x32xf32>) -> tensor<32x32xf32>
+  %0 = linalg.matmul ins(%a, %b : tensor<32x32xf32>, tensor<32x32xf32>)
+    outs(%filled : tensor<32x32xf32>) -> tensor<32x32xf32>
+  return %0 : tensor<32x32xf32>
+}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Project]:
+    """With one benchmark: a product of two matrices."""
+    project = Project(tmp_path / "project", cache="flags")
+    (project.regressions / "product.mlir").write_text(_PRODUCT)
+    np.save(project.regressions / "product.npy", np.zeros((32, 32), np.float32))
+    project.regression("product", inputs=[{"value": "32x32xf32"}, {"value": "32x32xf32"}])
+    project.benchmark("product", inputs=["32x32xf32", "32x32xf32"])
+    yield project
+    project.close()
+
+
+def _changed(root: Path, *flags: str) -> str:
+    """A build whose compiler gets more flags than it is given; its runtime is the real one, not a script."""
+    iree = tree(root, iree_compile=f'set -- "$@" {" ".join(flags)}')
+    tool = root / "tools" / "iree-benchmark-module"
+    tool.unlink()
+    tool.symlink_to(find_installed().runtime.benchmark_module)
+    return iree
+
+
+def _comparison(project: Project, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((project.folder / name / "comparison.json").read_text())
+    return found
+
+
+_SELECTED = ("--model", "toy", "--submodel", "product")
+
+
+def test_a_run_counts_checks_and_keeps(project: Project) -> None:
+    done = project.gauntlet("run", *_SELECTED, "--instructions", "--stages", "compile")
+    assert done.code == 0, done.text
+    counted = project.result("toy/product@cpu:count")
+    instructions = counted["statistics"]["instructions"]
+    # 32³ multiply-adds in vectors of eight, without fused ones, and what calling costs.
+    assert 2 * 32**3 / 8 < instructions < 10 * 32**3
+    assert counted["statistics"]["counter"].startswith("valgrind ")
+    assert counted["statistics"]["cpu"].endswith(",-fma")
+    assert counted["cache"]["hit"] is False
+    summary = json.loads((project.newest / "summary.json").read_text())
+    chain = next(item for item in summary["chains"] if item["id"] == "toy/product@cpu")
+    assert chain["instructions"]["measured"] == instructions
+    # Compiled for the counter is another module than the one that is run.
+    assert chain["compile"]["cached"] is False
+    assert f"{instructions:,}" in done.out
+
+    # A golden is held against it, with a margin of 0.1 %.
+    project.benchmark("product", inputs=["32x32xf32", "32x32xf32"], golden_instructions={"cpu": instructions})
+    done = project.gauntlet("run", *_SELECTED, "--instructions", "--stages", "compile")
+    assert done.code == 0, done.text
+    again = project.result("toy/product@cpu:count")
+    assert again["cache"] == {**again["cache"], "hit": True, "reason": "in the cache"}
+    assert again["checks"][0]["passed"] is True
+    less = int(instructions / 1.002)
+    project.benchmark("product", inputs=["32x32xf32", "32x32xf32"], golden_instructions={"cpu": less})
+    done = project.gauntlet("run", *_SELECTED, "--stages", "count")
+    assert done.code == 1, done.text
+    assert f"instructions {instructions:,} exceeds the limit" in done.text
+    shown = project.gauntlet("golden.show", *_SELECTED)
+    assert "instructions" in shown.out
+    assert "broken" in shown.out
+    proposed = project.gauntlet("golden.update", *_SELECTED)
+    assert f'"cpu": {instructions}' in proposed.out
+
+
+def test_the_same_work_and_more_work(project: Project, tmp_path: Path) -> None:
+    plain, other = _changed(tmp_path / "plain"), _changed(tmp_path / "other", "")
+    words = ("--metric", "instructions", *_SELECTED)
+    done = project.gauntlet("compare", plain, other, *words, "--run-dir", "same")
+    assert done.code == 0, done.text
+    model = _comparison(project, "same")["models"]["toy/product@cpu"]
+    assert model["verdict"] == "same work"
+    assert abs(model["ratio"] - 1) <= 0.00001
+    assert "1 same work" in done.out
+
+    # Packed into tiles, which costs more than it saves of matrices as small as these.
+    tiled = _changed(tmp_path / "tiled", "--iree-opt-data-tiling=true")
+    done = project.gauntlet("compare", plain, tiled, *words, "--run-dir", "more")
+    assert done.code == 1, done.text
+    document = _comparison(project, "more")
+    model = document["models"]["toy/product@cpu"]
+    assert model["verdict"] == "more work"
+    a, b = (model["instructions"][side] for side in "AB")
+    assert f"{b - a:+,} instructions a call" in done.out
+    # Counted again, of modules that have fused multiply-adds.
+    assert 0 < model["with_fma"]["A"] < model["with_fma"]["B"]
+    where = document["where"]["toy/product@cpu"]["dispatches"]
+    assert where["unit"] == "instructions"
+    assert (where["a_ns"], where["b_ns"]) == (a, b)
+    named = {row["name"]: row for row in where["rows"]}
+    product = next(row for name, row in named.items() if "matmul_32x32x32_f32" in name)
+    assert product["b_ns"] > 10 * product["a_ns"] > 0
+    assert "Where toy/product@cpu does more work" in done.out
+    junit = ET.parse(project.folder / "more" / "junit.xml").getroot()
+    (failure,) = junit.iter("failure")
+    assert (failure.get("message") or "").startswith("more work: ×")
+    assert "**more work**" in (project.folder / "more" / "comparison.md").read_text()
+
+    done = project.gauntlet("compare", tiled, plain, *words, "--run-dir", "less")
+    assert done.code == 0, done.text
+    assert _comparison(project, "less")["models"]["toy/product@cpu"]["verdict"] == "less work"
+
+
+def test_bisect_and_matrix_by_instructions(project: Project, tmp_path: Path) -> None:
+    tiles = "--iree-opt-data-tiling=true"
+    flags = {"one": (), "two": (" ",), "three": (tiles,), "four": (tiles, " ")}
+    irees = [_changed(tmp_path / name, *more) for name, more in flags.items()]
+    among = [word for iree in irees[1:-1] for word in ("--among", iree)]
+    words = ("--good", irees[0], "--bad", irees[-1], *among, "--metric", "instructions", *_SELECTED)
+    done = project.gauntlet("bisect", *words)
+    assert done.code == 0, done.text
+    assert "first bad: three; last good: two (exact" in done.out, done.text
+    done = project.gauntlet("matrix", "--iree", irees[0], "--iree", irees[2], *_SELECTED, "--stages", "count")
+    assert done.code == 0, done.text
+    (path,) = (project.folder / "runs").glob("*-matrix/matrix.json")
+    cells = json.loads(path.read_text())["chains"][0]["irees"]
+    counts = [cell["instructions"] for cell in cells.values()]
+    assert 0 < counts[0] < counts[1]
+    assert f"{counts[1]:,.0f} ×" in done.out
+    assert "Instructions of one call (0.1 % and more)" in done.out
+
+
+def test_what_valgrind_does_not_know_is_said(project: Project) -> None:
+    done = project.gauntlet("run", *_SELECTED, "--stages", "count", "--count-cpu", "x86-64-v4")
+    assert done.code == 3, done.text
+    assert "valgrind does not know an instruction of the module" in done.text
+    assert "--count-cpu" in done.text
+    assert not list((project.newest / "steps").rglob("counts.json"))
+
+
+def test_without_valgrind(project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    done = project.gauntlet("run", *_SELECTED, "--instructions")
+    assert done.code == 3, done.text
+    assert "valgrind is not installed" in done.text
+    assert "apt install valgrind" in done.text
+    done = project.gauntlet("compare", "installed", "installed", "--metric", "instructions", *_SELECTED)
+    assert done.code == 3, done.text
+    assert "valgrind is not installed" in done.text
+    assert not (project.folder / "runs").exists()
+
+
+def test_one_that_hangs_is_ended_and_goes_on(project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real, path = shutil.which("valgrind"), os.environ["PATH"]
+    fake = tmp_path / "bin" / "valgrind"
+    fake.parent.mkdir()
+    fake.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec {real} --version\n{HANG}\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{path}")
+    words = ("run", *_SELECTED, "--stages", "count", "--run-dir", "hangs")
+    done = project.gauntlet(*words, "--timeout-count", "0.5")
+    assert done.code == 3, done.text
+    assert "longer than" in done.text
+    process = project.start("run", *_SELECTED, "--stages", "count", "--run-dir", "killed")
+    wait_until(lambda: "toy/product@cpu:count" in begun_steps(project.folder / "killed" / "journal.jsonl"))
+    process.kill()
+    process.wait()
+    assert not list((project.folder / "killed").rglob("counts.json"))
+    monkeypatch.setenv("PATH", path)
+    done = project.gauntlet("run", "--resume", "--run-dir", "killed")
+    assert done.code == 0, done.text
+    assert len(list((project.folder / "killed").rglob("counts.json"))) == 1

@@ -1,0 +1,228 @@
+"""What counts instructions, what it writes, and what two counts say."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import stat
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from iree_gauntlet.errors import GauntletError, ToolchainError
+from iree_gauntlet.measuring.instructions import count_call, counters
+from iree_gauntlet.measuring.instructions.count_call import (
+    Counted,
+    CountError,
+    linked,
+    read_cachegrind,
+    same_environment,
+)
+from iree_gauntlet.measuring.instructions.counters import CounterKind, find_counter, open_hardware_counter
+from iree_gauntlet.measuring.instructions.counts import Work, compare_work, read_counts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+# Of software, which every machine counts: page faults.
+_PAGE_FAULTS = (1, 2)
+_BENCHMARK = """{"benchmarks": [
+    {"name": "BM_f", "run_type": "iteration", "iterations": CALLS, "real_time": 1, "cpu_time": 1, "time_unit": "ms"}
+]}"""
+_CACHEGRIND = """desc: I1 cache: -
+cmd: links/000 --function=f
+events: Ir
+fl=???
+fn=main
+0 1000
+fl=../import/program.mlir
+fn=f$async_dispatch_0_matmul_4x4x4_f32
+3 40
+7 60
+fl=???
+fn=f$async_dispatch_1_elementwise_4_f32
+0 12
+summary: 1112
+"""
+
+
+class _Recorded:
+    """Counts as they were recorded, by the number of calls."""
+
+    def __init__(self, **counts: dict[str, int]) -> None:
+        self.counts = {int(calls.removeprefix("of_")): counted for calls, counted in counts.items()}
+        self.asked: list[int] = []
+
+    def count(self, argv: Sequence[str], stdout: int) -> Counted:
+        calls = int(argv[-1].removeprefix("--benchmark_min_time=").removesuffix("x"))
+        self.asked.append(calls)
+        os.write(stdout, _BENCHMARK.replace("CALLS", str(calls)).encode())
+        functions = self.counts[calls]
+        return Counted(sum(functions.values()), functions, {})
+
+
+def _tool(folder: Path) -> list[str]:
+    tool = folder / "tool"
+    tool.write_text("#!/bin/sh\n")
+    return [str(tool), "--function=f"]
+
+
+def test_starting_cancels_out(tmp_path: Path) -> None:
+    counter = _Recorded(
+        of_1={"main": 5_000, "f_dispatch_0_matmul": 300_000_000},
+        of_2={"main": 5_000, "f_dispatch_0_matmul": 600_000_000},
+    )
+    counted = count_call.count_call(counter, _tool(tmp_path), tmp_path)
+    assert counted == {
+        "calls": 1,
+        "instructions": 300_000_000,
+        "dispatches": [["f_dispatch_0_matmul", 300_000_000, ""]],
+    }
+    assert counter.asked == [1, 2]
+
+
+def test_a_small_model_is_called_until_starting_has_no_say(tmp_path: Path) -> None:
+    """What has less than an instruction a call is how this process happened to start or end."""
+    counter = _Recorded(
+        of_1={"main": 5_000, "printf": 700, "f_dispatch_0_add": 10_000},
+        of_2={"main": 5_000, "printf": 650, "f_dispatch_0_add": 20_000},
+        of_5027={"main": 5_000, "printf": 3_000, "f_dispatch_0_add": 50_270_000},
+    )
+    counted = count_call.count_call(counter, _tool(tmp_path), tmp_path)
+    assert counter.asked == [1, 2, 5_027]
+    assert counted == {"calls": 5_026, "instructions": 10_000, "dispatches": [["f_dispatch_0_add", 10_000, ""]]}
+
+
+def test_one_that_does_less_when_called_twice_is_not_counted(tmp_path: Path) -> None:
+    counter = _Recorded(of_1={"main": 5_000}, of_2={"main": 4_000})
+    with pytest.raises(CountError, match=r"two calls took 4,000 instructions, one 5,000"):
+        count_call.count_call(counter, _tool(tmp_path), tmp_path)
+
+
+def test_what_cachegrind_writes() -> None:
+    counted = read_cachegrind(_CACHEGRIND.splitlines(keepends=True))
+    assert counted.total == 1112
+    assert counted.functions["f$async_dispatch_0_matmul_4x4x4_f32"] == 100
+    # Where most of it is; what cachegrind does not know is no place.
+    assert counted.places == {"f$async_dispatch_0_matmul_4x4x4_f32": "../import/program.mlir:7"}
+
+
+def test_a_file_that_was_cut_short_is_no_count() -> None:
+    lines = _CACHEGRIND.splitlines(keepends=True)[:-1]
+    with pytest.raises(CountError, match="cut short"):
+        read_cachegrind(lines)
+
+
+def test_files_have_names_of_one_length_and_the_stack_one_size(tmp_path: Path) -> None:
+    found = []
+    for folder in (tmp_path / "a", tmp_path / "a-longer-name" / "deeper"):
+        folder.mkdir(parents=True)
+        for name in ("tool", "module.vmfb", "weights.irpa", "x.npy"):
+            (folder / name).write_text(name)
+        words = [f"--module={folder}/module.vmfb", f"--parameters=scope={folder}/weights.irpa"]
+        words += [f"--input=4xf32=@{folder}/x.npy", "--input=4xf32=1", "--function=f"]
+        found.append(linked([f"{folder}/tool", *words], folder))
+        assert (folder / "links" / "001.vmfb").read_text() == "module.vmfb"
+        assert (folder / "links" / "003.npy").read_text() == "x.npy"
+    assert found[0] == found[1]
+    expected = ["links/000", "--module=links/001.vmfb", "--parameters=scope=links/002.irpa"]
+    assert found[0] == [*expected, "--input=4xf32=@links/003.npy", "--input=4xf32=1", "--function=f"]
+    environment = same_environment(found[0])
+    size = sum(len(text) + 1 for text in (*found[0], *(f"{name}={value}" for name, value in environment.items())))
+    assert size % 8192 == 0
+    assert "HOME" not in environment
+
+
+def test_io_uring_is_hidden_from_what_is_started() -> None:
+    if platform.machine() not in ("x86_64", "aarch64") or not sys.platform.startswith("linux"):
+        pytest.skip("needs Linux on x86-64 or aarch64")
+    script = (
+        "import ctypes, errno\n"
+        "from iree_gauntlet.measuring.instructions.count_call import refuse_io_uring\n"
+        "refuse_io_uring()\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        "assert libc.syscall(425, 1, 0) == -1\n"
+        "assert ctypes.get_errno() == errno.ENOSYS, ctypes.get_errno()\n"
+        "open('/dev/null').close()\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_counter_of_the_cpu_counts_a_process_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Virtual machines hide instructions; page faults are counted in the same way."""
+    try:
+        os.close(open_hardware_counter(0, _PAGE_FAULTS))
+    except OSError as error:
+        pytest.skip(f"needs perf_event_open(2): {error.strerror}")
+    monkeypatch.setattr(count_call, "open_hardware_counter", lambda pid: open_hardware_counter(pid, _PAGE_FAULTS))
+    tool = tmp_path / "tool"
+    report = _BENCHMARK.replace("CALLS", "1").replace("\n", "")
+    # A child of it is counted too.
+    tool.write_text(
+        f"#!{sys.executable}\nimport subprocess\nfor _ in range(3): subprocess.run(['true'])\nprint('{report}')\n"
+    )
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    counter = count_call._Hardware(tmp_path)
+    with (tmp_path / "out").open("wb") as out:
+        whole = counter.count([str(tool)], out.fileno())
+        alone = counter.count(["/bin/true"], out.fileno())
+    assert 0 < alone.total < whole.total
+    assert json.loads((tmp_path / "out").read_text())["benchmarks"][0]["iterations"] == 1
+    with (tmp_path / "out").open("wb") as out, pytest.raises(CountError, match="false ended with exit code 1"):
+        counter.count(["/bin/false"], out.fileno())
+
+
+def test_without_any_counter_the_message_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(counters, "why_no_hardware", lambda: "not supported by this machine")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ToolchainError) as error:
+        find_counter()
+    assert error.value.what == (
+        "nothing here counts instructions: not supported by this machine; valgrind is not installed"
+    )
+    assert "apt install valgrind" in error.value.hint
+    with pytest.raises(ToolchainError, match="the CPU's instruction counter cannot be read: not supported"):
+        find_counter("hardware")
+
+
+def test_hardware_goes_first_and_can_be_declined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(counters, "why_no_hardware", lambda: "")
+    assert find_counter().kind is CounterKind.HARDWARE
+    assert find_counter().cpu == ""
+    valgrind = tmp_path / "valgrind"
+    valgrind.write_text("#!/bin/sh\necho valgrind-3.24.0\n")
+    valgrind.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    found = find_counter("valgrind")
+    assert (found.kind, found.identity, found.cpu) == (CounterKind.VALGRIND, "valgrind 3.24.0", "x86-64-v3,-fma")
+    assert find_counter("valgrind", "znver4").cpu == "znver4"
+    valgrind.write_text("#!/bin/sh\necho it is broken >&2; exit 1\n")
+    with pytest.raises(ToolchainError, match="does not work: it is broken"):
+        find_counter("valgrind")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "least", "work"),
+    [
+        (1_121_396_412, 1_121_396_792, 0.0001, Work.SAME),
+        (1_144_481_835, 1_121_396_412, 0.0001, Work.LESS),
+        (1_000_000, 1_000_101, 0.0001, Work.MORE),
+        (1_000_000, 1_000_100, 0.0001, Work.SAME),
+        (1_000_000, 1_000_001, 0.0, Work.MORE),
+    ],
+)
+def test_two_counts(a: int, b: int, least: float, work: Work) -> None:
+    assert compare_work(a, b, least) is work
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"instructions": 1, "calls": 1, "dispatches": [["x"]]}', "[1]"])
+def test_a_damaged_file_of_counts_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "counts.json"
+    path.write_text(text)
+    with pytest.raises(GauntletError, match=r"the counts .*counts\.json cannot be read"):
+        read_counts(path)
