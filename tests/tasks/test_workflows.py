@@ -239,7 +239,11 @@ def test_a_comparison_becomes_a_comment(runner: Runner) -> None:
     assert runner.run(compare, "Compare", {**context, "inputs.suite": "none", "inputs.args": ""}).returncode == 2
     assert runner.run(compare, "Comment", numbers).returncode == 0
     assert "The comparison did not begin" in (runner.folder / "comment.md").read_text()
-    done = runner.run(compare, "Compare", {**context, "inputs.args": "--model 'to*' --cpus all"})
+    if shutil.which("valgrind"):
+        done = runner.run(compare, "Compare", {**context, "inputs.args": "--model 'to*'"})
+        assert done.returncode == 0, done.stderr
+        assert "same work" in runner.files["GITHUB_STEP_SUMMARY"].read_text()
+    done = runner.run(compare, "Times", {**context, "inputs.args": "--model 'to*' --cpus all --no-work"})
     # In a second, nothing can be said of most machines.
     assert done.returncode in (0, 1, 4), done.stderr
     assert "toy/abs@cpu" in runner.files["GITHUB_STEP_SUMMARY"].read_text()
@@ -254,7 +258,9 @@ def test_a_comparison_becomes_a_comment(runner: Runner) -> None:
         assert runner.called[-1] == last
     text = (runner.folder / "comment.md").read_text()
     assert text.startswith("<!-- iree-gauntlet: comparison -->\n")
-    assert "toy/abs@cpu" in text
+    work, _, times = text.partition("<details><summary>Times, for information</summary>")
+    assert "toy/abs@cpu" in times
+    assert ("same work" in work) is bool(shutil.which("valgrind"))
 
 
 @pytest.mark.iree
