@@ -1,9 +1,8 @@
 """Finds changes of work that are known to be there: `python benchmarks/planted_work.py [--times N]`.
 
-In the checkout. Of each model of the suite cpu one activation is another one in B: its compiler gets the program with
-one line changed. `gauntlet compare --metric instructions` has to find the change, with its sign, and the dispatch whose
-place in the program is that line, or next to it where it was fused. Without an activation that is written in the table
-below a model is held against itself.
+In the checkout. Of each model of the suite cpu the largest activation is another one in B: its compiler gets the
+program with one line changed. `gauntlet compare --metric instructions` has to find the change, with its sign, and the
+dispatch whose place in the program is that line, or next to it where it was fused.
 
 With `--times N` every model's instructions are counted N times instead, each time anew: how far the counts lie apart.
 """
@@ -12,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import re
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from iree_gauntlet.toolchains.installed import find_installed
 _SUITE = ("--suite", "cpu")
 # What takes the place of an activation: one that takes more instructions, or fewer.
 _INSTEAD = (("Relu", "Sigmoid", "more work"), ("Erf", "Relu", "less work"), ("Sigmoid", "Relu", "less work"))
-_INSTEAD += (("Tanh", "Relu", "less work"), ("Exp", "Relu", "less work"))
+_INSTEAD += (("Tanh", "Relu", "less work"), ("Exp", "Relu", "less work"), ("HardSwish", "Relu", "less work"))
 # The compiler of B: in the program that it is given, the first activation of the table becomes another one.
 _COMPILER = """#!{python}
 import os, pathlib, sys
@@ -103,12 +104,25 @@ def _plant(gauntlet: str, folder: Path) -> None:
 
 
 def plant(program: str) -> tuple[str, str, int]:
-    """A program with another activation, what the verdict on it has to be, and the line of the change, from 1."""
-    for old, new, verdict in _INSTEAD:
-        before, found, after = program.partition(f'"onnx.{old}"')
-        if found:
-            return f'{before}"onnx.{new}"{after}', verdict, before.count("\n") + 1
-    return program, "same work", 0
+    """A program with another activation, what the verdict on it has to be, and the line of the change, from 1.
+
+    It is the one that has most values.
+    """
+    lines = program.splitlines(keepends=True)
+    rules = {f'"onnx.{old}"': (f'"onnx.{new}"', verdict) for old, new, verdict in _INSTEAD}
+    found = [(_values(line), -place, name) for place, line in enumerate(lines) for name in rules if name in line]
+    if not found:
+        return program, "same work", 0
+    _, place, name = max(found)
+    new, verdict = rules[name]
+    lines[-place] = lines[-place].replace(name, new, 1)
+    return "".join(lines), verdict, 1 - place
+
+
+def _values(line: str) -> int:
+    """How many values the result of an operation has."""
+    sizes = re.search(r"-> !torch.vtensor<\[([\d,]*)\]", line)
+    return math.prod(map(int, sizes[1].split(","))) if sizes and sizes[1] else 1
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from iree_gauntlet.engine.modules.modules import read_statistics
 from iree_gauntlet.experiments.sides import Side, prepare_side, unready
 from iree_gauntlet.figures import work_change
 from iree_gauntlet.measuring.instructions.counts import Work, compare_work, read_counts
-from iree_gauntlet.measuring.profiles.side_changes import compile_changes, dispatch_changes
+from iree_gauntlet.measuring.profiles.side_changes import Match, compile_changes, dispatch_changes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -129,6 +129,8 @@ def counted_dispatches(sides: tuple[Side, Side], chain: str) -> dict[str, Any]:
     record = {"unit": "instructions", "measured": None, **dispatch_changes(a.profile, b.profile).as_dict()}
     places = [{name: place for name, _, place in side.dispatches} for side in (a, b)]
     for row in record["rows"]:
+        if row["match"] == Match.OUTSIDE:
+            row["name"] = "outside of dispatches (the runtime, and what dispatches call of the C library)"
         named = ((places[1], row["b_names"]), (places[0], row["a_names"]))
         found = (known[name] for known, names in named for name in names if known.get(name))
         row["place"] = next(found, "")

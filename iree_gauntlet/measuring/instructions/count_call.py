@@ -187,7 +187,8 @@ class _Valgrind:
                 )
             raise CountError(f"{Path(argv[0]).name} {_ending(ended.returncode)} under valgrind")
         if not out.is_file():
-            raise CountError(f"{Path(argv[0]).resolve()} starts another program, and valgrind looks into none but the first")
+            tool = (self._folder / argv[0]).resolve()
+            raise CountError(f"{tool} starts another program, and valgrind looks into none but the first")
         with out.open(encoding="utf-8", errors="replace") as lines:
             counted = read_cachegrind(lines)
         out.unlink()
