@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.iree
 
 # What else the machine does has no say.
-_QUICK = ("--repetitions", "2", "--disturbed", "count", "--cpus", "all")
+_QUICK = ("--repetitions", "2", "--disturbed", "count", "--cpus", "all", "--no-work")
 
 
 @pytest.fixture

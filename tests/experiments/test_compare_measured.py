@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.measure
 
 # Rounds of a program of microseconds.
-_QUICK = ("--repetitions", "2", "--min-time", "0.002", "--disturbed", "count")
+_QUICK = ("--repetitions", "2", "--min-time", "0.002", "--disturbed", "count", "--no-work")
 
 
 def _scaled(folder: Path, factor: float) -> str:

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(len(getattr(os, "sched_getaffinity", lambda _: {0})(0)) < 2, reason="takes two CPUs"),
 ]
 
-_QUICK = ("--model", "toy", "--run-dir", "cmp", "--repetitions", "2", "--disturbed", "count")
+_QUICK = ("--model", "toy", "--run-dir", "cmp", "--repetitions", "2", "--disturbed", "count", "--no-work")
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from iree_gauntlet.experiments.explaining.slower import suspects_of
+from iree_gauntlet.figures import dispatch_change
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.faulty_iree import tree
 from tests.support.hanging import HANG
@@ -138,6 +140,35 @@ def test_the_same_work_and_more_work(project: Project, tmp_path: Path) -> None:
     done = project.gauntlet("compare", tiled, plain, *words, "--run-dir", "less")
     assert done.code == 0, done.text
     assert _comparison(project, "less")["models"]["toy/product@cpu"]["verdict"] == "less work"
+
+
+def test_beside_times_the_work_is_told_and_says_where(project: Project, tmp_path: Path) -> None:
+    plain, tiled = _changed(tmp_path / "plain"), _changed(tmp_path / "tiled", "--iree-opt-data-tiling=true")
+    words = (*_SELECTED, "--repetitions", "2", "--min-time", "0.002", "--disturbed", "count", "--cpus", "all")
+    # Whatever becomes of the times, which are real.
+    done = project.gauntlet("compare", plain, tiled, *words, "--budget", "0.001", "--run-dir", "both")
+    assert done.code in (0, 1, 4), done.text
+    model = _comparison(project, "both")["models"]["toy/product@cpu"]
+    assert model["work"]["verdict"] == "more work"
+    change = f"×{model['work']['ratio']:.3g}"
+    assert ("work" in done.out.split()) is True
+    assert change in done.out or model["verdict"] == "inconclusive"
+    if model["verdict"] == "inconclusive":
+        assert f"more work ({change})" in model["reason"]
+    done = project.gauntlet("compare", plain, tiled, *words, "--budget", "0.001", "--run-dir", "times", "--no-work")
+    assert "work" not in _comparison(project, "times")["models"]["toy/product@cpu"]
+
+
+def test_where_there_is_no_profile_counts_name_the_dispatch(project: Project, tmp_path: Path) -> None:
+    words = ("--metric", "instructions", *_SELECTED, "--run-dir", "more", "--count-cpu", "x86-64-v3,-fma")
+    tiled = _changed(tmp_path / "tiled", "--iree-opt-data-tiling=true")
+    done = project.gauntlet("compare", _changed(tmp_path / "plain"), tiled, *words)
+    assert done.code == 1, done.text
+    assert "with_fma" not in _comparison(project, "more")["models"]["toy/product@cpu"], "a CPU that is named is enough"
+    (suspect, *_) = suspects_of(_comparison(project, "more")["where"]["toy/product@cpu"]["dispatches"])
+    assert (suspect.name, suspect.unit) == ("product_dispatch_0_matmul_32x32x32_f32", "instructions")
+    shown = dispatch_change(suspect.a_ns, suspect.b_ns, suspect.unit)
+    assert shown == f"{suspect.a_ns:,} → {suspect.b_ns:,} instructions"
 
 
 def test_bisect_and_matrix_by_instructions(project: Project, tmp_path: Path) -> None:

@@ -69,7 +69,18 @@ def made_up(root: Path, factor: float = 1.0, *, matmul_ms: int = 6, sums_ms: int
 
 
 def compared(project: Project, a: MadeUpTimes, b: MadeUpTimes, *words: str) -> None:
-    options = ("--model", "toy", "--submodel", "sums", "--run-dir", "runs/cmp", "--disturbed", "count", *words)
+    options = (
+        "--model",
+        "toy",
+        "--submodel",
+        "sums",
+        "--run-dir",
+        "runs/cmp",
+        "--disturbed",
+        "count",
+        "--no-work",
+        *words,
+    )
     done = project.gauntlet("compare", a.iree, b.iree, *options, "--repetitions", "2", "--cpus", "all")
     assert done.code in (0, 1), done.text
 

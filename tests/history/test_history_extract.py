@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.history.extract import extract
 from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.records.chain_figures import matrix_cell
 from iree_gauntlet.records.history_run import history_file
 from iree_gauntlet.records.outcome import outcome_of
 from tests.support.journal_builder import JournalBuilder, samples
@@ -41,6 +42,31 @@ def test_each_machine_has_what_it_measured(tmp_path: Path) -> None:
     assert "time_ms" in found["EPYC"]["c"]
     # Each has a file of its own.
     assert len(dict(map(history_file, parts))) == 2
+
+
+def test_counts_are_a_series_for_each_counter_and_what_compiles_for_them_no_part_of_the_model(tmp_path: Path) -> None:
+    found = {}
+    counters = (("valgrind 3.19.0", "x86-64-v3,-fma"), ("valgrind 3.24.0", "znver2"), ("hardware counters", ""))
+    for counter, cpu in counters:
+        builder = JournalBuilder()
+        compiled = builder.step("m", "a", "compile")
+        for_it, counted = builder.step("m", "a", "compile", role="count"), builder.step("m", "a", "count")
+        builder.begin()
+        builder.result(compiled, **compile_result(seconds=2.0))
+        builder.result(for_it, **compile_result(seconds=30.0))
+        builder.result(counted, statistics={"instructions": 1000, "counter": counter, "cpu": cpu})
+        builder.end()
+        folder = tmp_path / f"{counter} {cpu}"
+        folder.mkdir()
+        outcome = outcome_of(read_journal(builder.write(folder) / "journal.jsonl"))
+        (part,) = extract(outcome)
+        (case,) = part.cases
+        (name,) = {item.name for item in case.figures if item.name.startswith("instructions")}
+        found[name] = case.flags
+        cell = matrix_cell(outcome.chains[0])
+        assert (cell.instructions, cell.compile_seconds) == (1000, 2.0)
+    assert [*found] == ["instructions", "instructions (valgrind, znver2)", "instructions (hardware)"]
+    assert len(set(found.values())) == 1
 
 
 def test_one_that_was_done_here_is_one_run(tmp_path: Path) -> None:

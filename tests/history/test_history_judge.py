@@ -123,6 +123,14 @@ def test_a_few_bytes_are_no_change_of_a_size_until_they_add_up() -> None:
     assert found(series([1e6, 1e6 + 999, 1e6], "size_bytes")) == ()
 
 
+@pytest.mark.parametrize("figure", ["instructions", "instructions (hardware, znver4)"])
+def test_instructions_change_from_a_thousandth_on(figure: str) -> None:
+    assert found(series([1e6, 1e6 + 990, 1e6 - 5, 1e6], figure)) == ()
+    (change,) = found(series([1e6, 1e6 + 7, 1e6 + 1100, 1e6 + 1093], figure))
+    assert (change.kind, change.at, change.old, change.new) == (Kind.REGRESSION, 2, 1e6, 1e6 + 1100)
+    assert change.p_value is None
+
+
 def test_what_changes_at_every_run_is_judged_as_noise() -> None:
     assert found(series([value * 1e-6 for value in noise(30)], "max_error")) == ()
 
