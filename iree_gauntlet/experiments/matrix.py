@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 # Ends that a resumed matrix leaves as they are; errors and what was cut short are tried again.
 _JUDGED = (ExitCode.OK, ExitCode.FAILED, ExitCode.INCONCLUSIVE)
 # What a record keeps of each run's request; its IREE is the matrix's own.
-_KEPT = (*SelectionRequest.__dataclass_fields__, "iree_compiler", "iree_runtime", *KEPT_UNLESS_GIVEN)
+_COUNTING = ("instructions", "counter", "count_cpu")
+_KEPT = (*SelectionRequest.__dataclass_fields__, "iree_compiler", "iree_runtime", *_COUNTING, *KEPT_UNLESS_GIVEN)
 _EXAMPLE = "Such as: gauntlet matrix --iree 3.9.0 --iree 3.13.0 --suite cpu"
 # IREE's tools misread '@' and '%' in paths; ':' ends an entry of PATH; the rest means something to shells.
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")

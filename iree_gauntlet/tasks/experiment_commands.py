@@ -22,7 +22,15 @@ from iree_gauntlet.requests import (
     ToolchainRequest,
 )
 from iree_gauntlet.tasks.cluster_commands import CLUSTER, machines_of
-from iree_gauntlet.tasks.task_options import CACHE, RUNNING, SELECTION, TOOLCHAIN, console_presenter, gauntlet_task
+from iree_gauntlet.tasks.task_options import (
+    CACHE,
+    COUNTING,
+    RUNNING,
+    SELECTION,
+    TOOLCHAIN,
+    console_presenter,
+    gauntlet_task,
+)
 from iree_gauntlet.torch_models.bench_options import OPTIONS, BenchOption, read_options
 
 if TYPE_CHECKING:
@@ -46,9 +54,8 @@ def _running(*names: str, **helps: str) -> tuple[Option, ...]:
         *SELECTION,
         *CACHE,
         *_SIDES,
-        *_running(
-            "jobs", "resume", "run_dir", "offline", "force_recompile", "disturbed", "counter", "count_cpu", *_TIMEOUTS
-        ),
+        *_running("jobs", "resume", "run_dir", "offline", "force_recompile", "disturbed", *_TIMEOUTS),
+        *COUNTING,
         *CLUSTER,
     ),
 )
@@ -95,7 +102,8 @@ _IREES = Option(
             run_dir="Folder of this matrix (default: runs/<time>-matrix).",
         ),
         *CLUSTER,
-        *options_of(RunRequest, "stages"),
+        *options_of(RunRequest, "stages", "instructions"),
+        *COUNTING,
     ),
 )
 def matrix_task(options: dict[str, Any]) -> ExitCode:
@@ -129,6 +137,7 @@ def matrix_task(options: dict[str, Any]) -> ExitCode:
             run_dir="Folder of this bisect (default: runs/<time>-bisect).",
             resume="Continue the newest bisect (or --run-dir), as it was asked for, where it was cut short.",
         ),
+        *COUNTING,
     ),
 )
 def bisect_task(options: dict[str, Any]) -> ExitCode:

@@ -43,6 +43,7 @@ from iree_gauntlet.tasks.experiment_commands import (
 from iree_gauntlet.tasks.history_commands import history_collection
 from iree_gauntlet.tasks.task_options import (
     BATCH,
+    COUNTING,
     FORMAT,
     RUNNING,
     SELECTION,
@@ -100,7 +101,7 @@ _IREES = frozenset({"iree", "iree-compiler", "iree-runtime"})
 _TAKE_SEVERAL = frozenset({"toolchain.install", "toolchain.build", "toolchain.remove", *_AS_OPTION, *_FOLDERS})
 
 _RUN_OPTIONS = (*SELECTION, *TOOLCHAIN, *RUNNING, *BATCH, *SHARD)
-_STAGES = options_of(RunRequest, "stages", "instructions")
+_STAGES = (*options_of(RunRequest, "stages", "instructions"), *COUNTING)
 _EXPLAIN = options_of(RunRequest, "explain")
 
 

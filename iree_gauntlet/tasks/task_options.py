@@ -40,10 +40,12 @@ TOOLCHAIN = options_of(ToolchainRequest)
 
 BATCH = options_of(ConductRequest, "batch")
 
+COUNTING = options_of(ConductRequest, "counter", "count_cpu")
+
 SHARD = options_of(ShardRequest)
 
 RUNNING = (
-    *(option for option in options_of(ConductRequest) if option not in BATCH),
+    *(option for option in options_of(ConductRequest) if option not in (*BATCH, *COUNTING)),
     *options_of(FolderRequest),
     *options_of(NetworkRequest),
 )

@@ -51,9 +51,9 @@ def project(tmp_path: Path) -> Iterator[Project]:
     project.close()
 
 
-def _changed(root: Path, *flags: str) -> str:
+def _changed(root: Path, *flags: str, script: str = "") -> str:
     """A build whose compiler gets more flags than it is given; its runtime is the real one, not a script."""
-    iree = tree(root, iree_compile=f'set -- "$@" {" ".join(flags)}')
+    iree = tree(root, iree_compile=script or f'set -- "$@" {" ".join(flags)}')
     tool = root / "tools" / "iree-benchmark-module"
     tool.unlink()
     tool.symlink_to(find_installed().runtime.benchmark_module)
@@ -140,6 +140,36 @@ def test_the_same_work_and_more_work(project: Project, tmp_path: Path) -> None:
     done = project.gauntlet("compare", tiled, plain, *words, "--run-dir", "less")
     assert done.code == 0, done.text
     assert _comparison(project, "less")["models"]["toy/product@cpu"]["verdict"] == "less work"
+
+
+def test_one_per_cent_more_in_one_of_many_dispatches_is_found(project: Project, tmp_path: Path) -> None:
+    """Of a product whose inner dimension is 808 in place of 800, among larger ones."""
+    lines = ["func.func @product(%a: tensor<64x1024xf32>, %b: tensor<1024x64xf32>) -> tensor<64x64xf32> {"]
+    lines += ["  %z = arith.constant 0.0 : f32", "  %e = tensor.empty() : tensor<64x64xf32>"]
+    lines += ["  %f = linalg.fill ins(%z : f32) outs(%e : tensor<64x64xf32>) -> tensor<64x64xf32>"]
+    for number in range(4):
+        inner = 1024 - 32 * number if number else 800
+        left, right, whole = f"tensor<64x{inner}xf32>", f"tensor<{inner}x64xf32>", "tensor<64x64xf32>"
+        lines += [
+            f"  %a{number} = tensor.extract_slice %a[0, 0] [64, {inner}] [1, 1] : tensor<64x1024xf32> to {left}",
+            f"  %b{number} = tensor.extract_slice %b[0, 0] [{inner}, 64] [1, 1] : tensor<1024x64xf32> to {right}",
+            f"  %p{number} = linalg.matmul ins(%a{number}, %b{number} : {left}, {right})",
+            f"    outs({'%f' if not number else f'%p{number - 1}'} : {whole}) -> {whole}",
+        ]
+    program = "\n".join([*lines, "  return %p3 : tensor<64x64xf32>", "}", ""])
+    (project.regressions / "product.mlir").write_text(program)
+    project.benchmark("product", inputs=["64x1024xf32", "1024x64xf32"])
+    edit = 'program=$1; shift; sed s/800/808/g "$program" > edited.mlir; set -- edited.mlir "$@"'
+    b = _changed(tmp_path / "b", script=edit)
+    words = ("--metric", "instructions", *_SELECTED, "--run-dir", "more", "--count-cpu", "x86-64-v3,-fma")
+    done = project.gauntlet("compare", _changed(tmp_path / "a"), b, *words)
+    assert done.code == 1, done.text
+    (row, *_) = _comparison(project, "more")["where"]["toy/product@cpu"]["dispatches"]["rows"]
+    ((before,), (after,)) = row["a_names"], row["b_names"]
+    assert before.endswith("_matmul_64x64x800_f32")
+    assert after.endswith("_matmul_64x64x808_f32")
+    assert row["b_ns"] / row["a_ns"] == pytest.approx(1.01, abs=0.005)
+    assert _comparison(project, "more")["models"]["toy/product@cpu"]["ratio"] < 1.005
 
 
 def test_beside_times_the_work_is_told_and_says_where(project: Project, tmp_path: Path) -> None:

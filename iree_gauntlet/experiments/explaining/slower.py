@@ -137,7 +137,8 @@ def slower_of(record: ComparisonRecord, folder: Path, patterns: Sequence[str]) -
     """
     where = shown(folder)
     if record.options.get("metric") != "time":
-        raise NothingSelectedError(f"{where} compares compile times", "Only what runs slower has slower dispatches.")
+        what = f"{where} compares {record.options.get('metric')}, not times"
+        raise NothingSelectedError(what, "Only what runs slower has slower dispatches.")
     found = [chain for chain, item in record.verdicts.items() if item["verdict"] == TimeVerdict.SLOWER]
     if not found:
         raise NothingSelectedError(f"nothing is slower in {where}", "`explain --slower COMPARISON` takes another one.")
