@@ -292,7 +292,8 @@ class Engine:
                 self._quiet.rest()
             if step.resources.exclusive and step.resources.cores:
                 stack.enter_context(self._session.locks.quiet_machine(exclusive=True, on_wait=self._progress.waiting))
-            elif step.resources.cores:
+            elif step.resources.cores and step.stage is not Stage.COUNT:
+                # A count is the same whatever else there is: it waits for nobody.
                 stack.enter_context(self._quiet.held())
             # A step without cores takes the device by itself too, for each block of its rounds.
             if device and step.resources.cores and (step.resources.exclusive or not device.startswith("local-")):

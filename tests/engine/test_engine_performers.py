@@ -130,6 +130,18 @@ def test_a_failure_for_want_of_an_input_is_no_failure_of_the_tool(tmp_path: Path
     assert result.log == "steps/stderr.txt"
 
 
+def test_a_count_waits_for_no_benchmark_and_keeps_none_waiting(tmp_path: Path) -> None:
+    count = replace(STEP, id="m/s@cpu:count", stage=Stage.COUNT)
+    other = MachineLocks(LockFolder(tmp_path / "locks"), patience=0.0, cancelled=threading.Event())
+
+    def counts(_step: Step) -> Result:
+        with other.quiet_machine(exclusive=True, on_wait=pytest.fail):
+            return Result(Verdict.PASSED)
+
+    code, _, _ = performed(tmp_path, [count], {Stage.COUNT: counts})
+    assert code is ExitCode.OK
+
+
 def test_exclusive_steps_have_the_machine_alone_after_small_ones(tmp_path: Path) -> None:
     """The lock that is kept between small steps must not be in the way of the run's own benchmark."""
     small = [replace(STEP, id=f"m/{number}@cpu:threshold") for number in range(20)]
