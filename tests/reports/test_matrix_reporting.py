@@ -82,12 +82,12 @@ def test_what_changed_between_releases(matrix: MatrixOutcome) -> None:
 def test_figures_are_held_against_the_first_iree(matrix: MatrixOutcome) -> None:
     rows = {row.chain: row for row in matrix.rows}
     l3 = rows["m/l3@cpu"].cells
-    assert figure_cells(l3["3.5.0"], None) == (*("5.00", "200", "12.00 ± 0.12", "97", "68.0 MB", "1e-06 #1"),)
+    assert figure_cells(l3["3.5.0"], None) == (*("5.00", "200", "12.00 ± 0.12", "–", "97", "68.0 MB", "1e-06 #1"),)
     assert figure_cells(l3["3.13.0"], l3["3.5.0"]) == (
-        *("4.00 ×0.80↓", "200 ×1.00", "9.00 ± 0.09 ×0.75↓", "55 ×0.57↓", "68.0 MB", "1e-06 #1"),
+        *("4.00 ×0.80↓", "200 ×1.00", "9.00 ± 0.09 ×0.75↓", "–", "55 ×0.57↓", "68.0 MB", "1e-06 #1"),
     )
     cls = rows["m/cls@cpu"].cells
-    assert figure_cells(cls["3.12.0"], cls["3.5.0"])[4:] == ("833.7 kB ×1.15↑", "0.0001 #1↑")
+    assert figure_cells(cls["3.12.0"], cls["3.5.0"])[5:] == ("833.7 kB ×1.15↑", "0.0001 #1↑")
     # Nothing to hold it against: it does not compile with the base.
     rec = rows["m/rec@cpu"].cells
     assert figure_cells(rec["3.5.0"], None) == ("–",) * len(FIGURES)
@@ -320,7 +320,7 @@ def test_nan_is_the_worst_error(tmp_path: Path) -> None:
         "reason": "NaN",
     }
     matrix = matrix_outcome(write_record(tmp_path, {"a": release_run("a", x=odd)}))
-    assert figure_cells(matrix.rows[0].cells["a"], None)[5] == "nan #1"
+    assert figure_cells(matrix.rows[0].cells["a"], None)[6] == "nan #1"
     assert json.loads(matrix_json(matrix))["chains"][0]["irees"]["a"]["max_abs_error"] == "nan"
     assert "nan" in matrix_csv(matrix)
 
