@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.find import Place
 
 
-_PULL = re.compile(r"\(#(\d+)\)\s*$")
+_PULL = re.compile(r"\(#(\d+)\)\s*$|^Merge pull request #(\d+) ")
 
 
 def require_one_way(among: Sequence[str], source: str, into: str, *, nightlies: bool) -> None:
@@ -38,12 +38,12 @@ def require_one_way(among: Sequence[str], source: str, into: str, *, nightlies: 
 
 def describe_cost(row: Sequence[Candidate], tries: int, place: Place) -> str:
     """How many of a row have to be built, and about how long that takes: by the builds before it."""
-    builds = [build for _, build, _ in place.builds.all() if build]
-    there = len(find_ready(row, place))
-    known = [build.seconds for build in builds if build.seconds]
-    took = f", about {duration(max(known) * (tries + 2))} by the builds before" if known else ""
-    most = min(tries + 2, len(row) - there)
-    return f"{counted(len(row), 'commit')}, {there} there already; at most {counted(most, 'build')}{took}"
+    ready = find_ready(row, place)
+    known = [build.seconds for _, build, _ in place.builds.all() if build and build.seconds]
+    ends = sum(end not in ready for end in (0, len(row) - 1))
+    most = min(tries + ends, len(row) - len(ready))
+    took = f", about {duration(max(known) * most)} by the builds before" if known and most else ""
+    return f"{counted(len(row), 'commit')}, {len(ready)} there already; at most {counted(most, 'build')}{took}"
 
 
 def find_ready(row: Sequence[Candidate], place: Place) -> set[int]:
@@ -55,7 +55,9 @@ def find_ready(row: Sequence[Candidate], place: Place) -> set[int]:
 def _find_commits(place: Place) -> set[str]:
     """The commits that are built, or whose packages are installed, by their labels."""
     packaged = (found.label.removeprefix("commit-") for _, found, _ in place.environments.all() if found)
-    return {*packaged, *(build.commit[:12] for _, build, _ in place.builds.all() if build)}
+    # What was built of a work tree is that tree's.
+    built = (build for _, build, _ in place.builds.all() if build and not build.of_tree)
+    return {*packaged, *(build.commit[:12] for build in built)}
 
 
 def take_package(candidate: Candidate, place: Place, say: Callable[[str], None]) -> Candidate:
@@ -118,4 +120,4 @@ def describe_change(commit: str, source: str, place: Place) -> dict[str, Any]:
     """
     said = open_checkout(source, place).describe(commit)
     pull = _PULL.search(said["subject"])
-    return {**said, "pull": int(pull[1]) if pull else None}
+    return {**said, "pull": int(pull[1] or pull[2]) if pull else None}

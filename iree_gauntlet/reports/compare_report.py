@@ -280,7 +280,7 @@ def dispatch_blocks(record: Mapping[str, Any]) -> tuple[Block, ...]:
     )
     rows = _dispatch_rows(record)
     if any(row.get("place") for row in record["rows"]):
-        columns = (*columns, Column("of the program", rank=3))
+        columns = (*columns, Column("place", rank=3))
         places = [str(row.get("place") or "") for row in record["rows"]]
         rows = tuple((*row, place) for row, place in zip_longest(rows, places, fillvalue="") if row)
     return (Paragraph((_profile_line(record),)), Table(columns, rows), *([Notes(tuple(notes))] if notes else []))

@@ -21,6 +21,7 @@ from iree_gauntlet.measuring.machine.machine_sensors import cpu_use, read_cpu_ti
 from iree_gauntlet.measuring.machine.machine_state import benchmark_warnings, machine_facts, machine_state
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.settings import Configuration, cache_folder, project_folder
+from iree_gauntlet.toolchains.build_tools import find_build_tools
 from iree_gauntlet.toolchains.devices import Device, compile_backends, devices, drivers, find_device, known_devices
 from iree_gauntlet.toolchains.find import chosen, find_toolchain
 from iree_gauntlet.toolchains.host import compiler_host_cpu, host_cpu
@@ -61,7 +62,8 @@ class Finding:
     """One thing that was looked at.
 
     Attributes:
-        area: `python`, `iree`, `host`, `drivers`, `target <name>`, `instructions`, `packages` or `cache`.
+        area: `python`, `iree`, `host`, `drivers`, `target <name>`, `instructions`, `source builds`, `packages`
+            or `cache`.
         status: `ok`; `warn` for what works and should be changed; `missing` for what something needs that is
             not there; `info` for what is optional or merely good to know.
         text: one line.
@@ -86,7 +88,7 @@ def diagnose(toolchain: Toolchain | ToolchainError, cache_dir: Path) -> list[Fin
         findings.append(Finding("iree", "missing", toolchain.what, toolchain.hint))
     else:
         findings.extend(_iree(toolchain))
-    findings.append(_counter())
+    findings += [_counter(), _source_builds()]
     findings.extend(_packages())
     findings.extend(_cache(cache_dir))
     return findings
@@ -151,6 +153,18 @@ def _counter() -> Finding:
         return Finding("instructions", "ok", f"counted by {counter.identity}")
     text = f"counted by {counter.identity}, of modules for {counter.cpu}; the CPU's own counter: {why_no_hardware()}"
     return Finding("instructions", "ok", text)
+
+
+def _source_builds() -> Finding:
+    """What builds IREE, for `--iree source:DIR`."""
+    try:
+        tools = find_build_tools(os.environ)
+    except ToolchainError as problem:
+        return Finding("source builds", "info", f"{problem.what} (only --iree source:… needs it)", problem.hint)
+    faster = [name for name in ("lld" if tools.lld else "", tools.launcher) if name]
+    with_it = ", ".join(faster) or "neither lld (with clang) nor ccache"
+    text = f"{tools.cmake}, {tools.ninja}, {tools.cxx} ({tools.compiler}); {with_it}"
+    return Finding("source builds", "ok", text)
 
 
 def _drivers(toolchain: Toolchain) -> Finding:

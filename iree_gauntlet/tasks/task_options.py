@@ -13,7 +13,7 @@ from invoke.tasks import Task, task
 
 from iree_gauntlet import messages
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.option import Option, options_of
+from iree_gauntlet.option import Option, dashed, options_of
 from iree_gauntlet.requests import (
     CacheRequest,
     ConductRequest,
@@ -109,7 +109,10 @@ def gauntlet_task(
         def body(_context: Any, **values: Any) -> None:
             if positional and values[positional] in ("--help", "-h"):
                 # Invoke takes the wish for help for the value.
-                sys.stdout.write(f"Usage: {usage}\n\nDocstring:\n  {inspect.cleandoc(function.__doc__ or '')}\n")
+                others = (option for option in options if option.name != positional)
+                said = [f"  {dashed(option.name)}\n      {_help(option)}" for option in others]
+                lines = "\n".join([inspect.cleandoc(function.__doc__ or ""), "", "Options:", *said])
+                sys.stdout.write(f"Usage: {usage}\n\nDocstring:\n  {lines}\n")
                 return
             # Invoke turns bytecode off for all that is imported from here on: each start would compile it again.
             sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)

@@ -157,7 +157,7 @@ def runtime_of(tree: BuildTree, hash_of: Callable[[Path], str]) -> Runtime:
 def list_shipped_files(root: Path) -> list[str]:
     """Paths, relative to a build's folder, of what is run of it: tools, libraries, bindings, what tells its version."""
     tree = BuildTree(root, root / "tools", "")
-    tools = [tree.tools / name for name in ("iree-opt", RUN_MODULE, BENCHMARK_MODULE)]
+    tools = [tree.tools / name for name in ("iree-opt", RUN_MODULE, BENCHMARK_MODULE, "iree-profile")]
     files = {path for _, path in _compiler_files(tree)} | {path for path in tools if path.is_file()}
     for folder in (root / "compiler/bindings/python/iree", root / "runtime/bindings/python/iree"):
         files |= {path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".o", ".d", ".dwo")}

@@ -152,7 +152,11 @@ def candidates_among(good: str, bad: str, among: Sequence[str]) -> tuple[Candida
 
 
 def _version_of(text: str, option: str, place: Place) -> Version:
-    choice = parse_choice(text, option)
+    try:
+        choice = parse_choice(text, option)
+    except UsageError as error:
+        hint = f"{error.hint}\n  A commit, a branch or a tag needs its checkout: --source DIR."
+        raise UsageError(error.what, hint) from error
     if choice.version is not None:
         return choice.version
     if choice.kind is not ChoiceKind.NIGHTLY:

@@ -80,7 +80,9 @@ class Checkout:
                 f"source:{folder} lies within a checkout", f"Name its top: source:{top.stdout.strip()}"
             )
         if missing := [name for name in ("CMakeLists.txt", "runtime") if not (folder / name).exists()]:
-            raise NoSuchToolchainError(f"source:{folder} is no checkout of IREE: it has no {missing[0]}", clone)
+            raise NoSuchToolchainError(
+                f"source:{folder} is no checkout of IREE: it has no {missing[0]}", f"Get one: {clone}"
+            )
         return cls(folder, git)
 
     def commit_of(self, ref: str) -> str:
@@ -92,7 +94,10 @@ class Checkout:
         answer = self._ask(["rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}"])
         if answer.exit_code != 0:
             names = self._ask(["for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/tags", "refs/remotes"])
-            near = difflib.get_close_matches(ref, names.stdout.split(), n=3)
+            known = names.stdout.split()
+            # A branch that only the remote has, by its whole name.
+            remote = [name for name in known if name.endswith(f"/{ref}")]
+            near = remote or difflib.get_close_matches(ref, known, n=3)
             meant = f"Did you mean {' or '.join(near)}? " if near else ""
             raise NoSuchToolchainError(
                 f"source:{self.folder} has no commit {ref}",
@@ -144,13 +149,13 @@ class Checkout:
         """Whether files of its work tree, or of its submodules, are not those of its commit."""
         return bool(self._told(["status", "--porcelain", "--untracked-files=no"]))
 
-    def require_submodules(self, *, runtime_only: bool) -> None:
-        """Makes sure that the work tree has the submodules that a build of it needs.
+    def require_submodules(self, commit: str, *, runtime_only: bool) -> None:
+        """Makes sure that the work tree has the submodules that a build of a commit needs.
 
         Raises:
             ToolchainError: some are not there.
         """
-        self._require_initialised(self._submodules("HEAD", runtime_only=runtime_only))
+        self._require_initialised(self._submodules(commit, runtime_only=runtime_only))
 
     def lay_out(self, commit: str, tree: Path, *, runtime_only: bool) -> None:
         """Makes a worktree of a commit, with its submodules; of one that is there, only what differs is written.

@@ -15,6 +15,7 @@ from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.figures import byte_size, duration
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.logged_process import run_logged
+from iree_gauntlet.system.short_process import ask
 from iree_gauntlet.toolchains.toolchain import identity_of
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ _SETTINGS = (
 )
 COMPILER_TARGETS = ("iree-compile", "iree-opt")
 RUNTIME_TARGETS = ("iree-run-module", "iree-benchmark-module")
+# Built where a checkout has it: it reads the profiles that the runtime writes from 3.12 on.
+OPTIONAL_TARGETS = ("iree-profile",)
 IMPORTER_TARGETS = ("IREECompilerPythonModules",)
 # Of a link of LLVM with debug information.
 _BYTES_A_LINK = 4 << 30
@@ -50,6 +53,8 @@ _LINK_ERROR = re.compile(r".*(?:undefined reference to|ld(?:\.lld)?: error:|erro
 _CMAKE_ERROR = re.compile(r"CMake Error(?: at ([^:\n]+):(\d+).*?)?:\s*(.*)")
 _DISK_FULL = ("No space left on device", "Disk quota exceeded")
 _NEWS_SECONDS = 10.0
+# Ninja reads the files of a build first, which are large.
+_QUERY_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +101,10 @@ class BuildFolder:
         stamp.unlink(missing_ok=True)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.news("configuring with CMake")
-        self._run(argv, "cannot configure", lambda _: None)
+        unused: list[str] = []
+        self._run(argv, "cannot configure", _listing_unused(unused))
+        if ours := [name for name in unused if any(option.startswith(f"-D{name}") for option in options)]:
+            self.news(f"CMake says that the project has no option {', '.join(ours)}: is it misspelt?")
         write_atomic(stamp, json.dumps(argv))
 
     def build(self, targets: Sequence[str], seconds_before: float) -> bool:
@@ -113,6 +121,17 @@ class BuildFolder:
         following = _Following(self.news, seconds_before)
         self._run([self.tools.ninja, "-C", str(self.folder), *targets], "cannot build", following.follow)
         return following.worked
+
+    def known(self, targets: Sequence[str]) -> list[str]:
+        """Those of some targets that the configured build has.
+
+        Raises:
+            ToolchainError: the sources have changed, and do not configure any more.
+        """
+        # Ninja knows the targets of the commit that was built last until it has had CMake write them again.
+        self._run([self.tools.ninja, "-C", str(self.folder), "build.ninja"], "cannot configure", lambda _: None)
+        query = [self.tools.ninja, "-C", str(self.folder), "-t", "query"]
+        return [name for name in targets if ask([*query, name], timeout=_QUERY_SECONDS).exit_code == 0]
 
     def require_space(self, *, runtime_only: bool) -> None:
         """Makes sure that the disk has space for a build from nothing.
@@ -173,6 +192,22 @@ def make_settings_key(tools: BuildTools, options: Sequence[str]) -> str:
     return identity_of([*said, *((f"option {index}", text) for index, text in enumerate((*_SETTINGS, *options)))])
 
 
+def _listing_unused(names: list[str]) -> Callable[[str], None]:
+    """Follows CMake, and takes in the variables that it was given and the project does not use."""
+    listing = False
+
+    def follow(line: str) -> None:
+        nonlocal listing
+        if "Manually-specified variables were not used" in line:
+            listing = True
+        elif listing and line.strip():
+            # Indented names; what is not ends them.
+            listing = line.startswith(" ")
+            names.extend([line.strip()] if listing else [])
+
+    return follow
+
+
 class _Following:
     """Tells how far Ninja is, now and then, and how long it may take.
 
@@ -208,15 +243,16 @@ class _Following:
 def first_error(said: str) -> str:
     """The first error that CMake, a compiler or a linker reports, with file and line where it has them."""
     lines = said.splitlines()
-    failed = next((index for index, line in enumerate(lines) if _FAILED.match(line)), 0)
-    for pattern in (_ERROR, _LINK_ERROR):
-        for line in lines[failed:]:
-            if found := pattern.match(line):
-                return _described(found)
-    for index, line in enumerate(lines):
+    failed = next((index for index, line in enumerate(lines) if _FAILED.match(line)), None)
+    for index, line in enumerate(lines if failed is None else ()):
+        # Also of a build that configures itself again, before what Ninja says of that.
         if found := _CMAKE_ERROR.match(line):
             text = found[3] or next((words.strip() for words in lines[index + 1 :] if words.strip()), "")
             return f"{found[1]}:{found[2]}: {text}" if found[1] else text
+    for pattern in (_ERROR, _LINK_ERROR):
+        for line in lines[failed or 0 :]:
+            if found := pattern.match(line):
+                return _described(found)
     return next((line for line in lines if "error" in line.lower()), "")
 
 

@@ -12,8 +12,10 @@ somebody's feet. The work folder stays: the next commit, or the work tree after 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from contextlib import ExitStack, suppress
@@ -30,6 +32,7 @@ from iree_gauntlet.toolchains.checkout import Checkout
 from iree_gauntlet.toolchains.cmake_build import (
     COMPILER_TARGETS,
     IMPORTER_TARGETS,
+    OPTIONAL_TARGETS,
     RUNTIME_TARGETS,
     BuildFolder,
     make_settings_key,
@@ -39,7 +42,7 @@ from iree_gauntlet.toolchains.sealed import discard, making, named_refusals, not
 from iree_gauntlet.toolchains.toolchain import identity_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from iree_gauntlet.toolchains.build_tools import BuildTools
@@ -48,6 +51,9 @@ if TYPE_CHECKING:
 
 _SEAL = "gauntlet-build.json"
 _LATEST = "latest.json"
+_WHOLE_HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")
+# How folders of work trees' builds begin.
+_TREE = "tree-"
 _TARGETS = {"compiler": COMPILER_TARGETS, "runtime": RUNTIME_TARGETS, "importer": IMPORTER_TARGETS}
 COMPILER, RUNTIME, IMPORTER = _TARGETS
 _REQUIREMENTS = "runtime/bindings/python/iree/runtime/build_requirements.txt"
@@ -96,6 +102,11 @@ class Build:
     seconds: float
     bytes: int
     last_use: float
+
+    @property
+    def of_tree(self) -> bool:
+        """Whether it is of a work tree, and not of a commit."""
+        return self.label.startswith(_TREE)
 
     @property
     def title(self) -> str:
@@ -172,6 +183,8 @@ class SourceBuilds:
         alone = self._work(checkout, tools, tree=not choice.ref, runtime_only=True)
         for work in (whole, alone) if parts == {RUNTIME} else (whole,):
             if (choice.ref or self.offline) and (found := self._finished(work, choice, commit, parts)):
+                if not choice.ref:
+                    self.news(f"{choice.text}: its last build is used, {found.title}; the work tree is not looked at")
                 return found
         if self.offline:
             raise ToolchainError(
@@ -261,12 +274,15 @@ class SourceBuilds:
         runtime_only = _NO_COMPILER in work.options
         began = time.monotonic()
         tree = work.checkout.folder
+        work.checkout.require_submodules(commit, runtime_only=runtime_only)
         for folder in (work.folder, self.folder):
             folder.mkdir(parents=True, exist_ok=True)
         write_atomic(work.folder / "source.json", json.dumps(str(work.checkout.folder)))
 
+        named = _WHOLE_HASH.sub(r"\1", choice.text)
+
         def news(text: str) -> None:
-            self.news(f"{choice.text}: {text}")
+            self.news(f"{named}: {text}")
 
         title = f"{tree} at {commit[:12]}" if choice.ref else str(tree)
         build = BuildFolder(title, tree, work.folder / "build", work.folder / "log.txt", work.tools, held, news)
@@ -276,8 +292,6 @@ class SourceBuilds:
             news(f"checking out {commit[:12]} in {tree}")
             work.checkout.lay_out(commit, tree, runtime_only=runtime_only)
             build = replace(build, source=tree)
-        else:
-            work.checkout.require_submodules(runtime_only=runtime_only)
         options = [*work.options, "-DIREE_BUILD_PYTHON_BINDINGS=OFF"]
         # What was built before is not left out now. It is looked at, and not in use yet: if it is replaced, it may go.
         before = [found for path in self._paths(work, choice, commit) if (found := _inspect(path)[0])]
@@ -286,8 +300,7 @@ class SourceBuilds:
             python = self._python(work.folder / "python", tree, held, news)
             options[-1:] = ["-DIREE_BUILD_PYTHON_BINDINGS=ON", f"-DPython3_EXECUTABLE={python}"]
         build.configure(options)
-        targets = [target for part in _TARGETS if part in wanted for target in _TARGETS[part]]
-        worked = build.build(targets, self._seconds_before(work))
+        worked = build.build(_targets(build, wanted), self._seconds_before(work))
         modified = not choice.ref and work.checkout.is_modified()
         if not worked and (found := self._finished(work, choice, commit, wanted)):
             return replace(found, commit=commit, modified=modified)
@@ -300,11 +313,11 @@ class SourceBuilds:
             "parts": sorted(wanted),
             "seconds": round(time.monotonic() - began, 1),
         }
-        like = work.label(commit, ()) if choice.ref else f"tree-{work.folder.name}-"
+        like = work.label(commit, ()) if choice.ref else f"{_TREE}{work.folder.name}-"
         label = work.label(commit, wanted) if choice.ref else f"{like}{_content(build.folder)}"
         with file_lock(self.folder / f".{label}.lock", self._waiting(label)):
-            # A commit may be built from two checkouts.
-            if _inspect(self.folder / label)[0] is None:
+            # A commit may be built from two checkouts; and what was built again may be what it was.
+            if fresh := _inspect(self.folder / label)[0] is None:
                 self._ship(build.folder, self.folder / label, said)
         if not choice.ref:
             write_atomic(work.folder / _LATEST, json.dumps(label))
@@ -312,8 +325,8 @@ class SourceBuilds:
         found, why = _inspect(self.folder / label)
         if found is None:
             raise ToolchainError(f"{self.folder / label} {why}, although it was just built", "Look at the disk.")
-        news(f"built in {found.seconds:.0f} s")
-        return found
+        news(f"built in {found.seconds:.0f} s" if fresh else "up to date: nothing of what is run has changed")
+        return found if fresh else replace(found, commit=commit, modified=modified)
 
     def _ship(self, build: Path, path: Path, said: Mapping[str, Any]) -> None:
         """Copies what is run out of the folder that it was built in."""
@@ -368,6 +381,16 @@ class SourceBuilds:
         return lambda seconds: self.news(f"waiting for another process that builds in {name} ({seconds:.0f} s so far)")
 
 
+def _targets(build: BuildFolder, wanted: frozenset[str]) -> list[str]:
+    """What Ninja builds for some parts."""
+    known = build.known(OPTIONAL_TARGETS) if RUNTIME in wanted else []
+    for name in OPTIONAL_TARGETS:
+        if name not in known:
+            # Of another commit, which was built here before.
+            (build.folder / "tools" / name).unlink(missing_ok=True)
+    return [target for part in _TARGETS if part in wanted for target in _TARGETS[part]] + known
+
+
 def _inspect(path: Path) -> tuple[Build | None, str]:
     """What is in a folder, and what is wrong with it where it is no finished build."""
     document, why = read_sealed(path, _SEAL)
@@ -393,6 +416,11 @@ def _inspect(path: Path) -> tuple[Build | None, str]:
 
 
 def _content(build: Path) -> str:
-    """What a build's programs and libraries are, in eight letters; by their times: they are new after each link."""
-    facts = ((name, (build / name).stat()) for name in list_shipped_files(build))
-    return identity_of((name, f"{fact.st_size} {fact.st_mtime_ns}") for name, fact in facts)[:8]
+    """What a build's programs and libraries are, in eight letters; by their content: some are copied by each build."""
+
+    def facts() -> Iterator[tuple[str, str]]:
+        for name in list_shipped_files(build):
+            with (build / name).open("rb") as file:
+                yield name, hashlib.file_digest(file, "sha256").hexdigest()
+
+    return identity_of(facts())[:8]

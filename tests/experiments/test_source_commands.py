@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -13,8 +14,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from iree_gauntlet.artifacts.hashing import hash_file
+from iree_gauntlet.experiments.bisect_commits import describe_change
+from iree_gauntlet.toolchains.environments import Environments
+from iree_gauntlet.toolchains.find import Place
+from iree_gauntlet.toolchains.installer import Installer
 from tests.support.command_line import LIMIT_SECONDS, Done
-from tests.support.iree_source import MISSING, IreeSource, hold, let_go, waiting, watched_compiler
+from tests.support.iree_source import (
+    MISSING,
+    IreeSource,
+    builds_in,
+    hold,
+    let_go,
+    packages_at,
+    waiting,
+    watched_compiler,
+)
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
@@ -320,7 +335,7 @@ def _history(source: IreeSource) -> None:
     source.git("checkout", "-q", "-b", "side")
     source.commit("of-a-branch", flag="crash")
     source.git("checkout", "-q", "main")
-    source.git("merge", "-q", "--no-ff", "-s", "ours", "-m", "Merge a branch (#41)", "side")
+    source.git("merge", "-q", "--no-ff", "-s", "ours", "-m", "Merge pull request #41 from ada/side", "side")
     source.commits["merge"] = source.git("rev-parse", "HEAD")
     source.commit("h", "Take another sign (#42)", flag="negate")
     source.commit("i", flag="negate")
@@ -352,6 +367,10 @@ def test_the_commit_is_found_that_made_the_compiler_crash(project: Project, sour
     # Those that are there are taken where they do as well.
     again = project.gauntlet(*words, "--metric", "runs", "--run-dir", "r")
     assert again.code == 0, again.text
+    # Both ends are built; what is left is no more than the search may try.
+    said = re.search(r"15 commits, (\d+) there already; at most (\d+) builds?, about (.+) by the builds", again.text)
+    assert said is not None, again.text
+    assert (int(said[1]), int(said[2])) == (built, 4)
     document = json.loads((project.folder / "r" / "bisect.json").read_text())
     assert document["first_new"] == source.commits["h"][:12]
     assert len(folders(project, "builds")) <= built + 2
@@ -372,6 +391,9 @@ def test_commits_that_do_not_build_are_left_out(project: Project, source: IreeSo
     assert (change["subject"], change["pull"]) == ("Take another sign (#42)", 42)
     assert "https://github.com/iree-org/iree/pull/42" in (project.folder / "b" / "bisect.md").read_text()
     assert source.commits["of-a-branch"][:12] not in [item["label"] for item in document["candidates"]]
+    environments = Environments(project.folder, Installer(), offline=True, use=lambda _: None, news=lambda _: None)
+    place = Place(environments, builds_in(project.folder), packages_at(), "", hash_file, os.environ["PATH"])
+    assert describe_change(source.commits["merge"], str(source.folder), place)["pull"] == 41
 
 
 def test_from_releases_to_the_commit(project: Project, source: IreeSource) -> None:

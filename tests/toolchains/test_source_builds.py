@@ -163,7 +163,57 @@ def test_a_work_tree_is_built_as_it_is(source: IreeSource, tmp_path: Path, capsy
     second = source.commit("second", flag="--iree-opt-level=O1")
     again = builds_in(tmp_path / "cache").ready(of(source), _BOTH)
     assert (again.commit, again.modified) == (second, False)
-    assert len([path for path, _, _ in builds.all()]) == 3
+    # What was committed is what was built.
+    assert again.path == changed.path
+    assert len([path for path, _, _ in builds.all()]) == 2
+
+
+def test_what_reads_profiles_is_built_with_the_runtime(source: IreeSource, tmp_path: Path) -> None:
+    built = builds_in(tmp_path / "cache").ready(of(source, "main"), frozenset({RUNTIME}))
+    assert (built.path / "tools" / "iree-profile").is_file()
+    # A checkout from before there was one has no such target.
+    listing = source.folder / "CMakeLists.txt"
+    text = listing.read_text()
+    listing.write_text("\n".join(line for line in text.splitlines() if "iree-profile" not in line) + "\n")
+    source.commit("older", "No profiles")
+    built = builds_in(tmp_path / "cache").ready(of(source, "main"), frozenset({RUNTIME}))
+    assert not (built.path / "tools" / "iree-profile").exists()
+
+
+def test_what_is_built_again_as_it_was_is_no_other_build(
+    source: IreeSource, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    builds = builds_in(tmp_path / "cache")
+    first = builds.ready(of(source), _BOTH)
+    (source.folder / "runtime" / "planted.h").touch()
+    again = builds.ready(of(source), _BOTH)
+    assert (again.path, again.commit, again.modified) == (first.path, first.commit, False)
+    assert "up to date" in capsys.readouterr().out
+
+
+def test_an_option_that_the_project_does_not_have_is_named(
+    source: IreeSource, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    builds_in(tmp_path / "cache", options=("-DIREE_BULD_TESTS=ON",)).ready(of(source, "main"), _BOTH)
+    assert "the project has no option IREE_BULD_TESTS: is it misspelt?" in capsys.readouterr().out
+
+
+def test_a_branch_of_the_remote_is_named_whole(source: IreeSource, tmp_path: Path) -> None:
+    source.git("branch", "next")
+    clone = IreeSource(tmp_path / "clone")
+    source.git("clone", "-q", "--recurse-submodules", str(source.folder), str(clone.folder))
+    with pytest.raises(NoSuchToolchainError, match="has no commit next") as caught:
+        builds_in(tmp_path / "cache").ready(of(clone, "next"), _BOTH)
+    assert "Did you mean origin/next?" in caught.value.hint
+
+
+def test_missing_submodules_are_said_before_anything_is_made(source: IreeSource, tmp_path: Path) -> None:
+    clone = IreeSource(tmp_path / "clone")
+    source.git("clone", "-q", str(source.folder), str(clone.folder))
+    builds = builds_in(tmp_path / "cache")
+    with pytest.raises(ToolchainError, match="lacks submodules"):
+        builds.ready(of(clone, "main"), _BOTH)
+    assert builds.work_folders() == []
 
 
 def test_builds_of_a_work_tree_that_nobody_uses_go(source: IreeSource, tmp_path: Path) -> None:
@@ -246,6 +296,7 @@ def test_what_does_not_configure_names_its_message(source: IreeSource, tmp_path:
             "CMake Error at CMakeLists.txt:9 (project):\n  No CMAKE_CXX_COMPILER\n",
             "CMakeLists.txt:9: No CMAKE_CXX_COMPILER",
         ),
+        ("CMake Error at a.cmake:1 (add):\n  No x\nninja: error: rebuilding 'build.ninja': …\n", "a.cmake:1: No x"),
         ("CMake Error: The source directory does not exist.\n", "The source directory does not exist."),
         ("ninja: error: unknown target 'x'\n", "ninja: error: unknown target 'x'"),
         ("nothing\n", ""),

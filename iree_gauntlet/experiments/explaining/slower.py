@@ -138,7 +138,9 @@ def slower_of(record: ComparisonRecord, folder: Path, patterns: Sequence[str]) -
     where = shown(folder)
     if record.options.get("metric") != "time":
         what = f"{where} compares {record.options.get('metric')}, not times"
-        raise NothingSelectedError(what, "Only what runs slower has slower dispatches.")
+        raise NothingSelectedError(
+            what, "Only what runs slower has slower dispatches: `gauntlet compare A B` times it."
+        )
     found = [chain for chain, item in record.verdicts.items() if item["verdict"] == TimeVerdict.SLOWER]
     if not found:
         raise NothingSelectedError(f"nothing is slower in {where}", "`explain --slower COMPARISON` takes another one.")
