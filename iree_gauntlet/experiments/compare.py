@@ -127,9 +127,11 @@ def _judge_work(comparison: _Comparison, log: EventLog, presenter: Presenter) ->
     """Holds the counts of both sides against each other; everything goes into the log."""
     sides = comparison.sides
     steps, left_out = _ready(*sides, "instructions")
-    named = {side.name: side.as_dict() for side in sides}
-    log.write("prepared", {"sides": named, "models": list(steps), "left_out": left_out, "benchmarks": {}})
     verdicts = judge_work(sides, steps, comparison.settings.least_work)
+    for chain in steps.keys() - verdicts.keys():
+        left_out[chain] = "its sides were counted by different counters: begin a new comparison"
+    named = {side.name: side.as_dict() for side in sides}
+    log.write("prepared", {"sides": named, "models": list(verdicts), "left_out": left_out, "benchmarks": {}})
     verdicts = count_with_fma(verdicts, sides, comparison.chosen, presenter)
     for chain, found in verdicts.items():
         log.write("verdict", {"chain": chain, "reason": "", **found.as_dict()})

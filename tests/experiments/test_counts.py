@@ -261,3 +261,18 @@ def test_one_that_hangs_is_ended_and_goes_on(project: Project, monkeypatch: pyte
     done = project.gauntlet("run", "--resume", "--run-dir", "killed")
     assert done.code == 0, done.text
     assert len(list((project.folder / "killed").rglob("counts.json"))) == 1
+
+
+def test_counts_of_two_counters_are_not_compared(project: Project, tmp_path: Path) -> None:
+    """As where valgrind was replaced before a comparison was resumed."""
+    a, b = _changed(tmp_path / "a"), _changed(tmp_path / "b", " ")
+    words = ("compare", a, b, "--metric", "instructions", *_SELECTED, "--run-dir", "cmp")
+    assert project.gauntlet(*words).code == 0
+    journal = project.folder / "cmp" / "a" / "journal.jsonl"
+    text = journal.read_text()
+    assert '"counter":"valgrind ' in text
+    journal.write_text(text.replace('"counter":"valgrind ', '"counter":"valgrind 2.'))
+    done = project.gauntlet("compare", "--resume", "--run-dir", "cmp")
+    assert done.code == 3, done.text
+    assert "its sides were counted by different counters: begin a new comparison" in done.text
+    assert _comparison(project, "cmp")["models"] == {}

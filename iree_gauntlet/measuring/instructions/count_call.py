@@ -107,6 +107,9 @@ def main(arguments: Sequence[str]) -> int:
     except GauntletError as error:
         sys.stderr.write(f"count_call: {error.what}\n")
         return 2
+    except OSError as error:
+        sys.stderr.write(f"count_call: {error.filename or asked.output}: {error.strerror}\n")
+        return 2
     unfinished = asked.output.with_suffix(".part")
     unfinished.write_text(json.dumps(counted), encoding="utf-8")
     unfinished.replace(asked.output)
