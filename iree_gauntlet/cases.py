@@ -284,9 +284,9 @@ class Golden(Recorded):
 
     @property
     def limit(self) -> float:
-        """The largest figure that passes; in whole bytes for a size."""
+        """The largest figure that passes; whole for bytes and instructions."""
         limit = self.value * self.factor
-        return float(math.floor(limit)) if self.metric is Metric.BINARY_SIZE_BYTES else limit
+        return float(math.floor(limit)) if self.metric in (Metric.BINARY_SIZE_BYTES, Metric.INSTRUCTIONS) else limit
 
 
 @dataclass(frozen=True, slots=True)

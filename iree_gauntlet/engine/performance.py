@@ -15,7 +15,7 @@ from iree_gauntlet.engine.rounds.confirming import Confirmed, ConfirmRules, conf
 from iree_gauntlet.engine.rounds.taken_rounds import gpu_of
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.goldens.goldens import check_figure, check_time, describe
-from iree_gauntlet.measuring.instructions.counters import COUNT_CPUS, CounterKind
+from iree_gauntlet.measuring.instructions.counters import is_usual_count
 from iree_gauntlet.measuring.machine.disturbance import RoundWatch
 from iree_gauntlet.measuring.machine.machine_state import benchmark_warnings
 from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
@@ -125,7 +125,7 @@ def check_instructions(step: Step, counted: Result, release: str) -> Result:
         return counted
     figures = counted.statistics
     # Of another counter, or of modules for another CPU, they say nothing.
-    usual = str(figures["counter"]).startswith(CounterKind.VALGRIND) and figures["cpu"] in COUNT_CPUS.values()
+    usual = is_usual_count(str(figures["counter"]), str(figures["cpu"]))
     check = check_figure(Metric.INSTRUCTIONS, figures["instructions"], step.goldens if usual else (), release)
     if step.goldens and not usual:
         how = f"{figures['counter']}, for {figures['cpu'] or 'the CPU of the spec'}"

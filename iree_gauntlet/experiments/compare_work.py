@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.modules.modules import read_statistics
 from iree_gauntlet.experiments.sides import Side, prepare_side, unready
-from iree_gauntlet.figures import work_change
+from iree_gauntlet.figures import outside_text, work_change
 from iree_gauntlet.measuring.instructions.counts import Work, compare_work, read_counts
 from iree_gauntlet.measuring.profiles.side_changes import Match, compile_changes, dispatch_changes
+from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -34,6 +35,7 @@ class WorkVerdict:
         a, b: instructions of one call.
         counter: what has counted.
         cpu: what the modules were compiled for; empty for what the spec says.
+        outside: the difference that is in no dispatch; None where the counter does not know dispatches.
         with_fma: the counts of A and B with fused multiply-adds; None where they were not taken.
     """
 
@@ -43,12 +45,14 @@ class WorkVerdict:
     b: int
     counter: str
     cpu: str
+    outside: int | None
     with_fma: tuple[int, int] | None = None
 
     @property
     def text(self) -> str:
         """Beside a verdict on times."""
-        change = f"{self.work} ({work_change(self.a, self.b)})"
+        made = f" as compiled for {self.cpu}" if self.cpu else ""
+        change = f"{self.work} ({work_change(self.a, self.b)}{outside_text(self.b - self.a, self.outside)}){made}"
         return f"the {change}: what differs is not the compiled code" if self.work is Work.SAME else change
 
     def as_dict(self) -> dict[str, Any]:
@@ -59,6 +63,7 @@ class WorkVerdict:
             "ratio": self.b / self.a,
             "counter": self.counter,
             "cpu": self.cpu,
+            "outside": self.outside,
         }
         if self.with_fma is not None:
             record["with_fma"] = dict(zip("AB", self.with_fma, strict=True))
@@ -80,7 +85,7 @@ def judge_work(sides: tuple[Side, Side], chains: Iterable[str], least: float) ->
         kinds = {(str(item["counter"]), str(item["cpu"])) for item in figures}
         if len(figures) == len(sides) and len(kinds) == 1:
             a, b = (int(item["instructions"]) for item in figures)
-            found[chain] = WorkVerdict(chain, compare_work(a, b, least), a, b, *kinds.pop())
+            found[chain] = WorkVerdict(chain, compare_work(a, b, least), a, b, *kinds.pop(), _outside(sides, chain))
     return found
 
 
@@ -131,10 +136,24 @@ def counted_dispatches(sides: tuple[Side, Side], chain: str) -> dict[str, Any]:
     for row in record["rows"]:
         if row["match"] == Match.OUTSIDE:
             row["name"] = "outside of dispatches (the runtime, and what dispatches call of the C library)"
-        named = ((places[1], row["b_names"]), (places[0], row["a_names"]))
-        found = (known[name] for known, names in named for name in names if known.get(name))
-        row["place"] = next(found, "")
+        named = ((1, row["b_names"]), (0, row["a_names"]))
+        found = ((side, place) for side, names in named for name in names if (place := places[side].get(name)))
+        side, place = next(found, (0, ""))
+        row["place"] = _found_place(place, Path(sides[side].counts[chain].input("program").path).parent)
     return record
+
+
+def _found_place(place: str, folder: Path) -> str:
+    """`file:line` of a program, which stands in the module from the folder of its compile, as one would open it."""
+    name, colon, line = place.rpartition(":")
+    path = folder / name
+    return f"{shown(path.resolve())}{colon}{line}" if name and path.is_file() else place
+
+
+def _outside(sides: tuple[Side, Side], chain: str) -> int | None:
+    """How many instructions more B has outside of dispatches; None where that is not known."""
+    a, b = (read_counts(Path(side.counts[chain].output("counts"))) for side in sides)
+    return b.outside - a.outside if a.dispatches and b.dispatches else None
 
 
 def _compiled(sides: tuple[Side, Side], chain: str) -> list[dict[str, Any]]:
@@ -147,9 +166,8 @@ def _compiled(sides: tuple[Side, Side], chain: str) -> list[dict[str, Any]]:
         if not found:
             return []
         made.append(found[0])
-    sizes = [Path(outputs["module"]).stat().st_size for outputs in made]
-    statistics = [read_statistics(Path(outputs["statistics"])) for outputs in made]
-    changes = compile_changes(*statistics, a_bytes=sizes[0], b_bytes=sizes[1])
+    # Without their sizes: that of a module that is made for a count is no one's.
+    changes = compile_changes(*(read_statistics(Path(outputs["statistics"])) for outputs in made))
     return [change.as_dict() for change in changes]
 
 

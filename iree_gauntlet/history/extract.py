@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet import __version__
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.instructions.counters import COUNT_CPUS, CounterKind
+from iree_gauntlet.measuring.instructions.counters import is_usual_count
 from iree_gauntlet.records.chain_figures import MatrixCell, chain_figures, matrix_cell
 from iree_gauntlet.records.history_run import HistoryCase, HistoryFigure, HistoryMachine, HistoryRun, IreeVersion
 
@@ -152,8 +152,9 @@ def _figures(chain: ChainOutcome, *, compiled_there: bool) -> Iterator[HistoryFi
 def _instructions_name(cell: MatrixCell) -> str:
     """A series for each kind of counter and CPU: counts of two have nothing to do with each other."""
     counter, _, cpu = cell.counted_by.partition(", ")
-    usual = counter.startswith(CounterKind.VALGRIND) and cpu in COUNT_CPUS.values()
-    return "instructions" if usual else f"instructions ({counter.split(' ')[0]}{f', {cpu}' if cpu else ''})"
+    if is_usual_count(counter, cpu):
+        return "instructions"
+    return f"instructions ({counter.split(' ')[0]}{f', {cpu}' if cpu else ''})"
 
 
 def _held_against(check: Check | None) -> tuple[float | None, float | None]:

@@ -21,7 +21,7 @@ from iree_gauntlet.reports.junit import schema_document
 from iree_gauntlet.reports.report_files import Reports, pages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 
@@ -187,8 +187,10 @@ def _rule_lines(record: ComparisonRecord) -> list[str]:
         where = "on the CPUs where A against itself is steadiest"
     looks = ", ".join(map(str, rules["looks"]))
     allowed = f"not slower: below +{100 * rules['allow']:g} %; " if "allow" in rules else ""
+    works = [item["work"] for item in record.verdicts.values() if item.get("work")]
     return [
         *lock_remark(record.opening),
+        *(f"work: {line}" for line in _counted_lines(works)),
         (
             f"slower or faster: beyond ±{100 * rules['least']:g} %; same: within ±{100 * rules['band']:g} %; {allowed}"
             f"wrong in at most {100 * rules['alpha']:g} % of comparisons"
@@ -202,10 +204,15 @@ def _rule_lines(record: ComparisonRecord) -> list[str]:
 
 def _work_lines(record: ComparisonRecord) -> list[str]:
     """By what the work is judged, and what has counted it."""
-    counted = {(str(item["counter"]), str(item["cpu"])) for item in record.verdicts.values()}
     least = f"more or less work: beyond ±{100 * record.opening['rules']['least_work']:g} %"
+    return [f"{line}; {least}; outputs are not checked" for line in _counted_lines(record.verdicts.values())]
+
+
+def _counted_lines(counts: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What has counted, and of modules for which CPU."""
+    counted = {(str(item["counter"]), str(item["cpu"])) for item in counts}
     made = ((counter, f"for {cpu}" if cpu else "as its spec says") for counter, cpu in sorted(counted))
-    return [f"instructions of one call on one thread, by {counter}, compiled {cpu}; {least}" for counter, cpu in made]
+    return [f"instructions of one call on one thread, by {counter}, compiled {cpu}" for counter, cpu in made]
 
 
 def _without_event(event: dict[str, Any]) -> dict[str, Any]:
@@ -236,13 +243,11 @@ def _comparison_junit(record: ComparisonRecord) -> str:
 
 def _case(row: TimeRow, record: ComparisonRecord) -> junit_xml.TestCase:
     metric = str(record.options.get("metric") or "time")
+    figures = f"A {row.a} ms, B {row.b} ms: {row.ratio} ({row.span}); A against A {row.floor}"
     if metric == "instructions":
-        figures = f"A {row.a}, B {row.b} instructions" if row.ratio else ""
-    else:
-        figures = f"A {row.a} ms, B {row.b} ms: {row.ratio} ({row.span}); A against A {row.floor}" if row.ratio else ""
-    figures += f"; work {row.work}" if row.work else ""
-    figures += f"; {row.own_way}" if row.own_way else ""
-    figures += f"; measured on {row.worker}" if row.worker else ""
+        figures = "; ".join((f"A {row.a}, B {row.b} instructions: {row.ratio}", *_work_lines(record)))
+    work, worker = f"work {row.work}" * bool(row.work), f"measured on {row.worker}" * bool(row.worker)
+    figures = "; ".join(filter(None, (figures if row.ratio else "", work, row.own_way, worker)))
     case = junit_xml.TestCase(name=metric, classname=one_line(f"compare.{row.model}"), stdout=figures)
     message = one_line(f"{row.verdict}: {row.ratio} {row.reason}" if row.ratio else f"{row.verdict}: {row.reason}")
     if row.verdict in _FAILURES:
@@ -328,10 +333,12 @@ def _notes(record: Mapping[str, Any]) -> list[str]:
 
 def _dispatch_rows(record: Mapping[str, Any]) -> tuple[tuple[Cell, ...], ...]:
     """The listed rows, and one for all others."""
-    named = [(_name(row), row) for row in record["rows"]]
+    # A count is of functions, each of which may be dispatched several times.
+    noun = "dispatches" if _unit(record) == "ms" else "functions of dispatches"
+    named = [(_name(row, noun), row) for row in record["rows"]]
     others = record["others"]
     if any(others.values()):
-        named.append((_others_name(others), others))
+        named.append((_others_name(others, noun), others))
     whole_ns, unit = record["b_ns"] - record["a_ns"], _unit(record)
     scale = _NS_PER_MS if unit == "ms" else 1
     rows: list[tuple[Cell, ...]] = []
@@ -342,21 +349,21 @@ def _dispatch_rows(record: Mapping[str, Any]) -> tuple[tuple[Cell, ...], ...]:
     return tuple(rows)
 
 
-def _others_name(others: Mapping[str, Any]) -> str:
+def _others_name(others: Mapping[str, Any], noun: str) -> str:
     a, b = others["a_count"], others["b_count"]
-    count = f"the other {a if a == b else f'{a} → {b}'} dispatches"
+    count = f"the other {a if a == b else f'{a} → {b}'} {noun}"
     if not others["outside"]:
         return count
     return f"{count}, and what is outside of them" if a or b else "outside of dispatches"
 
 
-def _name(row: Mapping[str, Any]) -> str:
+def _name(row: Mapping[str, Any], noun: str) -> str:
     name = one_line(str(row["name"]), 100)
     if row["match"] in ("new", "gone"):
         return f"{name} ({row['match']})"
     if row["a_count"] != row["b_count"]:
-        return f"{name} ({row['a_count']} → {row['b_count']} dispatches)"
-    return f"{name} ({row['b_count']} dispatches)" if row["b_count"] > 1 else name
+        return f"{name} ({row['a_count']} → {row['b_count']} {noun})"
+    return f"{name} ({row['b_count']} {noun})" if row["b_count"] > 1 else name
 
 
 def _unit(record: Mapping[str, Any]) -> str:

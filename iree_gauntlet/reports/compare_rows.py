@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.figures import byte_size, cpus_text, error_figure, milliseconds, whole, work_change
+from iree_gauntlet.figures import byte_size, cpus_text, error_figure, milliseconds, outside_text, whole, work_change
 from iree_gauntlet.records.chain_figures import MatrixCell, matrix_cell
 from iree_gauntlet.records.outcome import outcome_of
 
@@ -162,7 +162,7 @@ def _row(model: str, verdict: dict[str, Any], worker: str) -> TimeRow:
 
 def _work_row(model: str, verdict: dict[str, Any]) -> TimeRow:
     a, b = (int(verdict["instructions"][name]) for name in "AB")
-    reason = f"{b - a:+,} instructions a call ({work_change(a, b)})"
+    reason = f"{b - a:+,} instructions a call ({work_change(a, b)}{outside_text(b - a, verdict.get('outside'))})"
     if "with_fma" in verdict:
         fused = [int(verdict["with_fma"][name]) for name in "AB"]
         reason += f"; with fused multiply-adds {fused[1] - fused[0]:+,} ({work_change(*fused)})"

@@ -28,7 +28,8 @@ from iree_gauntlet.document import (
     Text,
 )
 from iree_gauntlet.figures import byte_size, counted, duration, listed
-from iree_gauntlet.records.chain_figures import chain_figures
+from iree_gauntlet.measuring.goldens.goldens import covers
+from iree_gauntlet.records.chain_figures import chain_figures, matrix_cell
 from iree_gauntlet.records.outcome import BAD_VERDICTS, RunOutcome, cache_line, headline, version
 from iree_gauntlet.reports.details import device_text, explanation_line, finding_lines
 from iree_gauntlet.steps import NOTHING_COMPARED
@@ -165,7 +166,10 @@ def _judged(outcome: RunOutcome) -> Iterator[str]:
         (check.release, golden.release)
         for step, check in checks
         for golden in step.goldens
-        if check.passed is None and golden.metric == check.metric and golden.release
+        if check.passed is None
+        and golden.metric == check.metric
+        and golden.release
+        and not covers(golden.release, check.release)
     ]
     if idle:
         releases = ", ".join(sorted({release for _, release in idle}))
@@ -228,6 +232,8 @@ def _figures(outcome: RunOutcome) -> Iterator[Block]:
         rows = [(*row[:4], own.instructions_cell, *row[4:]) for row, (_, own) in zip(rows, shown, strict=True)]
     yield Heading("Figures")
     yield Table(columns, tuple(rows), _SHOWN_ROWS)
+    if counters := {cell.counted_by for chain, _ in shown if (cell := matrix_cell(chain)).counted_by}:
+        yield Paragraph((f"instructions of one call on one thread, counted by {'; '.join(sorted(counters))}",))
     if outcome.many and count > len(rows):
         as_expected = f", {count - len(chains)} of them as expected."
         yield Paragraph((f"{count - len(rows)} more in ", Name("summary.json"), as_expected))

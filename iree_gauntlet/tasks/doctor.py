@@ -148,7 +148,7 @@ def _counter() -> Finding:
     try:
         counter = find_counter()
     except ToolchainError as problem:
-        return Finding("instructions", "info", f"{problem.what} (only --instructions needs it)", problem.hint)
+        return Finding("instructions", "info", f"{problem.what} (only instructions need it)", problem.hint)
     if counter.kind is CounterKind.HARDWARE:
         return Finding("instructions", "ok", f"counted by {counter.identity}")
     text = f"counted by {counter.identity}, of modules for {counter.cpu}; the CPU's own counter: {why_no_hardware()}"

@@ -63,8 +63,9 @@ def compare_task(options: dict[str, Any]) -> ExitCode:
     """Compare two IREEs, A B, on one machine: which models got slower or faster, by how much, and where.
 
     Both compile the selection and check its numbers; then processes of both take turns until each model has its
-    verdict: slower, faster, same, not slower or inconclusive. Exit codes: 0 nothing slower, 1 slower, 2 usage, 3 not
-    everything could be measured, 4 inconclusive, 130 interrupted.
+    verdict: slower, faster, same, not slower or inconclusive. With --metric instructions the instructions of one call
+    are counted instead: more, less or the same work. Exit codes: 0 nothing slower and no more work, 1 slower or more
+    work, 2 usage, 3 not everything could be measured, 4 inconclusive, 130 interrupted.
 
     Examples: compare 3.12.0 3.13.0 --suite cpu
               compare installed build:../iree-build --suite cpu --model dtln --cpus 1

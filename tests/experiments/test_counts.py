@@ -102,6 +102,17 @@ def test_a_run_counts_checks_and_keeps(project: Project) -> None:
     assert "broken" in shown.out
     proposed = project.gauntlet("golden.update", *_SELECTED)
     assert f'"cpu": {instructions}' in proposed.out
+    # Of modules for another CPU a golden says nothing, and they nothing of a golden.
+    done = project.gauntlet("run", *_SELECTED, "--stages", "count", "--count-cpu", "x86-64-v2")
+    assert done.code == 0, done.text
+    assert "counted by valgrind " in done.out
+    (check,) = project.result("toy/product@cpu:count")["checks"]
+    assert check["passed"] is None
+    assert check["note"].endswith("for x86-64-v2: measured only")
+    assert "golden not applied" not in done.out
+    shown = project.gauntlet("golden.show", *_SELECTED, "--last", "1")
+    assert "not measured" in shown.out
+    assert "no golden was measured" in project.gauntlet("golden.update", *_SELECTED).err
 
 
 def test_the_same_work_and_more_work(project: Project, tmp_path: Path) -> None:
@@ -184,7 +195,7 @@ def test_beside_times_the_work_is_told_and_says_where(project: Project, tmp_path
     assert ("work" in done.out.split()) is True
     assert change in done.out or model["verdict"] == "inconclusive"
     if model["verdict"] == "inconclusive":
-        assert f"more work ({change})" in model["reason"]
+        assert f"more work ({change}, " in model["reason"]
     done = project.gauntlet("compare", plain, tiled, *words, "--budget", "0.001", "--run-dir", "times", "--no-work")
     assert "work" not in _comparison(project, "times")["models"]["toy/product@cpu"]
 

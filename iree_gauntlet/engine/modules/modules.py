@@ -240,7 +240,7 @@ class ModuleMaker:
         lines = self._processes.error_lines(step)
         ours = _SAYING.get(step.stage, "\n")
         said = next((line for line in lines if line.startswith(ours)), "")
-        reason = shorten(said.removeprefix(ours)) or first_error(lines)
+        reason = shorten(said.removeprefix(ours)) or first_error(lines) or _only_line(lines)
         result = after_process(step, outcome, lines, tool=_TOOLS[step.stage], reason=reason)
         if result.verdict is not Verdict.FAILED:
             return result
@@ -337,6 +337,12 @@ def _edited(step: Step) -> Result:
 def _is_of_the_program(lines: Sequence[str]) -> bool:
     """Whether a failure is said to be of a place in the program, and not of the linker or of this machine."""
     return any(_PLACED_ERROR.search(line) for line in lines) and not any(_PASSING.search(line) for line in lines)
+
+
+def _only_line(lines: Sequence[str]) -> str:
+    """What a tool said, where that is one line; empty where it said more, or nothing."""
+    said = [line.strip() for line in lines if line.strip()]
+    return shorten(said[0]) if len(said) == 1 else ""
 
 
 def _with_shared(result: Result, found: Found) -> Result:

@@ -287,7 +287,8 @@ def read_cachegrind(lines: Iterable[str]) -> Counted:
         if line[:1].isdigit():
             number, _, count = line.partition(" ")
             functions[function] += int(count.split()[0])
-            if number != "0" and file != "???" and _DISPATCH.match(function):
+            # `-` stands for a program whose text has no places.
+            if number != "0" and Path(file).name not in ("???", "-") and _DISPATCH.match(function):
                 by_line[function][f"{file}:{number}"] += int(count.split()[0])
         elif line.startswith("fl="):
             file = line[3:].rstrip("\n")

@@ -16,7 +16,7 @@ from iree_gauntlet.system.short_process import ask
 
 # What modules are compiled for where a counter does not know every CPU: valgrind has no AVX-512, and computes a fused
 # multiply-add in software, up to twenty times as slowly as without.
-COUNT_CPUS = {"x86_64": "x86-64-v3,-fma", "aarch64": "generic"}
+_COUNT_CPUS = {"x86_64": "x86-64-v3,-fma", "aarch64": "generic"}
 # perf_event_open(2).
 _SYSCALLS = {"x86_64": 298, "aarch64": 241}
 _PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
@@ -71,10 +71,12 @@ def find_counter(kind: str = "auto", cpu: str = "") -> Counter:
         if not why_not:
             return Counter(CounterKind.HARDWARE, f"hardware counters ({platform.machine()})", cpu)
         if kind == CounterKind.HARDWARE:
-            raise ToolchainError(f"the CPU's instruction counter cannot be read: {why_not}", f"{_VALGRIND_HINT}.")
+            there = "valgrind is here: leave --counter out" if shutil.which("valgrind") else _VALGRIND_HINT
+            raise ToolchainError(f"the CPU's instruction counter cannot be read: {why_not}", f"{there}.")
     path = shutil.which("valgrind")
     if path is None:
-        what = f"nothing here counts instructions: {f'{why_not}; ' if why_not else ''}valgrind is not installed"
+        own = f"the CPU's own counter is {why_not}; " if why_not else ""
+        what = f"nothing here counts instructions: {own}valgrind is not installed"
         raise ToolchainError(what, f"{_VALGRIND_HINT}.")
     answer = ask([path, "--version"], timeout=60)
     if answer.exit_code != 0 or not answer.stdout.startswith("valgrind-"):
@@ -82,8 +84,13 @@ def find_counter(kind: str = "auto", cpu: str = "") -> Counter:
         raise ToolchainError(f"{path} does not work: {said}", f"{_VALGRIND_HINT} again.")
     version = answer.stdout.split()[0].removeprefix("valgrind-")
     return Counter(
-        CounterKind.VALGRIND, f"valgrind {version}", cpu or COUNT_CPUS.get(platform.machine(), "generic"), path
+        CounterKind.VALGRIND, f"valgrind {version}", cpu or _COUNT_CPUS.get(platform.machine(), "generic"), path
     )
+
+
+def is_usual_count(counter: str, cpu: str) -> bool:
+    """Whether a count is of the kind that goldens are of: valgrind's, of modules for the CPU that it has by default."""
+    return counter.startswith(CounterKind.VALGRIND) and cpu in _COUNT_CPUS.values()
 
 
 def why_no_hardware() -> str:

@@ -29,6 +29,11 @@ class Counts:
     dispatches: tuple[tuple[str, int, str], ...]
 
     @property
+    def outside(self) -> int:
+        """Those that are in no dispatch."""
+        return self.instructions - sum(count for _, count, _ in self.dispatches)
+
+    @property
     def profile(self) -> DispatchProfile:
         """As a profile whose times are instructions."""
         found = tuple(DispatchTime(name, 1, count, count) for name, count, _ in self.dispatches)
