@@ -137,14 +137,16 @@ def _figures(chain: ChainOutcome, *, compiled_there: bool) -> Iterator[HistoryFi
             yield HistoryFigure("compile_s", cell.compile_seconds)
         if cell.compile_peak_bytes is not None:
             yield HistoryFigure("compile_peak_bytes", cell.compile_peak_bytes)
-    for name, value, check in (
-        ("size_bytes", cell.binary_size_bytes, figures.size),
-        ("dispatches", cell.dispatch_count, figures.dispatches),
-        (_instructions_name(cell), cell.instructions, figures.work),
+    counted = _flags(chain.steps, counted=True)
+    for name, value, check, flags in (
+        ("size_bytes", cell.binary_size_bytes, figures.size, ""),
+        ("dispatches", cell.dispatch_count, figures.dispatches, ""),
+        # Of a module of its own, which is there with others or alone.
+        (_instructions_name(cell), cell.instructions, figures.work, counted),
     ):
         if value is not None:
             golden, limit = _held_against(check)
-            yield HistoryFigure(name, value, golden=golden, limit=limit)
+            yield HistoryFigure(name, value, golden=golden, limit=limit, flags=flags)
     if cell.max_abs_error is not None and math.isfinite(cell.max_abs_error):
         yield HistoryFigure("max_error", cell.max_abs_error)
 
@@ -161,12 +163,14 @@ def _held_against(check: Check | None) -> tuple[float | None, float | None]:
     return (None, None) if check is None else (check.golden, check.limit)
 
 
-def _flags(steps: Iterable[StepOutcome]) -> str:
-    """Of all that it was compiled and run with; where files lie is no part of it."""
+def _flags(steps: Iterable[StepOutcome], *, counted: bool = False) -> str:
+    """Of all that it was compiled and run with, or counted; where files lie is no part of it."""
     words = {
         f"{step.name} {_FOLDER.sub('=', flag)}"
         for step in steps
         for flag in step.flags
-        if step.stage in ("compile", "benchmark") and not step.of_count and not _PLACES.match(flag)
+        if (step.stage == "compile" or (step.stage == "benchmark" and not counted))
+        and step.of_count is counted
+        and not _PLACES.match(flag)
     }
     return hashlib.sha256("\n".join(sorted(words)).encode()).hexdigest()[:12]

@@ -184,6 +184,6 @@ def _figures(name: str, run: HistoryRun) -> Iterator[tuple[str | float | None, .
         # What is no number is in the file, and in no series.
         for item in (figure for figure in case.figures if math.isfinite(figure.value)):
             yield (
-                *(name, case.model, case.submodel, case.target, item.name, case.sku, case.flags),
+                *(name, case.model, case.submodel, case.target, item.name, case.sku, item.flags or case.flags),
                 *(item.value, int(item.disturbed), item.golden, item.limit, int(item.more_is_better)),
             )

@@ -78,6 +78,7 @@ class HistoryFigure(Recorded):
         golden: what it is held against; None for nothing.
         limit: up to which it passes; None for none.
         more_is_better: whether a fall of it is a loss.
+        flags: hash of what it was made with, where that is not what its case was.
     """
 
     name: str
@@ -88,6 +89,7 @@ class HistoryFigure(Recorded):
     golden: float | None = None
     limit: float | None = None
     more_is_better: bool = False
+    flags: str = ""
 
 
 @dataclass(frozen=True, slots=True)
