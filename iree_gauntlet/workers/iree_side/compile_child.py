@@ -35,7 +35,12 @@ _DEFAULTS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGCHLD", "SIGPIPE", "SI
 
 
 def become_child(
-    library: CompilerLibrary, request: Mapping[str, Any], streams: tuple[int, int, int], private: str, server: int
+    library: CompilerLibrary,
+    request: Mapping[str, Any],
+    streams: tuple[int, int, int],
+    private: str,
+    server: int,
+    told: int,
 ) -> NoReturn:
     """Do what a request asks for, and end the process.
 
@@ -45,8 +50,12 @@ def become_child(
         streams: file descriptors that become standard input, output and error.
         private: folder for its temporary files.
         server: process id of the server, with which it ends.
+        told: file descriptor that gives a byte when the client was told of this process, and none if it never is.
     """
     code = _EXIT_DEFECT
+    if not os.read(told, 1):
+        os._exit(code)
+    os.close(told)
     try:
         _set_up(request, streams, private, server)
         code = _work(library, request, Path(private))

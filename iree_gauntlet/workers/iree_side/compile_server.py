@@ -149,19 +149,25 @@ class _Server:
                 same = request["stdout"] == request["stderr"]
                 err = out if same else stack.enter_context(Path(request["stderr"]).open("wb"))
                 private = tempfile.mkdtemp(prefix="compile-", dir=self._folder)
+                told, tell = os.pipe()
+                for descriptor in (told, tell):
+                    stack.callback(os.close, descriptor)
                 server = os.getpid()
                 pid = os.fork()
                 if pid == 0:
+                    os.close(tell)
                     streams = (self._nothing, out.fileno(), err.fileno())
-                    become_child(self._library, request, streams, private, server)
+                    become_child(self._library, request, streams, private, server, told)
+                self._children[pid] = _Child(pid, request, private, begun, begun + request["timeout"])
+                # Before it does anything: what was begun is never taken for what was not, and begun again.
+                _tell({"id": request["id"], "pid": pid})
+                os.write(tell, b"\n")
         except OSError as error:
             if private:
                 shutil.rmtree(private, ignore_errors=True)
             where = f"{error.filename}: " if error.filename else ""
             _tell({"id": request["id"], "error": f"{where}{error.strerror}"})
             return
-        self._children[pid] = _Child(pid, request, private, begun, begun + request["timeout"])
-        _tell({"id": request["id"], "pid": pid})
 
     def _reap(self) -> None:
         """Collect every process that has ended: children, and orphans that came here as to their subreaper."""
