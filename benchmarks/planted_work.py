@@ -65,7 +65,7 @@ def _count(gauntlet: str, folder: Path, times: int) -> None:
         for chain in json.loads((run / "summary.json").read_text())["chains"]:
             if "instructions" in chain:
                 found[chain["id"]].append(int(chain["instructions"]["measured"]))
-        for entry in (folder / "cache" / "modules").rglob("*.json"):
+        for entry in sorted((folder / "cache" / "modules").rglob("*.json")):
             if '"count ' in entry.read_text():
                 shutil.rmtree(entry.parent)
     for model, counts in sorted(found.items()):
