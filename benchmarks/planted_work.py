@@ -20,6 +20,7 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
+from iree_gauntlet.engine.modules.module_entry import ENTRY_FILE
 from iree_gauntlet.toolchains.installed import find_installed
 
 _SUITE = ("--suite", "cpu")
@@ -65,7 +66,7 @@ def _count(gauntlet: str, folder: Path, times: int) -> None:
         for chain in json.loads((run / "summary.json").read_text())["chains"]:
             if "instructions" in chain:
                 found[chain["id"]].append(int(chain["instructions"]["measured"]))
-        for entry in sorted((folder / "cache" / "modules").rglob("*.json")):
+        for entry in sorted((folder / "cache" / "modules").rglob(ENTRY_FILE)):
             if '"count ' in entry.read_text():
                 shutil.rmtree(entry.parent)
     for model, counts in sorted(found.items()):
