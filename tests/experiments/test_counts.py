@@ -186,18 +186,19 @@ def test_one_per_cent_more_in_one_of_many_dispatches_is_found(project: Project, 
 def test_beside_times_the_work_is_told_and_says_where(project: Project, tmp_path: Path) -> None:
     plain, tiled = _changed(tmp_path / "plain"), _changed(tmp_path / "tiled", "--iree-opt-data-tiling=true")
     words = (*_SELECTED, "--repetitions", "2", "--min-time", "0.002", "--disturbed", "count", "--cpus", "all")
-    # Whatever becomes of the times, which are real.
+    # No machine takes the forty rounds of a verdict within a twentieth of a second.
     done = project.gauntlet("compare", plain, tiled, *words, "--budget", "0.001", "--run-dir", "both")
-    assert done.code in (0, 1, 4), done.text
+    assert done.code == 4, done.text
     model = _comparison(project, "both")["models"]["toy/product@cpu"]
     assert model["work"]["verdict"] == "more work"
     change = f"×{model['work']['ratio']:.3g}"
-    assert ("work" in done.out.split()) is True
-    assert change in done.out or model["verdict"] == "inconclusive"
-    if model["verdict"] == "inconclusive":
-        assert f"more work ({change}, " in model["reason"]
+    assert f"more work ({change}, " in model["reason"]
+    table = (project.folder / "both" / "comparison.md").read_text()
+    assert "| work |" in table
+    assert f"| {change} |" in table
     done = project.gauntlet("compare", plain, tiled, *words, "--budget", "0.001", "--run-dir", "times", "--no-work")
     assert "work" not in _comparison(project, "times")["models"]["toy/product@cpu"]
+    assert "| work |" not in (project.folder / "times" / "comparison.md").read_text()
 
 
 def test_where_there_is_no_profile_counts_name_the_dispatch(project: Project, tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
     count_call --counter=valgrind:/usr/bin/valgrind -o counts.json -- iree-benchmark-module --module=…
 
-The benchmark runs twice, for one call and for several, and what starting costs cancels out: one call is
-(count of n + 1 calls - count of 1) / n, where n is large enough for 5 * 10^7 instructions. The document that it writes:
+The benchmark runs twice, for two calls and for more, and what starting costs cancels out: one call is
+(count of 2 + n calls - count of 2) / n, where n is large enough for 5 * 10^7 instructions. The first two calls are not
+like the others: memory that nobody has used need not be cleared. The document that it writes:
 
     counter       what has counted: valgrind 3.19.0
     calls         n
@@ -44,7 +45,9 @@ if TYPE_CHECKING:
 
 # Starting a process varies by some hundred instructions: less than 0.001 % of so many.
 _ENOUGH = 5 * 10**7
-_MOST_CALLS = 20_000
+# Of fewer calls, what varies is a larger share; more are not worth their time.
+_FEWEST_CALLS, _MOST_CALLS = 3, 20_000
+_FIRST_CALLS = 2
 # Bytes of a process' arguments and environment, or a multiple of them; and what is left of the environment.
 _STACK_TOP = 8192
 _KEPT_ENVIRONMENT = ("LD_", "VALGRIND")
@@ -128,29 +131,30 @@ def count_call(counter: ProcessCounter, command: Sequence[str], folder: Path) ->
         CountError: it cannot be counted.
     """
     command = linked(command, folder)
-    once, again = (_benchmarked(counter, command, calls, folder) for calls in (1, 2))
-    calls, each = 1, again.total - once.total
+    first, more = (_benchmarked(counter, command, calls, folder) for calls in (_FIRST_CALLS, _FIRST_CALLS + 1))
+    calls, each = 1, more.total - first.total
     if each <= 0:
-        raise CountError(f"two calls took {again.total:,} instructions, one {once.total:,}: not the same work twice")
-    if each < _ENOUGH:
-        calls = min(_MOST_CALLS, math.ceil(_ENOUGH / each))
-        again = _benchmarked(counter, command, calls + 1, folder)
-    names = again.functions.keys() | once.functions.keys()
-    more = {name: again.functions.get(name, 0) - once.functions.get(name, 0) for name in names}
+        what = f"three calls took {more.total:,} instructions, two {first.total:,}: not the same work each time"
+        raise CountError(what)
+    if each < 2 * _ENOUGH:
+        calls = min(_MOST_CALLS, max(_FEWEST_CALLS, math.ceil(_ENOUGH / each)))
+        more = _benchmarked(counter, command, _FIRST_CALLS + calls, folder)
+    names = more.functions.keys() | first.functions.keys()
+    added = {name: more.functions.get(name, 0) - first.functions.get(name, 0) for name in names}
     # What has less than an instruction a call is no part of one: starting and ending vary a little.
-    of_calls = {name: count for name, count in more.items() if abs(count) >= calls and not _REPORT.fullmatch(name)}
+    of_calls = {name: count for name, count in added.items() if abs(count) >= calls and not _REPORT.fullmatch(name)}
     dispatches = [
-        [name, round(count / calls), again.places.get(name, "")]
+        [name, round(count / calls), more.places.get(name, "")]
         for name, count in of_calls.items()
         if _DISPATCH.match(name)
     ]
-    whole = sum(of_calls.values()) if more else again.total - once.total
+    whole = sum(of_calls.values()) if added else more.total - first.total
     return {"calls": calls, "instructions": round(whole / calls), "dispatches": sorted(dispatches)}
 
 
 def _benchmarked(counter: ProcessCounter, command: Sequence[str], calls: int, folder: Path) -> Counted:
     """The instructions of a benchmark of so many calls."""
-    output = folder / f"stdout.{min(calls, 3)}.txt"
+    output = folder / f"stdout.{min(calls, _FIRST_CALLS + 2)}.txt"
     argv = [*command, "--benchmark_format=json", "--benchmark_repetitions=1", f"--benchmark_min_time={calls}x"]
     with output.open("wb") as stdout:
         counted = counter.count(argv, stdout.fileno())
