@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # Ingredients and inputs of this prefix are files that a flag or an ONNX file names; the flag's or their name follows.
 FILE_ROLE = "file "
 # A new number disowns all counts that were made before.
-_COUNT_FORMAT = 2
+_COUNT_FORMAT = 3
 # No path has a NUL in it.
 _FOLDER = "\0folder"
 _NO_ONNXRUNTIME = "onnxruntime, which makes the expected outputs, is not installed: pip install 'iree-gauntlet[record]'"

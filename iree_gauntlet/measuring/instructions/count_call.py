@@ -2,9 +2,8 @@
 
     count_call --counter=valgrind:/usr/bin/valgrind -o counts.json -- iree-benchmark-module --module=…
 
-The benchmark runs twice, for two calls and for more, and what starting costs cancels out: one call is
-(count of 2 + n calls - count of 2) / n, where n is large enough for 5 * 10^7 instructions. The first two calls are not
-like the others: memory that nobody has used need not be cleared. The document that it writes:
+The benchmark runs twice, for one call and for several, and what starting costs cancels out: one call is
+(count of 1 + n calls - count of 1) / n, where n is large enough for 5 * 10^7 instructions. The document that it writes:
 
     counter       what has counted: valgrind 3.19.0
     calls         n
@@ -13,6 +12,8 @@ like the others: memory that nobody has used need not be cleared. The document t
 
 What a process copies and clears takes more or fewer instructions by how its memory is aligned, and that depends on the
 lengths of names: files are given by links of equal names, and arguments and environment are filled up to one size.
+Memory that the system has just given need not be cleared, and the C library asks the system in one call and not in the
+next: here it keeps one large heap, so that each call but the first clears all that it uses.
 Under valgrind a seccomp filter hides io_uring: valgrind does not know that its wait blocks, and hangs; IREE uses epoll
 then. Exit codes: 0; 2 where nothing could be counted, with one line that says why.
 """
@@ -47,10 +48,11 @@ if TYPE_CHECKING:
 _ENOUGH = 5 * 10**7
 # Of fewer calls, what varies is a larger share; more are not worth their time.
 _FEWEST_CALLS, _MOST_CALLS = 3, 20_000
-_FIRST_CALLS = 2
 # Bytes of a process' arguments and environment, or a multiple of them; and what is left of the environment.
 _STACK_TOP = 8192
 _KEPT_ENVIRONMENT = ("LD_", "VALGRIND")
+# "Memory Allocation Tunables" of the C library's manual: all from the heap, which grows by 1 GiB and never shrinks.
+_ONE_HEAP = "glibc.malloc.mmap_max=0:glibc.malloc.top_pad=1073741824:glibc.malloc.trim_threshold=1099511627776"
 _FILE = re.compile(r"(--module=|--parameters=(?:[^=]*=)?|--input=[^@]*@)(.+)")
 _IO_URING_SETUP = 425
 _AUDIT_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -131,16 +133,15 @@ def count_call(counter: ProcessCounter, command: Sequence[str], folder: Path) ->
         CountError: it cannot be counted.
     """
     command = linked(command, folder)
-    first, more = (_benchmarked(counter, command, calls, folder) for calls in (_FIRST_CALLS, _FIRST_CALLS + 1))
-    calls, each = 1, more.total - first.total
+    once, more = (_benchmarked(counter, command, calls, folder) for calls in (1, 2))
+    calls, each = 1, more.total - once.total
     if each <= 0:
-        what = f"three calls took {more.total:,} instructions, two {first.total:,}: not the same work each time"
-        raise CountError(what)
+        raise CountError(f"two calls took {more.total:,} instructions, one {once.total:,}: not the same work twice")
     if each < 2 * _ENOUGH:
         calls = min(_MOST_CALLS, max(_FEWEST_CALLS, math.ceil(_ENOUGH / each)))
-        more = _benchmarked(counter, command, _FIRST_CALLS + calls, folder)
-    names = more.functions.keys() | first.functions.keys()
-    added = {name: more.functions.get(name, 0) - first.functions.get(name, 0) for name in names}
+        more = _benchmarked(counter, command, 1 + calls, folder)
+    names = more.functions.keys() | once.functions.keys()
+    added = {name: more.functions.get(name, 0) - once.functions.get(name, 0) for name in names}
     # What has less than an instruction a call is no part of one: starting and ending vary a little.
     of_calls = {name: count for name, count in added.items() if abs(count) >= calls and not _REPORT.fullmatch(name)}
     dispatches = [
@@ -148,13 +149,13 @@ def count_call(counter: ProcessCounter, command: Sequence[str], folder: Path) ->
         for name, count in of_calls.items()
         if _DISPATCH.match(name)
     ]
-    whole = sum(of_calls.values()) if added else more.total - first.total
+    whole = sum(of_calls.values()) if added else more.total - once.total
     return {"calls": calls, "instructions": round(whole / calls), "dispatches": sorted(dispatches)}
 
 
 def _benchmarked(counter: ProcessCounter, command: Sequence[str], calls: int, folder: Path) -> Counted:
     """The instructions of a benchmark of so many calls."""
-    output = folder / f"stdout.{min(calls, _FIRST_CALLS + 2)}.txt"
+    output = folder / f"stdout.{min(calls, 3)}.txt"
     argv = [*command, "--benchmark_format=json", "--benchmark_repetitions=1", f"--benchmark_min_time={calls}x"]
     with output.open("wb") as stdout:
         counted = counter.count(argv, stdout.fileno())
@@ -264,9 +265,9 @@ def linked(command: Sequence[str], folder: Path) -> list[str]:
 
 
 def same_environment(argv: Sequence[str]) -> dict[str, str]:
-    """An environment that makes the top of a process' stack one size with these arguments."""
+    """An environment with one heap that makes the top of a process' stack one size with these arguments."""
     kept = {name: value for name, value in os.environ.items() if name.startswith(_KEPT_ENVIRONMENT)}
-    environment = {"LC_ALL": "C", **kept, "FILLED_UP": ""}
+    environment = {"LC_ALL": "C", "GLIBC_TUNABLES": _ONE_HEAP, **kept, "FILLED_UP": ""}
     texts = [*argv, *(f"{name}={value}" for name, value in environment.items())]
     size = sum(len(os.fsencode(text)) + 1 for text in texts)
     environment["FILLED_UP"] = "x" * (-size % _STACK_TOP)
