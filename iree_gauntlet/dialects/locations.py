@@ -44,6 +44,20 @@ def is_url(source: str) -> bool:
     return _SCHEME.match(source) is not None
 
 
+def unreadable(url: str) -> str:
+    """Why a text with a scheme is no URL; empty where it is one."""
+    try:
+        urlsplit(url)
+    except ValueError as error:
+        return f"{url!r} is not a URL: {error}"
+    return ""
+
+
+def _readable(spec: Spec, path: Sequence[str | int], url: str) -> str | Problem:
+    why = unreadable(url)
+    return problem(spec, path, why, "Brackets in a path are written %5B and %5D.") if why else url
+
+
 def resolve_url(spec: Spec, path: Sequence[str | int], source: str) -> str | Problem:
     """The absolute URL that a `source` means.
 
@@ -51,7 +65,7 @@ def resolve_url(spec: Spec, path: Sequence[str | int], source: str) -> str | Pro
     the spec tree, and becomes a `file:` URL.
     """
     if is_url(source):
-        return source
+        return _readable(spec, path, source)
     if PurePosixPath(source).is_absolute() or PureWindowsPath(source).drive or "\\" in source:
         message = f"{source!r} is an absolute path or has backslashes: expected a URL or a path relative to the spec"
         return problem(spec, path, message, "Write file:///… for a file outside the spec tree.")
@@ -73,7 +87,7 @@ def torch_url(spec: Spec, path: Sequence[str | int], source: str, module_folders
     in the external files folder or next to the spec. The file need not exist.
     """
     if is_url(source):
-        return source
+        return _readable(spec, path, source)
     wrong = _not_inside(spec, path, source, "module" if module_folders else "external files")
     if wrong:
         return wrong

@@ -28,7 +28,7 @@ from iree_gauntlet.cases import (
 from iree_gauntlet.dialects.configured_suites import ConfiguredCases, asked_configs, markers_of
 from iree_gauntlet.dialects.fields import tolerant
 from iree_gauntlet.dialects.flagfile import file_of, outside, read_flagfile
-from iree_gauntlet.dialects.locations import is_url
+from iree_gauntlet.dialects.locations import is_url, unreadable
 from iree_gauntlet.dialects.op_schema import (
     ELEMENT_TYPES,
     ExpectedOutput,
@@ -365,9 +365,12 @@ class _Reader:
         if not item.file:
             return Argument(_scalar(item.value, item.meta))
         tensor = tensor_of(item.meta.shape, item.meta.dtype) if item.meta and item.file.endswith(".bin") else ""
+        field: list[str | int] = ["expected_output", index, "url" if item.url else "value"]
         if is_url(item.file):
+            if why := unreadable(item.file):
+                self._refuse(field, why, "Brackets in a path are written %5B and %5D.")
             return Argument(tensor, item.file)
-        self.local(["expected_output", index, "url" if item.url else "value"], item.file)
+        self.local(field, item.file)
         return Argument(f"{tensor}=@{item.file}" if tensor else f"@{item.file}")
 
     def _refuse(self, field: list[str | int], message: str, hint: str) -> None:

@@ -97,6 +97,8 @@ def only(problems: list[Problem]) -> Problem:
         ({"mlir": "a\\b.mlir"}, "mlir", "mlir", ["backslash"]),
         ({"mlir": "C:\\b.mlir"}, "mlir", "mlir", ["backslash"]),
         ({"mlir": "C:/b.mlir"}, "mlir", "mlir", ["absolute path"]),
+        ({"mlir": "https://[h/m.mlir"}, "mlir", "mlir", ["is not a URL: Invalid IPv6 URL", "%5B"]),
+        ({"inputs": [{"source": "file://[x.npy"}]}, "inputs[0].source", "source", ["is not a URL: Invalid IPv6"]),
         ({"inputs": [{"source": "../../../x.npy"}]}, "inputs[0].source", "source", ["leaves the spec folder"]),
         ({"real_weights": "../../../x"}, "real_weights", "real_weights", ["leaves the spec folder"]),
         ({"tuner_file": {"mi300": "../x"}}, "tuner_file.mi300", "mi300", ["leaves the external files folder"]),
