@@ -5,8 +5,9 @@ A document is made from what is known, without a thought for where it is read. T
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cleaning import one_line
@@ -26,9 +27,10 @@ _NOTHING = "–"
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A part of a text: a model, a path, a command, as one would type it."""
+    """A part of a text: a model, a path, a command, as one would type it; on a page it may lead to `file`."""
 
     text: str
+    file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class Kind(Enum):
     NUMBER = "number"
     DURATION = "duration"
     SHARE = "share"
+    DRAWN = "drawn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,70 @@ class Judged:
     word: str
 
 
-Cell = str | float | Judged | Link | None
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A figure and the most that it may be, which a page draws as a bar; `word` colours it."""
+
+    text: str
+    value: float
+    limit: float
+    word: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shaded:
+    """A figure that a page shades: by `share`, from -1 (far better) over 0 to 1 (far worse)."""
+
+    text: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Drawn: a ratio of two times with its interval; a bound that does not exist is None.
+
+    Attributes:
+        low, middle, high: of the ratio.
+        behind: bounds of what a side has against itself; None where that was not measured.
+        word: that colours it.
+    """
+
+    low: float | None
+    middle: float
+    high: float | None
+    behind: tuple[float, float] | None
+    word: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Drawn: values below one another, from 0, in proportion to all of their column; `word` colours the last."""
+
+    values: tuple[float, ...]
+    word: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Drawn: a small line of values, upright marks in front of those at `changes`, and the newest in words.
+
+    Attributes:
+        values: from the oldest to the newest.
+        text: beside it.
+        changes: indices.
+        url: where it leads to.
+        word: that colours its end.
+    """
+
+    values: tuple[float, ...]
+    text: str
+    changes: tuple[int, ...] = ()
+    url: str = ""
+    word: str = ""
+
+
+Drawn = Interval | Bars | Course
+Cell = str | float | Judged | Link | Held | Shaded | Drawn | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +137,18 @@ class Column:
     Attributes:
         title: what it shows.
         kind: what its cells are: text of `TEXT`, `NAME` and `VERDICT`; a number of the others, in seconds for
-            `DURATION`, of the whole for `SHARE`. Text in place of a number is shown as it is.
+            `DURATION`, of the whole for `SHARE`. Text in place of a number is shown as it is. Those of `DRAWN` are
+            on a page alone.
         unit: of a `NUMBER`, which follows the title; empty for a count.
         rank: where there is no room for all columns, those with the highest rank go first; those with 0 stay.
+        margins: of intervals, by how far a ratio may be off: the outer ones are a band, the inner ones lines.
     """
 
     title: str
     kind: Kind = Kind.TEXT
     unit: str = ""
     rank: int = 0
+    margins: tuple[float, ...] = ()
 
     @property
     def heading(self) -> str:
@@ -88,7 +157,7 @@ class Column:
 
     def word(self, cell: Cell) -> str:
         """What gives a cell its colours; of a verdict, what stands behind a colon says where it is from."""
-        if isinstance(cell, Judged):
+        if isinstance(cell, Judged | Held):
             return cell.word
         return cell.partition(":")[0] if self.kind is Kind.VERDICT and isinstance(cell, str) else ""
 
@@ -101,7 +170,9 @@ class Column:
         """A cell on one line; a dash for None, which is unknown."""
         if cell is None:
             return _NOTHING
-        if isinstance(cell, str | Judged | Link):
+        if isinstance(cell, Interval | Bars):
+            return ""
+        if not isinstance(cell, float | int):
             return one_line(cell if isinstance(cell, str) else cell.text)
         if self.kind is Kind.DURATION:
             return duration(cell)
@@ -141,6 +212,13 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     most: int = 0
+
+    @property
+    def in_text(self) -> Table:
+        """Without the columns that are drawn."""
+        kept = [column.kind is not Kind.DRAWN for column in self.columns]
+        rows = tuple(tuple(compress(row, kept)) for row in self.rows)
+        return self if all(kept) else replace(self, columns=tuple(compress(self.columns, kept)), rows=rows)
 
     @property
     def lines(self) -> list[str]:
@@ -216,14 +294,96 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
-    """What few look up: folded below its title on a page, which alone has room for it."""
+class Span:
+    """A piece of work: of a `kind`, from `start`, waiting included, both times in seconds; `word` is its verdict."""
 
-    title: str
+    name: str
+    kind: str
+    start: float
+    seconds: float
+    waited: float
+    word: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """Drawn on a page: what ran when, in as many lanes as ran at the same time; what waits is pale."""
+
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A point on a line; without a value it stands beside it."""
+
+    name: str
+    text: str
+    word: str
+    value: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Drawn on a page: values one after the other, each with its name and its verdict.
+
+    Attributes:
+        stops: in their order.
+        text: what it shows, for those who do not see it.
+        between: indices of the two stops between which the answer lies; None where there is none.
+    """
+
+    stops: tuple[Stop, ...]
+    text: str
+    between: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OnPage:
+    """What a page alone has room for."""
+
     blocks: tuple[Block, ...]
 
 
-Block = Heading | Paragraph | Items | Table | Notes | Code | Picture | Chart | Folded
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What few look up: folded below its title in files; a terminal shows it where it is `brief`."""
+
+    title: str
+    blocks: tuple[Block, ...]
+    brief: bool = False
+
+
+Block = Heading | Paragraph | Items | Table | Notes | Code | Picture | Chart | Lanes | Line | OnPage | Folded
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where a report is from; what is not known is empty.
+
+    Attributes:
+        started: ISO 8601.
+        iree: which one, or which ones.
+        machine: which one.
+        command: as one types it, to do it again.
+        folder: where.
+        version: of Gauntlet.
+        files: that lie beside the page.
+        seconds: that it took; None where it has not finished.
+    """
+
+    started: str = ""
+    iree: str = ""
+    machine: str = ""
+    command: str = ""
+    folder: str = ""
+    version: str = ""
+    files: tuple[str, ...] = ()
+    seconds: float | None = None
+
+    @property
+    def took(self) -> str:
+        """`3 min 05 s`; empty where it has not finished."""
+        return "" if self.seconds is None else duration(self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +400,7 @@ class Document:
         remarks: what a reader should know first, a line each: below the answer in files, above it on a terminal.
         meaning: of the exit code, where it has another one here.
         memory: what the next page in its place wants to know of this one; a page alone keeps it, unseen.
+        provenance: where it is from, for the head and the foot of a page.
     """
 
     title: str
@@ -251,6 +412,7 @@ class Document:
     remarks: tuple[str, ...] = ()
     meaning: str = ""
     memory: str = ""
+    provenance: Provenance = field(default_factory=Provenance)
 
     @property
     def ending(self) -> str:
@@ -280,5 +442,5 @@ def _unfolded(blocks: Iterable[Block]) -> Iterator[Block]:
         if isinstance(block, Folded):
             yield Heading(block.title)
             yield from _unfolded(block.blocks)
-        else:
+        elif not isinstance(block, OnPage):
             yield replace(block, most=0) if isinstance(block, Items | Table) else block

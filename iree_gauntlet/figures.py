@@ -6,30 +6,52 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-# Colours of verdicts on a terminal, by rich's names.
-STYLES = {
-    "passed": "green",
-    "failed": "bold red",
-    "error": "bold magenta",
-    "xpassed": "bold red",
-    "xfailed": "cyan",
-    "skipped": "dim",
-    "inconclusive": "yellow",
+# Of each word that judges: its tone, and the sign that says it without colours.
+LOOKS: Mapping[str, tuple[str, str]] = {
+    "passed": ("good", "✓"),
+    "failed": ("bad", "✗"),
+    "error": ("broken", "!"),
+    "xpassed": ("bad", "✗"),
+    "xfailed": ("expected", "≈"),
+    "skipped": ("faint", "·"),
+    "inconclusive": ("doubt", "?"),
+    "good": ("good", "✓"),
+    "bad": ("bad", "✗"),
+    "passes": ("good", "✓"),
+    "fails": ("bad", "✗"),
+    "faster": ("good", "▼"),
+    "slower": ("bad", "▲"),
+    "not slower": ("good", "✓"),
+    "same": ("good", "="),
+    "less work": ("good", "▼"),
+    "more work": ("bad", "▲"),
+    "same work": ("good", "="),
+    "kept": ("good", "✓"),
+    "loose": ("expected", "≈"),
+    "broken": ("bad", "✗"),
+    "not measured": ("faint", "·"),
+    "ok": ("good", "✓"),
+    "warn": ("doubt", "!"),
+    "missing": ("bad", "✗"),
+    "info": ("faint", "·"),
+}
+# Colours of tones on a terminal, by rich's names.
+_COLOURS = {
     "good": "green",
     "bad": "bold red",
-    "faster": "green",
-    "slower": "bold red",
-    "not slower": "green",
-    "less work": "green",
-    "more work": "bold red",
-    "same work": "green",
-    "kept": "green",
-    "loose": "cyan",
-    "broken": "red",
-    "not measured": "dim",
+    "broken": "bold magenta",
+    "doubt": "yellow",
+    "expected": "cyan",
+    "faint": "dim",
 }
+STYLES = {word: _COLOURS[tone] for word, (tone, _) in LOOKS.items()}
+
+
+def signed(text: str, word: str) -> str:
+    """A text behind the sign of a word: `✓ passed`; without one, of a word that does not judge."""
+    return f"{LOOKS[word][1]} {text}" if word in LOOKS else text
 
 
 def duration(seconds: float) -> str:

@@ -20,7 +20,7 @@ class Progress:
     """
 
     def run_started(self, run: dict[str, Any]) -> None:
-        """A run begins, or continues: the journal's `run` event."""
+        """A run begins, or continues: the journal's `run` event, and `ids` of its steps where they are all known."""
 
     def steps_added(self, count: int) -> None:
         """There are so many further steps, which were not known when the run began."""

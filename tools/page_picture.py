@@ -15,7 +15,7 @@ _WIDTH, _HEIGHT = 1180, 900
 
 
 def main() -> None:
-    """Opens a page, zooms the first chart of the model that a third argument names, and keeps what is seen."""
+    """Opens a page, at the heading that a third argument names, zooms its first chart, and keeps what is seen."""
     page_file, picture, *model = sys.argv[1:]
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
@@ -27,7 +27,8 @@ def main() -> None:
         if model:
             heading = page.locator("h2", has_text=model[0]).first
             heading.scroll_into_view_if_needed()
-            page.locator(f"h2:has-text('{model[0]}') ~ figure button").first.click()
+            if page.locator(f"h2:has-text('{model[0]}') ~ figure button").count():
+                page.locator(f"h2:has-text('{model[0]}') ~ figure button").first.click()
             heading.evaluate("(element) => element.scrollIntoView()")
         page.screenshot(path=picture)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -94,7 +95,7 @@ def run_event(
         "run": run_dir.name,
         "version": __version__,
         "suite": suite,
-        "command": " ".join(command),
+        "command": shlex.join(command),
         "cwd": str(Path.cwd()),
         "target": [{"name": target.name, "sku": target.sku} for target in targets],
         "toolchain": machine.toolchain.as_dict() if machine.toolchain else {},

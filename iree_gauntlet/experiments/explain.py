@@ -356,5 +356,6 @@ def _located(located: Located) -> dict[str, Any]:
             sides = asdict(suspect.in_f64)
             found["in_f64"] = {side: off if math.isfinite(off) else None for side, off in sides.items()}
         found |= {"dispatch": suspect.dispatch.name, "call": suspect.call, "of": suspect.of, "error": error}
+        found["around"] = [[*which, off if math.isfinite(off) else None] for *which, off in located.around]
         found |= {"inputs": [item.kind for item in suspect.inputs], "outputs": [kind for kind, _ in suspect.expected]}
     return found

@@ -244,7 +244,8 @@ def _engine(
     ):
         journal.run(event)
         # Of a resumed run only what is left to do counts.
-        progress.run_started({**event, "steps": [step for step in event["steps"] if step.id not in finished]})
+        left = [step for step in event["steps"] if step.id not in finished]
+        progress.run_started({**event, "steps": left, "ids": [step.id for step in left]})
         if request.network.offline:
             cases = (*selection.cases.cases, *selection.cases.required)
             missing = missing_files(plan.steps, cases, machine.store, finished)

@@ -6,8 +6,23 @@ import json
 import shlex
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.document import Block, Cell, Code, Column, Document, Kind, Link, Name, Notes, Paragraph, Table
+from iree_gauntlet.document import (
+    Block,
+    Cell,
+    Code,
+    Column,
+    Document,
+    Kind,
+    Line,
+    Link,
+    Name,
+    Notes,
+    Paragraph,
+    Stop,
+    Table,
+)
 from iree_gauntlet.records.bisect_outcome import BISECT_COMPARE, BisectOutcome, bisect_outcome
+from iree_gauntlet.reports.provenance import provenance, seconds_between
 from iree_gauntlet.reports.report_files import Reports, pages
 
 if TYPE_CHECKING:
@@ -43,7 +58,8 @@ def bisect_document(outcome: BisectOutcome) -> Document:
     untried = [label for label in outcome.labels if label not in outcome.judged]
     names = [part for label in untried for part in (", ", Name(label))]
     rows = tuple(_row(outcome, label) for label in outcome.labels if label in outcome.judged)
-    blocks: list[Block] = [Table(_COLUMNS, rows) if rows else Paragraph(("Nothing was tried.",))]
+    blocks: list[Block] = [_line(outcome)] if rows else []
+    blocks.append(Table(_COLUMNS, rows) if rows else Paragraph(("Nothing was tried.",)))
     blocks += [Notes(tuple(outcome.remarks))] if outcome.remarks else []
     if outcome.link:
         blocks.append(Paragraph(("Commits: ", Link(BISECT_COMPARE.removeprefix("https://") + "…", outcome.link))))
@@ -57,12 +73,31 @@ def bisect_document(outcome: BisectOutcome) -> Document:
     details += [Paragraph(("Again, in ", Name(asked["cwd"]), ":")), Code(asked["command"], "sh")]
     tried = f"{len(outcome.judged)} of {len(outcome.labels)} tried"
     facts = (outcome.confidence, tried) if outcome.confidence else (tried,)
-    return Document(title, outcome.answer, facts, tuple(blocks), tuple(details), outcome.exit_code)
+    toolchain = f"{asked['good']} (good) to {asked['bad']} (bad)"
+    origin = provenance(toolchain, asked, ("bisect.md", "bisect.json"), seconds_between(asked, outcome.end))
+    return Document(title, outcome.answer, facts, tuple(blocks), tuple(details), outcome.exit_code, provenance=origin)
 
 
 def bisect_json(outcome: BisectOutcome) -> str:
     """The report for programs; ends with a newline."""
     return json.dumps(outcome.as_dict(), indent=2) + "\n"
+
+
+def _line(outcome: BisectOutcome) -> Line:
+    """Every candidate in its place, those that were tried with their values, and where the change is."""
+    labels, judged = outcome.labels, outcome.judged
+    stops = []
+    for label in labels:
+        if label in judged:
+            # A verdict, of `--metric error`, is no number.
+            found = judged[label]["value"]
+            value = found if isinstance(found, int | float) else None
+            stops.append(Stop(label, str(judged[label]["text"] or ""), outcome.word_of(label), value))
+        else:
+            stops.append(Stop(label, "", "skipped"))
+    ends = [outcome.search[name] for name in ("last_old", "first_new")] if outcome.search else []
+    between = (labels.index(ends[0]), labels.index(ends[1])) if ends and set(ends) <= set(labels) else None
+    return Line(tuple(stops), f"{outcome.answer}: the candidates in their order", between)
 
 
 def _row(outcome: BisectOutcome, label: str) -> tuple[Cell, ...]:

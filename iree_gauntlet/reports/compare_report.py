@@ -11,13 +11,28 @@ from typing import TYPE_CHECKING, Any
 import junit_xml
 
 from iree_gauntlet.cleaning import clean, one_line
-from iree_gauntlet.document import Block, Cell, Column, Document, Heading, Items, Kind, Name, Notes, Paragraph, Table
+from iree_gauntlet.document import (
+    Bars,
+    Block,
+    Cell,
+    Column,
+    Document,
+    Folded,
+    Heading,
+    Items,
+    Kind,
+    Name,
+    Notes,
+    Paragraph,
+    Table,
+)
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import byte_size, cpus_text, dispatch_cost, duration, milliseconds, whole
 from iree_gauntlet.records.compare_record import ComparisonRecord, read_comparison
 from iree_gauntlet.records.outcome import lock_remark
 from iree_gauntlet.reports.compare_rows import TimeRow, changes, ratio_text, span_text, time_rows, verdict_counts
 from iree_gauntlet.reports.junit import schema_document
+from iree_gauntlet.reports.provenance import provenance, seconds_between
 from iree_gauntlet.reports.report_files import Reports, pages
 
 if TYPE_CHECKING:
@@ -109,8 +124,10 @@ def _comparison_document(record: ComparisonRecord) -> Document:
     """What people read of it."""
     rows = time_rows(record)
     rules = tuple((line,) for line in (*_rule_lines(record), *dict.fromkeys(record.remarks)))
-    blocks: list[Block] = [Items(rules)] if rules else []
-    blocks.append(_work_table(rows) if record.options.get("metric") == "instructions" else _time_table(rows))
+    blocks: list[Block] = [Folded("How it was judged", (Items(rules),), brief=True)] if rules else []
+    margins = _margins(record)
+    by_work = record.options.get("metric") == "instructions"
+    blocks.append(_work_table(rows, margins) if by_work else _time_table(rows, margins))
     reasons = []
     for row in rows:
         notes = _notes_of(record, row.model)
@@ -127,10 +144,36 @@ def _comparison_document(record: ComparisonRecord) -> Document:
     if notable:
         blocks += [Heading("What else changed"), Paragraph((_CHANGE_NOTE,)), Table(_CHANGE_COLUMNS, notable)]
     code = None if record.exit_code is None else ExitCode(record.exit_code)
-    return Document(_title(record), _headline(record, rows), (), tuple(blocks), exit_code=code)
+    return Document(
+        _title(record),
+        _headline(record, rows),
+        (),
+        tuple(blocks),
+        exit_code=code,
+        provenance=provenance(
+            ", ".join(side.title for side in record.sides),
+            _began(record),
+            ("comparison.md", "comparison.json", "junit.xml"),
+            seconds_between(record.opening, record.end),
+        ),
+    )
 
 
-def _time_table(rows: Sequence[TimeRow]) -> Table:
+def _began(record: ComparisonRecord) -> dict[str, Any]:
+    """How it was started: the runs of its sides have the command."""
+    runs = next((side.run.runs for side in record.sides if side.run and side.run.runs), ({},))
+    own = {name: record.opening[name] for name in ("time", "machine") if record.opening.get(name)}
+    return {**runs[-1], **own}
+
+
+def _margins(record: ComparisonRecord) -> tuple[float, ...]:
+    """What a picture of intervals marks: the band of `same`, and from when on B is slower or faster."""
+    names = ("least_work",) if record.options.get("metric") == "instructions" else ("least", "band")
+    rules = record.opening.get("rules") or {}
+    return tuple(float(rules[name]) for name in names if name in rules)
+
+
+def _time_table(rows: Sequence[TimeRow], margins: tuple[float, ...]) -> Table:
     cells: list[tuple[Cell, ...]] = [
         (row.verdict, row.model, row.a, row.b, row.ratio, row.span, row.floor, row.cpus, row.rounds) for row in rows
     ]
@@ -141,11 +184,21 @@ def _time_table(rows: Sequence[TimeRow]) -> Table:
     if any(row.worker for row in rows):
         columns = (*columns, Column("worker", rank=7))
         cells = [(*cell, row.worker) for cell, row in zip(cells, rows, strict=True)]
-    return Table(columns, tuple(cells))
+    return _with_intervals(columns, cells, rows, margins)
 
 
-def _work_table(rows: Sequence[TimeRow]) -> Table:
-    return Table(_WORK_COLUMNS, tuple((row.verdict, row.model, row.a, row.b, row.ratio, row.span) for row in rows))
+def _work_table(rows: Sequence[TimeRow], margins: tuple[float, ...]) -> Table:
+    cells = [(row.verdict, row.model, row.a, row.b, row.ratio, row.span) for row in rows]
+    return _with_intervals(_WORK_COLUMNS, cells, rows, margins)
+
+
+def _with_intervals(
+    columns: tuple[Column, ...], cells: Sequence[tuple[Cell, ...]], rows: Sequence[TimeRow], margins: tuple[float, ...]
+) -> Table:
+    """A table with the intervals behind the models, where a page draws them."""
+    picture = Column("B: less · more", Kind.DRAWN, margins=margins)
+    drawn = tuple((*cell[:2], row.interval, *cell[2:]) for cell, row in zip(cells, rows, strict=True))
+    return Table((*columns[:2], picture, *columns[2:]), drawn)
 
 
 def _notes_of(record: ComparisonRecord, model: str) -> list[str]:
@@ -280,8 +333,9 @@ def dispatch_blocks(record: Mapping[str, Any]) -> tuple[Block, ...]:
         Column("dispatch", Kind.NAME),
         Column("A", Kind.NUMBER, unit, rank=2),
         Column("B", Kind.NUMBER, unit, rank=1),
+        Column("A over B", Kind.DRAWN),
         Column("difference", Kind.NUMBER, unit),
-        Column("of the whole", Kind.SHARE),
+        Column("of the whole", Kind.SHARE, rank=3),
     )
     rows = _dispatch_rows(record)
     if any(row.get("place") for row in record["rows"]):
@@ -345,7 +399,8 @@ def _dispatch_rows(record: Mapping[str, Any]) -> tuple[tuple[Cell, ...], ...]:
     for name, row in named:
         times = row["a_ns"] / scale, row["b_ns"] / scale
         difference = row["b_ns"] - row["a_ns"]
-        rows.append((name, *times, _signed(difference, unit), difference / whole_ns if whole_ns else None))
+        bars = Bars(times, "slower" if difference > 0 else "faster")
+        rows.append((name, *times, bars, _signed(difference, unit), difference / whole_ns if whole_ns else None))
     return tuple(rows)
 
 

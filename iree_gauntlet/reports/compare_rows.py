@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.document import Interval
 from iree_gauntlet.figures import byte_size, cpus_text, error_figure, milliseconds, outside_text, whole, work_change
 from iree_gauntlet.records.chain_figures import MatrixCell, matrix_cell
 from iree_gauntlet.records.outcome import outcome_of
@@ -48,6 +49,7 @@ class TimeRow:
         own_way: what the spec's own way says against the verdict; empty where it does not.
         worker: of a cluster, that measured it; empty where none did.
         work: what the instructions say beside the time; empty where they were not counted.
+        interval: of the ratio, as it is drawn; None where there is none.
         reason: why it is that verdict and not more.
     """
 
@@ -64,6 +66,7 @@ class TimeRow:
     own_way: str = ""
     worker: str = ""
     work: str = ""
+    interval: Interval | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +160,13 @@ def _row(model: str, verdict: dict[str, Any], worker: str) -> TimeRow:
         own_way=_own_way(verdict.get("own_way") or {}),
         worker=worker,
         work=said,
+        interval=_interval(verdict, control.get("low"), control.get("high")),
     )
+
+
+def _interval(verdict: dict[str, Any], low: float | None, high: float | None) -> Interval:
+    behind = (low, high) if low and high else None
+    return Interval(verdict["low"], verdict["ratio"], verdict["high"], behind, str(verdict["verdict"]))
 
 
 def _work_row(model: str, verdict: dict[str, Any]) -> TimeRow:
@@ -166,7 +175,9 @@ def _work_row(model: str, verdict: dict[str, Any]) -> TimeRow:
     if "with_fma" in verdict:
         fused = [int(verdict["with_fma"][name]) for name in "AB"]
         reason += f"; with fused multiply-adds {fused[1] - fused[0]:+,} ({work_change(*fused)})"
-    return TimeRow(model, str(verdict["verdict"]), whole(a), whole(b), work_change(a, b), f"{b - a:+,}", reason=reason)
+    judged, ratio = str(verdict["verdict"]), b / a
+    drawn = Interval(ratio, ratio, ratio, None, judged)
+    return TimeRow(model, judged, whole(a), whole(b), work_change(a, b), f"{b - a:+,}", reason=reason, interval=drawn)
 
 
 def _own_way(own: dict[str, Any]) -> str:

@@ -17,7 +17,8 @@ from iree_gauntlet.reports.explain_document import explain_reports
 from iree_gauntlet.reports.matrix_report import matrix_reports
 from iree_gauntlet.reports.output import Output, open_progress
 from iree_gauntlet.reports.run_reports import run_reports
-from iree_gauntlet.settings import shown
+from iree_gauntlet.reports.runs_index import write_index
+from iree_gauntlet.settings import runs_folder, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,9 +85,11 @@ class ConsolePresenter:
         if self._output.lost:
             lost = f"standard output: {self._output.lost}; the run continued, see {shown(folder)}"
             messages.warn(lost)
-        # Last, so that a summary file that cannot be written hides no verdict.
+        # Last, so that a file that cannot be written hides no verdict.
         if not brief:
             reports.append_to_step_summary(os.environ)
+            if folder.absolute().parent == runs_folder():
+                write_index(runs_folder(), RECORDS, all_of_them=False)
         return reports.exit_code
 
     def to(self, stream: TextIO) -> ConsolePresenter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from functools import partial
 from pathlib import Path
@@ -16,10 +17,13 @@ from iree_gauntlet.document import (
     Heading,
     Items,
     Kind,
+    Line,
     Link,
     Name,
     Notes,
+    OnPage,
     Paragraph,
+    Stop,
     Table,
     Text,
 )
@@ -27,6 +31,7 @@ from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import byte_size, dispatch_change, duration
 from iree_gauntlet.records.earlier_runs import LATEST
 from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER, ExplainedCase, ExplainOutcome, explain_outcome
+from iree_gauntlet.reports.provenance import provenance, seconds_between
 from iree_gauntlet.reports.report_files import Reports, pages
 
 _MEANINGS = {ExitCode.OK: "each failure has a bundle", ExitCode.INCONCLUSIVE: "not every failure has a bundle"}
@@ -75,6 +80,12 @@ def _explain_document(outcome: ExplainOutcome, folder: Path | None) -> Document:
         details,
         outcome.exit_code,
         meaning=_MEANINGS.get(outcome.exit_code, ""),
+        provenance=provenance(
+            str(asked["toolchain"]["compiler"]),
+            asked,
+            ("explain.md", "explain.json"),
+            seconds_between(asked, outcome.end),
+        ),
     )
 
 
@@ -116,7 +127,7 @@ def _case(case: ExplainedCase, folder: Path | None) -> list[Block]:
         archive = f"{bundle['folder']}.tar.gz"
         link = Link(f"{EXPLAIN_FOLDER}/{archive}", str((folder or Path()) / archive))
         items.append(("bundle: ", link, f" ({byte_size(bundle['bytes'])}, {bundle['form']}); {shows}"))
-    blocks.append(Items(tuple(items)))
+    blocks += [*_errors(case.found.get("located") or {}), Items(tuple(items))]
     if probes:
         rows = tuple((item["name"], item["flag"], item["verdict"]) for item in probes)
         blocks.append(Table(_PROBES, rows))
@@ -139,6 +150,26 @@ def _where(case: ExplainedCase) -> list[str]:
     if located is not None or "nothing" in case.found or "same" in case.found:
         return [(located or {}).get("why") or case.answer]
     return []
+
+
+def _errors(located: dict[str, Any]) -> tuple[Block, ...]:
+    """How the error grows along the dispatches around the one that is at fault; older records have not kept it."""
+    around = located.get("around") or ()
+    if not around:
+        return ()
+    place = [call for call, *_ in around].index(located["call"])
+    stops = tuple(
+        Stop(
+            name.rpartition("$")[2],
+            "infinite" if error is None else f"{error:.2g}",
+            "failed" if index == place else "",
+            math.inf if error is None else error,
+        )
+        for index, (_, name, error) in enumerate(around)
+    )
+    text = f"largest error of each dispatch, as a share of its largest value, against {located['reference']}"
+    between = (place - 1, place) if place else None
+    return (OnPage((Paragraph((f"{text}:",)), Line(stops, text, between))),)
 
 
 def _located(located: dict[str, Any]) -> list[str]:

@@ -111,7 +111,7 @@ def series_document(outcome: HistoryOutcome) -> Document:
         key, newest = series.key, series.points[-1]
         blocks.append(Heading(f"{key.title} ({key.sku or key.machine}, flags {key.flags or '–'})"))
         low, high = (figure_text(edge, key.figure) for edge in (min(values), max(values)))
-        blocks.append(Paragraph((f"{sparkline(values)}  {low} to {high}, {counted(len(values), 'run')}",)))
+        blocks.append(Paragraph((f"{_sparkline(values)}  {low} to {high}, {counted(len(values), 'run')}",)))
         lines = [f"newest: {figure_text(newest.value, key.figure)} with {newest.iree} on {newest.time[:10]}"]
         lines += [change_line(item) for item in outcome.findings if item.key == key]
         blocks.append(Items(tuple((line,) for line in lines)))
@@ -148,7 +148,7 @@ def export_rows(series: Iterable[Series]) -> Iterator[tuple[str | float | None, 
             )
 
 
-def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
+def _sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
     """A line of characters, of medians where there are more values than room."""
     if len(values) > width:
         edges = [round(place * len(values) / width) for place in range(width + 1)]

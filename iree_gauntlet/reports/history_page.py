@@ -15,7 +15,9 @@ from iree_gauntlet.document import (
     Chart,
     Code,
     Column,
+    Course,
     Document,
+    Folded,
     Heading,
     Items,
     Kind,
@@ -28,10 +30,10 @@ from iree_gauntlet.figures import counted
 from iree_gauntlet.records.bisect_outcome import BISECT_COMPARE
 from iree_gauntlet.records.history_outcome import UNITS
 from iree_gauntlet.records.history_outcome import Kind as Found
-from iree_gauntlet.reports.history_document import change_line, changes_document, figure_text, sparkline
+from iree_gauntlet.reports.history_document import change_line, changes_document, figure_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from iree_gauntlet.document import Block, Cell, Text
     from iree_gauntlet.records.history_outcome import Finding, HistoryOutcome, Point, Series, SeriesKey
@@ -49,17 +51,14 @@ _BISECTED = {
     "instructions": "instructions",
 }
 _COMMIT_CHARACTERS = 40
+_FOLDED_FROM = 10
 # Words of a point's origin.
 _RUN, _IREE, _DAY, _COMMIT, _NAMED, _FILE = range(6)
 # Of the series of a case: what people look for first stands first.
 _FIRST = ("time_ms", "instructions", "max_error", "dispatches", "size_bytes", "compile_s")
 _ORDER = {name: place for place, name in enumerate(_FIRST)}
-# Characters of a course in the table of all series.
-_COURSE = 24
-_EVERY = (
-    *(Column("series"), Column("figure", Kind.NAME), Column("newest", Kind.NAME), Column("course", Kind.NAME)),
-    *(Column("runs", Kind.NUMBER), Column("machine", Kind.NAME)),
-)
+# Values of a small course: of more, the last.
+_COURSE = 60
 
 
 def history_page(outcome: HistoryOutcome, now: str, memory: str = "") -> Document:
@@ -75,8 +74,8 @@ def history_page(outcome: HistoryOutcome, now: str, memory: str = "") -> Documen
         outcome.series, key=lambda item: (item.key.case, _ORDER.get(item.key.figure, len(_ORDER)), item.key)
     )
     cases = [(case, tuple(series)) for case, series in groupby(ordered, key=lambda item: item.key.case)]
-    rows = (_row(item, f"case-{number}") for number, (_, series) in enumerate(cases) for item in series)
-    blocks = [*_changes(outcome, memory), Heading("Every series"), Table(_EVERY, tuple(rows))]
+    anchors = {case: f"case-{number}" for number, (case, _) in enumerate(cases)}
+    blocks = [*_changes(outcome, memory), Heading("Every series"), *_every(ordered, outcome, anchors)]
     for number, (case, series) in enumerate(cases):
         blocks.append(Heading(case, anchor=f"case-{number}"))
         for item in series:
@@ -97,19 +96,29 @@ def _changes(outcome: HistoryOutcome, memory: str) -> Iterable[Block]:
     before, *known = memory.split() or [""]
     new = tuple(item for item in outcome.findings if _identity(item) not in known)
     if not before:
-        changed = changes_document(outcome)
-        yield from (Heading(changed.title), *changed.blocks)
+        yield from (Heading("What changed"), *_losses_first(outcome))
         return
     yield from (Heading(f"New since {before}"), *_new(outcome, new))
     old = tuple(item for item in outcome.findings if item not in new)
     if old:
-        yield from (Heading("Known before"), *changes_document(replace(outcome, findings=old, problems=())).blocks)
+        yield from (Heading("Known before"), *_losses_first(replace(outcome, findings=old, problems=())))
 
 
 def _new(outcome: HistoryOutcome, found: tuple[Finding, ...]) -> tuple[Block, ...]:
     if found or outcome.problems:
-        return changes_document(replace(outcome, findings=found)).blocks
+        return _losses_first(replace(outcome, findings=found))
     return (Paragraph(("Nothing is new.",)),)
+
+
+def _losses_first(outcome: HistoryOutcome) -> tuple[Block, ...]:
+    """What changed; where much is better, or as good again, that is folded."""
+    better = tuple(item for item in outcome.findings if item.kind is Found.IMPROVEMENT or item.settled)
+    if len(better) < _FOLDED_FROM:
+        return changes_document(outcome).blocks
+    worse = tuple(item for item in outcome.findings if item not in better)
+    folded = changes_document(replace(outcome, findings=better, problems=())).blocks
+    blocks = changes_document(replace(outcome, findings=worse)).blocks
+    return (*blocks, Folded(f"{len(better)} that are better, or as good again", folded))
 
 
 def _identity(finding: Finding) -> str:
@@ -119,12 +128,33 @@ def _identity(finding: Finding) -> str:
     return hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
 
 
-def _row(series: Series, anchor: str) -> tuple[Cell, ...]:
-    key, values = series.key, [point.value for point in series.points]
-    return (
-        *(Link(key.case, f"#{anchor}"), key.figure, figure_text(values[-1], key.figure), sparkline(values, _COURSE)),
-        *(float(len(values)), key.sku or key.machine),
-    )
+def _every(ordered: Sequence[Series], outcome: HistoryOutcome, anchors: Mapping[str, str]) -> Iterable[Block]:
+    """For each machine a table: a row for each model, and its figures side by side, each as a small course.
+
+    A figure that a model has with several flags is in as many rows.
+    """
+    by_machine: dict[str, dict[str, list[dict[str, Cell]]]] = {}
+    for item in ordered:
+        key, last = item.key, item.points[-_COURSE:]
+        found = [finding for finding in outcome.findings if finding.key == key]
+        before = len(item.points) - len(last)
+        changes = tuple(finding.at - before for finding in found if finding.at > before)
+        worse = any(finding.kind is Found.REGRESSION and not finding.settled for finding in found)
+        newest = figure_text(last[-1].value, key.figure)
+        course = Course(tuple(point.value for point in last), newest, changes, word="bad" if worse else "")
+        rows = by_machine.setdefault(key.sku or key.machine, {}).setdefault(key.case, [])
+        if all(key.figure in row for row in rows):
+            rows.append({})
+        next(row for row in rows if key.figure not in row)[key.figure] = course
+    for name, cases in by_machine.items():
+        known = {figure for rows in cases.values() for row in rows for figure in row}
+        figures = sorted(known, key=lambda figure: (_ORDER.get(figure, len(_ORDER)), figure))
+        columns = (Column("model", Kind.NAME), *(Column(figure, Kind.DRAWN) for figure in figures))
+        lines = (
+            (Link(case, f"#{anchors[case]}"), *map(row.get, figures)) for case, rows in cases.items() for row in rows
+        )
+        yield Heading(name, 3)
+        yield Table(columns, tuple(lines))
 
 
 def _series(series: Series, findings: Sequence[Finding]) -> Iterable[Block]:

@@ -16,19 +16,36 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cleaning import one_line
-from iree_gauntlet.document import Block, Cell, Column, Document, Heading, Items, Kind, Name, Paragraph, Table, Text
+from iree_gauntlet.document import (
+    Block,
+    Cell,
+    Column,
+    Document,
+    Folded,
+    Heading,
+    Items,
+    Judged,
+    Kind,
+    Name,
+    OnPage,
+    Paragraph,
+    Shaded,
+    Table,
+    Text,
+)
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import byte_size, duration, error_figure, mean_and_spread, whole, work_change
+from iree_gauntlet.figures import byte_size, duration, error_figure, mean_and_spread, milliseconds, whole, work_change
 from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import NOTHING, MatrixCell
 from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, matrix_outcome
 from iree_gauntlet.records.outcome import BAD_VERDICTS, version
 from iree_gauntlet.reports.junit import junit_document, schema_document
 from iree_gauntlet.reports.matrix_changes import ChangeKind, changes, mean_ratios, ratio
+from iree_gauntlet.reports.provenance import ORIGIN, provenance
 from iree_gauntlet.reports.report_files import Reports, pages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 
@@ -73,6 +90,16 @@ _FIGURE_COLUMNS: tuple[Column, ...] = (
     Column("IREE", Kind.NAME),
     Column("verdict", Kind.VERDICT),
     *(Column(title, Kind.NUMBER, rank=_RANKS.get(title, 0)) for title in FIGURES),
+)
+# Title, unit, how to read and to write it.
+_HEATS: tuple[tuple[str, str, Callable[[MatrixCell], float | None], Callable[[float], str]], ...] = (
+    ("Run time", "ms", lambda cell: cell.time_ms, milliseconds),
+    ("Instructions of one call", "", lambda cell: cell.instructions, whole),
+    ("Compile time", "s", lambda cell: cell.compile_seconds, lambda value: f"{value:.2f}"),
+    ("Compile memory", "MB", lambda cell: cell.compile_peak_bytes, lambda value: f"{value / 1e6:,.0f}"),
+    ("Dispatches", "", lambda cell: cell.dispatch_count, whole),
+    ("Module size", "kB", lambda cell: cell.binary_size_bytes, lambda value: f"{value / 1e3:,.0f}"),
+    ("Largest error", "", lambda cell: cell.max_abs_error, error_figure),
 )
 _SAME_TIME = 0.05
 # Errors of different schedules differ in their last digits.
@@ -123,6 +150,12 @@ def matrix_document(matrix: MatrixOutcome) -> Document:
         tuple(_verdicts(matrix)) if matrix.rows else (),
         matrix.exit_code,
         (*matrix.remarks, *hints),
+        provenance=provenance(
+            ", ".join(iree.label for iree in matrix.irees),
+            {"time": matrix.started} | {name: getattr(matrix, name) for name in ORIGIN},
+            ("matrix.md", "matrix.json", "matrix.csv", "junit.xml"),
+            matrix.seconds if matrix.state == "complete" else None,
+        ),
     )
 
 
@@ -175,11 +208,46 @@ def _figures(matrix: MatrixOutcome) -> Iterator[Block]:
         columns = tuple(compress(columns, kept))
         rows = [tuple(compress(row, kept)) for row in rows]
     yield Heading("Figures")
-    yield Table(columns, tuple(rows), _MOST_CELLS)
-    if len(labels) > 1:
-        yield from (Paragraph((line.format(base=matrix.base),)) for line in _LEGEND)
-        yield from (Paragraph((line,)) for line in _mean_lines(matrix))
-        yield from map(Paragraph, _NOTES)
+    table = Table(columns, tuple(rows), _MOST_CELLS)
+    if len(labels) < 2:
+        yield table
+        return
+    said: list[Text] = [
+        *((line.format(base=matrix.base),) for line in _LEGEND),
+        *((line,) for line in _mean_lines(matrix)),
+    ]
+    yield OnPage(tuple(_heat_maps(matrix, labels)))
+    yield Folded("All figures of each model", (table,), brief=True)
+    yield from map(Paragraph, (*said, *_NOTES))
+
+
+def _heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Block]:
+    """For each figure models and IREEs, shaded by how far a value is from the base's: from half to double."""
+    for title, unit, read, write in _HEATS:
+        rows = []
+        for row in matrix.rows:
+            base = row.cells.get(matrix.base)
+            cells = [row.cells.get(label) for label in labels]
+            if any(cell is not None and read(cell) is not None for cell in cells):
+                rows.append((row.chain, *(_heat(cell, base, read, write) for cell in cells)))
+        if rows:
+            columns = (Column("model", Kind.NAME), *(Column(label, Kind.NUMBER) for label in labels))
+            yield Heading(f"{title}{f', {unit}' if unit else ''}", 3)
+            yield Table(columns, tuple(rows))
+
+
+def _heat(
+    cell: MatrixCell | None,
+    base: MatrixCell | None,
+    read: Callable[[MatrixCell], float | None],
+    write: Callable[[float], str],
+) -> Cell:
+    value = None if cell is None else read(cell)
+    if cell is None or value is None:
+        # Without its figure, the verdict says why.
+        return None if cell is None else Judged(cell.verdict_text, str(cell.verdict))
+    share = ratio(value, read(base) if base else None)
+    return Shaded(write(value), math.log2(share) if share else 0.0)
 
 
 def _mean_lines(matrix: MatrixOutcome) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, TextIO, cast
 
 from iree_gauntlet import messages
@@ -15,29 +16,39 @@ if TYPE_CHECKING:
     from iree_gauntlet.reports.live.painter import Painter
 
 
+_PLAIN_SIGNS = str.maketrans("✓✗▲▼≈·–", "+x^v~.-")
+
+
 def is_live(stream: TextIO, environ: Mapping[str, str]) -> bool:
     """Whether a stream is a terminal that can move its cursor (`TERM=dumb` cannot)."""
     return stream.isatty() and environ.get("TERM", "") not in ("dumb", "unknown")
 
 
 def write_text(stream: TextIO, text: str) -> None:
-    """Write and flush text, whatever the stream's encoding: what it lacks becomes `?`."""
+    """Write and flush text, whatever the stream's encoding: signs that it lacks become plain ones, all else `?`."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    stream.write(text.encode(encoding, "replace").decode(encoding))
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.translate(_PLAIN_SIGNS).encode(encoding, "replace").decode(encoding)
+    stream.write(text)
     stream.flush()
 
 
 def open_progress(stream: TextIO) -> Painter:
     """Live progress where `stream` is a terminal that can show it, lines elsewhere and where all is wanted."""
     # rich takes long to import.
+    from iree_gauntlet.records.run_before import earlier_seconds  # noqa: PLC0415
     from iree_gauntlet.reports.live.live_progress import LiveProgress  # noqa: PLC0415
     from iree_gauntlet.reports.live.painter import Painter  # noqa: PLC0415
     from iree_gauntlet.reports.live.plain_progress import PlainProgress  # noqa: PLC0415
+    from iree_gauntlet.settings import runs_folder  # noqa: PLC0415
 
     if messages.is_quiet():
         return Painter()
     if is_live(stream, os.environ) and not messages.is_verbose():
-        return LiveProgress(stream, colour=not os.environ.get("NO_COLOR"))
+        earlier = partial(earlier_seconds, folder=runs_folder() / "next")
+        return LiveProgress(stream, colour=not os.environ.get("NO_COLOR"), earlier=earlier)
     return PlainProgress(stream)
 
 

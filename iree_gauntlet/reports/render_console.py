@@ -24,16 +24,17 @@ from iree_gauntlet.document import (
     Kind,
     Link,
     Notes,
+    OnPage,
     Paragraph,
     Picture,
     Table,
     Text,
 )
-from iree_gauntlet.figures import STYLES
+from iree_gauntlet.figures import STYLES, signed
 from iree_gauntlet.reports.output import is_live, write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 # Where there is no terminal, and for any row.
@@ -64,7 +65,7 @@ def print_document(
         if document.title:
             _line(console, f"\n{document.title}", "bold")
         before: Block | None = None if document.title else Heading("")
-        for block in (block for block in document.blocks if not isinstance(block, Folded)):
+        for block in _on_terminal(document.blocks):
             # Tables and what has a heading stand apart, a heading not from what it is of.
             if isinstance(before, Table) or (isinstance(block, Heading | Table) and not isinstance(before, Heading)):
                 _line(console, "")
@@ -78,6 +79,14 @@ def print_document(
             _line(console, f"reports in {reports}")
         if document.ending:
             _line(console, document.ending, "bold red" if document.exit_code else "bold green")
+
+
+def _on_terminal(blocks: Iterable[Block]) -> Iterator[Block]:
+    for block in blocks:
+        if isinstance(block, Folded):
+            yield from block.blocks if block.brief else ()
+        elif not isinstance(block, OnPage):
+            yield block.in_text if isinstance(block, Table) else block
 
 
 @contextmanager
@@ -122,7 +131,8 @@ def _lines(block: Block) -> Iterator[tuple[str, str]]:
     match block:
         case Heading(text):
             # What stands before a colon may be a verdict.
-            yield text, STYLES.get(text.partition(":")[0], "bold")
+            word = text.partition(":")[0]
+            yield signed(text, word), STYLES.get(word, "bold")
         case Paragraph(text):
             yield _plain(text), ""
         case Items(items, most):
@@ -172,7 +182,13 @@ def _rows(table: Table) -> Sequence[tuple[Cell, ...]]:
 
 
 def _cells(table: Table) -> list[list[str]]:
-    return [[column.written(cell) for column, cell in zip(table.columns, row, strict=True)] for row in _rows(table)]
+    return [list(map(_cell, table.columns, row)) for row in _rows(table)]
+
+
+def _cell(column: Column, cell: Cell) -> str:
+    """A verdict stands behind its sign."""
+    text = column.written(cell)
+    return signed(text, column.word(cell)) if column.kind is Kind.VERDICT else text
 
 
 def _needed(columns: Sequence[Column], cells: list[list[str]]) -> list[int]:

@@ -6,37 +6,65 @@ import base64
 import html
 import itertools
 import re
-from functools import partial
-from importlib.resources import files
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import jinja2
 from markupsafe import Markup
 
-from iree_gauntlet.cleaning import clean
-from iree_gauntlet.document import INK, PAPER, Document, Picture
-from iree_gauntlet.reports.page_charts import PageCharts
+from iree_gauntlet.cleaning import clean, one_line
+from iree_gauntlet.document import INK, PAPER, Document, Held, Judged, Kind, Lanes, Line, Link, Picture, Shaded
+from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.figures import LOOKS
+from iree_gauntlet.reports.draw import draw_lanes, draw_line, drawn_column, held_bar, tone
+from iree_gauntlet.reports.page_scripts import PageScripts, shipped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from iree_gauntlet.document import Cell, Column, Table
 
 
 # What a page has no use for: all before the SVG itself (a declaration, a document type) and its metadata.
 _AROUND_SVG = re.compile(r"\A.*?(?=<svg\b)|<metadata>.*?</metadata>\s*", re.DOTALL)
 _MEMORY = re.compile(r'<meta name="memory" content="([^"]*)">')
 _IDENTIFIER = re.compile(r"(\bid=\"|\bhref=\"#|\burl\(#)")
+# The figure that a cell begins with: what stands up to its point, and all from there on.
+_FIGURE = re.compile(r"[^\d.]{0,2}[\d,]*")
+# The word of an exit code; of all others `inconclusive`.
+ENDINGS = {ExitCode.OK: "passed", ExitCode.FAILED: "failed", ExitCode.USAGE: "error", ExitCode.ERROR: "error"}
 
 
 def html_page(document: Document) -> str:
     """The page; ends with a newline."""
+    numbers = itertools.count()
+    template = _environment().get_template("document.html")
+    scripts = PageScripts(document.in_files)
+    return (
+        template.render(
+            document=document,
+            scripts=scripts,
+            style=Markup(shipped("page.css")),  # noqa: S704 - our own
+            ending=_ending(document),
+            inlined=partial(_inlined, numbers=numbers),
+            ink=INK,
+            paper=PAPER,
+        )
+        + "\n"
+    )
+
+
+@cache
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         autoescape=True, finalize=_cleaned, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
+    environment.loader = jinja2.DictLoader({"document.html": shipped("document.html")})
     environment.filters["kind"] = lambda block: type(block).__name__
-    environment.filters["inlined"] = partial(_inlined, numbers=itertools.count())
-    template = environment.from_string((files(__package__) / "document.html").read_text(encoding="utf-8"))
-    scripts = PageCharts(document.in_files)
-    return template.render(document=document, scripts=scripts, ink=INK, paper=PAPER) + "\n"
+    environment.filters["heading"] = _heading
+    environment.filters["table"] = _table
+    environment.filters["drawn"] = _drawn
+    return environment
 
 
 def memory_of(page: str) -> str:
@@ -48,6 +76,120 @@ def memory_of(page: str) -> str:
 def _cleaned(value: Any) -> Any:
     """Text without control characters; what is markup already is left as it is."""
     return clean(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def _ending(document: Document) -> Markup:
+    """What became of it as a badge, and its exit code; empty where it has not finished."""
+    if document.exit_code is None:
+        return Markup()
+    code, _, meaning = document.ending.partition(": ")
+    return _badge(ENDINGS.get(document.exit_code, "inconclusive"), meaning) + Markup(" · {}").format(code)
+
+
+def _badge(word: str, text: str) -> Markup:
+    """A word that judges: by its sign, its text and its colour."""
+    sign = Markup('<span aria-hidden="true">{}</span> ').format(LOOKS[word][1]) if word in LOOKS else Markup()
+    return Markup('<span class="badge {}">{}{}</span>').format(tone(word), sign, clean(text))
+
+
+def _heading(text: str) -> Markup | str:
+    """Of a verdict, what stands before the colon is a badge."""
+    word, colon, rest = text.partition(": ")
+    return _badge(word, word) + Markup(" ") + clean(rest) if colon and word in LOOKS else text
+
+
+def _drawn(block: Lanes | Line) -> Markup:
+    return draw_lanes(block) if isinstance(block, Lanes) else draw_line(block)
+
+
+def _table(table: Table) -> Markup:
+    """A table; below 40 rem each of its rows becomes a card."""
+    drawn = {
+        place: drawn_column(column, [row[place] for row in table.rows])
+        for place, column in enumerate(table.columns)
+        if column.kind is Kind.DRAWN
+    }
+    columns = list(enumerate(table.columns))
+    names = [place for place, column in columns if column.kind is Kind.NAME]
+    stays = names[0] if names else 0
+    tails = {
+        place: _longest_tail(column, [row[place] for row in table.rows]) for place, column in columns if column.right
+    }
+    parts = ['<div class="wide" tabindex="0"><table class="cards">\n']
+    if any(column.title for column in table.columns):
+        parts.append("<thead><tr>")
+        for place, column in columns:
+            unit = f" <small>{html.escape(column.unit)}</small>" if column.unit else ""
+            axis = drawn[place][0] if place in drawn else ""
+            parts.append(f'<th scope="col"{_classes(column, stays == place)}>{_escaped(column.title)}{unit}{axis}</th>')
+        parts.append("</tr></thead>\n")
+    parts.append("<tbody>\n")
+    heads = [(_classes(column, stays == place), f' data-of="{_escaped(column.heading)}"') for place, column in columns]
+    for number, row in enumerate(table.rows):
+        parts.append("<tr>")
+        for place, column in columns:
+            classes, of = heads[place]
+            if place in drawn:
+                content: str = drawn[place][1][number]
+            else:
+                content = _cell(column, row[place], tails.get(place, ""))
+            parts.append(f"<td{classes}{of}{_shade(row[place])}>{content}</td>")
+        parts.append("</tr>\n")
+    return Markup("".join([*parts, "</tbody></table></div>"]))  # noqa: S704 - all that is others' was escaped
+
+
+def _classes(column: Column, stays: bool) -> str:
+    kind = "right" if column.right else column.kind.value
+    return f' class="{kind}{" stay" if stays else ""}"'
+
+
+def _shade(cell: Cell) -> str:
+    if not isinstance(cell, Shaded) or abs(cell.share) < 0.02:
+        return ""
+    shade = "var(--bad)" if cell.share > 0 else "var(--good)"
+    return f' style="background: color-mix(in srgb, {shade} {45 * min(abs(cell.share), 1):.0f}%, var(--paper))"'
+
+
+def _cell(column: Column, cell: Cell, tail: str) -> str:
+    text = column.written(cell)
+    if isinstance(cell, Link):
+        return f'<a href="{html.escape(cell.url)}">{html.escape(text)}</a>'
+    word = column.word(cell)
+    if isinstance(cell, Held):
+        # Not a sum: one of text and markup would escape the text again.
+        return f"{_aligned(text, tail)}{held_bar(cell.value, cell.limit, cell.word)}"
+    if column.kind is Kind.VERDICT:
+        return _badge(word, text) if word in LOOKS else html.escape(text)
+    if word in LOOKS:
+        return f'<span class="{tone(word)}">{_aligned(text, tail) if column.right else html.escape(text)}</span>'
+    if column.kind is Kind.NAME:
+        return f"<code>{html.escape(text)}</code>" if text else ""
+    return _aligned(text, tail) if column.right else html.escape(text)
+
+
+def _aligned(text: str, tail: str) -> str:
+    """A figure whose point stands below that of the others of its column: what follows it is as wide as `tail`."""
+    if not tail:
+        return html.escape(text)
+    whole, rest = _split(text)
+    behind = f'<span class="tail" data-as="{html.escape(tail)}">{html.escape(rest)}</span>'
+    return f"<span>{html.escape(whole)}{behind}</span>"
+
+
+def _split(text: str) -> tuple[str, str]:
+    found = _FIGURE.match(text)
+    place = found.end() if found and any(map(str.isdigit, found[0])) else len(text)
+    return text[:place], text[place:]
+
+
+def _longest_tail(column: Column, cells: Sequence[Cell]) -> str:
+    """The longest of what cells of a column have from their points on; empty where all are equally long."""
+    tails = {_split(column.written(cell))[1] for cell in cells if not isinstance(cell, Judged)}
+    return max(tails, key=len) if len(set(map(len, tails))) > 1 else ""
+
+
+def _escaped(text: str) -> str:
+    return html.escape(one_line(text))
 
 
 def _inlined(picture: Picture, numbers: Iterator[int]) -> Markup:

@@ -14,6 +14,7 @@ from iree_gauntlet.document import (
     Code,
     Column,
     Document,
+    Folded,
     Heading,
     Items,
     Kind,
@@ -51,7 +52,7 @@ def markdown(document: Document) -> str:
 
 
 def _block(block: Block) -> str:
-    """Empty for what is folded on a page."""
+    """Empty for what is on a page alone."""
     found = ""
     match block:
         case Heading(text, level):
@@ -66,7 +67,13 @@ def _block(block: Block) -> str:
             found = fenced(text, language)
         case Picture(file, _, text, caption) | Chart(picture=Picture(file, _, text, caption)):
             found = _text((Link(caption or text, file),))
-        case Table(columns, rows):
+        case Folded(title, inside):
+            parts = filter(None, map(_block, inside))
+            # A block of HTML, in which nothing is Markdown.
+            summary = f"<details><summary>{one_line(title).translate(_HTML)}</summary>"
+            found = "\n\n".join((summary, *parts, "</details>"))
+        case Table():
+            columns, rows = block.in_text.columns, block.in_text.rows
             cells = ([_cell(column, cell) for column, cell in zip(columns, row, strict=True)] for row in rows)
             right = frozenset(index for index, column in enumerate(columns) if column.right)
             found = table([escape(column.heading) for column in columns], cells, right)

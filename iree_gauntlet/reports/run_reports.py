@@ -22,6 +22,7 @@ from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import ChainFigures, chain_figures
 from iree_gauntlet.records.explained_run import with_explanations
 from iree_gauntlet.records.outcome import RunOutcome, headline, outcome_of
+from iree_gauntlet.records.run_before import changed_since
 from iree_gauntlet.reports.details import explanation_line
 from iree_gauntlet.reports.github import error_commands
 from iree_gauntlet.reports.junit import junit_document
@@ -76,7 +77,7 @@ def run_reports(run_dir: Path) -> Reports:
         GauntletError: there is no journal, or it cannot be read.
     """
     with uncollected():
-        return reports_of_run(_outcome_in(run_dir))
+        return reports_of_run(_outcome_in(run_dir), run_dir)
 
 
 def _outcome_in(run_dir: Path) -> RunOutcome:
@@ -84,12 +85,18 @@ def _outcome_in(run_dir: Path) -> RunOutcome:
     return with_explanations(outcome_of(read_journal(run_dir / JOURNAL)), run_dir)
 
 
-def reports_of_run(outcome: RunOutcome) -> Reports:
-    """`junit.xml`, `summary.md`, `summary.html`, `summary.json`, and the job summary where torch models were tested."""
+def reports_of_run(outcome: RunOutcome, run_dir: Path | None = None) -> Reports:
+    """`junit.xml`, `summary.md`, `summary.html`, `summary.json`, and the job summary where torch models were tested.
+
+    Args:
+        outcome: of the run.
+        run_dir: beside which the run before lies; None where that is not looked for.
+    """
+    before = changed_since(outcome, run_dir) if run_dir else None
 
     @cache
     def document(folder: Path | None) -> Document:
-        return run_document(outcome, folder)
+        return run_document(outcome, folder, before, tuple(name for name in files if not name.endswith(".html")))
 
     files = {
         "junit.xml": lambda: junit_document(outcome),

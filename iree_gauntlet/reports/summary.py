@@ -5,7 +5,10 @@ Of a run with more than 200 chains (a suite of operators) its tables hold only w
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,17 +16,23 @@ from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.cleaning import last_lines
 from iree_gauntlet.diagnostics import group_failures
 from iree_gauntlet.document import (
+    Bars,
     Block,
     Cell,
     Code,
     Column,
     Document,
+    Folded,
     Heading,
+    Held,
     Items,
     Kind,
+    Lanes,
     Link,
     Name,
+    OnPage,
     Paragraph,
+    Span,
     Table,
     Text,
 )
@@ -32,12 +41,16 @@ from iree_gauntlet.measuring.goldens.goldens import covers
 from iree_gauntlet.records.chain_figures import chain_figures, matrix_cell
 from iree_gauntlet.records.outcome import BAD_VERDICTS, RunOutcome, cache_line, headline, version
 from iree_gauntlet.reports.details import device_text, explanation_line, finding_lines
+from iree_gauntlet.reports.provenance import ORIGIN, provenance
 from iree_gauntlet.steps import NOTHING_COMPARED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from iree_gauntlet.records.chain_figures import ChainFigures
+    from iree_gauntlet.records.run_before import RunBefore
     from iree_gauntlet.records.step_outcome import StepOutcome
+    from iree_gauntlet.results import Check
 
 
 # What files hold at most, and what of it a terminal shows.
@@ -47,6 +60,9 @@ _MOST_GROUPS, _SHOWN_GROUPS = 50, 20
 _SHOWN_FINDINGS = 12
 _GROUPED_FROM = 20
 _NAMED_STEPS = 8
+# Notes that differ in names and numbers alone are of a kind; from so many on they are folded.
+_OF_ONE = re.compile(r"\S*[\d/\\@=]\S*")
+_FOLDED_FROM = 4
 _COMPARED = (Verdict.PASSED, Verdict.FAILED, Verdict.XFAILED, Verdict.XPASSED)
 _VERDICT_WORDS = {
     Verdict.ERROR: "in error",
@@ -57,7 +73,7 @@ _COLUMNS: tuple[Column, ...] = (
     Column("verdict", Kind.VERDICT),
     Column("model", Kind.NAME),
     Column("compile", Kind.DURATION, rank=3),
-    Column("time ms", Kind.NUMBER, rank=1),
+    Column("time", Kind.NUMBER, "ms", rank=1),
     Column("dispatches", Kind.NUMBER, rank=2),
     Column("bytes", Kind.NUMBER, rank=4),
     Column("quality", rank=5),
@@ -65,7 +81,7 @@ _COLUMNS: tuple[Column, ...] = (
 _INSTRUCTIONS = Column("instructions", Kind.NUMBER, rank=1)
 _TIME_COLUMNS = (
     Column("model", Kind.NAME),
-    *(Column(title, Kind.NUMBER) for title in ("mean ± stdev ms", "min ms", "golden ms")),
+    *(Column(title, Kind.NUMBER, "ms") for title in ("mean ± stdev", "min", "golden")),
 )
 _SPEED_COLUMNS = (
     Column("model", Kind.NAME),
@@ -78,15 +94,27 @@ _SPEED_COLUMNS = (
 _GROUP_COLUMNS = (Column("cases", Kind.NUMBER), *(Column(title) for title in ("stage", "diagnostic", "for example")))
 # Stages whose failures `explain` is about.
 _EXPLAINED = (Stage.COMPILE, Stage.THRESHOLD)
+_CHANGED_COLUMNS = (
+    *(Column("model", Kind.NAME), Column("figure")),
+    *(Column(title, Kind.NUMBER) for title in ("before", "now", "change")),
+)
+_STAGE_COLUMNS = (
+    *(Column("stage"), Column("steps", Kind.NUMBER), Column("took", Kind.DURATION), Column("", Kind.DRAWN)),
+    *(Column("longest", Kind.DURATION), Column("waited", Kind.DURATION)),
+)
 _FACT_COLUMNS = (Column(""), Column("", Kind.NAME))
 
 
-def run_document(outcome: RunOutcome, folder: Path | None = None) -> Document:
+def run_document(
+    outcome: RunOutcome, folder: Path | None = None, before: RunBefore | None = None, files: tuple[str, ...] = ()
+) -> Document:
     """What went wrong and what to do about it, what was measured, and with what.
 
     Args:
         outcome: of the run.
         folder: of the run, as the user knows it; None where the document lies in it.
+        before: what changed since the run before.
+        files: that lie beside the document.
     """
     bad = _bad_steps(outcome)
     inside = f"; IREE's tools ran for {duration(outcome.tool_seconds)} in all" if outcome.tool_seconds else ""
@@ -100,7 +128,7 @@ def run_document(outcome: RunOutcome, folder: Path | None = None) -> Document:
     idle = len(outcome.bad_steps) - len(bad)
     if idle:
         blocks.append(Paragraph((f"{idle} step{'s' if idle > 1 else ''} did not start.",)))
-    blocks += [*_figures(outcome), *_unchecked(outcome)]
+    blocks += [*_figures(outcome), *_changed(before), *_unchecked(outcome)]
     blocks += [Paragraph((line,)) for line in (*_judged(outcome), cache_line(outcome))]
     blocks.append(Paragraph((f"time: {duration(outcome.seconds)}{inside}",)))
     if any(step.stage in _EXPLAINED and step.verdict is Verdict.FAILED and not step.explanation for step in bad):
@@ -110,6 +138,7 @@ def run_document(outcome: RunOutcome, folder: Path | None = None) -> Document:
         blocks.append(Paragraph(("where a new figure is right: ", Name("gauntlet golden.update"), " proposes it")))
     if outcome.state != "complete":
         blocks.append(Paragraph(("to go on with it: ", *_going_on(outcome, folder))))
+    blocks += _time_spent(outcome)
     return Document(
         f"IREE Gauntlet: {f'suite {outcome.suite}, ' if outcome.suite else ''}run {outcome.run}",
         headline(outcome),
@@ -118,7 +147,54 @@ def run_document(outcome: RunOutcome, folder: Path | None = None) -> Document:
         tuple(_details(outcome, folder)),
         outcome.exit_code,
         outcome.remarks,
+        provenance=provenance(
+            str(outcome.toolchain.get("compiler") or ""),
+            {"time": outcome.started, **{name: getattr(outcome, name) for name in ORIGIN}},
+            files,
+            outcome.seconds if outcome.state == "complete" else None,
+        ),
     )
+
+
+def _changed(before: RunBefore | None) -> Iterator[Block]:
+    """What is not as it was in the run before."""
+    if before is None or not before.changes:
+        return
+    rows = tuple((*change[:4], None if share is None else f"{100 * share:+.2f} %") for *change, share in before.changes)
+    yield Heading(f"Changed since run {before.run}" + (f", IREE {before.compiler}" if before.compiler else ""))
+    yield Table(_CHANGED_COLUMNS, rows, _SHOWN_ROWS)
+    if any(change[1] == "time ms" for change in before.changes):
+        said = "Of times, differences of 10 % and more: "
+        yield Paragraph((said, Name("gauntlet compare"), " says which are real."))
+
+
+def _time_spent(outcome: RunOutcome) -> Iterator[Block]:
+    """On a page: what ran when, and what each stage took."""
+    started = [(step, datetime.fromisoformat(step.started).timestamp()) for step in outcome.steps if step.started]
+    if not started:
+        return
+    first = min(start for _, start in started)
+    spans = tuple(
+        Span(step.title, step.stage, start - first, step.seconds, step.waited_seconds, str(step.verdict))
+        for step, start in started
+    )
+    stages: dict[str, list[Span]] = {}
+    for span in spans:
+        stages.setdefault(span.kind, []).append(span)
+    busy, until = 0.0, 0.0
+    for begin, end in sorted((span.start, span.start + span.waited + span.seconds) for span in spans):
+        busy += max(end - max(begin, until), 0.0)
+        until = max(until, end)
+    rows = tuple(
+        (
+            *(stage, float(len(own)), total := sum(span.seconds for span in own), Bars((total,), "")),
+            *(max(span.seconds for span in own), sum(span.waited for span in own) or None),
+        )
+        for stage, own in stages.items()
+    )
+    idle = f"; for {duration(outcome.seconds - busy)} no step ran" if outcome.seconds - busy >= 1 else ""
+    text = f"{duration(outcome.seconds)} in all{idle}. Steps that ran side by side count in full below."
+    yield OnPage((Heading("How the time was spent"), Paragraph((text,)), Lanes(spans), Table(_STAGE_COLUMNS, rows)))
 
 
 def _going_on(outcome: RunOutcome, folder: Path | None) -> Sequence[str | Name]:
@@ -198,8 +274,8 @@ def _details(outcome: RunOutcome, folder: Path | None) -> Iterator[Block]:
     skipped = (step for step in steps if step.verdict is Verdict.SKIPPED)
     yield from _said("Skipped", ((_why_skipped(step, many=many), step) for step in skipped))
     yield from _said("Notes", ((note, step) for step in steps for note in step.notes))
-    yield Heading("Environment")
-    yield Table(_FACT_COLUMNS, tuple((name, str(value)) for name, value in _facts(outcome) if value))
+    facts = tuple((name, str(value)) for name, value in _facts(outcome) if value)
+    yield Folded("Environment", (Table(_FACT_COLUMNS, facts),))
 
 
 def _why_skipped(step: StepOutcome, *, many: bool) -> str:
@@ -224,12 +300,16 @@ def _figures(outcome: RunOutcome) -> Iterator[Block]:
     shown = [(chain, chain_figures(chain)) for chain in chains[: _MOST_ROWS if outcome.many else None]]
     columns = _COLUMNS
     rows: list[tuple[Cell, ...]] = [
-        (own.verdict, chain.id, own.compile_cell, own.time_cell, own.dispatches_cell, own.size_cell, own.quality_cell)
+        (
+            *(own.verdict, chain.id, own.compile_cell, _held(own.time_cell, own.time)),
+            *(_held(own.dispatches_cell, own.dispatches), _held(own.size_cell, own.size), _quality(own)),
+        )
         for chain, own in shown
     ]
     if any(own.instructions is not None for _, own in shown):
         columns = (*columns[:4], _INSTRUCTIONS, *columns[4:])
-        rows = [(*row[:4], own.instructions_cell, *row[4:]) for row, (_, own) in zip(rows, shown, strict=True)]
+        counts = (_held(own.instructions_cell, own.work) for _, own in shown)
+        rows = [(*row[:4], count, *row[4:]) for row, count in zip(rows, counts, strict=True)]
     yield Heading("Figures")
     yield Table(columns, tuple(rows), _SHOWN_ROWS)
     if counters := {cell.counted_by for chain, _ in shown if (cell := matrix_cell(chain)).counted_by}:
@@ -237,6 +317,22 @@ def _figures(outcome: RunOutcome) -> Iterator[Block]:
     if outcome.many and count > len(rows):
         as_expected = f", {count - len(chains)} of them as expected."
         yield Paragraph((f"{count - len(rows)} more in ", Name("summary.json"), as_expected))
+
+
+def _held(text: str, check: Check | None) -> Cell:
+    """A figure with its limit, where it was held against one."""
+    if check is None or check.measured is None or check.limit is None or check.passed is None:
+        return text
+    return Held(text, check.measured, check.limit, "passed" if check.passed else "failed")
+
+
+def _quality(figures: ChainFigures) -> Cell:
+    """The largest error with the absolute one that is allowed; a larger one passes where the relative one allows it."""
+    output, text = figures.worst_output, figures.quality_cell
+    if output is None or output.max_abs_error is None or not output.atol:
+        return text
+    drawn = math.isfinite(output.max_abs_error) and output.passed is (output.max_abs_error <= output.atol)
+    return Held(text, output.max_abs_error, output.atol, "passed" if output.passed else "failed") if drawn else text
 
 
 def _times(outcome: RunOutcome) -> Iterator[Block]:
@@ -290,25 +386,41 @@ def _failures(title: str, steps: Sequence[StepOutcome], folder: Path | None) -> 
         if found := finding_lines(step):
             yield Items(tuple((line,) for line in found), _SHOWN_FINDINGS)
         if tail := last_lines(step.tail):
-            yield Code("\n".join(tail))
+            yield Folded("the tool's last lines", (Code("\n".join(tail)),), brief=True)
         if step.ran:
             yield Paragraph(("Reproduce:",))
             yield Code(step.command, "sh")
-        log: Text = ("full log ", Name(str((folder or Path()) / step.log))) if step.log else ()
+        log: Text = ("full log ", _file(step.log, folder)) if step.log else ()
         written: Text = ("written in ", Name(str(step.origin))) if step.origin.file else ()
         if log or written:
             yield Paragraph((*log, *([" · "] if log and written else []), *written))
 
 
+def _file(path: str, folder: Path | None) -> Name:
+    """A file of the run, which a page that lies beside it leads to."""
+    return Name(str(folder / path)) if folder else Name(path, path)
+
+
 def _said(title: str, said: Iterable[tuple[str, StepOutcome]]) -> Iterator[Block]:
-    """What is said of several steps in the same words, said once."""
+    """What is said of several steps in the same words, said once; of a kind that is said often, folded."""
     steps_of: dict[str, list[str]] = {}
     for text, step in said:
         steps_of.setdefault(text, []).append(step.title)
     if not steps_of:
         return
+    kinds: dict[str, list[str]] = {}
+    for text in steps_of:
+        kinds.setdefault(_OF_ONE.sub("…", text), []).append(text)
+    often = {kind: texts for kind, texts in kinds.items() if len(texts) >= _FOLDED_FROM}
+    seldom = [text for kind, texts in kinds.items() if kind not in often for text in texts]
+
+    def items(texts: Iterable[str]) -> Items:
+        return Items(tuple((f"{text}: {listed(steps_of[text], _NAMED_STEPS)}",) for text in texts))
+
     yield Heading(title)
-    yield Items(tuple((f"{text}: {listed(names, _NAMED_STEPS)}",) for text, names in steps_of.items()))
+    if seldom:
+        yield items(seldom)
+    yield from (Folded(f"{kind} ({len(texts)} times)", (items(texts),)) for kind, texts in often.items())
 
 
 def _facts(outcome: RunOutcome) -> tuple[tuple[str, object], ...]:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError
-from iree_gauntlet.figures import byte_size
+from iree_gauntlet.figures import byte_size, counted, signed
 from iree_gauntlet.measuring.instructions.counters import CounterKind, find_counter, why_no_hardware
 from iree_gauntlet.measuring.machine.machine_sensors import cpu_use, read_cpu_times
 from iree_gauntlet.measuring.machine.machine_state import benchmark_warnings, machine_facts, machine_state
-from iree_gauntlet.reports.output import print_table
+from iree_gauntlet.reports.output import print_table, write_text
 from iree_gauntlet.settings import Configuration, cache_folder, project_folder
 from iree_gauntlet.toolchains.build_tools import find_build_tools
 from iree_gauntlet.toolchains.devices import Device, compile_backends, devices, drivers, find_device, known_devices
@@ -29,7 +29,7 @@ from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Toolchain
 from iree_gauntlet.upkeep.installed_toolchains import open_place, version_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from iree_gauntlet.requests import ToolchainRequest
@@ -292,6 +292,14 @@ def list_devices(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     return ExitCode.OK
 
 
+def _answer(findings: Sequence[Finding]) -> str:
+    """`1 thing is missing: drivers; 2 warnings`."""
+    wanting = list(dict.fromkeys(item.area for item in findings if item.status in ("missing", "broken")))
+    warnings = sum(item.status == "warn" for item in findings)
+    missing = f"missing or broken: {', '.join(wanting)}" if wanting else "nothing is missing"
+    return missing + (f"; {counted(warnings, 'warning')}" if warnings else "")
+
+
 def doctor(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     """Prints what is here and what is missing; exits with ERROR where no suite could run at all."""
     toolchain = _asked_toolchain(request)
@@ -310,7 +318,9 @@ def doctor(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
         sys.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=2) + "\n")
     else:
         for finding in findings:
-            sys.stdout.write(f"{finding.status:<8} {finding.area + ':':<16} {finding.text}\n")
+            status = signed(f"{finding.status:<8}", finding.status)
+            write_text(sys.stdout, f"{status} {finding.area + ':':<16} {finding.text}\n")
             if finding.hint:
-                sys.stdout.write(f"{'':<25} {finding.hint}\n")
+                write_text(sys.stdout, f"{'':<27} {finding.hint}\n")
+        write_text(sys.stdout, f"\n{_answer(findings)}\n")
     return ExitCode.ERROR if isinstance(toolchain, ToolchainError) else ExitCode.OK

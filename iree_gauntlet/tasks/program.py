@@ -83,8 +83,8 @@ _AS_OPTION = {
 }
 # Those of them that take one word, and what it is.
 _TAKE_ONE = {"init": "folder", "schema": "name", "worker": "address", "cluster.status": "address"}
-# A flag that says what the words behind it are.
-_BEFORE_WORDS = "--slower"
+# Flags that say what the words behind them are.
+_BEFORE_WORDS = ("--slower", "--index")
 # Those that take folders, which may have blanks in their names.
 _FOLDERS = frozenset({"report", "shard.costs", "history.add", "history.import"})
 # How the tasks without --iree, and with two of them, have them named.
@@ -284,12 +284,13 @@ def _several_in_one(argv: Sequence[str]) -> list[str]:
     start = next((place for place, word in enumerate(words) if word in _TAKE_SEVERAL), None)
     if start is None:
         return words
-    begin = start + 2 if words[start + 1 : start + 2] == [_BEFORE_WORDS] else start + 1
+    begin = start + 2 if words[start + 1 : start + 2] in [[flag] for flag in _BEFORE_WORDS] else start + 1
     end = begin
     while end < len(words) and not words[end].startswith("-"):
         end += 1
     if end == begin:
-        return words
+        # The page of all runs is of the project's where no folder is named.
+        return [*words[:begin], "", *words[begin:]] if words[start:begin] == ["report", "--index"] else words
     if words[start] in _TAKE_ONE and end > begin + 1:
         what = f"{words[start]} takes one {_TAKE_ONE[words[start]]}, not {shlex.join(words[begin:end])}"
         raise UsageError(what, "Put one with blanks in its name in quotes, and its options behind it.")

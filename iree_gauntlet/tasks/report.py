@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet import messages
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
+from iree_gauntlet.figures import counted
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.records.merged_runs import merged
 from iree_gauntlet.reports.experiment_reports import RECORDS, write_reports
+from iree_gauntlet.reports.runs_index import write_index
 from iree_gauntlet.reports.sweeps.sweep_reports import write_micro_reports
 from iree_gauntlet.settings import runs_folder, shown
 from iree_gauntlet.system.atomic import write_atomic
@@ -24,6 +26,24 @@ if TYPE_CHECKING:
 
 
 LATEST = "latest"
+
+
+def write_page_of_runs(named: str) -> ExitCode:
+    """Makes the page of a folder of runs, with all that is recorded in it.
+
+    Args:
+        named: the folder; empty for that of the project.
+
+    Raises:
+        UsageError: there is no such folder.
+        GauntletError: it cannot be written.
+    """
+    folder = Path(named).absolute() if named else runs_folder()
+    if not folder.is_dir():
+        raise UsageError(f"report --index: there is no folder {shown(folder)}", "Name the folder that has the runs.")
+    page, count = write_index(folder, RECORDS, all_of_them=True)
+    sys.stdout.write(f"{counted(count, 'run')} in {shown(page)}\n")
+    return ExitCode.OK
 
 
 def report(runs: str, merge: str = "", *, lenient: bool = False) -> ExitCode:
@@ -111,7 +131,7 @@ def _merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:
         raise UsageError(f"--merge {into} already holds a run", "Give another folder.")
     records = [read_journal(folder / JOURNAL) for folder in folders]
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    whole = merged(records, into.resolve().name, " ".join(command), str(Path.cwd()), lenient=lenient)
+    whole = merged(records, into.resolve().name, shlex.join(command), str(Path.cwd()), lenient=lenient)
     try:
         into.mkdir(parents=True, exist_ok=True)
         for record in records:

@@ -301,9 +301,10 @@ def toolchain_remove_task(options: dict[str, Any]) -> ExitCode:
         ),
         Option("merge", "", "Make one run's folder of several runs (the shards of a suite), and its reports."),
         Option("lenient", False, "Merge runs of different IREEs too."),
+        Option("index", False, "Make the page of all runs, index.html, of RUN as a folder of runs (default: runs/)."),
     ),
     positional="run",
-    usage="report RUN… [--merge DIR]",
+    usage="report RUN… [--merge DIR] | report --index",
 )
 def report_task(options: dict[str, Any]) -> ExitCode:
     """Make reports again from what was recorded, also of what was killed: of runs, comparisons, matrices, bisections.
@@ -311,9 +312,12 @@ def report_task(options: dict[str, Any]) -> ExitCode:
     Examples: report latest
               report runs/20261121-051800-cpu
               report shard-1 shard-2 shard-3 --merge runs/whole
+              report --index
     """
-    from iree_gauntlet.tasks.report import report  # noqa: PLC0415
+    from iree_gauntlet.tasks.report import report, write_page_of_runs  # noqa: PLC0415
 
+    if options["index"]:
+        return write_page_of_runs(options["run"])
     return report(options["run"], options["merge"], lenient=options["lenient"])
 
 

@@ -24,6 +24,7 @@ from iree_gauntlet.document import (
     Link,
     Name,
     Notes,
+    OnPage,
     Paragraph,
     Picture,
     Table,
@@ -48,6 +49,7 @@ COLUMNS = (
 _TAGS = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "a", "code", "pre"}
 _TAGS |= {"p", "strong", "ul", "li", "div", "table", "thead", "tbody", "tr", "th", "td"}
 _TAGS |= {"figure", "figcaption", "img", "svg", "path", "use", "details", "summary"}
+_TAGS |= {"header", "main", "footer", "span", "dl", "dt", "dd", "script"}
 _SVG = b'<?xml version="1.0"?>\n<svg><metadata><x/></metadata><path id="a"/><use href="#a"/></svg>'
 _PNG = b"\x89PNG\r\n"
 ROWS: tuple[tuple[Cell, ...], ...] = (
@@ -91,9 +93,9 @@ def test_on_a_terminal_the_answer_comes_last() -> None:
         "",
         "Bisect",
         "",
-        "model        like  time ms  dispatches        took  share  remarks",
-        "ocr/cls@cpu  good     9.10          76      61.2 s    3 %",
-        "vit@cpu      bad         –       1,234  1 h 02 min  100 %  it crashed",
+        "model        like    time ms  dispatches        took  share  remarks",
+        "ocr/cls@cpu  ✓ good     9.10          76      61.2 s    3 %",
+        "vit@cpu      ✗ bad         –       1,234  1 h 02 min  100 %  it crashed",
         "",
         "note: one",
         "note: two",
@@ -162,23 +164,25 @@ def test_remarks_stand_below_the_answer_in_files_and_above_it_on_a_terminal() ->
 def test_as_a_page() -> None:
     page = lxml.html.fromstring(html_page(DOCUMENT))
     assert page.findtext(".//h1") == "Bisect"
-    assert (
-        page.find(".//p[@class='answer']").text_content()
-        == "first bad: b3 · exact · 2 of 2 tried · exit code 0: all as expected"
-    )
+    assert page.find(".//p[@class='answer']").text_content() == "first bad: b3 · exact · 2 of 2 tried"
+    assert page.findall(".//header/p")[1].text_content() == "✓ all as expected · exit code 0"
     assert [item.text_content() for item in page.findall(".//li")] == ["first", "then b"]
     assert [cell.text_content() for cell in page.findall(".//th")] == [column.heading for column in COLUMNS]
     rows = [[cell.text_content() for cell in row] for row in page.findall(".//tbody/tr")]
     assert rows == [
-        ["ocr/cls@cpu", "good", "9.10", "76", "61.2 s", "3 %", ""],
-        ["vit@cpu", "bad", "–", "1,234", "1 h 02 min", "100 %", "it crashed"],
+        ["ocr/cls@cpu", "✓ good", "9.10", "76", "61.2 s", "3 %", ""],
+        ["vit@cpu", "✗ bad", "–", "1,234", "1 h 02 min", "100 %", "it crashed"],
     ]
-    assert [item.get("class") for item in page.findall(".//tbody/tr[2]/td")][:3] == ["name", "verdict bad", "right"]
+    assert [item.get("class") for item in page.findall(".//tbody/tr[2]/td")][:3] == ["name stay", "verdict", "right"]
+    assert [item.get("class") for item in page.findall(".//td//span[@class]")][:2] == ["badge good", "tail"]
     assert page.find(".//a").get("href") == "https://h.example/a...b"
     assert page.find(".//a").getparent().text_content() == "see a|b, or the commits."
     assert [item.text for item in page.findall(".//p[@class='note']")] == ["one", "two"]
-    # One file: nothing is loaded, and nothing runs.
-    assert not page.xpath("//script|//link|//img|//iframe|//@src|//@onclick")
+    # One file: nothing is loaded, and nothing runs but what copies commands.
+    assert not page.xpath("//link|//img|//iframe|//@src|//@onclick")
+    assert [item.text.split("\n")[0] for item in page.findall(".//script")] == [
+        "// Commands can be copied where the browser lets a page do that."
+    ]
     assert "url(" not in page.findtext(".//style")
 
 
@@ -200,14 +204,18 @@ def test_pictures_are_part_of_a_page_and_named_elsewhere() -> None:
     assert not page.xpath("//metadata")
 
 
-def test_what_is_folded_stands_on_a_page_alone() -> None:
+def test_what_is_folded_stands_in_files_and_what_is_of_a_page_there_alone() -> None:
     table = Table(COLUMNS[:2], ROWS_OF_TWO)
-    document = Document("T", "done", (), (Heading("A"), table, Folded("All of it", (table,)), Heading("B")))
-    assert printed(document)[3:9] == ["A", *printed(Document("T", "done", (), (table,)))[3:6], "", "B"]
-    assert "All of it" not in markdown(document)
+    folded, brief = Folded("All of it", (table,)), Folded("Shown", (Paragraph(("too",)),), brief=True)
+    document = Document("T", "done", (), (Heading("A"), table, folded, OnPage((table,)), Heading("B"), brief))
+    assert printed(document)[3:10] == ["A", *printed(Document("T", "done", (), (table,)))[3:6], "", "B", "too"]
+    text = markdown(document)
+    assert text.count("| `vit@cpu` |") == 2
+    assert "<details><summary>All of it</summary>\n\n| model |" in text
     page = lxml.html.fromstring(html_page(document))
-    assert page.findtext(".//details/summary") == "All of it"
-    assert [len(item.findall(".//tbody/tr")) for item in (page, page.find(".//details"))] == [4, 2]
+    assert [item.text for item in page.findall(".//details/summary")] == ["All of it", "Shown"]
+    assert [len(item.findall(".//tbody/tr")) for item in (page, page.find(".//details"))] == [6, 2]
+    assert [len(item.rows) for item in document.whole.blocks if isinstance(item, Table)] == [2, 2]
 
 
 def test_a_cell_may_be_judged_by_a_word_that_it_does_not_hold() -> None:
@@ -216,7 +224,16 @@ def test_a_cell_may_be_judged_by_a_word_that_it_does_not_hold() -> None:
     assert printed(document)[4:6] == [" 0.50", " 2.00"]
     assert "| **0.50** |\n| 2.00 |" in markdown(document)
     page = lxml.html.fromstring(html_page(document))
-    assert [item.get("class") for item in page.findall(".//td")] == ["right slower", "right faster"]
+    assert [item.get("class") for item in page.findall(".//td/span")] == ["bad", "good"]
+
+
+def test_figures_of_a_column_stand_with_their_points_below_each_other() -> None:
+    table = Table((Column("time", Kind.NUMBER, "ms"),), (("9.1 ± 0.1",), ("0.0123",), ("1,234",), ("–",)))
+    page = lxml.html.fromstring(html_page(Document("T", "done", (), (table,))))
+    tails = page.findall(".//td/span/span")
+    assert [item.getparent().text for item in tails] == ["9", "0", "1,234", "–"]
+    assert [item.text for item in tails] == [".1 ± 0.1", ".0123", None, None]
+    assert {item.get("data-as") for item in tails} == {".1 ± 0.1"}
 
 
 def test_a_table_without_text_goes_on_below() -> None:
@@ -237,8 +254,8 @@ def test_a_table_without_text_goes_on_below() -> None:
         (160, ["model", "like", "time", "dispatches", "took", "share", "remarks"]),
         (64, ["model", "like", "time", "dispatches", "share", "remarks"]),
         (50, ["model", "like", "time", "share", "remarks"]),
-        (38, ["model", "like", "time", "remarks"]),
-        (29, ["model", "like", "remarks"]),
+        (40, ["model", "like", "time", "remarks"]),
+        (31, ["model", "like", "remarks"]),
     ],
 )
 def test_where_there_is_no_room_the_least_important_columns_go(width: int, titles: list[str]) -> None:
@@ -258,8 +275,10 @@ def test_no_text_breaks_out_of_its_place(text: str) -> None:
     assert not any("\x1b" in line for line in printed(document))
     page = html_page(document)
     assert set(re.findall(r"<\s*([a-z0-9]+)", page)) <= _TAGS
+    assert page.count("<script") == 1
     tokens = MarkdownIt("commonmark").enable("table").parse(markdown(document))
-    assert not any(token.type.startswith("html") for token in tokens)
+    blocks = [token.content for token in tokens if token.type.startswith("html")]
+    assert [re.sub(r"<summary>[^<>]*</summary>", "", block).strip() for block in blocks] == ["<details>", "</details>"]
     if text.strip():
         assert sum(token.type == "table_open" for token in tokens) == 1
-        assert sum(token.type == "td_open" for token in tokens) == 2 * len(Kind)
+        assert sum(token.type == "td_open" for token in tokens) == 2 * (len(Kind) - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 from lxml import html
 
@@ -43,7 +44,8 @@ def test_a_change_leads_to_its_commits_and_its_bisect() -> None:
     assert link == f"https://github.com/iree-org/iree/compare/{20:040x}...{21:040x}"
     command = "gauntlet bisect --good 3.20.0 --bad 3.21.0 --metric time --model toy001 --submodel abs --target cpu"
     assert found.xpath("//pre/code/text()") == [command]
-    assert len(found.xpath("//*[local-name()='circle']")) == 40
+    assert len(found.xpath("//figure//*[local-name()='circle']")) == 40
+    assert len(found.xpath("//td/svg[@class='course']")) == 1
     hollow = found.xpath("//*[local-name()='circle'][contains(@style, 'fefefe')]")
     assert len(hollow) == 5, "those that a busy machine spoilt"
     assert "regression" in found.xpath("string(//table)")
@@ -56,10 +58,10 @@ def test_no_request_leaves_it() -> None:
     assert "Copyright (c) 2022 Leon Sorokin" in text, "uPlot's licence goes with it"
 
 
-def test_a_page_without_charts_has_no_scripts() -> None:
+def test_a_page_without_charts_has_no_script_for_them() -> None:
     text = html_page(Document("t", "a", (), ()))
-    assert "<script" not in text
-    assert "script-src" not in text
+    assert text.count("<script") == 1
+    assert "uPlot" not in text
 
 
 def test_charts_share_the_runs_that_they_are_of() -> None:
@@ -72,6 +74,26 @@ def test_charts_share_the_runs_that_they_are_of() -> None:
     assert found["charts"][0]["changes"] == [[21, False]]
     assert found["charts"][0]["disturbed"] == [0, 9, 18, 27, 36]
     assert found["charts"][0]["values"] == [float(f"{point.value:.6g}") for point in first.points]
+
+
+def test_each_model_is_a_row_with_its_figures_side_by_side() -> None:
+    time = series(1, 9)
+    size = Series(replace(time.key, figure="size_bytes", flags="e" * 12), time.points)
+    other = Series(replace(time.key, flags="e" * 12), time.points)
+    table = html.fromstring(page(time, size, other, findings=(step(time, 5),))).xpath("//h3[1]/following::table")[0]
+    assert [item.text for item in table.findall(".//th")] == ["model", "time_ms", "size_bytes"]
+    rows = [[len(cell.findall(".//polyline")) for cell in row.findall("td")] for row in table.findall(".//tbody/tr")]
+    assert rows == [[0, 1, 1], [0, 1, 0]]
+    assert len(table.xpath(".//line[@class='change']")) == 1
+    assert html.fromstring(page(time)).xpath("string(//h3)") == "CPU, 2 cores, Linux 6"
+
+
+def test_where_much_is_better_that_is_folded() -> None:
+    items = [series(number, 40) for number in range(12)]
+    better = tuple(step(item, 21, Kind.IMPROVEMENT) for item in items[1:])
+    found = html.fromstring(page(*items, findings=(step(items[0], 21), *better)))
+    assert found.xpath("string(//details/summary)") == "11 that are better, or as good again"
+    assert [len(table.findall("tbody/tr")) for table in found.findall(".//table")][:2] == [1, 11]
 
 
 def test_what_is_new_since_the_page_before_stands_first() -> None:
@@ -90,7 +112,7 @@ def test_what_is_new_since_the_page_before_stands_first() -> None:
 def test_names_of_any_kind_are_shown_as_they_are() -> None:
     item = series(1, 5, name=_HOSTILE)
     found = html.fromstring(page(item, findings=(step(item, 3),)))
-    assert len(found.xpath("//script")) == 2
+    assert len(found.xpath("//script")) == 3
     assert found.xpath("//img") == []
     assert _HOSTILE in found.xpath("string(//h2[3])")
 

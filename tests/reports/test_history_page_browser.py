@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import sync_playwright
 
 from tests.reports.test_history_page import page, series, step
+from tests.support.browser import NEEDS_CHROMIUM, Opened, chromium
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,20 +15,15 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser, Page
 
-_CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _WIDTHS = (400, 1280, 3840)
 
-pytestmark = [
-    pytest.mark.stress,
-    pytest.mark.skipif(_CHROMIUM is None, reason="there is no Chromium here: apt-get install chromium"),
-]
+pytestmark = NEEDS_CHROMIUM
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        # Its sandbox wants rights that containers have not; what it opens is our own.
-        yield playwright.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox"])
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -38,26 +32,6 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "history.html"
     path.write_text(page(*items, findings=tuple(step(item, 31) for item in items)), encoding="utf-8")
     return path
-
-
-class Opened:
-    """A page that is open, and what was said and asked for meanwhile."""
-
-    def __init__(
-        self, browser: Browser, file: Path, width: int = 1280, *, scheme: str = "light", scripts: bool = True
-    ) -> None:
-        self.context = browser.new_context(
-            viewport={"width": width, "height": width * 9 // 16 if width > 1000 else 900},
-            color_scheme="dark" if scheme == "dark" else "light",
-            java_script_enabled=scripts,
-        )
-        self.page: Page = self.context.new_page()
-        self.said: list[str] = []
-        self.asked: list[str] = []
-        self.page.on("console", lambda message: self.said.append(message.text))
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.goto(file.as_uri())
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

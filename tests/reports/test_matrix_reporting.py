@@ -158,8 +158,21 @@ def test_markdown_is_whole(matrix: MatrixOutcome) -> None:
 def test_the_page_has_what_the_markdown_has(tmp_path: Path) -> None:
     write_reports(four_releases(tmp_path / "m"))
     page = etree.HTML((tmp_path / "m" / "matrix.html").read_text())
-    assert [len(table.xpath("tbody/tr")) for table in page.iter("table")] == [4, 16, 4]
-    assert page.xpath("count(//td[contains(@class, 'failed')])") == 6
+    # Figures are shaded, a table each, before all of them; a model without one says why.
+    heats = page.xpath("//h2[.='Figures']/following-sibling::h3/text()")
+    assert heats == [
+        "Run time, ms",
+        "Compile time, s",
+        "Compile memory, MB",
+        "Dispatches",
+        "Module size, kB",
+        "Largest error",
+    ]
+    rows = [len(table.xpath("tbody/tr")) for table in page.iter("table")]
+    assert rows == [4, *([4] * len(heats)), 16, 4]
+    assert page.xpath("count(//details//td/span[@class='badge bad'])") == 3
+    (time,) = page.xpath("//h3[.='Run time, ms']/following-sibling::div[1]/table")
+    assert time.xpath(".//td[contains(@style, 'var(--good)')]/text()") == ["9.00", "9.80", "9.00", "2.60", "2.75"]
     assert "Newly failing" in page.xpath("//h3/text()")
 
 

@@ -57,14 +57,14 @@ def test_the_page_has_what_the_rows_have() -> None:
 def test_faster_and_slower_are_told_by_sign_and_colour() -> None:
     found = [variant("baseline", 1.0, None), variant("int8wo", 0.5, ratio(2.0)), variant("int8dq", 2.0, ratio(0.5))]
     page = html.document_fromstring(sweep_page(read_rows([record(point(8, 8, 8), found)])))
-    assert texts(page, "//td[@class='right faster']") == ["▲ 2.00 (1.90–2.10)"]
-    assert texts(page, "//td[@class='right slower']") == ["▼ 0.50 (0.48–0.53)"]
+    assert texts(page, "//td/span[@class='good']") == ["▲ 2.00 (1.90–2.10)"]
+    assert texts(page, "//td/span[@class='bad']") == ["▼ 0.50 (0.48–0.53)"]
 
 
 def test_the_file_needs_nothing_else() -> None:
     rows = read_rows(squares([10, 11]))
     page = sweep_page(rows, HEADER, [plot(entries(rows)[0].title)])
-    assert "<script" not in page
+    assert page.count("<script") == 1, "what copies commands"
     assert not re.search(r"(?:src|href)=\"(?!#)", page)
     assert "@import" not in page
     # Names of formats are no addresses that a browser goes to.
@@ -103,7 +103,7 @@ def test_text_is_escaped() -> None:
     ]
     rows = read_rows([record(point(8, 8, 8, name=bad, model_type=bad, shape=bad), found)])
     page = sweep_page(rows, {**HEADER, "config": bad}, [plot(entries(rows)[0].title, bad)])
-    assert "<script" not in page
+    assert page.count("<script") == 1
     assert "\x00" not in page
     assert "\x1b" not in page
     assert "&lt;script&gt;" in page

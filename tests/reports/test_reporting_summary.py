@@ -324,12 +324,33 @@ def test_a_full_disk_keeps_the_old_report_and_says_what_to_do(tmp_path: Path, mo
 def test_the_page_has_what_the_markdown_has(tmp_path: Path) -> None:
     summary = summary_of(every_verdict(), tmp_path)
     page = lxml.html.fromstring((tmp_path / RUN / "summary.html").read_text(encoding="utf-8"))
-    headings = [item.text for level in ("h2", "h3") for item in page.iter(level)]
-    assert [f"{'#' * (2 + (': ' in text))} {text}" for text in headings if text] == [
-        *(line for line in summary.splitlines() if line.startswith("## ")),
-        *(line for line in summary.splitlines() if line.startswith("### ")),
-    ]
-    assert [len(rows.findall("tr")) for rows in page.iter("tbody")] == [8, 3, 13]
+    lines = summary.splitlines()
+    parts = [item.text for item in page.iter("h2")]
+    parts.remove("How the time was spent")
+    assert [f"## {text}" for text in parts] == [line for line in lines if line.startswith("## ")]
+    # What went wrong, each with a badge in place of the word before its name.
+    wrong = [item.text_content()[2:].replace(" ", ": ", 1) for item in page.iter("h3")]
+    assert [f"### {text}" for text in wrong] == [line for line in lines if line.startswith("### ")]
+    tables = [len(rows.findall("tr")) for rows in page.iter("tbody")]
+    assert tables == [8, len(page.findall(".//ul[@class='keys']/li")), 3, 13]
+
+
+def test_the_page_draws_figures_against_their_goldens_and_what_ran_when(tmp_path: Path) -> None:
+    summary_of(every_verdict(), tmp_path)
+    page = lxml.html.fromstring((tmp_path / RUN / "summary.html").read_text(encoding="utf-8"))
+    held = page.xpath("//td[svg[@class='held']]")
+    assert {(cell.get("data-of"), cell.find("svg/rect").get("class")) for cell in held} >= {
+        ("time ms", "bar bad"),
+        ("dispatches", "bar bad"),
+    }
+    assert {cell.text_content() for cell in held} >= {"12.40 ± 0.10", "130 / 126"}
+    titles = page.xpath("//svg[@class='lanes']//title/text()")
+    assert len(titles) == 15
+    assert any(title.startswith("ocr/detector@cpu benchmark: ") and ", failed" in title for title in titles)
+    logs = page.xpath("//a[code]/@href")
+    assert "steps/ocr/detector%40cpu/benchmark/stderr.txt" in logs
+    assert page.xpath("string(//footer)").split("beside this page: ")[1] == "junit.xml, summary.md, summary.json"
+    assert "Xeon" in page.xpath("string(//header/dl)")
 
 
 def test_every_key_of_the_json_is_documented(tmp_path: Path) -> None:

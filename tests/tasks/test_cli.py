@@ -54,7 +54,7 @@ def _shell(project: Project, line: str, cwd: Path | None = None) -> Done:
         (["run", "--jobs"], 2, "error: --jobs needs a value\n"),
         (["micro", "--run-dir"], 2, "error: --run-dir needs a value\n"),
         (["run", "--submodel", "a", "--submodel", "b"], 2, "error: --submodel can be given once\n"),
-        (["report"], 2, "error: expected report RUN… [--merge DIR]\n"),
+        (["report"], 2, "error: expected report RUN… [--merge DIR] | report --index\n"),
         (["run", "--modle", "x"], 2, "error: run has no option --modle; did you mean --model?"),
         (["run", "--modle=x"], 2, "error: run has no option --modle; did you mean --model?"),
         (["golden.show", "--lst", "3"], 2, "error: golden.show has no option --lst; did you mean --last?"),

@@ -292,7 +292,7 @@ def test_the_table(project: Project, capsys: pytest.CaptureFixture[str]) -> None
     ]  # fmt: skip
     (dispatches,) = [line for line in lines if line.endswith("golden_dispatch.cpu")]
     assert " ".join(dispatches.split()).startswith(
-        "toy/abs@cpu dispatches cpu 3.13.0 1 1 1 3 3.00 broken 20261121-matrix/3.13.0 "
+        "toy/abs@cpu dispatches cpu 3.13.0 1 1 1 3 3.00 ✗ broken 20261121-matrix/3.13.0 "
     )
     assert lines[-1] == "5 goldens: 1 loose, 1 broken, 3 not measured"
     # By the name that it is shown under, `golden.update` finds it.
@@ -327,7 +327,7 @@ def test_colours_on_a_terminal_alone(
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert _show() is ExitCode.OK
     out = capsys.readouterr().out
-    assert "\x1b[2mnot measured\x1b[0m" in out
+    assert "\x1b[2m· not measured\x1b[0m" in out
     assert "golden_time_ms.desk" in out
 
 

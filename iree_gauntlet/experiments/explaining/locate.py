@@ -51,6 +51,8 @@ _REFERENCES = {
 _REFERENCE_DEVICE = "local-task"
 # What is nearer than a failure by so much is another thing: another order of operations.
 _MUCH = 10
+# Dispatches before and after the one that is wrong, whose errors are kept.
+_AROUND = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +99,15 @@ class Located:
         why: what is known where there is none.
         traced: how many dispatches were compared.
         reference: what they were held against; empty where there was none.
+        around: the dispatches before and after the one: which call each is, its name, and the largest error of what
+            it gives, as a share of its largest value.
     """
 
     suspect: Suspect | None = None
     why: str = ""
     traced: int = 0
     reference: str = ""
+    around: tuple[tuple[int, str, float], ...] = ()
 
 
 def locate(
@@ -148,7 +153,12 @@ def locate(
         say(f"confirming {dispatch.name}")
         suspect = _confirmed(item, program, held, failure, tools)
         if suspect is not None:
-            return Located(_passed_on(suspect, failure, tools, private=private), "", len(traces), name)
+            around = tuple(
+                (one["call"], program.dispatches[one["dispatch"]].name, _worst(one["outputs"]))
+                for one in traces
+                if abs(one["call"] - item["call"]) <= _AROUND
+            )
+            return Located(_passed_on(suspect, failure, tools, private=private), "", len(traces), name, around)
     if suspects:
         first = program.dispatches[suspects[0]["dispatch"]].name
         why = f"dispatches differ from the reference, {first} as the first, but none is wrong on its own inputs"

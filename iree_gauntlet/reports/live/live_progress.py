@@ -30,7 +30,7 @@ from iree_gauntlet.reports.live.painter import CHECKING, Painter
 from iree_gauntlet.reports.live.progress_text import left_text, short_name, speed_text, together_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 
 _MOST_STEPS = 8
@@ -62,6 +62,7 @@ class LiveProgress(Painter):
         colour: False for no colours (`NO_COLOR`).
         width: columns; None for the terminal's own.
         clock: seconds.
+        earlier: what each step of a suite took when it was last run, by its id.
     """
 
     def __init__(
@@ -71,8 +72,9 @@ class LiveProgress(Painter):
         colour: bool = True,
         width: int | None = None,
         clock: Callable[[], float] = time.monotonic,
+        earlier: Callable[[str], Mapping[str, float]] = lambda _suite: {},
     ) -> None:
-        super().__init__(clock)
+        super().__init__(clock, earlier)
         self._opened = clock()
         self._closed = False
         one = Column(no_wrap=True)
@@ -116,8 +118,9 @@ class LiveProgress(Painter):
     def _line(self, text: str, verdict: str = "") -> None:
         line = Text(clean(text))
         if verdict:
-            start = line.plain.index(verdict)
-            line.stylize(STYLES.get(verdict, ""), start, start + len(verdict))
+            # With its sign.
+            start = max(line.plain.index(verdict) - 2, 0)
+            line.stylize(STYLES.get(verdict, ""), start, start + 2 + len(verdict))
         self._console.print(line, soft_wrap=True)
 
     def _began(self, text: str, *, resumed: bool) -> None:

@@ -12,6 +12,7 @@ from iree_gauntlet import messages
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.live.progress_text import (
+    StepsLeft,
     arrived_text,
     beginning_text,
     detail_lines,
@@ -24,7 +25,7 @@ from iree_gauntlet.reports.live.progress_text import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from rich.progress import Task, TaskID
 
@@ -50,10 +51,17 @@ class Painter(Progress):
 
     Args:
         clock: seconds.
+        earlier: what each step of a suite took when it was last run, by its id.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        earlier: Callable[[str], Mapping[str, float]] = lambda _suite: {},
+    ) -> None:
         self._clock = clock
+        self._earlier = earlier
+        self._left = StepsLeft([], {})
         self._lock = threading.RLock()
         self._steps = self._tasks(_STEPS_SECONDS)
         # The first of its tasks is the whole run.
@@ -86,6 +94,8 @@ class Painter(Progress):
             total = len(run["steps"])
             self._many = total > _MANY_STEPS
             self._counts = {}
+            ids = run.get("ids") or ()
+            self._left = StepsLeft(ids, self._earlier(str(run["suite"])) if ids and not self._many else {})
             self._steps.reset(self._run_id, total=total, visible=True)
             self._line(started_text(run))
         self._show(at_once=True)
@@ -123,6 +133,7 @@ class Painter(Progress):
             self._status = ""
             self._counts[verdict] = self._counts.get(verdict, 0) + 1
             self._steps.advance(self._run_id)
+            self._left.finished(str(step["id"]))
             if not self._many or is_worth_a_line(verdict) or messages.is_verbose():
                 self._line(finished_text(step, result, self._place), verdict)
             for line in detail_lines(result) if messages.is_verbose() else ():
@@ -231,7 +242,10 @@ class Painter(Progress):
         """`3 failed, 760 passed; 2 min 01 s, about 4 min 10 s left`; of a beginning nothing is left to say."""
         run = self._run
         seconds = run.elapsed or 0.0
-        return pace_text(dict(self._counts), seconds, run.time_remaining if seconds >= _EARLY_SECONDS else None)
+        if seconds < _EARLY_SECONDS:
+            return pace_text(dict(self._counts), seconds, None)
+        left = self._left.seconds(seconds)
+        return pace_text(dict(self._counts), seconds, run.time_remaining if left is None else left)
 
     @property
     def _place(self) -> str:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cleaning import one_line
-from iree_gauntlet.figures import byte_size, duration, percent
+from iree_gauntlet.figures import byte_size, duration, percent, signed
 from iree_gauntlet.records.step_outcome import step_name
 
 if TYPE_CHECKING:
@@ -23,6 +23,33 @@ _WORTH_SECONDS = 5.0
 # Seconds of waiting for locks that are shown.
 _WORTH_WAITING = 1.0
 _STALLED_SECONDS = 10.0
+
+
+class StepsLeft:
+    """How long the steps of a run will take yet, by what each took the last time.
+
+    Args:
+        ids: of all its steps.
+        earlier: seconds of steps of an earlier run, by their ids.
+    """
+
+    def __init__(self, ids: Sequence[str], earlier: Mapping[str, float]) -> None:
+        known = [earlier[step] for step in ids if step in earlier]
+        # Where most steps are new, the earlier ones say nothing.
+        usual = sum(known) / len(known) if len(known) > len(ids) / 2 else 0.0
+        # Of a step that took no time it may take some now.
+        self._weights = {step: max(earlier.get(step, usual), usual / 20) for step in ids} if usual else {}
+        self._all = sum(self._weights.values())
+
+    def finished(self, step: str) -> None:
+        """A step is done."""
+        self._weights.pop(step, None)
+
+    def seconds(self, elapsed: float) -> float | None:
+        """Seconds that are left after so many; None where nothing can be said."""
+        left = sum(self._weights.values())
+        done = self._all - left
+        return elapsed * left / done if done > self._all / 20 else None
 
 
 def is_worth_a_line(verdict: str) -> bool:
@@ -46,12 +73,13 @@ def started_text(run: dict[str, Any]) -> str:
 
 
 def finished_text(step: dict[str, Any], result: Result, place: str) -> str:
-    """The line of a finished step: `[ 3/24] passed  ocr/cls@cpu compile  8.21 s (cached)`."""
+    """The line of a finished step: `[ 3/24] ✓ passed  ocr/cls@cpu compile  8.21 s (cached)`."""
     cached = " (cached)" if result.cache and result.cache.hit else ""
     waited = f" (waited {duration(result.waited_seconds)})" if result.waited_seconds >= _WORTH_WAITING else ""
     took = f"  {duration(result.seconds)}{cached}{waited}" if result.verdict != "skipped" else ""
     reason = f": {one_line(result.reason)}" if result.reason else ""
-    return f"{place} {result.verdict:<7} {step_title(step)}{took}{reason}"
+    verdict = signed(f"{result.verdict:<7}", result.verdict)
+    return f"{place} {verdict} {step_title(step)}{took}{reason}"
 
 
 def detail_lines(result: Result) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.document import Block, Column, Document, Folded, Heading, Items, Judged, Kind, Picture, Table
+from iree_gauntlet.document import Block, Column, Document, Folded, Heading, Items, Judged, Kind, OnPage, Picture, Table
 from iree_gauntlet.figures import byte_size, duration, error_figure, milliseconds
 from iree_gauntlet.records.chain_figures import NOTHING
 from iree_gauntlet.reports.sweeps.sweep_rows import Entry, Ratio, Row, Side, entries, mean_ratio
@@ -244,7 +244,8 @@ def _entry(entry: Entry, plots: Sequence[Plot]) -> Iterator[Block]:
     if found := doubts(entry.rows):
         yield Heading("Notes", 3)
         yield Items(tuple((text,) for text in found), _MOST_DOUBTS)
-    yield Folded(f"All figures ({len(entry.rows)})", (_table(_FIGURES, list(map(_figures, entry.rows))),))
+    figures = _table(_FIGURES, list(map(_figures, entry.rows)))
+    yield OnPage((Folded(f"All figures ({len(entry.rows)})", (figures,)),))
 
 
 def _table(columns: Sequence[Column], lines: Sequence[tuple[str, ...]]) -> Table:

@@ -1,4 +1,4 @@
-"""The charts of a page: what they show as data, and the scripts that zoom them, uPlot (MIT) among them."""
+"""The scripts of a page: what copies its commands, and what zooms its charts, uPlot (MIT) among them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from iree_gauntlet.cleaning import clean
-from iree_gauntlet.document import Chart, Folded
+from iree_gauntlet.document import Chart, Folded, OnPage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.document import Block
 
 
-class PageCharts:
-    """The charts of a document; without any, all is empty.
+class PageScripts:
+    """The scripts of a document, with the data of its charts.
 
     Args:
         blocks: of the document.
@@ -38,32 +38,33 @@ class PageCharts:
     @property
     def policy(self) -> Markup:
         """What the page's content policy says of scripts: these alone run, whatever a name in the page holds."""
-        if not self._charts:
-            return Markup()
-        digest = base64.b64encode(hashlib.sha256(_script().encode()).digest()).decode()
-        return Markup("; script-src 'sha256-{}'").format(digest)
+        digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in self._scripts)
+        return Markup("; script-src {}").format(Markup(" ").join(map(Markup("'sha256-{}'").format, digests)))
+
+    @property
+    def _scripts(self) -> tuple[str, ...]:
+        return (shipped("page.js"), *([_chart_script()] if self._charts else []))
 
     @property
     def style(self) -> Markup:
         """The style sheet of uPlot."""
-        return Markup(_shipped("uplot/uPlot.min.css")) if self._charts else Markup()  # noqa: S704
+        return Markup(shipped("uplot/uPlot.min.css")) if self._charts else Markup()  # noqa: S704
 
     @property
     def written(self) -> Markup:
         """The data and the scripts, for the end of the page."""
-        if not self._charts:
-            return Markup()
         # In a script, only what could end it has a meaning.
         data = json.dumps(_data(self._charts), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
-        parts = (Markup(data), Markup(_script()))  # noqa: S704
-        return Markup('<script type="application/json" id="charts">{}</script>\n<script>{}</script>').format(*parts)
+        charts = Markup('<script type="application/json" id="charts">{}</script>\n').format(Markup(data))  # noqa: S704
+        scripts = (Markup("<script>{}</script>").format(Markup(script)) for script in self._scripts)  # noqa: S704
+        return (charts if self._charts else Markup()) + Markup("\n").join(scripts)
 
 
 def _charts(blocks: Iterable[Block]) -> Iterator[Chart]:
     for block in blocks:
         if isinstance(block, Chart):
             yield block
-        elif isinstance(block, Folded):
+        elif isinstance(block, Folded | OnPage):
             yield from _charts(block.blocks)
 
 
@@ -89,10 +90,12 @@ def _data(charts: Iterable[Chart]) -> dict[str, Any]:
 
 
 @cache
-def _script() -> str:
-    licence = _shipped("uplot/LICENSE").strip()
-    return f"/*\n{licence}\n*/\n{_shipped('uplot/uPlot.iife.min.js').strip()}\n{_shipped('charts.js')}"
+def _chart_script() -> str:
+    licence = shipped("uplot/LICENSE").strip()
+    return f"/*\n{licence}\n*/\n{shipped('uplot/uPlot.iife.min.js').strip()}\n{shipped('charts.js')}"
 
 
-def _shipped(name: str) -> str:
+@cache
+def shipped(name: str) -> str:
+    """A file that lies beside this one."""
     return (files(__package__) / name).read_text(encoding="utf-8")

@@ -1,0 +1,113 @@
+"""What changed against the run before: the last one of the same suite that lies beside a run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.cases import Metric
+from iree_gauntlet.figures import milliseconds, whole
+from iree_gauntlet.records.chain_figures import chain_figures
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from iree_gauntlet.records.chain_figures import ChainFigures
+    from iree_gauntlet.records.outcome import RunOutcome
+
+
+SUMMARY = "summary.json"
+# Runs that are looked at, the last by their names first, and bytes of what one says of itself before its chains.
+_MOST_RUNS, _HEAD = 20, 4096
+# A suite of thousands is not read for this.
+_LARGEST = 4_000_000
+# Of a time, from when on a difference of two runs is shown: smaller ones are noise.
+_TIME = 0.1
+_FIGURES: tuple[tuple[str, str, str, Callable[[ChainFigures], float | None], Callable[[float], str]], ...] = (
+    ("time ms", "time_ms", "mean", lambda own: own.samples.mean_ms if own.samples else None, milliseconds),
+    ("dispatches", Metric.DISPATCH_COUNT, "measured", lambda own: own.dispatch_count, whole),
+    ("bytes", Metric.BINARY_SIZE_BYTES, "measured", lambda own: own.binary_size_bytes, whole),
+    ("instructions", "instructions", "measured", lambda own: own.instructions, whole),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunBefore:
+    """The run before, and what changed since.
+
+    Attributes:
+        run, compiler: its name, and its compiler's version.
+        changes: chain, figure, what it was, what it is; and by how much of what it was, where these are numbers.
+    """
+
+    run: str
+    compiler: str
+    changes: tuple[tuple[str, str, str, str, float | None], ...]
+
+
+def changed_since(outcome: RunOutcome, folder: Path) -> RunBefore | None:
+    """What changed since the run before; None where there is none, or where a run has too many chains for it.
+
+    Args:
+        outcome: of the run.
+        folder: of the run; runs before lie beside it.
+    """
+    before = None if outcome.many or not outcome.started else _before(outcome.suite, outcome.started, folder)
+    if before is None:
+        return None
+    chains = {chain["id"]: chain for chain in before["chains"]}
+    changes = tuple(
+        change
+        for chain in outcome.chains
+        if (known := chains.get(chain.id)) is not None
+        for change in _changes(chain.id, str(chain.verdict), chain_figures(chain), known)
+    )
+    return RunBefore(str(before["run"]), str((before["toolchain"] or {}).get("compiler") or ""), changes)
+
+
+def earlier_seconds(suite: str, folder: Path) -> dict[str, float]:
+    """What each step of the last complete run of a suite took, by its id; empty where there is none.
+
+    Args:
+        suite: its name.
+        folder: of the run that begins; those before lie beside it.
+    """
+    before = _before(suite, "9", folder)
+    return {step["id"]: step["seconds"] for chain in (before or {}).get("chains", ()) for step in chain["steps"]}
+
+
+def _before(suite: str, started: str, folder: Path) -> dict[str, Any] | None:
+    """The summary of the last complete run of a suite that began before a time."""
+    beside = (
+        path for path in folder.resolve().parent.glob(f"*/{SUMMARY}") if path.parent.name != folder.resolve().name
+    )
+    asked = f'\n "suite": {json.dumps(suite)},\n'
+    for path in sorted(beside, key=lambda path: path.parent.name, reverse=True)[:_MOST_RUNS]:
+        try:
+            if path.stat().st_size > _LARGEST:
+                continue
+            with path.open(encoding="utf-8") as stream:
+                if asked not in stream.read(_HEAD):
+                    continue
+            summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if summary["state"] == "complete" and summary["started"] < started and "chains" in summary:
+                return summary
+        except (OSError, ValueError, KeyError):
+            # Removed meanwhile, or by another version: no run to compare with.
+            continue
+    return None
+
+
+def _changes(
+    chain: str, verdict: str, own: ChainFigures, known: dict[str, Any]
+) -> Iterator[tuple[str, str, str, str, float | None]]:
+    if verdict != known["verdict"]:
+        yield chain, "verdict", str(known["verdict"]), verdict, None
+    for title, name, key, read, write in _FIGURES:
+        old, new = (known.get(name) or {}).get(key), read(own)
+        if isinstance(old, int | float) and old > 0 and new is not None:
+            share = new / old - 1
+            if abs(share) >= _TIME if name == "time_ms" else new != old:
+                yield chain, title, write(old), write(new), share

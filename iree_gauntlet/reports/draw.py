@@ -1,0 +1,276 @@
+"""Pictures of a page as SVG: colours are those of the page's style sheet, by class."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from html import escape
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+from iree_gauntlet.cleaning import one_line
+from iree_gauntlet.document import Bars, Course, Interval
+from iree_gauntlet.figures import LOOKS, duration, signed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from iree_gauntlet.document import Cell, Column, Lanes, Line, Span, Stop
+
+
+# Of what stands in a cell, in its own units; a page scales it.
+_CELL, _LINE = 200, 18
+_EDGE = 5
+# Of an axis' label, at least.
+_LABEL = 34
+_WIDTH = 1200
+_LANE, _MOST_LANES = 16, 40
+# More pieces of work than this have no names of their own: each would be a line of the page.
+_NAMED_SPANS = 400
+_TICKS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
+_STOPS_HEIGHT, _STOP_LABELS = 170, 24
+# Of more stops than these the values stand in the table alone.
+_VALUED_STOPS, _LONGEST_TEXT = 16, 24
+
+
+def drawn_column(column: Column, cells: Sequence[Cell]) -> tuple[Markup, list[Markup]]:
+    """What stands at the head of a column that is drawn, and its cells, all in one scale."""
+    intervals = [cell for cell in cells if isinstance(cell, Interval)]
+    if intervals:
+        place, axis = _interval_scale(column, intervals)
+        return axis, [_interval(cell, column, place) if isinstance(cell, Interval) else Markup() for cell in cells]
+    most = max((value for cell in cells if isinstance(cell, Bars) for value in cell.values), default=0.0) or 1.0
+    drawn = [
+        _bars(cell, most) if isinstance(cell, Bars) else _course(cell) if isinstance(cell, Course) else Markup()
+        for cell in cells
+    ]
+    return Markup(), drawn
+
+
+def tone(word: str) -> str:
+    """The class of a word's colour; `plain` of one that does not judge."""
+    return LOOKS[word][0] if word in LOOKS else "plain"
+
+
+def held_bar(value: float, limit: float, word: str) -> Markup:
+    """A figure as a bar on the way to its limit, which is an upright line."""
+    share = value / limit if limit > 0 else math.inf if value > 0 else 0.0
+    most = max(share, 1.0) if math.isfinite(share) else 2.0
+    width, at = 100 * min(share, most) / most, 100 / most
+    bar = f'<rect class="bar {tone(word)}" y="1" width="{width:.1f}" height="4"/>'
+    line = f'<line class="limit" x1="{at:.1f}" x2="{at:.1f}" y1="0" y2="6"/>'
+    return _markup(
+        f'<svg class="held" viewBox="0 0 101 6" preserveAspectRatio="none" aria-hidden="true">{bar}{line}</svg>'
+    )
+
+
+def _interval_scale(column: Column, cells: Sequence[Interval]) -> tuple[Callable[[float], float], Markup]:
+    """Where a ratio stands, and the axis: nearly linear within the margins, logarithmic outside of them."""
+    unit = min((abs(margin) for margin in column.margins), default=0.01) or 0.01
+    edges = [abs(math.log(value)) for cell in cells for value in _ends(cell) if value > 0]
+    widest = max([*edges, *(math.log1p(abs(margin)) for margin in column.margins)]) * 1.05
+
+    def place(ratio: float) -> float:
+        share = math.asinh(math.log(ratio) / unit) / math.asinh(widest / unit) if ratio > 0 else -1.0
+        return _CELL / 2 + max(-1.0, min(share, 1.0)) * (_CELL / 2 - _EDGE)
+
+    texts = [_text(_CELL / 2, 10, "0 %")]
+    taken = [_CELL / 2]
+    for tick in sorted((tick for tick in _TICKS if math.log1p(tick) <= widest), reverse=True):
+        if min(abs(place(1 + tick) - other) for other in taken) < _LABEL:
+            continue
+        taken.append(place(1 + tick))
+        signs = ((1 + tick, f"+{100 * tick:g} %"), (1 - tick, f"−{100 * tick:g} %"))
+        if tick >= 1:
+            signs = ((1 + tick, f"×{1 + tick:g}"), (1 / (1 + tick), f"÷{1 + tick:g}"))
+        for ratio, text in signs:
+            if abs(math.log(ratio)) <= widest:
+                x = place(ratio)
+                texts.append(_text(x, 10, text, "", "end" if x > _CELL - 20 else "start" if x < 20 else "middle"))
+    return place, _svg("axis", _CELL, 12, "".join(texts))
+
+
+def _ends(cell: Interval) -> Iterable[float]:
+    yield cell.middle
+    yield from (end for end in (cell.low, cell.high, *(cell.behind or ())) if end is not None and math.isfinite(end))
+
+
+def _interval(cell: Interval, column: Column, place: Callable[[float], float]) -> Markup:
+    middle, parts = _LINE / 2, []
+    margins = sorted(column.margins)
+    if margins:
+        low, high = place(1 / (1 + margins[-1])), place(1 + margins[-1])
+        parts.append(f'<rect class="band" x="{low:.1f}" width="{high - low:.1f}" height="{_LINE}"/>')
+    for ratio in (1.0, *(side for margin in margins[:-1] for side in (1 + margin, 1 / (1 + margin)))):
+        x = place(ratio)
+        parts.append(f'<line class="{"zero" if ratio == 1 else "margin"}" x1="{x:.1f}" x2="{x:.1f}" y2="{_LINE}"/>')
+    if cell.behind:
+        low, high = map(place, cell.behind)
+        parts.append(
+            f'<rect class="behind" x="{low:.1f}" y="2" width="{max(high - low, 1):.1f}" height="{_LINE - 4}"/>'
+        )
+    low = place(cell.low) if cell.low is not None else 0
+    high = place(cell.high) if cell.high is not None else _CELL
+    word = tone(cell.word)
+    parts.append(f'<line class="interval {word}" x1="{low:.1f}" x2="{high:.1f}" y1="{middle}" y2="{middle}"/>')
+    parts.append(f'<circle class="dot {word}" cx="{place(cell.middle):.1f}" cy="{middle}" r="4"/>')
+    return _svg("forest", _CELL, _LINE, "".join(parts))
+
+
+def _bars(cell: Bars, most: float) -> Markup:
+    height = _LINE / len(cell.values)
+    words = ["plain"] * (len(cell.values) - 1) + [tone(cell.word)]
+    parts = (
+        f'<rect class="bar {word}" y="{place * height + 1:.1f}" width="{_CELL * value / most:.1f}" '
+        f'height="{height - 2:.1f}"/>'
+        for place, (value, word) in enumerate(zip(cell.values, words, strict=True))
+    )
+    return _svg("bars", _CELL, _LINE, "".join(parts))
+
+
+def _course(cell: Course) -> Markup:
+    low, high = min(cell.values), max(cell.values)
+    # A line that hardly moves is not blown up to the whole height.
+    room = max(high - low, 0.02 * abs(high)) or 1.0
+    width, middle = _CELL / 2, (low + high) / 2
+    step = (width - 2 * _EDGE) / max(len(cell.values) - 1, 1)
+    points = [
+        (_EDGE + step * index, _LINE / 2 - (value - middle) / room * (_LINE - 6))
+        for index, value in enumerate(cell.values)
+    ]
+    marks = (
+        f'<line class="change" x1="{_EDGE + step * (index - 0.5):.1f}" x2="{_EDGE + step * (index - 0.5):.1f}" '
+        f'y1="0" y2="{_LINE}"/>'
+        for index in cell.changes
+    )
+    track = f'<polyline class="track" points="{" ".join(f"{x:.0f},{y:.1f}" for x, y in points)}"/>'
+    x, y = points[-1]
+    dot = f'<circle class="dot {tone(cell.word)}" cx="{x:.0f}" cy="{y:.1f}" r="3"/>'
+    text = escape(one_line(cell.text))
+    beside = f'<a href="{escape(cell.url)}">{text}</a>' if cell.url else text
+    return _svg("course", int(width), _LINE, "".join((*marks, track, dot))) + _markup(beside)
+
+
+def draw_lanes(lanes: Lanes) -> Markup:
+    """What ran when: a lane for each piece of work that ran at the same time as another, the seconds below."""
+    spans = sorted(lanes.spans, key=lambda span: span.start)
+    end = max(span.start + span.waited + span.seconds for span in spans) or 1.0
+    free: list[float] = []
+    rows: dict[int, list[Span]] = defaultdict(list)
+    for span in spans:
+        lane = next((index for index, until in enumerate(free) if until <= span.start + 1e-3), len(free))
+        free[lane : lane + 1] = [span.start + span.waited + span.seconds]
+        rows[min(lane, _MOST_LANES - 1)].append(span)
+    scale, named = _WIDTH / end, len(spans) <= _NAMED_SPANS
+    parts = []
+    for lane, row in sorted(rows.items()):
+        y = lane * (_LANE + 3)
+        paths: dict[str, list[str]] = defaultdict(list)
+        for span in row:
+            begin = span.start * scale
+            waits, works = span.waited * scale, max(span.seconds * scale, 1.0)
+            bad = f" {tone(span.word)}" if tone(span.word) in ("bad", "broken") else ""
+            kind = f"stage-{span.kind}{bad}"
+            if named:
+                title = escape(one_line(f"{span.name}: {duration(span.seconds)}, {span.word}{_waited(span)}"))
+                parts.append(
+                    f"<g><title>{title}</title>"
+                    + (_box(begin, y, waits, f"wait stage-{span.kind}") if waits >= 1 else "")
+                    + _box(begin + waits, y, works, kind)
+                    + "</g>"
+                )
+            else:
+                paths[kind].append(f"M{begin + waits:.0f} {y}h{works:.0f}v{_LANE}h-{works:.0f}z")
+        parts += [f'<path class="{kind}" d="{"".join(drawn)}"/>' for kind, drawn in paths.items()]
+    height = (max(rows) + 1) * (_LANE + 3)
+    for second in _seconds(end):
+        x = second * scale
+        anchor = "start" if second == 0 else "end" if x > _WIDTH - 60 else "middle"
+        parts.append(f'<line class="tick" x1="{x:.0f}" x2="{x:.0f}" y1="0" y2="{height}"/>')
+        parts.append(_text(x, height + 14, _short(second), "", anchor))
+    text = f"what ran when, {duration(end)} in all"
+    kinds = dict.fromkeys(span.kind for span in spans)
+    keys = "".join(f'<li><span class="stage-{kind}"></span>{escape(kind)}</li>' for kind in kinds)
+    return _markup(f'<ul class="keys">{keys}</ul>') + _svg("lanes", _WIDTH, height + 20, "".join(parts), text)
+
+
+def _waited(span: Span) -> str:
+    return f", waited {duration(span.waited)}" if span.waited >= 0.1 else ""
+
+
+def _box(x: float, y: float, width: float, kind: str) -> str:
+    return f'<rect class="{kind}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_LANE}"/>'
+
+
+def _seconds(end: float) -> list[float]:
+    """Round numbers of seconds, five to ten of them."""
+    rough = end / 8
+    power = 10 ** math.floor(math.log10(rough))
+    units = [power * factor for factor in (1, 2, 5, 10)] if end < 120 else [15, 30, 60, 120, 300, 600, 1800, 3600]
+    step = next((unit for unit in units if unit >= rough), 7200 * math.ceil(rough / 7200))
+    return [step * index for index in range(int(end / step) + 1)]
+
+
+def _short(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:g} s"
+    minutes = f"{int(seconds // 60)}:{int(seconds % 60):02}"
+    return f"{minutes} min" if seconds < 3600 else f"{int(seconds // 3600)}:{int(seconds % 3600 // 60):02} h"
+
+
+def draw_line(line: Line) -> Markup:
+    """Values one after the other, on a logarithmic scale where they differ more than a hundredfold."""
+    known = [stop.value for stop in line.stops if stop.value is not None and math.isfinite(stop.value)]
+    above = [value for value in known if value > 0]
+    far = bool(above) and min(known) >= 0 and max(above) > 100 * min(above)
+
+    def scaled(value: float) -> float:
+        # What is 0 stands below the least.
+        return math.log(max(value, min(above) / 3)) if far else value
+
+    low, high = (scaled(edge(known)) if known else 0.0 for edge in (min, max))
+    room = high - low or 1.0
+    step = (_WIDTH - 200) / max(len(line.stops) - 1, 1)
+    height = _STOPS_HEIGHT
+
+    def place(index: int, stop: Stop) -> tuple[float, float]:
+        if stop.value is None or not math.isfinite(stop.value):
+            return 100 + index * step, 24.0 if stop.value is not None else height - 16.0
+        return 100 + index * step, height - 24 - (scaled(stop.value) - low) / room * (height - 56)
+
+    places = [place(index, stop) for index, stop in enumerate(line.stops)]
+    parts = []
+    if line.between:
+        left, right = (places[index][0] for index in line.between)
+        parts.append(f'<rect class="found" x="{left:.0f}" y="0" width="{right - left:.0f}" height="{height}"/>')
+    with_value = [spot for spot, stop in zip(places, line.stops, strict=True) if stop.value is not None]
+    parts += [
+        f'<line class="track" x1="{x0:.0f}" y1="{y0:.0f}" x2="{x1:.0f}" y2="{y1:.0f}"/>'
+        for (x0, y0), (x1, y1) in pairwise(with_value)
+    ]
+    # Labels stand on as many lines as keep them apart.
+    rows = max(1, min(3, math.ceil(150 / step)))
+    for index, ((x, y), stop) in enumerate(zip(places, line.stops, strict=True)):
+        said = escape(one_line(f"{stop.name}: {stop.text} {stop.word}"))
+        dot = f'<circle class="dot {tone(stop.word)}" cx="{x:.0f}" cy="{y:.0f}" r="6"/>'
+        name = _text(x, height + 16 + 16 * (index % rows), signed(stop.name, stop.word))
+        value = _text(x, y - 12, stop.text, "value") if len(line.stops) <= _VALUED_STOPS else ""
+        parts.append(f"<g><title>{said}</title>{dot}{name}{value}</g>")
+    return _svg("stops", _WIDTH, height + _STOP_LABELS + 16 * (rows - 1), "".join(parts), line.text)
+
+
+def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "middle") -> str:
+    said = escape(one_line(text, _LONGEST_TEXT))
+    return f'<text class="{kind}" x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{said}</text>'
+
+
+def _svg(kind: str, width: int, height: int, inside: str, text: str = "") -> Markup:
+    said = f'role="img" aria-label="{escape(one_line(text, 1000))}"' if text else 'aria-hidden="true"'
+    return _markup(f'<svg class="{kind}" viewBox="0 0 {width} {height}" {said}>{inside}</svg>')
+
+
+def _markup(text: str) -> Markup:
+    """Our own text, of which all that is others' was escaped."""
+    return Markup(text)  # noqa: S704

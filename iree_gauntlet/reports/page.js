@@ -1,0 +1,11 @@
+// Commands can be copied where the browser lets a page do that.
+for (const block of navigator.clipboard ? document.querySelectorAll("pre.command") : []) {
+  const button = document.createElement("button");
+  button.textContent = "copy";
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(block.querySelector("code").textContent);
+    button.textContent = "copied";
+    setTimeout(() => { button.textContent = "copy"; }, 2000);
+  });
+  block.append(button);
+}

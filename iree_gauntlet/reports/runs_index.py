@@ -1,0 +1,146 @@
+"""The page of all that was recorded in a folder of runs, the newest first; what it knows, it does not read again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from iree_gauntlet.document import Column, Document, Judged, Kind, Link, Paragraph, Table
+from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.figures import counted
+from iree_gauntlet.reports.render_html import ENDINGS, html_page, memory_of
+from iree_gauntlet.reports.report_files import write_report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from iree_gauntlet.document import Cell
+    from iree_gauntlet.reports.report_files import Reports
+
+
+INDEX = "index.html"
+# Of folders that are new to it, a page that is made by the way reads so many, the newest.
+_MOST_NEW = 20
+_COLUMNS = (
+    *(Column("verdict", Kind.VERDICT), Column("run", Kind.NAME), Column("what"), Column("result")),
+    *(Column("started"), Column("took", Kind.DURATION), Column("IREE")),
+)
+_PAGES = ("results/results.html", "summary.html", "comparison.html", "matrix.html", "bisect.html", "explain.html")
+_WORDS = {
+    ExitCode.OK: "as expected",
+    ExitCode.FAILED: "failed",
+    ExitCode.USAGE: "error",
+    ExitCode.ERROR: "error",
+    ExitCode.INCONCLUSIVE: "inconclusive",
+    ExitCode.NOTHING_SELECTED: "nothing",
+    ExitCode.INTERRUPTED: "interrupted",
+}
+_KINDS = {"comparison.jsonl": "comparison", "matrix.jsonl": "matrix", "bisect.jsonl": "bisection"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What is known of a folder.
+
+    Attributes:
+        stamp: when its record was written to last, and how large it was; another one is read again.
+        code: its exit code; None for one that has not finished, or cannot be read.
+        result: in a line.
+        started, seconds, iree: as its report says.
+        title: of its report.
+    """
+
+    stamp: str
+    code: int | None
+    result: str
+    started: str
+    seconds: float | None
+    iree: str
+    title: str
+
+
+def write_index(
+    folder: Path, records: Mapping[str, Callable[[Path], Reports]], *, all_of_them: bool
+) -> tuple[Path, int]:
+    """Write the page of a folder of runs.
+
+    Args:
+        folder: that has the runs.
+        records: what makes the reports of a folder, by the name of its record.
+        all_of_them: also those that are new to the page, however many there are.
+
+    Returns:
+        The page, and how many folders it lists.
+
+    Raises:
+        GauntletError: it cannot be written.
+    """
+    path = folder / INDEX
+    known = _remembered(path)
+    found = sorted(_recorded(folder, records), key=lambda item: item[2].stat().st_mtime_ns, reverse=True)
+    entries: dict[str, _Entry] = {}
+    kinds: dict[str, str] = {}
+    read = 0
+    for name, kind, record in found:
+        status, kinds[name] = record.stat(), kind
+        stamp = f"{status.st_mtime_ns}-{status.st_size}"
+        if name in known and known[name].stamp == stamp:
+            entries[name] = known[name]
+        elif all_of_them or read < _MOST_NEW:
+            read += 1
+            entries[name] = _read(record, records[record.name], stamp)
+    left = len(found) - len(entries)
+    write_report(path, html_page(_document(folder, entries, kinds, left)), folder)
+    return path, len(entries)
+
+
+def _recorded(folder: Path, records: Mapping[str, Callable[[Path], Reports]]) -> Iterator[tuple[str, str, Path]]:
+    """Each folder with a record: its name, what it is, and the record."""
+    for below in folder.iterdir():
+        name = next((name for name in records if (below / name).is_file()), "")
+        if name:
+            yield below.name, _KINDS.get(name, "run"), below / name
+
+
+def _remembered(path: Path) -> dict[str, _Entry]:
+    try:
+        memory: dict[str, Any] = json.loads(memory_of(path.read_text(encoding="utf-8")) or "{}")
+        return {name: _Entry(**entry) for name, entry in memory.items()}
+    except (FileNotFoundError, UnicodeDecodeError, ValueError, TypeError):
+        # There is none, or it is of another version: everything is read again.
+        return {}
+
+
+def _read(record: Path, make: Callable[[Path], Reports], stamp: str) -> _Entry:
+    try:
+        reports = make(record.parent)
+        document = reports.document(None)
+    except GauntletError as error:
+        return _Entry(stamp, None, error.on_one_line, "", None, "", "")
+    origin, code = document.provenance, document.exit_code
+    code_number = None if code is None else int(code)
+    return _Entry(stamp, code_number, document.answer, origin.started, origin.seconds, origin.iree, document.title)
+
+
+def _document(folder: Path, entries: Mapping[str, _Entry], kinds: Mapping[str, str], left: int) -> Document:
+    rows = tuple(_row(folder / name, kinds[name], entry) for name, entry in entries.items())
+    more = f"{counted(left, 'older folder')} not looked at yet: gauntlet report --index reads all."
+    bad = sum(entry.code not in (None, ExitCode.OK) for entry in entries.values())
+    return Document(
+        "Runs",
+        f"{counted(len(entries), 'run')}, {bad} not as expected",
+        (str(folder),),
+        (Table(_COLUMNS, rows), *((Paragraph((more,)),) if left else ())),
+        memory=json.dumps({name: asdict(entry) for name, entry in entries.items()}, separators=(",", ":")),
+    )
+
+
+def _row(folder: Path, kind: str, entry: _Entry) -> tuple[Cell, ...]:
+    page = next((name for name in _PAGES if (folder / name).is_file()), "")
+    name = Link(folder.name, f"{quote(folder.name)}/{page}") if page else folder.name
+    code = None if entry.code is None else ExitCode(entry.code)
+    verdict = Judged(_WORDS[code], ENDINGS.get(code, "inconclusive")) if code is not None else "unfinished"
+    return verdict, name, kind, entry.result, entry.started, entry.seconds, entry.iree

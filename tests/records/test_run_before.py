@@ -1,0 +1,79 @@
+"""What changed since the run before, and how long its steps took."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.records.outcome import outcome_of
+from iree_gauntlet.records.run_before import changed_since, earlier_seconds
+from iree_gauntlet.reports.experiment_reports import write_reports
+from tests.support.journal_builder import JournalBuilder, check, samples
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from iree_gauntlet.records.run_before import RunBefore
+
+
+def _run(folder: Path, name: str, *, ms: float = 9.0, dispatches: int = 76, **changes: Any) -> Path:
+    builder = JournalBuilder(run=name)
+    builder.now = builder.now.replace(day=int(name[-2:]))
+    step = builder.step("m", "a", "benchmark")
+    builder.begin(**{key: value for key, value in changes.items() if key == "suite"})
+    result: dict[str, Any] = {"samples": samples(ms), "checks": [check("dispatch_count", dispatches, 100)]}
+    builder.result(step, changes.get("verdict", "passed"), seconds=changes.get("seconds", 1.5), **result)
+    if changes.get("ended", True):
+        builder.end(seconds=2.0)
+    path = builder.write(folder / name)
+    write_reports(path)
+    return path
+
+
+def _changed(run: Path) -> RunBefore | None:
+    return changed_since(outcome_of(read_journal(run / JOURNAL)), run)
+
+
+def test_verdicts_counts_and_large_differences_of_times_are_named(tmp_path: Path) -> None:
+    _run(tmp_path, "run-20")
+    found = _changed(_run(tmp_path, "run-21", ms=12.0, dispatches=77, verdict="failed"))
+    assert found is not None
+    assert (found.run, found.compiler) == ("run-20", "3.13.0rc20261016")
+    assert [change[1:4] for change in found.changes] == [
+        ("verdict", "passed", "failed"),
+        ("time ms", "9.00", "12.00"),
+        ("dispatches", "76", "77"),
+    ]
+    assert [None if change[4] is None else round(change[4], 3) for change in found.changes] == [None, 0.333, 0.013]
+    text = (tmp_path / "run-21" / "summary.md").read_text()
+    assert "## Changed since run run-20, IREE 3.13.0rc20261016" in text
+    assert "| `m/a@cpu` | dispatches | 76 | 77 | +1.32 % |" in text
+
+
+def test_noise_is_no_change(tmp_path: Path) -> None:
+    _run(tmp_path, "run-20")
+    found = _changed(_run(tmp_path, "run-21", ms=9.5))
+    assert found is not None
+    assert found.changes == ()
+    assert "Changed since" not in (tmp_path / "run-21" / "summary.md").read_text()
+
+
+def test_another_suite_a_later_run_and_one_that_did_not_end_are_not_the_run_before(tmp_path: Path) -> None:
+    own = _run(tmp_path, "run-21")
+    _run(tmp_path, "run-22", dispatches=1)
+    _run(tmp_path, "run-20", dispatches=1, ended=False)
+    _run(tmp_path, "run-19", dispatches=1, suite="releases")
+    broken = _run(tmp_path, "run-18") / "summary.json"
+    broken.write_text(broken.read_text()[:-300])
+    assert _changed(own) is None
+    _run(tmp_path, "run-17", dispatches=75)
+    found = _changed(own)
+    assert found is not None
+    assert found.run == "run-17"
+
+
+def test_what_each_step_took_is_known_for_the_next_run(tmp_path: Path) -> None:
+    assert earlier_seconds("cpu", tmp_path / "next") == {}
+    _run(tmp_path, "run-20", seconds=7.0)
+    assert earlier_seconds("cpu", tmp_path / "next") == {"m/a@cpu:benchmark": 7.0}
+    assert earlier_seconds("releases", tmp_path / "next") == {}

@@ -1,0 +1,125 @@
+"""Pictures of pages: what stands where, whatever the figures are."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+from lxml import etree, html
+
+from iree_gauntlet.document import Bars, Column, Course, Interval, Kind, Lanes, Line, Span, Stop
+from iree_gauntlet.reports.draw import draw_lanes, draw_line, drawn_column, held_bar
+
+_MARGINS = (0.01, 0.03)
+_RATIOS = st.floats(0.001, 1000)
+
+
+def _xs(svg: str, path: str) -> list[float]:
+    return [float(value) for value in html.fromstring(svg).xpath(path)]
+
+
+def test_intervals_stand_in_one_scale_around_no_difference() -> None:
+    cells = [Interval(1.05, 1.1, 1.2, (0.99, 1.01), "slower"), Interval(None, 0.98, 1.0, None, "faster"), None]
+    _, (slower, faster, nothing) = drawn_column(Column("x", Kind.DRAWN, margins=_MARGINS), cells)
+    assert nothing == ""
+    (zero,) = _xs(slower, "//line[@class='zero']/@x1")
+    assert zero == 100
+    (low,) = _xs(slower, "//line[contains(@class, 'interval')]/@x1")
+    (middle,) = _xs(slower, "//circle/@cx")
+    (high,) = _xs(slower, "//line[contains(@class, 'interval')]/@x2")
+    assert zero < low < middle < high < 200
+    assert _xs(faster, "//line[contains(@class, 'interval')]/@x1") == [0], "without a lower bound to the edge"
+    (band,) = _xs(slower, "//rect[@class='band']/@width")
+    (behind,) = _xs(slower, "//rect[@class='behind']/@width")
+    assert behind < band
+    assert "dot bad" in slower
+    assert "dot good" in faster
+
+
+@given(st.lists(st.tuples(_RATIOS, _RATIOS, _RATIOS), min_size=1, max_size=4))
+def test_any_ratio_stays_in_the_picture(ratios: list[tuple[float, float, float]]) -> None:
+    cells = [Interval(low, middle, high, (1 / high, high), "same") for low, middle, high in map(sorted, ratios)]
+    axis, drawn = drawn_column(Column("x", Kind.DRAWN, margins=_MARGINS), cells)
+    for svg in (axis, *drawn):
+        etree.fromstring(svg)
+        assert all(0 <= float(x) <= 200 for x in re.findall(r'\b(?:c?x[12]?)="([^"]*)"', svg))
+
+
+def test_bars_are_in_proportion_to_all_of_their_column() -> None:
+    _, (one, other) = drawn_column(Column("x", Kind.DRAWN), [Bars((10.0, 20.0), "slower"), Bars((40.0, 0.0))])
+    assert _xs(one, "//rect/@width") == [50, 100]
+    assert _xs(other, "//rect/@width") == [200, 0]
+    assert html.fromstring(one).xpath("//rect/@class") == ["bar plain", "bar bad"]
+
+
+def test_a_figure_beyond_its_limit_is_longer_than_the_way_to_it() -> None:
+    assert _xs(held_bar(5, 10, "passed"), "//rect/@width") == [50]
+    over = held_bar(20, 10, "failed")
+    assert (_xs(over, "//rect/@width"), _xs(over, "//line/@x1")) == ([100], [50])
+    assert _xs(held_bar(1, 0, "failed"), "//rect/@width") == [100]
+    assert _xs(held_bar(0, 0, "passed"), "//rect/@width") == [0]
+
+
+def test_a_course_marks_where_it_changed() -> None:
+    _, (drawn, flat) = drawn_column(
+        Column("x", Kind.DRAWN), [Course((1.0, 1.0, 2.0), "2 ms", (2,), "#a", "bad"), Course((5.0,), "<5>")]
+    )
+    points = [
+        tuple(map(float, point.split(","))) for point in html.fromstring(drawn).xpath("//polyline/@points")[0].split()
+    ]
+    assert points[0][1] == points[1][1] > points[2][1]
+    (change,) = _xs(drawn, "//line/@x1")
+    assert points[1][0] < change < points[2][0]
+    assert '<a href="#a">2 ms</a>' in drawn
+    assert "&lt;5&gt;" in flat
+
+
+def _span(name: str, start: float, seconds: float, waited: float = 0.0, word: str = "passed") -> Span:
+    return Span(name, "compile", start, seconds, waited, word)
+
+
+def test_what_ran_at_the_same_time_has_a_lane_of_its_own() -> None:
+    svg = html.fromstring(draw_lanes(Lanes((_span("a", 0, 4), _span("b", 1, 2, 1, "failed"), _span("c", 4, 6)))))
+    boxes = svg.xpath("//g[title]/rect[not(contains(@class, 'wait'))]")
+    assert [(float(box.get("x")), float(box.get("y")), float(box.get("width"))) for box in boxes] == [
+        (0.0, 0.0, 480.0),
+        (480.0, 0.0, 720.0),
+        (240.0, 19.0, 240.0),
+    ]
+    assert svg.xpath("//title/text()") == ["a: 4.00 s, passed", "c: 6.00 s, passed", "b: 2.00 s, failed, waited 1.00 s"]
+    (waits,) = svg.xpath("//rect[contains(@class, 'wait')]")
+    assert (waits.get("x"), waits.get("width")) == ("120.0", "120.0")
+    assert svg.xpath("//text/text()") == ["0 s", "2 s", "4 s", "6 s", "8 s", "10 s"]
+
+
+def test_thousands_of_pieces_of_work_are_a_few_paths() -> None:
+    drawn = draw_lanes(Lanes(tuple(_span(f"{number}", number * 0.1, 0.2) for number in range(5000))))
+    assert len(drawn) < 200_000
+    assert drawn.count("<path") == 2
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 100)), min_size=1, max_size=30))
+def test_any_work_can_be_drawn(work: list[tuple[float, float, float]]) -> None:
+    for part in re.findall(r"<svg.*?</svg>", draw_lanes(Lanes(tuple(_span("x", *times) for times in work)))):
+        etree.fromstring(part)
+
+
+def test_the_answer_lies_between_its_stops_and_what_was_not_tried_beside_the_line() -> None:
+    stops = (Stop("a", "1 ms", "good", 1.0), Stop("b", "", "skipped"), Stop("c", "1.1 ms", "good", 1.1))
+    svg = html.fromstring(draw_line(Line((*stops, Stop("d", "2 ms", "bad", 2.0)), "found", (2, 3))))
+    dots = [(float(dot.get("cx")), float(dot.get("cy"))) for dot in svg.xpath("//circle")]
+    (found,) = svg.xpath("//rect[@class='found']")
+    assert float(found.get("x")) == round(dots[2][0])
+    assert float(found.get("x")) + float(found.get("width")) == round(dots[3][0])
+    assert dots[3][1] < dots[2][1] < dots[0][1] <= dots[1][1]
+    assert len(svg.xpath("//line[@class='track']")) == 2
+    assert svg.xpath("//g/text[not(@class='value')]/text()") == ["✓ a", "· b", "✓ c", "✗ d"]
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0, 1e12), st.just(math.inf)), min_size=1, max_size=20))
+def test_any_values_can_be_drawn(values: list[float | None]) -> None:
+    svg = draw_line(Line(tuple(Stop("n<", "", "", value) for value in values), "<all>"))
+    heights = [float(dot.get("cy")) for dot in etree.fromstring(svg).iter("circle")]
+    assert all(0 <= height <= 170 for height in heights)

@@ -1,0 +1,210 @@
+"""Every kind of page in Debian's Chromium: at all widths, in light and dark, without scripts, by keys, on paper."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from iree_gauntlet.journal_format import JOURNAL
+from iree_gauntlet.reports.experiment_reports import RECORDS, write_reports
+from iree_gauntlet.reports.runs_index import write_index
+from tests.reports.test_history_page import page as history_page
+from tests.reports.test_history_page import series, step
+from tests.reports.test_reporting_explained import explained, failed_run
+from tests.support.browser import NEEDS_CHROMIUM, Opened, chromium
+from tests.support.journal_builder import JournalBuilder, check, every_verdict, samples
+from tests.support.matrix_builder import four_releases
+from tests.support.places import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from playwright.sync_api import Browser
+
+_RECORDED = ROOT / "tests" / "data" / "recorded"
+_HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(2)>'`|\\" + "n" * 160
+# The least contrast of text: WCAG 2.2, 1.4.3.
+_CONTRAST = 4.5
+# Each text that is seen, with its colour and that of what is behind it; pale bars and lines are no text.
+_COLOURS = """() => {
+  const channels = (text) => {
+    const numbers = text.match(/[-\\d.e]+/g).map(Number);
+    return text.startsWith("color(") ? numbers.map((n, i) => (i < 3 ? n * 255 : n)) : numbers;
+  };
+  const behind = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const colour = channels(getComputedStyle(at).backgroundColor);
+      if (colour.length < 4 || colour[3] > 0) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const found = [];
+  for (const element of document.body.querySelectorAll("*")) {
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    if (!own || element.closest("script, style, title") || !element.getClientRects().length) continue;
+    const style = getComputedStyle(element);
+    const ink = element.namespaceURI.endsWith("svg") ? style.fill : style.color;
+    found.push([element.textContent.trim().slice(0, 40), channels(ink), behind(element)]);
+  }
+  return found;
+}"""
+
+pytestmark = NEEDS_CHROMIUM
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+def _thousands() -> JournalBuilder:
+    """A run of 2,304 steps."""
+    builder = JournalBuilder()
+    names = [f"case_{number:04}" for number in range(1152)]
+    steps = [builder.step("ops", name, stage) for name in names for stage in ("compile", "threshold")]
+    builder.begin()
+    for number, name in enumerate(steps):
+        builder.result(name, "failed" if number % 97 == 0 else "passed", "error: no such op", seconds=0.1)
+    builder.end(1)
+    return builder
+
+
+def _failures() -> JournalBuilder:
+    """Sixty failures of models with hostile names of more than 200 characters."""
+    builder = JournalBuilder()
+    steps = [builder.step(f"{number}{_HOSTILE}", "s", "benchmark") for number in range(60)]
+    builder.begin()
+    for name in steps:
+        checks = [check("dispatch_count", 2, 1), check("time_ms", 12.5, 9.0, 1.1)]
+        builder.result(
+            name, "failed", _HOSTILE, samples=samples(9.0), checks=checks, tail=[_HOSTILE] * 20, notes=[_HOSTILE]
+        )
+    builder.end(1)
+    return builder
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    for name in ("compare", "matrix", "bisect"):
+        shutil.copytree(_RECORDED / name, folder / name)
+    made = {"run": every_verdict, "thousands": _thousands, "failures": _failures}
+    written = {name: builder().write(folder / name) for name, builder in made.items()}
+    written |= {name: folder / name for name in ("compare", "matrix", "bisect")}
+    written["releases"] = four_releases(folder / "releases")
+    written["explained"] = explained(failed_run(folder))
+    for path in written.values():
+        write_reports(path)
+    write_reports(written["explained"] / "explain")
+    items = [series(number, 60) for number in range(6)]
+    history = folder / "history.html"
+    history.write_text(history_page(*items, findings=tuple(step(item, 31) for item in items)), encoding="utf-8")
+    index, _ = write_index(folder, RECORDS, all_of_them=True)
+    found = {"history": history, "index": index, "explanation": written["explained"] / "explain" / "explain.html"}
+    names = {"compare": "comparison", "bisect": "bisect", "matrix": "matrix", "releases": "matrix"}
+    return {name: path / f"{names.get(name, 'summary')}.html" for name, path in written.items()} | found
+
+
+_PAGES = (
+    *("run", "thousands", "failures", "compare", "matrix", "bisect", "releases", "explained", "explanation"),
+    *("history", "index"),
+)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280, 3840])
+@pytest.mark.parametrize("name", _PAGES)
+def test_it_fits_says_nothing_and_asks_for_nothing(
+    browser: Browser, pages: dict[str, Path], name: str, width: int, scheme: str
+) -> None:
+    opened = Opened(browser, pages[name], width, scheme=scheme)
+    assert opened.said == []
+    assert opened.asked == [pages[name].as_uri()]
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+    for details in opened.page.locator("summary").all()[:20]:
+        details.click()
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+    opened.context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", _PAGES)
+def test_all_text_can_be_told_from_what_is_behind_it(
+    browser: Browser, pages: dict[str, Path], name: str, scheme: str
+) -> None:
+    opened = Opened(browser, pages[name], scheme=scheme)
+    found: list[tuple[str, list[float], list[float]]] = opened.page.evaluate(_COLOURS)
+    assert found
+    faint = {(text, round(_contrast(ink, paper), 2)) for text, ink, paper in found if _contrast(ink, paper) < _CONTRAST}
+    assert faint == set()
+    opened.context.close()
+
+
+def _contrast(one: list[float], other: list[float]) -> float:
+    """WCAG 2.2, "contrast ratio"."""
+
+    def luminance(colour: list[float]) -> float:
+        shares = [channel / 255 for channel in colour[:3]]
+        linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("name", _PAGES)
+def test_it_is_small_and_reads_the_same_without_scripts(browser: Browser, pages: dict[str, Path], name: str) -> None:
+    assert pages[name].stat().st_size < 2_000_000
+    texts = []
+    for scripts in (False, True):
+        opened = Opened(browser, pages[name], scripts=scripts)
+        texts.append(set(opened.page.locator("main").inner_text().splitlines()))
+        opened.context.close()
+    # What scripts add are their own buttons.
+    assert texts[1] - texts[0] <= {"copy", "Zoom", ""}
+    assert texts[0] - texts[1] == set()
+
+
+def test_keys_reach_commands_tables_and_what_is_folded_in_reading_order(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    opened = Opened(browser, pages["run"])
+    order = []
+    for _ in range(12):
+        opened.page.keyboard.press("Tab")
+        order.append(opened.page.evaluate("document.activeElement.getBoundingClientRect().top + scrollY"))
+    assert order == sorted(order)
+    names = opened.page.evaluate(
+        "[...document.querySelectorAll('[tabindex], summary, a, button')].map((e) => e.tagName)"
+    )
+    assert {"PRE", "DIV", "SUMMARY", "FIGURE", "A"} <= set(names)
+
+
+def test_a_command_is_copied_by_a_click(browser: Browser, pages: dict[str, Path]) -> None:
+    opened = Opened(browser, pages["run"])
+    opened.page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    opened.page.locator("header button").click()
+    opened.page.wait_for_function("window.copied")
+    assert opened.page.evaluate("window.copied") == "inv run --suite suites/cpu.toml"
+    assert opened.page.locator("header button").inner_text() == "copied"
+
+
+def test_a_hostile_name_is_text(browser: Browser, pages: dict[str, Path]) -> None:
+    opened = Opened(browser, pages["failures"])
+    assert opened.page.locator("img").count() == 0
+    assert opened.page.locator("script").count() == 1
+    assert "<script>alert(1)</script>" in opened.page.locator("h3").first.inner_text()
+    assert json.loads((pages["failures"].parent / JOURNAL).read_text().splitlines()[0])["event"] == "run"
+
+
+def test_on_paper_everything_that_scrolls_is_there(browser: Browser, pages: dict[str, Path]) -> None:
+    opened = Opened(browser, pages["releases"])
+    opened.page.emulate_media(media="print")
+    style: Any = opened.page.evaluate("getComputedStyle(document.querySelector('.wide')).overflowX")
+    assert style == "visible"
+    assert opened.page.locator("button").first.is_visible() is False

@@ -1,0 +1,109 @@
+"""The page of all runs: the newest first, what it knows not read again, and nothing lost by what cannot be read."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from lxml import html
+
+from iree_gauntlet.journal_format import JOURNAL
+from iree_gauntlet.reports.experiment_reports import RECORDS, write_reports
+from iree_gauntlet.reports.runs_index import write_index
+from tests.support.journal_builder import JournalBuilder, every_verdict
+from tests.support.matrix_builder import four_releases
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from iree_gauntlet.reports.report_files import Reports
+
+
+def _run(folder: Path, name: str, hour: int) -> Path:
+    builder = JournalBuilder(run=name)
+    step = builder.step("m", "a", "compile")
+    builder.begin()
+    builder.result(step)
+    builder.end(seconds=2.0)
+    path = builder.write(folder / name)
+    os.utime(path / JOURNAL, (hour * 3600, hour * 3600))
+    return path
+
+
+def _rows(page: Path) -> list[list[str]]:
+    found = html.fromstring(page.read_text(encoding="utf-8"))
+    return [[cell.text_content() for cell in row.findall("td")] for row in found.findall(".//tbody/tr")]
+
+
+def _counted(read: list[str]) -> dict[str, Callable[[Path], Reports]]:
+    """What makes the reports, and notes of which folder."""
+
+    def noting(make: Callable[[Path], Reports]) -> Callable[[Path], Reports]:
+        def made(folder: Path) -> Reports:
+            read.append(folder.name)
+            return make(folder)
+
+        return made
+
+    return {name: noting(make) for name, make in RECORDS.items()}
+
+
+def test_the_newest_comes_first_and_leads_to_its_page(tmp_path: Path) -> None:
+    write_reports(_run(tmp_path, "old one", 1))
+    four_releases(tmp_path / "releases")
+    (tmp_path / "notes").mkdir()
+    path, count = write_index(tmp_path, RECORDS, all_of_them=True)
+    assert count == 2
+    rows = _rows(path)
+    assert [row[:3] for row in rows] == [["✗ failed", "releases", "matrix"], ["✓ as expected", "old one", "run"]]
+    assert rows[1][3:] == ["1 passed", "2026-11-21 05:18 UTC", "2.00 s", "3.13.0rc20261016"]
+    links = html.fromstring(path.read_text()).xpath("//td/a/@href")
+    assert links == ["old%20one/summary.html"], "a matrix without reports has no page"
+
+
+def test_only_what_is_new_or_was_written_to_is_read(tmp_path: Path) -> None:
+    for number in range(3):
+        _run(tmp_path, f"r{number}", number + 1)
+    read: list[str] = []
+    records = _counted(read)
+    write_index(tmp_path, records, all_of_them=False)
+    assert read == ["r2", "r1", "r0"]
+    path, _ = write_index(tmp_path, records, all_of_them=False)
+    before = path.read_bytes()
+    assert len(read) == 3
+    os.utime(tmp_path / "r1" / JOURNAL, (9999, 9999))
+    write_index(tmp_path, records, all_of_them=False)
+    assert read[3:] == ["r1"]
+    assert len(path.read_bytes()) == len(before)
+
+
+def test_of_many_new_ones_the_newest_are_read_and_the_rest_is_named(tmp_path: Path) -> None:
+    for number in range(23):
+        _run(tmp_path, f"r{number:02}", number + 1)
+    path, count = write_index(tmp_path, RECORDS, all_of_them=False)
+    assert count == 20
+    assert "3 older folders not looked at yet: gauntlet report --index reads all." in path.read_text()
+    path, count = write_index(tmp_path, RECORDS, all_of_them=True)
+    assert count == 23
+    assert "not looked at" not in path.read_text()
+
+
+@pytest.mark.parametrize("found", ["", "<html>", '<meta name="memory" content="{&quot;r0&quot;: 1}">', "\udcff"])
+def test_a_page_that_remembers_nothing_of_use_is_made_anew(tmp_path: Path, found: str) -> None:
+    _run(tmp_path, "r0", 1)
+    (tmp_path / "index.html").write_bytes(found.encode("utf-8", "surrogateescape"))
+    path, _ = write_index(tmp_path, RECORDS, all_of_them=False)
+    assert _rows(path)[0][1] == "r0"
+
+
+def test_a_record_that_cannot_be_read_is_listed_with_the_reason(tmp_path: Path) -> None:
+    every_verdict().write(tmp_path / "whole")
+    path = _run(tmp_path, "broken", 1) / JOURNAL
+    path.write_text(path.read_text().replace('"origin"', '"somewhere"'))
+    page, _ = write_index(tmp_path, RECORDS, all_of_them=True)
+    rows = {row[1]: row for row in _rows(page)}
+    assert rows["broken"][0] == "unfinished"
+    assert "journal" in rows["broken"][3]
+    assert rows["whole"][0] == "! error"
