@@ -40,6 +40,7 @@ _SPECIAL = re.compile(r"[\\`*\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _AT_LINE_START = re.compile(r"^(\d*)([.)](?=\s|$)|[-+#=]+(?=\s|$))")
 # A pipe ends a table's cell, even inside code.
 _BARE_PIPE = re.compile(r"(?<!\\)\|")
+_FOLD, _UNFOLD = "<details>", "</details>"
 _BACKTICKS = re.compile(r"`+")
 
 
@@ -70,8 +71,8 @@ def _block(block: Block) -> str:
         case Folded(title, inside):
             parts = filter(None, map(_block, inside))
             # A block of HTML, in which nothing is Markdown.
-            summary = f"<details><summary>{one_line(title).translate(_HTML)}</summary>"
-            found = "\n\n".join((summary, *parts, "</details>"))
+            summary = f"{_FOLD}<summary>{one_line(title).translate(_HTML)}</summary>"
+            found = "\n\n".join((summary, *parts, _UNFOLD))
         case Table():
             columns, rows = block.in_text.columns, block.in_text.rows
             cells = ([_cell(column, cell) for column, cell in zip(columns, row, strict=True)] for row in rows)
@@ -133,7 +134,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset
 
 
 def shortened(text: str, limit: int, note: str) -> str:
-    """A document of at most `limit` bytes of UTF-8: cut between lines, no code block left open.
+    """A document of at most `limit` bytes of UTF-8: cut between lines, no code block and nothing folded left open.
 
     Args:
         text: the document.
@@ -146,6 +147,7 @@ def shortened(text: str, limit: int, note: str) -> str:
     room = limit - len(note.encode()) - 512
     kept: list[str] = []
     open_fence = ""
+    folded = 0
     for line in text.split("\n"):
         room -= len(line.encode()) + 1
         if room < 0:
@@ -156,7 +158,9 @@ def shortened(text: str, limit: int, note: str) -> str:
             open_fence = ""
         elif not open_fence:
             open_fence = fence
+            folded += line.startswith(_FOLD) - (line == _UNFOLD)
     closing = [open_fence] if open_fence else []
+    closing += ["", _UNFOLD] * folded
     return "\n".join([*kept, *closing, "", note, ""])
 
 

@@ -61,11 +61,18 @@ def test_faster_and_slower_are_told_by_sign_and_colour() -> None:
     assert texts(page, "//td/span[@class='bad']") == ["▼ 0.50 (0.48–0.53)"]
 
 
+def test_its_head_says_when_and_with_what_it_was_made() -> None:
+    page = html.document_fromstring(sweep_page((), HEADER | {"command": "gauntlet micro"}))
+    assert texts(page, "//header//dt") == ["started", "IREE", "machine"]
+    assert texts(page, "//header//dd")[0] == "2026-11-21 22:00 UTC"
+    assert texts(page, "//header/pre/code") == ["gauntlet micro"]
+
+
 def test_the_file_needs_nothing_else() -> None:
     rows = read_rows(squares([10, 11]))
     page = sweep_page(rows, HEADER, [plot(entries(rows)[0].title)])
     assert page.count("<script") == 1, "what copies commands"
-    assert not re.search(r"(?:src|href)=\"(?!#)", page)
+    assert not re.search(r"(?:src|href)=\"(?!#|results\.)", page)
     assert "@import" not in page
     # Names of formats are no addresses that a browser goes to.
     assert set(re.findall(r"https?://[^\"\s]+", page)) <= {"http://www.w3.org/1999/xlink", "http://www.w3.org/2000/svg"}

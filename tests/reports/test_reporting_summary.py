@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from iree_gauntlet.cleaning import one_line
+from iree_gauntlet.document import Code, Document, Folded
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.outcome import outcome_of
@@ -190,6 +191,16 @@ def test_a_shortened_document_fits_and_leaves_no_code_block_open(lines: list[str
     if short != text:
         inlines = [token.content for token in GITHUB_LIKE.parse(short) if token.type == "inline"]
         assert inlines[-1] == "**cut**"
+
+
+def test_what_is_cut_off_within_a_fold_leaves_the_note_outside_of_it() -> None:
+    code = Code("a line of a tool\n" * 200)
+    document = Document("T", "failed", (), (Folded("outer", (Folded("the tool's last lines", (code,)), code)),))
+    for limit in range(800, 3000, 100):
+        short = render_markdown.shortened(render_markdown.markdown(document), limit, "**cut**")
+        assert len(short.encode()) <= limit
+        assert short.count("<details>") == short.count("</details>") == 2
+        assert short.rstrip().endswith("</details>\n\n**cut**")
 
 
 def test_the_step_summary_is_appended_and_kept_under_the_limit(tmp_path: Path) -> None:

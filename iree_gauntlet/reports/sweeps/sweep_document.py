@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.document import Block, Column, Document, Folded, Heading, Items, Judged, Kind, OnPage, Picture, Table
 from iree_gauntlet.figures import byte_size, duration, error_figure, milliseconds
 from iree_gauntlet.records.chain_figures import NOTHING
+from iree_gauntlet.reports.provenance import provenance
 from iree_gauntlet.reports.sweeps.sweep_rows import Entry, Ratio, Row, Side, entries, mean_ratio
 
 if TYPE_CHECKING:
@@ -216,7 +217,16 @@ def sweep_document(
     blocks += [Heading("How to read it", 3), Items(tuple((line,) for line in LEGEND))] if rows else []
     *facts, answer = heading_facts(header, rows)
     return Document(
-        "IREE Gauntlet: micro-benchmarks", answer, tuple(facts), tuple(blocks), remarks=remarks(header, rows)
+        "IREE Gauntlet: micro-benchmarks",
+        answer,
+        tuple(facts),
+        tuple(blocks),
+        remarks=remarks(header, rows),
+        provenance=provenance(
+            str((header or {}).get("toolchain", {}).get("compiler") or ""),
+            {"time": (header or {}).get("started"), **(header or {})},
+            ("results.md", "results.csv", "results.json"),
+        ),
     )
 
 

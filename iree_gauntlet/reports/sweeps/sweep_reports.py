@@ -168,6 +168,7 @@ def _header(record: JournalRecord) -> dict[str, Any]:
         "config": Path(run["micro"]["config"]).name,
         "toolchain": run["toolchain"],
         "machine": run["machine"],
+        **{name: run.get(name, "") for name in ("command", "cwd", "version")},
         "lock_folder": run.get("lock_folder", ""),
         "gpus": run["gpus"],
         "versions": run["micro"]["versions"],
