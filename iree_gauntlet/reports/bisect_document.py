@@ -17,6 +17,7 @@ from iree_gauntlet.document import (
     Link,
     Name,
     Notes,
+    OnPage,
     Paragraph,
     Stop,
     Table,
@@ -58,7 +59,7 @@ def bisect_document(outcome: BisectOutcome) -> Document:
     untried = [label for label in outcome.labels if label not in outcome.judged]
     names = [part for label in untried for part in (", ", Name(label))]
     rows = tuple(_row(outcome, label) for label in outcome.labels if label in outcome.judged)
-    blocks: list[Block] = [_line(outcome)] if rows else []
+    blocks: list[Block] = [OnPage((_line(outcome), _change(outcome)))] if rows else []
     blocks.append(Table(_COLUMNS, rows) if rows else Paragraph(("Nothing was tried.",)))
     blocks += [Notes(tuple(outcome.remarks))] if outcome.remarks else []
     if outcome.link:
@@ -98,6 +99,15 @@ def _line(outcome: BisectOutcome) -> Line:
     ends = [outcome.search[name] for name in ("last_old", "first_new")] if outcome.search else []
     between = (labels.index(ends[0]), labels.index(ends[1])) if ends and set(ends) <= set(labels) else None
     return Line(tuple(stops), f"{outcome.answer}: the candidates in their order", between)
+
+
+def _change(outcome: BisectOutcome) -> Paragraph:
+    """From what to what, on a page."""
+    ends = [outcome.search.get(name) for name in ("last_old", "first_new")]
+    known = [(label, outcome.judged[label]["text"]) for label in ends if label in outcome.judged]
+    change = " to ".join(f"{text} ({label})" for label, text in known if text)
+    meaning = "good and bad are what the two ends were named: nothing is said of which figure is the better one."
+    return Paragraph((f"From {change}. G{meaning[1:]}" if len(known) == 2 and change else f"G{meaning[1:]}",))
 
 
 def _row(outcome: BisectOutcome, label: str) -> tuple[Cell, ...]:

@@ -23,6 +23,7 @@ from iree_gauntlet.document import (
     Kind,
     Name,
     Notes,
+    OnPage,
     Paragraph,
     Table,
 )
@@ -60,6 +61,10 @@ _CHANGE_COLUMNS = (
 _CHANGE_NOTE = (
     "Sizes and counts are exact. ~: one measurement a side, from when the module was made, perhaps with other work "
     "at the same time. Compile times are compared in rounds alone: --metric compile-time."
+)
+_LEGEND = (
+    "A dot is B against A, its line the interval; the dark band is A against itself, the pale one what counts as the "
+    "same (±{1:g} %), dotted lines from where on B is slower or faster (±{0:g} %). Far from 0 the scale is denser."
 )
 _ERRORS = ("error", "inconclusive", "not measured")
 _FAILURES = ("slower", "more work")
@@ -128,6 +133,8 @@ def _comparison_document(record: ComparisonRecord) -> Document:
     margins = _margins(record)
     by_work = record.options.get("metric") == "instructions"
     blocks.append(_work_table(rows, margins) if by_work else _time_table(rows, margins))
+    if not by_work and any(row.interval for row in rows):
+        blocks.append(OnPage((Paragraph((_LEGEND.format(*(100 * margin for margin in margins)),)),)))
     reasons = []
     for row in rows:
         notes = _notes_of(record, row.model)
@@ -333,7 +340,7 @@ def dispatch_blocks(record: Mapping[str, Any]) -> tuple[Block, ...]:
         Column("dispatch", Kind.NAME),
         Column("A", Kind.NUMBER, unit, rank=2),
         Column("B", Kind.NUMBER, unit, rank=1),
-        Column("A over B", Kind.DRAWN),
+        Column("A, B", Kind.DRAWN),
         Column("difference", Kind.NUMBER, unit),
         Column("of the whole", Kind.SHARE, rank=3),
     )

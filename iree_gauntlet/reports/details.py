@@ -86,7 +86,7 @@ def _process_line(step: StepOutcome) -> str:
         return "" if "timed out" in step.reason else f"ended after its timeout of {duration(step.timeout)}"
     if step.signal:
         return "" if step.signal in step.reason else f"the process was killed by {one_line(step.signal)}"
-    if step.exit_code and not step.outputs:
+    if step.exit_code and not step.outputs and f"exit code {step.exit_code}" not in step.reason:
         return f"the process exited with {step.exit_code}"
     return ""
 

@@ -27,6 +27,7 @@ _EDGE = 5
 _LABEL = 34
 _WIDTH = 1200
 _LANE, _MOST_LANES = 16, 40
+_OUTLINED = ("bad", "broken")
 # More pieces of work than this have no names of their own: each would be a line of the page.
 _NAMED_SPANS = 400
 _TICKS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
@@ -87,8 +88,7 @@ def _interval_scale(column: Column, cells: Sequence[Interval]) -> tuple[Callable
             signs = ((1 + tick, f"×{1 + tick:g}"), (1 / (1 + tick), f"÷{1 + tick:g}"))
         for ratio, text in signs:
             if abs(math.log(ratio)) <= widest:
-                x = place(ratio)
-                texts.append(_text(x, 10, text, "", "end" if x > _CELL - 20 else "start" if x < 20 else "middle"))
+                texts.append(_text(place(ratio), 10, text))
     return place, _svg("axis", _CELL, 12, "".join(texts))
 
 
@@ -156,7 +156,7 @@ def _course(cell: Course) -> Markup:
 def draw_lanes(lanes: Lanes) -> Markup:
     """What ran when: a lane for each piece of work that ran at the same time as another, the seconds below."""
     spans = sorted(lanes.spans, key=lambda span: span.start)
-    end = max(span.start + span.waited + span.seconds for span in spans) or 1.0
+    end = max(1e-3, *(span.start + span.waited + span.seconds for span in spans))
     free: list[float] = []
     rows: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
@@ -171,7 +171,7 @@ def draw_lanes(lanes: Lanes) -> Markup:
         for span in row:
             begin = span.start * scale
             waits, works = span.waited * scale, max(span.seconds * scale, 1.0)
-            bad = f" {tone(span.word)}" if tone(span.word) in ("bad", "broken") else ""
+            bad = " outlined" if tone(span.word) in _OUTLINED else ""
             kind = f"stage-{span.kind}{bad}"
             if named:
                 title = escape(one_line(f"{span.name}: {duration(span.seconds)}, {span.word}{_waited(span)}"))
@@ -188,11 +188,13 @@ def draw_lanes(lanes: Lanes) -> Markup:
     for second in _seconds(end):
         x = second * scale
         anchor = "start" if second == 0 else "end" if x > _WIDTH - 60 else "middle"
-        parts.append(f'<line class="tick" x1="{x:.0f}" x2="{x:.0f}" y1="0" y2="{height}"/>')
+        parts.insert(0, f'<line class="tick" x1="{x:.0f}" x2="{x:.0f}" y1="0" y2="{height}"/>')
         parts.append(_text(x, height + 14, _short(second), "", anchor))
     text = f"what ran when, {duration(end)} in all"
-    kinds = dict.fromkeys(span.kind for span in spans)
-    keys = "".join(f'<li><span class="stage-{kind}"></span>{escape(kind)}</li>' for kind in kinds)
+    kinds = {f"stage-{span.kind}": span.kind for span in spans}
+    kinds |= {"wait stage-compile": "waiting"} if any(_waited(span) for span in spans) else {}
+    kinds |= {"outlined": "failed"} if any(tone(span.word) in _OUTLINED for span in spans) else {}
+    keys = "".join(f'<li><span class="{kind}"></span>{escape(name)}</li>' for kind, name in kinds.items())
     return _markup(f'<ul class="keys">{keys}</ul>') + _svg("lanes", _WIDTH, height + 20, "".join(parts), text)
 
 
@@ -237,7 +239,7 @@ def draw_line(line: Line) -> Markup:
 
     def place(index: int, stop: Stop) -> tuple[float, float]:
         if stop.value is None or not math.isfinite(stop.value):
-            return 100 + index * step, 24.0 if stop.value is not None else height - 16.0
+            return 100 + index * step, 24.0 if stop.value is not None else height - 6.0
         return 100 + index * step, height - 24 - (scaled(stop.value) - low) / room * (height - 56)
 
     places = [place(index, stop) for index, stop in enumerate(line.stops)]
@@ -254,7 +256,8 @@ def draw_line(line: Line) -> Markup:
     rows = max(1, min(3, math.ceil(150 / step)))
     for index, ((x, y), stop) in enumerate(zip(places, line.stops, strict=True)):
         said = escape(one_line(f"{stop.name}: {stop.text} {stop.word}"))
-        dot = f'<circle class="dot {tone(stop.word)}" cx="{x:.0f}" cy="{y:.0f}" r="6"/>'
+        kind = f'dot {tone(stop.word)}" r="6' if stop.value is not None else 'untried" r="4'
+        dot = f'<circle class="{kind}" cx="{x:.0f}" cy="{y:.0f}"/>'
         name = _text(x, height + 16 + 16 * (index % rows), signed(stop.name, stop.word))
         value = _text(x, y - 12, stop.text, "value") if len(line.stops) <= _VALUED_STOPS else ""
         parts.append(f"<g><title>{said}</title>{dot}{name}{value}</g>")

@@ -167,7 +167,7 @@ def _errors(located: dict[str, Any]) -> tuple[Block, ...]:
         )
         for index, (_, name, error) in enumerate(around)
     )
-    text = f"largest error of each dispatch, as a share of its largest value, against {located['reference']}"
+    text = f"Largest error of each dispatch, as a share of its largest value, against {located['reference']}"
     between = (place - 1, place) if place else None
     return (OnPage((Paragraph((f"{text}:",)), Line(stops, text, between))),)
 

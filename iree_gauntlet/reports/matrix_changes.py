@@ -157,10 +157,14 @@ def _working(chain: str, cells: list[tuple[str, MatrixCell]]) -> Iterator[Change
 def _jumps(chain: str, kind: ChangeKind, figures: list[tuple[str, float | None]], least: float) -> Iterator[Change]:
     """One line with every value that is further than `least` from the one before it."""
     known = [(label, value) for label, value in figures if value is not None]
+
+    def is_jump(before: float, value: float) -> bool:
+        share = ratio(value, before)
+        return value != before and (share is None or max(share, 1 / share if share else math.inf) > 1 + least)
+
     jumps = known[:1]
     for before, (label, value) in itertools.pairwise(known):
-        share = ratio(value, before[1])
-        if value != before[1] and (share is None or max(share, 1 / share if share else math.inf) > 1 + least):
+        if is_jump(before[1], value):
             if jumps[-1] != before:
                 jumps.append(before)
             jumps.append((label, value))
@@ -168,5 +172,8 @@ def _jumps(chain: str, kind: ChangeKind, figures: list[tuple[str, float | None]]
         return
     unit = " ms" if kind is ChangeKind.TIME else ""
     write = milliseconds if kind is ChangeKind.TIME else whole
-    text = " → ".join(f"{write(value)}{unit} ({label})" for label, value in jumps)
+    # What lies between two values that are no jump is left out.
+    written = [f"{write(value)}{unit} ({label})" for label, value in jumps]
+    signs = ["→" if is_jump(one, other) else "…" for (_, one), (_, other) in itertools.pairwise(jumps)]
+    text = " ".join([written[0], *(f"{sign} {word}" for sign, word in zip(signs, written[1:], strict=True))])
     yield Change(kind, chain, tuple(label for label, _ in jumps), text)

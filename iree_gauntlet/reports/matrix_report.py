@@ -141,7 +141,7 @@ def matrix_document(matrix: MatrixOutcome) -> Document:
         for iree in matrix.irees
     )
     blocks: list[Block] = [Table(_IREE_COLUMNS, irees)] if irees else []
-    blocks += [*_changes(matrix), *_failures(matrix), *_figures(matrix)] if matrix.rows else []
+    blocks += [*_failures(matrix), *_changes(matrix), *_figures(matrix)] if matrix.rows else []
     return Document(
         f"Matrix of {'one IREE' if count == 1 else f'{count} IREEs'}{suite}",
         f"{good} of {count} IREEs as expected",
@@ -216,7 +216,10 @@ def _figures(matrix: MatrixOutcome) -> Iterator[Block]:
         *((line.format(base=matrix.base),) for line in _LEGEND),
         *((line,) for line in _mean_lines(matrix)),
     ]
-    yield OnPage(tuple(_heat_maps(matrix, labels)))
+    legend = (
+        f"Shaded by how far a figure is from that of {matrix.base}: orange for more, blue for less; full from double"
+    )
+    yield OnPage((Paragraph((f"{legend} and from half on.",)), *_heat_maps(matrix, labels)))
     yield Folded("All figures of each model", (table,), brief=True)
     yield from map(Paragraph, (*said, *_NOTES))
 

@@ -169,9 +169,9 @@ def _cell(column: Column, cell: Cell, tail: str) -> str:
 
 def _aligned(text: str, tail: str) -> str:
     """A figure whose point stands below that of the others of its column: what follows it is as wide as `tail`."""
-    if not tail:
-        return html.escape(text)
     whole, rest = _split(text)
+    if not tail or not any(map(str.isdigit, whole)):
+        return html.escape(text)
     behind = f'<span class="tail" data-as="{html.escape(tail)}">{html.escape(rest)}</span>'
     return f"<span>{html.escape(whole)}{behind}</span>"
 

@@ -26,7 +26,7 @@ INDEX = "index.html"
 _MOST_NEW = 20
 _COLUMNS = (
     *(Column("verdict", Kind.VERDICT), Column("run", Kind.NAME), Column("what"), Column("result")),
-    *(Column("started"), Column("took", Kind.DURATION), Column("IREE")),
+    *(Column("started", unit="UTC"), Column("took", Kind.DURATION), Column("IREE"), Column("command")),
 )
 _PAGES = ("results/results.html", "summary.html", "comparison.html", "matrix.html", "bisect.html", "explain.html")
 _WORDS = {
@@ -49,8 +49,7 @@ class _Entry:
         stamp: when its record was written to last, and how large it was; another one is read again.
         code: its exit code; None for one that has not finished, or cannot be read.
         result: in a line.
-        started, seconds, iree: as its report says.
-        title: of its report.
+        started, seconds, iree, command: as its report says.
     """
 
     stamp: str
@@ -59,7 +58,7 @@ class _Entry:
     started: str
     seconds: float | None
     iree: str
-    title: str
+    command: str
 
 
 def write_index(
@@ -122,11 +121,13 @@ def _read(record: Path, make: Callable[[Path], Reports], stamp: str) -> _Entry:
         return _Entry(stamp, None, error.on_one_line, "", None, "", "")
     origin, code = document.provenance, document.exit_code
     code_number = None if code is None else int(code)
-    return _Entry(stamp, code_number, document.answer, origin.started, origin.seconds, origin.iree, document.title)
+    started = origin.started.removesuffix(" UTC")
+    return _Entry(stamp, code_number, document.answer, started, origin.seconds, origin.iree, origin.command)
 
 
 def _document(folder: Path, entries: Mapping[str, _Entry], kinds: Mapping[str, str], left: int) -> Document:
-    rows = tuple(_row(folder / name, kinds[name], entry) for name, entry in entries.items())
+    newest = sorted(entries.items(), key=lambda item: (item[1].started, item[0]), reverse=True)
+    rows = tuple(_row(folder / name, kinds[name], entry) for name, entry in newest)
     more = f"{counted(left, 'older folder')} not looked at yet: gauntlet report --index reads all."
     bad = sum(entry.code not in (None, ExitCode.OK) for entry in entries.values())
     return Document(
@@ -143,4 +144,4 @@ def _row(folder: Path, kind: str, entry: _Entry) -> tuple[Cell, ...]:
     name = Link(folder.name, f"{quote(folder.name)}/{page}") if page else folder.name
     code = None if entry.code is None else ExitCode(entry.code)
     verdict = Judged(_WORDS[code], ENDINGS.get(code, "inconclusive")) if code is not None else "unfinished"
-    return verdict, name, kind, entry.result, entry.started, entry.seconds, entry.iree
+    return verdict, name, kind, entry.result, entry.started, entry.seconds, entry.iree, entry.command

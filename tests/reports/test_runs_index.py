@@ -58,7 +58,13 @@ def test_the_newest_comes_first_and_leads_to_its_page(tmp_path: Path) -> None:
     assert count == 2
     rows = _rows(path)
     assert [row[:3] for row in rows] == [["✗ failed", "releases", "matrix"], ["✓ as expected", "old one", "run"]]
-    assert rows[1][3:] == ["1 passed", "2026-11-21 05:18 UTC", "2.00 s", "3.13.0rc20261016"]
+    assert rows[1][3:] == [
+        "1 passed",
+        "2026-11-21 05:18",
+        "2.00 s",
+        "3.13.0rc20261016",
+        "inv run --suite suites/cpu.toml",
+    ]
     links = html.fromstring(path.read_text()).xpath("//td/a/@href")
     assert links == ["old%20one/summary.html"], "a matrix without reports has no page"
 
