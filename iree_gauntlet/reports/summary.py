@@ -102,6 +102,8 @@ _STAGE_COLUMNS = (
     *(Column("stage"), Column("steps", Kind.NUMBER), Column("took", Kind.DURATION), Column("", Kind.DRAWN)),
     *(Column("longest", Kind.DURATION), Column("waited", Kind.DURATION)),
 )
+_STEP_COLUMNS = (Column("verdict", Kind.VERDICT), Column("step", Kind.NAME), Column("took", Kind.DURATION))
+_LONGEST_STEPS = 5
 _FACT_COLUMNS = (Column(""), Column("", Kind.NAME))
 
 
@@ -194,7 +196,14 @@ def _time_spent(outcome: RunOutcome) -> Iterator[Block]:
     )
     idle = f"; for {duration(outcome.seconds - busy)} no step ran" if outcome.seconds - busy >= 1 else ""
     text = f"{duration(outcome.seconds)} in all{idle}. Steps that ran side by side count in full below."
-    yield OnPage((Heading("How the time was spent"), Paragraph((text,)), Lanes(spans), Table(_STAGE_COLUMNS, rows)))
+    longest = sorted(spans, key=lambda span: -span.seconds)[:_LONGEST_STEPS]
+    steps = tuple((span.word, span.name, span.seconds) for span in longest)
+    yield OnPage(
+        (
+            *(Heading("How the time was spent"), Paragraph((text,)), Lanes(spans), Table(_STAGE_COLUMNS, rows)),
+            *(Paragraph(("The steps that took longest:",)), Table(_STEP_COLUMNS, steps)),
+        )
+    )
 
 
 def _going_on(outcome: RunOutcome, folder: Path | None) -> Sequence[str | Name]:

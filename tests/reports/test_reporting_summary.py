@@ -343,7 +343,9 @@ def test_the_page_has_what_the_markdown_has(tmp_path: Path) -> None:
     wrong = [item.text_content()[2:].replace(" ", ": ", 1) for item in page.iter("h3")]
     assert [f"### {text}" for text in wrong] == [line for line in lines if line.startswith("### ")]
     tables = [len(rows.findall("tr")) for rows in page.iter("tbody")]
-    assert tables == [8, len(page.xpath("//ul[@class='keys']/li/span[starts-with(@class, 'stage-')]")), 3, 13]
+    assert tables == [8, len(page.xpath("//ul[@class='keys']/li/span[starts-with(@class, 'stage-')]")), 5, 3, 13]
+    (longest,) = page.xpath("//p[.='The steps that took longest:']/following::table[1]")
+    assert longest.find(".//tbody/tr").text_content() == "! errormagika/v3@cpu compile60.0 s"
 
 
 def test_the_page_draws_figures_against_their_goldens_and_what_ran_when(tmp_path: Path) -> None:
