@@ -361,7 +361,7 @@ class Provenance:
     """Where a report is from; what is not known is empty.
 
     Attributes:
-        started: ISO 8601.
+        started: `2026-11-27 09:26 UTC`.
         iree: which one, or which ones.
         machine: which one.
         command: as one types it, to do it again.

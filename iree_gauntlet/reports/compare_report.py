@@ -133,7 +133,7 @@ def _comparison_document(record: ComparisonRecord) -> Document:
     margins = _margins(record)
     by_work = record.options.get("metric") == "instructions"
     blocks.append(_work_table(rows, margins) if by_work else _time_table(rows, margins))
-    if not by_work and any(row.interval for row in rows):
+    if len(margins) > 1 and any(row.interval for row in rows):
         blocks.append(OnPage((Paragraph((_LEGEND.format(*(100 * margin for margin in margins)),)),)))
     reasons = []
     for row in rows:

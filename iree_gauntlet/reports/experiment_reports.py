@@ -89,7 +89,7 @@ class ConsolePresenter:
         if not brief:
             reports.append_to_step_summary(os.environ)
             if folder.absolute().parent == runs_folder():
-                write_index(runs_folder(), RECORDS, all_of_them=False)
+                write_index(runs_folder(), RECORDS, made={folder.name: reports})
         return reports.exit_code
 
     def to(self, stream: TextIO) -> ConsolePresenter:

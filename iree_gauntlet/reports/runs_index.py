@@ -14,7 +14,7 @@ from iree_gauntlet.reports.render_html import ENDINGS, html_page, memory_of
 from iree_gauntlet.reports.report_files import write_report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from iree_gauntlet.document import Cell
@@ -62,7 +62,11 @@ class _Entry:
 
 
 def write_index(
-    folder: Path, records: Mapping[str, Callable[[Path], Reports]], *, all_of_them: bool
+    folder: Path,
+    records: Mapping[str, Callable[[Path], Reports]],
+    *,
+    all_of_them: bool = False,
+    made: Mapping[str, Reports] | None = None,
 ) -> tuple[Path, int]:
     """Write the page of a folder of runs.
 
@@ -70,6 +74,7 @@ def write_index(
         folder: that has the runs.
         records: what makes the reports of a folder, by the name of its record.
         all_of_them: also those that are new to the page, however many there are.
+        made: reports that are made already, by the name of their folder.
 
     Returns:
         The page, and how many folders it lists.
@@ -79,29 +84,33 @@ def write_index(
     """
     path = folder / INDEX
     known = _remembered(path)
-    found = sorted(_recorded(folder, records), key=lambda item: item[2].stat().st_mtime_ns, reverse=True)
+    found = sorted(_recorded(folder, records), key=lambda item: item[2], reverse=True)
     entries: dict[str, _Entry] = {}
-    kinds: dict[str, str] = {}
     read = 0
-    for name, kind, record in found:
-        status, kinds[name] = record.stat(), kind
-        stamp = f"{status.st_mtime_ns}-{status.st_size}"
+    for name, record, written, size in found:
+        stamp = f"{written}-{size}"
         if name in known and known[name].stamp == stamp:
             entries[name] = known[name]
         elif all_of_them or read < _MOST_NEW:
             read += 1
-            entries[name] = _read(record, records[record.name], stamp)
+            entries[name] = _read(folder / name, records[record], (made or {}).get(name), stamp)
+    kinds = {name: _KINDS.get(record, "run") for name, record, *_ in found}
     left = len(found) - len(entries)
     write_report(path, html_page(_document(folder, entries, kinds, left)), folder)
     return path, len(entries)
 
 
-def _recorded(folder: Path, records: Mapping[str, Callable[[Path], Reports]]) -> Iterator[tuple[str, str, Path]]:
-    """Each folder with a record: its name, what it is, and the record."""
+def _recorded(folder: Path, records: Iterable[str]) -> Iterator[tuple[str, str, int, int]]:
+    """Each folder with a record: its name, that of the record, when that was written to last, and its bytes."""
     for below in folder.iterdir():
-        name = next((name for name in records if (below / name).is_file()), "")
-        if name:
-            yield below.name, _KINDS.get(name, "run"), below / name
+        for record in records:
+            try:
+                status = (below / record).stat()
+            except OSError:
+                # It has another one, or none, or has just been removed.
+                continue
+            yield below.name, record, status.st_mtime_ns, status.st_size
+            break
 
 
 def _remembered(path: Path) -> dict[str, _Entry]:
@@ -113,16 +122,15 @@ def _remembered(path: Path) -> dict[str, _Entry]:
         return {}
 
 
-def _read(record: Path, make: Callable[[Path], Reports], stamp: str) -> _Entry:
+def _read(folder: Path, make: Callable[[Path], Reports], made: Reports | None, stamp: str) -> _Entry:
     try:
-        reports = make(record.parent)
-        document = reports.document(None)
+        document = (made or make(folder)).document(None)
     except GauntletError as error:
         return _Entry(stamp, None, error.on_one_line, "", None, "", "")
     origin, code = document.provenance, document.exit_code
-    code_number = None if code is None else int(code)
     started = origin.started.removesuffix(" UTC")
-    return _Entry(stamp, code_number, document.answer, started, origin.seconds, origin.iree, origin.command)
+    number = None if code is None else int(code)
+    return _Entry(stamp, number, document.answer, started, origin.seconds, origin.iree, origin.command)
 
 
 def _document(folder: Path, entries: Mapping[str, _Entry], kinds: Mapping[str, str], left: int) -> Document:

@@ -104,6 +104,8 @@ _STAGE_COLUMNS = (
 )
 _STEP_COLUMNS = (Column("verdict", Kind.VERDICT), Column("step", Kind.NAME), Column("took", Kind.DURATION))
 _LONGEST_STEPS = 5
+# Of a run that was resumed, seconds without a step that are shown as they were.
+_PAUSE = 1.0
 _FACT_COLUMNS = (Column(""), Column("", Kind.NAME))
 
 
@@ -175,11 +177,7 @@ def _time_spent(outcome: RunOutcome) -> Iterator[Block]:
     started = [(step, datetime.fromisoformat(step.started).timestamp()) for step in outcome.steps if step.started]
     if not started:
         return
-    first = min(start for _, start in started)
-    spans = tuple(
-        Span(step.title, step.stage, start - first, step.seconds, step.waited_seconds, str(step.verdict))
-        for step, start in started
-    )
+    spans = tuple(_spans(started, resumed=bool(outcome.resumed)))
     stages: dict[str, list[Span]] = {}
     for span in spans:
         stages.setdefault(span.kind, []).append(span)
@@ -204,6 +202,16 @@ def _time_spent(outcome: RunOutcome) -> Iterator[Block]:
             *(Paragraph(("The steps that took longest:",)), Table(_STEP_COLUMNS, steps)),
         )
     )
+
+
+def _spans(started: Iterable[tuple[StepOutcome, float]], *, resumed: bool) -> Iterator[Span]:
+    """The steps from when the first one began; of a run that was resumed, without the pauses between its parts."""
+    ordered = sorted(started, key=lambda item: item[1])
+    left_out = until = ordered[0][1]
+    for step, start in ordered:
+        left_out += max(start - until - _PAUSE, 0.0) if resumed else 0.0
+        yield Span(step.title, step.stage, start - left_out, step.seconds, step.waited_seconds, str(step.verdict))
+        until = max(until, start + step.waited_seconds + step.seconds)
 
 
 def _going_on(outcome: RunOutcome, folder: Path | None) -> Sequence[str | Name]:

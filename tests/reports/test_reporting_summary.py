@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import lxml.html
@@ -364,6 +365,23 @@ def test_the_page_draws_figures_against_their_goldens_and_what_ran_when(tmp_path
     assert "steps/ocr/detector%40cpu/benchmark/stderr.txt" in logs
     assert page.xpath("string(//footer)").split("beside this page: ")[1] == "junit.xml, summary.md, summary.json"
     assert "Xeon" in page.xpath("string(//header/dl)")
+
+
+def test_a_run_that_was_resumed_is_drawn_without_its_pause(tmp_path: Path) -> None:
+    builder = JournalBuilder()
+    first, second = builder.step("m", "a", "compile"), builder.step("m", "b", "compile")
+    builder.begin()
+    builder.result(first, seconds=2.0)
+    builder.now += timedelta(days=1)
+    builder.begin(resumed=True)
+    builder.result(second, seconds=2.0)
+    builder.end(seconds=3.0)
+    summary_of(builder, tmp_path)
+    page = lxml.html.fromstring((tmp_path / RUN / "summary.html").read_text(encoding="utf-8"))
+    boxes = page.xpath("//svg[@class='lanes']//g/rect/@x")
+    widths = page.xpath("//svg[@class='lanes']//g/rect/@width")
+    # Two seconds, at most one of the pause, two seconds.
+    assert float(boxes[1]) - float(boxes[0]) <= 1.5 * float(widths[0]) + 1
 
 
 def test_every_key_of_the_json_is_documented(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from lxml import html
 
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.reports.experiment_reports import RECORDS, write_reports
+from iree_gauntlet.reports.run_reports import run_reports
 from iree_gauntlet.reports.runs_index import write_index
 from tests.support.journal_builder import JournalBuilder, every_verdict
 from tests.support.matrix_builder import four_releases
@@ -74,21 +75,24 @@ def test_only_what_is_new_or_was_written_to_is_read(tmp_path: Path) -> None:
         _run(tmp_path, f"r{number}", number + 1)
     read: list[str] = []
     records = _counted(read)
-    write_index(tmp_path, records, all_of_them=False)
+    write_index(tmp_path, records)
     assert read == ["r2", "r1", "r0"]
-    path, _ = write_index(tmp_path, records, all_of_them=False)
+    path, _ = write_index(tmp_path, records)
     before = path.read_bytes()
     assert len(read) == 3
     os.utime(tmp_path / "r1" / JOURNAL, (9999, 9999))
-    write_index(tmp_path, records, all_of_them=False)
+    write_index(tmp_path, records)
     assert read[3:] == ["r1"]
     assert len(path.read_bytes()) == len(before)
+    os.utime(tmp_path / "r1" / JOURNAL, (9998, 9998))
+    write_index(tmp_path, records, made={"r1": run_reports(tmp_path / "r1")})
+    assert len(read) == 4, "what is made already is not read again"
 
 
 def test_of_many_new_ones_the_newest_are_read_and_the_rest_is_named(tmp_path: Path) -> None:
     for number in range(23):
         _run(tmp_path, f"r{number:02}", number + 1)
-    path, count = write_index(tmp_path, RECORDS, all_of_them=False)
+    path, count = write_index(tmp_path, RECORDS)
     assert count == 20
     assert "3 older folders not looked at yet: gauntlet report --index reads all." in path.read_text()
     path, count = write_index(tmp_path, RECORDS, all_of_them=True)
@@ -100,7 +104,7 @@ def test_of_many_new_ones_the_newest_are_read_and_the_rest_is_named(tmp_path: Pa
 def test_a_page_that_remembers_nothing_of_use_is_made_anew(tmp_path: Path, found: str) -> None:
     _run(tmp_path, "r0", 1)
     (tmp_path / "index.html").write_bytes(found.encode("utf-8", "surrogateescape"))
-    path, _ = write_index(tmp_path, RECORDS, all_of_them=False)
+    path, _ = write_index(tmp_path, RECORDS)
     assert _rows(path)[0][1] == "r0"
 
 
