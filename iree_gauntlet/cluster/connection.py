@@ -48,14 +48,14 @@ def security_of(address: str, request: TlsRequest) -> Security | None:
     Raises:
         UsageError: the address is another machine's, and nothing is encrypted; or files are missing.
     """
-    parts = urlsplit(address)
-    if parts.scheme not in ("tcp", "tls") or not parts.hostname or not _port_of(address):
+    scheme, host, port = _parts(address)
+    if scheme not in ("tcp", "tls") or not host or not port:
         raise UsageError(f"{address}: no address of a scheduler", f"It is tcp://HOST:PORT or tls://…. {_HOW}")
     files = {"--tls-ca-file": request.tls_ca_file, "--tls-cert": request.tls_cert, "--tls-key": request.tls_key}
-    if parts.scheme == "tcp":
+    if scheme == "tcp":
         if given := [name for name, file in files.items() if file]:
             raise UsageError(f"{given[0]}: {address} is not encrypted", "Give the scheduler's address as tls://….")
-        if not _is_loopback(parts.hostname):
+        if not _is_loopback(host):
             raise UsageError(
                 f"{address} is not encrypted: whoever reaches it has anything done on every worker",
                 "Use tls:// with certificates, or a tunnel to this machine (docs/how-to/cluster.md).",
@@ -76,11 +76,14 @@ def security_of(address: str, request: TlsRequest) -> Security | None:
     )
 
 
-def _port_of(address: str) -> int:
+def _parts(address: str) -> tuple[str, str, int]:
+    """Scheme, host and port; empty and 0 where they cannot be told."""
     try:
-        return urlsplit(address).port or 0
+        parts = urlsplit(address)
+        port = parts.port or 0
     except ValueError:
-        return 0
+        return "", "", 0
+    return parts.scheme, parts.hostname or "", port
 
 
 def require_scheduler(address: str, security: Security | None) -> None:
@@ -89,7 +92,7 @@ def require_scheduler(address: str, security: Security | None) -> None:
     Raises:
         UsageError: they do not, or nothing does.
     """
-    host, port = urlsplit(address).hostname or "", _port_of(address)
+    _, host, port = _parts(address)
     try:
         with socket.create_connection((host, port), timeout=_CONNECT_SECONDS) as plain:
             if security is not None:

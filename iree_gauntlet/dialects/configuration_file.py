@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator, Field
 
 from iree_gauntlet.dialects.fields import Document, expecting
+from iree_gauntlet.dialects.locations import unreadable
 from iree_gauntlet.dialects.spec_file import nearest
 from iree_gauntlet.dialects.toml_file import read_table, with_lines
 from iree_gauntlet.errors import Problem, SpecError, UsageError
@@ -59,12 +60,16 @@ def _require_public(text: str) -> str:
     return text
 
 
+def _is_url(text: str) -> bool:
+    return bool(_URL.match(text)) and not unreadable(text)
+
+
 def _is_place(text: str) -> bool:
-    return text.startswith("/") or bool(_URL.match(text))
+    return text.startswith("/") or _is_url(text)
 
 
 _Public = Annotated[str, AfterValidator(_require_public)]
-_Url = Annotated[_Public, expecting("the beginning of a URL, such as https://host/folder/", _URL.match)]
+_Url = Annotated[_Public, expecting("the beginning of a URL, such as https://host/folder/", _is_url)]
 _Place = Annotated[_Public, expecting("a URL or an absolute folder", _is_place)]
 _Shared = Annotated[
     _Public, expecting("az://account/container/…, s3://bucket/…, gs://bucket/… or file:///…", _SHARED.match)

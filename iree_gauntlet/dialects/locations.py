@@ -44,6 +44,10 @@ def is_url(source: str) -> bool:
     return _SCHEME.match(source) is not None
 
 
+# What to do about a URL that cannot be read.
+BRACKETS_HINT = "Brackets in a path are written %5B and %5D."
+
+
 def unreadable(url: str) -> str:
     """Why a text with a scheme is no URL; empty where it is one."""
     try:
@@ -55,7 +59,7 @@ def unreadable(url: str) -> str:
 
 def _readable(spec: Spec, path: Sequence[str | int], url: str) -> str | Problem:
     why = unreadable(url)
-    return problem(spec, path, why, "Brackets in a path are written %5B and %5D.") if why else url
+    return problem(spec, path, why, BRACKETS_HINT) if why else url
 
 
 def resolve_url(spec: Spec, path: Sequence[str | int], source: str) -> str | Problem:

@@ -29,7 +29,7 @@ from iree_gauntlet.dialects.configured_suites import (
 from iree_gauntlet.dialects.fields import one_of
 from iree_gauntlet.dialects.flagfile import outside
 from iree_gauntlet.dialects.json_text import line_of
-from iree_gauntlet.dialects.locations import is_url, unreadable
+from iree_gauntlet.dialects.locations import BRACKETS_HINT, is_url, unreadable
 from iree_gauntlet.dialects.onnx_tests import DEFAULT_BASE, FIXTURE, ModelTest, base_of, read_test_file
 from iree_gauntlet.dialects.spec import SourceFields
 from iree_gauntlet.dialects.spec_file import did_you_mean, problem_at
@@ -275,7 +275,7 @@ def _spec(suite: _Suite, name: str, test: ModelTest, whole: Callable[[str], str]
     path = parameter.removesuffix("]").removesuffix(".onnx") if bracket else function.removeprefix("test_")
     folder, _, submodel = path.rpartition("/")
     if why := unreadable(test.url):
-        wrong = Problem(name, 0, function, why, "Brackets in a path are written %5B and %5D.")
+        wrong = Problem(name, 0, function, why, BRACKETS_HINT)
         return ModelSpec(suite, name, kind, submodel, None, submodel, problems=(wrong,))
     stem = PurePosixPath(urlsplit(test.url).path).stem
     leaving = [item for item in (path, _path_in_zoo(test.url)) if outside(item) or not item.isprintable()]

@@ -28,7 +28,7 @@ from iree_gauntlet.cases import (
 from iree_gauntlet.dialects.configured_suites import ConfiguredCases, asked_configs, markers_of
 from iree_gauntlet.dialects.fields import tolerant
 from iree_gauntlet.dialects.flagfile import file_of, outside, read_flagfile
-from iree_gauntlet.dialects.locations import is_url, unreadable
+from iree_gauntlet.dialects.locations import BRACKETS_HINT, is_url, unreadable
 from iree_gauntlet.dialects.op_schema import (
     ELEMENT_TYPES,
     ExpectedOutput,
@@ -368,7 +368,7 @@ class _Reader:
         field: list[str | int] = ["expected_output", index, "url" if item.url else "value"]
         if is_url(item.file):
             if why := unreadable(item.file):
-                self._refuse(field, why, "Brackets in a path are written %5B and %5D.")
+                self._refuse(field, why, BRACKETS_HINT)
             return Argument(tensor, item.file)
         self.local(field, item.file)
         return Argument(f"{tensor}=@{item.file}" if tensor else f"@{item.file}")
