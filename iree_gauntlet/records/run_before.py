@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 
 SUMMARY = "summary.json"
 # Runs that are looked at, the last by their names first, and bytes of what one says of itself before its chains.
-_MOST_RUNS, _HEAD = 20, 4096
+_MOST_RUNS, _HEAD = 20, 16_384
+_STARTED, _COMPLETE = re.compile(r'\n "started": "([^"]*)",\n'), '\n "state": "complete",\n'
 # A suite of thousands is not read for this.
 _LARGEST = 4_000_000
 # Of a time, from when on a difference of two runs is shown: smaller ones are noise.
@@ -79,23 +82,24 @@ def earlier_seconds(suite: str, folder: Path) -> dict[str, float]:
 
 
 def _before(suite: str, started: str, folder: Path) -> dict[str, Any] | None:
-    """The summary of the last complete run of a suite that began before a time."""
-    beside = (
-        path for path in folder.resolve().parent.glob(f"*/{SUMMARY}") if path.parent.name != folder.resolve().name
-    )
+    """The summary of the run of a suite that began last before a time, and is complete."""
+    own = folder.resolve()
+    beside = sorted((path for path in own.parent.glob(f"*/{SUMMARY}") if path.parent != own), reverse=True)
     asked = f'\n "suite": {json.dumps(suite)},\n'
-    for path in sorted(beside, key=lambda path: path.parent.name, reverse=True)[:_MOST_RUNS]:
+    begun: list[tuple[str, Path]] = []
+    for path in beside[:_MOST_RUNS]:
+        with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as stream:
+            head = stream.read(_HEAD)
+            found = _STARTED.search(head)
+            if asked in head and _COMPLETE in head and found and found[1] < started:
+                begun.append((found[1], path))
+    for _, path in sorted(begun, reverse=True):
         try:
-            if path.stat().st_size > _LARGEST:
-                continue
-            with path.open(encoding="utf-8") as stream:
-                if asked not in stream.read(_HEAD):
-                    continue
-            summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            if summary["state"] == "complete" and summary["started"] < started and "chains" in summary:
+            if path.stat().st_size <= _LARGEST:
+                summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
                 return summary
-        except (OSError, ValueError, KeyError):
-            # Removed meanwhile, or by another version: no run to compare with.
+        except (OSError, ValueError):
+            # Removed meanwhile, or cut short: the one before it is the next best.
             continue
     return None
 

@@ -102,12 +102,13 @@ def _line(outcome: BisectOutcome) -> Line:
 
 
 def _change(outcome: BisectOutcome) -> Paragraph:
-    """From what to what, on a page."""
+    """From what to what, and what `good` and `bad` say."""
     ends = [outcome.search.get(name) for name in ("last_old", "first_new")]
-    known = [(label, outcome.judged[label]["text"]) for label in ends if label in outcome.judged]
-    change = " to ".join(f"{text} ({label})" for label, text in known if text)
-    meaning = "good and bad are what the two ends were named: nothing is said of which figure is the better one."
-    return Paragraph((f"From {change}. G{meaning[1:]}" if len(known) == 2 and change else f"G{meaning[1:]}",))
+    texts = [(outcome.judged[label]["text"], label) for label in ends if label in outcome.judged]
+    change = " to ".join(f"{text} ({label})" for text, label in texts)
+    known = len(texts) == len(ends) and all(text for text, _ in texts)
+    meaning = "Good and bad are what the two ends were named: nothing is said of which figure is the better one."
+    return Paragraph((f"From {change}. {meaning}" if known else meaning,))
 
 
 def _row(outcome: BisectOutcome, label: str) -> tuple[Cell, ...]:

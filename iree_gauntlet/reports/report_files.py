@@ -30,7 +30,9 @@ _CUT = "*Cut here: this page may not be longer. The whole report is in the folde
 
 @dataclass(frozen=True)
 class Reports:
-    """The reports of an experiment, made from its record alone: the same record gives the same bytes.
+    """The reports of an experiment, made from its record: the same record gives the same bytes.
+
+    A run's name what changed since the run before, where that lies beside it.
 
     Attributes:
         files: what makes each of them, by name; one after the other, since of ten thousand cases each is large.

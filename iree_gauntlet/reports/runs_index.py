@@ -116,8 +116,9 @@ def _recorded(folder: Path, records: Iterable[str]) -> Iterator[tuple[str, str, 
 def _remembered(path: Path) -> dict[str, _Entry]:
     try:
         memory: dict[str, Any] = json.loads(memory_of(path.read_text(encoding="utf-8")) or "{}")
-        return {name: _Entry(**entry) for name, entry in memory.items()}
-    except (FileNotFoundError, UnicodeDecodeError, ValueError, TypeError):
+        entries = {name: _Entry(**entry) for name, entry in memory.items()}
+        return {name: entry for name, entry in entries.items() if entry.code is None or ExitCode(entry.code) in _WORDS}
+    except (OSError, ValueError, TypeError, AttributeError):
         # There is none, or it is of another version: everything is read again.
         return {}
 

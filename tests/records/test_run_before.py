@@ -72,6 +72,15 @@ def test_another_suite_a_later_run_and_one_that_did_not_end_are_not_the_run_befo
     assert found.run == "run-17"
 
 
+def test_the_run_before_is_the_one_that_began_last_whatever_its_name(tmp_path: Path) -> None:
+    """As in a matrix, whose folders have the names of releases."""
+    _run(tmp_path, "3.9.0-19", dispatches=75)
+    _run(tmp_path, "3.12.0-20", dispatches=76)
+    found = _changed(_run(tmp_path, "3.13.0-21", dispatches=77))
+    assert found is not None
+    assert found.run == "3.12.0-20"
+
+
 def test_what_each_step_took_is_known_for_the_next_run(tmp_path: Path) -> None:
     assert earlier_seconds("cpu", tmp_path / "next") == {}
     _run(tmp_path, "run-20", seconds=7.0)

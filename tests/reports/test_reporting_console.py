@@ -14,7 +14,7 @@ from iree_gauntlet.reports.live.live_progress import LiveProgress
 from iree_gauntlet.reports.live.painter import Painter
 from iree_gauntlet.reports.live.plain_progress import PlainProgress
 from iree_gauntlet.reports.live.progress_text import StepsLeft
-from iree_gauntlet.reports.output import open_progress
+from iree_gauntlet.reports.output import open_progress, write_text
 from iree_gauntlet.reports.run_reports import reports_of_run
 from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.steps import NOTHING_COMPARED
@@ -237,6 +237,12 @@ def test_where_most_steps_are_new_earlier_ones_say_nothing() -> None:
     assert left.seconds(10.0) is None, "nothing is done yet"
     left.finished("b")
     assert left.seconds(3.0) == 3.0, "the new one is taken for a usual one"
+
+
+def test_a_stream_without_the_signs_gets_plain_ones() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    write_text(stream, "✓ passed ✗ failed ≈ ü\n")
+    assert stream.buffer.getvalue() == b"+ passed x failed ~ ?\n"
 
 
 def test_a_resumed_run_and_a_skipped_step_say_so() -> None:

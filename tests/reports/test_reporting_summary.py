@@ -367,6 +367,20 @@ def test_the_page_draws_figures_against_their_goldens_and_what_ran_when(tmp_path
     assert "Xeon" in page.xpath("string(//header/dl)")
 
 
+def test_notes_of_a_kind_that_come_often_are_folded(tmp_path: Path) -> None:
+    builder = JournalBuilder()
+    steps = [builder.step("m", f"s{number}", "fetch") for number in range(5)]
+    builder.begin()
+    for number, name in enumerate(steps):
+        notes = [f"pypi://model-{number}: downloading the wheel of model-{number}==1.0 with pip", "said by all"]
+        builder.result(name, notes=notes)
+    builder.end()
+    text = summary_of(builder, tmp_path)
+    kind = "… downloading the wheel of … with pip (5 times)"
+    assert f"<details><summary>{kind}</summary>" in text
+    assert text.index("- said by all: ") < text.index(kind) < text.index("- pypi://model-0: downloading")
+
+
 def test_a_run_that_was_resumed_is_drawn_without_its_pause(tmp_path: Path) -> None:
     builder = JournalBuilder()
     first, second = builder.step("m", "a", "compile"), builder.step("m", "b", "compile")

@@ -100,7 +100,25 @@ def test_of_many_new_ones_the_newest_are_read_and_the_rest_is_named(tmp_path: Pa
     assert "not looked at" not in path.read_text()
 
 
-@pytest.mark.parametrize("found", ["", "<html>", '<meta name="memory" content="{&quot;r0&quot;: 1}">', "\udcff"])
+_MEMORY = '<meta name="memory" content="{}">'
+_OF_ANOTHER = (
+    "{&quot;r0&quot;: {&quot;stamp&quot;: &quot;&quot;, &quot;code&quot;: 99, &quot;result&quot;: &quot;&quot;, "
+    "&quot;started&quot;: &quot;&quot;, &quot;seconds&quot;: null, &quot;iree&quot;: &quot;&quot;, "
+    "&quot;command&quot;: &quot;&quot;}}"
+)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        "",
+        "<html>",
+        '<meta name="memory" content="{&quot;r0&quot;: 1}">',
+        _MEMORY.format("[1]"),
+        _MEMORY.format(_OF_ANOTHER),
+        "\udcff",
+    ],
+)
 def test_a_page_that_remembers_nothing_of_use_is_made_anew(tmp_path: Path, found: str) -> None:
     _run(tmp_path, "r0", 1)
     (tmp_path / "index.html").write_bytes(found.encode("utf-8", "surrogateescape"))
