@@ -52,24 +52,22 @@ _SECRET = re.compile(r"key|token|secret|password|connection_string|signature", r
 
 
 def _require_public(text: str) -> str:
-    """Nothing secret stands in a URL; it is not repeated either."""
+    """Nothing secret stands in a URL; it is not repeated either. And it can be read as one."""
     if "://" in text and ("@" in text.partition("://")[2].partition("/")[0] or "?" in text or "#" in text):
         raise ValueError(
             "a URL with a user, a password or a query: leave it out (docs/how-to/artifacts.md: where credentials go)"
         )
+    if "://" in text and (why := unreadable(text)):
+        raise ValueError(why)
     return text
 
 
-def _is_url(text: str) -> bool:
-    return bool(_URL.match(text)) and not unreadable(text)
-
-
 def _is_place(text: str) -> bool:
-    return text.startswith("/") or _is_url(text)
+    return text.startswith("/") or bool(_URL.match(text))
 
 
 _Public = Annotated[str, AfterValidator(_require_public)]
-_Url = Annotated[_Public, expecting("the beginning of a URL, such as https://host/folder/", _is_url)]
+_Url = Annotated[_Public, expecting("the beginning of a URL, such as https://host/folder/", _URL.match)]
 _Place = Annotated[_Public, expecting("a URL or an absolute folder", _is_place)]
 _Shared = Annotated[
     _Public, expecting("az://account/container/…, s3://bucket/…, gs://bucket/… or file:///…", _SHARED.match)
