@@ -57,9 +57,11 @@ def tone(word: str) -> str:
 
 def held_bar(value: float, limit: float, word: str) -> Markup:
     """A figure as a bar on the way to its limit, which is an upright line."""
-    share = value / limit if limit > 0 else math.inf if value > 0 else 0.0
-    most = max(share, 1.0) if math.isfinite(share) else 2.0
-    width, at = 100 * min(share, most) / most, 100 / most
+    share = value / limit if limit > 0 else 0.0 if value == 0 else math.inf
+    # Twice the way and more, as infinitely much and what is no number, fills the picture.
+    part = share if share <= 2 else 2.0
+    most = max(part, 1.0)
+    width, at = 100 * part / most, 100 / most
     bar = f'<rect class="bar {tone(word)}" y="1" width="{width:.1f}" height="4"/>'
     line = f'<line class="limit" x1="{at:.1f}" x2="{at:.1f}" y1="0" y2="6"/>'
     return _markup(
@@ -74,7 +76,9 @@ def _interval_scale(column: Column, cells: Sequence[Interval]) -> tuple[Callable
     widest = max([*edges, *(math.log1p(abs(margin)) for margin in column.margins)]) * 1.05
 
     def place(ratio: float) -> float:
-        share = math.asinh(math.log(ratio) / unit) / math.asinh(widest / unit) if ratio > 0 else -1.0
+        if not 0 < ratio < math.inf:
+            return float(_EDGE if ratio <= 0 else _CELL - _EDGE)
+        share = math.asinh(math.log(ratio) / unit) / math.asinh(widest / unit)
         return _CELL / 2 + max(-1.0, min(share, 1.0)) * (_CELL / 2 - _EDGE)
 
     texts = [_text(_CELL / 2, 10, "0 %")]
@@ -93,8 +97,8 @@ def _interval_scale(column: Column, cells: Sequence[Interval]) -> tuple[Callable
 
 
 def _ends(cell: Interval) -> Iterable[float]:
-    yield cell.middle
-    yield from (end for end in (cell.low, cell.high, *(cell.behind or ())) if end is not None and math.isfinite(end))
+    ends = (cell.low, cell.middle, cell.high, *(cell.behind or ()))
+    yield from (end for end in ends if end is not None and math.isfinite(end))
 
 
 def _interval(cell: Interval, column: Column, place: Callable[[float], float]) -> Markup:
@@ -123,7 +127,7 @@ def _bars(cell: Bars, most: float) -> Markup:
     height = _LINE / len(cell.values)
     words = ["plain"] * (len(cell.values) - 1) + [tone(cell.word)]
     parts = (
-        f'<rect class="bar {word}" y="{place * height + 1:.1f}" width="{_CELL * value / most:.1f}" '
+        f'<rect class="bar {word}" y="{place * height + 1:.1f}" width="{_CELL * (value / most):.1f}" '
         f'height="{height - 2:.1f}"/>'
         for place, (value, word) in enumerate(zip(cell.values, words, strict=True))
     )
@@ -230,7 +234,7 @@ def draw_line(line: Line) -> Markup:
 
     def scaled(value: float) -> float:
         # What is 0 stands below the least.
-        return math.log(max(value, min(above) / 3)) if far else value
+        return value if not far else math.log(value) if value > 0 else math.log(min(above)) - 1
 
     low, high = (scaled(edge(known)) if known else 0.0 for edge in (min, max))
     room = high - low or 1.0

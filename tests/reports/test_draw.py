@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from lxml import etree, html
 
@@ -13,7 +13,11 @@ from iree_gauntlet.document import Bars, Column, Course, Interval, Kind, Lanes, 
 from iree_gauntlet.reports.draw import draw_lanes, draw_line, drawn_column, held_bar
 
 _MARGINS = (0.01, 0.03)
-_RATIOS = st.floats(0.001, 1000)
+_RATIOS = st.one_of(st.floats(0.001, 1000), st.just(0.0), st.just(math.inf))
+
+
+# The least and the largest number of a computer among them.
+_ANY = st.one_of(st.floats(0, allow_infinity=False), st.sampled_from([0.0, 5e-324, 1e308]))
 
 
 def _xs(svg: str, path: str) -> list[float]:
@@ -40,11 +44,23 @@ def test_intervals_stand_in_one_scale_around_no_difference() -> None:
 
 @given(st.lists(st.tuples(_RATIOS, _RATIOS, _RATIOS), min_size=1, max_size=4))
 def test_any_ratio_stays_in_the_picture(ratios: list[tuple[float, float, float]]) -> None:
-    cells = [Interval(low, middle, high, (1 / high, high), "same") for low, middle, high in map(sorted, ratios)]
+    cells = [
+        Interval(low, middle, high, (1 / high if high else 0.0, high), "same")
+        for low, middle, high in map(sorted, ratios)
+    ]
     axis, drawn = drawn_column(Column("x", Kind.DRAWN, margins=_MARGINS), cells)
     for svg in (axis, *drawn):
         etree.fromstring(svg)
         assert all(0 <= float(x) <= 200 for x in re.findall(r'\b(?:c?x[12]?)="([^"]*)"', svg))
+
+
+@given(st.lists(st.tuples(_ANY, _ANY), min_size=1, max_size=4))
+def test_any_figure_stays_in_the_picture(figures: list[tuple[float, float]]) -> None:
+    bars = drawn_column(Column("x", Kind.DRAWN), [Bars(pair) for pair in figures])[1]
+    held = [held_bar(*pair, "passed") for pair in figures]
+    for most, svg in [*((200, bar) for bar in bars), *((100, bar) for bar in held)]:
+        assert all(0 <= width <= most for width in _xs(svg, "//rect/@width"))
+    assert _xs(held_bar(math.nan, 1, "failed"), "//rect/@width") == [100]
 
 
 def test_bars_are_in_proportion_to_all_of_their_column() -> None:
@@ -119,6 +135,7 @@ def test_the_answer_lies_between_its_stops_and_what_was_not_tried_beside_the_lin
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(0, 1e12), st.just(math.inf)), min_size=1, max_size=20))
+@example([0.0, 1.0, 5e-324])
 def test_any_values_can_be_drawn(values: list[float | None]) -> None:
     svg = draw_line(Line(tuple(Stop("n<", "", "", value) for value in values), "<all>"))
     heights = [float(dot.get("cy")) for dot in etree.fromstring(svg).iter("circle")]
