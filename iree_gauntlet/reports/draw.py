@@ -73,7 +73,7 @@ def _interval_scale(column: Column, cells: Sequence[Interval]) -> tuple[Callable
     """Where a ratio stands, and the axis: nearly linear within the margins, logarithmic outside of them."""
     unit = min((abs(margin) for margin in column.margins), default=0.01) or 0.01
     edges = [abs(math.log(value)) for cell in cells for value in _ends(cell) if value > 0]
-    widest = max([*edges, *(math.log1p(abs(margin)) for margin in column.margins)]) * 1.05
+    widest = max([math.log1p(unit), *edges, *(math.log1p(abs(margin)) for margin in column.margins)]) * 1.05
 
     def place(ratio: float) -> float:
         if not 0 < ratio < math.inf:

@@ -14,8 +14,6 @@ from iree_gauntlet.reports.draw import draw_lanes, draw_line, drawn_column, held
 
 _MARGINS = (0.01, 0.03)
 _RATIOS = st.one_of(st.floats(0.001, 1000), st.just(0.0), st.just(math.inf))
-
-
 # The least and the largest number of a computer among them.
 _ANY = st.one_of(st.floats(0, allow_infinity=False), st.sampled_from([0.0, 5e-324, 1e308]))
 
@@ -42,16 +40,28 @@ def test_intervals_stand_in_one_scale_around_no_difference() -> None:
     assert "dot good" in faster
 
 
-@given(st.lists(st.tuples(_RATIOS, _RATIOS, _RATIOS), min_size=1, max_size=4))
-def test_any_ratio_stays_in_the_picture(ratios: list[tuple[float, float, float]]) -> None:
+@given(
+    st.lists(st.tuples(_RATIOS, _RATIOS, _RATIOS), min_size=1, max_size=4),
+    st.sampled_from([(), (0.0,), (0.0001,), _MARGINS]),
+)
+@example([(1.0, 1.0, 1.0)], (0.0,))
+def test_any_ratio_stays_in_the_picture(ratios: list[tuple[float, float, float]], margins: tuple[float, ...]) -> None:
     cells = [
         Interval(low, middle, high, (1 / high if high else 0.0, high), "same")
         for low, middle, high in map(sorted, ratios)
     ]
-    axis, drawn = drawn_column(Column("x", Kind.DRAWN, margins=_MARGINS), cells)
+    axis, drawn = drawn_column(Column("x", Kind.DRAWN, margins=margins), cells)
     for svg in (axis, *drawn):
         etree.fromstring(svg)
         assert all(0 <= float(x) <= 200 for x in re.findall(r'\b(?:c?x[12]?)="([^"]*)"', svg))
+
+
+def test_a_ratio_without_end_stands_at_its_edge() -> None:
+    ratios = (0.0, 0.5, 2.0, math.inf)
+    cells = [Interval(None, ratio, None, None, "slower") for ratio in ratios]
+    drawn = drawn_column(Column("x", Kind.DRAWN, margins=_MARGINS), cells)[1]
+    least, less, more, most = (_xs(svg, "//circle/@cx")[0] for svg in drawn)
+    assert 0 < least < less < 100 < more < most < 200
 
 
 @given(st.lists(st.tuples(_ANY, _ANY), min_size=1, max_size=4))
