@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator, Field
 
 from iree_gauntlet.dialects.fields import Document, expecting
-from iree_gauntlet.dialects.locations import unreadable
+from iree_gauntlet.dialects.locations import BRACKETS_HINT, unreadable
 from iree_gauntlet.dialects.spec_file import nearest
 from iree_gauntlet.dialects.toml_file import read_table, with_lines
 from iree_gauntlet.errors import Problem, SpecError, UsageError
@@ -51,14 +51,14 @@ _ENDPOINTS = ("endpoint", "base_url", "authority_host", "sts_endpoint")
 _SECRET = re.compile(r"key|token|secret|password|connection_string|signature", re.IGNORECASE)
 
 
-def _require_public(text: str) -> str:
-    """Nothing secret stands in a URL; it is not repeated either. And it can be read as one."""
+def _check_url(text: str) -> str:
+    """Refuse a URL that cannot be read, or that has something secret in it, which is not repeated."""
     if "://" in text and ("@" in text.partition("://")[2].partition("/")[0] or "?" in text or "#" in text):
         raise ValueError(
             "a URL with a user, a password or a query: leave it out (docs/how-to/artifacts.md: where credentials go)"
         )
     if "://" in text and (why := unreadable(text)):
-        raise ValueError(why)
+        raise ValueError(f"{why}. {BRACKETS_HINT}")
     return text
 
 
@@ -66,7 +66,7 @@ def _is_place(text: str) -> bool:
     return text.startswith("/") or bool(_URL.match(text))
 
 
-_Public = Annotated[str, AfterValidator(_require_public)]
+_Public = Annotated[str, AfterValidator(_check_url)]
 _Url = Annotated[_Public, expecting("the beginning of a URL, such as https://host/folder/", _URL.match)]
 _Place = Annotated[_Public, expecting("a URL or an absolute folder", _is_place)]
 _Shared = Annotated[
@@ -194,7 +194,7 @@ def _wrong(path: Path, prefix: str, options: Mapping[str, str | bool | int]) -> 
             found.append(Problem(str(path), 0, field, "a secret in a file", hint))
         elif given and name in _ENDPOINTS:
             try:
-                _require_public(str(value))
+                _check_url(str(value))
             except ValueError as error:
                 found.append(Problem(str(path), 0, field, str(error)))
             else:
