@@ -198,6 +198,8 @@ class VerifiedHashes:
             temporary.write_bytes(stamp.sealed())
             temporary.replace(file)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            # A file system that is read-only refuses to remove even what is not there.
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
             if error.errno not in _UNWRITABLE:
                 raise
