@@ -25,7 +25,7 @@ import sysconfig
 import tarfile
 import time
 import tomllib
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,12 +41,38 @@ _MODELS = ("dtln/*", "magika/*", "speechmos/dnsmos_p808", "rapidocr/cls", "ppocr
 # Tags of wheels for x86-64 that pip is to accept for another machine; it takes each as it is spelled.
 _GLIBC = ("_2_34", "_2_31", "_2_28", "_2_27", "_2_24", "_2_17", "2014", "_2_12", "2010", "_2_5", "1")
 # Of IREE's packages, nothing that a run starts.
-_UNUSED = ("iree/_runtime_libs_tracy/", "iree/_runtime_libs/iree-benchmark-executable")
+_UNUSED = (
+    "iree/_runtime_libs_tracy/",
+    *(f"iree/_runtime_libs/iree-{name}" for name in ("benchmark-executable", "benchmark-replay", "run-replay")),
+)
+# Packages that nothing uses where there is no network.
+_FOR_NETWORKS = ("obstore", "uv")
+# What this toolkit needs of the packages that were left out, asked of the machine's own Python.
+_MISSING = """
+import re, sys
+from importlib.metadata import PackageNotFoundError, requires
+wanted, known = sys.argv[1:], set()
+while wanted:
+    text = wanted.pop()
+    name, _, condition = text.partition(";")
+    name = re.match(r"[\\w.-]+", name.strip())[0].lower().replace("_", "-")
+    # Conditions are those of other Pythons, other systems, and extras.
+    if name in known or condition:
+        continue
+    known.add(name)
+    try:
+        wanted += requires(name) or ()
+    except PackageNotFoundError:
+        print(name)
+"""
 # Dense x86-64 code, 336 MB of it: a third smaller than in the wheel.
 _FILTERS = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "pb": 0}]
+_TOO_LONG = 124
 _RUN_FILES = ("journal.jsonl", "junit.xml", "summary.md", "summary.json", "comparison.md", "comparison.json")
 _LARGEST_LOG = 64 << 10
 _SMI = "nvidia-smi"
+# The newest of NVIDIA's that IREE's Vulkan targets name.
+_VULKAN = "vulkan-ada"
 _WATCHED = (
     "timestamp,name,driver_version,pstate,clocks.sm,clocks.mem,temperature.gpu,power.draw,memory.used,utilization.gpu,"
     "clocks_event_reasons.active"
@@ -100,7 +126,7 @@ def pack(folder: Path, python: str, without: Sequence[str], models: Sequence[str
     own = ("--only-binary=:all:", f"--python-version={python}", "--implementation=cp", *platforms)
     pip = (sys.executable, "-m", "pip", "install", "-q", "--no-compile", "--target", str(site))
     subprocess.run([*pip, *own, *wanted, *project["optional-dependencies"]["iree"]], check=True)
-    for name in without:
+    for name in dict.fromkeys((*_FOR_NETWORKS, *without)):
         _remove_package(site, name)
     _say(f"packing {PACKAGES}, some minutes")
     with lzma.open(folder / PACKAGES, "wb", filters=_FILTERS) as stream, tarfile.open(None, "w", stream) as archive:
@@ -142,8 +168,9 @@ def _remove_package(site: Path, name: str) -> None:
         raise SystemExit(f"gpu_machine.py: --without {name}: nothing that is packed needs it")
     with (found[0] / "RECORD").open(newline="") as file:
         for row in csv.reader(file):
-            path = site / row[0]
-            if path.is_relative_to(site) and ".." not in row[0]:
+            # With `--target`, pip puts what belongs into an environment's bin/ below the folder.
+            path = Path(os.path.normpath(site / row[0].replace("../../bin/", "bin/")))
+            if path.is_relative_to(site):
                 path.unlink(missing_ok=True)
 
 
@@ -160,6 +187,13 @@ def unpack(folder: Path) -> None:
     if (folder / OPERATORS).is_file():
         with tarfile.open(folder / OPERATORS) as archive:
             archive.extractall(folder, filter="data")
+    with (CHECKOUT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["iree"]]
+    asked = (str(folder / "env" / "bin" / "python"), "-c", _MISSING, *wanted)
+    missing = subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+    if missing := sorted({*missing} - {*_FOR_NETWORKS}):
+        raise SystemExit(f"gpu_machine.py: this machine lacks {', '.join(missing)}: pack without --without for these")
     (folder / "env" / "ready").touch()
 
 
@@ -208,8 +242,11 @@ class Parts:
         if (self.folder / "operators").is_dir():
             yield Part("operators", 120, self.operators)
         yield Part("killed", 90, self.killed)
-        yield gauntlet("alike", 100, "compare", "installed", "installed", *self.models, "--model", self.first)
+        alike = ("compare", "installed", "installed", *self.models, "--model", self.first, "--budget", "1")
+        yield gauntlet("alike", 100, *alike)
         yield Part("together", 60, self.together)
+        if self.target != "cpu":
+            yield gauntlet("vulkan", 120, "run", "--suite", write_suite(self.folder), "--target", _VULKAN, "--offline")
         chip = ("--device", "local-task") if self.target == "cpu" else ("--device", "cuda", "--target", self.target)
         for form in ("Fp32", "Fp16"):
             of_form = ("-m", "bert", "-c", "tiny", "--dataformat", form, "--loop-count", "200")
@@ -265,7 +302,7 @@ class Parts:
         )  # fmt: skip
 
     def operators(self, limit: float) -> int:
-        """The operator suite, compiled for this GPU."""
+        """The operator suite, compiled for this GPU: what fails is written down, and is then what is expected."""
         name, device = "gpu_cuda", "cuda"
         compiling = ["--iree-hal-target-device=cuda", f"--iree-cuda-target={self.target}"]
         if self.target == "cpu":
@@ -277,7 +314,13 @@ class Parts:
         flags = {"iree_compile_flags": compiling, "iree_run_module_flags": [f"--device={device}"]}
         config.write_text(json.dumps({"config_name": name, **flags}))
         suite = str(self.folder / "operators")
-        return self.gauntlet(("run", "--spec-dir", suite, "--config", str(config), "--offline"), limit)
+        words = ("run", "--spec-dir", suite, "--config", str(config), "--offline")
+        if self.gauntlet(words, limit) == _TOO_LONG or self.gauntlet(
+            ("xfail.update", "--write", "--rerun", "1"), limit
+        ):
+            return _TOO_LONG
+        shutil.copyfile(config, self.output / config.name)
+        return self.gauntlet(words, limit)
 
     def together(self, limit: float) -> int:
         """Two runs at once, whose benchmarks have to take turns."""
@@ -332,12 +375,13 @@ def _ended(process: subprocess.Popen[bytes], limit: float) -> int:
     except subprocess.TimeoutExpired:
         # As Ctrl-C would, so that reports are written.
         os.killpg(process.pid, signal.SIGINT)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(20)
-        except subprocess.TimeoutExpired:
+        # And what took no notice of it.
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        return 124
+        process.wait()
+        return _TOO_LONG
     return code if code >= 0 else 128 - code
 
 

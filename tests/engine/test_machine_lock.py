@@ -245,6 +245,18 @@ def test_holders_that_are_dead_or_nonsense_are_left_out(folder: Path) -> None:
     assert LockFile(path).holders() == (os.getpid(),)
 
 
+def test_a_gpu_of_two_drivers_is_one_device(folder: Path) -> None:
+    # As IREE's drivers name an H100.
+    cuda, vulkan = "cuda://GPU-b08a9e40-5f0c-29dd-4c3d-9692503045f4", "vulkan://GPU-b08a9e405f0c29dd4c3d9692503045f4"
+    lines: list[str] = []
+    with locks_in(folder).device_lock(cuda, silent):
+        with pytest.raises(GauntletError, match="no access to device vulkan"):
+            impatient(folder).device_lock(vulkan, lines.append).__enter__()
+        with locks_in(folder).device_lock(vulkan.replace("b08a9e40", "b08a9e41"), silent):
+            pass
+    assert lines == [f"for device {vulkan}: another step of this run uses it"]
+
+
 def test_devices_have_files_of_their_own(folder: Path) -> None:
     names = ["hip://0", "hip:__0", "hip___0", "../x", "HIP://0", "hip_3a_"]
     with ExitStack() as stack:

@@ -561,6 +561,16 @@ def test_a_large_case_is_not_charged_to_the_next(faults: str) -> None:
 
 
 @pytest.mark.iree
+def test_the_process_that_has_a_device_open_runs_the_next_case(identities: str) -> None:
+    job = RunJob(identities, "local-sync", LIMIT_SECONDS, function="f32", inputs=("2xf32=1 2",))
+    with RunServers(sys.executable, 3) as servers:
+        servers.start()
+        for _ in range(4):
+            servers.run(job)
+        assert sorted(worker.cases for worker in servers._workers) == [0, 0, 4]
+
+
+@pytest.mark.iree
 def test_many_cases_leave_nothing_behind(identities: str) -> None:
     job = RunJob(
         identities, "local-sync", LIMIT_SECONDS, function="f32", inputs=("2xf32=1 2",), expected=("2xf32=1 2",)

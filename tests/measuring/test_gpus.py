@@ -326,6 +326,7 @@ _UNLIKE = (GpuState(0, "A", "GPU-aaaa-1"), GpuState(1, "B", "GPU-bbbb-2"))
         (_PAIR, "hip://0", {"HIP_VISIBLE_DEVICES": "1"}, [1]),
         (_PAIR, "hip://0", {"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "1"}, [0, 1]),
         (_PAIR, "vulkan://1", {}, [0, 1]),
+        (_PAIR, "vulkan://GPU-bbbb2", {}, [1]),
         (_PAIR, ANY_GPU, {}, [0, 1]),
     ],
 )

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.measuring.machine.gpus import gpu_of
 from iree_gauntlet.system.file_lock import LockFile
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class MachineLocks:
         return tuple(lock.descriptor for lock in getattr(self._mine, "locks", ()))
 
     def device_lock(self, device: str, on_wait: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
-        """Hold a device (`hip://0`, `local-task`) alone.
+        """Hold a device (`hip://0`, `local-task`) alone; a GPU that several drivers have is one device.
 
         Args:
             device: its name, spelled alike by all who use it.
@@ -90,7 +91,7 @@ class MachineLocks:
             GauntletError: it was not to be had in time, or locks cannot be made here.
             WaitCancelledError: the run was cancelled meanwhile.
         """
-        return self._held(f"device-{_safe(device)}.lock", f"device {device}", on_wait, exclusive=True)
+        return self._held(f"device-{_safe(gpu_of(device))}.lock", f"device {device}", on_wait, exclusive=True)
 
     @contextlib.contextmanager
     def quiet_machine(self, *, exclusive: bool, on_wait: Callable[[str], None]) -> Iterator[None]:

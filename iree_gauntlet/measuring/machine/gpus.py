@@ -118,8 +118,22 @@ def asked_gpus(gpus: Sequence[GpuState], device: str, environment: Mapping[str, 
     return tuple(gpu for gpu in gpus if by_bus and gpu.index == ordinal) or tuple(gpus)
 
 
+def gpu_of(device: str) -> str:
+    """What tells a GPU from others, whichever driver names it; of a device without a UUID, its name.
+
+    CUDA writes `cuda://GPU-b08a9e40-5f0c-29dd-4c3d-9692503045f4` for what is
+    `vulkan://GPU-b08a9e405f0c29dd4c3d9692503045f4` to Vulkan.
+    """
+    path = device.partition("://")[2].partition("?")[0]
+    return _plain_uuid(path) if path.lower().startswith("gpu-") else device
+
+
 def _of_uuid(gpus: Sequence[GpuState], uuid: str) -> tuple[GpuState, ...]:
-    return tuple(gpu for gpu in gpus if gpu.uuid and gpu.uuid.lower().startswith(uuid.lower()))
+    return tuple(gpu for gpu in gpus if gpu.uuid and _plain_uuid(gpu.uuid).startswith(_plain_uuid(uuid)))
+
+
+def _plain_uuid(uuid: str) -> str:
+    return uuid.lower().replace("-", "")
 
 
 def _driver(device: str) -> str:
