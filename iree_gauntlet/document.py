@@ -268,10 +268,11 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Figures in a row: a picture, in place of which a page shows one that can be zoomed and asked, with scripts.
+    """Drawn on a page: figures in a row, which with scripts can be zoomed and asked.
 
     Attributes:
-        picture: what is seen without scripts, and elsewhere.
+        text: what it shows, for those who do not see it.
+        caption: stands below it.
         values: the figures.
         unit: theirs.
         origins: where each figure is from, in words; the first two stand beside the figure.
@@ -279,11 +280,12 @@ class Chart:
             origin before it). A line of which such a word is empty is left out, and one whose two origins have the
             same word; one that begins with `https://` is a link.
         level: a line across them; None for none.
-        changes: index of the first figure behind each step, and whether it is dashed.
+        changes: index of the first figure behind each step, and whether that is none to worry about.
         disturbed: indices of figures that are drawn hollow.
     """
 
-    picture: Picture
+    text: str
+    caption: str
     values: tuple[float, ...]
     unit: str
     origins: tuple[tuple[str, ...], ...]

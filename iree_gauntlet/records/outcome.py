@@ -217,18 +217,21 @@ def state_of(record: JournalRecord) -> str:
 
 def headline(outcome: RunOutcome) -> str:
     """`1 failed, 2 errors, 23 passed, 3 skipped (2 behind a failure)`; what went wrong comes first."""
-    counts = outcome.counts
-    words = []
-    for verdict in _HEADLINE:
-        if count := counts[verdict]:
-            one, many = _HEADLINE_WORDS.get(verdict, (str(verdict), str(verdict)))
-            words.append(f"{count} {one if count == 1 else many}")
-        if verdict is Verdict.XFAILED and (kinds := _expected_kinds(outcome.steps)):
-            words[-1] += f" ({kinds})"
+    texts = verdict_texts(outcome.counts)
+    if kinds := _expected_kinds(outcome.steps):
+        texts[Verdict.XFAILED] += f" ({kinds})"
     behind = sum(bool(step.behind) for step in outcome.steps)
-    if behind:
-        words[-1] += f" ({behind} behind a failure)"
-    return ", ".join(words) or "nothing ran"
+    return ", ".join(texts.values()) + f" ({behind} behind a failure)" * bool(behind) or "nothing ran"
+
+
+def verdict_texts(counts: Mapping[Verdict, int]) -> dict[Verdict, str]:
+    """How many there are of each verdict: `2 failed`, `1 unexpected pass`; what went wrong comes first."""
+    found = ((verdict, counts.get(verdict, 0)) for verdict in _HEADLINE)
+    return {
+        verdict: f"{count} {_HEADLINE_WORDS.get(verdict, (verdict, verdict))[count != 1]}"
+        for verdict, count in found
+        if count
+    }
 
 
 def _expected_kinds(steps: Iterable[StepOutcome]) -> str:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from iree_gauntlet.cleaning import one_line
-from iree_gauntlet.document import Bars, Course, Interval
+from iree_gauntlet.document import Bars, Chart, Course, Interval, Lanes
 from iree_gauntlet.figures import LOOKS, duration, signed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from iree_gauntlet.document import Cell, Column, Lanes, Line, Span, Stop
+    from iree_gauntlet.document import Cell, Column, Line, Span, Stop
 
 
 # Of what stands in a cell, in its own units; a page scales it.
@@ -26,6 +26,9 @@ _EDGE = 5
 # Of an axis' label, at least.
 _LABEL = 34
 _WIDTH = 1200
+_CHART, _MOST_DOTS = 160, 150
+# A line that hardly moves is not blown up to the whole height.
+_STEADY = 0.02
 _LANE, _MOST_LANES = 16, 40
 _OUTLINED = ("bad", "broken")
 # More pieces of work than this have no names of their own: each would be a line of the page.
@@ -135,26 +138,65 @@ def _bars(cell: Bars, most: float) -> Markup:
 
 
 def _course(cell: Course) -> Markup:
-    low, high = min(cell.values), max(cell.values)
-    # A line that hardly moves is not blown up to the whole height.
-    room = max(high - low, 0.02 * abs(high)) or 1.0
-    width, middle = _CELL / 2, (low + high) / 2
-    step = (width - 2 * _EDGE) / max(len(cell.values) - 1, 1)
-    points = [
-        (_EDGE + step * index, _LINE / 2 - (value - middle) / room * (_LINE - 6))
-        for index, value in enumerate(cell.values)
-    ]
-    marks = (
-        f'<line class="change" x1="{_EDGE + step * (index - 0.5):.1f}" x2="{_EDGE + step * (index - 0.5):.1f}" '
-        f'y1="0" y2="{_LINE}"/>'
-        for index in cell.changes
-    )
-    track = f'<polyline class="track" points="{" ".join(f"{x:.0f},{y:.1f}" for x, y in points)}"/>'
+    across, up = _scales(cell.values, _CELL / 2, _LINE)
+    marks = (_upright(across(index - 0.5), _LINE, "change") for index in cell.changes)
+    points = [(across(index), up(value)) for index, value in enumerate(cell.values)]
     x, y = points[-1]
     dot = f'<circle class="dot {tone(cell.word)}" cx="{x:.0f}" cy="{y:.1f}" r="3"/>'
     text = escape(one_line(cell.text))
     beside = f'<a href="{escape(cell.url)}">{text}</a>' if cell.url else text
-    return _svg("course", int(width), _LINE, "".join((*marks, track, dot))) + _markup(beside)
+    return _svg("course", _CELL // 2, _LINE, "".join((*marks, _track(points, 1), dot))) + _markup(beside)
+
+
+def _draw_chart(chart: Chart) -> Markup:
+    levels = [] if chart.level is None else [chart.level]
+    # Where something changed, that is as high as the picture.
+    across, up = _scales([*chart.values, *levels], _WIDTH, _CHART, len(chart.values), 0.0 if chart.changes else _STEADY)
+    parts = [_upright(across(at - 0.5), _CHART, f"change{' settled' * calm}") for at, calm in chart.changes]
+    parts += [
+        f'<line class="level" x1="0" x2="{_WIDTH}" y1="{up(level):.0f}" y2="{up(level):.0f}"/>' for level in levels
+    ]
+    points = [(across(index), up(value)) for index, value in enumerate(chart.values)]
+    parts.append(_track(points))
+    if len(points) <= _MOST_DOTS:
+        for index, ((x, y), origin) in enumerate(zip(points, chart.origins, strict=True)):
+            said = escape(one_line(f"{', '.join(origin[:2])}: {chart.values[index]:,.6g} {chart.unit}"))
+            kind = "dot hollow" if index in chart.disturbed else "dot"
+            parts.append(f'<circle class="{kind}" cx="{x:.0f}" cy="{y:.0f}" r="4"><title>{said}</title></circle>')
+    return _svg("chart", _WIDTH, _CHART, "".join(parts), chart.text)
+
+
+def _scales(
+    values: Sequence[float], width: float, height: float, count: int = 0, least: float = _STEADY
+) -> tuple[Callable[[float], float], Callable[[float], float]]:
+    """Where an index and a value of a line stand, in the whole height if they differ by this share at least."""
+    low, high = min(values), max(values)
+    room = max(high - low, least * abs(high)) or 1.0
+    step = (width - 2 * _EDGE) / max((count or len(values)) - 1, 1)
+
+    def up(value: float) -> float:
+        # Shares first: half of the least number is 0.
+        return height / 2 - ((value - low) / room - (high - low) / room / 2) * (height - max(6, height / 14))
+
+    return lambda index: _EDGE + step * index, up
+
+
+def _track(points: Sequence[tuple[float, float]], digits: int = 0) -> str:
+    """A line, in steps: thousands of them are a good part of a page."""
+    places = [(round(x), round(y, digits)) for x, y in points]
+    steps = "".join(f"l{x - x0} {y - y0:g}" for (x0, y0), (x, y) in pairwise(places))
+    return f'<path class="track" d="M{places[0][0]} {places[0][1]:g}{steps.replace(" -", "-")}"/>'
+
+
+def _upright(x: float, height: int, kind: str) -> str:
+    return f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height}"/>'
+
+
+def draw_block(block: Lanes | Line | Chart) -> Markup:
+    """What is a picture by itself."""
+    if isinstance(block, Chart):
+        return _draw_chart(block)
+    return draw_lanes(block) if isinstance(block, Lanes) else draw_line(block)
 
 
 def draw_lanes(lanes: Lanes) -> Markup:

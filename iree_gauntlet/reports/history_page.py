@@ -5,13 +5,10 @@ from __future__ import annotations
 import hashlib
 import shlex
 from dataclasses import replace
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import TYPE_CHECKING
-from xml.sax.saxutils import escape
 
 from iree_gauntlet.document import (
-    INK,
-    PAPER,
     Chart,
     Code,
     Column,
@@ -23,7 +20,6 @@ from iree_gauntlet.document import (
     Kind,
     Link,
     Paragraph,
-    Picture,
     Table,
 )
 from iree_gauntlet.figures import counted
@@ -39,10 +35,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.history_outcome import Finding, HistoryOutcome, Point, Series, SeriesKey
 
 
-# Of a picture, in its own units; a page scales it.
-_WIDTH, _HEIGHT, _EDGE = 1440, 240, 16
-# More points than this are a line without circles.
-_CIRCLES = 150
 _BISECTED = {
     "time_ms": "time",
     "compile_s": "compile-time",
@@ -165,9 +157,9 @@ def _series(series: Series, findings: Sequence[Finding]) -> Iterable[Block]:
     newest = figure_text(values[-1], key.figure)
     said = f"{key.title}: {low} to {high} in {counted(len(values), 'run')}, newest {newest}"
     yield Heading(f"{key.figure}: {newest}", 3)
-    picture = Picture("", _drawn(series, findings).encode(), said, f"{low} to {high}; {where}")
     yield Chart(
-        picture,
+        said,
+        f"{low} to {high}; {where}",
         tuple(values),
         UNITS.get(key.figure, ""),
         tuple(map(_origin, points)),
@@ -216,51 +208,3 @@ def _bisect(finding: Finding) -> str:
         return ""
     words = ["gauntlet", "bisect", "--good", good, "--bad", bad, "--metric", metric, "--model", key.model]
     return shlex.join([*words, "--submodel", key.submodel, "--target", key.target])
-
-
-def _drawn(series: Series, findings: Sequence[Finding]) -> str:
-    """The series as SVG: its figures in order, goldens dashed, changes as upright lines, disturbed figures hollow."""
-    points = series.points
-    goldens = [point.golden for point in points if point.golden is not None]
-    edges = [point.value for point in points] + goldens
-    low, high = min(edges), max(edges)
-    # A line that hardly moves is not blown up to the whole height.
-    room = max(high - low, abs(high) * (0.0 if series.key.is_exact else 0.02)) or 1.0
-    middle = (low + high) / 2
-
-    def across(place: float) -> float:
-        return _EDGE + place * (_WIDTH - 2 * _EDGE) / max(len(points) - 1, 1)
-
-    def up(value: float) -> float:
-        return _HEIGHT / 2 - (value - middle) / room * (_HEIGHT - 2 * _EDGE)
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH // 2}">',
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="{PAPER}"/>',
-    ]
-    for item in findings:
-        x, dashes = across(item.at - 0.5), "" if item.kind is Found.REGRESSION else ' stroke-dasharray="4 6"'
-        parts.append(
-            f'<line x1="{x:.0f}" x2="{x:.0f}" y1="0" y2="{_HEIGHT}" style="stroke: {INK}" stroke-width="2" '
-            f'opacity="0.6"{dashes}><title>{escape(change_line(item))}</title></line>'
-        )
-    if goldens:
-        y = up(goldens[-1])
-        parts.append(
-            f'<line x1="0" x2="{_WIDTH}" y1="{y:.0f}" y2="{y:.0f}" style="stroke: {INK}" stroke-width="2" '
-            'stroke-dasharray="12 8"/>'
-        )
-    places = [(round(across(place)), round(up(point.value))) for place, point in enumerate(points)]
-    steps = "".join(f"l{x - x0} {y - y0}" for (x0, y0), (x, y) in pairwise(places))
-    track = "M{} {}".format(*places[0]) + steps.replace(" -", "-")
-    parts.append(f'<path d="{track}" fill="none" style="stroke: {INK}" stroke-width="3"/>')
-    if len(points) <= _CIRCLES:
-        parts += [_circle(*place, point, series) for place, point in zip(places, points, strict=True)]
-    return "".join([*parts, "</svg>"])
-
-
-def _circle(x: int, y: int, point: Point, series: Series) -> str:
-    said = f"{point.run}, IREE {point.iree}, {point.time[:10]}: {figure_text(point.value, series.key.figure)}"
-    fill = PAPER if point.disturbed else INK
-    style = f"fill: {fill}; stroke: {INK}"
-    return f'<circle cx="{x}" cy="{y}" r="6" style="{style}"><title>{escape(said)}</title></circle>'

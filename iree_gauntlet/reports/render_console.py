@@ -14,7 +14,6 @@ from iree_gauntlet.cleaning import clean, one_line
 from iree_gauntlet.document import (
     Block,
     Cell,
-    Chart,
     Code,
     Column,
     Document,
@@ -60,7 +59,7 @@ def print_document(
     """
     if not document.title and not stream.isatty():
         width = width or _PLENTY
-    facts = f" ({'; '.join(document.facts)})" if document.facts else ""
+    facts = "".join(f" · {fact}" for fact in document.facts)
     with _printing(stream, environ, width) as console:
         if document.title:
             _line(console, f"\n{document.title}", "bold")
@@ -144,7 +143,7 @@ def _lines(block: Block) -> Iterator[tuple[str, str]]:
         case Code(text):
             for line in clean(text).splitlines():
                 yield f"    {line}", ""
-        case Picture(file, _, text, caption) | Chart(picture=Picture(file, _, text, caption)):
+        case Picture(file, _, text, caption):
             yield f"{one_line(caption or text)}: {file}", ""
 
 

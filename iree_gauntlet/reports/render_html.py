@@ -13,10 +13,10 @@ import jinja2
 from markupsafe import Markup
 
 from iree_gauntlet.cleaning import clean, one_line
-from iree_gauntlet.document import INK, PAPER, Document, Held, Judged, Kind, Lanes, Line, Link, Picture, Shaded
+from iree_gauntlet.document import INK, PAPER, Document, Held, Judged, Kind, Link, Picture, Shaded
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import LOOKS
-from iree_gauntlet.reports.draw import draw_lanes, draw_line, drawn_column, held_bar, tone
+from iree_gauntlet.reports.draw import draw_block, drawn_column, held_bar, tone
 from iree_gauntlet.reports.page_scripts import PageScripts, shipped
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _environment() -> jinja2.Environment:
     environment.filters["kind"] = lambda block: type(block).__name__
     environment.filters["heading"] = _heading
     environment.filters["table"] = _table
-    environment.filters["drawn"] = _drawn
+    environment.filters["drawn"] = draw_block
     return environment
 
 
@@ -96,10 +96,6 @@ def _heading(text: str) -> Markup | str:
     """Of a verdict, what stands before the colon is a badge."""
     word, colon, rest = text.partition(": ")
     return _badge(word, word) + Markup(" ") + clean(rest) if colon and word in LOOKS else text
-
-
-def _drawn(block: Lanes | Line) -> Markup:
-    return draw_lanes(block) if isinstance(block, Lanes) else draw_line(block)
 
 
 def _table(table: Table) -> Markup:

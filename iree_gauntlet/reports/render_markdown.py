@@ -10,7 +10,6 @@ from iree_gauntlet.cleaning import clean, one_line
 from iree_gauntlet.document import (
     Block,
     Cell,
-    Chart,
     Code,
     Column,
     Document,
@@ -66,7 +65,7 @@ def _block(block: Block) -> str:
             found = "\n\n".join(f"> {escape(line)}" for line in lines)
         case Code(text, language):
             found = fenced(text, language)
-        case Picture(file, _, text, caption) | Chart(picture=Picture(file, _, text, caption)):
+        case Picture(file, _, text, caption):
             found = _text((Link(caption or text, file),))
         case Folded(title, inside):
             parts = filter(None, map(_block, inside))

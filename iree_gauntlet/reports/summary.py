@@ -39,7 +39,7 @@ from iree_gauntlet.document import (
 from iree_gauntlet.figures import byte_size, counted, duration, listed
 from iree_gauntlet.measuring.goldens.goldens import covers
 from iree_gauntlet.records.chain_figures import chain_figures, matrix_cell
-from iree_gauntlet.records.outcome import BAD_VERDICTS, RunOutcome, cache_line, headline, version
+from iree_gauntlet.records.outcome import BAD_VERDICTS, RunOutcome, cache_line, headline, verdict_texts, version
 from iree_gauntlet.reports.details import device_text, explanation_line, finding_lines
 from iree_gauntlet.reports.provenance import ORIGIN, provenance
 from iree_gauntlet.steps import NOTHING_COMPARED
@@ -64,11 +64,6 @@ _NAMED_STEPS = 8
 _OF_ONE = re.compile(r"\S*[\d/\\@=]\S*")
 _FOLDED_FROM = 4
 _COMPARED = (Verdict.PASSED, Verdict.FAILED, Verdict.XFAILED, Verdict.XPASSED)
-_VERDICT_WORDS = {
-    Verdict.ERROR: "in error",
-    Verdict.XFAILED: "failed as expected",
-    Verdict.XPASSED: "passed unexpectedly",
-}
 _COLUMNS: tuple[Column, ...] = (
     Column("verdict", Kind.VERDICT),
     Column("model", Kind.NAME),
@@ -143,10 +138,11 @@ def run_document(
     if outcome.state != "complete":
         blocks.append(Paragraph(("to go on with it: ", *_going_on(outcome, folder))))
     blocks += _time_spent(outcome)
+    kind = "case" if outcome.many else "model"
     return Document(
         f"IREE Gauntlet: {f'suite {outcome.suite}, ' if outcome.suite else ''}run {outcome.run}",
         headline(outcome),
-        (),
+        (f"{counted(len(outcome.steps), 'step')} of {counted(len(outcome.chains), kind)}",) if outcome.steps else (),
         tuple(blocks),
         tuple(_details(outcome, folder)),
         outcome.exit_code,
@@ -239,7 +235,7 @@ def _breaks_golden(step: StepOutcome) -> bool:
 def _judged(outcome: RunOutcome) -> Iterator[str]:
     """What the verdicts rest on: who reads `passed` is to know what was looked at, and which goldens were not."""
     counts = Counter(chain.verdict for chain in outcome.chains)
-    verdicts = [f"{count} {_VERDICT_WORDS.get(verdict, verdict)}" for verdict, count in sorted(counts.items())]
+    verdicts = ", ".join(verdict_texts(counts).values())
     checks = [(step, check) for step in outcome.steps for check in step.checks]
     judged = Counter(check.metric for _, check in checks if check.passed is not None)
     compared = (step for step in outcome.steps if step.stage == "threshold" and NOTHING_COMPARED not in step.notes)
@@ -249,7 +245,7 @@ def _judged(outcome: RunOutcome) -> Iterator[str]:
     unnamed = unjudged and not any(chain.sku for chain in outcome.chains)
     disturbed = sum(bool(step.statistics.get("disturbed")) for step in timed)
     yield (
-        f"{counted(len(outcome.chains), 'case' if outcome.many else 'model')}: {', '.join(verdicts)}; "
+        f"{counted(len(outcome.chains), 'case' if outcome.many else 'model')}: {verdicts}; "
         f"judged: numbers {numbers}, dispatches {judged['dispatch_count']}, sizes {judged['binary_size_bytes']}, "
         f"times {judged['time_ms']}{' (no --sku)' if unnamed else ''}"
         + (f", instructions {judged['instructions']}" if judged["instructions"] else "")

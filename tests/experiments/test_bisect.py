@@ -125,7 +125,7 @@ def test_what_cannot_be_judged_makes_a_range(tmp_path: Path) -> None:
     assert "cannot be judged: it crashed" in "\n".join(bisects.said)
     text = printed(found)
     assert text.count("it crashed") == 3
-    assert "exact; 7 of 7 tried" in text
+    assert "exact · 7 of 7 tried" in text
 
 
 def test_third_values_and_changes_back_and_forth_are_told(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_a_planted_change_of_size_is_found(project: Builds, monkeypatch: pytest.
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     done = project.bisect(project.row(3, _SMALLER), "--metric", "size")
     assert done.code == 0, done.text
-    assert "first bad: b3; last good: b2 (exact; 4 of 7 tried)" in done.out
+    assert "first bad: b3; last good: b2 · exact · 4 of 7 tried" in done.out
     assert "bisecting 5 candidates, about 3 steps left" in done.out
     assert "verdict" not in done.out, "a candidate's own console"
     found = project.found
@@ -382,7 +382,7 @@ def test_a_planted_change_of_size_is_found(project: Builds, monkeypatch: pytest.
     again = project.gauntlet("bisect", "--resume")
     assert again.code == 0, again.text
     assert "bisecting" not in again.out
-    assert "first bad: b3; last good: b2 (exact; 4 of 7 tried)" in again.out
+    assert "first bad: b3; last good: b2 · exact · 4 of 7 tried" in again.out
     reported = project.gauntlet("report", "latest")
     assert (reported.code, reported.out in again.out) == (0, True), reported.text
     other = project.gauntlet("bisect", "--resume", "--metric", "error")
@@ -475,7 +475,7 @@ def test_a_slowdown_is_found_by_rounds(project: Builds) -> None:
     row = [MadeUpTimes(project.builds / f"b{index}", 1.5 if index >= 2 else 1.0).iree for index in range(4)]
     done = project.bisect(row, "--metric", "time", "--repetitions", "2", "--disturbed", "count")
     assert done.code == 0, done.text
-    assert "first bad: b2; last good: b1 (99 % confidence; 4 of 4 tried)" in done.out
+    assert "first bad: b2; last good: b1 · 99 % confidence · 4 of 4 tried" in done.out
     found = project.found
     values = {item["label"]: item for item in found["candidates"] if item["tried"]}
     assert 1 < values["b3"]["low"] < values["b3"]["value"] < values["b3"]["high"]

@@ -97,7 +97,7 @@ def test_a_bundle_of_explain_is_asked_as_it_is(project: Project, tmp_path: Path)
     good, bad = tree(tmp_path / "builds" / "b0", iree_run_module=passes), tree(tmp_path / "builds" / "b1")
     done = project.gauntlet("bisect", "--bundle", str(archive), "--among", good, "--good", good, "--bad", bad)
     assert done.code == 0, done.text
-    assert "first bad: b1; last good: b0 (exact; 2 of 2 tried)" in done.out
+    assert "first bad: b1; last good: b0 · exact · 2 of 2 tried" in done.out
     assert found(project)["candidates"][1]["toolchain"]["compiler_commit"] == iree.compiler.commit
     wrong = project.gauntlet("bisect", "--bundle", str(archive), "--among", bad, "--good", bad, "--bad", good)
     assert (wrong.code, "good and bad are the wrong way round" in wrong.out) == (1, True), wrong.text

@@ -29,7 +29,7 @@ def test_a_planted_slowdown_is_found_by_rounds(project: Project, tmp_path: Path)
     model = ("--model", "toy", "--submodel", "abs")
     done = project.gauntlet("bisect", "--good", row[0], "--bad", row[3], *among, *model, "--metric", "time", *quick)
     assert done.code == 0, done.text
-    assert "first bad: b2; last good: b1 (99 % confidence; 4 of 4 tried)" in done.out
+    assert "first bad: b2; last good: b1 · 99 % confidence · 4 of 4 tried" in done.out
     (report,) = (project.folder / "runs").glob("*/bisect.json")
     found = json.loads(report.read_text())
     values = {item["label"]: item for item in found["candidates"] if item["tried"]}

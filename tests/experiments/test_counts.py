@@ -224,7 +224,7 @@ def test_bisect_and_matrix_by_instructions(project: Project, tmp_path: Path) -> 
     words = ("--good", irees[0], "--bad", irees[-1], *among, "--metric", "instructions", *_SELECTED)
     done = project.gauntlet("bisect", *words)
     assert done.code == 0, done.text
-    assert "first bad: three; last good: two (exact" in done.out, done.text
+    assert "first bad: three; last good: two · exact" in done.out, done.text
     done = project.gauntlet("matrix", "--iree", irees[0], "--iree", irees[2], *_SELECTED, "--stages", "count")
     assert done.code == 0, done.text
     (path,) = (project.folder / "runs").glob("*-matrix/matrix.json")

@@ -247,7 +247,7 @@ def test_a_run_of_an_earlier_version_is_reported_and_resumed(project: Project, c
     for event in events:
         event.pop("failure", None)
     path.write_text("".join(f"{json.dumps(event)}\n" for event in events if event["event"] != "end"))
-    assert "1 expected failure\n" in project.gauntlet("report", "latest").out
+    assert "1 expected failure · " in project.gauntlet("report", "latest").out
     done = project.gauntlet("run", "--resume")
     assert done.code == 0, done.text
     events = [json.loads(line) for line in path.read_text().splitlines()]

@@ -105,7 +105,7 @@ def test_on_a_terminal_the_answer_comes_last() -> None:
         "  first",
         "  then b",
         "",
-        "first bad: b3 (exact; 2 of 2 tried)",
+        "first bad: b3 · exact · 2 of 2 tried",
         "reports in runs/x: x.md",
         "exit code 0: all as expected",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 
@@ -9,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from lxml import etree, html
 
-from iree_gauntlet.document import Bars, Column, Course, Interval, Kind, Lanes, Line, Span, Stop
-from iree_gauntlet.reports.draw import draw_lanes, draw_line, drawn_column, held_bar
+from iree_gauntlet.document import Bars, Chart, Column, Course, Interval, Kind, Lanes, Line, Span, Stop
+from iree_gauntlet.reports.draw import draw_block, draw_lanes, draw_line, drawn_column, held_bar
 
 _MARGINS = (0.01, 0.03)
 _RATIOS = st.one_of(st.floats(0.001, 1000), st.just(0.0), st.just(math.inf))
@@ -20,6 +21,13 @@ _ANY = st.one_of(st.floats(0, allow_infinity=False), st.sampled_from([0.0, 5e-32
 
 def _xs(svg: str, path: str) -> list[float]:
     return [float(value) for value in html.fromstring(svg).xpath(path)]
+
+
+def _points(svg: str) -> list[tuple[float, float]]:
+    """The places that a line goes through, out of its first one and its steps."""
+    steps = html.fromstring(svg).xpath("//path[@class='track']/@d")[0][1:].split("l")
+    pairs = [map(float, re.findall(r"-?[\d.]+", step)) for step in steps]
+    return list(zip(*map(itertools.accumulate, zip(*pairs, strict=True)), strict=True))
 
 
 def test_intervals_stand_in_one_scale_around_no_difference() -> None:
@@ -92,9 +100,7 @@ def test_a_course_marks_where_it_changed() -> None:
     _, (drawn, flat) = drawn_column(
         Column("x", Kind.DRAWN), [Course((1.0, 1.0, 2.0), "2 ms", (2,), "#a", "bad"), Course((5.0,), "<5>")]
     )
-    points = [
-        tuple(map(float, point.split(","))) for point in html.fromstring(drawn).xpath("//polyline/@points")[0].split()
-    ]
+    points = _points(drawn)
     assert points[0][1] == points[1][1] > points[2][1]
     (change,) = _xs(drawn, "//line/@x1")
     assert points[1][0] < change < points[2][0]
@@ -150,3 +156,36 @@ def test_any_values_can_be_drawn(values: list[float | None]) -> None:
     svg = draw_line(Line(tuple(Stop("n<", "", "", value) for value in values), "<all>"))
     heights = [float(dot.get("cy")) for dot in etree.fromstring(svg).iter("circle")]
     assert all(0 <= height <= 170 for height in heights)
+
+
+def test_a_chart_has_its_level_its_changes_and_what_a_busy_machine_spoilt() -> None:
+    origins = tuple((f"run{number}", "3.12.0") for number in range(4))
+    changes, level = ((2, False), (3, True)), 15.0
+    chart = draw_block(Chart("times", "", (10.0, 10.0, 20.0, 20.0), "ms", origins, (), level, changes, (1,)))
+    found = html.fromstring(chart)
+    points = _points(chart)
+    assert points == [tuple(map(float, (dot.get("cx"), dot.get("cy")))) for dot in found.xpath("//circle")]
+    (level_at,) = _xs(chart, "//line[@class='level']/@y1")
+    assert points[2][1] < level_at < points[1][1]
+    worse, settled = found.xpath("//line[starts-with(@class, 'change')]")
+    assert points[1][0] < float(worse.get("x1")) < points[2][0] < float(settled.get("x1")) < points[3][0]
+    assert (worse.get("class"), settled.get("class")) == ("change", "change settled")
+    assert [dot.get("class") for dot in found.xpath("//circle")] == ["dot", "dot hollow", "dot", "dot"]
+    assert found.xpath("//title/text()")[2] == "run2, 3.12.0: 20 ms"
+
+
+def test_a_line_that_hardly_moves_is_not_blown_up_unless_something_changed() -> None:
+    origins = (("a", "b"),) * 2
+
+    def height(changes: tuple[tuple[int, bool], ...]) -> float:
+        (_, first), (_, second) = _points(draw_block(Chart("", "", (1.0, 1.001), "", origins, changes=changes)))
+        return first - second
+
+    assert height(((1, False),)) > 10 * height(())
+
+
+@given(st.lists(_ANY, min_size=1, max_size=20))
+def test_any_figures_are_a_chart(values: list[float]) -> None:
+    chart = draw_block(Chart("<all>", "", tuple(values), "<ms>", (("r<", "i<"),) * len(values), level=values[0]))
+    assert all(0 <= float(dot.get("cy")) <= 160 for dot in etree.fromstring(chart).iter("circle"))
+    assert all(0 <= y <= 160 for _, y in _points(chart))

@@ -46,7 +46,7 @@ def test_a_change_leads_to_its_commits_and_its_bisect() -> None:
     assert found.xpath("//pre/code/text()") == [command]
     assert len(found.xpath("//figure//*[local-name()='circle']")) == 40
     assert len(found.xpath("//td/svg[@class='course']")) == 1
-    hollow = found.xpath("//*[local-name()='circle'][contains(@style, 'fefefe')]")
+    hollow = found.xpath("//*[local-name()='circle'][contains(@class, 'hollow')]")
     assert len(hollow) == 5, "those that a busy machine spoilt"
     assert "regression" in found.xpath("string(//table)")
 
@@ -82,7 +82,7 @@ def test_each_model_is_a_row_with_its_figures_side_by_side() -> None:
     other = Series(replace(time.key, flags="e" * 12), time.points)
     table = html.fromstring(page(time, size, other, findings=(step(time, 5),))).xpath("//h3[1]/following::table")[0]
     assert [item.text for item in table.findall(".//th")] == ["model", "time_ms", "size_bytes"]
-    rows = [[len(cell.findall(".//polyline")) for cell in row.findall("td")] for row in table.findall(".//tbody/tr")]
+    rows = [[len(cell.findall(".//path")) for cell in row.findall("td")] for row in table.findall(".//tbody/tr")]
     assert rows == [[0, 1, 1], [0, 1, 0]]
     assert len(table.xpath(".//line[@class='change']")) == 1
     assert html.fromstring(page(time)).xpath("string(//h3)") == "CPU, 2 cores, Linux 6"

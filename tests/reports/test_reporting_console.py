@@ -481,7 +481,7 @@ def test_the_end_names_cause_measure_and_command(tmp_path: Path) -> None:
         "",
         (
             "2 failed, 2 errors, 1 unexpected pass, 1 inconclusive, 8 passed, 1 expected failure,"
-            " 3 skipped (2 behind a failure)"
+            " 3 skipped (2 behind a failure) · 18 steps of 8 models"
         ),
         f"reports in runs/{RUN}: junit.xml, summary.md, summary.html, summary.json",
         "exit code 3: an error kept something from being judged",
@@ -506,7 +506,7 @@ def test_a_green_run_ends_in_its_table(tmp_path: Path) -> None:
         "compiles: 1 from cache, 0 made; files: 0 present, 0 fetched",
         "time: 1.00 s; IREE's tools ran for 1.25 s in all",
         "",
-        "1 passed",
+        "1 passed · 1 step of 1 model",
         f"reports in runs/{RUN}: junit.xml, summary.md, summary.html, summary.json",
         "exit code 0: all as expected",
     ]

@@ -80,7 +80,7 @@ def test_the_end_says_what_was_judged_and_which_goldens_were_not(tmp_path: Path)
     builder.end(3)
     text = summary_of(builder, tmp_path)
     assert (
-        "3 models: 1 in error, 2 passed; judged: numbers 1, dispatches 0, sizes 0, times 0 (no --sku); "
+        "3 models: 1 error, 2 passed; judged: numbers 1, dispatches 0, sizes 0, times 0 (no --sku); "
         "1 time disturbed (\\*)\n"
     ) in text
     assert "1 golden not applied: for 3.13.0, this is 3.12.0\n" in text
@@ -133,7 +133,7 @@ def test_remarks_of_a_killed_run_stand_at_the_top(tmp_path: Path) -> None:
     builder.begin()
     text = summary_of(builder, tmp_path)
     assert "> the journal has no end: the run was killed, or is still under way" in text
-    assert text.split("\n\n")[1].startswith("**1 error** · exit code 3")
+    assert text.split("\n\n")[1].startswith("**1 error** · 1 step of 1 model · exit code 3")
     assert text.split("\n\n")[2].startswith("> the journal has no end")
 
 

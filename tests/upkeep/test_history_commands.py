@@ -67,7 +67,7 @@ def test_what_changed_is_said_with_its_exit_code_until_it_is_accepted(project: P
     assert done.code == 1, done.text
     assert "toy/abs@cpu dispatches" in done.out
     assert "+28.6 %" in done.out
-    assert "1 regression, 0 suspected, 0 improvements (30 runs, 2 series; history)" in done.out
+    assert "1 regression, 0 suspected, 0 improvements · 30 runs, 2 series · history" in done.out
     found = json.loads(project.gauntlet("history.check", "--format", "json").out)
     (finding,) = found["findings"]
     assert (finding["before"]["run"], finding["after"]["run"], finding["p_value"]) == ("run20", "run21", None)
