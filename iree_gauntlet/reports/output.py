@@ -46,10 +46,10 @@ def open_progress(stream: TextIO) -> Painter:
 
     if messages.is_quiet():
         return Painter()
+    earlier = partial(earlier_seconds, folder=runs_folder() / "next")
     if is_live(stream, os.environ) and not messages.is_verbose():
-        earlier = partial(earlier_seconds, folder=runs_folder() / "next")
         return LiveProgress(stream, colour=not os.environ.get("NO_COLOR"), earlier=earlier)
-    return PlainProgress(stream)
+    return PlainProgress(stream, earlier=earlier)
 
 
 def write_line(text: str) -> None:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet import messages
 from iree_gauntlet.cases import Case, Kind
 from iree_gauntlet.document import Column, Document, Judged, Table
+from iree_gauntlet.document import Kind as Shown
 from iree_gauntlet.engine.processes.supervisor import Supervisor
 from iree_gauntlet.engine.recording import Recording, output_folder, record_outputs, weight_effects, why_not
 from iree_gauntlet.engine.reference_workers import ReferenceWorkers
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
-from iree_gauntlet.figures import counted
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.settings import require_ones_own, shown
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from iree_gauntlet.requests import RunRequest, SelectionRequest
 
 
+_LOST_COLUMNS = (
+    *(Column("not seen", Shown.NAME), Column("values", Shown.NUMBER)),
+    Column("effect of 1 %, of the tolerance", Shown.SHARE),
+)
 _MOST_SHOWN = 10
 _COLUMNS = (Column("MODEL"), Column("RECORDED"), Column("BY", rank=1), Column("OUTPUTS", rank=2))
 
@@ -114,16 +118,14 @@ def sensitivity(request: RunRequest, *, write: bool) -> ExitCode:
             effects = weight_effects(case, store, workers)
             seen = [item for item in effects if item.effect > 1]
             idle = [item for item in effects if item.effect == 0]
-            share = f"{len(seen)} of {len(effects)} weights would be seen if they were 1 % wrong"
-            sys.stdout.write(
-                f"  {share}; {len(idle)} {'has' if len(idle) == 1 else 'have'} no effect on these inputs\n"
+            said = (
+                f"{len(seen)} of {len(effects)} weights would be seen if they were 1 % wrong; "
+                f"{len(idle)} {'has' if len(idle) == 1 else 'have'} no effect on these inputs"
             )
             lost = sorted((item for item in effects if 0 < item.effect <= 1), key=lambda item: item.effect)
-            for item in lost[:_MOST_SHOWN]:
-                size = counted(item.elements, "value")
-                sys.stdout.write(f"  not seen: {item.name} ({size}): {item.effect:.2g} of the tolerance\n")
-            if len(lost) > _MOST_SHOWN:
-                sys.stdout.write(f"  and {len(lost) - _MOST_SHOWN} more\n")
+            rows = tuple((item.name, item.elements, item.effect) for item in lost)
+            blocks = (Table(_LOST_COLUMNS, rows, _MOST_SHOWN),) if rows else ()
+            print_document(Document("", said, (), blocks), sys.stdout, environ=os.environ)
             if write:
                 path = output_folder(case, spec) / "provenance.json"
                 _note(

@@ -274,6 +274,21 @@ def test_silence_is_broken_by_what_is_running() -> None:
     assert "downloading m.onnx: 2.0 of 8.0 MB (25.0 %), nothing for 42 s" in lines
 
 
+def test_a_log_says_what_is_left_where_earlier_steps_tell() -> None:
+    builder, stream, clock = planned(), io.StringIO(), Clock()
+    ids = [step["id"] for step in builder.steps]
+    earlier = dict(zip(ids, (10.0, 30.0), strict=True))
+    console = PlainProgress(stream, heartbeat=0.0004, clock=clock, earlier=lambda _suite: earlier)
+    console.run_started({**builder.lines[0], "ids": ids})
+    console.step_started(builder.steps[0])
+    console.step_finished(builder.steps[0], result("passed", ""))
+    console.step_started(builder.steps[1])
+    clock.now += 20.0
+    wait_until(lambda: "still running" in stream.getvalue())
+    console.close()
+    assert "[1/2] still running: ocr/s1@cpu compile (20.0 s); about 60.0 s left\n" in stream.getvalue()
+
+
 def test_the_heartbeat_ends_where_nobody_reads() -> None:
     builder, stream = planned(), io.StringIO()
     clock = Clock()

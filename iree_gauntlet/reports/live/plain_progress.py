@@ -13,7 +13,7 @@ from iree_gauntlet.reports.live.progress_text import file_text, short_name, toge
 from iree_gauntlet.reports.output import write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 
 _HEARTBEAT_SECONDS = 30.0
@@ -34,12 +34,18 @@ class PlainProgress(Painter):
         stream: where to write.
         heartbeat: seconds of silence before a line says what is running, and between two lines on the same download.
         clock: seconds.
+        earlier: what each step of a suite took when it was last run, by its id.
     """
 
     def __init__(
-        self, stream: TextIO, *, heartbeat: float = _HEARTBEAT_SECONDS, clock: Callable[[], float] = time.monotonic
+        self,
+        stream: TextIO,
+        *,
+        heartbeat: float = _HEARTBEAT_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+        earlier: Callable[[str], Mapping[str, float]] = lambda _suite: {},
     ) -> None:
-        super().__init__(clock)
+        super().__init__(clock, earlier)
         self._stream = stream
         self._heartbeat = heartbeat
         self._closing = threading.Event()
@@ -125,4 +131,7 @@ class PlainProgress(Painter):
             parts.append(one_line(self._status))
         if self._waiting:
             parts.append(f"waiting {one_line(self._waiting)}")
+        left = self._left.seconds(run.elapsed or 0.0)
+        if left is not None:
+            parts.append(f"about {duration(left)} left")
         return f"{self._place} {'; '.join(parts)}" if run.visible else "; ".join(parts)
