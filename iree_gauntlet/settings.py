@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -204,6 +205,15 @@ def _names_cache() -> str:
 def runs_folder() -> Path:
     """Where runs are kept: `runs/` of the project."""
     return project_folder() / "runs"
+
+
+def typed_command() -> list[str]:
+    """The command of this process, as one would type it again."""
+    script, *words = Path(sys.argv[0]), *sys.argv[1:]
+    package = Path(__file__).parent
+    if script.name == "__main__.py" and script.is_relative_to(package):
+        return ["python", "-m", ".".join(script.parent.relative_to(package.parent).parts), *words]
+    return [script.name, *words]
 
 
 def shown(path: Path) -> Path:

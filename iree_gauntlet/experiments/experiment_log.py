@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet import __version__
 from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.settings import typed_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,8 +35,7 @@ class Ending:
 
 def begun_by() -> dict[str, str]:
     """The fields of an opening event that say which command this is."""
-    command = shlex.join((Path(sys.argv[0]).name, *sys.argv[1:]))
-    return {"version": __version__, "command": command, "cwd": str(Path.cwd())}
+    return {"version": __version__, "command": shlex.join(typed_command()), "cwd": str(Path.cwd())}
 
 
 @contextmanager

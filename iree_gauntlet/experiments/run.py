@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -40,7 +39,7 @@ from iree_gauntlet.records.earlier_runs import (
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.records.run_folder import asked_folder, make_folder
 from iree_gauntlet.requests import KEPT_UNLESS_GIVEN, Defaults, RunRequest, given, require_as_begun
-from iree_gauntlet.settings import runs_folder, shown
+from iree_gauntlet.settings import runs_folder, shown, typed_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -229,8 +228,7 @@ def _engine(
         finished = finished_verdicts(run_dir, plan.steps, toolchain.compiler.identity if toolchain else "")
     batches = batched(plan.steps, conduct.batch, machine, run_dir, finished)
     plan = replace(plan, steps=batches.steps)
-    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    event = run_event(plan, run_dir, machine, selection.name, selection.targets, command) | {
+    event = run_event(plan, run_dir, machine, selection.name, selection.targets, typed_command()) | {
         "markers": request.selection.markers,
         "resumed": folder.resume,
         "last_failed": folder.last_failed or (folder.resume and begun_with(run_dir) is not None),

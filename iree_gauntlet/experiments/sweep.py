@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.option import read
 from iree_gauntlet.records.run_folder import make_folder
 from iree_gauntlet.requests import MicroRequest, ToolchainRequest, given, require_as_begun
-from iree_gauntlet.settings import runs_folder, shown
+from iree_gauntlet.settings import runs_folder, shown, typed_command
 from iree_gauntlet.steps import step_id
 from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.devices import device_available
@@ -290,10 +289,9 @@ class MicroRun:
 
     def _event(self, chains: Mapping[str, PointChain], done: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, Any]:
         targets = list({chain.target.name: chain.target for chain in chains.values()}.values())
-        command = [Path(sys.argv[0]).name, *sys.argv[1:]]
         devices = dict.fromkeys(gpu for chain in chains.values() for gpu in chain.gpus)
         plan = Plan((), devices=tuple(devices))
-        event = run_event(plan, self.run_dir, self.workbench, DIALECT, targets, command)
+        event = run_event(plan, self.run_dir, self.workbench, DIALECT, targets, typed_command())
         kept = {name: getattr(self.asked, name) for name in _KEPT}
         return event | {
             "resumed": self.earlier is not None,

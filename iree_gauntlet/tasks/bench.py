@@ -22,7 +22,7 @@ from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.output import Output, open_progress
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.requests import ToolchainRequest
-from iree_gauntlet.settings import cache_folder, project_folder, shown
+from iree_gauntlet.settings import cache_folder, project_folder, shown, typed_command
 from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.toolchain import COMPILE
 from iree_gauntlet.torch_models.bench_chain import DIALECT, Chain
@@ -127,10 +127,8 @@ def _run(session: BenchSession, machine: Workbench, run_dir: Path, progress: Pro
     """Exports, then imports, compiles, checks and measures; everything goes into the journal."""
     chain = session.chain
     export = chain.export()
-    script = Path(sys.argv[0]).name
-    command = [*(["python", "-m", "iree_gauntlet.bench"] if script == "__main__.py" else [script]), *sys.argv[1:]]
     plan = Plan((export,), devices=chain.gpus)
-    event = run_event(plan, run_dir, machine, DIALECT, [chain.target], command)
+    event = run_event(plan, run_dir, machine, DIALECT, [chain.target], typed_command())
     event |= {"bench": chain.options.as_args()}
     with model_session(run_dir, progress, event) as context:
         engine = model_engine(context, machine, session.performers(context, machine))

@@ -18,7 +18,7 @@ from iree_gauntlet.records.merged_runs import merged
 from iree_gauntlet.reports.experiment_reports import RECORDS, write_reports
 from iree_gauntlet.reports.runs_index import write_index
 from iree_gauntlet.reports.sweeps.sweep_reports import write_micro_reports
-from iree_gauntlet.settings import runs_folder, shown
+from iree_gauntlet.settings import runs_folder, shown, typed_command
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
@@ -130,8 +130,7 @@ def _merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:
     if (into / JOURNAL).exists():
         raise UsageError(f"--merge {into} already holds a run", "Give another folder.")
     records = [read_journal(folder / JOURNAL) for folder in folders]
-    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    whole = merged(records, into.resolve().name, shlex.join(command), str(Path.cwd()), lenient=lenient)
+    whole = merged(records, into.resolve().name, shlex.join(typed_command()), str(Path.cwd()), lenient=lenient)
     try:
         into.mkdir(parents=True, exist_ok=True)
         for record in records:
