@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cleaning import one_line
+from iree_gauntlet.figures import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

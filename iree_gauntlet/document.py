@@ -10,8 +10,7 @@ from enum import Enum
 from itertools import compress
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cleaning import one_line
-from iree_gauntlet.figures import duration, milliseconds, whole
+from iree_gauntlet.figures import duration, milliseconds, one_line, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

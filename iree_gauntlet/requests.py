@@ -7,15 +7,85 @@ them.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+import math
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from iree_gauntlet.cases import SPEC_STAGES, Stage
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.option import dashed, option, read, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of the command line.
+
+    Attributes:
+        name: Python name; `--` and dashes are the command line's.
+        default: also gives the type; a list for an option that may be repeated.
+        help: one or two lines.
+        short: a single letter, empty for none.
+        choices: the values that it can have; empty for any.
+        unit: of a number that has to be above 0; empty for any number.
+    """
+
+    name: str
+    default: Any
+    help: str
+    short: str = ""
+    choices: tuple[str, ...] = ()
+    unit: str = ""
+
+
+def option(default: Any, text: str, *, short: str = "", choices: tuple[str, ...] = (), unit: str = "") -> Any:
+    """A field of a request that is an option; arguments as for `Option`, repeatable where the default is a tuple."""
+    plain = list(default) if isinstance(default, tuple) else default
+    return field(default=default, metadata={"option": Option("", plain, text, short, choices, unit)})
+
+
+def options_of(request: type, *names: str) -> tuple[Option, ...]:
+    """The options of a request, or those of them that are named."""
+    found = [replace(item.metadata["option"], name=item.name) for item in fields(request) if "option" in item.metadata]
+    return tuple(item for item in found if not names or item.name in names)
+
+
+def dashed(name: str) -> str:
+    """An option as it is typed: `--spec-dir`."""
+    return f"--{name.replace('_', '-')}"
+
+
+_Request = TypeVar("_Request")
+
+
+def read(request: type[_Request], values: Mapping[str, Any]) -> _Request:
+    """Makes a request of the values of options; those that are missing have their defaults.
+
+    Raises:
+        UsageError: a value is none that its option can have.
+    """
+    return request(**values_of(request, values))
+
+
+def values_of(request: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the values that are options of a request, by name.
+
+    Raises:
+        UsageError: as for `read`.
+    """
+    return {item.name: _value(item, values[item.name]) for item in options_of(request) if item.name in values}
+
+
+def _value(item: Option, value: Any) -> Any:
+    for word in (value if isinstance(item.default, list) else [value]) if item.choices else ():
+        if word not in item.choices:
+            raise UsageError(f"{dashed(item.name)} {word}: unknown", f"Known: {', '.join(item.choices)}.")
+    # 0 stands for an option that is left out.
+    if item.unit and (value or item.default) and not 0 < value < math.inf:
+        hint = f"Leave it out for {item.default:g}." if item.default else "Leave it out for the default."
+        raise UsageError(f"{dashed(item.name)} {value:g}: expected {item.unit} above 0", hint)
+    return tuple(value) if isinstance(item.default, list) else value
 
 
 DEFAULT_SUITE = "suites/cpu.toml"
@@ -430,3 +500,59 @@ def _plain(value: Any) -> Any:
 
 def _words(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else [] if value in ("", None) else [value]
+
+
+@dataclass(frozen=True, slots=True)
+class TlsRequest:
+    """Certificates, where a cluster is reached over a network."""
+
+    tls_ca_file: str = option("", "Certificates that are trusted, where the address is tls:// (a PEM file).")
+    tls_cert: str = option("", "Certificate of this side, where the address is tls:// (a PEM file).")
+    tls_key: str = option("", "Key of that certificate (a PEM file).")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRequest(TlsRequest):
+    """The machines that steps are performed on, in place of this one."""
+
+    cluster: str = option(
+        "", "Run the steps on the workers of this Dask scheduler: tcp://127.0.0.1:8786, or tls://HOST:8786."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StatusRequest(TlsRequest):
+    """A cluster that is asked how it is."""
+
+    scheduler: str = option("", "The address, where no word follows the task.")
+
+
+@dataclass(frozen=True, slots=True)
+class OfferRequest(ToolchainRequest):
+    """What a worker offers."""
+
+    device: tuple[str, ...] = option(
+        (),
+        "A device of this machine (repeatable): cpu, or NAME=URI[,sku=SKU] such as gpu0=hip://0,sku=mi300. Without "
+        "one it compiles only.",
+    )
+    jobs: int = option(0, "Steps at once (default: the cores of this machine).", short="j", unit="a number")
+    name: str = option("", "What the worker is called in reports (default: the machine's name and a number).")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRequest(TlsRequest):
+    """A worker, but for what it offers."""
+
+    scheduler: str = option("", "The address of the scheduler, where no word follows the task.")
+    probe: bool = option(False, "Show what the worker would offer, and end.")
+    port: int = option(0, "Port that the worker listens on (default: any), for tunnels.", unit="a number")
+    nanny_port: int = option(0, "Port that its nanny listens on (default: any), for tunnels.", unit="a number")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRequest(OfferRequest):
+    """A scheduler with workers on this machine."""
+
+    count: int = option(2, "How many workers, where no number follows the task.", unit="a number")
+    port: int = option(8786, "Port of the scheduler (0: any that is free).")

@@ -16,17 +16,19 @@ from typing import TYPE_CHECKING, Any, cast
 
 from iree_gauntlet import pytest_plugin
 from iree_gauntlet.artifacts.parameters import __main__ as parameters
-from iree_gauntlet.option import Option, dashed, options_of
 from iree_gauntlet.requests import (
     CacheRequest,
     ConductRequest,
     FolderRequest,
     FormatRequest,
     NetworkRequest,
+    Option,
     OutputRequest,
     SelectionRequest,
     ShardRequest,
     ToolchainRequest,
+    dashed,
+    options_of,
 )
 from iree_gauntlet.tasks.program import namespace
 from iree_gauntlet.tasks.task_options import GauntletTask

@@ -27,6 +27,8 @@ whatever changes the meaning of the URL changes the whole stream, and two ways t
   the values of NumPy's legacy generator (MT19937), whose stream is frozen, seeded with `seed`, after `skip` others.
 
 Values are rounded once to f32 or f64; f16, bf16 and the f8 types are rounded from f32, those of `formula` from f64.
+
+`glyphs.txt` has the font: a character in each line, then its seven rows of five dots, the top row first, `#` for ink.
 """
 
 from __future__ import annotations
@@ -35,24 +37,32 @@ import difflib
 import hashlib
 import math
 import re
+import string
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 
-from iree_gauntlet.artifacts.glyphs import picture_of_words, smallest_picture, words_per_line
 from iree_gauntlet.artifacts.parameters.parameter import ML_DTYPES
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
 
+_GLYPH_WIDTH = 5
+_GLYPH_HEIGHT = 7
+ALPHABET = string.digits + string.ascii_uppercase
+
+_GAP = 1
+_SHORTEST_WORD = 3
+_LONGEST_WORD = 8
 _SCHEME = "random"
 _EXAMPLE = f"Write {_SCHEME}://uniform/1x64xf32?seed=1."
 
@@ -178,7 +188,7 @@ class SeededSpec:
 
     def _text(self, scale: int, lines: int) -> NDArray[np.float64]:
         batch, channels, height, width = self.shape
-        words = iter(int(word) for word in self._words(batch * lines * words_per_line(width, scale)))
+        words = iter(int(word) for word in self._words(batch * lines * _words_per_line(width, scale)))
         pictures = [picture_of_words(words, height, width, scale, lines) for _ in range(batch)]
         ink = np.array(pictures, dtype=np.bool_).reshape(batch, 1, height, width)
         return np.repeat(np.where(ink, -0.9, 0.9), channels, axis=1)
@@ -338,7 +348,7 @@ def _check_text(spec: SeededSpec) -> None:
     if scale < 1 or lines < 1:
         raise _wrong(spec.url, "scale and lines begin at 1", "Write scale=4&lines=1.")
     _, _, height, width = spec.shape
-    wanted_height, wanted_width = smallest_picture(scale, lines)
+    wanted_height, wanted_width = _smallest_picture(scale, lines)
     if height < wanted_height or width < wanted_width:
         raise _wrong(
             spec.url,
@@ -394,3 +404,68 @@ def write_seeded(url: str, path: Path) -> None:
         raise ArtifactError(
             url, f"{path}: cannot be written: {error.strerror or error}", "Check the disk space and the rights there."
         ) from error
+
+
+def _smallest_picture(scale: int, lines: int) -> tuple[int, int]:
+    """Height and width in pixels that `picture_of_words` needs at least; `scale` is pixels a dot."""
+    return lines * (_GLYPH_HEIGHT + _GAP) * scale, (_GLYPH_WIDTH + 2 * _GAP) * scale
+
+
+def _words_per_line(width: int, scale: int) -> int:
+    """How many random words `picture_of_words` draws at most from its stream for one line."""
+    return 2 * max(1, _columns(width, scale))
+
+
+def picture_of_words(stream: Iterator[int], height: int, width: int, scale: int, lines: int) -> NDArray[np.bool_]:
+    """Draw lines of random words, each line in the middle of its share of the height.
+
+    Args:
+        stream: random numbers of 64 bits.
+        height: of the picture in pixels.
+        width: of the picture in pixels.
+        scale: pixels a dot of the font.
+        lines: lines of text.
+
+    Returns:
+        Height x width, True where there is ink.
+    """
+    picture = np.zeros((height, width), dtype=np.bool_)
+    for line in range(lines):
+        dots = _dots(_sentence(stream, _columns(width, scale)))
+        ink = dots.repeat(scale, axis=0).repeat(scale, axis=1)
+        top = (2 * line + 1) * height // (2 * lines) - ink.shape[0] // 2
+        left = (width - ink.shape[1]) // 2
+        picture[top : top + ink.shape[0], left : left + ink.shape[1]] = ink
+    return picture
+
+
+def _columns(width: int, scale: int) -> int:
+    """Characters that fit into a line, with a dot's margin at both ends."""
+    return (width // scale - _GAP) // (_GLYPH_WIDTH + _GAP)
+
+
+def _sentence(stream: Iterator[int], columns: int) -> str:
+    """Words of three to eight characters, one blank between them, until the line is full."""
+    text = ""
+    while columns - len(text) >= _SHORTEST_WORD:
+        length = _SHORTEST_WORD + next(stream) % (_LONGEST_WORD - _SHORTEST_WORD + 1)
+        length = min(length, columns - len(text))
+        text += "".join(ALPHABET[next(stream) % len(ALPHABET)] for _ in range(length)) + " "
+    return text.strip() or ALPHABET[next(stream) % len(ALPHABET)]
+
+
+@cache
+def _font() -> dict[str, NDArray[np.bool_]]:
+    """The dots of each character, True for ink."""
+    lines = Path(__file__).with_name("glyphs.txt").read_text(encoding="ascii").splitlines()
+    return {character: np.array([list(row) for row in rows]) == "#" for character, *rows in map(str.split, lines)}
+
+
+def _dots(text: str) -> NDArray[np.bool_]:
+    """The dots of a line of text, True for ink; a blank is a glyph's width of paper."""
+    dots = np.zeros((_GLYPH_HEIGHT, len(text) * (_GLYPH_WIDTH + _GAP) - _GAP), dtype=np.bool_)
+    for position, character in enumerate(text):
+        if character in ALPHABET:
+            left = position * (_GLYPH_WIDTH + _GAP)
+            dots[:, left : left + _GLYPH_WIDTH] = _font()[character]
+    return dots

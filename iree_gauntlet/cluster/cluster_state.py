@@ -15,7 +15,7 @@ from iree_gauntlet.figures import byte_size, counted
 from iree_gauntlet.reports.output import print_table
 
 if TYPE_CHECKING:
-    from iree_gauntlet.cluster.cluster_requests import TlsRequest
+    from iree_gauntlet.requests import TlsRequest
 
 
 def show_status(address: str, request: TlsRequest, *, as_json: bool) -> ExitCode:

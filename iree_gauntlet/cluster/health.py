@@ -7,13 +7,16 @@ are held against those of earlier checks on the same machine, with the same runt
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.cases import Stage
 from iree_gauntlet.cluster.offers import LOCAL
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.system.atomic import write_atomic
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from iree_gauntlet.cluster.offers import DeviceOffer
+    from iree_gauntlet.engine.session import Session
+    from iree_gauntlet.experiments.performing import Opened
     from iree_gauntlet.system.short_process import Answer
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
@@ -47,6 +52,8 @@ _LEAST_CHECKS = 5
 _MOST_CHECKS = 20
 _KFD = Path("/sys/class/kfd/kfd/topology/nodes")
 _GFX = re.compile(r"^gfx_target_version (\d+)$", re.MULTILINE)
+# How long a device is believed.
+_CHECK_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,3 +190,58 @@ def _read(records: Path) -> dict[str, list[float]]:
     except (OSError, ValueError):
         return {}
     return known
+
+
+class DeviceHealth:
+    """Checks devices when they are due.
+
+    Args:
+        session: what the run runs in.
+        checks: by the device's own name.
+    """
+
+    def __init__(self, session: Session[Any], checks: dict[str, HealthCheck]) -> None:
+        self._session = session
+        self._checks = checks
+        # When each was last found right, and as fast as it was.
+        self._right = dict.fromkeys(checks, time.monotonic())
+        self._fast = dict.fromkeys(checks, -math.inf)
+
+    @classmethod
+    def of(cls, run: Opened, devices: Sequence[DeviceOffer]) -> tuple[DeviceHealth, dict[str, str]]:
+        """The checks of a worker's devices, and what is wrong with those that do not pass, by name."""
+        toolchain = run.machine.toolchain
+        if toolchain is None or not {Stage.THRESHOLD, Stage.BENCHMARK} & {step.stage for step in run.steps}:
+            return cls(run.session, {}), {}
+        records = run.machine.cache_dir / "cluster" / "health.json"
+        names = {device.uri: device.name for device in devices}
+        # Nobody's benchmark is to see this.
+        with run.session.quiet(exclusive=False):
+            checks, unfit = health_checks(devices, toolchain, run.session.folder / "health", records)
+            unfit |= {names[uri]: why for uri, check in checks.items() if (why := check.wrong())}
+        return cls(run.session, checks), unfit
+
+    def due(self, device: str, *, timed: bool) -> str:
+        """What is wrong with a device that was not checked for a while; empty for nothing."""
+        check, now = self._checks.get(device), time.monotonic()
+        if check is None:
+            return ""
+        if now - self._right[device] > _CHECK_SECONDS:
+            with self._session.quiet(exclusive=False):
+                wrong = check.wrong()
+            if wrong:
+                return wrong
+            self._right[device] = now
+        if not timed or now - self._fast[device] < _CHECK_SECONDS:
+            return ""
+        with self._session.quiet("" if device.startswith(LOCAL) else device):
+            # Twice: one slow answer may be anything's fault.
+            slow = check.slow() and check.slow()
+        if not slow:
+            self._fast[device] = now
+        return slow
+
+    def distrust(self, device: str) -> None:
+        """A step has crashed or hung on it: it is checked before the next."""
+        if device in self._checks:
+            self._right[device] = -math.inf

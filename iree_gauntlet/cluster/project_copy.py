@@ -12,11 +12,12 @@ import tarfile
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Self
 
-from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.settings import project_folder
 from iree_gauntlet.system.atomic import sync_folder
+from iree_gauntlet.system.file_lock import LockFile
 from iree_gauntlet.system.plain_tar import NotPlainError, unpack_plain
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ _LEFT_OUT = frozenset({".git", "__pycache__", ".venv", "node_modules"})
 _OF_THE_PROJECT = ("suites", "gauntlet.toml", "cache/registry.txt")
 # What names a folder after the colon, in `--iree`.
 _KINDS_WITH_FOLDERS = ("wheels", "venv", "build")
+_LOCK = "owner.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,3 +176,42 @@ def _entry(path: str, kind: bytes) -> tarfile.TarInfo:
     info.type = kind
     info.mode = 0o755 if kind == tarfile.DIRTYPE else 0o644
     return info
+
+
+def folder_of(cache_dir: Path, name: str) -> Path:
+    """Where a worker of a name keeps what is its own."""
+    return cache_dir / "cluster" / name
+
+
+class OwnedFolder:
+    """Owns a folder until it is left, which removes it; a lock in it says so, and is free when its owner is dead.
+
+    Args:
+        path: of the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = LockFile(path / _LOCK)
+
+    def __enter__(self) -> Self:
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not self._lock.acquire_now():
+            raise UsageError(f"a worker {self.path.name} runs here already", "Give this one another --name.")
+        for folder in _left_behind(self.path):
+            shutil.rmtree(folder, ignore_errors=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.remove()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _left_behind(own: Path) -> Iterator[Path]:
+    for lock in own.parent.glob(f"*/{_LOCK}"):
+        if lock.parent == own:
+            continue
+        other = LockFile(lock)
+        if other.acquire_now():
+            yield lock.parent
+            other.release()

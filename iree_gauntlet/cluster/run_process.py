@@ -19,11 +19,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from iree_gauntlet.cluster.device_health import DeviceHealth
-from iree_gauntlet.cluster.run_rounds import RoundsPart
-from iree_gauntlet.cluster.run_steps import HereSteps, RunPart, opened_here
+from iree_gauntlet.cluster.health import DeviceHealth
+from iree_gauntlet.cluster.run_steps import HereSteps, RoundsPart, RunPart, opened_here
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.experiments.compare_settings import compare_settings
+from iree_gauntlet.experiments.compare import compare_settings
 
 if TYPE_CHECKING:
     from iree_gauntlet.cluster.link import Order

@@ -15,7 +15,7 @@ from distributed import Nanny, Scheduler
 from distributed.core import Status
 
 from iree_gauntlet.cluster.dask_worker import GauntletWorker
-from iree_gauntlet.cluster.owned_folder import OwnedFolder, folder_of
+from iree_gauntlet.cluster.project_copy import OwnedFolder, folder_of
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.figures import counted
 

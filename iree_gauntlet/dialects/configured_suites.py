@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 from iree_gauntlet.dialects.fields import Document, Flag, expecting, tolerant
 from iree_gauntlet.dialects.json_text import comments_of, plain_json
+from iree_gauntlet.dialects.locations import target_of_flags
 from iree_gauntlet.dialects.spec_file import load_json, problem_at
-from iree_gauntlet.dialects.spec_flags import target_of_flags
 from iree_gauntlet.targets import Target
 
 if TYPE_CHECKING:

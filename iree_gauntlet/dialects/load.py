@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import ArgumentOrder, Case, Expectation, FailureKind, Kind, Origin, Stage
 from iree_gauntlet.dialects import onnx_models, op_tests, sharktank_benchmark, sharktank_regression, torch_models
+from iree_gauntlet.dialects.locations import names_device, with_device
 from iree_gauntlet.dialects.onnx_models import ModelSpec, build_model_cases
 from iree_gauntlet.dialects.op_tests import build_op_cases
 from iree_gauntlet.dialects.op_trees import OpSpec
@@ -17,9 +18,7 @@ from iree_gauntlet.dialects.sharktank_regression import Regression, build_regres
 from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
 from iree_gauntlet.dialects.spec import Spec
 from iree_gauntlet.dialects.spec_file import did_you_mean
-from iree_gauntlet.dialects.spec_flags import names_device, with_device
-from iree_gauntlet.dialects.torch_models import build_test
-from iree_gauntlet.dialects.torch_modules import TorchModules
+from iree_gauntlet.dialects.torch_models import TorchModules, build_test
 from iree_gauntlet.errors import Problem
 from iree_gauntlet.targets import FAMILIES, Target, target_of
 

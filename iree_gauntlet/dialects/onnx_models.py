@@ -29,11 +29,10 @@ from iree_gauntlet.dialects.configured_suites import (
 from iree_gauntlet.dialects.fields import one_of
 from iree_gauntlet.dialects.flagfile import outside
 from iree_gauntlet.dialects.json_text import line_of
-from iree_gauntlet.dialects.locations import BRACKETS_HINT, is_url, unreadable
+from iree_gauntlet.dialects.locations import BRACKETS_HINT, devices_of_flags, is_url, unreadable
 from iree_gauntlet.dialects.onnx_tests import DEFAULT_BASE, FIXTURE, ModelTest, base_of, read_test_file
 from iree_gauntlet.dialects.spec import SourceFields
 from iree_gauntlet.dialects.spec_file import did_you_mean, problem_at
-from iree_gauntlet.dialects.spec_flags import devices_of_flags
 from iree_gauntlet.errors import Problem, UsageError
 
 if TYPE_CHECKING:

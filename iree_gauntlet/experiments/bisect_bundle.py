@@ -19,8 +19,7 @@ from iree_gauntlet.experiments.bisect_timing import TIMING_NAMES
 from iree_gauntlet.experiments.explaining.bundle_run import SAID, open_bundle, run_bundle
 from iree_gauntlet.experiments.explaining.repro_script import FIXED, STILL_THERE
 from iree_gauntlet.experiments.performing import Chosen
-from iree_gauntlet.option import dashed
-from iree_gauntlet.requests import given
+from iree_gauntlet.requests import dashed, given
 
 if TYPE_CHECKING:
     from iree_gauntlet.engine.processes.supervisor import Supervisor

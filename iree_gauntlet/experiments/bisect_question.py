@@ -17,9 +17,8 @@ from iree_gauntlet.experiments.bisect_probe import BUNDLE_METRIC, EXACT_METRICS,
 from iree_gauntlet.experiments.bisect_timing import TIMED_METRICS, TIMING_NAMES
 from iree_gauntlet.experiments.run import choose
 from iree_gauntlet.experiments.sides import rounds_asked
-from iree_gauntlet.option import dashed, read
 from iree_gauntlet.records.bisect_outcome import bisect_outcome
-from iree_gauntlet.requests import BisectRequest, RunRequest, given, require_as_begun
+from iree_gauntlet.requests import BisectRequest, RunRequest, dashed, given, read, require_as_begun
 from iree_gauntlet.settings import cache_folder, project_folder, shown
 from iree_gauntlet.toolchains.candidates import (
     Candidate,

@@ -14,32 +14,33 @@ from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError, lock_fa
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, ToolchainError, UsageError
 from iree_gauntlet.experiments.compare_elsewhere import RoundsLog, units_of
-from iree_gauntlet.experiments.compare_settings import CompareSettings, compare_settings, two_sides
 from iree_gauntlet.experiments.compare_where import DIFFERENT, explain_differences
 from iree_gauntlet.experiments.compare_work import count_with_fma, counted_dispatches, judge_work, write_work_changes
 from iree_gauntlet.experiments.experiment_log import begun_by, recorded_end
 from iree_gauntlet.experiments.run import choose
-from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, judge, next_look, summary_of
-from iree_gauntlet.experiments.sides import Side, pair_of, prepare_side, unready
+from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, Rules, judge, next_look, summary_of
+from iree_gauntlet.experiments.sides import Side, pair_of, prepare_side, rounds_asked, unready
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.instructions.counters import find_counter
 from iree_gauntlet.measuring.instructions.counts import Work
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict as TimeVerdict
-from iree_gauntlet.option import read
+from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, sequential_plan
 from iree_gauntlet.records.compare_record import COMPARISON_FILE, ComparisonRecord, read_comparison
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.run_folder import asked_folder, make_folder
-from iree_gauntlet.requests import CompareRequest, RunRequest, given, require_as_begun
+from iree_gauntlet.requests import CompareRequest, RunRequest, given, read, require_as_begun
 from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.experiments.performing import Chosen, Machines
     from iree_gauntlet.progress import Presenter
+    from iree_gauntlet.requests import ConductRequest
     from iree_gauntlet.steps import Step
 
 
@@ -78,7 +79,7 @@ def compare(
         require_as_begun("comparison", shown(named), now, before)
         budget = {} if "budget" in now else {"budget": begun.opening["rules"]["budget_seconds"] / 60}
         asked, request = read(CompareRequest, asdict(asked) | budget | before), request.with_kept(before)
-    names = two_sides(asked.sides)
+    names = _two_sides(asked.sides)
     settings = compare_settings(asked, request.conduct, here=machines is None)
     # A typing mistake is reported, and what is missing installed, before hours of work.
     chosen = _chosen(request, settings, machines)
@@ -328,3 +329,75 @@ def _opening(
         "machine": machine_facts().as_dict(),
         **lock_facts(os.environ),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class CompareSettings:
+    """How rounds are taken and judged.
+
+    Attributes:
+        metric: what is compared.
+        rules: what decides.
+        rounds: how they are taken.
+        least_work: the share from which on a difference in instructions counts.
+        no_work: no instructions are counted beside the times.
+    """
+
+    metric: str
+    rules: Rules
+    rounds: RoundSettings
+    least_work: float
+    no_work: bool
+
+
+def _two_sides(text: str) -> tuple[str, str]:
+    """The two IREEs of a comparison.
+
+    Raises:
+        UsageError: they are not two.
+    """
+    words = text.split()
+    if len(words) != 2:
+        raise UsageError(
+            f"compare takes two IREEs, not {len(words)}",
+            "Such as: compare 3.12.0 3.13.0 --model dtln, or compare installed build:../iree-build --suite cpu.",
+        )
+    return words[0], words[1]
+
+
+def compare_settings(asked: CompareRequest, conduct: ConductRequest, *, here: bool) -> CompareSettings:
+    """How rounds are taken and judged.
+
+    Args:
+        asked: what is asked for.
+        conduct: how runs are carried out.
+        here: the rounds are taken on this machine, whose CPUs are known.
+
+    Raises:
+        UsageError: it makes no sense.
+    """
+    least, band = asked.least / 100, asked.band / 100
+    if not 0 < least <= band < 1:
+        raise UsageError(
+            f"--least {asked.least:g} and --band {asked.band:g} (per cent): expected 0 < least ≤ band < 100",
+            "The defaults are 1 and 3.",
+        )
+    if asked.allow < 0:
+        raise UsageError(f"--allow {asked.allow:g}: expected per cent, 0 or more", "Leave it out for that of --band.")
+    if not 0 <= asked.least_work < 100:
+        raise UsageError(
+            f"--least-work {asked.least_work:g}: expected per cent, from 0 to 100", "Leave it out for 0.01."
+        )
+    if asked.seed < 0:
+        raise UsageError(f"--seed {asked.seed}: expected 0 or more", "Any number will do.")
+    rules = Rules(
+        plan=sequential_plan(DEFAULT_ALPHA),
+        least=least,
+        band=band,
+        allow=(asked.allow or asked.band) / 100,
+        budget=60 * asked.budget,
+        seed=asked.seed,
+        replace_disturbed=conduct.replaces_disturbed,
+    )
+    rounds = rounds_asked(asked, here=here)
+    return CompareSettings(asked.metric, rules, rounds, asked.least_work / 100, asked.no_work)

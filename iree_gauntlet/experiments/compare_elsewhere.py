@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.experiments.compare_settings import CompareSettings
+    from iree_gauntlet.experiments.compare import CompareSettings
     from iree_gauntlet.experiments.sides import Side
     from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Step

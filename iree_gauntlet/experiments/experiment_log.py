@@ -6,18 +6,22 @@ import shlex
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import __version__
+from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.records.event_log import EventLog
+from iree_gauntlet.records.explain_outcome import EXPLAIN_RECORD
 from iree_gauntlet.settings import typed_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from iree_gauntlet.progress import Presenter
-    from iree_gauntlet.records.event_log import EventLog
+    from iree_gauntlet.engine.session import Session
+    from iree_gauntlet.progress import Presenter, Progress
 
 
 @dataclass(slots=True)
@@ -64,3 +68,26 @@ def recorded_end(log: EventLog, folder: Path, presenter: Presenter) -> Iterator[
             # What it ended by says more: on a full disk, nothing of the end can be written either.
             if not ending.problem:
                 raise
+
+
+@contextmanager
+def recorded_explanation(
+    folder: Path, opening: dict[str, Any], presenter: Presenter, progress: Progress
+) -> Iterator[tuple[Session[EventLog], Ending]]:
+    """A session whose log opens with what is explained and ends with how that ended.
+
+    Args:
+        folder: `explain` of a run; made where it is not there.
+        opening: fields of its opening event.
+        presenter: shows it in the end.
+        progress: shows how it goes.
+    """
+    folder.mkdir(exist_ok=True)
+    with EventLog(folder / EXPLAIN_RECORD, lambda: datetime.now(UTC)) as log:
+        log.write("explain", {**begun_by(), **opening})
+        with (
+            recorded_end(log, folder, presenter) as ending,
+            open_session(folder, log, progress) as session,
+            session.interruptible(),
+        ):
+            yield session, ending

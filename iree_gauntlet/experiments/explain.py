@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.experiments.explaining.again import fails_again
-from iree_gauntlet.experiments.explaining.bundle import contains, write_bundle
+from iree_gauntlet.experiments.experiment_log import recorded_explanation
+from iree_gauntlet.experiments.explaining.bundle import PROGRAM, REPLAY, contains, write_bundle
 from iree_gauntlet.experiments.explaining.bundle_run import run_bundle
 from iree_gauntlet.experiments.explaining.contents import (
     holds_constants,
@@ -32,17 +32,14 @@ from iree_gauntlet.experiments.explaining.contents import (
     of_program,
     of_reduced,
 )
-from iree_gauntlet.experiments.explaining.explanation import recorded_explanation
 from iree_gauntlet.experiments.explaining.failures import Failure, Lost, failures_of
-from iree_gauntlet.experiments.explaining.locate import Located, locate
-from iree_gauntlet.experiments.explaining.locate_run import locate_in_run
+from iree_gauntlet.experiments.explaining.locate import Located, locate, locate_in_run
 from iree_gauntlet.experiments.explaining.onnx_workers import onnx_source
 from iree_gauntlet.experiments.explaining.operators import first_wrong_operator
 from iree_gauntlet.experiments.explaining.probing import begin_probes, side_by_side
 from iree_gauntlet.experiments.explaining.reduce import EARLIEST, Reduced, reduce
-from iree_gauntlet.experiments.explaining.replay import with_replay
 from iree_gauntlet.experiments.explaining.repro_script import STILL_THERE
-from iree_gauntlet.experiments.explaining.symptom import WRONG
+from iree_gauntlet.experiments.explaining.symptom import FAILURE, WRONG, Symptom, symptom_of
 from iree_gauntlet.experiments.explaining.tools import GO_ON, Tools
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
@@ -50,6 +47,7 @@ from iree_gauntlet.records.earlier_runs import LATEST, asked_for, run_named
 from iree_gauntlet.records.explain_outcome import explained_before
 from iree_gauntlet.requests import NetworkRequest, ToolchainRequest
 from iree_gauntlet.settings import shown
+from iree_gauntlet.toolchains.toolchain import RUN_MODULE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,16 +55,21 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
-    from iree_gauntlet.experiments.explaining.bundle import Contents
+    from iree_gauntlet.experiments.explaining.bundle import Bundle, Contents
     from iree_gauntlet.experiments.explaining.operators import OperatorSearch
     from iree_gauntlet.experiments.explaining.probing import Probed
-    from iree_gauntlet.experiments.explaining.symptom import Symptom
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.progress import Presenter, Progress
     from iree_gauntlet.records.event_log import EventLog
     from iree_gauntlet.requests import CacheRequest, ExplainRequest
 
 
+_OUTPUT = "--device_replay_output"
+# A larger one is worth less than what it costs to send.
+_LIMIT = 1_000_000
+# What did not end in the time of the spec is given no more than this.
+_HANG_SECONDS = 60.0
+_TIMES = (1, 2)
 _WHOLE = "the whole program"
 _CASE_MARKS = re.compile(r"[*?@\[]")
 
@@ -185,7 +188,7 @@ class _Explainer:
             why = f"{shown(failure.program)} is not what it was in the run: run again, and explain that run"
             self._found(failure, "nothing", {"why": why})
             return None
-        again = fails_again(failure, tools)
+        again = _fails_again(failure, tools)
         self._found(failure, "again", again.as_dict())
         if again.symptom is None:
             self._found(failure, "nothing", {"why": "it did not fail again, twice: it is intermittent"})
@@ -325,7 +328,7 @@ class _Explainer:
                 bundle = write_bundle(whole, tools.folder / "bundle")
                 code = run_bundle(bundle.folder, self.machine.toolchain, self.session.supervisor, tools.folder)
                 if code == STILL_THERE:
-                    bundle = with_replay(whole, bundle, tools, timeout=failure.compile_timeout)
+                    bundle = _with_replay(whole, bundle, tools, timeout=failure.compile_timeout)
                 place = str(bundle.folder.relative_to(self.folder))
                 fact = {"problem": "", "folder": place, "bytes": bundle.bytes, "exit_code": code, "form": form}
                 if code == STILL_THERE:
@@ -359,3 +362,70 @@ def _located(located: Located) -> dict[str, Any]:
         found["around"] = [[*which, off if math.isfinite(off) else None] for *which, off in located.around]
         found |= {"inputs": [item.kind for item in suspect.inputs], "outputs": [kind for kind, _ in suspect.expected]}
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Whether it fails again.
+
+    Attributes:
+        failed: of two times, how often.
+        same: it failed in the same way, and complained of the same values.
+        symptom: what it showed; None where it passed.
+    """
+
+    failed: int
+    same: bool
+    symptom: Symptom | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the record."""
+        return {"failed": self.failed, "same": self.same, "symptom": self.symptom and self.symptom.as_dict()}
+
+
+def _fails_again(failure: Failure, tools: Tools) -> Again:
+    """Do it twice more, as it was."""
+    compiles = failure.stage is Stage.COMPILE
+    timeout = failure.compile_timeout if compiles else failure.timeout
+    if failure.result.timed_out:
+        timeout = min(timeout, _HANG_SECONDS)
+    if compiles:
+        runs = [
+            tools.try_compile(
+                f"again_{i}.vmfb", failure.program, failure.flags, timeout=timeout, cwd=failure.compile_cwd
+            )
+            for i in _TIMES
+        ]
+    else:
+        runs = [tools.run_module(f"again_{i}", failure.argv[1:], timeout=timeout, cwd=failure.cwd) for i in _TIMES]
+    symptoms = [symptom_of(ran, timeout) for ran in runs]
+    shown = [symptom for symptom in symptoms if symptom is not None]
+    same = symptoms[0] == symptoms[1] and runs[0].complaints == runs[1].complaints
+    return Again(len(shown), same, shown[0] if shown else None)
+
+
+def _with_replay(contents: Contents, bundle: Bundle, tools: Tools, *, timeout: float) -> Bundle:
+    """The bundle with its run recorded; as it is where the runtime records none, or a large one, or none to its end.
+
+    Args:
+        contents: of the bundle, which was shown to fail when it is run.
+        bundle: where it is.
+        tools: of the IREE that fails.
+        timeout: seconds for the compile and for the run.
+    """
+    if contents.symptom.ending not in (WRONG, FAILURE) or not contents.device or not tools.knows(RUN_MODULE, _OUTPUT):
+        return bundle
+    module = tools.compile("replay.vmfb", bundle.folder / PROGRAM, contents.flags, timeout=timeout, cwd=bundle.folder)
+    recorded = tools.folder / REPLAY
+    argv = (f"--device={contents.device}", f"--module={module}", *contents.arguments)
+    # Weights that a program reads from archives go into the recording, and no more of these files.
+    argv = (*argv, f"{_OUTPUT}={recorded}", "--device_replay_file_policy=capture-ranges")
+    tools.run_module("replay", argv, timeout=timeout, cwd=bundle.folder)
+    if not (recorded.is_file() and 0 < recorded.stat().st_size <= _LIMIT):
+        return bundle
+    files = (*contents.files, (REPLAY, recorded.read_bytes()))
+    try:
+        return write_bundle(replace(contents, files=files), bundle.folder)
+    except GauntletError:
+        # It would be too large; nothing was written.
+        return bundle

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
 from iree_gauntlet.engine.rounds.taken_rounds import gpu_of
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
+from iree_gauntlet.experiments.experiment_log import recorded_explanation
 from iree_gauntlet.experiments.explain import iree_of
 from iree_gauntlet.experiments.explaining.bundle_run import run_bundle
-from iree_gauntlet.experiments.explaining.explanation import recorded_explanation
 from iree_gauntlet.experiments.explaining.repro_script import STILL_THERE
 from iree_gauntlet.experiments.explaining.slower import Found, SlowDispatch, Slower, find_slow_dispatch, slower_of
 from iree_gauntlet.experiments.explaining.slower_bundle import slower_bundle

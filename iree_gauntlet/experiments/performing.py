@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from iree_gauntlet.cases import Stage
-from iree_gauntlet.engine.baseline import with_counts
 from iree_gauntlet.engine.engine import Engine, RunOptions
 from iree_gauntlet.engine.modules.batches import Batched
 from iree_gauntlet.engine.operator_suites import OperatorRun, operator_performers, started_runs
 from iree_gauntlet.engine.plan import Plan, make_plan
 from iree_gauntlet.engine.rounds.confirming import confirm_rules
+from iree_gauntlet.engine.run_start import with_counts
 from iree_gauntlet.engine.session import Session, open_session
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
 from iree_gauntlet.errors import SpecError

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import shlex
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -9,13 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import messages
-from iree_gauntlet.engine.baseline import held_against
-from iree_gauntlet.engine.offline import missing_files, missing_text
 from iree_gauntlet.engine.operator_suites import batched
-from iree_gauntlet.engine.run_start import imports_possible, on_devices_here, run_event
+from iree_gauntlet.engine.run_start import (
+    held_against,
+    imports_possible,
+    missing_files,
+    missing_text,
+    on_devices_here,
+    run_event,
+)
 from iree_gauntlet.engine.workspace import select
-from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
-from iree_gauntlet.experiments.explain_run import explain_run
+from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
+from iree_gauntlet.experiments.explain import explain
 from iree_gauntlet.experiments.performing import (
     Chosen,
     Machines,
@@ -25,7 +32,7 @@ from iree_gauntlet.experiments.performing import (
     started_run_servers,
 )
 from iree_gauntlet.experiments.shards import only_chains, only_shard
-from iree_gauntlet.history.adding import add_itself
+from iree_gauntlet.history.index import add_itself
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.earlier_runs import (
     Asked,
@@ -38,7 +45,7 @@ from iree_gauntlet.records.earlier_runs import (
 )
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.records.run_folder import asked_folder, make_folder
-from iree_gauntlet.requests import KEPT_UNLESS_GIVEN, Defaults, RunRequest, given, require_as_begun
+from iree_gauntlet.requests import KEPT_UNLESS_GIVEN, Defaults, ExplainRequest, RunRequest, given, require_as_begun
 from iree_gauntlet.settings import runs_folder, shown, typed_command
 
 if TYPE_CHECKING:
@@ -49,6 +56,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.plan import Plan
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.progress import Presenter
+    from iree_gauntlet.requests import CacheRequest
     from iree_gauntlet.steps import Step
 
 
@@ -107,7 +115,7 @@ def execute(request: RunRequest, presenter: Presenter, machines: Machines | None
     """
     ran = run(choose(_as_before(request), machines), presenter)
     if request.explain and ran.exit_code is not ExitCode.INTERRUPTED:
-        explain_run(ran.folder, ran.exit_code, request.toolchain, presenter)
+        _explain_run(ran.folder, ran.exit_code, request.toolchain, presenter)
     return ran.exit_code
 
 
@@ -287,3 +295,28 @@ def _only_last_failed(plan: Plan, earlier: Path) -> Plan:
             f"nothing failed in {shown(earlier)}", "Run without --last-failed to run everything."
         )
     return only_chains(plan, chains)
+
+
+def _explain_run(run_dir: Path, code: ExitCode, cache: CacheRequest, presenter: Presenter) -> None:
+    """Explain what failed in a run that is over, but for what is expected to; the run's own result stays as it is.
+
+    Args:
+        run_dir: the run's folder.
+        code: the run's own, which the command ends with.
+        cache: where its IREE is installed.
+        presenter: shows it.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted.
+    """
+    failed = sorted(failed_chains(run_dir))
+    if not failed:
+        return
+    try:
+        explain(ExplainRequest(shlex.join((str(run_dir), *map(glob.escape, failed)))), cache, presenter)
+    except NothingSelectedError:
+        # A download, an import or a benchmark: nothing that `explain` is about.
+        return
+    except GauntletError as error:
+        messages.warn(f"what failed was not explained: {error}")
+    presenter.line(f"the run itself: exit code {int(code)}: {code.meaning}")

@@ -19,9 +19,8 @@ from iree_gauntlet.figures import duration
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.machine.gpus import asked_gpus, is_gpu, read_gpus
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
-from iree_gauntlet.option import read
 from iree_gauntlet.records.run_folder import make_folder
-from iree_gauntlet.requests import MicroRequest, ToolchainRequest, given, require_as_begun
+from iree_gauntlet.requests import MicroRequest, ToolchainRequest, given, read, require_as_begun
 from iree_gauntlet.settings import runs_folder, shown, typed_command
 from iree_gauntlet.steps import step_id
 from iree_gauntlet.targets import target_flags
@@ -38,9 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.engine.engine import Engine
-    from iree_gauntlet.engine.plan_context import PlanContext
+    from iree_gauntlet.engine.plan_modules import PlanContext
     from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.measuring.machine.gpu_state import GpuState
+    from iree_gauntlet.measuring.machine.gpus import GpuState
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.records.event_log import Journal
     from iree_gauntlet.results import Result

@@ -8,15 +8,21 @@ import sqlite3
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet import messages
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.history.stores import UnreadableError
+from iree_gauntlet.history.extract import extract
+from iree_gauntlet.history.stores import UnreadableError, history_of, open_history
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.history_outcome import Point, Series, SeriesKey
-from iree_gauntlet.records.history_run import HistoryRun, read_history_file
+from iree_gauntlet.records.history_run import HistoryRun, history_file, read_history_file
+from iree_gauntlet.records.outcome import outcome_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from iree_gauntlet.history.stores import HistoryStore
+    from iree_gauntlet.settings import Configuration
 
 
 # Its tables are those of this number; others are made again.
@@ -187,3 +193,20 @@ def _figures(name: str, run: HistoryRun) -> Iterator[tuple[str | float | None, .
                 *(name, case.model, case.submodel, case.target, item.name, case.sku, item.flags or case.flags),
                 *(item.value, int(item.disturbed), item.golden, item.limit, int(item.more_is_better)),
             )
+
+
+def add_itself(run_dir: Path, configuration: Configuration, cache: Path) -> None:
+    """Add a run that is over to the history of the settings; that this fails is a warning, and no matter of the run.
+
+    Args:
+        run_dir: the run's folder.
+        configuration: the settings.
+        cache: where clones of remote histories are.
+    """
+    if not configuration.history.add:
+        return
+    try:
+        runs = extract(outcome_of(read_journal(run_dir / JOURNAL)))
+        open_history(history_of(configuration), configuration, cache).add(dict(map(history_file, runs)))
+    except GauntletError as error:
+        messages.warn(f"the run was not added to the history (`gauntlet history.add {run_dir}` does it): {error}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import COUNTED, Golden, Origin, Stage, Verdict
-from iree_gauntlet.cleaning import one_line
+from iree_gauntlet.figures import one_line
 from iree_gauntlet.recorded import number
 from iree_gauntlet.results import Result
 

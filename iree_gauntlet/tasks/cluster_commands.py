@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any
 from invoke.collection import Collection
 
 from iree_gauntlet import messages
-from iree_gauntlet.cluster.cluster_requests import (
+from iree_gauntlet.errors import UsageError
+from iree_gauntlet.requests import (
     ClusterRequest,
+    FormatRequest,
     LocalRequest,
     OfferRequest,
     StatusRequest,
     WorkerRequest,
+    options_of,
+    read,
 )
-from iree_gauntlet.errors import UsageError
-from iree_gauntlet.option import options_of, read
-from iree_gauntlet.requests import FormatRequest
 from iree_gauntlet.tasks.task_options import FORMAT, gauntlet_task
 
 if TYPE_CHECKING:

@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from invoke.collection import Collection
 
-from iree_gauntlet.cluster.cluster_requests import ClusterRequest
-from iree_gauntlet.option import Option, options_of, read
 from iree_gauntlet.requests import (
     DEFAULT_SUITE,
     BisectRequest,
     CacheRequest,
+    ClusterRequest,
     CompareRequest,
     Defaults,
     ExplainRequest,
     MicroRequest,
+    Option,
     RunRequest,
     ToolchainRequest,
+    options_of,
+    read,
 )
 from iree_gauntlet.tasks.cluster_commands import CLUSTER, machines_of
 from iree_gauntlet.tasks.task_options import (
@@ -186,7 +188,7 @@ def bundle_check_task(options: dict[str, Any]) -> ExitCode:
 
     Example: bundle.check runs/20261124-164453-cpu/explain/dtln/spectral.cpu/bundle.tar.gz
     """
-    from iree_gauntlet.experiments.bundles import check  # noqa: PLC0415
+    from iree_gauntlet.experiments.explaining.bundle_run import check  # noqa: PLC0415
 
     return check(Path(options["bundle"]), console_presenter())
 
@@ -199,7 +201,7 @@ def bundle_run_task(options: dict[str, Any]) -> ExitCode:
 
     Example: bundle.run bundle.tar.gz --iree 3.13.0
     """
-    from iree_gauntlet.experiments.bundles import run_with  # noqa: PLC0415
+    from iree_gauntlet.experiments.explaining.bundle_run import run_with  # noqa: PLC0415
 
     return run_with(Path(options["bundle"]), read(ToolchainRequest, options), console_presenter())
 

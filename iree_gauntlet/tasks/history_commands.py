@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from invoke.collection import Collection
 
-from iree_gauntlet.cluster.cluster_requests import ClusterRequest
-from iree_gauntlet.option import options_of, read
-from iree_gauntlet.requests import ConductRequest, FormatRequest
+from iree_gauntlet.requests import ClusterRequest, ConductRequest, FormatRequest, options_of, read
 from iree_gauntlet.tasks.cluster_commands import CLUSTER, machines_of
 from iree_gauntlet.tasks.task_options import FORMAT, console_presenter, gauntlet_task
-from iree_gauntlet.upkeep.history_requests import (
+from iree_gauntlet.upkeep.upkeep_requests import (
     AddRequest,
     AskRequest,
     CheckRequest,
@@ -68,7 +66,7 @@ def history_show_task(options: dict[str, Any]) -> ExitCode:
 
     Example: history.show --series 'dtln/* time_ms'
     """
-    from iree_gauntlet.upkeep.history_ask import show  # noqa: PLC0415
+    from iree_gauntlet.upkeep.history_confirm import show  # noqa: PLC0415
 
     return show(read(AskRequest, options), as_json=read(FormatRequest, options).as_json)
 
@@ -82,7 +80,7 @@ def history_check_task(options: dict[str, Any]) -> ExitCode:
 
     Example: history.check --since 2026-11-01
     """
-    from iree_gauntlet.upkeep.history_ask import check  # noqa: PLC0415
+    from iree_gauntlet.upkeep.history_confirm import check  # noqa: PLC0415
 
     return check(read(CheckRequest, options), as_json=read(FormatRequest, options).as_json)
 
@@ -108,7 +106,7 @@ def history_page_task(options: dict[str, Any]) -> ExitCode:
 
     Example: history.page --series '* time_ms' --output times.html
     """
-    from iree_gauntlet.upkeep.history_ask import page  # noqa: PLC0415
+    from iree_gauntlet.upkeep.history_confirm import page  # noqa: PLC0415
 
     return page(read(PageRequest, options))
 

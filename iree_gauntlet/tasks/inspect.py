@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.cases import Case
-    from iree_gauntlet.engine.offline import MissingFile
     from iree_gauntlet.engine.plan import Plan
+    from iree_gauntlet.engine.run_start import MissingFile
     from iree_gauntlet.engine.tolerance_flags import FlagFinding
     from iree_gauntlet.steps import Step
 
@@ -62,8 +62,8 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
     # The planner's context brings pydantic, numpy and the caches; `list` answers without them.
     from pathlib import Path  # noqa: PLC0415
 
-    from iree_gauntlet.engine.offline import missing_files, missing_text, without_missing_files  # noqa: PLC0415
     from iree_gauntlet.engine.plan import make_plan  # noqa: PLC0415
+    from iree_gauntlet.engine.run_start import missing_files, missing_text, without_missing_files  # noqa: PLC0415
     from iree_gauntlet.engine.workbench import open_workbench, plan_context  # noqa: PLC0415
     from iree_gauntlet.progress import Progress  # noqa: PLC0415
 
@@ -227,7 +227,7 @@ def _flag_problems(toolchain: ToolchainRequest, selection: Selection) -> tuple[l
 
 def _tolerance_problems(cases: Iterable[Case], find: Callable[[Case], Iterator[FlagFinding]]) -> list[Problem]:
     """What is found of the tolerances that cases give, each flag of a file once."""
-    from iree_gauntlet.dialects.spec_flags import problem_of_flag  # noqa: PLC0415
+    from iree_gauntlet.dialects.locations import problem_of_flag  # noqa: PLC0415
 
     findings = dict.fromkeys(finding for case in cases for finding in find(case))
     return [problem_of_flag(item.file, item.flag, item.message, item.hint) for item in findings]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.experiments.sweep import MicroRun, earlier_micro
-from iree_gauntlet.history.adding import add_itself
+from iree_gauntlet.history.index import add_itself
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.output import Output, open_progress, write_text

@@ -18,17 +18,20 @@ from invoke.program import Program
 
 from iree_gauntlet import __version__
 from iree_gauntlet.cases import Stage
-from iree_gauntlet.cluster.cluster_requests import ClusterRequest
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.option import Option, dashed, options_of, read
 from iree_gauntlet.requests import (
     DEFAULT_SUITE,
+    ClusterRequest,
     Defaults,
     FormatRequest,
+    Option,
     RunRequest,
     SelectionRequest,
     ShardRequest,
     ToolchainRequest,
+    dashed,
+    options_of,
+    read,
 )
 from iree_gauntlet.tasks.cluster_commands import CLUSTER, cluster_collection, machines_of, worker_task
 from iree_gauntlet.tasks.experiment_commands import (
@@ -378,7 +381,7 @@ def _completed(argv: Sequence[str]) -> bool:
     """Whether a shell asked for the values of an option, and they are printed; Invoke knows the rest."""
     if list(argv[1:2]) != ["--complete"]:
         return False
-    from iree_gauntlet.tasks.completion import option_values  # noqa: PLC0415 - it looks through the specs
+    from iree_gauntlet.tasks.task_options import option_values  # noqa: PLC0415 - it looks through the specs
 
     # Shells hand the line over as words, or as one.
     words = [part for word in argv[3:] for part in word.split()]

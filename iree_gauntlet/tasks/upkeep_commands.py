@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from invoke.collection import Collection
 
-from iree_gauntlet.option import Option, options_of, read
 from iree_gauntlet.requests import (
     DEFAULT_SUITE,
     Defaults,
     FormatRequest,
     NetworkRequest,
+    Option,
     RunRequest,
     SelectionRequest,
     ToolchainRequest,
+    options_of,
+    read,
 )
 from iree_gauntlet.tasks.task_options import CACHE, FORMAT, RUNNING, SELECTION, TOOLCHAIN, gauntlet_task
 from iree_gauntlet.upkeep.upkeep_requests import (
@@ -82,8 +84,8 @@ def golden_record_task(options: dict[str, Any]) -> ExitCode:
 def golden_sensitivity_task(options: dict[str, Any]) -> ExitCode:
     """Say which weights of ONNX models the expected outputs could see if they were 1 % wrong.
 
-    Scales each weight by 1.01, one at a time, and runs the model with onnxruntime: whether a spec's tolerance and
-    inputs could tell a wrong result from a right one.
+    Scales each weight by 1.01, one at a time, and runs the model with a reference (onnxruntime, else the evaluator of
+    onnx): whether a spec's tolerance and inputs could tell a wrong result from a right one.
 
     Example: golden.sensitivity --model dtln --write
     """

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.option import Option, options_of
-from iree_gauntlet.requests import ToolchainRequest
+from iree_gauntlet.requests import Option, ToolchainRequest, options_of
 from iree_gauntlet.torch_models.formats import DataFormat
 
 if TYPE_CHECKING:

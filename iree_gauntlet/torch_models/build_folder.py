@@ -43,7 +43,7 @@ class Array(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Directions(Recorded):
-    """What errors of contractions look like in the outputs (see `directions.py`).
+    """What errors of contractions look like in the outputs (see `agreement.py`).
 
     Attributes:
         file: name of an `.npz` in the folder.

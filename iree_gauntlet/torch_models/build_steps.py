@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.torch_models.directions import write_directions
+from iree_gauntlet.torch_models.agreement import write_directions
 from iree_gauntlet.torch_models.formats import DataFormat
 from iree_gauntlet.torch_models.in_format import Spread, compute_in_format
 from iree_gauntlet.torch_models.torch_tensors import convert, type_name, write_arrays

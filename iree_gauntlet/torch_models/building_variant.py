@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from iree_gauntlet.torch_models.build_plan import VariantPlan, read_plan
 from iree_gauntlet.torch_models.build_steps import BuildSteps
-from iree_gauntlet.torch_models.built_model import apply_recipes, base_model
+from iree_gauntlet.torch_models.building import apply_recipes, base_model
 from iree_gauntlet.torch_models.formats import DataFormat, read_contractions
 from iree_gauntlet.torch_models.plugins import load_registry
 from iree_gauntlet.torch_models.torch_tensors import cast

@@ -39,12 +39,12 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from iree_gauntlet.torch_models.build_plan import BuildPlan, VariantPlan, checked_plan
-from iree_gauntlet.torch_models.built_model import apply_recipes, base_model
+from iree_gauntlet.torch_models.building import apply_recipes, base_model
+from iree_gauntlet.torch_models.decompositions import eager_step
 from iree_gauntlet.torch_models.formats import DataFormat
 from iree_gauntlet.torch_models.instantiate import Pipeline, planned_model
 from iree_gauntlet.torch_models.plugins import load_registry
 from iree_gauntlet.torch_models.torch_tensors import cast, convert, shares_weights, tensor_of, write_arrays
-from iree_gauntlet.torch_models.training import eager_step
 from iree_gauntlet.workers.iree_side.plan_file import read_arrays, timed_calls
 
 if TYPE_CHECKING:

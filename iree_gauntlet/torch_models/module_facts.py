@@ -26,8 +26,7 @@ from iree_gauntlet.artifacts.parameters.collect import collect_parameters
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import byte_size
 from iree_gauntlet.measuring.numerics.element_types import bit_count
-from iree_gauntlet.measuring.profiles.dispatch_names import dispatch_names
-from iree_gauntlet.measuring.profiles.dispatch_profile import dispatch_name
+from iree_gauntlet.measuring.profiles.dispatch_profile import dispatch_name, dispatch_names
 from iree_gauntlet.system.short_process import ask
 
 if TYPE_CHECKING:

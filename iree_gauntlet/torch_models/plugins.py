@@ -17,8 +17,15 @@ from iree_gauntlet.errors import Problem, UsageError
 from iree_gauntlet.settings import shown
 from iree_gauntlet.torch_models.declarations import Declaration, by_name, unknown_name
 from iree_gauntlet.torch_models.discovery import load_alone
-from iree_gauntlet.torch_models.recipe_registry import CUSTOM, Activation, Architecture, PluginError, Recipe, ShapeSet
-from iree_gauntlet.torch_models.signatures import read_arguments
+from iree_gauntlet.torch_models.recipe_registry import (
+    CUSTOM,
+    Activation,
+    Architecture,
+    PluginError,
+    Recipe,
+    ShapeSet,
+    read_arguments,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -16,8 +16,7 @@ from iree_gauntlet.cases import MAIN, Module, OnnxImport, Origin, Program, Stage
 from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.engine.modules.module_cache import EntryGoneError
 from iree_gauntlet.engine.modules.module_key import make_key
-from iree_gauntlet.engine.plan_context import DEFAULT_TIMEOUTS, Places, PlanContext
-from iree_gauntlet.engine.plan_modules import compile_step
+from iree_gauntlet.engine.plan_modules import DEFAULT_TIMEOUTS, Places, PlanContext, compile_step
 from iree_gauntlet.results import CacheUse, Result, shorten
 from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput, step_id
 from iree_gauntlet.system.atomic import write_atomic

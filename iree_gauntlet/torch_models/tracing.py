@@ -14,13 +14,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.document import Cell, Column, Kind, Table
 from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.engine.processes.supervisor import shell_line
 from iree_gauntlet.engine.profiling import profile_dispatches
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.figures import milliseconds
+from iree_gauntlet.figures import milliseconds, one_line
 from iree_gauntlet.measuring.profiles.dispatch_profile import dispatch_name
 from iree_gauntlet.measuring.profiles.perfetto import perfetto_trace
 from iree_gauntlet.results import shorten

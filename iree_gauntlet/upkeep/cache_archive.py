@@ -1,10 +1,22 @@
-"""The tasks that carry a suite to a machine without a network: `cache.export` and `cache.import`."""
+"""The tasks that carry a suite to a machine without a network: `cache.export` and `cache.import`.
+
+    {"format": 1, "suite": "cpu", "version": "0.1.0", "files": [
+      {"kind": "artifact", "name": "https/host/a.irpa", "url": "https://host/a.irpa", "sha256": "…", "size": 12},
+      {"kind": "module", "name": "<key>", "url": "", "sha256": "…", "size": 34}]}
+
+The files follow in this order, under the names `files/000001` and so on. Where an artifact goes is decided by its URL
+and where a module goes by its key, never by what an archive says.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 import secrets
 import sys
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -25,9 +37,9 @@ from iree_gauntlet.artifacts.publishing import disk_errors, publishing, require_
 from iree_gauntlet.artifacts.sources import PypiSource, RemoteSource, local_name, parse_source
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
-from iree_gauntlet.engine.modules.module_entry import DamageError, pack, packed_bytes, unpack
-from iree_gauntlet.engine.offline import missing_files, missing_text
+from iree_gauntlet.engine.modules.module_entry import DamageError, is_key, pack, packed_bytes, unpack
 from iree_gauntlet.engine.plan import make_plan
+from iree_gauntlet.engine.run_start import missing_files, missing_text
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
 from iree_gauntlet.engine.workspace import Selection, select
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, SpecError, UsageError
@@ -36,16 +48,7 @@ from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import open_progress, write_line
 from iree_gauntlet.settings import runs_folder
 from iree_gauntlet.system.atomic import sync_folder
-from iree_gauntlet.upkeep.archive_manifest import (
-    LONGEST_MANIFEST,
-    MANIFEST_FILE,
-    Packed,
-    PackedKind,
-    manifest_bytes,
-    member_name,
-    read_manifest,
-)
-from iree_gauntlet.upkeep.cache_place import CachePlace, open_cache, refusals_explained
+from iree_gauntlet.upkeep.cache_list import CachePlace, open_cache, refusals_explained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -57,6 +60,13 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
 
 
+_MANIFEST_FILE = "manifest.json"
+# At some 300 bytes a file, far more than any suite has.
+_LONGEST_MANIFEST = 64 << 20
+
+_FORMAT = 1
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SHOWN = 120
 _SHOWN_PROBLEMS = 20
 
 
@@ -193,7 +203,7 @@ def _write(output: Path, suite: str, files: Sequence[Packed], contents: Sequence
     ):
         progress.work("packing", total)
         require_space(target.parent, str(output), total)
-        for block in member(MANIFEST_FILE, len(manifest), [manifest]):
+        for block in member(_MANIFEST_FILE, len(manifest), [manifest]):
             stream.write(block)
         for index, (file, content) in enumerate(zip(files, contents, strict=True)):
             digest = hashlib.sha256()
@@ -239,7 +249,7 @@ class _Import:
         reader = ArchiveReader(self.stream)
         listed, files = b"", list[Packed]()
         try:
-            listed = reader.first(MANIFEST_FILE, LONGEST_MANIFEST)
+            listed = reader.first(_MANIFEST_FILE, _LONGEST_MANIFEST)
             files = read_manifest(listed)
             with open_progress(sys.stderr) as progress:
                 progress.work("unpacking", sum(file.size for file in files))
@@ -348,10 +358,91 @@ class _Import:
 
 
 def _differs(file: Packed, digest: Any) -> str:
-    return f"its content has sha256 {digest.hexdigest()}, the archive's {MANIFEST_FILE} says {file.sha256}; not taken"
+    return f"its content has sha256 {digest.hexdigest()}, the archive's {_MANIFEST_FILE} says {file.sha256}; not taken"
 
 
 def _count(files: Sequence[Packed]) -> str:
     artifacts = sum(file.kind is PackedKind.ARTIFACT for file in files)
     size = byte_size(sum(file.size for file in files))
     return f"{counted(artifacts, 'artifact')} and {counted(len(files) - artifacts, 'module')} ({size})"
+
+
+class PackedKind(StrEnum):
+    """What a file of an archive is."""
+
+    ARTIFACT = "artifact"
+    MODULE = "module"
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A file of an archive.
+
+    Attributes:
+        kind: what it is.
+        name: an artifact's name in the store, or a module's key.
+        url: an artifact's source; empty for a module.
+        sha256: of its content; a module's is that of its own archive.
+        size: bytes of its content.
+    """
+
+    kind: PackedKind
+    name: str
+    url: str
+    sha256: str
+    size: int
+
+
+def member_name(index: int) -> str:
+    """The name, in the archive, of the file at a place of the manifest (from 0 on)."""
+    return f"files/{index + 1:06d}"
+
+
+def manifest_bytes(files: Sequence[Packed], suite: str, version: str) -> bytes:
+    """The manifest of an archive."""
+    head = json.dumps({"format": _FORMAT, "suite": suite, "version": version})
+    lines = ",\n".join(json.dumps(asdict(file)) for file in files)
+    return f'{head[:-1]}, "files": [\n{lines}\n]}}\n'.encode("ascii")
+
+
+def read_manifest(data: bytes) -> list[Packed]:
+    """The files of an archive.
+
+    Raises:
+        DamagedArchiveError: the manifest is not as this toolkit writes it, or names what no cache keeps.
+    """
+    try:
+        document = json.loads(data)
+        if document["format"] != _FORMAT:
+            raise DamagedArchiveError(
+                f"its format is {document['format']!r:.{_SHOWN}}, and this toolkit reads {_FORMAT}"
+            )
+        found = [_packed(item) for item in document["files"]]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise DamagedArchiveError(f"its {_MANIFEST_FILE} is not as it was written") from error
+    names = {(file.kind, file.name.casefold()) for file in found}
+    if len(names) != len(found):
+        raise DamagedArchiveError(f"its {_MANIFEST_FILE} names a file twice")
+    return found
+
+
+def _packed(item: dict[str, object]) -> Packed:
+    file = Packed(**item)  # type: ignore[arg-type]
+    texts = (file.kind, file.name, file.url, file.sha256)
+    if not all(isinstance(text, str) for text in texts) or type(file.size) is not int or file.size < 0:
+        raise ValueError
+    if not _SHA256.fullmatch(file.sha256):
+        raise ValueError
+    if file.kind == PackedKind.MODULE and is_key(file.name) and not file.url:
+        return Packed(PackedKind.MODULE, file.name, "", file.sha256, file.size)
+    if file.kind == PackedKind.ARTIFACT and _local_name(file.url) == file.name:
+        return Packed(PackedKind.ARTIFACT, file.name, file.url, file.sha256, file.size)
+    raise DamagedArchiveError(f"its {_MANIFEST_FILE} names {file.name!a:.{_SHOWN}}, which is no place in a cache")
+
+
+def _local_name(url: str) -> str | None:
+    try:
+        source = parse_source(url)
+    except ArtifactError:
+        return None
+    return source.local_name if isinstance(source, RemoteSource | PypiSource) else None

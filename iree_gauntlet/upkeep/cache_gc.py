@@ -24,7 +24,7 @@ from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.errors import ArtifactError, ExitCode, UsageError
 from iree_gauntlet.figures import byte_size, counted
 from iree_gauntlet.reports.output import print_table
-from iree_gauntlet.upkeep.cache_place import CachePlace, age_text, open_cache, refusals_explained
+from iree_gauntlet.upkeep.cache_list import CachePlace, age_text, open_cache, refusals_explained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

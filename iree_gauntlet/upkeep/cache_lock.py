@@ -24,7 +24,7 @@ from iree_gauntlet.errors import ArtifactError, ExitCode, Problem, SpecError, Us
 from iree_gauntlet.progress import Progress, Recorder
 from iree_gauntlet.reports.output import open_progress
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.upkeep.cache_place import CachePlace, open_cache, refusals_explained
+from iree_gauntlet.upkeep.cache_list import CachePlace, open_cache, refusals_explained
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator

@@ -24,7 +24,7 @@ from iree_gauntlet.engine.modules.module_entry import ENTRY_FILE, DamageError, o
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.figures import byte_size
 from iree_gauntlet.reports.output import open_progress, write_line
-from iree_gauntlet.upkeep.cache_place import CachePlace, open_cache, refusals_explained
+from iree_gauntlet.upkeep.cache_list import CachePlace, open_cache, refusals_explained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -25,7 +25,7 @@ from iree_gauntlet.records.earlier_runs import LATEST, run_named
 from iree_gauntlet.records.history_outcome import selected
 from iree_gauntlet.records.history_run import HistoryRun, history_file
 from iree_gauntlet.records.outcome import outcome_of
-from iree_gauntlet.reports.history_document import export_rows, runs_document
+from iree_gauntlet.reports.history_page import export_rows, runs_document
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.settings import made_cache_folder, project_folder
 from iree_gauntlet.system.atomic import write_atomic
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.records.history_outcome import Series
     from iree_gauntlet.settings import Configuration
-    from iree_gauntlet.upkeep.history_requests import (
+    from iree_gauntlet.upkeep.upkeep_requests import (
         AddRequest,
         ExportRequest,
         HistoryRequest,

@@ -24,7 +24,7 @@ from iree_gauntlet.toolchains.find import Place, chosen, environment_for, find_t
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.source_builds import COMPILER, IMPORTER, RUNTIME
 from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Part, Toolchain
-from iree_gauntlet.upkeep.cache_place import age_text
+from iree_gauntlet.upkeep.cache_list import age_text
 
 if TYPE_CHECKING:
     from iree_gauntlet.requests import ToolchainRequest

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.artifacts import seeded
-from iree_gauntlet.artifacts.glyphs import ALPHABET, picture_of_words
-from iree_gauntlet.artifacts.seeded import SeededSpec, parse_seeded, write_seeded
+from iree_gauntlet.artifacts.seeded import ALPHABET, SeededSpec, parse_seeded, picture_of_words, write_seeded
 from iree_gauntlet.errors import ArtifactError, ExitCode
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.cluster.owned_folder import OwnedFolder, folder_of
+from iree_gauntlet.cluster.project_copy import OwnedFolder, folder_of
 from iree_gauntlet.errors import UsageError
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from iree_gauntlet.cluster.connection import ClusterPart
 from iree_gauntlet.cluster.link import Joined, Left, Refused
-from iree_gauntlet.cluster.parts import ClusterPart
 from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.errors import GauntletError, UsageError
 from tests.support.simulated_fleet import CPU, GPU, Messages, offer, step

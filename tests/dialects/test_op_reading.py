@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.dialects.json_text import comments_of, line_of, lines_of_items, plain_json
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.option import read
-from iree_gauntlet.requests import SelectionRequest
+from iree_gauntlet.requests import SelectionRequest, read
 from iree_gauntlet.tasks.inspect import lint
 from tests.support.op_trees import add_onnx, config, load_ops, problems_of_ops
 from tests.support.spec_trees import plan

@@ -16,8 +16,7 @@ from iree_gauntlet.dialects.suite import read_suite
 from iree_gauntlet.dialects.trees import read_specs
 from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.option import read
-from iree_gauntlet.requests import Defaults, SelectionRequest
+from iree_gauntlet.requests import Defaults, SelectionRequest, read
 from iree_gauntlet.targets import Target
 from iree_gauntlet.toolchains.translate import Translation, UnknownFlag
 from tests.support.op_trees import COMPILE_FLAGS, add_onnx, config, load_ops

@@ -13,8 +13,7 @@ from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.dialects.suite import DEFAULT_STAGES, read_suite
 from iree_gauntlet.engine.workspace import Selection, select, suite_path
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, SpecError, UsageError
-from iree_gauntlet.option import read
-from iree_gauntlet.requests import Defaults, SelectionRequest
+from iree_gauntlet.requests import Defaults, SelectionRequest, read
 from iree_gauntlet.targets import Target
 from tests.support.places import ROOT
 from tests.support.spec_trees import BENCHMARK, CPU, SECOND, load, write_tree

@@ -10,8 +10,8 @@ import pytest
 
 from iree_gauntlet.cases import Metric, Origin, Stage, Statistic
 from iree_gauntlet.dialects.load import ExpectedFailure
+from iree_gauntlet.dialects.locations import target_of_flags
 from iree_gauntlet.dialects.selection import Include, no_match
-from iree_gauntlet.dialects.spec_flags import target_of_flags
 from iree_gauntlet.dialects.trees import read_specs, read_torch_specs
 from iree_gauntlet.targets import FAMILIES, Target, target_of
 from tests.support.spec_trees import BENCHMARK as SHARKTANK_BENCHMARK

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.cases import Golden, Metric, Stage, Verdict
-from iree_gauntlet.engine.baseline import held_against, with_counts
+from iree_gauntlet.engine.run_start import held_against, with_counts
 from iree_gauntlet.journal_format import JournalRecord
 from iree_gauntlet.measuring.goldens.goldens import check_figure
 from iree_gauntlet.results import OutputComparison, Result

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.measuring.profiles.dispatch_names import dispatch_names, new_and_gone
+from iree_gauntlet.measuring.profiles.dispatch_profile import dispatch_names, new_and_gone
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:

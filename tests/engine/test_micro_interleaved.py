@@ -18,8 +18,13 @@ from iree_gauntlet.engine.rounds.taken_rounds import Measurement, TakenRound
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.steps import Command, Resources, Step
 from iree_gauntlet.torch_models.peers import BLOCKS
-from iree_gauntlet.torch_models.point_measurement import median_ms, speedup
-from iree_gauntlet.torch_models.point_rounds import InterleavedRounds, PointEvidence, TorchRound
+from iree_gauntlet.torch_models.point_measurement import (
+    InterleavedRounds,
+    PointEvidence,
+    TorchRound,
+    median_ms,
+    speedup,
+)
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.sessions import session_in
 

@@ -15,8 +15,8 @@ from iree_gauntlet.cases import Verdict
 from iree_gauntlet.engine.rounds.blocks import PairEvidence, evidence_of
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.experiments import compare_elsewhere
+from iree_gauntlet.experiments.compare import compare_settings
 from iree_gauntlet.experiments.compare_elsewhere import ENDED, RoundsLog
-from iree_gauntlet.experiments.compare_settings import compare_settings
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.compare_record import read_comparison
 from iree_gauntlet.records.event_log import EventLog

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from iree_gauntlet.experiments.explaining.in_f64 import InF64, text_in_f64
+from iree_gauntlet.experiments.explaining.locate import InF64, text_in_f64
 
 
 @pytest.mark.parametrize(

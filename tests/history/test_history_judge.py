@@ -12,12 +12,11 @@ import pytest
 from iree_gauntlet.dialects.history_marks import Mark, read_marks
 from iree_gauntlet.errors import ExitCode, SpecError
 from iree_gauntlet.history.index import HistoryIndex
-from iree_gauntlet.history.judge import Effects, judge
-from iree_gauntlet.history.marked import idle_marks, with_confirmations, with_marks, without_invalid
+from iree_gauntlet.history.judge import Effects, idle_marks, judge, with_confirmations, with_marks, without_invalid
 from iree_gauntlet.history.stores import open_history
 from iree_gauntlet.records.history_outcome import Finding, HistoryOutcome, Kind, Point, Series, SeriesKey
 from iree_gauntlet.records.history_run import HistoryMachine, IreeVersion, history_file
-from iree_gauntlet.reports.history_document import changes_document
+from iree_gauntlet.reports.history_page import changes_document
 from iree_gauntlet.settings import Configuration
 from tests.history.builder import run_of
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.measuring.machine.disturbance import Limits, RoundState, RoundWatch
-from iree_gauntlet.measuring.machine.gpu_state import GpuState, Slowdown
+from iree_gauntlet.measuring.machine.gpus import GpuState, Slowdown
 from iree_gauntlet.measuring.machine.machine_sensors import CpuTimes, CpuUse, cpu_use, read_cpu_times
 from iree_gauntlet.measuring.machine.machine_state import MachineState
 

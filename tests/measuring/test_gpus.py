@@ -13,9 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.measuring.machine.gpu_state import GpuState, Slowdown, ToolAnswerError, number_of
-from iree_gauntlet.measuring.machine.gpu_tools import read_amd_smi, read_nvidia, read_rocm_smi
-from iree_gauntlet.measuring.machine.gpus import ANY_GPU, asked_gpus, is_gpu
+from iree_gauntlet.measuring.machine.gpus import (
+    ANY_GPU,
+    GpuState,
+    Slowdown,
+    ToolAnswerError,
+    asked_gpus,
+    is_gpu,
+    number_of,
+    read_amd_smi,
+    read_nvidia,
+    read_rocm_smi,
+)
 from iree_gauntlet.measuring.machine.gpus import read_gpus as read_gpus_in_time
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.processes import running, wait_until

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.measuring.machine.gpu_state import GpuState, Slowdown
-from iree_gauntlet.measuring.machine.gpus import GpuReading
+from iree_gauntlet.measuring.machine.gpus import GpuReading, GpuState, Slowdown
 from iree_gauntlet.measuring.machine.machine_sensors import cpu_use, read_cpu_times
 from iree_gauntlet.measuring.machine.machine_state import MachineState, benchmark_warnings, machine_facts, machine_state
 

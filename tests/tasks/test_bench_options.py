@@ -18,7 +18,7 @@ from invoke.parser.context import ParserContext
 from invoke.parser.parser import Parser
 
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
-from iree_gauntlet.option import Option
+from iree_gauntlet.requests import Option
 from iree_gauntlet.tasks.task_options import TOOLCHAIN, gauntlet_task
 from iree_gauntlet.toolchains.flags import FlagSet, KnownFlags, parse_compiler_help
 from iree_gauntlet.torch_models.bench_options import (

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.tasks.completion import option_values
 from iree_gauntlet.tasks.program import main, namespace
+from iree_gauntlet.tasks.task_options import option_values
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:

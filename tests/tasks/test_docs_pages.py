@@ -13,7 +13,7 @@ from docs_commands import PAGES
 from markdown_it import MarkdownIt
 from options_page import PAGE, page
 
-from iree_gauntlet.option import dashed
+from iree_gauntlet.requests import dashed
 from iree_gauntlet.tasks.program import namespace
 from iree_gauntlet.torch_models.bench_options import OPTIONS as BENCH_OPTIONS
 from tests.support.places import ROOT

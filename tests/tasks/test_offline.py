@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cases import Origin, Stage
-from iree_gauntlet.engine.offline import MissingFile, missing_files, missing_text, without_missing_files
+from iree_gauntlet.engine.run_start import MissingFile, missing_files, missing_text, without_missing_files
 from iree_gauntlet.settings import Configuration, Mirror
 from iree_gauntlet.steps import Step, StepInput
 

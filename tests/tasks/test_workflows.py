@@ -155,7 +155,7 @@ def test_the_action_runs_a_suite_and_says_its_verdict(runner: Runner) -> None:
     assert done.returncode == 0, done.stderr
     assert runner.outputs == {"run-dir": "runs/my run", "verdict": "passed"}
     assert (runner.folder / "runs" / "my run" / "junit.xml").is_file()
-    assert "1 model" in runner.files["GITHUB_STEP_SUMMARY"].read_text()
+    assert "1 case" in runner.files["GITHUB_STEP_SUMMARY"].read_text()
     context = {"inputs.history": "kept", "steps.run.outputs.run-dir": "runs/my run"}
     added = runner.run(ACTION, "Add the run to the history", context)
     assert added.returncode == 0, added.stderr
@@ -226,8 +226,8 @@ def test_shards_become_one_run(runner: Runner, project: Project) -> None:
     assert empty >= 5
     merged = runner.run(shards, "Merge the shards", {})
     assert merged.returncode == 0, merged.stderr
-    assert "4 models: 4 passed" in merged.stdout
-    assert "4 models: 4 passed" in runner.files["GITHUB_STEP_SUMMARY"].read_text()
+    assert "4 cases: 4 passed" in merged.stdout
+    assert "4 cases: 4 passed" in runner.files["GITHUB_STEP_SUMMARY"].read_text()
 
 
 @pytest.mark.iree

@@ -11,8 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.measuring.numerics.arrays import Tensor
-from iree_gauntlet.torch_models.agreement import Agreement, Gains, agreement, found_gains, limits, relative_error
-from iree_gauntlet.torch_models.directions import without_flips
+from iree_gauntlet.torch_models.agreement import (
+    Agreement,
+    Gains,
+    agreement,
+    found_gains,
+    limits,
+    relative_error,
+    without_flips,
+)
 from iree_gauntlet.torch_models.formats import DataFormat, Tolerance
 from tests.support.planted import Network, tensor_of
 

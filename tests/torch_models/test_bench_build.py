@@ -458,7 +458,7 @@ def none(training: bool):
 def test_gradients_of_biases_are_exported_in_the_type_of_the_model(tmp_path: Path, needs_torch: Any, name: str) -> None:
     torch = needs_torch
     from iree_gauntlet.torch_models.build_steps import export_program  # noqa: PLC0415 - it imports torch
-    from iree_gauntlet.torch_models.training import eager_step, exportable_step  # noqa: PLC0415 - it imports torch
+    from iree_gauntlet.torch_models.decompositions import eager_step, exportable_step  # noqa: PLC0415 - it imports torch
 
     dtype = getattr(torch, name)
     module, given = torch.nn.Conv2d(2, 3, 3).to(dtype), torch.randn(1, 2, 4, 4).to(dtype)

@@ -18,8 +18,14 @@ from iree_gauntlet.artifacts.archive import DamagedArchiveError, member
 from iree_gauntlet.artifacts.seeded import parse_seeded
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.upkeep.archive_manifest import Packed, PackedKind, manifest_bytes, member_name, read_manifest
-from iree_gauntlet.upkeep.cache_archive import import_cache
+from iree_gauntlet.upkeep.cache_archive import (
+    Packed,
+    PackedKind,
+    import_cache,
+    manifest_bytes,
+    member_name,
+    read_manifest,
+)
 from tests.support.toy_project import INPUT, Project
 
 if TYPE_CHECKING:

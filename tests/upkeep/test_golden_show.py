@@ -16,9 +16,8 @@ from iree_gauntlet.cases import Golden, Metric, Origin, Statistic
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.measuring.goldens.golden_evidence import Standing, Verdict, golden_standings
-from iree_gauntlet.option import read
 from iree_gauntlet.records.earlier_runs import run_named
-from iree_gauntlet.requests import SelectionRequest
+from iree_gauntlet.requests import SelectionRequest, read
 from iree_gauntlet.upkeep.spec_goldens import show
 from iree_gauntlet.upkeep.upkeep_requests import GoldenShowRequest
 from tests.support.command_line import run_here

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.cases import Golden, Metric, Origin, Statistic
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.measuring.goldens.golden_evidence import Evidence, Proposal, propose
-from iree_gauntlet.option import read
-from iree_gauntlet.requests import SelectionRequest
+from iree_gauntlet.requests import SelectionRequest, read
 from iree_gauntlet.upkeep.spec_goldens import update
 from iree_gauntlet.upkeep.upkeep_requests import GoldenUpdateRequest
 from tests.support.journal_builder import JournalBuilder, samples

@@ -4,7 +4,7 @@ README.md      an issue for IREE, filled in
 repro.sh       compiles, runs and compares: exit code 0 fixed, 1 still there, 125 cannot be judged
 program.mlir   what fails, and nothing else
 input_0.bin…   what it is given, as raw values, and what is expected of it (`expected_0.bin`)
-run.ireereplay the run as the device saw it, where the runtime can record one (`replay.py`)
+run.ireereplay the run as the device saw it, where the runtime can record one (`explain.py`)
 bundle.json    versions, flags, sizes and hashes
 """
 

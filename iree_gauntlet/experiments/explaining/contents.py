@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Stage
-from iree_gauntlet.cleaning import last_lines
 from iree_gauntlet.diagnostics import without_expectation
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.explaining.bundle import LIMIT, PROGRAM, Contents, file_values, flag_files, raw_value
@@ -18,7 +17,7 @@ from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT
 from iree_gauntlet.experiments.explaining.operators import OPERATOR
 from iree_gauntlet.experiments.explaining.symptom import WRONG
 from iree_gauntlet.experiments.explaining.traced_sides import TOLERANCES
-from iree_gauntlet.figures import byte_size, counted
+from iree_gauntlet.figures import byte_size, counted, last_lines
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 
 if TYPE_CHECKING:

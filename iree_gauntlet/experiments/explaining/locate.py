@@ -1,18 +1,24 @@
-"""Where numbers go wrong: which dispatch is the first to be wrong on inputs that are right?"""
+"""Where numbers go wrong: which dispatch is the first to be wrong on inputs that are right?
+
+What computes in f32 is compiled once more with every f32 an f64. That works for what can be a function on tensors and
+has neither constants with many values nor functions that llvm-cpu does not know in f64.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+import struct
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT, FlowProgram, device_of, with_device
-from iree_gauntlet.experiments.explaining.in_f64 import InF64, held_against_f64
 from iree_gauntlet.experiments.explaining.linalg_program import as_function
 from iree_gauntlet.experiments.explaining.made_up import Input, made_up, too_large
 from iree_gauntlet.experiments.explaining.tools import CompileError, loosened
 from iree_gauntlet.experiments.explaining.traced_sides import (
+    TOLERANCES,
     TRACED,
     from_flow,
     last_line,
@@ -28,9 +34,23 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.experiments.explaining.failures import Failure
     from iree_gauntlet.experiments.explaining.flow_program import Dispatch
+    from iree_gauntlet.experiments.explaining.symptom import Symptom
     from iree_gauntlet.experiments.explaining.tools import Tools
 
 
+# Values in hexadecimal cannot be read as f64, but for one alone.
+_MANY_VALUES = re.compile(r'dense<"|dense_resource<')
+_HEXADECIMAL = re.compile(r"\b0x([0-9A-F]{8}) : f32\b")
+_F32 = re.compile(r"(?:(?<=\dx)|\b)f32\b")
+_FLAGS = (
+    "--iree-hal-target-device=local",
+    "--iree-hal-local-target-device-backends=llvm-cpu",
+    "--iree-llvmcpu-target-cpu=generic",
+    "--iree-input-demote-f64-to-f32=false",
+)
+_TIMEOUT_SECONDS = 120.0
+# So many times what the reference is off is rounding too.
+_NO_WORSE = 2
 # Flags of one target alone, which another has no use for.
 _OF_TARGETS = (
     *("--iree-hal-target", "--iree-hal-local-target", "--iree-hal-substitute", "--iree-llvmcpu", "--iree-vulkan"),
@@ -133,7 +153,7 @@ def locate(
     if held is None:
         return Located(
             why="no reference gives the expected numbers either: the fault lies before the dispatches (in the "
-            "import, in constants that the compiler computes, or in the expected values)"
+            "import, in constants that the compiler computes, in the expected values, or in the tolerance)"
         )
     name, traces, end = held.reference, held.traces, held.end
     for side in ("target", "reference"):
@@ -322,7 +342,7 @@ def _wrong_on(suspect: Suspect, inputs: Sequence[Input], name: str, failure: Fai
         return None
     folder, outputs = tools.folder / name / traces[0]["kept"], traces[0]["outputs"]
     kinds = [found["type"] for found in outputs]
-    exact = held_against_f64(suspect.function, inputs, kinds, folder, tools, f"{name}_f64")
+    exact = _held_against_f64(suspect.function, inputs, kinds, folder, tools, f"{name}_f64")
     if exact is not None and exact.only_rounds:
         return None
     files = [folder / f"reference_output_{index}.bin" for index in range(len(outputs))]
@@ -347,3 +367,148 @@ def _passed_on(suspect: Suspect, failure: Failure, tools: Tools, *, private: boo
     return replace(
         suspect, withheld="it is right on made-up inputs, and --no-weights leaves out the model's own values"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class InF64:
+    """How far two sides are off what f64 gives, as shares of its largest value; infinite where one alone is no number.
+
+    Attributes:
+        target, reference: of each.
+    """
+
+    target: float
+    reference: float
+
+    @property
+    def only_rounds(self) -> bool:
+        """Whether the target is right, or hardly further off than the reference."""
+        return self.target <= max(TOLERANCES["f32"], _NO_WORSE * self.reference)
+
+
+def text_in_f64(function: str) -> str:
+    """A function that computes in f64 what one computes in f32; empty where it cannot be written."""
+    if not _F32.search(function) or _MANY_VALUES.search(function):
+        return ""
+
+    def wider(found: re.Match[str]) -> str:
+        (value,) = struct.unpack(">f", bytes.fromhex(found[1]))
+        return f"0x{struct.pack('>d', value).hex().upper()} : f32"
+
+    return _F32.sub("f64", _HEXADECIMAL.sub(wider, function))
+
+
+def _held_against_f64(
+    function: str, inputs: Sequence[Input], outputs: Sequence[str], kept: Path, tools: Tools, name: str
+) -> InF64 | None:
+    """How far both sides of a dispatch are off what f64 gives; None where that cannot be had.
+
+    Args:
+        function: the dispatch as a function.
+        inputs: what it was given.
+        outputs: types of what it gave.
+        kept: folder with what both sides gave: `target_output_0.bin`, `reference_output_0.bin`.
+        tools: compile and run it.
+        name: of files.
+    """
+    import numpy as np  # noqa: PLC0415 - `run` brings this module, and seldom needs it
+
+    text = text_in_f64(function)
+    if not text or any(not kind.endswith("xf32") for kind in outputs):
+        return None
+    source = tools.folder / f"{name}.mlir"
+    source.write_text(text, encoding="utf-8")
+    try:
+        module = tools.compile(f"{name}.vmfb", source, _FLAGS, timeout=_TIMEOUT_SECONDS)
+    except CompileError:
+        return None
+    words = ["--device=local-task", f"--module={module}", f"--function={CUT_OUT}"]
+    for index, item in enumerate(inputs):
+        file, kind = item.file, item.kind
+        if kind.endswith("f32"):
+            file, kind = tools.folder / f"{name}_input_{index}.bin", f"{kind.removesuffix('f32')}f64"
+            file.write_bytes(np.fromfile(item.file, "<f4").astype("<f8").tobytes())
+        words.append(f"--input={kind}=@{file}")
+    results = [tools.folder / f"{name}_output_{index}.npy" for index in range(len(outputs))]
+    words += [f"--output=@{file}" for file in results]
+    if not tools.run_module(name, words, timeout=_TIMEOUT_SECONDS).passed:
+        return None
+    errors = {"target": 0.0, "reference": 0.0}
+    for index, file in enumerate(results):
+        exact = np.load(file).ravel()
+        for side, before in errors.items():
+            given = np.fromfile(kept / f"{side}_output_{index}.bin", "<f4").astype("<f8")
+            errors[side] = max(before, _off(given, exact))
+    return InF64(**errors)
+
+
+def _off(given: Any, exact: Any) -> float:
+    """The largest difference, as a share of the largest value."""
+    import numpy as np  # noqa: PLC0415 - as above
+
+    finite = np.isfinite(exact)
+    if (np.isfinite(given) != finite).any():
+        return math.inf
+    largest = float(np.abs(exact[finite]).max(initial=0.0))
+    difference = float(np.abs(given[finite] - exact[finite]).max(initial=0.0))
+    return difference / largest if largest else difference
+
+
+def locate_in_run(
+    failure: Failure, symptom: Symptom, tools: Tools, say: Callable[[str], None], *, private: bool
+) -> Located:
+    """The dispatch in which a run fails, confirmed by itself on the inputs that it had.
+
+    Args:
+        failure: of the run.
+        symptom: what it shows.
+        tools: of the IREE that failed.
+        say: takes how it goes.
+        private: whether the model's own values are not to be passed on.
+
+    Raises:
+        GauntletError: the program cannot be traced.
+    """
+    say("compiling to dispatches")
+    program = traced_program(failure, tools)
+    side = target_side(failure, tools, program)
+    say(f"tracing {len(program.dispatches)} dispatches")
+    # Both sides are the same program: whichever fails first is looked at.
+    timeout = symptom.seconds or failure.timeout
+    traces, end = trace_both(tools, "trace", side, side, timeout)
+    if not (end["target"] or end["reference"]):
+        return Located(
+            why="with its dispatches traced it does not fail: the fault is in allocation, aliasing or synchronisation, "
+            "not in a dispatch",
+            traced=len(traces),
+        )
+    for item in end["unfinished"]:
+        dispatch = program.dispatches[item["dispatch"]]
+        say(f"confirming {dispatch.name}")
+        kept = tools.folder / "trace" / item["kept"]
+        inputs = [Input(item["inputs"][i], kept / f"target_input_{i}.bin") for i in dispatch.places]
+        shapes = [[int(size) for size in kind.split("x")[:-1]] for kind in item["inputs"]]
+        text = program.cut_out(dispatch, shapes)
+        source = tools.folder / "cut.mlir"
+        source.write_text(text, encoding="utf-8")
+        module = from_flow(tools, "cut.vmfb", source, failure.flags, failure)
+
+        def fails_on(given: Sequence[Input], module: Path = module) -> bool:
+            words = (f"--device={failure.device}", f"--module={module}", f"--function={CUT_OUT}")
+            texts = (f"--input={one.kind}=@{one.file}" for one in given)
+            return symptom.is_in(tools.run_module("cut", (*words, *texts), timeout=timeout))
+
+        if fails_on(inputs):
+            withheld = ""
+            if (private or too_large(inputs)) and fails_on(others := made_up(inputs, tools.folder)):
+                inputs = list(others)
+            elif private:
+                withheld = "it does not fail on made-up inputs, and --no-weights leaves out the model's own values"
+            call, of, function = len(traces), len(program.dispatches), as_function(program, dispatch)
+            suspect = Suspect(dispatch, call, of, "", text, function, inputs=tuple(inputs), withheld=withheld)
+            return Located(suspect, "", len(traces))
+    if end["unfinished"]:
+        names = ", ".join(program.dispatches[item["dispatch"]].name for item in end["unfinished"])
+        return Located(why=f"it fails in {names}, which alone does not fail on its inputs", traced=len(traces))
+    said = last_line(tools.folder / "trace" / "target.txt")
+    return Located(why=f"it fails in none of its {len(program.dispatches)} dispatches: {said}", traced=len(traces))

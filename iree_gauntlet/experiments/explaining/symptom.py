@@ -6,8 +6,8 @@ import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.diagnostics import diagnostic_of, same_in_all
+from iree_gauntlet.figures import one_line
 from iree_gauntlet.results import SENT_SIGNALS
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.measuring.machine.gpu_state import GpuState, Slowdown
-from iree_gauntlet.measuring.machine.gpus import ANY_GPU, read_gpus
+from iree_gauntlet.measuring.machine.gpus import ANY_GPU, GpuState, Slowdown, read_gpus
 from iree_gauntlet.measuring.machine.machine_sensors import CpuUse, cpu_use, cpus_there, read_cpu_times
 from iree_gauntlet.measuring.machine.machine_state import MachineState, machine_state
 

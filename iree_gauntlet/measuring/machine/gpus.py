@@ -3,23 +3,396 @@
 Asked only for devices that are GPUs. A tool may be missing, fail, hang (a sick driver holds it) or print something
 unexpected: the reading is then empty and says why. It never raises: a measurement does not fail because its
 thermometer does.
+
+`nvidia-smi`: fields as `nvidia-smi --help-query-gpu` describes them. What is `clocks_event_reasons` since release 535
+was `clocks_throttle_reasons` before; the counters with them, in µs, came later still. A tool refuses a question as a
+whole for one field that it does not know, so the richest one is asked first.
+
+`amd-smi metric --json` gives a list of GPUs, since ROCm 7 as the field `gpu_data` of an object. Its figures are
+`{"value": 54, "unit": "C"}`, and the text `N/A` where there is none. `rocm-smi --json` gives an object of cards,
+each one flat, with all figures as text.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import re
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.measuring.machine.gpu_state import GpuState, ToolAnswerError
-from iree_gauntlet.measuring.machine.gpu_tools import read_amd_smi, read_nvidia, read_rocm_smi
 from iree_gauntlet.system.short_process import run_short
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+
+class ToolAnswerError(Exception):
+    """A vendor's tool did not answer, or nothing that can be read; the text continues after the tool's name."""
+
+
+class Slowdown(StrEnum):
+    """Why a GPU's clock is not as high as it could be.
+
+    NVIDIA's are the bits of NVML's NvmlClocksEventReasons, AMD's the violations of amdsmi_violation_status_t.
+    """
+
+    IDLE = "idle"
+    CHOSEN_CLOCKS = "clocks chosen by a user"
+    DISPLAY = "display clocks"
+    SYNC_BOOST = "kept with the slowest of its group"
+    POWER_CAP = "at its power limit"
+    HEAT = "heat"
+    POWER_BRAKE = "power brake"
+    HARDWARE = "slowed down by the hardware"
+    UNNAMED = "throttled, cause unknown"
+
+
+# What no benchmark should run under. The power limit is another matter: a large GPU that is busy runs at it.
+_ILL = (Slowdown.HEAT, Slowdown.POWER_BRAKE, Slowdown.HARDWARE)
+_IDLE_PERCENT = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """One GPU at one moment. None where the tool does not say.
+
+    Attributes:
+        index: its number in the vendor's tool.
+        name: of the model; empty where the tool does not say.
+        uuid: its identity; empty where the tool does not say.
+        clock_mhz, max_clock_mhz: clock of the compute units (SM, gfx), and the highest possible.
+        temperature_c: in °C; of the hottest spot where it is reported.
+        utilization_percent: share of the last moments (up to a second) in which it was busy, 0 to 100.
+        power_w: power draw in W.
+        reasons: why the clock is not higher.
+        throttled: for each reason, for how long it has applied since the driver was loaded, in the unit of `uptime`.
+        uptime: the clock that goes with `throttled`; None where that is in seconds of everybody's clock.
+        others: processes on it; None where they are not known.
+    """
+
+    index: int
+    name: str = ""
+    uuid: str = ""
+    clock_mhz: float | None = None
+    max_clock_mhz: float | None = None
+    temperature_c: float | None = None
+    utilization_percent: float | None = None
+    power_w: float | None = None
+    reasons: tuple[Slowdown, ...] = ()
+    throttled: tuple[tuple[Slowdown, float], ...] = ()
+    uptime: float | None = None
+    others: tuple[int, ...] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the journal: what is known."""
+        found = {name: value for name, value in asdict(self).items() if value not in (None, "", ())}
+        if "throttled" in found:
+            found["throttled"] = {str(cause): amount for cause, amount in self.throttled}
+        return found | ({"others": list(self.others)} if self.others is not None else {})
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"GPU {self.index} ({self.name})" if self.name else f"GPU {self.index}"
+
+    @property
+    def ill_reasons(self) -> tuple[Slowdown, ...]:
+        """Those of the reasons that mean heat or a power supply that fails."""
+        return tuple(reason for reason in self.reasons if reason in _ILL)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs on it: its clock then says nothing about the clock that work would get."""
+        quiet = self.utilization_percent is not None and self.utilization_percent < _IDLE_PERCENT
+        return Slowdown.IDLE in self.reasons or quiet
+
+
+def number_of(value: object) -> float | None:
+    """The number of a tool's field, with or without its unit; None for `[N/A]` and the like."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        value = value.strip().partition(" ")[0].rstrip("%")
+    if not isinstance(value, int | float | str):
+        return None
+    try:
+        found = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return found if math.isfinite(found) else None
+
+
+_NVIDIA_FIELDS = "index,uuid,clocks.sm,clocks.max.sm,temperature.gpu,utilization.gpu,power.draw"
+_NVIDIA_COUNTERS = {
+    "hw_thermal_slowdown": Slowdown.HEAT,
+    "sw_thermal_slowdown": Slowdown.HEAT,
+    "hw_power_brake_slowdown": Slowdown.POWER_BRAKE,
+    "sw_power_cap": Slowdown.POWER_CAP,
+}
+_NVIDIA_QUESTIONS = (
+    ("clocks_event_reasons.active", tuple(f"clocks_event_reasons_counters.{name}" for name in _NVIDIA_COUNTERS)),
+    ("clocks_event_reasons.active", ()),
+    ("clocks_throttle_reasons.active", ()),
+)
+_NUMBER = re.compile(r"[0-9]{1,9}")
+# nvml.h: nvmlClocksEventReasonGpuIdle and those after it.
+_NVIDIA_REASONS = (
+    (0x01, Slowdown.IDLE),
+    (0x02, Slowdown.CHOSEN_CLOCKS),
+    (0x04, Slowdown.POWER_CAP),
+    (0x08, Slowdown.HARDWARE),
+    (0x10, Slowdown.SYNC_BOOST),
+    (0x20, Slowdown.HEAT),
+    (0x40, Slowdown.HEAT),
+    (0x80, Slowdown.POWER_BRAKE),
+    (0x100, Slowdown.DISPLAY),
+)
+# Of each: the name in `<name>_violation_status` and `<name>_accumulated`.
+_AMD_VIOLATIONS = {
+    "prochot": Slowdown.HEAT,
+    "socket_thermal": Slowdown.HEAT,
+    "vr_thermal": Slowdown.HEAT,
+    "hbm_thermal": Slowdown.HEAT,
+    "ppt": Slowdown.POWER_CAP,
+}
+_GFX = re.compile(r"gfx(_[0-9]+)?")
+_CARD = re.compile(r"card([0-9]{1,4})")
+_PID = re.compile(r"PID\s*([0-9]{1,9})")
+
+
+def read_nvidia(ask: Callable[..., str]) -> tuple[GpuState, ...]:
+    """The GPUs that nvidia-smi knows, with the processes that compute on them.
+
+    Args:
+        ask: asks the tool with these arguments.
+
+    Raises:
+        ToolAnswerError: it gave no answer that can be read.
+    """
+    gpus = _states(ask)
+    try:
+        answer = ask("--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader")
+    except ToolAnswerError:
+        return gpus
+    holders: dict[str, set[int]] = {gpu.uuid: set() for gpu in gpus}
+    for line in answer.splitlines():
+        uuid, _, pid = (word.strip() for word in line.partition(","))
+        if not _NUMBER.fullmatch(pid) or uuid not in holders:
+            return gpus  # `[Insufficient Permissions]`: others may be there, unseen
+        holders[uuid].add(int(pid))
+    return tuple(replace(gpu, others=tuple(sorted(holders[gpu.uuid]))) for gpu in gpus)
+
+
+def _states(ask: Callable[..., str]) -> tuple[GpuState, ...]:
+    for reasons, counters in _NVIDIA_QUESTIONS[:-1]:
+        try:
+            return _asked(ask, reasons, counters)
+        except ToolAnswerError as error:
+            if "not a valid field" not in str(error):
+                raise
+    return _asked(ask, *_NVIDIA_QUESTIONS[-1])
+
+
+def _asked(ask: Callable[..., str], reasons: str, counters: tuple[str, ...]) -> tuple[GpuState, ...]:
+    # The name comes last, whatever is in it.
+    fields = ",".join((_NVIDIA_FIELDS, reasons, *counters, "name"))
+    answer = ask(f"--query-gpu={fields}", "--format=csv,noheader,nounits")
+    return tuple(_state(line, len(counters)) for line in answer.splitlines() if line.strip())
+
+
+def _state(line: str, counters: int) -> GpuState:
+    words = [word.strip() for word in line.split(",", 8 + counters)]
+    if len(words) != 9 + counters or not _NUMBER.fullmatch(words[0]):
+        raise ToolAnswerError(f"printed what is no GPU: {line.strip()[:80]}")
+    index, uuid, clock, most, temperature, utilization, power, reasons = words[:8]
+    return GpuState(
+        index=int(index),
+        name=words[-1],
+        uuid=uuid,
+        clock_mhz=number_of(clock),
+        max_clock_mhz=number_of(most),
+        temperature_c=number_of(temperature),
+        utilization_percent=number_of(utilization),
+        power_w=number_of(power),
+        reasons=_reasons(reasons),
+        throttled=_summed(zip(_NVIDIA_COUNTERS.values(), map(_seconds, words[8:-1]), strict=False)),
+    )
+
+
+def _reasons(text: str) -> tuple[Slowdown, ...]:
+    try:
+        bits = int(text, 16)
+    except ValueError:
+        return ()
+    found = [reason for bit, reason in _NVIDIA_REASONS if bits & bit]
+    # Hardware slowdown is the sum of its causes where these are named.
+    cause_named = Slowdown.HEAT in found or Slowdown.POWER_BRAKE in found
+    return tuple(dict.fromkeys(reason for reason in found if not (cause_named and reason is Slowdown.HARDWARE)))
+
+
+def _seconds(microseconds: str) -> float | None:
+    amount = number_of(microseconds)
+    return None if amount is None else amount / 1e6
+
+
+def _summed(amounts: Iterable[tuple[Slowdown, float | None]]) -> tuple[tuple[Slowdown, float], ...]:
+    """How much of each reason there was, over all counters of it that are known."""
+    found: dict[Slowdown, float] = {}
+    for reason, amount in amounts:
+        if amount is not None:
+            found[reason] = found.get(reason, 0.0) + amount
+    return tuple(found.items())
+
+
+def read_amd_smi(ask: Callable[..., str]) -> tuple[GpuState, ...]:
+    """The GPUs that amd-smi knows, with the processes on them.
+
+    Args:
+        ask: asks the tool with these arguments.
+
+    Raises:
+        ToolAnswerError: it gave no answer that can be read.
+    """
+    gpus = tuple(_metric(entry) for entry in _gpu_entries(_document(ask("metric", "--json"))))
+    try:
+        holders = dict(_holders(_document(ask("process", "--json"))))
+    except ToolAnswerError:
+        return gpus
+    return tuple(replace(gpu, others=holders.get(gpu.index)) for gpu in gpus)
+
+
+def read_rocm_smi(ask: Callable[..., str]) -> tuple[GpuState, ...]:
+    """The GPUs that rocm-smi knows.
+
+    It lists the processes of all GPUs together: with more than one GPU, it is not known whose they are.
+
+    Args:
+        ask: asks the tool with these arguments.
+
+    Raises:
+        ToolAnswerError: it gave no answer that can be read.
+    """
+    shown = ("--showproductname", "--showuse", "--showclocks", "--showpower", "--showtemp")
+    document = _document(ask(*shown, "--json"))
+    cards = document.items() if isinstance(document, dict) else ()
+    gpus = tuple(
+        _card(int(found[1]), fields)
+        for key, fields in cards
+        if (found := _CARD.fullmatch(key)) and isinstance(fields, dict)
+    )
+    if len(gpus) != 1:
+        return gpus
+    try:
+        answer = ask("--showpids", "--json")
+        listed = {"system": {}} if "No JSON data" in answer else _document(answer)
+    except ToolAnswerError:
+        return gpus
+    system = listed.get("system") if isinstance(listed, dict) else None
+    if not isinstance(system, dict):
+        return gpus
+    pids = tuple(sorted(int(found[1]) for key in system if (found := _PID.fullmatch(key))))
+    return (replace(gpus[0], others=pids),)
+
+
+def _document(answer: str) -> Any:
+    # Both tools warn on standard output, before what was asked for.
+    begin = re.search(r"^[ \t]*[\[{]", answer, re.MULTILINE)
+    try:
+        return json.loads(answer[begin.start() :] if begin else answer)
+    except (ValueError, RecursionError):
+        raise ToolAnswerError(f"printed what is no JSON: {answer.strip()[:80]}") from None
+
+
+def _gpu_entries(document: Any) -> Iterator[dict[str, Any]]:
+    entries = document.get("gpu_data") if isinstance(document, dict) else document
+    if not isinstance(entries, list):
+        raise ToolAnswerError("printed JSON that is no list of GPUs")
+    for entry in entries:
+        if isinstance(entry, dict) and isinstance(entry.get("gpu"), int):
+            yield entry
+
+
+def _metric(entry: dict[str, Any]) -> GpuState:
+    clocks = [
+        part for name, part in _section(entry, "clock").items() if _GFX.fullmatch(name) and isinstance(part, dict)
+    ]
+    temperature, power, throttle = (_section(entry, name) for name in ("temperature", "power", "throttle"))
+    return GpuState(
+        index=entry["gpu"],
+        clock_mhz=_largest(_first(part, "clk", "cur_clk") for part in clocks),
+        max_clock_mhz=_largest(_first(part, "max_clk") for part in clocks),
+        temperature_c=_first(temperature, "hotspot", "edge"),
+        utilization_percent=_first(_section(entry, "usage"), "gfx_activity"),
+        power_w=_first(power, "socket_power", "current_socket_power", "average_socket_power"),
+        reasons=_violations(throttle, power),
+        throttled=_summed(_accumulated(throttle)),
+        uptime=_value(throttle.get("accumulation_counter")),
+    )
+
+
+def _violations(throttle: dict[str, Any], power: dict[str, Any]) -> tuple[Slowdown, ...]:
+    """Of cards without violations, only that they are throttled is known."""
+    found = [cause for name, cause in _AMD_VIOLATIONS.items() if throttle.get(f"{name}_violation_status") == "ACTIVE"]
+    unnamed = [Slowdown.UNNAMED] if power.get("throttle_status") == "THROTTLED" else []
+    return tuple(dict.fromkeys(found or unnamed))
+
+
+def _accumulated(throttle: dict[str, Any]) -> Iterator[tuple[Slowdown, float | None]]:
+    for name, cause in _AMD_VIOLATIONS.items():
+        yield cause, _first(throttle, f"{name}_accumulated", f"{name}_violation_accumulated")
+
+
+def _holders(document: Any) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Processes by GPU; a GPU with an entry that cannot be understood is left out."""
+    for entry in _gpu_entries(document):
+        listed = entry.get("process_list")
+        if not isinstance(listed, list):
+            continue
+        pids: list[int] | None = []
+        for item in listed:
+            info = item.get("process_info", item) if isinstance(item, dict) else None
+            if isinstance(info, dict) and isinstance(info.get("pid"), int):
+                pids = None if pids is None else [*pids, info["pid"]]
+            elif not (isinstance(info, str) and info.startswith("No running process")):
+                pids = None
+        if pids is not None:
+            yield entry["gpu"], tuple(sorted(pids))
+
+
+def _card(index: int, fields: dict[str, Any]) -> GpuState:
+    clock = re.search(r"([0-9]{1,6})\s*[Mm][Hh]z", str(fields.get("sclk clock speed:", "")))
+    return GpuState(
+        index=index,
+        name=str(fields.get("Card Series") or fields.get("Card series") or ""),
+        clock_mhz=float(clock[1]) if clock else None,
+        temperature_c=_first(fields, "Temperature (Sensor junction) (C)", "Temperature (Sensor edge) (C)"),
+        utilization_percent=_first(fields, "GPU use (%)"),
+        power_w=_first(fields, "Current Socket Graphics Package Power (W)", "Average Graphics Package Power (W)"),
+    )
+
+
+def _section(entry: dict[str, Any], name: str) -> dict[str, Any]:
+    found = entry.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _first(fields: dict[str, Any], *names: str) -> float | None:
+    return next((value for name in names if (value := _value(fields.get(name))) is not None), None)
+
+
+def _value(field: Any) -> float | None:
+    return number_of(field.get("value") if isinstance(field, dict) else field)
+
+
+def _largest(values: Iterator[float | None]) -> float | None:
+    """A card without a figure for its highest clock gives 0."""
+    return max((value for value in values if value), default=None)
 
 
 # In place of a device's name: whatever GPUs there are.

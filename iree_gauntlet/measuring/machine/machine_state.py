@@ -34,8 +34,7 @@ from iree_gauntlet.recorded import Recorded
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from iree_gauntlet.measuring.machine.gpu_state import GpuState
-    from iree_gauntlet.measuring.machine.gpus import GpuReading
+    from iree_gauntlet.measuring.machine.gpus import GpuReading, GpuState
     from iree_gauntlet.measuring.machine.machine_sensors import CpuUse
 
 
