@@ -53,7 +53,7 @@ class WorkVerdict:
         """Beside a verdict on times."""
         made = f" as compiled for {self.cpu}" if self.cpu else ""
         change = f"{self.work} ({work_change(self.a, self.b)}{outside_text(self.b - self.a, self.outside)}){made}"
-        return f"the {change}: what differs is not the compiled code" if self.work is Work.SAME else change
+        return f"the {change}: the code that was counted does no more" if self.work is Work.SAME else change
 
     def as_dict(self) -> dict[str, Any]:
         """For the log."""

@@ -136,7 +136,7 @@ def judge(
         if rules.replace_disturbed and found.too_disturbed:
             reason = (
                 f"{found.replaced} blocks were disturbed and replaced; for example: {found.main_disturbance}"
-                " (`gauntlet compare --resume --disturbed count` lets them count)"
+                "; gauntlet compare --resume --disturbed count lets them count"
             )
             comparison = without_verdict(comparison, reason)
         elif comparison.verdict is Verdict.INCONCLUSIVE and comparison.next_look is not None:
@@ -176,7 +176,7 @@ def _nothing(found: PairEvidence, why_over: str) -> str:
     if found.replaced:
         return (
             f"each of its {found.replaced} blocks was disturbed; for example: {found.main_disturbance}"
-            " (`gauntlet compare --resume --disturbed count` lets them count)"
+            "; gauntlet compare --resume --disturbed count lets them count"
         )
     return f"{why_over}, before its first block"
 

@@ -82,7 +82,7 @@ class ChainFigures:
             if output.count
             else "differs"
         )
-        return f"{differing}, {error}" if error else differing
+        return f"{differing}, {error} (> {output.allowed})" if error else differing
 
     @property
     def time_cell(self) -> str:

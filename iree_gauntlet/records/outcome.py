@@ -185,7 +185,7 @@ def outcome_of(record: JournalRecord) -> RunOutcome:
         run=str(run.get("run", record.path.parent.name)),
         suite=str(run.get("suite", "")),
         version=str(run.get("version", "")),
-        command=str(run.get("command", "")),
+        command=str(record.runs[0].get("command", "")) if record.runs else "",
         cwd=str(run.get("cwd", "")),
         started=str(record.runs[0].get("time", "")) if record.runs else "",
         targets=targets,

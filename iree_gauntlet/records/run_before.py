@@ -1,4 +1,4 @@
-"""What changed against the run before: the last one of the same suite that lies beside a run."""
+"""What changed against the run before: the last one of the same suite beside a run that has all of its models."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Metric
 from iree_gauntlet.figures import milliseconds, whole
 from iree_gauntlet.records.chain_figures import chain_figures
+from iree_gauntlet.results import OutputComparison
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
     from iree_gauntlet.records.chain_figures import ChainFigures
@@ -28,12 +29,6 @@ _STARTED, _COMPLETE = re.compile(r'\n "started": "([^"]*)",\n'), '\n "state": "c
 _LARGEST = 4_000_000
 # Of a time, from when on a difference of two runs is shown: smaller ones are noise.
 _TIME = 0.1
-_FIGURES: tuple[tuple[str, str, str, Callable[[ChainFigures], float | None], Callable[[float], str]], ...] = (
-    ("time ms", "time_ms", "mean", lambda own: own.samples.mean_ms if own.samples else None, milliseconds),
-    ("dispatches", Metric.DISPATCH_COUNT, "measured", lambda own: own.dispatch_count, whole),
-    ("bytes", Metric.BINARY_SIZE_BYTES, "measured", lambda own: own.binary_size_bytes, whole),
-    ("instructions", "instructions", "measured", lambda own: own.instructions, whole),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +52,15 @@ def changed_since(outcome: RunOutcome, folder: Path) -> RunBefore | None:
         outcome: of the run.
         folder: of the run; runs before lie beside it.
     """
-    before = None if outcome.many or not outcome.started else _before(outcome.suite, outcome.started, folder)
+    wanted = {(chain.id, chain.sku) for chain in outcome.chains}
+    before = None if outcome.many or not outcome.started else _before(outcome.suite, outcome.started, folder, wanted)
     if before is None:
         return None
     chains = {chain["id"]: chain for chain in before["chains"]}
     changes = tuple(
         change
         for chain in outcome.chains
-        if (known := chains.get(chain.id)) is not None
-        for change in _changes(chain.id, str(chain.verdict), chain_figures(chain), known)
+        for change in _changes(chain.id, str(chain.verdict), chain_figures(chain), chains[chain.id])
     )
     return RunBefore(str(before["run"]), str((before["toolchain"] or {}).get("compiler") or ""), changes)
 
@@ -81,8 +76,8 @@ def earlier_seconds(suite: str, folder: Path) -> dict[str, float]:
     return {step["id"]: step["seconds"] for chain in (before or {}).get("chains", ()) for step in chain["steps"]}
 
 
-def _before(suite: str, started: str, folder: Path) -> dict[str, Any] | None:
-    """The summary of the run of a suite that began last before a time, and is complete."""
+def _before(suite: str, started: str, folder: Path, wanted: Collection[tuple[str, str]] = ()) -> dict[str, Any] | None:
+    """The summary of the run of a suite that began last before a time, is complete, and has the chains on the SKUs."""
     own = folder.resolve()
     beside = sorted((path for path in own.parent.glob(f"*/{SUMMARY}") if path.parent != own), reverse=True)
     asked = f'\n "suite": {json.dumps(suite)},\n'
@@ -97,8 +92,9 @@ def _before(suite: str, started: str, folder: Path) -> dict[str, Any] | None:
         try:
             if path.stat().st_size <= _LARGEST:
                 summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-                return summary
-        except (OSError, ValueError):
+                if {(chain["id"], chain["sku"]) for chain in summary["chains"]}.issuperset(wanted):
+                    return summary
+        except (OSError, ValueError, LookupError):
             # Removed meanwhile, or cut short: the one before it is the next best.
             continue
     return None
@@ -109,9 +105,27 @@ def _changes(
 ) -> Iterator[tuple[str, str, str, str, float | None]]:
     if verdict != known["verdict"]:
         yield chain, "verdict", str(known["verdict"]), verdict, None
-    for title, name, key, read, write in _FIGURES:
-        old, new = (known.get(name) or {}).get(key), read(own)
-        if isinstance(old, int | float) and old > 0 and new is not None:
+    spoilt = own.disturbed or any(
+        step["real_time_ms"] and step["statistics"].get("disturbed") for step in known["steps"]
+    )
+    mean = own.samples.mean_ms if own.samples else None
+    for title, name, new, check, write in (
+        ("time ms", "time_ms", mean, own.time, milliseconds),
+        ("dispatches", Metric.DISPATCH_COUNT, own.dispatch_count, own.dispatches, whole),
+        ("bytes", Metric.BINARY_SIZE_BYTES, own.binary_size_bytes, own.size, whole),
+        ("instructions", "instructions", own.instructions, own.work, whole),
+    ):
+        was = known.get(name) or {}
+        old = was.get("mean" if name == "time_ms" else "measured")
+        if isinstance(old, int | float) and old > 0 and new is not None and not (name == "time_ms" and spoilt):
             share = new / old - 1
             if abs(share) >= _TIME if name == "time_ms" else new != old:
                 yield chain, title, write(old), write(new), share
+        limits = was.get("limit"), check.limit if check else None
+        if was and limits[0] != limits[1]:
+            before, now = ("none" if limit is None else write(limit) for limit in limits)
+            yield chain, f"limit of {title}", before, now, None
+    output = own.worst_output
+    allowed = OutputComparison.from_dict(known["quality"]).allowed if known.get("quality") else ""
+    if output is not None and allowed and allowed != output.allowed:
+        yield chain, "tolerance", allowed, output.allowed, None

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import junit_xml
 
-from iree_gauntlet.cleaning import clean, one_line
 from iree_gauntlet.document import (
     Bars,
     Block,
@@ -28,7 +27,7 @@ from iree_gauntlet.document import (
     Table,
 )
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import byte_size, cpus_text, dispatch_cost, duration, milliseconds, whole
+from iree_gauntlet.figures import byte_size, clean, cpus_text, dispatch_cost, duration, milliseconds, one_line, whole
 from iree_gauntlet.records.compare_record import ComparisonRecord, read_comparison
 from iree_gauntlet.records.outcome import lock_remark
 from iree_gauntlet.reports.compare_rows import TimeRow, changes, ratio_text, span_text, time_rows, verdict_counts
@@ -53,6 +52,7 @@ _TIME_COLUMNS = (
     Column("CPUs", rank=6),
     Column("rounds", rank=5),
 )
+_FAILED = ("B is slower", "B does more work")
 _CHANGE_COLUMNS = (
     Column("model", Kind.NAME),
     Column("figure"),
@@ -157,6 +157,7 @@ def _comparison_document(record: ComparisonRecord) -> Document:
         (),
         tuple(blocks),
         exit_code=code,
+        meaning=_FAILED[record.options.get("metric") == "instructions"] if code is ExitCode.FAILED else "",
         provenance=provenance(
             ", ".join(side.title for side in record.sides),
             _began(record),
@@ -170,7 +171,7 @@ def _began(record: ComparisonRecord) -> dict[str, Any]:
     """How it was started: the runs of its sides have the command."""
     runs = next((side.run.runs for side in record.sides if side.run and side.run.runs), ({},))
     own = {name: record.opening[name] for name in ("time", "machine") if record.opening.get(name)}
-    return {**runs[-1], **own}
+    return {**runs[0], **own}
 
 
 def _margins(record: ComparisonRecord) -> tuple[float, ...]:
@@ -203,7 +204,8 @@ def _with_intervals(
     columns: tuple[Column, ...], cells: Sequence[tuple[Cell, ...]], rows: Sequence[TimeRow], margins: tuple[float, ...]
 ) -> Table:
     """A table with the intervals behind the models, where a page draws them."""
-    picture = Column("B: less · more", Kind.DRAWN, margins=margins)
+    title = "B: less · more work" if columns is _WORK_COLUMNS else "B: faster · slower"
+    picture = Column(title, Kind.DRAWN, margins=margins)
     drawn = tuple((*cell[:2], row.interval, *cell[2:]) for cell, row in zip(cells, rows, strict=True))
     return Table((*columns[:2], picture, *columns[2:]), drawn)
 

@@ -140,6 +140,8 @@ def _row(model: str, verdict: dict[str, Any], worker: str) -> TimeRow:
     if control:
         low, high = control.get("low"), control.get("high")
         floor = f"±{100 * max(1 / low - 1, high - 1, 0):.1f} %" if low and high else "unbounded"
+        if control.get("ratio") and verdict["verdict"] in ("slower", "faster"):
+            reason += f"; A against itself: {ratio_text(control['ratio'])} ({span_text(low, high)})"
     # Four rounds a block; those of A against itself, and replaced ones, are rounds too.
     rounds = f"{4 * (int(verdict['blocks']) + int(verdict['control_blocks']))}"
     if verdict["replaced_blocks"]:

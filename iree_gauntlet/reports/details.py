@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cleaning import one_line
-from iree_gauntlet.figures import byte_size, duration, error_figure, figure, mean_and_spread, percent, whole
+from iree_gauntlet.figures import byte_size, duration, error_figure, figure, mean_and_spread, one_line, percent, whole
 from iree_gauntlet.toolchains.devices import Device
 
 if TYPE_CHECKING:

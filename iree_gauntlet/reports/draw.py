@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.document import Bars, Chart, Course, Interval, Lanes
-from iree_gauntlet.figures import LOOKS, duration, signed
+from iree_gauntlet.figures import LOOKS, duration, one_line, signed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, TextIO
 
 from iree_gauntlet import messages
+from iree_gauntlet.errors import UsageError
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.records.bisect_outcome import BISECT_RECORD
 from iree_gauntlet.records.compare_record import COMPARISON_FILE
@@ -89,7 +90,10 @@ class ConsolePresenter:
         if not brief:
             reports.append_to_step_summary(os.environ)
             if folder.absolute().parent == runs_folder():
-                write_index(runs_folder(), RECORDS, made={folder.name: reports})
+                try:
+                    write_index(runs_folder(), RECORDS, made={folder.name: reports})
+                except UsageError as problem:
+                    messages.note(problem.on_one_line)
         return reports.exit_code
 
     def to(self, stream: TextIO) -> ConsolePresenter:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Stage, Verdict
-from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.dialects.json_text import line_of, path_of, without_comments
+from iree_gauntlet.figures import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import junit_xml
 
 from iree_gauntlet.cases import Verdict
-from iree_gauntlet.cleaning import clean, last_lines, one_line
-from iree_gauntlet.figures import byte_size
+from iree_gauntlet.figures import byte_size, clean, last_lines, one_line
 from iree_gauntlet.reports.details import device_text, explanation_line, finding_lines, measured_lines
 
 if TYPE_CHECKING:

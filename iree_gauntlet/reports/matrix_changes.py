@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cleaning import one_line
-from iree_gauntlet.figures import milliseconds, whole
+from iree_gauntlet.figures import milliseconds, one_line, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

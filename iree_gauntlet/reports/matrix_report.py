@@ -15,7 +15,6 @@ from dataclasses import asdict
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.document import (
     Block,
     Cell,
@@ -34,7 +33,16 @@ from iree_gauntlet.document import (
     Text,
 )
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import byte_size, duration, error_figure, mean_and_spread, milliseconds, whole, work_change
+from iree_gauntlet.figures import (
+    byte_size,
+    duration,
+    error_figure,
+    mean_and_spread,
+    milliseconds,
+    one_line,
+    whole,
+    work_change,
+)
 from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import NOTHING, MatrixCell
 from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, matrix_outcome

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from iree_gauntlet.cleaning import clean
 from iree_gauntlet.document import Chart, Folded, OnPage
+from iree_gauntlet.figures import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

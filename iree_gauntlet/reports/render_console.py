@@ -10,7 +10,6 @@ import rich.console
 import rich.table
 import rich.text
 
-from iree_gauntlet.cleaning import clean, one_line
 from iree_gauntlet.document import (
     Block,
     Cell,
@@ -29,7 +28,7 @@ from iree_gauntlet.document import (
     Table,
     Text,
 )
-from iree_gauntlet.figures import STYLES, signed
+from iree_gauntlet.figures import STYLES, clean, one_line, signed
 from iree_gauntlet.reports.output import is_live, write_text
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 from markupsafe import Markup
 
-from iree_gauntlet.cleaning import clean, one_line
 from iree_gauntlet.document import INK, PAPER, Document, Held, Judged, Kind, Link, Picture, Shaded
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import LOOKS
+from iree_gauntlet.figures import LOOKS, clean, one_line
 from iree_gauntlet.reports.draw import draw_block, drawn_column, held_bar, tone
 from iree_gauntlet.reports.page_scripts import PageScripts, shipped
 

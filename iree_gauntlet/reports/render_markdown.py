@@ -6,7 +6,6 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from iree_gauntlet.cleaning import clean, one_line
 from iree_gauntlet.document import (
     Block,
     Cell,
@@ -25,7 +24,7 @@ from iree_gauntlet.document import (
     Table,
     Text,
 )
-from iree_gauntlet.figures import STYLES
+from iree_gauntlet.figures import STYLES, clean, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

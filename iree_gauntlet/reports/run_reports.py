@@ -20,7 +20,7 @@ from iree_gauntlet.cases import Metric, Statistic, Verdict
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import ChainFigures, chain_figures
-from iree_gauntlet.records.explained_run import with_explanations
+from iree_gauntlet.records.explain_outcome import with_explanations
 from iree_gauntlet.records.outcome import RunOutcome, headline, outcome_of
 from iree_gauntlet.records.run_before import changed_since
 from iree_gauntlet.reports.details import explanation_line

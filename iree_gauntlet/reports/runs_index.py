@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from iree_gauntlet.document import Column, Document, Judged, Kind, Link, Paragraph, Table
-from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.reports.render_html import ENDINGS, html_page, memory_of
 from iree_gauntlet.reports.report_files import write_report
+from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 
 INDEX = "index.html"
+# What a page of ours has, and others' do not.
+_OURS = "<footer>IREE Gauntlet"
 # Of folders that are new to it, a page that is made by the way reads so many, the newest.
 _MOST_NEW = 20
 _COLUMNS = (
@@ -80,10 +83,12 @@ def write_index(
         The page, and how many folders it lists.
 
     Raises:
+        UsageError: there is another page in its place.
         GauntletError: it cannot be written.
     """
     path = folder / INDEX
-    known = _remembered(path)
+    there = _page_there(path)
+    known = _remembered(there)
     found = sorted(_recorded(folder, records), key=lambda item: item[2], reverse=True)
     entries: dict[str, _Entry] = {}
     read = 0
@@ -113,12 +118,27 @@ def _recorded(folder: Path, records: Iterable[str]) -> Iterator[tuple[str, str, 
             break
 
 
-def _remembered(path: Path) -> dict[str, _Entry]:
+def _page_there(path: Path) -> str:
+    """The page that is there; empty for none.
+
+    Raises:
+        UsageError: it is none of ours.
+    """
     try:
-        memory: dict[str, Any] = json.loads(memory_of(path.read_text(encoding="utf-8")) or "{}")
+        text = path.read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+    if text and _OURS not in text:
+        raise UsageError(f"{shown(path)} is there, and no page of runs: it stays as it is", "Move it away.")
+    return text
+
+
+def _remembered(page: str) -> dict[str, _Entry]:
+    try:
+        memory: dict[str, Any] = json.loads(memory_of(page) or "{}")
         entries = {name: _Entry(**entry) for name, entry in memory.items()}
         return {name: entry for name, entry in entries.items() if entry.code is None or ExitCode(entry.code) in _WORDS}
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError):
         # There is none, or it is of another version: everything is read again.
         return {}
 

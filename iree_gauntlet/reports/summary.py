@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Stage, Verdict
-from iree_gauntlet.cleaning import last_lines
 from iree_gauntlet.diagnostics import group_failures
 from iree_gauntlet.document import (
     Bars,
@@ -36,7 +35,7 @@ from iree_gauntlet.document import (
     Table,
     Text,
 )
-from iree_gauntlet.figures import byte_size, counted, duration, listed
+from iree_gauntlet.figures import byte_size, counted, duration, last_lines, listed
 from iree_gauntlet.measuring.goldens.goldens import covers
 from iree_gauntlet.records.chain_figures import chain_figures, matrix_cell
 from iree_gauntlet.records.outcome import BAD_VERDICTS, RunOutcome, cache_line, headline, verdict_texts, version
@@ -138,11 +137,10 @@ def run_document(
     if outcome.state != "complete":
         blocks.append(Paragraph(("to go on with it: ", *_going_on(outcome, folder))))
     blocks += _time_spent(outcome)
-    kind = "case" if outcome.many else "model"
     return Document(
         f"IREE Gauntlet: {f'suite {outcome.suite}, ' if outcome.suite else ''}run {outcome.run}",
         headline(outcome),
-        (f"{counted(len(outcome.steps), 'step')} of {counted(len(outcome.chains), kind)}",) if outcome.steps else (),
+        (f"{counted(len(outcome.steps), 'step')} of {counted(len(outcome.chains), 'case')}",) if outcome.steps else (),
         tuple(blocks),
         tuple(_details(outcome, folder)),
         outcome.exit_code,
@@ -245,7 +243,7 @@ def _judged(outcome: RunOutcome) -> Iterator[str]:
     unnamed = unjudged and not any(chain.sku for chain in outcome.chains)
     disturbed = sum(bool(step.statistics.get("disturbed")) for step in timed)
     yield (
-        f"{counted(len(outcome.chains), 'case' if outcome.many else 'model')}: {verdicts}; "
+        f"{counted(len(outcome.chains), 'case')}: {verdicts}; "
         f"judged: numbers {numbers}, dispatches {judged['dispatch_count']}, sizes {judged['binary_size_bytes']}, "
         f"times {judged['time_ms']}{' (no --sku)' if unnamed else ''}"
         + (f", instructions {judged['instructions']}" if judged["instructions"] else "")
@@ -404,7 +402,7 @@ def _failures(title: str, steps: Sequence[StepOutcome], folder: Path | None) -> 
             yield Paragraph(("Reproduce:",))
             yield Code(step.command, "sh")
         log: Text = ("full log ", _file(step.log, folder)) if step.log else ()
-        written: Text = ("written in ", Name(str(step.origin))) if step.origin.file else ()
+        written: Text = ("spec ", Name(str(step.origin))) if step.origin.file else ()
         if log or written:
             yield Paragraph((*log, *([" · "] if log and written else []), *written))
 

@@ -41,6 +41,8 @@ def write_page_of_runs(named: str) -> ExitCode:
     folder = Path(named).absolute() if named else runs_folder()
     if not folder.is_dir():
         raise UsageError(f"report --index: there is no folder {shown(folder)}", "Name the folder that has the runs.")
+    if not any(path for record in RECORDS for path in folder.glob(f"*/{record}")):
+        raise UsageError(f"report --index: there is no run in {shown(folder)}", "Name the folder that has the runs.")
     page, count = write_index(folder, RECORDS, all_of_them=True)
     sys.stdout.write(f"{counted(count, 'run')} in {shown(page)}\n")
     return ExitCode.OK
@@ -96,6 +98,9 @@ def _folder(named: str) -> Path:
         runs = sorted((path for path in runs_folder().glob("*") if path.is_dir()), key=_age, reverse=True)
         names = ", ".join(path.name for path in runs[:5]) or "none"
         raise UsageError(f"there is no run {folder}", f"Newest runs: {names}.")
+    if not any((folder / record).is_file() for record in RECORDS):
+        hint = "--index makes the page of a folder of runs." if any(folder.glob(f"*/{JOURNAL}")) else "Name a run."
+        raise UsageError(f"{folder} is no run: it has no record such as {JOURNAL}", hint)
     return folder
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.outcome import outcome_of
 from iree_gauntlet.records.run_before import changed_since, earlier_seconds
 from iree_gauntlet.reports.experiment_reports import write_reports
-from tests.support.journal_builder import JournalBuilder, check, samples
+from tests.support.journal_builder import JournalBuilder, check, comparison, samples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +23,14 @@ def _run(folder: Path, name: str, *, ms: float = 9.0, dispatches: int = 76, **ch
     builder.now = builder.now.replace(day=int(name[-2:]))
     step = builder.step("m", "a", "benchmark")
     builder.begin(**{key: value for key, value in changes.items() if key == "suite"})
-    result: dict[str, Any] = {"samples": samples(ms), "checks": [check("dispatch_count", dispatches, 100)]}
+    for model in changes.get("more", ()):
+        builder.step(model, "a", "compile")
+    result: dict[str, Any] = {
+        "samples": samples(ms),
+        "checks": [check("dispatch_count", dispatches, changes.get("limit", 100))],
+        "outputs": [comparison(atol=changes.get("atol", 1e-4))],
+        "statistics": {"disturbed": ["other work"]} if changes.get("disturbed") else {},
+    }
     builder.result(step, changes.get("verdict", "passed"), seconds=changes.get("seconds", 1.5), **result)
     if changes.get("ended", True):
         builder.end(seconds=2.0)
@@ -56,6 +65,33 @@ def test_noise_is_no_change(tmp_path: Path) -> None:
     assert found is not None
     assert found.changes == ()
     assert "Changed since" not in (tmp_path / "run-21" / "summary.md").read_text()
+
+
+def test_what_a_spec_allows_may_have_changed(tmp_path: Path) -> None:
+    _run(tmp_path, "run-20")
+    found = _changed(_run(tmp_path, "run-21", limit=70, atol=1e-6, verdict="failed"))
+    assert found is not None
+    assert [change[1:4] for change in found.changes] == [
+        ("verdict", "passed", "failed"),
+        ("limit of dispatches", "100", "70"),
+        ("tolerance", "0.0001 + 1e-05·|expected|", "1e-06 + 1e-05·|expected|"),
+    ]
+
+
+@pytest.mark.parametrize("which", ["before", "now"])
+def test_a_time_that_other_work_disturbed_is_no_change(which: str, tmp_path: Path) -> None:
+    _run(tmp_path, "run-20", disturbed=which == "before")
+    found = _changed(_run(tmp_path, "run-21", ms=12.0, dispatches=77, disturbed=which == "now"))
+    assert found is not None
+    assert [change[1] for change in found.changes] == ["dispatches"]
+
+
+def test_the_run_before_has_all_models(tmp_path: Path) -> None:
+    _run(tmp_path, "run-19", dispatches=75, more=["b"])
+    _run(tmp_path, "run-20", dispatches=1)
+    found = _changed(_run(tmp_path, "run-21", more=["b"]))
+    assert found is not None
+    assert found.run == "run-19"
 
 
 def test_another_suite_a_later_run_and_one_that_did_not_end_are_not_the_run_before(tmp_path: Path) -> None:

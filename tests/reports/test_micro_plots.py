@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
-from iree_gauntlet.reports.sweeps.plot_heat_maps import grid_map, is_grid, overview_map
 from iree_gauntlet.reports.sweeps.plot_style import (
     STATUS_MARKS,
     STYLE,
@@ -23,7 +22,7 @@ from iree_gauntlet.reports.sweeps.plot_style import (
     tick_text,
 )
 from iree_gauntlet.reports.sweeps.sweep_document import times
-from iree_gauntlet.reports.sweeps.sweep_plots import Plot, draw_plots, speedup_bars
+from iree_gauntlet.reports.sweeps.sweep_plots import Plot, draw_plots, grid_map, is_grid, overview_map, speedup_bars
 from iree_gauntlet.reports.sweeps.sweep_rows import Entry, entries, read_rows
 from tests.support.micro_records import RECIPES, grid, point, ratio, record, squares, variant
 

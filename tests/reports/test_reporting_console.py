@@ -485,7 +485,7 @@ def test_the_end_names_cause_measure_and_command(tmp_path: Path) -> None:
         "    cd steps/ocr/detector@cpu/benchmark && iree-benchmark-module --device=local-task --module=m.vmfb",
         (
             f"full log runs/{RUN}/steps/ocr/detector@cpu/benchmark/stderr.txt"
-            " · written in specs/regression_tests/ocr/detector.json"
+            " · spec specs/regression_tests/ocr/detector.json"
         ),
     ]
     assert lines[-8:] == [
@@ -496,7 +496,7 @@ def test_the_end_names_cause_measure_and_command(tmp_path: Path) -> None:
         "",
         (
             "2 failed, 2 errors, 1 unexpected pass, 1 inconclusive, 8 passed, 1 expected failure,"
-            " 3 skipped (2 behind a failure) · 18 steps of 8 models"
+            " 3 skipped (2 behind a failure) · 18 steps of 8 cases"
         ),
         f"reports in runs/{RUN}: junit.xml, summary.md, summary.html, summary.json",
         "exit code 3: an error kept something from being judged",
@@ -517,11 +517,11 @@ def test_a_green_run_ends_in_its_table(tmp_path: Path) -> None:
         "verdict   model        compile  time ms  dispatches  bytes  quality",
         "✓ passed  ocr/cls@cpu   cached        –          76      –  –",
         "",
-        "1 model: 1 passed; judged: numbers 0, dispatches 0, sizes 0, times 0",
+        "1 case: 1 passed; judged: numbers 0, dispatches 0, sizes 0, times 0",
         "compiles: 1 from cache, 0 made; files: 0 present, 0 fetched",
         "time: 1.00 s; IREE's tools ran for 1.25 s in all",
         "",
-        "1 passed · 1 step of 1 model",
+        "1 passed · 1 step of 1 case",
         f"reports in runs/{RUN}: junit.xml, summary.md, summary.html, summary.json",
         "exit code 0: all as expected",
     ]

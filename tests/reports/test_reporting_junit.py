@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
-from iree_gauntlet.cleaning import clean
+from iree_gauntlet.figures import clean
 from iree_gauntlet.journal_format import JournalRecord
 from iree_gauntlet.records.outcome import outcome_of
 from iree_gauntlet.reports.junit import junit_document

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.document import Code, Document, Folded
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.figures import one_line
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.outcome import outcome_of
 from iree_gauntlet.reports import render_markdown
@@ -80,7 +80,7 @@ def test_the_end_says_what_was_judged_and_which_goldens_were_not(tmp_path: Path)
     builder.end(3)
     text = summary_of(builder, tmp_path)
     assert (
-        "3 models: 1 error, 2 passed; judged: numbers 1, dispatches 0, sizes 0, times 0 (no --sku); "
+        "3 cases: 1 error, 2 passed; judged: numbers 1, dispatches 0, sizes 0, times 0 (no --sku); "
         "1 time disturbed (\\*)\n"
     ) in text
     assert "1 golden not applied: for 3.13.0, this is 3.12.0\n" in text
@@ -117,7 +117,7 @@ def test_the_table_holds_the_figures_against_their_goldens(tmp_path: Path) -> No
     builder.result(benchmark, samples=samples(9.0, 9.1, 9.2), checks=checks)
     builder.end()
     text = summary_of(builder, tmp_path)
-    assert cells(text.partition("## Figures")[2].partition("1 model:")[0])[1] == [
+    assert cells(text.partition("## Figures")[2].partition("1 case:")[0])[1] == [
         *("passed", "clip/text@cpu", "8.20 s", "9.10 ± 0.10", "55 / 55", "1,000,000 / 1,100,000"),
         "max error 5e-05 (≤ 0.0001 + 1e-05·|expected|)",
     ]
@@ -133,7 +133,7 @@ def test_remarks_of_a_killed_run_stand_at_the_top(tmp_path: Path) -> None:
     builder.begin()
     text = summary_of(builder, tmp_path)
     assert "> the journal has no end: the run was killed, or is still under way" in text
-    assert text.split("\n\n")[1].startswith("**1 error** · 1 step of 1 model · exit code 3")
+    assert text.split("\n\n")[1].startswith("**1 error** · 1 step of 1 case · exit code 3")
     assert text.split("\n\n")[2].startswith("> the journal has no end")
 
 

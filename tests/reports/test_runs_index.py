@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 from typing import TYPE_CHECKING
 
 import pytest
 from lxml import html
 
+from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.journal_format import JOURNAL
-from iree_gauntlet.reports.experiment_reports import RECORDS, write_reports
+from iree_gauntlet.reports.experiment_reports import RECORDS, ConsolePresenter, write_reports
 from iree_gauntlet.reports.run_reports import run_reports
 from iree_gauntlet.reports.runs_index import write_index
+from tests.support.command_line import run_here
 from tests.support.journal_builder import JournalBuilder, every_verdict
 from tests.support.matrix_builder import four_releases
 
@@ -121,9 +124,43 @@ _OF_ANOTHER = (
 )
 def test_a_page_that_remembers_nothing_of_use_is_made_anew(tmp_path: Path, found: str) -> None:
     _run(tmp_path, "r0", 1)
-    (tmp_path / "index.html").write_bytes(found.encode("utf-8", "surrogateescape"))
+    page = found and f"{found}<footer>IREE Gauntlet</footer>"
+    (tmp_path / "index.html").write_bytes(page.encode("utf-8", "surrogateescape"))
     path, _ = write_index(tmp_path, RECORDS)
     assert _rows(path)[0][1] == "r0"
+
+
+def test_a_page_of_others_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _run(tmp_path, "r0", 1)
+    page = tmp_path / "index.html"
+    page.write_text("<h1>My site</h1>")
+    with pytest.raises(UsageError, match=r"index\.html is there, and no page of runs"):
+        write_index(tmp_path, RECORDS, all_of_them=True)
+    assert page.read_text() == "<h1>My site</h1>"
+    # Made by the way, it is no more than a note.
+    monkeypatch.setattr("iree_gauntlet.reports.experiment_reports.runs_folder", lambda: tmp_path)
+    said: list[str] = []
+    monkeypatch.setattr("iree_gauntlet.messages.note", said.append)
+    assert ConsolePresenter(io.StringIO()).ran(tmp_path / "r0", brief=False) == ExitCode.OK
+    assert [line.partition(" is there")[0] for line in said] == [str(page)]
+    assert page.read_text() == "<h1>My site</h1>"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["report", "--index", "empty"], "there is no run in empty"),
+        (["report", "empty"], "empty is no run: it has no record such as journal.jsonl"),
+        (["report", "runs"], "--index makes the page of a folder of runs"),
+    ],
+)
+def test_a_folder_without_what_is_asked_for(tmp_path: Path, words: list[str], said: str) -> None:
+    (tmp_path / "empty").mkdir()
+    _run(tmp_path / "runs", "r0", 1)
+    done = run_here(words, tmp_path, os.environ)
+    assert done.code == 2
+    assert said in done.err
+    assert not (tmp_path / "empty" / "index.html").exists()
 
 
 def test_a_record_that_cannot_be_read_is_listed_with_the_reason(tmp_path: Path) -> None:

@@ -24,8 +24,7 @@ from rich.spinner import Spinner
 from rich.table import Column, Table
 from rich.text import Text
 
-from iree_gauntlet.cleaning import clean, one_line
-from iree_gauntlet.figures import STYLES
+from iree_gauntlet.figures import STYLES, clean, one_line
 from iree_gauntlet.reports.live.painter import CHECKING, Painter
 from iree_gauntlet.reports.live.progress_text import left_text, short_name, speed_text, together_text
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cleaning import one_line
-from iree_gauntlet.figures import byte_size, duration, percent, signed
+from iree_gauntlet.figures import byte_size, duration, one_line, percent, signed
 from iree_gauntlet.records.step_outcome import step_name
 
 if TYPE_CHECKING:

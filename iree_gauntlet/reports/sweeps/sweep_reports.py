@@ -18,10 +18,9 @@ from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import html_page
 from iree_gauntlet.reports.render_markdown import markdown
 from iree_gauntlet.reports.sweeps.oss_database import oss_json
-from iree_gauntlet.reports.sweeps.sweep_csv import results_csv
 from iree_gauntlet.reports.sweeps.sweep_document import NOT_MEASURED, UNREACHED, sweep_document
 from iree_gauntlet.reports.sweeps.sweep_plots import draw_plots, memory_plot
-from iree_gauntlet.reports.sweeps.sweep_rows import read_rows
+from iree_gauntlet.reports.sweeps.sweep_rows import read_rows, results_csv
 from iree_gauntlet.settings import shown
 from iree_gauntlet.steps import step_id
 from iree_gauntlet.system.atomic import write_atomic
