@@ -138,6 +138,14 @@ def test_every_room_has_its_number() -> None:
     assert {module.part for module in modules()} - {"__init__"} == {*ROOMS, WORKERS} - {"__version__"}
 
 
+def test_the_map_for_contributors_has_every_room() -> None:
+    text = (ROOT / "docs" / "explanation" / "design.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d|–) \| (.+?) \|", text, re.MULTILINE)
+    drawn = {room: number for number, rooms in rows for room in re.findall(r"`(\w+)/`", rooms)}
+    folders = {module.part for module in modules() if len(module.path.parts) > 1}
+    assert drawn == {room: str(ROOMS[room]) if ROOMS.get(room, 9) < 9 else "–" for room in folders}
+
+
 def test_no_two_files_have_one_name() -> None:
     names = Counter(module.path.stem for module in modules())
     assert {name for name, count in names.items() if count > 1} - {"__init__", "__main__"} == set()
