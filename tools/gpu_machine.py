@@ -315,10 +315,10 @@ class Parts:
         config.write_text(json.dumps({"config_name": name, **flags}))
         suite = str(self.folder / "operators")
         words = ("run", "--spec-dir", suite, "--config", str(config), "--offline")
-        if self.gauntlet(words, limit) == _TOO_LONG or self.gauntlet(
-            ("xfail.update", "--write", "--rerun", "1"), limit
-        ):
+        if self.gauntlet(words, limit) == _TOO_LONG:
             return _TOO_LONG
+        if code := self.gauntlet(("xfail.update", "--write", "--rerun", "1"), limit):
+            return code
         shutil.copyfile(config, self.output / config.name)
         return self.gauntlet(words, limit)
 

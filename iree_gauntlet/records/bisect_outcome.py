@@ -181,7 +181,8 @@ def bisect_outcome(folder: Path) -> BisectOutcome:
     for _, event in record.events:
         match event.get("event"):
             case "bisect":
-                asked, end = event, None
+                # A resumed one is made again by the command that began it.
+                asked, end = {**event, "command": (asked or event).get("command")}, None
             case "refined" if asked is not None:
                 asked = {**asked, "row": event["row"]}
             case "change":

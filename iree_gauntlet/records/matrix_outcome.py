@@ -142,7 +142,7 @@ def matrix_outcome(folder: Path) -> MatrixOutcome:
         name=str(last.get("matrix") or folder.name),
         suite=str(last.get("suite") or ""),
         version=str(last.get("version") or ""),
-        command=str(last.get("command") or ""),
+        command=str(record.parts[0].get("command") or "") if record.parts else "",
         cwd=str(last.get("cwd") or ""),
         started=str(record.parts[0].get("time") or "") if record.parts else "",
         machine=outcomes[0].machine if outcomes else {},

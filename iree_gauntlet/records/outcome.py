@@ -221,17 +221,18 @@ def headline(outcome: RunOutcome) -> str:
     if kinds := _expected_kinds(outcome.steps):
         texts[Verdict.XFAILED] += f" ({kinds})"
     behind = sum(bool(step.behind) for step in outcome.steps)
-    return ", ".join(texts.values()) + f" ({behind} behind a failure)" * bool(behind) or "nothing ran"
+    text = ", ".join(texts.values()) or "nothing ran"
+    return f"{text} ({behind} behind a failure)" if behind else text
 
 
 def verdict_texts(counts: Mapping[Verdict, int]) -> dict[Verdict, str]:
     """How many there are of each verdict: `2 failed`, `1 unexpected pass`; what went wrong comes first."""
-    found = ((verdict, counts.get(verdict, 0)) for verdict in _HEADLINE)
-    return {
-        verdict: f"{count} {_HEADLINE_WORDS.get(verdict, (verdict, verdict))[count != 1]}"
-        for verdict, count in found
-        if count
-    }
+    texts = {}
+    for verdict in _HEADLINE:
+        if count := counts.get(verdict, 0):
+            one, many = _HEADLINE_WORDS.get(verdict, (verdict, verdict))
+            texts[verdict] = f"{count} {one if count == 1 else many}"
+    return texts
 
 
 def _expected_kinds(steps: Iterable[StepOutcome]) -> str:

@@ -94,7 +94,7 @@ def _before(suite: str, started: str, folder: Path, wanted: Collection[tuple[str
                 summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
                 if {(chain["id"], chain["sku"]) for chain in summary["chains"]}.issuperset(wanted):
                     return summary
-        except (OSError, ValueError, LookupError):
+        except (OSError, ValueError, LookupError, TypeError):
             # Removed meanwhile, or cut short: the one before it is the next best.
             continue
     return None
@@ -106,7 +106,7 @@ def _changes(
     if verdict != known["verdict"]:
         yield chain, "verdict", str(known["verdict"]), verdict, None
     spoilt = own.disturbed or any(
-        step["real_time_ms"] and step["statistics"].get("disturbed") for step in known["steps"]
+        step.get("real_time_ms") and (step.get("statistics") or {}).get("disturbed") for step in known["steps"]
     )
     mean = own.samples.mean_ms if own.samples else None
     for title, name, new, check, write in (

@@ -52,7 +52,6 @@ _TIME_COLUMNS = (
     Column("CPUs", rank=6),
     Column("rounds", rank=5),
 )
-_FAILED = ("B is slower", "B does more work")
 _CHANGE_COLUMNS = (
     Column("model", Kind.NAME),
     Column("figure"),
@@ -151,13 +150,14 @@ def _comparison_document(record: ComparisonRecord) -> Document:
     if notable:
         blocks += [Heading("What else changed"), Paragraph((_CHANGE_NOTE,)), Table(_CHANGE_COLUMNS, notable)]
     code = None if record.exit_code is None else ExitCode(record.exit_code)
+    worse = "B does more work" if record.options.get("metric") == "instructions" else "B is slower"
     return Document(
         _title(record),
         _headline(record, rows),
         (),
         tuple(blocks),
         exit_code=code,
-        meaning=_FAILED[record.options.get("metric") == "instructions"] if code is ExitCode.FAILED else "",
+        meaning=worse if code is ExitCode.FAILED else "",
         provenance=provenance(
             ", ".join(side.title for side in record.sides),
             _began(record),
@@ -192,19 +192,22 @@ def _time_table(rows: Sequence[TimeRow], margins: tuple[float, ...]) -> Table:
     if any(row.worker for row in rows):
         columns = (*columns, Column("worker", rank=7))
         cells = [(*cell, row.worker) for cell, row in zip(cells, rows, strict=True)]
-    return _with_intervals(columns, cells, rows, margins)
+    return _with_intervals("B: faster · slower", columns, cells, rows, margins)
 
 
 def _work_table(rows: Sequence[TimeRow], margins: tuple[float, ...]) -> Table:
     cells = [(row.verdict, row.model, row.a, row.b, row.ratio, row.span) for row in rows]
-    return _with_intervals(_WORK_COLUMNS, cells, rows, margins)
+    return _with_intervals("B: less · more work", _WORK_COLUMNS, cells, rows, margins)
 
 
 def _with_intervals(
-    columns: tuple[Column, ...], cells: Sequence[tuple[Cell, ...]], rows: Sequence[TimeRow], margins: tuple[float, ...]
+    title: str,
+    columns: tuple[Column, ...],
+    cells: Sequence[tuple[Cell, ...]],
+    rows: Sequence[TimeRow],
+    margins: tuple[float, ...],
 ) -> Table:
     """A table with the intervals behind the models, where a page draws them."""
-    title = "B: less · more work" if columns is _WORK_COLUMNS else "B: faster · slower"
     picture = Column(title, Kind.DRAWN, margins=margins)
     drawn = tuple((*cell[:2], row.interval, *cell[2:]) for cell, row in zip(cells, rows, strict=True))
     return Table((*columns[:2], picture, *columns[2:]), drawn)

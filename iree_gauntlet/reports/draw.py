@@ -151,7 +151,7 @@ def _draw_chart(chart: Chart) -> Markup:
     levels = [] if chart.level is None else [chart.level]
     # Where something changed, that is as high as the picture.
     across, up = _scales([*chart.values, *levels], _WIDTH, _CHART, len(chart.values), 0.0 if chart.changes else _STEADY)
-    parts = [_upright(across(at - 0.5), _CHART, f"change{' settled' * calm}") for at, calm in chart.changes]
+    parts = [_upright(across(at - 0.5), _CHART, "change settled" if calm else "change") for at, calm in chart.changes]
     parts += [
         f'<line class="level" x1="0" x2="{_WIDTH}" y1="{up(level):.0f}" y2="{up(level):.0f}"/>' for level in levels
     ]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet import messages
 from iree_gauntlet.cases import Case, Kind
 from iree_gauntlet.document import Column, Document, Judged, Table
-from iree_gauntlet.document import Kind as Shown
+from iree_gauntlet.document import Kind as ColumnKind
 from iree_gauntlet.engine.processes.supervisor import Supervisor
 from iree_gauntlet.engine.recording import Recording, output_folder, record_outputs, weight_effects, why_not
 from iree_gauntlet.engine.reference_workers import ReferenceWorkers
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 
 _LOST_COLUMNS = (
-    *(Column("not seen", Shown.NAME), Column("values", Shown.NUMBER)),
-    Column("effect of 1 %, of the tolerance", Shown.SHARE),
+    *(Column("not seen", ColumnKind.NAME), Column("values", ColumnKind.NUMBER)),
+    Column("effect of 1 %, of the tolerance", ColumnKind.SHARE),
 )
 _MOST_SHOWN = 10
 _COLUMNS = (Column("MODEL"), Column("RECORDED"), Column("BY", rank=1), Column("OUTPUTS", rank=2))

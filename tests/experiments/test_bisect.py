@@ -385,6 +385,7 @@ def test_a_planted_change_of_size_is_found(project: Builds, monkeypatch: pytest.
     assert "first bad: b3; last good: b2 · exact · 4 of 7 tried" in again.out
     reported = project.gauntlet("report", "latest")
     assert (reported.code, reported.out in again.out) == (0, True), reported.text
+    assert "bisect --resume" not in next((project.folder / "runs").glob("*/bisect.md")).read_text(), "what began it"
     other = project.gauntlet("bisect", "--resume", "--metric", "error")
     assert (other.code, "--metric error: runs" in other.err) == (2, True)
 

@@ -157,6 +157,7 @@ def test_one_that_was_killed_goes_on_where_it_was(project: Project, usual: MadeU
     slow.go_on()
     done = project.gauntlet("compare", "--resume", "--run-dir", "cmp")
     assert done.code == 1, done.text
+    assert "<span>--resume</span>" not in (project.folder / "cmp" / "comparison.html").read_text(), "what began it"
     model = _document(project)["models"]["toy/abs@cpu"]
     assert _blocks(project) == model["blocks"] + model["control_blocks"]
     assert before == 10

@@ -316,6 +316,8 @@ def test_a_sweep_that_was_killed_goes_on_where_it_was(micro: Micro) -> None:
     # Nothing is left to do, and the reports are those of all points.
     again = micro.gauntlet("micro", "--resume")
     assert again.code == 0, again.text
+    command = json.loads((micro.results / "results.json").read_text())["header"]["command"]
+    assert "micro --config lin.yml" in command, "what began it"
     assert "point" not in [line.split()[0] for line in again.out.splitlines() if line]
 
 

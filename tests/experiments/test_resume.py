@@ -124,6 +124,7 @@ def test_killed_after_any_step_and_continued(project: Project, results: int) -> 
     assert len(_errors(project)) == 5 - results
     resumed = project.gauntlet("run", "--resume")
     assert resumed.code == 0, resumed.text
+    assert "--resume" not in json.loads((project.newest / "summary.json").read_text())["command"], "what began it"
     after = project.journal
     assert set(after.results) == {step["id"] for step in after.steps}
     assert {step: after.results[step] for step in before.results} == before.results
