@@ -108,6 +108,18 @@ def test_another_suite_a_later_run_and_one_that_did_not_end_are_not_the_run_befo
     assert found.run == "run-17"
 
 
+@pytest.mark.parametrize("chains", ["null", "7", '[{"id": "m/a@cpu"}]', '["m"]'])
+def test_a_summary_that_others_have_changed_is_passed_over(chains: str, tmp_path: Path) -> None:
+    _run(tmp_path, "run-19", dispatches=75)
+    path = _run(tmp_path, "run-20") / "summary.json"
+    text = path.read_text()
+    begin = text.index('"chains": ')
+    path.write_text(text[:begin] + f'"chains": {chains}\n}}')
+    found = _changed(_run(tmp_path, "run-21"))
+    assert found is not None
+    assert found.run == "run-19"
+
+
 def test_the_run_before_is_the_one_that_began_last_whatever_its_name(tmp_path: Path) -> None:
     """As in a matrix, whose folders have the names of releases."""
     _run(tmp_path, "3.9.0-19", dispatches=75)
