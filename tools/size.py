@@ -1,65 +1,268 @@
-"""Counts the package: files, code lines by folder, and functions with many parameters.
+"""Measures a package's source: how much there is, and how much of it a reader has to jump through.
 
-    python tools/size.py [FOLDER]
+    python tools/size.py [FOLDER]                     a table by room
+    python tools/size.py --places MEASURE [FOLDER]    where what a column counts stands: `crumbs`, `parcels`, …
 
-A code line is one that holds a token other than a comment or a docstring. Parameters are those of a definition,
-`self` and `cls` left out.
+`FOLDER` is the package, `iree_gauntlet/` unless given. `tests/test_architecture.py` holds what is printed here to
+its limits.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import io
 import sys
 import tokenize
-from collections import Counter
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
 from pathlib import Path
 
-_MANY = 7
+MANY_PARAMETERS = 7
+CRUMB_LINES = 6
+PARCEL_FIELDS = 2
+
+# Columns of the table, and what each counts.
+COLUMNS = {
+    "files": "files",
+    "lines": "lines in all",
+    "code": "lines that hold a token other than a comment or a docstring",
+    "docs": "lines of docstrings",
+    "imports": "lines of imports",
+    "keys": "lines that index by a string: `entry['id']`, `entry.get('id')`",
+    "any": "uses of Any",
+    "not_none": "asserts that something is not None",
+    "crumbs": f"private functions of at most {CRUMB_LINES} lines that are named once more in their file",
+    "parcels": f"dataclasses of at most {PARCEL_FIELDS} fields and no method",
+    "functions": "functions that are no properties",
+    "nouns": "of them those whose name does not begin with a verb",
+    "many": f"functions of more than {MANY_PARAMETERS} parameters",
+}
+# What a function's name may begin with, so that a call says that something is done or asked.
+_VERBS = """
+    abandon abort acquire add adjust adopt advance allow announce answer append apply archive arrange as ask assume
+    await batch become begin bind bisect blame block bootstrap bring build call can cancel capture cast change check
+    choose clean clear close collect combine compare compile complete compose compute conclude configure confirm
+    connect construct contain continue convert copy count cover create cut damage declare decode decorate define
+    demand describe detect diagnose did differ digest discard discover distrust divide do does download draw drop
+    dump edit emit empty enable encode end enqueue ensure enter escape estimate evaluate exclude execute exit expand
+    expect explain export extend extract fail feed fetch fill filter find finish fit flatten follow forget form format
+    free freeze from gather generate get give go group guard guess hand handle hang has hash have hear hint hold import
+    include infer insert inspect install instantiate invoke is join judge keep kill know lay lead leave let link list
+    load locate lock look loosen make map mark match materialise matches may measure merge must name narrow needs
+    normalise note notice offer omit open order pack pad pair parse pass peek perform pick pin place plan prefill
+    prepare print propose prove provide prune publish pull push put quantize quote raise rank read reap rebuild receive
+    recognise reconnect record reduce refer refine refuse register release reload remember remove rename render renew
+    repair repeat replace report request require reset resolve restore resume retire retry return rewrite round run
+    save say scale scan search seek select send serve set settle shade shard shift ship shorten should show shut sign
+    skip snapshot sort split squeeze start stop store strip submit suggest supply switch sync take tell terminate test
+    throw tidy time to touch trace track train translate try turn unescape unlimit unpack unshare update use
+    validate verify visit wait walk warn was wake widen with withdraw without work wrap write yield
+"""
+VERBS = frozenset(_VERBS.split())
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Documented = ast.Module | ast.ClassDef | _Function
+
+
+@dataclass
+class Size:
+    """What was counted.
+
+    Attributes:
+        rooms: by room (a folder of the package, or `.`), how many of each of `COLUMNS`.
+        places: by column, where what it counts stands, for those that count single places.
+        classes: by name of a class, the files that have one.
+        imports: by file, the files of the package that it imports.
+        longest: lines and path of the longest file.
+    """
+
+    rooms: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    places: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    classes: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    imports: dict[str, set[str]] = field(default_factory=dict)
+    longest: tuple[int, str] = (0, "")
+
+    def total(self, column: str) -> int:
+        """A column's sum over all rooms."""
+        return sum(counts[column] for counts in self.rooms.values())
+
+    def find_shared_class_names(self) -> list[str]:
+        """Names that stand for more than one class."""
+        return sorted(name for name, files in self.classes.items() if len(files) > 1)
+
+    def find_circles(self) -> list[list[str]]:
+        """Groups of files that import each other, directly or by others (strongly connected components)."""
+        reached = {file: self._reach(file) for file in self.imports}
+        circles = {
+            tuple(sorted(other for other in to if file in reached.get(other, ()))) for file, to in reached.items()
+        }
+        return sorted(list(circle) for circle in circles if len(circle) > 1)
+
+    def _reach(self, file: str) -> set[str]:
+        reached: set[str] = set()
+        waiting = [file]
+        while waiting:
+            for other in self.imports.get(waiting.pop(), ()):
+                if other not in reached:
+                    reached.add(other)
+                    waiting.append(other)
+        return reached
+
+
+def measure(folder: Path) -> Size:
+    """Counts all `.py` files of a package."""
+    size = Size()
+    paths = sorted(folder.rglob("*.py"))
+    modules = {_name_module(path, folder): str(path.relative_to(folder)) for path in paths}
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        file = str(path.relative_to(folder))
+        counts = size.rooms[Path(file).parts[0] if path.parent != folder else "."]
+        tree = ast.parse(text)
+        docstrings = find_docstring_lines(tree)
+        counts["files"] += 1
+        counts["lines"] += len(text.splitlines())
+        counts["code"] += code_lines(text)
+        counts["docs"] += len(docstrings)
+        size.longest = max(size.longest, (len(text.splitlines()), file))
+        imported = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+        counts["imports"] += sum(_count_lines(node) for node in imported)
+        size.imports[file] = {modules[name] for node in imported for name in _name_imports(node) if name in modules}
+        found = _find_places(tree)
+        for column, nodes in found.items():
+            counts[column] += len(nodes)
+            size.places[column] += [f"{folder.name}/{file}:{line} {what}".rstrip() for line, what in nodes]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                size.classes[node.name].append(file)
+    return size
 
 
 def code_lines(text: str) -> int:
     """Lines of a file that hold code."""
-    tree = ast.parse(text)
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    first = [node.body[0] for node in ast.walk(tree) if isinstance(node, documented) and ast.get_docstring(node)]
-    docstrings = {line for node in first for line in range(node.lineno, (node.end_lineno or 0) + 1)}
+    docstrings = find_docstring_lines(ast.parse(text))
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     code = {line for token in tokens if token.type not in _NO_CODE for line in range(token.start[0], token.end[0] + 1)}
     return len(code - docstrings)
 
 
-def parameters(function: _Function) -> int:
+def find_docstring_lines(tree: ast.Module) -> set[int]:
+    """Lines of a file that a docstring takes."""
+    first = [node.body[0] for node in ast.walk(tree) if isinstance(node, _Documented) and ast.get_docstring(node)]
+    return {line for node in first for line in range(node.lineno, (node.end_lineno or 0) + 1)}
+
+
+def count_parameters(function: _Function) -> int:
     """How many a function takes, without `self` and `cls`."""
     arguments = function.args
     names = [item.arg for item in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
     return len(names) - (names[:1] in (["self"], ["cls"]))
 
 
-def main(folder: Path) -> None:
-    """Prints the table."""
-    files: Counter[str] = Counter()
-    lines: Counter[str] = Counter()
-    many: list[tuple[int, str]] = []
-    longest = (0, "")
-    for path in sorted(folder.rglob("*.py")):
-        text = path.read_text()
-        room = path.relative_to(folder).parts[0] if path.parent != folder else "."
-        files[room] += 1
-        lines[room] += code_lines(text)
-        longest = max(longest, (len(text.splitlines()), str(path)))
-        functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, _Function)]
-        many += [(parameters(node), f"{path}:{node.lineno} {node.name}") for node in functions]
-    for room in sorted(lines, key=lambda name: -lines[name]):
-        sys.stdout.write(f"{room:<16}{files[room]:>5} files {lines[room]:>7,} code lines\n")
-    sys.stdout.write(f"{'together':<16}{sum(files.values()):>5} files {sum(lines.values()):>7,} code lines\n")
-    sys.stdout.write(f"longest file: {longest[1]}, {longest[0]} lines\nfunctions with more than {_MANY} parameters:\n")
-    for number, where in sorted(many, reverse=True):
-        if number > _MANY:
-            sys.stdout.write(f"  {number} {where}\n")
+def begins_with_verb(name: str) -> bool:
+    """Whether a function's name does, `_` before it left out."""
+    return name.lstrip("_").split("_")[0] in VERBS
+
+
+def _find_places(tree: ast.Module) -> dict[str, list[tuple[int, str]]]:
+    """By column, the lines and names of what it counts."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    nodes = list(ast.walk(tree))
+    found["keys"] = [(line, "") for line in sorted({node.lineno for node in nodes if _indexes_by_string(node)})]
+    found["any"] = [(node.lineno, "") for node in nodes if isinstance(node, ast.Name) and node.id == "Any"]
+    found["not_none"] = [(node.lineno, "") for node in nodes if isinstance(node, ast.Assert) and _asks_not_none(node)]
+    functions = [node for node in nodes if isinstance(node, _Function)]
+    named = Counter(node.id for node in nodes if isinstance(node, ast.Name))
+    named.update(node.attr for node in nodes if isinstance(node, ast.Attribute))
+    found["crumbs"] = [(node.lineno, node.name) for node in functions if _is_crumb(node) and named[node.name] == 1]
+    parcels = [node for node in nodes if isinstance(node, ast.ClassDef) and _is_parcel(node)]
+    found["parcels"] = [(node.lineno, node.name) for node in parcels]
+    called = [node for node in functions if not _is_property(node) and not node.name.startswith("__")]
+    found["functions"] = [(node.lineno, node.name) for node in called]
+    found["nouns"] = [(node.lineno, node.name) for node in called if not begins_with_verb(node.name)]
+    many = [node for node in functions if count_parameters(node) > MANY_PARAMETERS]
+    found["many"] = [(node.lineno, f"{node.name}, {count_parameters(node)}") for node in many]
+    return found
+
+
+def _indexes_by_string(node: ast.AST) -> bool:
+    if isinstance(node, ast.Subscript):
+        # Not `Literal["a"]` and other types.
+        typed = isinstance(node.value, ast.Name) and node.value.id[:1].isupper()
+        return not typed and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
+    got = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args
+    return bool(got) and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str)
+
+
+def _asks_not_none(node: ast.Assert) -> bool:
+    compared = [part for part in ast.walk(node.test) if isinstance(part, ast.Compare)]
+    return any(isinstance(operator, ast.IsNot) for part in compared for operator in part.ops)
+
+
+def _is_crumb(node: _Function) -> bool:
+    private = node.name.startswith("_") and not node.name.startswith("__")
+    return private and not _is_property(node) and _count_lines(node) <= CRUMB_LINES
+
+
+def _is_parcel(node: ast.ClassDef) -> bool:
+    fields = [part for part in node.body if isinstance(part, ast.AnnAssign)]
+    methods = any(isinstance(part, _Function) for part in node.body)
+    made = any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
+    return made and not methods and not node.bases and 0 < len(fields) <= PARCEL_FIELDS
+
+
+def _is_property(node: _Function) -> bool:
+    decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+    return any("property" in decorator or decorator.endswith(".setter") for decorator in decorators)
+
+
+def _count_lines(node: ast.stmt) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def _name_module(path: Path, folder: Path) -> str:
+    parts = path.relative_to(folder.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _name_imports(node: ast.Import | ast.ImportFrom) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
+
+
+def print_table(size: Size) -> None:
+    """Prints a row for each room, their sums, and what the package has once."""
+    rows = [(room, counts) for room, counts in sorted(size.rooms.items(), key=lambda item: -item[1]["code"])]
+    rows.append(("together", Counter({column: size.total(column) for column in COLUMNS})))
+    sys.stdout.write(" ".join([f"{'':<14}", *(f"{column:>9}" for column in COLUMNS)]) + "\n")
+    for room, counts in rows:
+        sys.stdout.write(" ".join([f"{room:<14}", *(f"{counts[column]:>9,}" for column in COLUMNS)]) + "\n")
+    for column, meaning in COLUMNS.items():
+        sys.stdout.write(f"{column}: {meaning}\n")
+    functions = size.total("functions") or 1
+    sys.stdout.write(f"begin with a verb: {100 - 100 * size.total('nouns') / functions:.0f} % of the functions\n")
+    sys.stdout.write(f"longest file: {size.longest[1]}, {size.longest[0]} lines\n")
+    shared = size.find_shared_class_names()
+    sys.stdout.write(f"names that stand for several classes: {len(shared)} {' '.join(shared)}\n")
+    circles = size.find_circles()
+    sys.stdout.write(f"circles of files: {len(circles)}\n" + "".join(f"  {' '.join(circle)}\n" for circle in circles))
+
+
+def main() -> None:
+    """Prints the table, or the places of one column."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--places", metavar="MEASURE", choices=list(_find_places(ast.parse(""))))
+    package = Path(__file__).parents[1] / "iree_gauntlet"
+    arguments.add_argument("folder", nargs="?", type=Path, default=package)
+    given = arguments.parse_args()
+    size = measure(given.folder)
+    if given.places:
+        sys.stdout.write("".join(f"{place}\n" for place in size.places[given.places]))
+    else:
+        print_table(size)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1] / "iree_gauntlet"))
+    main()

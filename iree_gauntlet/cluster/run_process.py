@@ -11,22 +11,54 @@ import base64
 import json
 import os
 import pickle
+import shutil
 import sys
 import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from iree_gauntlet.cases import EXPECTED_OUTPUT, Stage, Verdict
 from iree_gauntlet.cluster.health import DeviceHealth
-from iree_gauntlet.cluster.run_steps import HereSteps, RoundsPart, RunPart, opened_here
+from iree_gauntlet.cluster.offers import LOCAL
+from iree_gauntlet.cluster.run_order import with_paths
+from iree_gauntlet.engine.modules.modules import note_made_again
+from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.compare import compare_settings
+from iree_gauntlet.experiments.compare_elsewhere import ENDED
+from iree_gauntlet.experiments.compare_where import SideTools, explain_differences
+from iree_gauntlet.experiments.performing import opened
+from iree_gauntlet.experiments.run import choose
+from iree_gauntlet.experiments.session_verdicts import Comparer, judge
+from iree_gauntlet.experiments.sides import pair_of
+from iree_gauntlet.journal_format import read_events
+from iree_gauntlet.measuring.machine.machine_state import machine_facts
+from iree_gauntlet.progress import Progress
+from iree_gauntlet.records.compare_record import COMPARISON_FILE
+from iree_gauntlet.records.event_log import EventLog
+from iree_gauntlet.results import Result
 
 if TYPE_CHECKING:
-    from iree_gauntlet.cluster.link import Order
-    from iree_gauntlet.cluster.run_order import RunOrder
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from iree_gauntlet.cluster.link import Made, Order
+    from iree_gauntlet.cluster.run_order import RunOrder, SharedRun
+    from iree_gauntlet.engine.rounds.blocks import Pair
+    from iree_gauntlet.engine.session import Session
+    from iree_gauntlet.experiments.compare import CompareSettings
+    from iree_gauntlet.experiments.performing import Opened
+    from iree_gauntlet.steps import Step
+
+
+_GOOD = (Verdict.PASSED, Verdict.XPASSED)
+# Of files that go back with a result.
+_SMALL_FILES = frozenset({".txt", ".json"})
 
 
 class _Output:
@@ -74,7 +106,7 @@ def _part_of(order: RunOrder, stack: ExitStack) -> tuple[_Part, dict[str, str]]:
     Raises:
         GauntletError: it cannot.
     """
-    runs = [stack.enter_context(opened_here(shared)) for shared in order.runs]
+    runs = [stack.enter_context(_opened_here(shared)) for shared in order.runs]
     renamed = dict(order.places)
     for shared, run in zip(order.runs, runs, strict=True):
         renamed |= shared.renamed_from(run.session.folder, run.machine)
@@ -133,3 +165,261 @@ def _read(line: bytes) -> Any:
 
 if __name__ == "__main__":
     main()
+
+
+@contextmanager
+def _opened_here(shared: SharedRun) -> Iterator[Opened]:
+    """A run that was started elsewhere.
+
+    Raises:
+        GauntletError: it cannot be opened here, or the IREE here is another.
+    """
+    request = shared.request
+    # The run that it is held against is where it was started, as are its figures.
+    chosen = replace(choose(replace(request, conduct=replace(request.conduct, baseline=""))), request=request)
+    with opened(chosen, Progress()) as run:
+        shared.require_its_iree(run.machine.toolchain)
+        yield run
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What has become of a step here.
+
+    Attributes:
+        result: what it has ended with.
+        missing: URLs of files that are not here, where it failed for want of them.
+    """
+
+    result: Result
+    missing: tuple[str, ...] = ()
+
+    def as_dict(self, renamed: Mapping[str, str]) -> dict[str, Any]:
+        """As an answer, with other paths in place of some."""
+        return {"result": with_paths(self.result.as_dict(), renamed), "missing": list(self.missing)}
+
+
+class HereSteps:
+    """The steps of a run that was started elsewhere.
+
+    Args:
+        run: opened here.
+    """
+
+    def __init__(self, run: Opened) -> None:
+        self.run = run
+        self._engine = run.engine
+        self._store = run.machine.store
+        self._steps = {step.id: step for step in run.steps}
+        self._locks = {step.id: threading.Lock() for step in run.steps}
+        self._done: dict[str, Result] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._steps
+
+    def on_device(self, name: str, device: str) -> Step:
+        """A step, on a device that may be called something else here."""
+        step = self._steps[name]
+        if not device or device.startswith(LOCAL) or step.command is None:
+            return step
+        argv = tuple(f"--device={device}" if word.startswith("--device=") else word for word in step.command.argv)
+        resources = replace(step.resources, device=device)
+        return replace(step, command=replace(step.command, argv=argv), resources=resources)
+
+    def do(self, step: Step, made: Iterable[Made]) -> Done:
+        """Does a step, and what it needs."""
+        with self._locks[step.id]:
+            failed = self.needed(step, made)
+            if failed is not None:
+                return failed
+            result = self._done[step.id] = self._engine.result_of(step)
+        return Done(result, self._missing(step) if result.verdict is Verdict.ERROR else ())
+
+    def needed(self, step: Step, made: Iterable[Made]) -> Done | None:
+        """Does what a step needs and was not done here; how the step ends where that fails, or None.
+
+        Args:
+            step: it is not done itself.
+            made: what others have made of it.
+        """
+        failed = self._needed(step, {item.step: item for item in made})
+        if failed is None:
+            return None
+        need, found = failed
+        missing = self._missing(need) if need.stage is Stage.FETCH else ()
+        return Done(replace(found, verdict=Verdict.ERROR, reason=f"{need.id} failed here: {found.reason}"), missing)
+
+    def _needed(self, step: Step, made: Mapping[str, Made]) -> tuple[Step, Result] | None:
+        for name in step.needs:
+            need = self._steps.get(name)
+            if need is None:
+                continue
+            with self._locks[name]:
+                done = self._done.get(name)
+                if done is None or done.verdict not in _GOOD:
+                    if name in made:
+                        # It was made for this run, if elsewhere.
+                        note_made_again(self._engine.options.made_again, made[name].key)
+                    elif (failed := self._needed(need, made)) is not None:
+                        return failed
+                    done = self._done[name] = self._engine.result_of(need)
+                    if done.verdict not in _GOOD and name in made:
+                        # What others have made is not to be had: then with all that it needs.
+                        if (failed := self._needed(need, {})) is not None:
+                            return failed
+                        done = self._done[name] = self._engine.result_of(need)
+            if done.verdict not in _GOOD:
+                return need, done
+        return None
+
+    def _missing(self, step: Step) -> tuple[str, ...]:
+        # What it failed for want of: a fetch goes on without these.
+        left = (EXPECTED_OUTPUT,) if step.stage is Stage.FETCH else ()
+        wanted = (item.url for item in step.inputs if item.url and item.role not in left)
+        return tuple(url for url in wanted if not self._store.present(url))
+
+
+class RunPart:
+    """What a worker does of a run.
+
+    Args:
+        run: opened here.
+        health: checks devices.
+        renamed: paths here, and what they are where the run was started.
+    """
+
+    def __init__(self, run: Opened, health: DeviceHealth, renamed: Mapping[str, str]) -> None:
+        self._steps = HereSteps(run)
+        self._engine = run.engine
+        self._run_dir = run.session.folder
+        self._health = health
+        self._renamed = renamed
+
+    def do(self, order: Order) -> dict[str, Any]:
+        """The answer to an order: a `result`, its `files`, and `missing` ones; or why the device is `unfit`."""
+        if order.step not in self._steps:
+            return {"result": Result(Verdict.ERROR, f"{order.step} is not in this worker's plan").as_dict()}
+        step = replace(self._steps.on_device(order.step, order.device), goldens=order.goldens)
+        try:
+            unfit = self._health.due(order.device, timed=step.resources.exclusive)
+        except GauntletError as error:
+            # The machine was not to be had for it: the step would have fared alike.
+            return {"result": Result(Verdict.ERROR, error.what, tail=(error.hint,), notes=step.notes).as_dict()}
+        if unfit:
+            return {"unfit": unfit}
+        done = self._steps.do(step, order.made)
+        if done.result.crashed or done.result.timed_out:
+            self._health.distrust(order.device)
+        return {**done.as_dict(self._renamed), "files": self._files(step)}
+
+    def rest(self) -> None:
+        """Nothing is to be done for now."""
+        self._engine.rest()
+
+    def abort(self) -> None:
+        """Ends what is under way."""
+        self._engine.abort()
+
+    def _files(self, step: Step) -> list[str]:
+        folder = Path(step.folder)
+        found = sorted(folder.iterdir()) if folder.is_dir() else []
+        return [
+            str(path.relative_to(self._run_dir)) for path in found if path.suffix in _SMALL_FILES and path.is_file()
+        ]
+
+
+class RoundsPart:
+    """What a worker does of a comparison.
+
+    Args:
+        sides: A and B, opened here.
+        settings: how rounds are taken and judged.
+        health: checks devices.
+        renamed: paths here, and what they are where the comparison was started.
+        folder: has both sides, and gets a log for each model.
+    """
+
+    def __init__(
+        self,
+        sides: tuple[HereSteps, HereSteps],
+        settings: CompareSettings,
+        health: DeviceHealth,
+        renamed: Mapping[str, str],
+        folder: Path,
+    ) -> None:
+        self._sides = dict(zip("AB", sides, strict=True))
+        self._settings = settings
+        self._health = health
+        self._renamed = renamed
+        self._folder = folder
+        self._numbers = count()
+        # Of the model that is being measured.
+        self._session: Session[EventLog] | None = None
+        self._ended = False
+
+    def do(self, order: Order) -> dict[str, Any]:
+        """The answer to an order: a `result` with the `events` of what was measured, or `missing` files."""
+        steps = []
+        for name, side in self._sides.items():
+            step = side.on_device(order.step, order.device)
+            made = [_of_side(item, name) for item in order.made if item.step.startswith(f"{name} ")]
+            if (failed := side.needed(step, made)) is not None:
+                result = replace(failed.result, reason=f"{name}: {failed.result.reason}")
+                return replace(failed, result=result).as_dict(self._renamed)
+            steps.append(step)
+        # Nothing of the sides' keeps the machine from being quiet.
+        self.rest()
+        try:
+            if unfit := self._health.due(order.device, timed=True):
+                return {"unfit": unfit}
+            settings = self._settings
+            pair = pair_of(steps[0].chain, (steps[0], steps[1]), settings.metric, settings.rounds)
+            events = self._measured(pair, order.seconds)
+        except GauntletError as error:
+            return {"result": Result(Verdict.ERROR, error.what, tail=(error.hint,)).as_dict()}
+        return {"result": Result(Verdict.PASSED).as_dict(), "events": with_paths(events, self._renamed)}
+
+    def rest(self) -> None:
+        """Nothing is to be done for now."""
+        for side in self._sides.values():
+            side.run.engine.rest()
+
+    def abort(self) -> None:
+        """Ends what is under way."""
+        for side in self._sides.values():
+            side.run.engine.abort()
+        self._ended = True
+        if self._session is not None:
+            self._session.cancel()
+
+    def _measured(self, pair: Pair, seconds: float) -> list[dict[str, Any]]:
+        """Takes the rounds of a model; what its log has then."""
+        folder = self._folder / "rounds" / str(next(self._numbers))
+        folder.mkdir(parents=True)
+        rules = replace(self._settings.rules, budget=seconds)
+        with EventLog(folder / COMPARISON_FILE, lambda: datetime.now(UTC)) as log:
+            with open_session(self._folder, log, Progress()) as session:
+                self._session = session
+                if self._ended:
+                    session.cancel()
+                evidence = Comparer(session, rules).run([pair], {})
+                failure = evidence[pair.chain].failure
+                log.write(ENDED, {"machine": machine_facts().as_dict(), "failure": failure})
+                verdicts = judge(evidence, rules)
+                if self._settings.metric == "time":
+                    a, b = (_tools(side) for side in self._sides.values())
+                    explain_differences(session, verdicts, [pair], (a, b), lambda _: {})
+            self._session = None
+        events = [event for _, event in read_events(folder / COMPARISON_FILE, "comparison").events]
+        shutil.rmtree(folder)
+        return events
+
+
+def _of_side(made: Made, side: str) -> Made:
+    return replace(made, step=made.step.removeprefix(f"{side} "))
+
+
+def _tools(side: HereSteps) -> SideTools:
+    compiles: list[Step] = [step for step in side.run.steps if step.stage is Stage.COMPILE]
+    outputs = [dict(step.outputs) for step in compiles]
+    return SideTools(side.run.machine, {made["module"]: made for made in outputs})

@@ -1,10 +1,14 @@
 """The suite of ONNX models: each test a model that is fetched, imported, compiled, and compared with onnxruntime.
 
 Facts about its configs: iree-test-suites, `onnx_models/conftest.py`.
+
+Read are module constants, `pytest.mark.parametrize` over one name, marks, and the `model_url` that a test hands to
+`compare_between_iree_and_onnxruntime`; `conftest.py` says where relative URLs begin.
 """
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from dataclasses import dataclass, field, replace
@@ -30,7 +34,6 @@ from iree_gauntlet.dialects.fields import one_of
 from iree_gauntlet.dialects.flagfile import outside
 from iree_gauntlet.dialects.json_text import line_of
 from iree_gauntlet.dialects.locations import BRACKETS_HINT, devices_of_flags, is_url, unreadable
-from iree_gauntlet.dialects.onnx_tests import DEFAULT_BASE, FIXTURE, ModelTest, base_of, read_test_file
 from iree_gauntlet.dialects.spec import SourceFields
 from iree_gauntlet.dialects.spec_file import did_you_mean, problem_at
 from iree_gauntlet.errors import Problem, UsageError
@@ -41,6 +44,19 @@ if TYPE_CHECKING:
     from iree_gauntlet.targets import Target
 
 
+_FIXTURE = "compare_between_iree_and_onnxruntime"
+_BASES = {
+    "GitHubLFSRepositoryCacheScope": "https://github.com/{}/raw/main/",
+    "HuggingFaceCacheScope": "https://huggingface.co/{}/resolve/main/",
+}
+# That of the newest suite.
+_DEFAULT_BASE = _BASES["HuggingFaceCacheScope"].format("onnxmodelzoo/legacy_models")
+_RAISED = {
+    "IreeImportOnnxException": Stage.IMPORT,
+    "IreeCompileException": Stage.COMPILE,
+    "IreeRunException": Stage.THRESHOLD,
+}
+_HINT = "What is read is described in docs/reference/onnx-models.md."
 _MODELS_FOLDER = "onnx_models"
 DIALECT = "onnx_models"
 SOURCES = SourceFields()
@@ -179,10 +195,10 @@ def read_model_specs(
         paths = asked or _configs_in(root)
         configs = [_read_config(path, str(path).removeprefix(prefix)) for path in paths]
         files = [(path, str(path).removeprefix(prefix)) for path in _test_files(root)]
-        read = [(name, *read_test_file(path, name, path.relative_to(root).as_posix())) for path, name in files]
+        read = [(name, *_read_test_file(path, name, path.relative_to(root).as_posix())) for path, name in files]
         known = [test.name for _, tests, _ in read for test in tests]
         configs = _checked(with_own_names(configs), known)
-        base = base_of(root / "conftest.py") if read else DEFAULT_BASE
+        base = _base_of(root / "conftest.py") if read else _DEFAULT_BASE
         read = read or [(config.name, *_named_tests(config)) for config in configs]
         hint = f"Give one as --config, or write {_CONFIGS}/NAME.json there (docs/reference/onnx-models.md)."
         without = Problem(str(root).removeprefix(prefix), 0, "", "this suite of ONNX models has no config", hint)
@@ -349,5 +365,193 @@ def _test_files(root: Path) -> list[Path]:
     for current, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         paths = [Path(current, name) for name in sorted(files) if name.endswith("_test.py")]
-        found += [path for path in paths if has_word(path, FIXTURE)]
+        found += [path for path in paths if has_word(path, _FIXTURE)]
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTest:
+    """A test of one model.
+
+    Attributes:
+        name: pytest's: `tests/…_test.py::test_models[mnist/model/mnist-12.onnx]`.
+        url: of its model, as the suite has it: a URL, or a path from the suite's base.
+        markers: its marks without a meaning of their own.
+        skip: why it is skipped; empty where it runs.
+        fails: the stage at which it is expected to fail; None where it is expected to pass.
+        reason: why.
+    """
+
+    name: str
+    url: str
+    markers: frozenset[str] = frozenset()
+    skip: str = ""
+    fails: Stage | None = None
+    reason: str = ""
+
+
+class _UnreadableError(Exception):
+    """What of a test cannot be read, and where."""
+
+    def __init__(self, node: ast.expr | ast.FunctionDef, what: str) -> None:
+        super().__init__(what)
+        self.line = node.lineno
+
+
+def _read_test_file(path: Path, name: str, inside: str) -> tuple[list[ModelTest], list[Problem]]:
+    """The tests of a file.
+
+    Args:
+        path: the file.
+        name: how the user names it, for messages.
+        inside: its path from the suite's root, as pytest names it.
+
+    Returns:
+        The tests that compare a model, and what is wrong with the file.
+    """
+    try:
+        return _read_tests(ast.parse(path.read_bytes()), name, inside)
+    except OSError as error:
+        return [], [Problem(name, 0, "", f"cannot be read: {error.strerror}", "Check its rights.")]
+    except (SyntaxError, ValueError, RecursionError) as error:
+        line = getattr(error, "lineno", 0) or 0
+        return [], [Problem(name, line, "", f"is not Python: {error}", "Is the file cut off?")]
+
+
+def _read_tests(tree: ast.Module, name: str, inside: str) -> tuple[list[ModelTest], list[Problem]]:
+    constants = dict(_constants(tree))
+    tests: list[ModelTest] = []
+    problems: list[Problem] = []
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
+    for node in functions:
+        try:
+            tests += _tests_of(node, constants, inside)
+        except _UnreadableError as error:
+            problems.append(Problem(name, error.line, node.name, str(error), _HINT))
+    known = {call for node in functions for call in _comparisons(node)}
+    lost = [call for call in _comparisons(tree) if call not in known]
+    problems += [Problem(name, call.lineno, "", "compares a model outside of a test function", _HINT) for call in lost]
+    return tests, problems
+
+
+def _comparisons(tree: ast.AST) -> list[ast.Call]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _dotted(node.func) == _FIXTURE]
+
+
+def _base_of(conftest: Path) -> str:
+    """The URL that the suite's relative URLs begin at, as its `conftest.py` names the repository."""
+    try:
+        tree = ast.parse(conftest.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        # Relative URLs came with the newest suite; what is wrong with a checkout is seen in its tests.
+        return _DEFAULT_BASE
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _dotted(node.func) in _BASES:
+            repository = _text(_keyword(node, "repository_name"), {})
+            if repository:
+                return _BASES[_dotted(node.func)].format(repository)
+    return _DEFAULT_BASE
+
+
+def _constants(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            value = _text(node.value, {})
+            if value is not None:
+                yield node.targets[0].id, value
+
+
+def _tests_of(function: ast.FunctionDef, constants: Mapping[str, str], inside: str) -> Iterator[ModelTest]:
+    calls = _comparisons(function)
+    if not calls:
+        return
+    if len(calls) > 1:
+        raise _UnreadableError(calls[1], f"compares {len(calls)} models: expected one")
+    url = _keyword(calls[0], "model_url") or (calls[0].args[0] if calls[0].args else None)
+    marks = [node for node in function.decorator_list if _mark(node) != "parametrize"]
+    over = [node for node in function.decorator_list if _mark(node) == "parametrize"]
+    if len(over) > 1:
+        raise _UnreadableError(over[1], "is parametrized twice: expected one list of models")
+    for test, names, own in _parameters(over[0]) if over else [("", {}, [])]:
+        found = _text(url, {**constants, **names})
+        if found is None:
+            raise _UnreadableError(calls[0], "its model_url is not text that can be read without running it")
+        name = f"{inside}::{function.name}" + (f"[{test}]" if over else "")
+        # In the order in which pytest keeps them.
+        yield _marked(ModelTest(name, found), [*reversed(marks), *own])
+
+
+def _parameters(decorator: ast.expr) -> Iterator[tuple[str, dict[str, str], list[ast.expr]]]:
+    """(id, value by name, marks) of each parameter."""
+    arguments = decorator.args if isinstance(decorator, ast.Call) else []
+    name, values = (_text(arguments[0], {}), arguments[1]) if len(arguments) > 1 else (None, None)
+    if name is None or not name.isidentifier() or not isinstance(values, ast.List | ast.Tuple):
+        raise _UnreadableError(decorator, 'expected pytest.mark.parametrize("model", [pytest.param("….onnx"), …])')
+    for item in values.elts:
+        called = isinstance(item, ast.Call) and _dotted(item.func) == "pytest.param"
+        given = item.args[0] if isinstance(item, ast.Call) and called and item.args else item
+        value = _text(given, {})
+        if value is None:
+            raise _UnreadableError(item, "a parameter is not text: expected a model's path")
+        marks = _keyword(item, "marks") if isinstance(item, ast.Call) else None
+        own = list(marks.elts) if isinstance(marks, ast.List | ast.Tuple) else [marks] if marks else []
+        named = _text(_keyword(item, "id"), {}) if isinstance(item, ast.Call) else None
+        yield named or value, {name: value}, own
+
+
+def _marked(test: ModelTest, marks: Sequence[ast.expr]) -> ModelTest:
+    """A test with what its marks mean; of several that expect a failure the first one counts, as for pytest."""
+    markers: set[str] = set()
+    skip, fails, why = test.skip, test.fails, ""
+    for node in marks:
+        word = _mark(node)
+        call = node if isinstance(node, ast.Call) else None
+        reason = (_text(_keyword(call, "reason") or (call.args[0] if call.args else None), {}) if call else "") or ""
+        if word == "skip":
+            skip = skip or f"skipped by the suite: {reason or 'no reason given'}"
+        elif word == "xfail":
+            raised = _dotted(_keyword(call, "raises")) if call else ""
+            if not raised:
+                raise _UnreadableError(node, "xfail does not say what is raised, and so at which stage it fails")
+            if raised not in _RAISED:
+                # The suite's own want, which comes before IREE is asked anything.
+                skip = skip or f"the suite expects {raised}: it cannot test this model"
+            elif fails is None:
+                fails, why = _RAISED[raised], reason or f"xfail: {raised}"
+        elif word in ("skipif", ""):
+            raise _UnreadableError(node, "a mark whose meaning cannot be read without running it")
+        else:
+            markers.add(word)
+    return ModelTest(test.name, test.url, frozenset(markers), skip, fails, why)
+
+
+def _mark(node: ast.expr) -> str:
+    """The name of a mark; empty where it is none."""
+    prefix, _, word = _dotted(node.func if isinstance(node, ast.Call) else node).rpartition(".")
+    return word if prefix == "pytest.mark" else ""
+
+
+def _dotted(node: ast.expr | None) -> str:
+    """`pytest.mark.skip` of an expression of names and dots; empty for another."""
+    if isinstance(node, ast.Attribute):
+        before = _dotted(node.value)
+        return f"{before}.{node.attr}" if before else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _keyword(call: ast.Call | None, name: str) -> ast.expr | None:
+    return next((item.value for item in call.keywords if item.arg == name), None) if call else None
+
+
+def _text(node: ast.expr | None, names: Mapping[str, str]) -> str | None:
+    """The text that an expression means: literals, names, and sums of them; None for another."""
+    match node:
+        case ast.Constant(value=str() as text):
+            return text
+        case ast.Name(id=name):
+            return names.get(name)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            first, second = _text(left, names), _text(right, names)
+            return None if first is None or second is None else first + second
+        case _:
+            return None

@@ -24,12 +24,13 @@ from iree_gauntlet.engine.commands import argument_text
 from iree_gauntlet.engine.reference_workers import CHOOSE_INPUTS
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.figures import counted
-from iree_gauntlet.measuring.numerics.blind_spots import find_blind_spot
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances, parse_tolerances, tolerance_of
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from iree_gauntlet.artifacts.store import ArtifactStore
     from iree_gauntlet.cases import Argument, Case
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.reference_workers import ReferenceWorkers
 
 
+# A mistake of so much of an output's largest value should show.
+_VISIBLE = 0.01
+# Slices of fewer values, and axes of more slices, say little of what a model computes.
+_LEAST_VALUES, _MOST_SLICES = 8, 4096
 _PROVENANCE = "provenance.json"
 # Types of outputs that a .npy file can say; iree-run-module reads its integers as signed, which equal no output that a
 # module computes.
@@ -227,7 +232,7 @@ def _blind_spot(item: Mapping[str, Any], allowed: Mapping[str, float]) -> str:
     if not limit or element not in _IN_NPY:
         return ""
     array = np.frombuffer(Path(item["file"]).read_bytes(), item["dtype"]).reshape(item["shape"])
-    return find_blind_spot(array, limit)
+    return _find_blind_spot(array, limit)
 
 
 def _notes(
@@ -438,3 +443,32 @@ def _name(path: Path, spec: Spec) -> str:
     if spec.torch and path.resolve().is_relative_to(external):
         return path.resolve().relative_to(external).as_posix()
     return PurePath(os.path.relpath(path.resolve(), spec.path.parent.resolve())).as_posix()
+
+
+def _find_blind_spot(expected: NDArray[Any], atol: float) -> str:
+    """The worst thing that would pass for an output: zeros, a constant, zeros in a part of it; empty for nothing such.
+
+    Args:
+        expected: of a floating-point type that NumPy has; NaN and infinity are left alone.
+        atol: the absolute tolerance.
+    """
+    values = np.abs(expected.astype(np.float64))
+    if not atol or not values.size or not np.isfinite(values).all():
+        return ""
+    largest = float(values.max())
+    spread = float(np.ptp(expected.astype(np.float64)))
+    allowed = f"and the tolerance is {atol:g}"
+    if 0 < largest <= atol:
+        return f"zeros would pass: no value exceeds {largest:.3g}, {allowed}"
+    if 0 < spread <= atol:
+        return f"a constant would pass: its values differ by {spread:.3g}, {allowed}"
+    for axis, count in enumerate(expected.shape):
+        if 1 < count <= _MOST_SLICES and values.size >= _LEAST_VALUES * count:
+            tops = np.moveaxis(values, axis, 0).reshape(count, -1).max(axis=1)
+            hidden = (tops > 0) & (tops <= atol)
+            if hidden.any():
+                part = f"{int(hidden.sum())} of {count} slices of axis {axis}"
+                return f"zeros would pass in {part}: they never exceed {tops[hidden].max():.3g}, {allowed}"
+    if atol > _VISIBLE * largest > 0:
+        return f"mistakes of up to {100 * atol / largest:.2g} % of its largest value would pass, {largest:.3g}"
+    return ""

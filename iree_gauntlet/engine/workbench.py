@@ -141,8 +141,7 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
         found = machine.modules.lookup(key)
         if found.entry is not None:
             return CacheLookup(key, hit=True, reason="in the cache")
-        damaged = found.reason.startswith(("damaged", "unreadable"))
-        return CacheLookup(key, reason=found.reason if damaged else machine.modules.explain_miss(name, ingredients))
+        return CacheLookup(key, reason=found.damage or machine.modules.explain_miss(name, ingredients))
 
     compiler = toolchain.compiler.identity if toolchain else ""
     return PlanContext(

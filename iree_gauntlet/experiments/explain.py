@@ -12,6 +12,7 @@ import math
 import re
 import shlex
 import shutil
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -36,18 +37,18 @@ from iree_gauntlet.experiments.explaining.failures import Failure, Lost, failure
 from iree_gauntlet.experiments.explaining.locate import Located, locate, locate_in_run
 from iree_gauntlet.experiments.explaining.onnx_workers import onnx_source
 from iree_gauntlet.experiments.explaining.operators import first_wrong_operator
-from iree_gauntlet.experiments.explaining.probing import begin_probes, side_by_side
 from iree_gauntlet.experiments.explaining.reduce import EARLIEST, Reduced, reduce
 from iree_gauntlet.experiments.explaining.repro_script import STILL_THERE
 from iree_gauntlet.experiments.explaining.symptom import FAILURE, WRONG, Symptom, symptom_of
 from iree_gauntlet.experiments.explaining.tools import GO_ON, Tools
+from iree_gauntlet.experiments.explaining.traced_sides import run_with
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.records.earlier_runs import LATEST, asked_for, run_named
 from iree_gauntlet.records.explain_outcome import explained_before
 from iree_gauntlet.requests import NetworkRequest, ToolchainRequest
 from iree_gauntlet.settings import shown
-from iree_gauntlet.toolchains.toolchain import RUN_MODULE
+from iree_gauntlet.toolchains.toolchain import COMPILE, RUN_MODULE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,13 +58,24 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.experiments.explaining.bundle import Bundle, Contents
     from iree_gauntlet.experiments.explaining.operators import OperatorSearch
-    from iree_gauntlet.experiments.explaining.probing import Probed
+    from iree_gauntlet.experiments.explaining.tools import Ran
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.progress import Presenter, Progress
     from iree_gauntlet.records.event_log import EventLog
     from iree_gauntlet.requests import CacheRequest, ExplainRequest
 
 
+# One compile each: flags of the compiler, in the order in which they are reported.
+_PROBES = (
+    ("data tiling off", "--iree-opt-data-tiling=false"),
+    ("no optimisation (O0)", "--iree-opt-level=O0"),
+    ("constant evaluation off", "--iree-opt-const-eval=false"),
+    ("generic CPU", "--iree-llvmcpu-target-cpu=generic"),
+    ("no microkernels", "--iree-llvmcpu-enable-ukernels=none"),
+    ("reductions not reordered", "--iree-llvmcpu-reassociate-fp-reductions=false"),
+)
+# Of a program and its parameters: up to it, memory has room for one more of them.
+_SMALL_BYTES = 1_000_000_000
 _OUTPUT = "--device_replay_output"
 # A larger one is worth less than what it costs to send.
 _LIMIT = 1_000_000
@@ -210,13 +222,13 @@ class _Explainer:
             forms = self._reduced_forms(failure, symptom, reduced, why)
             early = reduced is not None and reduced.phase == EARLIEST
         else:
-            if side_by_side(failure):
-                probes = begin_probes(failure, symptom, tools, pool)
+            if _side_by_side(failure):
+                probes = _begin_probes(failure, symptom, tools, pool)
             operator = cache(partial(self._operator, failure, tools))
             located = self._located(failure, symptom, tools, operator)
             forms = self._located_forms(failure, symptom, located, operator)
         if not (early or probes):
-            probes = begin_probes(failure, symptom, tools, pool)
+            probes = _begin_probes(failure, symptom, tools, pool)
         probed = []
         for future in probes:
             probed.append(future.result())
@@ -429,3 +441,74 @@ def _with_replay(contents: Contents, bundle: Bundle, tools: Tools, *, timeout: f
     except GauntletError:
         # It would be too large; nothing was written.
         return bundle
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What a switch does: `passes`, `fails`, or `unknown` and why."""
+
+    name: str
+    flag: str
+    verdict: str
+    reason: str = ""
+
+
+def _begin_probes(
+    failure: Failure, symptom: Symptom, tools: Tools, pool: ThreadPoolExecutor
+) -> tuple[Future[Probed], ...]:
+    """Begin to find out which switches mend it: each by itself, compiled, and run where that is what fails."""
+    # One after the other: each holds the model's weights.
+    runs = threading.Lock()
+
+    def one(name: str, flag: str) -> Probed:
+        setting = flag.partition("=")[0]
+        flags = [word for word in failure.flags if word.partition("=")[0] != setting]
+        file = f"probe_{setting.removeprefix('--')}.vmfb"
+        ran = tools.cached_compile(
+            file, failure.program, [*flags, flag], timeout=failure.compile_timeout, cwd=failure.compile_cwd
+        )
+        if failure.stage is Stage.COMPILE:
+            return Probed(name, flag, *_verdict(ran, symptom))
+        if not ran.passed:
+            return Probed(name, flag, "unknown", f"does not compile: {_first_error(ran)}")
+        with runs:
+            ran = run_with(failure, tools, file, tools.folder / file)
+        return Probed(name, flag, *_verdict(ran, symptom))
+
+    def one_thread() -> Probed:
+        with runs:
+            argv = [word for word in failure.argv[1:] if not word.startswith("--device=")]
+            argv = ["--device=local-sync", *argv]
+            ran = tools.run_module("probe_local_sync", argv, timeout=failure.timeout, cwd=failure.cwd)
+        return Probed("one thread", "--device=local-sync", *_verdict(ran, symptom))
+
+    known = [(name, flag) for name, flag in _PROBES if tools.knows(COMPILE, flag) and _applies(flag, failure)]
+    probes = [pool.submit(one, name, flag) for name, flag in known]
+    if failure.argv and failure.device == "local-task":
+        probes.append(pool.submit(one_thread))
+    return tuple(probes)
+
+
+def _side_by_side(failure: Failure) -> bool:
+    """Whether a model is small enough for its probes to run while its dispatches are traced."""
+    archives = [Path(failure.cwd, text.rpartition("=")[2]) for text in failure.values("--parameters")]
+    sizes = [file.stat().st_size for file in (failure.program, *archives)]
+    return sum(sizes) <= _SMALL_BYTES
+
+
+def _applies(flag: str, failure: Failure) -> bool:
+    of_cpu = any("llvm-cpu" in word for word in failure.flags)
+    return of_cpu or not flag.startswith("--iree-llvmcpu")
+
+
+def _verdict(ran: Ran, symptom: Symptom) -> tuple[str, str]:
+    if ran.passed:
+        return "passes", ""
+    if symptom.is_in(ran):
+        return "fails", ""
+    return "unknown", ran.outcome.signal or _first_error(ran)
+
+
+def _first_error(ran: Ran) -> str:
+    lines = ran.errors.splitlines()
+    return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "it does not run")[:400]

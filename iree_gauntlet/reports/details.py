@@ -82,7 +82,8 @@ def comparison_line(output: OutputComparison) -> str:
 def _process_line(step: StepOutcome) -> str:
     """How the process ended; empty where there was none, it ended well, or the reason says so already."""
     if step.timed_out:
-        return "" if "timed out" in step.reason else f"ended after its timeout of {duration(step.timeout)}"
+        # Its reason says so, and that a signal followed is our own doing.
+        return ""
     if step.signal:
         return "" if step.signal in step.reason else f"the process was killed by {one_line(step.signal)}"
     if step.exit_code and not step.outputs and f"exit code {step.exit_code}" not in step.reason:

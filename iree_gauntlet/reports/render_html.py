@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import html
 import itertools
+import json
 import re
 from functools import cache, partial
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import jinja2
 from markupsafe import Markup
 
-from iree_gauntlet.document import INK, PAPER, Document, Held, Judged, Kind, Link, Picture, Shaded
+from iree_gauntlet.document import (
+    INK,
+    PAPER,
+    Chart,
+    Document,
+    Folded,
+    Held,
+    Judged,
+    Kind,
+    Link,
+    OnPage,
+    Picture,
+    Shaded,
+)
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import LOOKS, clean, one_line
 from iree_gauntlet.reports.draw import draw_block, drawn_column, held_bar, tone
-from iree_gauntlet.reports.page_scripts import PageScripts, shipped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from iree_gauntlet.document import Cell, Column, Table
+    from iree_gauntlet.document import Block, Cell, Column, Table
 
 
 # What a page has no use for: all before the SVG itself (a declaration, a document type) and its metadata.
@@ -196,3 +211,84 @@ def _inlined(picture: Picture, numbers: Iterator[int]) -> Markup:
         )
     svg = _IDENTIFIER.sub(rf"\g<1>p{next(numbers)}-", _AROUND_SVG.sub("", picture.data.decode("utf-8")))
     return Markup(svg.replace("<svg", Markup('<svg role="img" aria-label="{}"').format(text), 1))  # noqa: S704
+
+
+class PageScripts:
+    """The scripts of a document, with the data of its charts.
+
+    Args:
+        blocks: of the document.
+    """
+
+    def __init__(self, blocks: Iterable[Block]) -> None:
+        self._charts = tuple(_charts(blocks))
+        self._numbers = {id(chart): number for number, chart in enumerate(self._charts)}
+
+    def number(self, chart: Chart) -> int:
+        """Which one it is."""
+        return self._numbers[id(chart)]
+
+    @property
+    def policy(self) -> Markup:
+        """What the page's content policy says of scripts: these alone run, whatever a name in the page holds."""
+        digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in self._scripts)
+        return Markup("; script-src {}").format(Markup(" ").join(map(Markup("'sha256-{}'").format, digests)))
+
+    @property
+    def _scripts(self) -> tuple[str, ...]:
+        return (shipped("page.js"), *([_chart_script()] if self._charts else []))
+
+    @property
+    def style(self) -> Markup:
+        """The style sheet of uPlot."""
+        return Markup(shipped("uplot/uPlot.min.css")) if self._charts else Markup()  # noqa: S704
+
+    @property
+    def written(self) -> Markup:
+        """The data and the scripts, for the end of the page."""
+        # In a script, only what could end it has a meaning.
+        data = json.dumps(_data(self._charts), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+        charts = Markup('<script type="application/json" id="charts">{}</script>\n').format(Markup(data))  # noqa: S704
+        scripts = (Markup("<script>{}</script>").format(Markup(script)) for script in self._scripts)  # noqa: S704
+        return (charts if self._charts else Markup()) + Markup("\n").join(scripts)
+
+
+def _charts(blocks: Iterable[Block]) -> Iterator[Chart]:
+    for block in blocks:
+        if isinstance(block, Chart):
+            yield block
+        elif isinstance(block, Folded | OnPage):
+            yield from _charts(block.blocks)
+
+
+def _data(charts: Iterable[Chart]) -> dict[str, Any]:
+    """What `charts.js` reads: origins and rows of them once each, for most charts share them."""
+    origins: dict[tuple[str, ...], int] = {}
+    tracks: dict[tuple[int, ...], int] = {}
+    shown = []
+    for chart in charts:
+        track = tuple(origins.setdefault(tuple(map(clean, origin)), len(origins)) for origin in chart.origins)
+        shown.append(
+            {
+                "track": tracks.setdefault(track, len(tracks)),
+                "values": [int(value) if value == int(value) else float(f"{value:.6g}") for value in chart.values],
+                "unit": chart.unit,
+                "says": chart.says,
+                "level": chart.level,
+                "changes": chart.changes,
+                "disturbed": chart.disturbed,
+            }
+        )
+    return {"origins": list(origins), "tracks": list(tracks), "charts": shown}
+
+
+@cache
+def _chart_script() -> str:
+    licence = shipped("uplot/LICENSE").strip()
+    return f"/*\n{licence}\n*/\n{shipped('uplot/uPlot.iife.min.js').strip()}\n{shipped('charts.js')}"
+
+
+@cache
+def shipped(name: str) -> str:
+    """A file that lies beside this one."""
+    return (files(__package__) / name).read_text(encoding="utf-8")

@@ -26,7 +26,7 @@ from iree_gauntlet.settings import cache_folder, project_folder, shown, typed_co
 from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.toolchain import COMPILE
 from iree_gauntlet.torch_models.bench_chain import DIALECT, Chain
-from iree_gauntlet.torch_models.bench_result import perf_entry, result_lines
+from iree_gauntlet.torch_models.bench_result import append_result, check_output, perf_entry, result_lines
 from iree_gauntlet.torch_models.bench_session import BenchSession
 from iree_gauntlet.torch_models.build_plan import BuildPlan
 from iree_gauntlet.torch_models.compiler_options import (
@@ -39,7 +39,6 @@ from iree_gauntlet.torch_models.compiler_options import (
 from iree_gauntlet.torch_models.discovery import discover, find_model
 from iree_gauntlet.torch_models.instantiate import check_options
 from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError
-from iree_gauntlet.torch_models.perf_file import append_result, check_output
 from iree_gauntlet.torch_models.torch_python import find_torch_python
 
 if TYPE_CHECKING:

@@ -3,39 +3,52 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import re
 import sys
 import tomllib
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, cast
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import tomlkit
 
 from iree_gauntlet.cases import FailureKind, Stage, Verdict
-from iree_gauntlet.diagnostics import stable_text
+from iree_gauntlet.diagnostics import diagnostic_of, stable_text
+from iree_gauntlet.dialects.op_config_edit import EXPECTED_LISTS, Addition, Removal, with_changes
 from iree_gauntlet.dialects.op_tests import DIALECT
+from iree_gauntlet.dialects.op_trees import OpSpec
 from iree_gauntlet.dialects.suite import read_suite
 from iree_gauntlet.dialects.toml_file import read_toml
+from iree_gauntlet.dialects.trees import read_specs
 from iree_gauntlet.engine.workspace import suite_path
-from iree_gauntlet.errors import ExitCode, UsageError
+from iree_gauntlet.errors import ExitCode, GauntletError, SpecError, UsageError
+from iree_gauntlet.figures import counted
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.goldens.goldens import release_of
-from iree_gauntlet.records.earlier_runs import asked_for, newest_run, run_named
-from iree_gauntlet.settings import runs_folder, shown
-from iree_gauntlet.upkeep.op_xfail_update import config_changes, is_operator_run, short_reason
+from iree_gauntlet.records.earlier_runs import Asked, asked_for, newest_run, run_named
+from iree_gauntlet.records.run_folder import free_folder
+from iree_gauntlet.requests import Defaults, FolderRequest, RunRequest
+from iree_gauntlet.settings import project_folder, runs_folder, shown
+from iree_gauntlet.steps import BATCH_MODEL
 from iree_gauntlet.upkeep.proposed_changes import FileChange, hand_out
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from pathlib import Path
+    from collections.abc import Collection, Mapping, Sequence
 
     from tomlkit.items import AoT
 
     from iree_gauntlet.dialects.load import ExpectedFailure
-    from iree_gauntlet.requests import RunRequest
+    from iree_gauntlet.dialects.op_configs import SuiteConfig
+    from iree_gauntlet.results import Result
     from iree_gauntlet.upkeep.upkeep_requests import XfailUpdateRequest
 
 
+# By stage, and whether the tool crashes there.
+_LISTS = dict(zip(itertools.product(("compile", "run"), (False, True)), EXPECTED_LISTS, strict=True))
+_LONGEST_DIAGNOSTIC = 120
+# What `--lenient` leaves of an unexpected pass.
+_LENIENT = "passed although expected to fail"
 # The result of a broken golden belongs into the golden, not into a list of failures.
 _STAGES = (Stage.IMPORT, Stage.COMPILE, Stage.THRESHOLD)
 # What runs are called that are no suite's.
@@ -77,8 +90,8 @@ def update(asked: XfailUpdateRequest, request: RunRequest) -> ExitCode:
         raise UsageError(f"{shown(run)} did not finish", "`run --resume` continues it.")
     changes: list[FileChange] = []
     suite = _suite_of(run, record, asked.suite)
-    if is_operator_run(record):
-        changes += config_changes(run, record, suite, asked.rerun, request)
+    if _is_operator_run(record):
+        changes += _config_changes(run, record, suite, asked.rerun, request)
     elif suite is None:
         raise UsageError(f"{shown(run)} was not a suite's", "Run a suite, or name the file with --suite.")
     if suite is not None:
@@ -104,7 +117,7 @@ def _suite_change(run: Path, record: JournalRecord, path: Path) -> FileChange:
 def _suite_of(run: Path, record: JournalRecord, suite: str) -> Path | None:
     asked = asked_for(run)
     named = suite or asked.selection.get("suite")
-    if not named and not (is_operator_run(record) and record.runs[-1]["suite"] == _NO_SUITE):
+    if not named and not (_is_operator_run(record) and record.runs[-1]["suite"] == _NO_SUITE):
         named = asked.defaults.get("suite")
     return suite_path(str(named)) if named else None
 
@@ -137,7 +150,7 @@ def _new_failures(record: JournalRecord, release: str, listed: Sequence[Expected
         if result is None or result.verdict not in (Verdict.FAILED, Verdict.ERROR) or step["dialect"] == DIALECT:
             continue
         case, stage = f"{step['model']}/{step['submodel']}", Stage(step["stage"])
-        reason = short_reason(result.reason)
+        reason = _short_reason(result.reason)
         error = result.verdict is Verdict.ERROR and not result.crashed
         if error or stage not in _STAGES:
             why = "an error is no failure of the product" if error else "golden.update is for figures"
@@ -215,3 +228,313 @@ def _reads_as(text: str, expected: dict[str, object]) -> bool:
         return tomllib.loads(text) == expected
     except tomllib.TOMLDecodeError:
         return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A case whose lists may change."""
+
+    listed: Listed
+    found: Found
+    changes: Sequence[Removal | Addition]
+    words: str
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the outcome of its compile is in question."""
+        return any("_compile_" in change.list for change in self.changes)
+
+
+def _config_changes(
+    run: Path, record: JournalRecord, suite: Path | None, count: int, request: RunRequest
+) -> list[FileChange]:
+    """What the configs of a run's operator suites are to become, by the run and by running again what differs.
+
+    Args:
+        run: its folder.
+        record: of the run.
+        suite: file of its suite; None where it was none's.
+        count: how often it is run again; 0 trusts the run.
+        request: how it is run again.
+
+    Raises:
+        UsageError: what the run was about is not there any more, or another IREE is.
+        GauntletError: a config cannot be edited, or cannot be read.
+    """
+    asked = asked_for(run)
+    release = release_of(str(record.runs[-1].get("toolchain", {}).get("compiler", "")))
+    candidates = _candidates(_found_in(record), _listed_cases(asked, suite), release)
+    if count < 0:
+        raise UsageError(f"--rerun {count}: expected how often to run again", "0 trusts the run.")
+    if candidates and count:
+        # Each by itself, as it is judged.
+        kept = {**asked.selection, "batch": 0, "shard": "", "shard_costs": ""}
+        request = replace(request, defaults=Defaults.of(asked.defaults), stages=asked.stages or ()).with_kept(kept)
+        candidates = _steady(run, record, candidates, count, request)
+    by_config: dict[Path, list[Removal | Addition]] = {}
+    for candidate in candidates.values():
+        sys.stderr.write(f"{candidate.words}  [{shown(candidate.listed.config).name}]\n")
+        by_config.setdefault(candidate.listed.config, []).extend(candidate.changes)
+    return [_file_change(path, changes) for path, changes in by_config.items()]
+
+
+def _candidates(found: Mapping[str, Found], listed: Mapping[str, Listed], release: str) -> dict[str, _Candidate]:
+    candidates = {}
+    for chain, outcome in found.items():
+        if not outcome.unexpected:
+            continue
+        case = listed.get(chain)
+        if case is None:
+            sys.stderr.write(f"left out  {chain}: its case or config is not there any more\n")
+        elif outcome.unjudged:
+            sys.stderr.write(f"not added {case.entry}: {outcome.unjudged}\n")
+        else:
+            changes, words = _changes_of(case, outcome, release)
+            if changes:
+                candidates[chain] = _Candidate(case, outcome, changes, words)
+    return candidates
+
+
+def _steady(
+    run: Path, record: JournalRecord, candidates: Mapping[str, _Candidate], count: int, request: RunRequest
+) -> dict[str, _Candidate]:
+    """Those that come out the same every time; the others are reported."""
+    words = f"{counted(len(candidates), 'case')}, {counted(count, 'time')}"
+    sys.stderr.write(f"running again what came out otherwise than expected: {words} (--rerun 0 trusts the run)\n")
+    # A module from the cache says nothing about a compile, and one that was in question is not needed for the others.
+    parts = {
+        True: [chain for chain, candidate in candidates.items() if candidate.compiles],
+        False: [chain for chain, candidate in candidates.items() if not candidate.compiles],
+    }
+    outcomes = {chain: [candidate.found] for chain, candidate in candidates.items()}
+    for _ in range(count):
+        for compiles, chains in parts.items():
+            if chains:
+                again = _run_again(run, record, chains, request, forced=compiles)
+                for chain in chains:
+                    if chain in again:
+                        outcomes[chain].append(again[chain])
+    steady = {}
+    for chain, seen in outcomes.items():
+        if len(seen) <= count:
+            # Of another machine's part of a merged run, or for a target that is not there.
+            where = candidates[chain].listed.config.name
+            sys.stderr.write(f"left out {chain}: it cannot be run again here; --rerun 0 trusts the run  [{where}]\n")
+        elif len({found.words for found in seen}) == 1:
+            steady[chain] = candidates[chain]
+        else:
+            verdicts = ", ".join(found.words for found in seen)
+            listed = candidates[chain].listed
+            sys.stderr.write(f"flaky    {listed.entry}: {verdicts}: left as it is  [{listed.config.name}]\n")
+    return steady
+
+
+def _run_again(
+    run: Path, record: JournalRecord, chains: Collection[str], request: RunRequest, *, forced: bool
+) -> dict[str, Found]:
+    """The result of some chains of a run in another one, which is kept in the run's folder `again`."""
+    # What runs brings the engine; a diff without reruns need not wait for it.
+    from iree_gauntlet.experiments import run as execute  # noqa: PLC0415
+    from iree_gauntlet.reports.experiment_reports import ConsolePresenter  # noqa: PLC0415
+
+    # Inside of the run, so that it stays the newest one.
+    folder = free_folder(run.resolve() / "again" / "1")
+    request = replace(
+        request,
+        folder=FolderRequest(run_dir=str(folder)),
+        conduct=replace(request.conduct, force_recompile=forced),
+        chains=frozenset(chains),
+    )
+    # The diff alone goes to standard output.
+    code = execute.run(execute.choose(request), ConsolePresenter(sys.stderr), brief=True).exit_code
+    again = read_journal(folder / JOURNAL)
+    if code is ExitCode.INTERRUPTED or again.end is None or again.end.get("interrupted"):
+        raise KeyboardInterrupt
+    identities = [one.runs[-1].get("toolchain", {}).get("identity", "") for one in (record, again)]
+    if identities[0] != identities[1]:
+        raise UsageError(
+            f"{shown(run)} was run with another IREE than the one that is here now",
+            "Give that IREE with --iree, or --rerun 0 to trust the run.",
+        )
+    return _found_in(again)
+
+
+def _file_change(path: Path, changes: Sequence[Removal | Addition]) -> FileChange:
+    try:
+        text = path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise GauntletError(f"{path}: cannot be read: {error}", "`lint` shows what is wrong with it.") from error
+    try:
+        return FileChange(path, text, with_changes(text, changes))
+    except GauntletError as error:
+        raise GauntletError(f"{path}: {error.what}", error.hint) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The result of a case under one config.
+
+    Attributes:
+        stage: at which it failed, `compile` or `run`; empty where it did not.
+        crash: whether it was a crash of the tool.
+        passed: what it got through before.
+        reason: why it failed.
+        unjudged: what kept it from being judged; empty where nothing did.
+        unexpected: whether something came out otherwise than its config says.
+    """
+
+    stage: str = ""
+    crash: bool = False
+    passed: frozenset[str] = frozenset()
+    reason: str = ""
+    unjudged: str = ""
+    unexpected: bool = False
+
+    @property
+    def words(self) -> str:
+        """`passed`, `failed at compile`, `crashed at run`, `error`."""
+        if self.unjudged:
+            return "error"
+        if not self.stage:
+            return "passed"
+        return f"{'crashed' if self.crash else 'failed'} at {self.stage}"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A case as a config has it.
+
+    Attributes:
+        config: its file.
+        entry: the name under which the config lists it, or would.
+        lists: the lists of expected failures in which it stands, with the reason that is given there.
+    """
+
+    config: Path
+    entry: str
+    lists: Mapping[str, str]
+
+
+def _is_operator_run(record: JournalRecord) -> bool:
+    """Whether there are cases of operator suites in a run."""
+    return any(step["dialect"] == DIALECT for step in record.steps)
+
+
+def _found_in(record: JournalRecord) -> dict[str, Found]:
+    """The result of each case of operator suites, by chain."""
+    chains: dict[str, list[dict[str, Any]]] = {}
+    for step in record.steps:
+        if step["dialect"] == DIALECT and step["model"] != BATCH_MODEL:
+            chains.setdefault(step["chain"], []).append(step)
+    return {chain: _found(steps, record.results) for chain, steps in chains.items()}
+
+
+def _found(steps: Sequence[Mapping[str, Any]], results: Mapping[str, Result]) -> Found:
+    passed: set[str] = set()
+    unexpected = False
+    for step in steps:
+        stage = Stage(step["stage"])
+        name = "compile" if stage is Stage.COMPILE else "run" if stage in (Stage.THRESHOLD, Stage.BENCHMARK) else ""
+        result = results.get(step["id"])
+        if result is None:
+            return Found(unjudged="it was not finished", unexpected=True)
+        verdict, reason = result.verdict, result.reason
+        if verdict is Verdict.SKIPPED:
+            continue
+        if verdict in (Verdict.PASSED, Verdict.XPASSED, Verdict.INCONCLUSIVE):
+            lenient = any(note.startswith(_LENIENT) for note in result.notes)
+            unexpected = unexpected or lenient or verdict is Verdict.XPASSED
+            passed.add(name)
+            continue
+        crash = result.crashed
+        if verdict is Verdict.ERROR and not crash:
+            return Found(unjudged=f"{reason} (an error is no failure of the product)", unexpected=True)
+        if not name:
+            return Found(unjudged=reason, unexpected=True)
+        if any(check.passed is False for check in result.checks):
+            return Found(unjudged=f"{reason} (golden.update is for figures)", unexpected=True)
+        return Found(name, crash, frozenset(passed), reason, unexpected=unexpected or verdict is not Verdict.XFAILED)
+    return Found(passed=frozenset(passed), unexpected=unexpected)
+
+
+def _listed_cases(asked: Asked, suite: Path | None) -> dict[str, Listed]:
+    """The cases that a run was asked for as their configs have them now, by chain.
+
+    Args:
+        asked: what the run was asked for.
+        suite: file of its suite; None where it was none's.
+
+    Raises:
+        UsageError: the folders of the run are not there from here.
+        SpecError: the run's suite, or a config, cannot be read.
+    """
+    named = read_suite(suite) if suite else None
+    default = list(named.spec_dirs) if named else [shown(project_folder() / "specs")]
+    folders = [Path(folder) for folder in asked.selection["spec_dir"]] or default
+    configs = [Path(config) for config in asked.selection.get("config") or ()] or list(named.configs if named else ())
+    specs = [spec for spec in read_specs(folders, configs=configs) if isinstance(spec, OpSpec)]
+    used = {config.path: config for spec in specs for config in spec.suite.configs}
+    unread = [problem for config in used.values() if config.document is None for problem in config.problems]
+    if unread:
+        raise SpecError(unread, "configs")
+    prefixed = {path: _is_prefixed(config) for path, config in used.items()}
+    cases: dict[str, Listed] = {}
+    for spec in specs:
+        for config in spec.suite.configs:
+            listed = _listed(spec, config, long=prefixed[config.path])
+            cases[f"{spec.model}/{spec.stem}@{config.target.name}"] = listed
+    return cases
+
+
+def _listed(spec: OpSpec, config: SuiteConfig, *, long: bool) -> Listed:
+    lists = {}
+    entry = spec.keys[0 if long else -1]
+    for key in spec.keys:
+        for name in _LISTS.values():
+            if key in getattr(config.document, name):
+                entry = key
+                reasons = [item.reason for item in config.expected.get(key, ()) if item.origin.field.startswith(name)]
+                lists[name] = next((reason for reason in reasons if reason != f"in {name}"), "")
+    return Listed(config.path, entry, lists)
+
+
+def _is_prefixed(config: SuiteConfig) -> bool:
+    """Whether a config writes the torch variant's folder before its entries."""
+    entries = (entry for name in _LISTS.values() for entry in getattr(config.document, name))
+    return any(entry.startswith("generated/") for entry in entries)
+
+
+def _changes_of(listed: Listed, found: Found, release: str) -> tuple[list[Removal | Addition], str]:
+    """What a case's lists are to become, and what is done in a few words; nothing where they are right.
+
+    Args:
+        listed: the case in its config.
+        found: its result.
+        release: of the IREE that it came to that with.
+    """
+    if found.unjudged:
+        return [], ""
+    wanted = _LISTS[found.stage, found.crash] if found.stage else ""
+    keep = {wanted}
+    if found.crash:
+        # Where it stands in both lists of a stage, that of crashes counts.
+        keep.add(_LISTS[found.stage, False])
+    known = found.passed | ({"compile", "run"} if found.stage == "compile" else {found.stage})
+    gone = [name for (stage, _), name in _LISTS.items() if name in listed.lists and stage in known and name not in keep]
+    changes: list[Removal | Addition] = [Removal(name, listed.entry) for name in gone]
+    said = "; ".join(
+        f"no longer in {name}" + (f" ({listed.lists[name]})" if listed.lists[name] else "") for name in gone
+    )
+    if not wanted or wanted in listed.lists:
+        return changes, f"remove   {listed.entry}: {found.words}, {said}" if gone else ""
+    diagnostic = _short_reason(found.reason)
+    reason = f"{found.stage}: {diagnostic}" + (f" (IREE {release})" if release else "")
+    changes.append(Addition(wanted, listed.entry, reason))
+    verb = "move    " if gone else "add     "
+    return changes, f"{verb} {listed.entry}: {wanted}: {diagnostic}" + (f"; {said}" if gone else "")
+
+
+def _short_reason(reason: str) -> str:
+    """What a list of expected failures says of a failure: what the tool said, and of which operator."""
+    text = diagnostic_of(reason) or "no reason was given"
+    return text if len(text) <= _LONGEST_DIAGNOSTIC else text[: _LONGEST_DIAGNOSTIC - 1] + "…"

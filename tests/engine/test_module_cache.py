@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.artifacts import hashing
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.engine.modules import module_cache
-from iree_gauntlet.engine.modules.module_cache import EntryGoneError, ModuleCache, Publication
+from iree_gauntlet.engine.modules.module_cache import EntryGoneError, Lookup, ModuleCache, Publication
 from iree_gauntlet.engine.modules.module_entry import sealed
 from iree_gauntlet.engine.modules.module_key import describe_changes, flag_ingredients, join_flags, make_key
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
@@ -63,13 +63,12 @@ def leftovers(cache: ModuleCache) -> list[Path]:
 
 def test_round_trip(cache: ModuleCache, tmp_path: Path) -> None:
     key = make_key(INGREDIENTS)
-    missing = cache.lookup(key)
-    assert (missing.entry, missing.reason) == (None, "not in the cache")
+    assert cache.lookup(key) == Lookup(None)
     published = publish(cache, tmp_path / "run")
     assert published.note == ""
     for reader in (cache, ModuleCache(cache.folder)):
         found = reader.lookup(key)
-        assert found.reason == "found"
+        assert found.damage == ""
         entry = found.entry
         assert entry is not None
         assert entry == published.entry
@@ -130,7 +129,7 @@ def test_any_changed_byte_is_damage(cache: ModuleCache, tmp_path: Path) -> None:
             path.write_bytes(content[:index] + bytes([content[index] ^ 1]) + content[index + 1 :])
             found = ModuleCache(cache.folder).lookup(key)
             assert found.entry is None, (name, index)
-            assert found.reason.startswith("damaged: ")
+            assert found.damage.startswith("damaged: ")
             path.write_bytes(content)
     assert ModuleCache(cache.folder).lookup(key).entry is not None
     assert leftovers(cache) == []
@@ -143,13 +142,13 @@ def test_cut_or_missing_file_is_damage(cache: ModuleCache, tmp_path: Path, name:
     publish(cache, tmp_path / "run")
     path.unlink()
     for _ in range(2):
-        assert cache.lookup(key).reason == "damaged: a file is missing"
+        assert cache.lookup(key).damage == "damaged: a file is missing"
     assert publish(cache, tmp_path / "run").entry is not None
     assert cache.lookup(key).entry is not None
     content = path.read_bytes()
     path.unlink()
     path.write_bytes(content[:-1])
-    assert cache.lookup(key).reason.startswith("damaged: ")
+    assert cache.lookup(key).damage.startswith("damaged: ")
 
 
 def test_writing_through_a_hard_link_is_noticed(cache: ModuleCache, tmp_path: Path) -> None:
@@ -158,7 +157,7 @@ def test_writing_through_a_hard_link_is_noticed(cache: ModuleCache, tmp_path: Pa
     own = tmp_path / "run" / "m.vmfb"
     own.chmod(0o644)
     own.write_bytes(b"VMFB")
-    assert cache.lookup(entry.key).reason == "damaged: the checksum of module does not match"
+    assert cache.lookup(entry.key).damage == "damaged: the checksum of module does not match"
     again = publish(cache, tmp_path / "run")
     assert again.entry is not None
     assert again.entry.files["module"].read_bytes() == b"vmfb"
@@ -170,7 +169,7 @@ def test_entry_under_another_key_is_damage(cache: ModuleCache, tmp_path: Path) -
     modules = cache.folder / "modules"
     (modules / other[:2]).mkdir(exist_ok=True)
     (modules / key[:2] / key).rename(modules / other[:2] / other)
-    assert cache.lookup(other).reason == "damaged: entry.json belongs to another key or format"
+    assert cache.lookup(other).damage == "damaged: entry.json belongs to another key or format"
 
 
 def test_entry_that_points_outside_is_damage(cache: ModuleCache, tmp_path: Path) -> None:
@@ -180,7 +179,7 @@ def test_entry_that_points_outside_is_damage(cache: ModuleCache, tmp_path: Path)
     secret = hashlib.sha256(b"").hexdigest()
     forged = {"format": 1, "key": key, "files": {"../../x": {"sha256": secret}}}
     path.write_bytes(sealed(forged))
-    assert cache.lookup(key).reason == "damaged: entry.json names '../../x' as a file"
+    assert cache.lookup(key).damage == "damaged: entry.json names '../../x' as a file"
     with pytest.raises(ValueError, match="no key"):
         cache.lookup("../../etc")
 
@@ -321,10 +320,10 @@ def publish():
     assert done.entry is not None, done.note
 def look():
     found = ModuleCache(folder / "cache").lookup(key)
-    seen.add(found.reason)
+    seen.add(found.damage or ("found" if found.entry else "not in the cache"))
     assert found.entry is None or found.entry.files["module"].read_bytes() == b"vmfb" * 50_000
     if found.entry is None:
-        assert found.reason == "not in the cache", found.reason
+        assert found.damage == "", found.damage
 print(killed_everywhere(publish, look), *sorted(seen), sep="\\n")
 """
 
@@ -591,7 +590,7 @@ def test_a_large_file_that_was_written_to_is_damage(cache: ModuleCache, tmp_path
     with (tmp_path / "run" / "m.vmfb").open("r+b") as file:
         file.write(b"x")
     for reader in (cache, ModuleCache(cache.folder), ModuleCache(cache.folder)):
-        assert reader.lookup(entry.key).reason == "damaged: the checksum of module does not match"
+        assert reader.lookup(entry.key).damage == "damaged: the checksum of module does not match"
     again = publish(cache, tmp_path / "other", content=LARGE)
     assert again.note == ""
     assert ModuleCache(cache.folder).lookup(entry.key).entry is not None

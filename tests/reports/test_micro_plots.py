@@ -11,18 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
-from iree_gauntlet.reports.sweeps.plot_style import (
+from iree_gauntlet.reports.sweeps.sweep_document import times
+from iree_gauntlet.reports.sweeps.sweep_plots import (
     STATUS_MARKS,
     STYLE,
     WORD_COLOURS,
+    Plot,
     colour_of,
+    draw_plots,
+    grid_map,
     ink_on,
+    is_grid,
+    overview_map,
     scale_limit,
     scale_ticks,
+    speedup_bars,
     tick_text,
 )
-from iree_gauntlet.reports.sweeps.sweep_document import times
-from iree_gauntlet.reports.sweeps.sweep_plots import Plot, draw_plots, grid_map, is_grid, overview_map, speedup_bars
 from iree_gauntlet.reports.sweeps.sweep_rows import Entry, entries, read_rows
 from tests.support.micro_records import RECIPES, grid, point, ratio, record, squares, variant
 

@@ -113,10 +113,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """The result of a lookup; `reason` is one line, also for a hit."""
+    """The result of a lookup; `damage` is what is wrong with what is there, in one line, where that keeps it away."""
 
     entry: Entry | None
-    reason: str
+    damage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +161,10 @@ class ModuleCache:
         try:
             entry = self._read(key, place)
             _note_use(place, self.clock())
-            return Lookup(entry, "found")
+            return Lookup(entry)
         except FileNotFoundError:
             if not place.exists():
-                return Lookup(None, "not in the cache")
+                return Lookup(None)
             what = "a file is missing"
         except DamageError as damage:
             what = str(damage)
@@ -382,7 +382,7 @@ class ModuleCache:
             if found.entry is not None:
                 return Publication(found.entry)
             self.remove(key)
-        return Publication(None, f"not kept in the cache: {found.reason}")
+        return Publication(None, f"not kept in the cache: {found.damage or 'it is gone again'}")
 
     def _remember(self, place: Path, hashes: Mapping[str, str]) -> None:
         """Note the hashes of files that were just written, and hashed, by nobody else."""

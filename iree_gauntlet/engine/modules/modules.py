@@ -154,9 +154,9 @@ class ModuleMaker:
             return found.entry, "--force-recompile"
         if dumps:
             return found.entry, step.cache.reason
-        if found.reason.startswith(("damaged", "unreadable")):
-            self._progress.message(f"{step.id}: in the cache it is {found.reason}: making it again")
-            return found.entry, found.reason
+        if found.damage:
+            self._progress.message(f"{step.id}: in the cache it is {found.damage}: making it again")
+            return found.entry, found.damage
         return found.entry, self._cache.explain_miss(step.id, ingredients)
 
     def _from_cache(self, step: Step, entry: Entry, key: str, reason: str = "in the cache") -> Result:

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.torch_models import perf_file
-from iree_gauntlet.torch_models.perf_file import Appended, result_path
+from iree_gauntlet.torch_models import bench_result
+from iree_gauntlet.torch_models.bench_result import Appended, result_path
 from tests.support.budgets import part_of_the_examples
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.permissions import permissions_respected
@@ -31,20 +31,20 @@ ABOUT = {
 WRITER = """
 import os, sys
 from pathlib import Path
-from iree_gauntlet.torch_models import perf_file
+from iree_gauntlet.torch_models import bench_result
 # Each waits for the others' locks for as long as it takes.
-perf_file._LOCK_SECONDS = 500.0
+bench_result._LOCK_SECONDS = 500.0
 path, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 for number in range(count):
     result = {"samples_per_sec": 1.0, "writer": name, "number": number, "filler": "x" * 20000}
-    perf_file.append_result(path, result, Path(os.environ["LOCKS"]))
+    bench_result.append_result(path, result, Path(os.environ["LOCKS"]))
 """
 # Child after child appends a result and is killed at a point of it, the first one at its first, until one comes
 # through. Points are before and after each call that changes files.
 KILLED = """
 import json, os, signal, sys
 from pathlib import Path
-from iree_gauntlet.torch_models.perf_file import append_result
+from iree_gauntlet.torch_models.bench_result import append_result
 
 CALLS = {
     *("open", "write", "flush", "close", "fsync", "fchmod", "chmod", "truncate", "utime"),
@@ -94,11 +94,11 @@ def locks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 def append_result(output: str | Path, entry: dict[str, Any]) -> Appended:
-    return perf_file.append_result(output, entry, Path(os.environ["LOCKS"]))
+    return bench_result.append_result(output, entry, Path(os.environ["LOCKS"]))
 
 
 def check_output(output: str | Path) -> None:
-    perf_file.check_output(output, Path(os.environ["LOCKS"]))
+    bench_result.check_output(output, Path(os.environ["LOCKS"]))
 
 
 def result(**more: Any) -> dict[str, Any]:
@@ -300,9 +300,9 @@ def test_a_cache_without_room_for_locks_is_told_before_a_run(tmp_path: Path, loc
 
 
 def test_a_lock_that_is_never_freed_is_named(tmp_path: Path, locks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(perf_file, "_LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(bench_result, "_LOCK_SECONDS", 0.1)
     path = tmp_path / "perf.json"
-    with perf_file._locked(path, locks), pytest.raises(GauntletError, match="another process has been writing it"):
+    with bench_result._locked(path, locks), pytest.raises(GauntletError, match="another process has been writing it"):
         append_result(path, result())
 
 
