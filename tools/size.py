@@ -169,7 +169,8 @@ def _find_places(tree: ast.Module) -> dict[str, list[tuple[int, str]]]:
     """By column, the lines and names of what it counts."""
     found: dict[str, list[tuple[int, str]]] = {}
     nodes = list(ast.walk(tree))
-    found["keys"] = [(line, "") for line in sorted({node.lineno for node in nodes if _indexes_by_string(node)})]
+    indexing = [node for node in nodes if isinstance(node, ast.expr) and _indexes_by_string(node)]
+    found["keys"] = [(line, "") for line in sorted({node.lineno for node in indexing})]
     found["any"] = [(node.lineno, "") for node in nodes if isinstance(node, ast.Name) and node.id == "Any"]
     found["not_none"] = [(node.lineno, "") for node in nodes if isinstance(node, ast.Assert) and _asks_not_none(node)]
     functions = [node for node in nodes if isinstance(node, _Function)]
@@ -191,8 +192,9 @@ def _indexes_by_string(node: ast.AST) -> bool:
         # Not `Literal["a"]` and other types.
         typed = isinstance(node.value, ast.Name) and node.value.id[:1].isupper()
         return not typed and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
-    got = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args
-    return bool(got) and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args:
+        return isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str)
+    return False
 
 
 def _asks_not_none(node: ast.Assert) -> bool:
