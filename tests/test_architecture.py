@@ -181,6 +181,21 @@ def test_what_has_no_underscore_is_for_other_files() -> None:
             assert "__all__" not in module.offered, module.path
 
 
+def test_a_program_begins_where_all_of_it_is_defined() -> None:
+    early = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        starts = [
+            place
+            for place, node in enumerate(body)
+            if isinstance(node, ast.If)
+            and "__name__" in ast.unparse(node.test)
+            and "main(" in ast.unparse(node.body[0])
+        ]
+        early += [path.name for place in starts if place != len(body) - 1]
+    assert not early, f"what stands below is not defined yet when they run: {early}"
+
+
 def test_modules_have_one_job_and_are_not_large() -> None:
     vague = {"utils", "util", "helpers", "common", "misc"}
     assert [module.path for module in modules() if module.path.stem in vague or module.lines > 600] == []

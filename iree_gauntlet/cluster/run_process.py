@@ -163,10 +163,6 @@ def _read(line: bytes) -> Any:
     return pickle.loads(base64.b64decode(line))  # noqa: S301
 
 
-if __name__ == "__main__":
-    main()
-
-
 @contextmanager
 def _opened_here(shared: SharedRun) -> Iterator[Opened]:
     """A run that was started elsewhere.
@@ -423,3 +419,7 @@ def _tools(side: HereSteps) -> SideTools:
     compiles: list[Step] = [step for step in side.run.steps if step.stage is Stage.COMPILE]
     outputs = [dict(step.outputs) for step in compiles]
     return SideTools(side.run.machine, {made["module"]: made for made in outputs})
+
+
+if __name__ == "__main__":
+    main()
