@@ -36,10 +36,9 @@ from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cluster.dask_link import DaskLink
 from iree_gauntlet.cluster.dask_worker import GauntletWorker
 from iree_gauntlet.cluster.fleet import Fleet, FleetQueue
-from iree_gauntlet.cluster.link import Answer, Answered, Joined
+from iree_gauntlet.cluster.link import Answer, Answered, Home, Joined, RunFacts, SharedRun
 from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer
 from iree_gauntlet.cluster.project_copy import ProjectCopy
-from iree_gauntlet.cluster.run_order import Home, RunFacts, SharedRun
 from iree_gauntlet.cluster.runner import ClusterRunner, kept_below
 from iree_gauntlet.reports.live.plain_progress import PlainProgress
 from iree_gauntlet.requests import RunRequest

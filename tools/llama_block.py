@@ -26,9 +26,8 @@ import numpy as np
 from llama_reference import logits, parameter_shapes, read_architecture
 
 from iree_gauntlet.artifacts.parameters.collect import collect_parameters
-from iree_gauntlet.artifacts.parameters.irpa import write_archive
+from iree_gauntlet.artifacts.parameters.irpa import DEVIATION, RandomContent, write_archive
 from iree_gauntlet.artifacts.parameters.parameter import parameters_in_scope
-from iree_gauntlet.artifacts.parameters.values import DEVIATION, RandomContent
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.system.atomic import write_atomic
 

@@ -78,15 +78,12 @@ class Blocks:
 def member(name: str, size: int, blocks: Iterable[bytes]) -> Iterator[bytes]:
     """A file as it stands in an archive.
 
-    Args:
-        name: printable ASCII, at most 100 characters.
-        size: of the file.
-        blocks: its content.
+    `name`: printable ASCII, at most 100 characters.
 
     Raises:
         DamagedArchiveError: the content has another size.
     """
-    yield _header(name, size)
+    yield _make_header(name, size)
     done = 0
     for block in blocks:
         done += len(block)
@@ -115,24 +112,22 @@ class ArchiveReader:
     def first(self, name: str, longest: int) -> bytes:
         """The first file, whose size only the archive knows.
 
-        Args:
-            name: of the file.
-            longest: bytes that it may have.
+        `longest`: bytes that it may have.
 
         Raises:
             DamagedArchiveError: it is something else, or longer.
         """
-        found = self._exactly(_RECORD)
+        found = self._read_exactly(_RECORD)
         try:
             size = int(found[124:135], 8)
         except ValueError:
             size = -1
-        if size < 0 or found != _header(name, size):
-            raise DamagedArchiveError(f"it does not begin with {name} as we write it, but with {_described(found)}")
+        if size < 0 or found != _make_header(name, size):
+            raise DamagedArchiveError(f"it does not begin with {name} as we write it, but with {_describe(found)}")
         if size > longest:
             raise DamagedArchiveError(f"its {name} has {size} bytes, and may have {longest}")
-        content = self._exactly(size)
-        self._padding(name, size)
+        content = self._read_exactly(size)
+        self._check_padding(name, size)
         return content
 
     def member(self, name: str, size: int) -> Iterator[bytes]:
@@ -142,16 +137,13 @@ class ArchiveReader:
             DamagedArchiveError: the next file has another name, size or kind.
         """
         self._expect(name, size)
-        yield from self._parts(size)
-        self._padding(name, size)
+        yield from self._read_parts(size)
+        self._check_padding(name, size)
 
     def skip(self, name: str, size: int, stream: BinaryIO) -> None:
         """Passes over the next file without reading its content.
 
-        Args:
-            name: of the file.
-            size: of the file.
-            stream: what this reads from, which must be a file on a disk.
+        `stream`: what this reads from, which must be a file on a disk.
 
         Raises:
             DamagedArchiveError: the next file has another name, size or kind.
@@ -160,9 +152,9 @@ class ArchiveReader:
         if size:
             # The last byte is read, which is not there where the archive was cut.
             stream.seek(size - 1, os.SEEK_CUR)
-            self._exactly(1)
+            self._read_exactly(1)
             self.position += size - 1
-        self._padding(name, size)
+        self._check_padding(name, size)
 
     def end(self) -> None:
         """Reads the end.
@@ -170,24 +162,24 @@ class ArchiveReader:
         Raises:
             DamagedArchiveError: there is more.
         """
-        if self._exactly(len(END)) != END:
+        if self._read_exactly(len(END)) != END:
             raise DamagedArchiveError("it continues after its last file")
         if self._stream.read(1):
             raise DamagedArchiveError("something follows its end")
 
     def _expect(self, name: str, size: int) -> None:
-        found = self._exactly(_RECORD)
-        if found != _header(name, size):
-            raise DamagedArchiveError(f"where {name} of {size} bytes should be, it has {_described(found)}")
+        found = self._read_exactly(_RECORD)
+        if found != _make_header(name, size):
+            raise DamagedArchiveError(f"where {name} of {size} bytes should be, it has {_describe(found)}")
 
-    def _padding(self, name: str, size: int) -> None:
-        if any(self._exactly(-size % _RECORD)):
+    def _check_padding(self, name: str, size: int) -> None:
+        if any(self._read_exactly(-size % _RECORD)):
             raise DamagedArchiveError(f"the padding after {name} is not empty")
 
-    def _exactly(self, size: int) -> bytes:
-        return b"".join(self._parts(size))
+    def _read_exactly(self, size: int) -> bytes:
+        return b"".join(self._read_parts(size))
 
-    def _parts(self, size: int) -> Iterator[bytes]:
+    def _read_parts(self, size: int) -> Iterator[bytes]:
         while size:
             part = self._stream.read(min(size, BLOCK_BYTES))
             if not part:
@@ -197,7 +189,7 @@ class ArchiveReader:
             yield part
 
 
-def _header(name: str, size: int) -> bytes:
+def _make_header(name: str, size: int) -> bytes:
     """The header of a plain file; the fields as POSIX.1-1988 lays them out."""
     encoded = name.encode("ascii")
     if not 0 < len(encoded) <= _LONGEST_NAME or not name.isprintable():
@@ -209,7 +201,7 @@ def _header(name: str, size: int) -> bytes:
     return before + b"%06o\0 " % checksum + after
 
 
-def _described(header: bytes) -> str:
+def _describe(header: bytes) -> str:
     """What a header that is not ours says of itself, as far as it is known."""
     if not any(header):
         return "its end"

@@ -104,12 +104,12 @@ class VerifiedHashes:
             status = os.stat(absolute)  # noqa: PTH116 - of the string that the stamp names
         except OSError:
             return ""
-        stamp = _Stamp.read(self._stamp_file(absolute))
+        stamp = _Stamp.read(self._locate_stamp(absolute))
         return stamp.sha256 if stamp and stamp == _Stamp.of(absolute, status, stamp.sha256) else ""
 
     def last(self, path: Path) -> str:
         """SHA-256 that the file at this path had when it was last hashed, whatever is there now."""
-        stamp = _Stamp.read(self._stamp_file(os.path.abspath(path)))  # noqa: PTH100 - `Path.resolve` would follow links
+        stamp = _Stamp.read(self._locate_stamp(os.path.abspath(path)))  # noqa: PTH100 - `Path.resolve` would follow links
         return stamp.sha256 if stamp else ""
 
     def sha256(self, path: Path, expected: str = "") -> str:
@@ -140,11 +140,9 @@ class VerifiedHashes:
     def touch(self, path: Path, used: float | None = None) -> None:
         """Note that a file with a stamp was used, at most once an hour; the stamp's own time tells when.
 
-        Args:
-            path: the file.
-            used: when, in seconds since 1970, noted in any case; by default now.
+        `used`: when, in seconds since 1970, noted in any case; by default now.
         """
-        stamp = self._stamp_file(os.path.abspath(path))  # noqa: PTH100 - `Path.resolve` would follow links
+        stamp = self._locate_stamp(os.path.abspath(path))  # noqa: PTH100 - `Path.resolve` would follow links
         try:
             if used is not None:
                 os.utime(stamp, (used, used))
@@ -158,14 +156,14 @@ class VerifiedHashes:
     def last_use(self, path: Path) -> float | None:
         """When a file was last used, to the hour, in seconds since 1970; None where it has no stamp."""
         try:
-            return self._stamp_file(os.path.abspath(path)).stat().st_mtime  # noqa: PTH100 - `Path.resolve` would follow links
+            return self._locate_stamp(os.path.abspath(path)).stat().st_mtime  # noqa: PTH100 - `Path.resolve` would follow links
         except OSError:
             return None
 
     def doubt(self, path: Path) -> None:
         """Have a file hashed at its next use; what it ought to be is not forgotten, nor when it was used."""
         absolute = os.path.abspath(path)  # noqa: PTH100 - `Path.resolve` would follow links
-        stamp, used = _Stamp.read(self._stamp_file(absolute)), self.last_use(path)
+        stamp, used = _Stamp.read(self._locate_stamp(absolute)), self.last_use(path)
         if stamp is not None:
             self._store(replace(stamp, mtime_ns=-1))
             self.touch(path, used)
@@ -182,7 +180,7 @@ class VerifiedHashes:
             if stamp is None or not os.path.lexists(stamp.path):
                 yield file
 
-    def _stamp_file(self, absolute: str) -> Path:
+    def _locate_stamp(self, absolute: str) -> Path:
         digest = hashlib.sha256(os.fsencode(absolute)).hexdigest()
         return self._folder / digest[:2] / f"{digest[2:40]}.json"
 
@@ -190,7 +188,7 @@ class VerifiedHashes:
         self._store(_Stamp.of(os.path.abspath(path), status, sha256))  # noqa: PTH100 - `Path.resolve` would follow links
 
     def _store(self, stamp: _Stamp) -> None:
-        file = self._stamp_file(stamp.path)
+        file = self._locate_stamp(stamp.path)
         temporary = file.with_name(f".{file.stem}.{os.getpid()}.{time.monotonic_ns()}")
         try:
             file.parent.mkdir(parents=True, exist_ok=True)

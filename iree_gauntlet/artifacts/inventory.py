@@ -47,17 +47,11 @@ class Item:
     """One thing in a cache that is there, or goes, as a whole.
 
     Attributes:
-        kind: what it is.
-        path: the file or folder, relative to the cache.
-        name: what people call it: an artifact's name, a download's URL, a module's id.
-        bytes: what it takes on the disk.
-        shared_bytes: of these, what files take that have another name elsewhere (a run's folder).
         last_use: seconds since 1970.
         pin: "registry", "lock", or empty.
         verified: whether its hash is known and it has not changed since; None where nothing is hashed.
         present: bytes of a download that have arrived.
         total: bytes that it will have; None where that is unknown.
-        key: of a module.
     """
 
     kind: ItemKind
@@ -81,17 +75,17 @@ def take_inventory(root: Path, pins: Pins) -> list[Item]:
     """
     verified = VerifiedHashes(root / "verified")
     items: list[Item] = []
-    for top in _entries(root):
+    for top in _scan(root):
         if top.name == "artifacts" and top.is_dir():
-            items += _artifacts(root, verified, pins)
+            items += _list_artifacts(root, verified, pins)
         elif top.name == "incoming" and top.is_dir():
-            items += (_unfinished(root, Path(entry.path)) for entry in _entries(Path(top.path)))
+            items += (_describe_unfinished(root, Path(entry.path)) for entry in _scan(Path(top.path)))
         elif top.name == "modules" and top.is_dir():
-            items += _modules(root)
+            items += _list_modules(root)
         elif top.name == "wheels" and top.is_dir():
-            items += _wheels(root)
+            items += _list_wheels(root)
         elif top.name not in _NOT_OURS:
-            items.append(_whole(root, Path(top.path), ItemKind.OTHER))
+            items.append(_describe(root, Path(top.path), ItemKind.OTHER))
     return items
 
 
@@ -116,29 +110,29 @@ def url_of(name: str, pinned: str) -> str:
         return ""
 
 
-def _artifacts(root: Path, verified: VerifiedHashes, pins: Pins) -> Iterator[Item]:
+def _list_artifacts(root: Path, verified: VerifiedHashes, pins: Pins) -> Iterator[Item]:
     base = root / "artifacts"
-    for entry, status in _files(base):
+    for entry, status in _walk_files(base):
         name = entry.path[len(str(base)) + 1 :].replace(os.sep, "/")
         path = Path(entry.path)
         if entry.name.startswith("."):  # no URL has such a name: what a killed writer has left
-            yield _whole(root, path, ItemKind.OTHER)
+            yield _describe(root, path, ItemKind.OTHER)
             continue
         used, pin = verified.last_use(path), pins.of(name)
         yield Item(
             kind=ItemKind.ARTIFACT,
             path=f"artifacts/{name}",
             name=name,
-            bytes=_on_disk(status),
-            shared_bytes=_on_disk(status) if status.st_nlink > 1 else 0,
+            bytes=_measure_on_disk(status),
+            shared_bytes=_measure_on_disk(status) if status.st_nlink > 1 else 0,
             last_use=status.st_mtime if used is None else used,
             pin=pin.source if pin else "",
             verified=bool(verified.known(path)),
         )
 
 
-def _unfinished(root: Path, folder: Path) -> Item:
-    item = _whole(root, folder, ItemKind.UNFINISHED)
+def _describe_unfinished(root: Path, folder: Path) -> Item:
+    item = _describe(root, folder, ItemKind.UNFINISHED)
     header, spans = look(folder)
     size = header.get("size")
     return replace(
@@ -151,17 +145,17 @@ def _unfinished(root: Path, folder: Path) -> Item:
     )
 
 
-def _modules(root: Path) -> Iterator[Item]:
+def _list_modules(root: Path) -> Iterator[Item]:
     base = root / "modules"
-    for folder in _entries(base):
+    for folder in _scan(base):
         if len(folder.name) != 2 or not folder.is_dir():  # by-name/, making/
-            yield _whole(root, Path(folder.path), ItemKind.OTHER)
+            yield _describe(root, Path(folder.path), ItemKind.OTHER)
             continue
-        for entry in _entries(Path(folder.path)):
+        for entry in _scan(Path(folder.path)):
             if not _KEY.fullmatch(entry.name):
-                yield _whole(root, Path(entry.path), ItemKind.OTHER)
+                yield _describe(root, Path(entry.path), ItemKind.OTHER)
                 continue
-            item = _whole(root, Path(entry.path), ItemKind.MODULE)
+            item = _describe(root, Path(entry.path), ItemKind.MODULE)
             name, used = entry.name, item.last_use
             try:
                 file = Path(entry.path) / "entry.json"
@@ -172,35 +166,37 @@ def _modules(root: Path) -> Iterator[Item]:
             yield replace(item, name=name, last_use=used, key=entry.name)
 
 
-def _wheels(root: Path) -> Iterator[Item]:
-    for entry, status in _files(root / "wheels"):
+def _list_wheels(root: Path) -> Iterator[Item]:
+    for entry, status in _walk_files(root / "wheels"):
         path = Path(entry.path).relative_to(root).as_posix()
         if "/." in path:  # pip at work, or what a killed one has left
-            yield _whole(root, Path(entry.path), ItemKind.OTHER)
+            yield _describe(root, Path(entry.path), ItemKind.OTHER)
             continue
         # Nothing but reading it tells of its use; where the system notes no such times, that of its arrival counts.
         used = max(status.st_mtime, status.st_atime)
-        yield Item(ItemKind.WHEEL, path, entry.name, _on_disk(status), used)
+        yield Item(ItemKind.WHEEL, path, entry.name, _measure_on_disk(status), used)
 
 
-def _whole(root: Path, path: Path, kind: ItemKind) -> Item:
+def _describe(root: Path, path: Path, kind: ItemKind) -> Item:
     """A file, or a folder with all that is in it."""
     relative = path.relative_to(root).as_posix()
-    found = [status for _, status in _files(path)] if path.is_dir() and not path.is_symlink() else _status(path)
-    used = max((status.st_mtime for status in found or _status(path)), default=0.0)
-    shared = sum(_on_disk(status) for status in found if status.st_nlink > 1)
+    found = (
+        [status for _, status in _walk_files(path)] if path.is_dir() and not path.is_symlink() else _read_status(path)
+    )
+    used = max((status.st_mtime for status in found or _read_status(path)), default=0.0)
+    shared = sum(_measure_on_disk(status) for status in found if status.st_nlink > 1)
     name = relative + "/" if path.is_dir() else relative
-    return Item(kind, relative, name, sum(map(_on_disk, found)), used, shared_bytes=shared)
+    return Item(kind, relative, name, sum(map(_measure_on_disk, found)), used, shared_bytes=shared)
 
 
-def _status(path: Path) -> list[os.stat_result]:
+def _read_status(path: Path) -> list[os.stat_result]:
     try:
         return [path.lstat()]
     except FileNotFoundError:
         return []
 
 
-def _entries(folder: Path) -> Iterable[os.DirEntry[str]]:
+def _scan(folder: Path) -> Iterable[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
@@ -208,11 +204,11 @@ def _entries(folder: Path) -> Iterable[os.DirEntry[str]]:
         return []
 
 
-def _files(folder: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
+def _walk_files(folder: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
     """All files below a folder; links are not followed."""
-    for entry in _entries(folder):
+    for entry in _scan(folder):
         if entry.is_dir(follow_symlinks=False):
-            yield from _files(Path(entry.path))
+            yield from _walk_files(Path(entry.path))
             continue
         try:
             yield entry, entry.stat(follow_symlinks=False)
@@ -220,7 +216,7 @@ def _files(folder: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
             continue
 
 
-def _on_disk(status: os.stat_result) -> int:
+def _measure_on_disk(status: os.stat_result) -> int:
     # st_blocks of a file that was just written may still be 0 (delayed allocation): the smaller of the two only
     # where there are blocks at all.
     blocks = status.st_blocks * _BLOCK_BYTES

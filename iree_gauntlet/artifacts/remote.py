@@ -31,8 +31,6 @@ class RemoteFile:
     Attributes:
         size: bytes of the whole file; None where it does not say.
         version: what changes with the content (ETag, or else Last-Modified); empty where it does not say.
-        ranged: whether parts of it can be asked for.
-        checksums: of the whole content, lower-case hexadecimal by hashlib's name of the algorithm.
     """
 
     size: int | None
@@ -46,8 +44,6 @@ class Body:
     """An answer: bytes from `start` on, in blocks.
 
     Attributes:
-        file: the file that they are of.
-        start: index of the first one in the file.
         blocks: the bytes; raises TransientError where the connection fails. Ends early without an error
             where the server ends early: count.
     """
@@ -70,11 +66,7 @@ class TransientError(Exception):
 
 
 class UnresolvedError(TransientError):
-    """A host whose address nobody knows.
-
-    Attributes:
-        host: its name.
-    """
+    """A host whose address nobody knows."""
 
     def __init__(self, host: str, reason: str) -> None:
         super().__init__(f"the host {host} cannot be resolved: {reason}")

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
+import threading
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import KW_ONLY, dataclass, field
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
-from iree_gauntlet.artifacts.http_remote import HttpRemote
+import requests
+from urllib3.exceptions import HTTPError, NameResolutionError, ProtocolError, ReadTimeoutError, SSLError
+
+from iree_gauntlet import __version__
 from iree_gauntlet.artifacts.object_stores import (
     AZURE_HINT,
     GCS_HINT,
@@ -32,16 +39,257 @@ from iree_gauntlet.artifacts.remote import (
     Remote,
     RemoteFile,
     TransientError,
+    UnresolvedError,
     without_queries,
 )
 from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.figures import byte_size
 from iree_gauntlet.settings import Configuration, is_below
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from obstore import GetResult
     from obstore.store import ObjectStore
+
+
+_CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)\Z")
+_DIGEST = re.compile(r"(?:^|,)\s*sha-256=:?([A-Za-z0-9+/=]+):?", re.IGNORECASE)
+_GOOGLE_MD5 = re.compile(r"(?:^|,)\s*md5=([A-Za-z0-9+/=]+)")
+_HEX_MD5 = re.compile(r'"([0-9a-f]{32})"\Z')
+_HEX_SHA256 = re.compile(r'"?([0-9a-f]{64})"?\Z')
+
+_NO_ACCESS = frozenset({401, 403})
+# Azure: 409 where an account has no public containers.
+_REFUSED = _NO_ACCESS | {409}
+_GONE = frozenset({404, 410})
+
+
+@dataclass(slots=True)
+class HttpRemote:
+    """A file at a URL.
+
+    Attributes:
+        url: as people know it; without any secret.
+        target: gives the URL that is asked (with a signature, for one); asked again where the last one has
+            expired. By default `url` itself.
+        stall_timeout: seconds without a byte after which a connection is given up.
+        missing_hint: what to do where there is no such file.
+    """
+
+    url: str
+    _: KW_ONLY
+    target: Callable[[], str] | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    stall_timeout: float = 60.0
+    access_hint: str = "It needs credentials: put them into ~/.netrc, or use a source that is public."
+    missing_hint: str = "There is no such file: check the spelling, or whether it was moved."
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    # Where the last answer came from, after redirections: asked directly from then on.
+    _resolved: str = ""
+
+    @contextmanager
+    def connect(self) -> Iterator[Connection]:
+        """See `Remote`."""
+        with requests.Session() as session:
+            yield _HttpConnection(self, session)
+
+    def place(self) -> tuple[str, bool]:
+        """The URL to ask, and whether it came out of an earlier answer."""
+        with self._lock:
+            if self._resolved:
+                return self._resolved, True
+        return (self.target() if self.target else self.url), False
+
+    def remember(self, resolved: str) -> None:
+        """Note where an answer came from; empty to begin at the beginning again."""
+        with self._lock:
+            self._resolved = resolved
+
+
+@dataclass(frozen=True, slots=True)
+class _HttpConnection:
+    _remote: HttpRemote
+    _session: requests.Session
+
+    @contextmanager
+    def open(self, start: int, stop: int | None, version: str) -> Iterator[Body]:
+        """See `Connection`."""
+        done = [start]
+        try:
+            with self._answer(start, stop, version) as response:
+                yield self._read_body(response, start, version, done)
+        except requests.RequestException as error:
+            raise self._explain(error, done[0]) from error
+
+    def _answer(self, start: int, stop: int | None, version: str) -> requests.Response:
+        """The answer to a request, from where an earlier answer came if that still works."""
+        url, resolved = self._remote.place()
+        response = self._request(url, start, stop, version, own=not resolved)
+        if resolved and response.status_code in _NO_ACCESS | _GONE:
+            # Redirections and signatures live for minutes or hours; large files take longer.
+            response.close()
+            self._remote.remember("")
+            response = self._request(self._remote.place()[0], start, stop, version, own=True)
+        empty = start == 0 and stop is not None and response.status_code == requests.codes.range_not_satisfiable
+        encoded = response.headers.get("Content-Encoding", "identity") != "identity"
+        endless = response.headers.get("Content-Range", "").endswith("/*") and start == 0
+        if empty or ((encoded or endless) and response.status_code == requests.codes.partial_content):
+            # An empty file has no ranges; ranges of an encoded one are not ranges of the file; and a part of a
+            # file of unknown size does not tell when all of them are there.
+            response.close()
+            url, resolved = self._remote.place()
+            response = self._request(url, 0, None, version, own=not resolved)
+        asked = response.history[0].url if response.history else response.url
+        if response.ok and (not self._remote.headers or urlsplit(response.url).netloc != urlsplit(asked).netloc):
+            # Headers are for the host that was asked first: elsewhere they are neither needed nor sent.
+            self._remote.remember(response.url)
+        return response
+
+    def _request(self, url: str, start: int, stop: int | None, version: str, *, own: bool) -> requests.Response:
+        headers = {
+            # The bytes as they are stored: their length and hash are the file's.
+            "Accept-Encoding": "identity",
+            "User-Agent": f"iree-gauntlet/{__version__}",
+        }
+        if start or stop is not None:
+            headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
+        if version.startswith('"'):
+            headers["If-Match"] = version
+        if own:
+            # A redirection to another host leaves `Authorization` out: requests sees to that.
+            headers |= self._remote.headers
+        return self._session.get(url, stream=True, timeout=self._remote.stall_timeout, headers=headers)
+
+    def _read_body(self, response: requests.Response, start: int, version: str, done: list[int]) -> Body:
+        self._check_status(response)
+        whole = response.status_code == requests.codes.ok
+        length = response.headers.get("Content-Length", "")
+        encoded = response.headers.get("Content-Encoding", "identity") != "identity"
+        known = int(length) if length.isdecimal() and not encoded else None
+        first, size = (0, known) if whole else _parse_content_range(response)
+        if first != start and not (whole and start):
+            raise TransientError(f"the server sent bytes from {first} on, asked for were those from {start} on")
+        present = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
+        file = RemoteFile(size, present, not whole, _read_checksums(response))
+        if version and file.version != version:
+            raise ChangedError(f"{version} has become {file.version or 'something without an ETag'}")
+        return Body(file, first, self._read_blocks(response, first, done))
+
+    def _read_blocks(self, response: requests.Response, first: int, done: list[int]) -> Iterator[bytes]:
+        done[0] = first
+        try:
+            # As it comes, so that nothing is lost of what came before a cut.
+            while block := response.raw.read1(BLOCK_BYTES, decode_content=True):
+                yield block
+                done[0] += len(block)
+        except HTTPError as error:
+            raise self._explain(error, done[0]) from error
+
+    def _check_status(self, response: requests.Response) -> None:
+        status, remote = response.status_code, self._remote
+        if status in (requests.codes.ok, requests.codes.partial_content):
+            return
+        reason = f"HTTP {status} {response.reason or ''}".rstrip()
+        if status in (requests.codes.precondition_failed, requests.codes.range_not_satisfiable):
+            raise ChangedError(reason)
+        if status in TRANSIENT_STATUSES:
+            raise TransientError(reason, _retry_after(response.headers.get("Retry-After"), datetime.now(UTC)))
+        what = f"{reason}: {remote.url}"
+        if status in _GONE:
+            raise MissingError(remote.url, what, remote.missing_hint)
+        hint = "Open the URL in a browser to see what the server says."
+        raise ArtifactError(remote.url, what, remote.access_hint if status in _REFUSED else hint)
+
+    def _explain(self, error: requests.RequestException | HTTPError, done: int) -> Exception:
+        """The error of ours that a failure of the network means; read from the most special on."""
+        remote = self._remote
+        late = bool(error.args) and isinstance(error.args[0], ReadTimeoutError)
+        match error:
+            case requests.exceptions.SSLError() | SSLError():
+                hint = "Where a proxy signs with its own certificate, name it with REQUESTS_CA_BUNDLE."
+                return ArtifactError(remote.url, f"TLS to the server failed: {_find_cause(error)}: {remote.url}", hint)
+            case requests.exceptions.ConnectTimeout():
+                return TransientError(f"no connection within {remote.stall_timeout:g} s")
+            case requests.exceptions.Timeout() | ReadTimeoutError():
+                late = True
+            case requests.exceptions.ConnectionError() | requests.exceptions.ChunkedEncodingError() | ProtocolError():
+                asked = getattr(error, "request", None)
+                if isinstance(getattr(error.args[0], "reason", None), NameResolutionError) and asked is not None:
+                    return UnresolvedError(urlsplit(asked.url).hostname or "", _find_cause(error))
+                if not late:
+                    return TransientError(f"connection lost after {byte_size(done)}: {_find_cause(error)}")
+        if late:
+            return TransientError(f"no byte for {remote.stall_timeout:g} s, after {byte_size(done)}")
+        return ArtifactError(remote.url, f"cannot be fetched: {_find_cause(error)}: {remote.url}", "Check the URL.")
+
+
+def _parse_content_range(response: requests.Response) -> tuple[int, int | None]:
+    match = _CONTENT_RANGE.match(response.headers.get("Content-Range", ""))
+    if not match or match[1] is None:
+        raise TransientError(f"a part without a proper Content-Range: {response.headers.get('Content-Range')!r}")
+    return int(match[1]), int(match[2]) if match[2] != "*" else None
+
+
+def _read_checksums(response: requests.Response) -> dict[str, str]:
+    """Checksums of the whole content that an answer carries, also one to a request for a part."""
+    headers = response.headers
+    found: dict[str, str] = {}
+    # Content-MD5 is the body's; Azure sends the blob's with a part.
+    md5 = headers.get("Content-MD5", "") if response.status_code == requests.codes.ok else ""
+    md5 = headers.get("x-ms-blob-content-md5", md5)
+    google = _GOOGLE_MD5.search(headers.get("x-goog-hash", ""))
+    if decoded := _from_base64(google[1] if google else md5, 16):
+        found["md5"] = decoded
+    encrypted = headers.get("x-amz-server-side-encryption", "AES256") != "AES256"
+    customer = "x-amz-server-side-encryption-customer-algorithm" in headers
+    etag = _HEX_MD5.match(headers.get("ETag", ""))
+    if "x-amz-request-id" in headers and etag and not encrypted and not customer:
+        found["md5"] = etag[1]  # S3's ETag of an object that was put at once
+    # RFC 9530, and its predecessor RFC 3230: both of the whole file, whatever part was asked for.
+    digest = _DIGEST.search(headers.get("Repr-Digest", headers.get("Digest", "")))
+    if digest and (decoded := _from_base64(digest[1], 32)):
+        found["sha256"] = decoded
+    for answer in (*response.history, response):
+        # The Hugging Face hub says it where it redirects to its store.
+        if linked := _HEX_SHA256.match(answer.headers.get("X-Linked-ETag", "")):
+            found["sha256"] = linked[1]
+    return found
+
+
+def _from_base64(text: str, size: int) -> str:
+    """Hexadecimal of a digest; empty for what is none."""
+    try:
+        digest = base64.b64decode(text, validate=True)
+    except binascii.Error:
+        return ""
+    return digest.hex() if len(digest) == size else ""
+
+
+def _retry_after(value: str | None, now: datetime) -> float | None:
+    """Seconds that a Retry-After header asks for from now on (RFC 9110: a number, or a date)."""
+    if not value:
+        return None
+    if value.strip().isdecimal():
+        return float(value)
+    try:
+        moment = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return max(0.0, (moment - now).total_seconds())
+
+
+def _find_cause(error: BaseException) -> str:
+    """The innermost reason in one line; the outer ones repeat it with object addresses and whole URLs."""
+    while isinstance(getattr(error, "reason", None), BaseException) or (
+        error.args and isinstance(error.args[0], BaseException)
+    ):
+        reason = getattr(error, "reason", None)
+        error = reason if isinstance(reason, BaseException) else error.args[0]
+    text = str(error.args[-1]) if error.args else str(error)
+    return without_queries(" ".join(text.split())) or type(error).__name__
 
 
 _HUB_HINT = (
@@ -77,63 +325,59 @@ def remotes_of(place: str, configuration: Configuration, stall_timeout: float) -
         ArtifactError: options or credentials that are malformed, or a scheme that cannot be fetched.
     """
     if place.startswith(("/", "file:///")):
-        yield _FileRemote(_inside_mirror(place))
+        path = unquote(urlsplit(place).path if place.startswith("file:") else place)
+        if ".." in path.split("/") or "\0" in path:
+            raise ArtifactError(place, f"a path that leaves its mirror: {place}", "Write the URL without '..'.")
+        yield _FileRemote(Path(path))
         return
     scheme, _, rest = place.partition("://")
     if scheme in ("http", "https"):
-        yield from _web(place, configuration, stall_timeout)
+        yield from _list_web_remotes(place, configuration, stall_timeout)
     elif scheme == "az":
         account, _, path = rest.partition("/")
         container, _, blob = path.partition("/")
         access = azure_access(account, configuration, place)
-        yield _blob(place, access, container, blob, stall_timeout)
+        yield _make_blob_remote(place, access, container, blob, stall_timeout)
     elif scheme == "s3":
-        yield _s3(place, configuration, stall_timeout)
+        yield _make_s3_remote(place, configuration, stall_timeout)
     elif scheme == "gs":
         location = open_store(place, configuration, stall_timeout=stall_timeout, retries=0)
         yield ObjectRemote(place, location.store, location.path, GCS_HINT)
     elif scheme == "hf":
-        yield _hub(place, rest, configuration, stall_timeout)
+        yield _make_hub_remote(place, rest, configuration, stall_timeout)
     else:
         raise ArtifactError(place, f"not a place that files are fetched from: {place}", "See docs/how-to/artifacts.md.")
 
 
-def _inside_mirror(place: str) -> Path:
-    path = unquote(urlsplit(place).path if place.startswith("file:") else place)
-    if ".." in path.split("/") or "\0" in path:
-        raise ArtifactError(place, f"a path that leaves its mirror: {place}", "Write the URL without '..'.")
-    return Path(path)
-
-
-def _web(url: str, configuration: Configuration, stall_timeout: float) -> Iterator[Remote]:
+def _list_web_remotes(url: str, configuration: Configuration, stall_timeout: float) -> Iterator[Remote]:
     blob = azure_blob(url, configuration)
     if blob is None:
         yield HttpRemote(url, stall_timeout=stall_timeout)
         return
     access, container, name = blob
     if access.own:
-        yield _blob(url, access, container, name, stall_timeout)
+        yield _make_blob_remote(url, access, container, name, stall_timeout)
         return
     # Most are public, and an identity of another organisation is refused even there: without it first.
-    yield _azure_web(url, access, lambda: url, stall_timeout)
+    yield _make_azure_remote(url, access, lambda: url, stall_timeout)
     if access.identity:
-        yield _blob(url, access, container, name, stall_timeout)
+        yield _make_blob_remote(url, access, container, name, stall_timeout)
 
 
-def _blob(url: str, access: AzureAccess, container: str, blob: str, stall_timeout: float) -> Remote:
+def _make_blob_remote(url: str, access: AzureAccess, container: str, blob: str, stall_timeout: float) -> Remote:
     direct = f"{access.endpoint}/{container}/{blob}"
     if access.sas:
-        return _azure_web(url, access, lambda: f"{direct}?{access.sas}", stall_timeout)
+        return _make_azure_remote(url, access, lambda: f"{direct}?{access.sas}", stall_timeout)
     location = open_azure(access, container, unquote(blob), url)
     if access.signs:
-        return _azure_web(url, access, _signing(location), stall_timeout)
+        return _make_azure_remote(url, access, _make_signing_target(location), stall_timeout)
     if location.anonymous:
-        return _azure_web(url, access, lambda: direct, stall_timeout)
+        return _make_azure_remote(url, access, lambda: direct, stall_timeout)
     return ObjectRemote(url, location.store, location.path, AZURE_HINT)
 
 
-def _azure_web(url: str, access: AzureAccess, target: Callable[[], str], stall_timeout: float) -> Remote:
-    hint = _azure_hint(access)
+def _make_azure_remote(url: str, access: AzureAccess, target: Callable[[], str], stall_timeout: float) -> Remote:
+    hint = _make_azure_hint(access)
     return HttpRemote(
         url,
         target=target,
@@ -144,7 +388,7 @@ def _azure_web(url: str, access: AzureAccess, target: Callable[[], str], stall_t
     )
 
 
-def _azure_hint(access: AzureAccess) -> str:
+def _make_azure_hint(access: AzureAccess) -> str:
     """What was sent, and what may be set."""
     if access.own:
         sent = f"Sent: {access.said_by}. "
@@ -155,15 +399,15 @@ def _azure_hint(access: AzureAccess) -> str:
     return f"{sent}{AZURE_HINT}"
 
 
-def _s3(url: str, configuration: Configuration, stall_timeout: float) -> Remote:
+def _make_s3_remote(url: str, configuration: Configuration, stall_timeout: float) -> Remote:
     location = open_store(url, configuration, stall_timeout=stall_timeout, retries=0)
     if location.anonymous:
         # What everybody may read is not encrypted with a key of somebody's: the ETag is an MD5.
         return ObjectRemote(url, location.store, location.path, S3_HINT, etag_is_md5=True)
-    return HttpRemote(url, target=_signing(location), stall_timeout=stall_timeout, access_hint=S3_HINT)
+    return HttpRemote(url, target=_make_signing_target(location), stall_timeout=stall_timeout, access_hint=S3_HINT)
 
 
-def _signing(location: StoreLocation) -> Callable[[], str]:
+def _make_signing_target(location: StoreLocation) -> Callable[[], str]:
     def target() -> str:
         import obstore  # noqa: PLC0415 - a large library, which few runs need
 
@@ -172,14 +416,17 @@ def _signing(location: StoreLocation) -> Callable[[], str]:
     return target
 
 
-def _hub(url: str, rest: str, configuration: Configuration, stall_timeout: float) -> Remote:
+def _make_hub_remote(url: str, rest: str, configuration: Configuration, stall_timeout: float) -> Remote:
     match = _HUB_PATH.match(rest)
-    assert match is not None, "checked when the URL was parsed"
+    if match is None:
+        # The URL was checked when it was parsed; what a mirror makes of it was not.
+        hint = "Expected hf://organisation/repository@<commit>/path, with the 40 digits of a commit."
+        raise ArtifactError(url, f"not the path of a file in a repository of the hub: {url}", hint)
     environ = configuration.environ
     endpoint = environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     kind, repository, revision, path = match[1] or "", match[2], match[3], match[4]
     target = f"{endpoint}/{kind}{repository}/resolve/{revision}/{quote(unquote(path))}"
-    token = _hub_token(configuration)
+    token = _find_hub_token(configuration)
     return HttpRemote(
         url,
         target=lambda: target,
@@ -189,7 +436,7 @@ def _hub(url: str, rest: str, configuration: Configuration, stall_timeout: float
     )
 
 
-def _hub_token(configuration: Configuration) -> str:
+def _find_hub_token(configuration: Configuration) -> str:
     """The token as the hub's own tools find it (huggingface.co/docs/huggingface_hub/package_reference)."""
     environ = configuration.environ
     if environ.get("HF_TOKEN"):
@@ -248,10 +495,7 @@ class ObjectRemote:
     """An object.
 
     Attributes:
-        url: where, for messages.
         store: of obstore; retries nothing itself.
-        path: key inside it.
-        access_hint: what to do where access is refused.
         etag_is_md5: whether an ETag that looks like an MD5 is the content's.
     """
 
@@ -276,7 +520,7 @@ class ObjectRemote:
             raise ChangedError(f"{version} has become {etag}")
         md5 = _MD5_ETAG.match(etag) if self.etag_is_md5 else None
         file = RemoteFile(meta["size"], etag, ranged=True, checksums={"md5": md5[1]} if md5 else {})
-        yield Body(file, answer.range[0], self._blocks(answer))
+        yield Body(file, answer.range[0], self._read_blocks(answer))
 
     def _answer(self, start: int, stop: int | None, version: str) -> GetResult:
         import obstore  # noqa: PLC0415 - a large library, which few runs need
@@ -291,22 +535,22 @@ class ObjectRemote:
             try:
                 return obstore.get(self.store, self.path, options=options)  # type: ignore[arg-type] # a TypedDict built up
             except BaseError as error:
-                if start or stop is None or _status(error) != _RANGE_BEYOND:
+                if start or stop is None or _find_status(error) != _RANGE_BEYOND:
                     raise
                 return obstore.get(self.store, self.path)  # an empty object has no ranges
         except (BaseError, OSError) as error:
-            raise self._explained(error) from error
+            raise self._explain(error) from error
 
-    def _blocks(self, answer: GetResult) -> Iterator[bytes]:
+    def _read_blocks(self, answer: GetResult) -> Iterator[bytes]:
         from obstore.exceptions import BaseError  # noqa: PLC0415 - a large library, which few runs need
 
         try:
             for block in answer.stream(min_chunk_size=BLOCK_BYTES):
                 yield bytes(block)
         except (BaseError, OSError) as error:
-            raise self._explained(error) from error
+            raise self._explain(error) from error
 
-    def _explained(self, error: Exception) -> Exception:
+    def _explain(self, error: Exception) -> Exception:
         """The error of ours that one of obstore's means."""
         from obstore import exceptions  # noqa: PLC0415 - a large library, which few runs need
 
@@ -314,7 +558,7 @@ class ObjectRemote:
         if isinstance(error, FileNotFoundError):
             hint = "There is no such object: check the spelling, or whether it was moved."
             return MissingError(self.url, f"not found: {self.url}", hint)
-        status = _status(error)
+        status = _find_status(error)
         if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
             return ArtifactError(self.url, f"access refused (HTTP {status}): {self.url}", self.access_hint)
         if isinstance(error, exceptions.PreconditionError) or status == _RANGE_BEYOND:
@@ -329,7 +573,7 @@ class ObjectRemote:
         return TransientError(f"HTTP {status}" if status else f"connection lost: {system[1] if system else reason}")
 
 
-def _status(error: Exception) -> int:
+def _find_status(error: Exception) -> int:
     """HTTP status of an error of obstore's, which has it in its text alone; 0 for none."""
     match = _STATUS.search(str(error))
     return int(match[1]) if match else 0

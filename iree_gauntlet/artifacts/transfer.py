@@ -48,8 +48,6 @@ class Policy:
     """How hard to try.
 
     Attributes:
-        connections: for one large file.
-        all_connections: for all files of this process together.
         part_bytes: what is asked for at once; files up to this size take one connection.
         retries: attempts after a transient failure that follow each other without a single byte of progress.
         backoff: seconds before the first of them; doubles each time, ± half at random, so that parallel runs
@@ -79,7 +77,6 @@ class Arrived:
 
     Attributes:
         path: where it is, in the partial's folder.
-        file: what the server said of it.
         resumed: bytes of it that an earlier attempt had brought.
     """
 
@@ -93,11 +90,7 @@ class Transfer:
     """One download.
 
     Args:
-        remote: the file.
-        name: the URL that it is fetched as, for progress and errors.
         folder: of the partial; the caller holds its lock.
-        policy: how hard to try.
-        slots: connections that this process may still open.
         progress: receives bytes and notes; what it raises ends the download.
     """
 
@@ -118,27 +111,28 @@ class Transfer:
     def run(self, *, fresh: bool = False) -> Arrived:
         """Bring the whole file.
 
-        Args:
-            fresh: use nothing of an earlier attempt.
-
         Raises:
             ArtifactError: it is not available. What has arrived stays for the next attempt.
             OSError: it cannot be written.
         """
         for number in range(_VERSIONS):
             try:
-                return self._version(resume=number == 0 and not fresh)
+                return self._bring_version(resume=number == 0 and not fresh)
             except ChangedError as error:
                 self.progress.note(self.name, f"changed at its source ({error}): beginning again")
         what = f"changed {_VERSIONS} times while it was fetched: {self.remote.url}"
         raise ArtifactError(self.name, what, "Wait until nobody writes it any more.")
 
-    def _version(self, *, resume: bool) -> Arrived:
-        earlier = Partial.resume(self.folder, self.remote.url, self._checking) if resume else None
+    def _bring_version(self, *, resume: bool) -> Arrived:
+
+        def checked(done: int, total: int) -> None:
+            self.progress.checking(self.name, done, total)
+
+        earlier = Partial.resume(self.folder, self.remote.url, checked) if resume else None
         if earlier is not None:
             partial, file = earlier
         else:
-            partial, file = self._first()
+            partial, file = self._bring_first()
         try:
             there = sum(span.stop - span.start for span in partial.spans)
             resumed = there if earlier is not None else 0
@@ -147,15 +141,12 @@ class Transfer:
             self._done = there
             self.progress.download(self.name, there, file.size)
             if file.size is not None:
-                self._rest(partial, file, file.size)
+                self._bring_rest(partial, file, file.size)
         finally:
             partial.close()
         return Arrived(partial.path, file, resumed)
 
-    def _checking(self, done: int, total: int) -> None:
-        self.progress.checking(self.name, done, total)
-
-    def _first(self) -> tuple[Partial, RemoteFile]:
+    def _bring_first(self) -> tuple[Partial, RemoteFile]:
         """Ask for the first part, which tells what file it is; where parts are not available, for all of it."""
         with self.slots, self.remote.connect() as connection:
             failures = 0
@@ -169,11 +160,11 @@ class Transfer:
                 except TransientError as error:
                     # With parts, the others continue where this one broke off; a stream begins again.
                     if attempt.partial is not None and body.file.ranged and body.file.size and body.file.version:
-                        self._after_failure(error, 0)
+                        self._wait_after_failure(error, 0)
                         return attempt.kept(), body.file
                     # No progress: what a stream has brought is of no use for the next one.
                     failures += 1
-                    self._after_failure(error, failures)
+                    self._wait_after_failure(error, failures)
                 finally:
                     attempt.close()
 
@@ -196,7 +187,7 @@ class Transfer:
         if end is not None and cursor.position < end:
             raise TransientError(f"cut off after {byte_size(cursor.position)} of {byte_size(end)}")
 
-    def _rest(self, partial: Partial, file: RemoteFile, size: int) -> None:
+    def _bring_rest(self, partial: Partial, file: RemoteFile, size: int) -> None:
         """Everything that is not there yet, over several connections."""
         todo: queue.SimpleQueue[Span] = queue.SimpleQueue()
         spans = list(missing(partial.spans, size, self.policy.part_bytes))
@@ -230,13 +221,15 @@ class Transfer:
                         span = todo.get_nowait()
                     except queue.Empty:
                         return
-                    self._part(partial, connection, file, size, _Cursor(span.start, span.stop))
+                    self._bring_part(partial, connection, file, size, _Cursor(span.start, span.stop))
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that asked for the file
             with self._lock:
                 self._failure = self._failure or error
             self._stop.set()
 
-    def _part(self, partial: Partial, connection: Connection, file: RemoteFile, size: int, cursor: _Cursor) -> None:
+    def _bring_part(
+        self, partial: Partial, connection: Connection, file: RemoteFile, size: int, cursor: _Cursor
+    ) -> None:
         """One part, resumed after each failure where it broke off."""
         failures = 0
         while cursor.position < cursor.stop and not self._stop.is_set():
@@ -252,7 +245,7 @@ class Transfer:
                 self._require_end(cursor)
             except TransientError as error:
                 failures = 1 if cursor.position > began else failures + 1
-                self._after_failure(error, failures)
+                self._wait_after_failure(error, failures)
 
     def _require_end(self, cursor: _Cursor) -> None:
         if cursor.position < cursor.stop and not self._stop.is_set():
@@ -287,13 +280,8 @@ class Transfer:
             self._last_report, done = now, self._done
         self.progress.download(self.name, done, size)
 
-    def _after_failure(self, error: TransientError, failures: int) -> None:
-        """Wait before the next attempt, or give up; no wait after a failure that follows progress.
-
-        Args:
-            error: what has happened.
-            failures: how often in a row without any progress between.
-        """
+    def _wait_after_failure(self, error: TransientError, failures: int) -> None:
+        """Wait before the next attempt, or give up; no wait after a failure that follows progress."""
         policy = self.policy
         if failures > policy.retries:
             what = f"{error} ({failures} attempts): {self.remote.url}"

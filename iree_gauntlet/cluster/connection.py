@@ -21,9 +21,8 @@ from distributed.security import Security
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.cluster.dask_link import DaskLink
 from iree_gauntlet.cluster.fleet import Fleet, FleetQueue, demands_of
-from iree_gauntlet.cluster.link import Joined, Left, Made, Refused
+from iree_gauntlet.cluster.link import Joined, Left, Made, Refused, RunFacts, SharedRun
 from iree_gauntlet.cluster.project_copy import pack_project
-from iree_gauntlet.cluster.run_order import RunFacts, SharedRun
 from iree_gauntlet.cluster.runner import ClusterRunner, kept_below
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.figures import counted
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.experiments.performing import Chosen
     from iree_gauntlet.experiments.sides import Side
     from iree_gauntlet.progress import Progress
-    from iree_gauntlet.requests import CompareRequest, RunRequest, TlsRequest
+    from iree_gauntlet.requests import CompareRequest, TlsRequest
     from iree_gauntlet.steps import Step
 
 
@@ -60,7 +59,7 @@ def security_of(address: str, request: TlsRequest) -> Security | None:
     Raises:
         UsageError: the address is another machine's, and nothing is encrypted; or files are missing.
     """
-    scheme, host, port = _parts(address)
+    scheme, host, port = _split_address(address)
     if scheme not in ("tcp", "tls") or not host or not port:
         raise UsageError(f"{address}: no address of a scheduler", f"It is tcp://HOST:PORT or tls://…. {_HOW}")
     files = {"--tls-ca-file": request.tls_ca_file, "--tls-cert": request.tls_cert, "--tls-key": request.tls_key}
@@ -88,7 +87,7 @@ def security_of(address: str, request: TlsRequest) -> Security | None:
     )
 
 
-def _parts(address: str) -> tuple[str, str, int]:
+def _split_address(address: str) -> tuple[str, str, int]:
     """Scheme, host and port; empty and 0 where they cannot be told."""
     try:
         parts = urlsplit(address)
@@ -104,7 +103,7 @@ def require_scheduler(address: str, security: Security | None) -> None:
     Raises:
         UsageError: they do not, or nothing does.
     """
-    _, host, port = _parts(address)
+    _, host, port = _split_address(address)
     try:
         with socket.create_connection((host, port), timeout=_CONNECT_SECONDS) as plain:
             if security is not None:
@@ -155,11 +154,7 @@ def connected(address: str, request: TlsRequest) -> Iterator[Client]:
 
 
 class Cluster:
-    """Workers that take part in runs; as `Machines` of `experiments.performing`.
-
-    Args:
-        client: connected to their scheduler.
-    """
+    """Workers that take part in runs; as `Machines` of `experiments.performing`."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -173,9 +168,12 @@ class Cluster:
         Raises:
             UsageError: there is no worker, or none that can take part.
         """
-        request = replace(_with_iree(chosen.request), stages=chosen.stages)
+        # With the IREE that the environment names.
+        asked = chosen.request.toolchain
+        toolchain = replace(asked, iree=asked.iree or os.environ.get(IREE_VARIABLE, ""))
+        request = replace(chosen.request, toolchain=toolchain, stages=chosen.stages)
         shared = (SharedRun.of(request, machine, run_dir),)
-        with self._planned(run_dir.name, chosen.selection, shared, machine.store, progress) as link:
+        with self._plan(run_dir.name, chosen.selection, shared, machine.store, progress) as link:
             yield ClusterPart(link, run_dir, progress)
 
     @contextmanager
@@ -190,11 +188,11 @@ class Cluster:
             request = replace(request, conduct=replace(request.conduct, force_recompile=False))
             shared.append(SharedRun.of(request, side.machine, side.folder))
         name, store = sides[0].folder.parent.name, sides[0].machine.store
-        with self._planned(name, chosen.selection, tuple(shared), store, progress, asked) as link:
+        with self._plan(name, chosen.selection, tuple(shared), store, progress, asked) as link:
             yield ComparisonPart(link, progress)
 
     @contextmanager
-    def _planned(
+    def _plan(
         self,
         name: str,
         selection: Selection,
@@ -215,12 +213,6 @@ class Cluster:
                 link.end()
 
 
-def _with_iree(request: RunRequest) -> RunRequest:
-    """A request that names the IREE which the environment does."""
-    named = request.toolchain.iree or os.environ.get(IREE_VARIABLE, "")
-    return replace(request, toolchain=replace(request.toolchain, iree=named))
-
-
 class ClusterPart:
     """What a cluster does of one run; as `Elsewhere` of the engine."""
 
@@ -237,7 +229,7 @@ class ClusterPart:
         Raises:
             UsageError: none of them offers something, or none can take part in the run.
         """
-        offers = _offers_of(self._link)
+        offers = _require_offers(self._link)
         there = Fleet()
         for address, offer in offers.items():
             there.join(address, offer)
@@ -251,7 +243,7 @@ class ClusterPart:
                 f"{text}, which {counted(len(steps), 'step')} need: {steps[-1].id}" for text, steps in lacking.items()
             ]
             what = f"no worker of the cluster has {'; nor '.join(lines)}"
-            raise UsageError(what, f"There are: {'; '.join(_described(offer) for offer in offers.values())}.")
+            raise UsageError(what, f"There are: {'; '.join(offer.text for offer in offers.values())}.")
         gone = {step.id for steps in lacking.values() for step in steps}
         steps = tuple(
             replace(
@@ -284,7 +276,9 @@ class ComparisonPart:
     def measure(self, units: Sequence[Unit], rounds: RoundsLog) -> None:
         """Has each unit measured by a worker."""
         steps = [unit.step for unit in units]
-        addresses = _addresses(_offers_of(self._link))
+        addresses: defaultdict[str, tuple[str, ...]] = defaultdict(tuple)
+        for address, offer in _require_offers(self._link).items():
+            addresses[offer.name] += (address,)
         early = _wait_for_the_first(self._link, self._fleet, self._progress)
         modules = [item for unit in units for item in unit.made]
         made = {
@@ -306,15 +300,7 @@ class ComparisonPart:
 
 
 def _wait_for_the_first(link: DaskLink, fleet: Fleet, progress: Progress) -> list[Event]:
-    """Waits until a worker has planned the run, or none is left; the run waits itself for those that died.
-
-    Returns:
-        What happened meanwhile.
-
-    Raises:
-        UsageError: there is no worker.
-        GauntletError: none can take part.
-    """
+    """Waits until a worker has planned the run, or none is left; the run waits itself for those that died."""
     left, refused = len(link.offers()), 0
     happened: list[Event] = []
     while left > 0 and not len(fleet):
@@ -335,25 +321,9 @@ def _wait_for_the_first(link: DaskLink, fleet: Fleet, progress: Progress) -> lis
     return happened
 
 
-def _offers_of(link: DaskLink) -> dict[str, WorkerOffer]:
-    """What the workers offer that are there, by address.
-
-    Raises:
-        UsageError: there are none.
-    """
+def _require_offers(link: DaskLink) -> dict[str, WorkerOffer]:
+    """What the workers offer that are there, by address."""
     offers = link.offers()
     if not offers:
         raise UsageError("the cluster has no workers", "Start some: gauntlet worker ADDRESS --device cpu.")
     return offers
-
-
-def _addresses(offers: Mapping[str, WorkerOffer]) -> dict[str, tuple[str, ...]]:
-    """Where workers are, by their names."""
-    found: defaultdict[str, tuple[str, ...]] = defaultdict(tuple)
-    for address, offer in offers.items():
-        found[offer.name] += (address,)
-    return found
-
-
-def _described(offer: WorkerOffer) -> str:
-    return f"{offer.name} with {', '.join(device.text for device in offer.devices) or 'no device'}"

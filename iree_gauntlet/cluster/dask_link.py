@@ -32,15 +32,13 @@ from iree_gauntlet.cluster.offers import LOCAL, WorkerOffer
 from iree_gauntlet.errors import GauntletError, MachinesLostError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from distributed import Client, Future
 
     from iree_gauntlet.artifacts.store import ArtifactStore
-    from iree_gauntlet.cluster.link import Event, Order, State
+    from iree_gauntlet.cluster.link import Event, Order, RunFacts, State
     from iree_gauntlet.cluster.project_copy import ProjectCopy
-    from iree_gauntlet.cluster.run_order import RunFacts
 
 
 # Workers end a run of which nothing is heard for half a minute.
@@ -58,14 +56,7 @@ STATES = "gauntlet-runs"
 
 
 class DaskLink:
-    """The link of one run.
-
-    Args:
-        client: connected.
-        facts: the run.
-        project: the copy of what it reads.
-        store: has the files that workers may not be able to get.
-    """
+    """The link of one run."""
 
     def __init__(self, client: Client, facts: RunFacts, project: ProjectCopy, store: ArtifactStore) -> None:
         self._client = client
@@ -87,8 +78,8 @@ class DaskLink:
 
     def open(self) -> None:
         """Has all workers that are there plan the run; those that come later are asked when they come."""
-        self._client.subscribe_topic("all", self._heard)
-        self._client.sync(self._opened)
+        self._client.subscribe_topic("all", self._hear)
+        self._client.sync(self._open)
 
     def offers(self) -> dict[str, WorkerOffer]:
         """What those offer that were there when it was opened, by address."""
@@ -98,11 +89,11 @@ class DaskLink:
 
     def send(self, worker: str, order: Order) -> None:
         """Has a worker do a step."""
-        self._client.loop.add_callback(self._keep, self._done(worker, order))
+        self._client.loop.add_callback(self._keep, self._do(worker, order))
 
     def supply(self, worker: str, step: str, urls: tuple[str, ...]) -> None:
         """Brings files to a worker."""
-        self._client.loop.add_callback(self._keep, self._supplied(worker, step, urls))
+        self._client.loop.add_callback(self._keep, self._supply(worker, step, urls))
 
     def next_event(self, seconds: float) -> Event | None:
         """What happens next.
@@ -122,7 +113,7 @@ class DaskLink:
     def show(self, state: State) -> None:
         """Makes known who does what."""
         said = {"running": [list(item) for item in state.running], "waiting": [list(item) for item in state.waiting]}
-        self._client.loop.add_callback(self._keep, self._shown(said))
+        self._client.loop.add_callback(self._keep, self._show(said))
 
     def end(self) -> None:
         """Has all workers end what they do for this run; once, and not longer than half a minute."""
@@ -133,16 +124,16 @@ class DaskLink:
             # Workers whose scheduler is gone end by themselves what they do.
             return
         with contextlib.suppress(OSError, TimeoutError):
-            self._client.sync(self._closed, callback_timeout=_END_SECONDS)
+            self._client.sync(self._close, callback_timeout=_END_SECONDS)
 
     # What happens in the client's event loop
 
     def _keep(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
         self._background.add(task)
-        task.add_done_callback(self._kept)
+        task.add_done_callback(self._end_background)
 
-    def _kept(self, task: asyncio.Task[Any]) -> None:
+    def _end_background(self, task: asyncio.Task[Any]) -> None:
         self._background.discard(task)
         if not task.cancelled() and isinstance(task.exception(), OSError | TimeoutError | CancelledError):
             # The connection is gone: whoever asks for the next event is told.
@@ -150,32 +141,32 @@ class DaskLink:
         if not task.cancelled() and (error := task.exception()) is not None:
             logging.getLogger("iree_gauntlet").error("in the background of a cluster's run", exc_info=error)
 
-    async def _opened(self) -> None:
-        self._beating = asyncio.ensure_future(self._beat())
+    async def _open(self) -> None:
+        self._beating = asyncio.ensure_future(self._keep_beating())
         info = await self._client.scheduler.identity(n_workers=-1)
         for address in info["workers"]:
-            self._keep(self._welcome(address))
+            self._keep(self._begin(address))
         offers = await self._client.run(describe, on_error="ignore")
         self._offered = {
             address: WorkerOffer.from_dict(offer) for address, offer in offers.items() if offer is not None
         }
 
-    def _heard(self, event: tuple[float, Any]) -> None:
+    def _hear(self, event: tuple[float, Any]) -> None:
         _, said = event
         if not isinstance(said, dict):
             return
         if said.get("action") == "add-worker":
-            self._keep(self._welcome(said["worker"]))
+            self._keep(self._begin(said["worker"]))
         elif said.get("action") == "remove-worker":
-            self._left(said["worker"])
+            self._note_left(said["worker"])
 
-    def _left(self, address: str) -> None:
+    def _note_left(self, address: str) -> None:
         self._known.discard(address)
         for key in [key for key in self._futures if key[0] == address]:
             self._keep(self._futures.pop(key).cancel())
         self._events.put(Left(address))
 
-    async def _welcome(self, address: str) -> None:
+    async def _begin(self, address: str) -> None:
         """Has a worker plan the run, with the copy of the project in its place first."""
         if address in self._known or self._ended.is_set():
             return
@@ -201,7 +192,7 @@ class DaskLink:
             key = ("begin", self._facts.name, address, next(self._asked))
             term = self._terms[address]
             future = self._client.submit(begin, self._facts, term, workers=[address], pure=False, key=key)
-            self._events_of(address, offer, await future)
+            self._report_begun(address, offer, await future)
         except Exception as error:  # noqa: BLE001 - whatever Dask says of a worker that it could not have asked
             # Of one that is gone it is said by itself.
             if address in self._known and not isinstance(error, KilledWorker | CancelledError):
@@ -216,11 +207,11 @@ class DaskLink:
         self._terms[address] += 1
         try:
             self._known.discard(address)
-            await self._welcome(address)
+            await self._begin(address)
         finally:
             self._renewing.discard(address)
 
-    def _events_of(self, address: str, offer: WorkerOffer, began: Began) -> None:
+    def _report_begun(self, address: str, offer: WorkerOffer, began: Began) -> None:
         """Makes known who takes part, with which devices."""
         unfit = dict(began.unfit)
         for device, reason in unfit.items():
@@ -234,7 +225,7 @@ class DaskLink:
             devices = tuple(device for device in offer.devices if device.name not in unfit)
             self._events.put(Joined(address, replace(offer, devices=devices)))
 
-    async def _done(self, worker: str, order: Order) -> None:
+    async def _do(self, worker: str, order: Order) -> None:
         # The first word is what the scheduler keeps for ever, and what its dashboard has a colour for.
         stage = order.step.rpartition(":")[2]
         key = (stage, order.step, self._facts.name, order.attempt, next(self._asked))
@@ -259,7 +250,7 @@ class DaskLink:
             if self._futures.get((worker, order.step)) is future:
                 del self._futures[worker, order.step]
 
-    async def _supplied(self, worker: str, step: str, urls: tuple[str, ...]) -> None:
+    async def _supply(self, worker: str, step: str, urls: tuple[str, ...]) -> None:
         what = ""
         try:
             for url in urls:
@@ -278,8 +269,9 @@ class DaskLink:
         comm = await connect(worker, **self._client.connection_args)
         try:
             await comm.write({"op": f"gauntlet_{what}", **named})
-            for block in _blocks(path or self._project.archive):
-                await comm.write(block)
+            with (path or self._project.archive).open("rb") as file:
+                while block := file.read(_BLOCK_BYTES):
+                    await comm.write(block)
             await comm.write(b"")
             said = await comm.read()
             # What failed there without a word of ours, Dask says.
@@ -287,10 +279,10 @@ class DaskLink:
         finally:
             comm.abort()
 
-    async def _shown(self, said: dict[str, Any]) -> None:
+    async def _show(self, said: dict[str, Any]) -> None:
         await self._client.scheduler.set_metadata(keys=[STATES, self._facts.name], value=said)
 
-    async def _beat(self) -> None:
+    async def _keep_beating(self) -> None:
         while not self._ended.is_set():
             # While the client connects again nothing can be asked; it is tried again.
             with contextlib.suppress(OSError, TimeoutError):
@@ -303,22 +295,16 @@ class DaskLink:
         """Finds out who is there: what the scheduler says of it is lost when the connection is."""
         there = (await self._client.scheduler.identity(n_workers=-1))["workers"]
         for address in self._known - there.keys():
-            self._left(address)
+            self._note_left(address)
         for address in there:
-            self._keep(self._welcome(address))
+            self._keep(self._begin(address))
 
-    async def _closed(self) -> None:
+    async def _close(self) -> None:
         if self._beating is not None:
             self._beating.cancel()
         self._client.unsubscribe_topic("all")
         for future in list(self._futures.values()):
             self._keep(future.cancel())
         self._futures.clear()
-        await self._shown({})
+        await self._show({})
         await self._client.run(end_run, self._facts.name, on_error="ignore")
-
-
-def _blocks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            yield block

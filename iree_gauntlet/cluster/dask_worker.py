@@ -32,10 +32,9 @@ from distributed.core import Status
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
-from iree_gauntlet.cluster.link import Answer, Began
+from iree_gauntlet.cluster.link import Answer, Began, RunOrder, folder_of_side
 from iree_gauntlet.cluster.offers import WorkerOffer
 from iree_gauntlet.cluster.project_copy import OwnedFolder, folder_of, request_within, unpack_project, within
-from iree_gauntlet.cluster.run_order import RunOrder, folder_of_side
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.modules.module_entry import DamageError, pack, unpack
 from iree_gauntlet.errors import GauntletError
@@ -46,8 +45,7 @@ if TYPE_CHECKING:
 
     from distributed.comm.core import Comm
 
-    from iree_gauntlet.cluster.link import Made, Order
-    from iree_gauntlet.cluster.run_order import RunFacts
+    from iree_gauntlet.cluster.link import Made, Order, RunFacts
 
 
 # Who has left may not be known yet; what it has made is quickly made again.
@@ -77,6 +75,8 @@ class _Run:
     """The process of a run."""
 
     process: asyncio.subprocess.Process
+    stdin: asyncio.StreamWriter
+    stdout: asyncio.StreamReader
     folder: Path
     heard: float
     term: int
@@ -91,12 +91,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
     """A Dask worker that takes part in runs.
 
     Args:
-        offer: what it offers, as a journal's object.
-        cache_dir: its cache.
         arguments: as for `distributed.Worker`.
-
-    Attributes:
-        run_process: the program, in arguments of Python's, that takes part in a run.
     """
 
     run_process: tuple[str, ...] = ("-m", "iree_gauntlet.cluster.run_process")
@@ -143,7 +138,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
                 await self.end_run(facts.name)
                 run = None
             if run is None:
-                run = self._runs[facts.name] = await self._started(facts, term)
+                run = self._runs[facts.name] = await self._start_run(facts, term)
             return await asyncio.shield(run.ready)
 
     def hear(self, name: str) -> None:
@@ -157,8 +152,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         if run is None:
             return
         run.why = why
-        assert run.process.stdin is not None, "it was started with one"
-        run.process.stdin.close()
+        run.stdin.close()
         try:
             await asyncio.wait_for(run.process.wait(), _END_SECONDS)
         except TimeoutError:
@@ -185,17 +179,16 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         run.orders += 1
         number = run.orders
         answer = run.waiting[number] = asyncio.get_running_loop().create_future()
-        assert run.process.stdin is not None, "it was started with one"
-        run.process.stdin.write(_line((number, order)))
+        run.stdin.write(_encode((number, order)))
         said = await answer
         if "broken" in said:
             raise BrokenRunError(said["broken"])
         if "unfit" in said:
             raise UnfitDeviceError(said["unfit"])
-        files = await asyncio.to_thread(_small_files, run.folder, said.get("files", ()))
+        files = await asyncio.to_thread(_read_small_files, run.folder, said.get("files", ()))
         return Answer(said["result"], files, tuple(said.get("missing", ())), tuple(said.get("events", ())))
 
-    async def _started(self, facts: RunFacts, term: int) -> _Run:
+    async def _start_run(self, facts: RunFacts, term: int) -> _Run:
         folder = self._own.path / facts.name
         folder.mkdir(parents=True, exist_ok=True)
         project = self._transfers.project(facts.sha256)
@@ -212,10 +205,11 @@ class GauntletWorker(Worker):  # type: ignore[misc]
                 # Ctrl-C at the worker's terminal is the worker's.
                 start_new_session=True,
             )
-        run = _Run(process, folder, time.monotonic(), term)
+        if process.stdin is None or process.stdout is None:
+            raise BrokenRunError("the process of the run has no pipes")
+        run = _Run(process, process.stdin, process.stdout, folder, time.monotonic(), term)
         run.reading = asyncio.create_task(self._read(facts.name, run))
-        assert process.stdin is not None, "it was started with one"
-        process.stdin.write(_line(self._order(facts, folder, project)))
+        run.stdin.write(_encode(self._order(facts, folder, project)))
         return run
 
     def _order(self, facts: RunFacts, folder: Path, project: Path) -> RunOrder:
@@ -233,9 +227,8 @@ class GauntletWorker(Worker):  # type: ignore[misc]
 
     async def _read(self, name: str, run: _Run) -> None:
         """Takes what the process of a run says, until it has ended; what it has not done by then is broken."""
-        assert run.process.stdout is not None, "it was started with one"
         try:
-            while line := await run.process.stdout.readline():
+            while line := await run.stdout.readline():
                 self._take(run, json.loads(line))
         except (ValueError, KeyError) as error:
             run.why = f"its process says what is not understood: {error!r}"
@@ -243,7 +236,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         code = await run.process.wait()
         if self._runs.get(name) is run:
             del self._runs[name]
-        why = run.why or f"its process ended with {code}: {_last_line(run.folder / _LOG)}"
+        why = run.why or f"its process ended with {code}: {_read_last_line(run.folder / _LOG)}"
         if not run.ready.done():
             run.ready.set_result(Began(why))
         for waiting in run.waiting.values():
@@ -270,15 +263,15 @@ class GauntletWorker(Worker):  # type: ignore[misc]
 
 async def perform(run: str, order: Order) -> Answer:
     """A task of Dask's: a step of a run, done by the worker that it was given to."""
-    return await _this().do(run, order)
+    return await _get_this().do(run, order)
 
 
 async def begin(facts: RunFacts, term: int) -> Began:
     """A task of Dask's: a worker plans a run; as `GauntletWorker.begin_run`."""
-    return await _this().begin_run(facts, term)
+    return await _get_this().begin_run(facts, term)
 
 
-def _this() -> GauntletWorker:
+def _get_this() -> GauntletWorker:
     worker = get_worker()
     assert isinstance(worker, GauntletWorker), "its address was given by one"
     return worker
@@ -311,11 +304,11 @@ async def end_run(name: str, dask_worker: Worker) -> None:
         await dask_worker.end_run(name)
 
 
-def _line(message: object) -> bytes:
+def _encode(message: object) -> bytes:
     return base64.b64encode(pickle.dumps(message)) + b"\n"
 
 
-def _last_line(log: Path) -> str:
+def _read_last_line(log: Path) -> str:
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
@@ -323,7 +316,7 @@ def _last_line(log: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "it says nothing")
 
 
-def _small_files(folder: Path, names: list[str]) -> tuple[tuple[str, bytes], ...]:
+def _read_small_files(folder: Path, names: list[str]) -> tuple[tuple[str, bytes], ...]:
     """Contents of a step's small files; of a long one, its beginning and end."""
     found: list[tuple[str, bytes]] = []
     left = _MOST_OF_A_STEP
@@ -342,12 +335,7 @@ def _small_files(folder: Path, names: list[str]) -> tuple[tuple[str, bytes], ...
 
 
 class Transfers:
-    """What is brought to one worker, and given by it.
-
-    Args:
-        cache_dir: its cache.
-        work: its own folder.
-    """
+    """What is brought to one worker, and given by it."""
 
     def __init__(self, cache_dir: Path, work: Path) -> None:
         self._cache_dir = cache_dir
@@ -362,9 +350,7 @@ class Transfers:
     async def have(self, made: Made, connection: dict[str, Any]) -> None:
         """Has a module in the cache here, if another worker still has it; otherwise it is made here.
 
-        Args:
-            made: the module, and who has it.
-            connection: how workers are reached, as of Dask's `connect`.
+        `connection`: how workers are reached, as of Dask's `connect`.
         """
         async with self._fetching.setdefault(made.key, asyncio.Lock()):
             for address in made.at:
@@ -396,7 +382,7 @@ class Transfers:
 
     async def give_entry(self, comm: Comm, key: str) -> Status:
         """Sends an entry of the module cache in blocks; an empty one is the end, and an object says why it ends."""
-        blocks = _gathered(pack(self._modules.folder_of(key), key))
+        blocks = _gather(pack(self._modules.folder_of(key), key))
         try:
             while (block := await asyncio.to_thread(next, blocks, b"")) != b"":
                 await comm.write(block)
@@ -410,7 +396,7 @@ class Transfers:
         """Receives the copy of a project in blocks, up to an empty one."""
         async with self._fetching.setdefault(sha256, asyncio.Lock()):
             with tempfile.TemporaryFile(dir=self._work_folder()) as file:
-                await _received(comm, file)
+                await _receive(comm, file)
                 file.seek(0)
                 if (await asyncio.to_thread(hashlib.file_digest, file, "sha256")).hexdigest() != sha256:
                     return "the copy of the project was damaged on its way"
@@ -426,7 +412,7 @@ class Transfers:
         descriptor, name = tempfile.mkstemp(dir=self._work_folder())
         try:
             with os.fdopen(descriptor, "wb") as file:
-                await _received(comm, file)
+                await _receive(comm, file)
 
             def adopt() -> None:
                 store = ArtifactStore(self._cache_dir, Registry())
@@ -445,13 +431,13 @@ class Transfers:
         return self._work
 
 
-async def _received(comm: Comm, file: Any) -> None:
+async def _receive(comm: Comm, file: Any) -> None:
     while block := await comm.read():
         await asyncio.to_thread(file.write, block)
     file.flush()
 
 
-def _gathered(blocks: Iterator[bytes]) -> Iterator[bytes]:
+def _gather(blocks: Iterator[bytes]) -> Iterator[bytes]:
     """The same bytes in fewer, larger blocks."""
     held: list[bytes] = []
     size = 0

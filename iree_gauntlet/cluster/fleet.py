@@ -36,8 +36,6 @@ class Demand:
         device: what the spec calls it: a driver (`hip`), an ordinal (`hip://1`: any of that driver's), or a device's
             own URI; empty for none.
         sku: the machine that its golden times are for; empty for any.
-        uses: whether it uses the device, or is only to be where that is.
-        exclusive: whether nothing else may run on the host.
     """
 
     device: str = ""
@@ -88,10 +86,7 @@ class Seat:
     """A place for one step.
 
     Attributes:
-        worker: its address.
         device: the device that the step uses; None for none.
-        exclusive: whether it has the whole host.
-        term: which of several times that the worker was there.
     """
 
     worker: str
@@ -146,7 +141,7 @@ class Fleet:
             if not self._running[worker.offer.host]:
                 self._alone.discard(worker.offer.host)
 
-    def withdraw(self, address: str, device: DeviceOffer) -> None:
+    def withdraw(self, address: str, device: DeviceOffer | None) -> None:
         """A device of a worker takes no further steps."""
         worker = self._workers.get(address)
         if worker is not None:
@@ -162,28 +157,21 @@ class Fleet:
         return len({worker.offer.host for worker in self._workers.values() if _can(worker.offer, demand)})
 
     def seat(self, demand: Demand, home: str = "", awaited: Collection[Demand] = ()) -> Seat | None:
-        """A place for a step, which is taken then; None where there is none now.
-
-        Args:
-            demand: what the step needs.
-            home: the worker that is to be asked first.
-            awaited: what steps wait for that measure time: no other work goes where they could begin, if there are
-                workers without devices for it.
-        """
-        if home in self._open and (found := self._on(home, demand)) is not None:
-            return self._taken(found)
+        """A place for a step, which is taken then; None where there is none now."""
+        if home in self._open and (found := self._find_seat(home, demand)) is not None:
+            return self._take(found)
         second: Seat | None = None
         for address in self._open:
-            found = self._on(address, demand)
+            found = self._find_seat(address, demand)
             if found is None:
                 continue
             offer = self._workers[address].offer
             if demand.device or not offer.devices:
-                return self._taken(found)
+                return self._take(found)
             # There may be one without a device.
             if second is None and not self._is_awaited(offer, awaited):
                 second = found
-        return self._taken(second) if second is not None else None
+        return self._take(second) if second is not None else None
 
     def give_back(self, seat: Seat) -> None:
         """A step has ended that had a place; that of a worker which has left is gone already."""
@@ -203,7 +191,7 @@ class Fleet:
         plain = any(not worker.offer.devices for worker in self._workers.values())
         return plain and any(_can(offer, demand) for demand in awaited)
 
-    def _on(self, address: str, demand: Demand) -> Seat | None:
+    def _find_seat(self, address: str, demand: Demand) -> Seat | None:
         worker = self._workers[address]
         host = worker.offer.host
         if host in self._alone or worker.running >= worker.offer.jobs or (demand.exclusive and self._running[host]):
@@ -215,7 +203,7 @@ class Fleet:
                 return Seat(address, device if demand.uses else None, demand.exclusive, worker.term)
         return None
 
-    def _taken(self, seat: Seat) -> Seat:
+    def _take(self, seat: Seat) -> Seat:
         worker = self._workers[seat.worker]
         host = worker.offer.host
         worker.running += 1
@@ -239,7 +227,6 @@ class FleetQueue(StepGraph):
 
     Args:
         steps, finished, fail_fast: as for `StepGraph`.
-        fleet: does them.
     """
 
     def __init__(

@@ -12,6 +12,7 @@ import re
 import statistics
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,10 +62,7 @@ class HealthCheck:
     """The known-good program, compiled for a device.
 
     Attributes:
-        device: its own name to IREE.
-        toolchain: compiles and runs it.
         module: where it lies.
-        records: file of the times of earlier checks.
     """
 
     device: str
@@ -75,12 +73,14 @@ class HealthCheck:
     def wrong(self) -> str:
         """What is wrong with what the device computes; empty for nothing."""
         try:
-            answer = ask([*self._words(self.toolchain.runtime.run_module), _INPUT, _EXPECTED], timeout=_TIMEOUT_SECONDS)
+            answer = ask(
+                [*self._compose_words(self.toolchain.runtime.run_module), _INPUT, _EXPECTED], timeout=_TIMEOUT_SECONDS
+            )
         except ToolchainError as error:
             return f"a known-good program does not run: {error.what}"
         if answer.exit_code == 0:
             return ""
-        return f"a known-good program ends with {answer.exit_code}: {_last_words(answer)}"
+        return f"a known-good program ends with {answer.exit_code}: {_find_last_words(answer)}"
 
     def slow(self) -> str:
         """Whether the device has become slow, by how much; empty where it has not, or where nothing is known of it.
@@ -92,7 +92,9 @@ class HealthCheck:
             return ""
         name = f"{self.device} {self.toolchain.runtime.identity[:16]}"
         with file_lock(self.records.with_suffix(".lock")):
-            known = _read(self.records)
+            known: dict[str, list[float]] = {}
+            with suppress(OSError, ValueError):
+                known = json.loads(self.records.read_text(encoding="utf-8"))
             before = known.get(name, [])
             usual = statistics.median(before) if len(before) >= _LEAST_CHECKS else now
             if now > _MOST_TIMES_SLOWER * usual:
@@ -103,7 +105,7 @@ class HealthCheck:
         return ""
 
     def _time_ms(self) -> float | None:
-        words = self._words(self.toolchain.runtime.benchmark_module)
+        words = self._compose_words(self.toolchain.runtime.benchmark_module)
         flags = ["--benchmark_format=json", "--benchmark_repetitions=10", "--benchmark_min_time=0.02s", _INPUT]
         try:
             answer = ask([*words, *flags], timeout=_TIMEOUT_SECONDS)
@@ -116,7 +118,7 @@ class HealthCheck:
             # What the benchmark itself is about will say more.
             return None
 
-    def _words(self, tool: str) -> list[str]:
+    def _compose_words(self, tool: str) -> list[str]:
         return [tool, f"--device={self.device}", f"--module={self.module}", "--function=known_good"]
 
 
@@ -125,12 +127,6 @@ def health_checks(
 ) -> tuple[dict[str, HealthCheck], dict[str, str]]:
     """Compiles the program for each device.
 
-    Args:
-        devices: of a worker.
-        toolchain: of a run.
-        folder: gets the modules.
-        records: file of the times of earlier checks.
-
     Returns:
         Checks by the device's own name, and why there is none for a device, by its name to people.
     """
@@ -138,7 +134,7 @@ def health_checks(
     checks: dict[str, HealthCheck] = {}
     missing: dict[str, str] = {}
     for number, device in enumerate(devices):
-        target = _target(device.uri)
+        target = _choose_target(device.uri)
         if target is None:
             # What it is compiled for cannot be known here: the run's own steps will tell.
             continue
@@ -149,7 +145,7 @@ def health_checks(
             argv = [toolchain.compiler.compile, program.name, *target_flags(target), "-o", str(module)]
             try:
                 answer = ask(argv, timeout=_TIMEOUT_SECONDS)
-                why = "" if answer.exit_code == 0 else _last_words(answer)
+                why = "" if answer.exit_code == 0 else _find_last_words(answer)
             except ToolchainError as error:
                 why = error.what
         if why:
@@ -159,21 +155,21 @@ def health_checks(
     return checks, missing
 
 
-def _last_words(answer: Answer) -> str:
+def _find_last_words(answer: Answer) -> str:
     lines = [line.strip() for line in answer.text.splitlines() if line.strip()]
     return lines[-1] if lines else "it says nothing"
 
 
-def _target(uri: str) -> Target | None:
+def _choose_target(uri: str) -> Target | None:
     driver = uri.partition("://")[0]
     if uri.startswith(LOCAL):
         return Target("cpu")
     if driver == "hip":
-        return _amd()
+        return _find_amd_target()
     return target_of(driver)
 
 
-def _amd() -> Target | None:
+def _find_amd_target() -> Target | None:
     """The chip of this machine's AMD cards, where they are all the same."""
     found = set()
     for node in _KFD.glob("*/properties"):
@@ -184,21 +180,8 @@ def _amd() -> Target | None:
     return Target("rocm", found.pop()) if len(found) == 1 else None
 
 
-def _read(records: Path) -> dict[str, list[float]]:
-    try:
-        known: dict[str, list[float]] = json.loads(records.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return known
-
-
 class DeviceHealth:
-    """Checks devices when they are due.
-
-    Args:
-        session: what the run runs in.
-        checks: by the device's own name.
-    """
+    """Checks devices when they are due."""
 
     def __init__(self, session: Session[Any], checks: dict[str, HealthCheck]) -> None:
         self._session = session

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from iree_gauntlet.errors import GauntletError
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from iree_gauntlet.cases import Golden
-    from iree_gauntlet.cluster.offers import WorkerOffer
+    from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer
+    from iree_gauntlet.engine.workbench import Workbench
+    from iree_gauntlet.requests import CompareRequest, RunRequest
+    from iree_gauntlet.toolchains.toolchain import Part, Toolchain
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a step has put into the module cache of workers.
-
-    Attributes:
-        step: its id.
-        key: what it is found by.
-        at: addresses of the workers that have it.
-    """
+    """What a step has put into the module cache of workers."""
 
     step: str
     key: str
@@ -33,9 +36,7 @@ class Order:
         step: its id; the worker has planned the same run.
         device: own name of the device that it uses; empty for none.
         made: what steps before it have made.
-        goldens: figures that it is held against, in addition to the spec's: those of an earlier run.
         attempt: 0 at first, one more for each worker that was lost.
-        seconds: that rounds of a comparison may take.
     """
 
     step: str
@@ -48,14 +49,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What has become of an order.
-
-    Attributes:
-        result: as the journal keeps it.
-        files: (path in the run's folder, content) of logs and other small files of the step.
-        missing: URLs of files that the worker could not get.
-        events: what was measured, of a comparison: as its log has it.
-    """
+    """What has become of an order."""
 
     result: dict[str, object]
     files: tuple[tuple[str, bytes], ...] = ()
@@ -69,7 +63,6 @@ class Began:
 
     Attributes:
         refused: why it cannot take part; empty where it can.
-        unfit: (device, what is wrong with it) of devices that it does not use.
     """
 
     refused: str = ""
@@ -168,12 +161,128 @@ class Link(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Who does what.
-
-    Attributes:
-        running: (worker's name, device's name or nothing, step) of what is under way.
-        waiting: (what is needed, how many steps need it).
-    """
+    """Who does what."""
 
     running: tuple[tuple[str, str, str], ...] = ()
     waiting: tuple[tuple[str, int], ...] = field(default=())
+
+
+_OTHER = "`--iree RELEASE` is installed on each worker; other IREEs have to be there already, and be the same"
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """What is where, where a run was started: results are to say what is true there.
+
+    Attributes:
+        compiler, runtime: folders of the tools; empty for none.
+        python: the interpreter of the compiler; empty for none.
+    """
+
+    run_dir: str
+    cache_dir: str
+    compiler: str = ""
+    runtime: str = ""
+    python: str = ""
+
+    @classmethod
+    def of(cls, run_dir: Path, machine: Workbench) -> Home:
+        """What is where on this machine."""
+        toolchain = machine.toolchain
+        if toolchain is None:
+            return cls(str(run_dir), str(machine.cache_dir))
+        compiler, runtime = toolchain.compiler, toolchain.runtime
+        tools = str(Path(compiler.compile).parent), str(Path(runtime.run_module).parent)
+        return cls(str(run_dir), str(machine.cache_dir), tools[0], tools[1], compiler.python)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRun:
+    """A run that workers plan too.
+
+    Attributes:
+        request: what is asked for; a worker's process has it with that worker's own folders.
+        compiler, runtime: identities of its IREE; empty for none.
+        home: what is where, where it was started.
+    """
+
+    request: RunRequest
+    compiler: str
+    runtime: str
+    home: Home
+
+    @classmethod
+    def of(cls, request: RunRequest, machine: Workbench, run_dir: Path) -> SharedRun:
+        """A run of this machine's."""
+        toolchain = machine.toolchain
+        identities = (toolchain.compiler.identity, toolchain.runtime.identity) if toolchain else ("", "")
+        return cls(request, *identities, Home.of(run_dir, machine))
+
+    def require_its_iree(self, toolchain: Toolchain | None) -> None:
+        """Makes sure that an IREE is the run's.
+
+        Raises:
+            GauntletError: it is another.
+        """
+        for name, identity in (("compiler", self.compiler), ("runtime", self.runtime)):
+            part: Part | None = getattr(toolchain, name) if toolchain else None
+            if identity and (part is None or part.identity != identity):
+                what = f"its {name} is {part.version if part else 'missing'}, and not the same as the run's"
+                raise GauntletError(what, _OTHER)
+
+    def renamed_from(self, run_dir: Path, machine: Workbench) -> dict[str, str]:
+        """Paths of a machine that takes part, and what they are where the run was started."""
+        pairs = zip(astuple(Home.of(run_dir, machine)), astuple(self.home), strict=True)
+        return {mine: theirs for mine, theirs in pairs if mine and mine != theirs}
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What a worker has to know of a run, or of a comparison.
+
+    Attributes:
+        runs: the run; or the sides A and B of a comparison.
+        comparison: how those are compared; None for a run.
+    """
+
+    name: str
+    sha256: str
+    cwd: str
+    runs: tuple[SharedRun, ...]
+    comparison: CompareRequest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunOrder:
+    """What a worker has its process take part in.
+
+    Attributes:
+        folder: of the process, absolute.
+        runs, comparison: as of `RunFacts`, with the worker's own folders.
+        places: folders here, and what they are where it was started.
+    """
+
+    folder: str
+    runs: tuple[SharedRun, ...]
+    comparison: CompareRequest | None
+    devices: tuple[DeviceOffer, ...]
+    places: tuple[tuple[str, str], ...]
+
+
+def folder_of_side(folder: Path, number: int, facts: RunFacts) -> Path:
+    """Where a process has a run: its own folder, or one below it for each side of a comparison."""
+    return folder / "ab"[number] if facts.comparison else folder
+
+
+def with_paths(said: Any, renamed: Mapping[str, str]) -> Any:
+    """A journal's object with other paths in place of some: whole ones and what lies below them, each replaced once."""
+    if isinstance(said, dict):
+        return {name: with_paths(value, renamed) for name, value in said.items()}
+    if isinstance(said, list | tuple):
+        return [with_paths(value, renamed) for value in said]
+    if not isinstance(said, str) or not renamed:
+        return said
+    # Of two that fit, the longer one is meant.
+    known = "|".join(re.escape(path) for path in sorted(renamed, key=len, reverse=True))
+    # A path begins a word, or follows the scheme of an address: file:///cache/x.
+    return re.sub(rf"(?:(?<=://)|(?<![\w./-]))(?:{known})(?![\w.-])", lambda match: renamed[match[0]], said)

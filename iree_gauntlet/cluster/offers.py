@@ -36,8 +36,6 @@ class DeviceOffer(Recorded):
     """A device that a worker has.
 
     Attributes:
-        name: what its owner calls it.
-        uri: its own name to IREE.
         sku: the machine that golden times belong to; empty where none was named.
         product, driver: what the runtime says of it; of the CPU, what the system says.
     """
@@ -60,16 +58,9 @@ class WorkerOffer(Recorded):
     """What a worker offers.
 
     Attributes:
-        name: of the worker, for people.
-        host: what its machine is known by: workers of one machine have the same.
-        jobs: steps at once.
         devices: that it has; none where it only compiles.
-        cpu: name of the processor.
         memory_bytes, free_disk_bytes: of the machine, and where the cache is; None where it is not known.
         iree: the IREE that it has without installing one; empty for none.
-        toolchains: releases that are installed in its cache.
-        version: of Gauntlet.
-        machine: what stays as it is of its machine, as journals have it.
     """
 
     name: str
@@ -84,14 +75,17 @@ class WorkerOffer(Recorded):
     version: str = ""
     machine: dict[str, Any] = field(default_factory=dict, hash=False)
 
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        return f"{self.name} with {', '.join(device.text for device in self.devices) or 'no device'}"
+
 
 @dataclass(frozen=True, slots=True)
 class Declared:
     """A device as `--device` of a worker names it.
 
     Attributes:
-        name: what its owner calls it.
-        uri: how IREE finds it.
         sku: as for `DeviceOffer`.
     """
 
@@ -121,12 +115,8 @@ def measured(
 ) -> WorkerOffer:
     """What this machine has, of what its owner says that it has.
 
-    Args:
-        name: of the worker; empty for the machine's.
-        jobs: steps at once; 0 for as many as there are cores.
-        declared: its devices.
-        toolchain: whose runtime looks for them; None where there is no IREE yet, which is an error with devices.
-        cache_dir: its cache.
+    `name`: of the worker; empty for the machine's; `jobs`: steps at once; 0 for as many as there are cores;
+    `toolchain`: whose runtime looks for them; None where there is no IREE yet, which is an error with devices.
 
     Raises:
         UsageError: a device is not there, or is not what it is said to be.
@@ -138,34 +128,31 @@ def measured(
     if name and not _NAME.fullmatch(name):
         raise UsageError(f"--name {name}: no name of a worker", "Letters, digits, '_', '-' and '.' make one.")
     facts = machine_facts()
-    devices = tuple(_checked(device, toolchain) for device in declared)
+    devices = tuple(_check_device(device, toolchain) for device in declared)
     uris = [device.uri for device in devices]
     same = next((device for device in devices if uris.count(device.uri) > 1), None)
     if same is not None:
         raise UsageError(f"--device: {same.uri} is named more than once", "Name each device once.")
     cache_dir.mkdir(parents=True, exist_ok=True)
+    # Those that are whole, for this Python.
+    folders = sorted((cache_dir / "toolchains" / "envs").glob(f"[!.]*-{environment_tag()}"))
+    installed = [inspect(path)[0] for path in folders]
     return WorkerOffer(
         name=name or socket.gethostname(),
-        host=_host(),
+        host=_name_host(),
         jobs=jobs or facts.cores,
         devices=devices,
         cpu=host_cpu().name,
         memory_bytes=total_memory(),
         free_disk_bytes=shutil.disk_usage(cache_dir).free,
         iree=toolchain.compiler.version if toolchain else "",
-        toolchains=_releases(cache_dir / "toolchains" / "envs"),
+        toolchains=tuple(item.label for item in installed if item is not None),
         version=__version__,
         machine={key: value for key, value in facts.as_dict().items() if key in _STABLE},
     )
 
 
-def _releases(folder: Path) -> tuple[str, ...]:
-    """Those that are whole, for this Python."""
-    found = [inspect(path)[0] for path in sorted(folder.glob(f"[!.]*-{environment_tag()}"))]
-    return tuple(item.label for item in found if item is not None)
-
-
-def _host() -> str:
+def _name_host() -> str:
     """Since when the machine runs, which all its containers have in common; elsewhere its name."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
@@ -173,7 +160,7 @@ def _host() -> str:
         return socket.gethostname()
 
 
-def _checked(device: Declared, toolchain: Toolchain | None) -> DeviceOffer:
+def _check_device(device: Declared, toolchain: Toolchain | None) -> DeviceOffer:
     if toolchain is None:
         raise UsageError(
             f"--device {device.name}: there is no IREE here to look for {device.uri}",
@@ -185,7 +172,7 @@ def _checked(device: Declared, toolchain: Toolchain | None) -> DeviceOffer:
         raise UsageError(f"--device {device.name}: {device.uri} is not here: {error.what}", error.hint) from error
     local = device.uri.startswith(LOCAL)
     product = host_cpu().name if local else found.name
-    if device.sku and _plain(device.sku) not in _plain(product):
+    if device.sku and _normalise(device.sku) not in _normalise(product):
         says = f"its name is {product}" if product else "its driver does not name the product"
         raise UsageError(
             f"--device {device.name}: {device.uri} cannot be taken for a {device.sku}: {says}",
@@ -194,5 +181,5 @@ def _checked(device: Declared, toolchain: Toolchain | None) -> DeviceOffer:
     return DeviceOffer(device.name, device.uri if local else found.uri, device.sku, product, found.driver)
 
 
-def _plain(text: str) -> str:
+def _normalise(text: str) -> str:
     return re.sub(r"[^a-z0-9]", "", text.lower())

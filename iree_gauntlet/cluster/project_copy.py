@@ -41,8 +41,6 @@ class ProjectCopy:
     """A copy, packed.
 
     Attributes:
-        archive: the file.
-        sha256: what it is known by.
         cwd: the folder that the run was started in, absolute.
     """
 
@@ -54,22 +52,20 @@ class ProjectCopy:
 def pack_project(selection: Selection, archive: Path) -> ProjectCopy:
     """Packs what a run reads: the folders of its specs, and the project's suites, settings and hashes.
 
-    Args:
-        selection: of the run.
-        archive: where to; made or replaced.
+    `archive`: where to; made or replaced.
     """
     project = project_folder()
     roots = [*selection.read_from, *(project / name for name in _OF_THE_PROJECT)]
-    files = {_plain(path) for root in roots for path in _files_of(Path(os.path.abspath(root)))}  # noqa: PTH100 - links stay as named
-    files |= {_plain(path) for path in _named_beside(selection)}
+    files = {_normalise(path) for root in roots for path in _list_files(Path(os.path.abspath(root)))}  # noqa: PTH100 - links stay as named
+    files |= {_normalise(path) for path in _list_named_beside(selection)}
     with tarfile.open(archive, "w") as tar:
         # The markers of a project, and the folder that the run was started in.
         for folder in (Path.cwd(), project / "specs", project / "suites"):
             if folder.is_dir():
-                tar.addfile(_entry(str(folder), tarfile.DIRTYPE))
+                tar.addfile(_make_entry(str(folder), tarfile.DIRTYPE))
         for path in sorted(files):
             with Path(path).open("rb") as file:
-                info = _entry(path, tarfile.REGTYPE)
+                info = _make_entry(path, tarfile.REGTYPE)
                 info.size = os.fstat(file.fileno()).st_size
                 tar.addfile(info, file)
     with archive.open("rb") as file:
@@ -109,12 +105,7 @@ def within(copy: Path, path: str) -> str:
 def request_within(request: RunRequest, copy: Path, run_dir: Path, cache_dir: Path, cwd: str) -> RunRequest:
     """A request as it is read by a process that works in a copy of the project.
 
-    Args:
-        request: as it was made where the run was started.
-        copy: the folder of the copy.
-        run_dir: the run's folder here.
-        cache_dir: the cache here.
-        cwd: the folder that the run was started in.
+    `request`: as it was made where the run was started.
     """
 
     def here(path: str) -> str:
@@ -151,11 +142,11 @@ def request_within(request: RunRequest, copy: Path, run_dir: Path, cache_dir: Pa
     )
 
 
-def _plain(path: Path) -> str:
+def _normalise(path: Path) -> str:
     return os.path.normpath(path)
 
 
-def _files_of(root: Path) -> Iterator[Path]:
+def _list_files(root: Path) -> Iterator[Path]:
     if root.is_file():
         yield root
     for folder, folders, files in os.walk(root, followlinks=True):
@@ -163,14 +154,14 @@ def _files_of(root: Path) -> Iterator[Path]:
         yield from (path for name in files if (path := Path(folder, name)).is_file())
 
 
-def _named_beside(selection: Selection) -> Iterable[Path]:
+def _list_named_beside(selection: Selection) -> Iterable[Path]:
     """Files that cases were read from, wherever they are."""
     for case in (*selection.cases.cases, *selection.cases.required):
         origins = [case.origin, case.flags_origin, *(module.origin for module in case.modules)]
         yield from (path for item in origins if item is not None and (path := Path(item.file).absolute()).is_file())
 
 
-def _entry(path: str, kind: bytes) -> tarfile.TarInfo:
+def _make_entry(path: str, kind: bytes) -> tarfile.TarInfo:
     """An entry that has nothing of the machine or the day, so that equal files make an equal archive."""
     info = tarfile.TarInfo(f"{_FILES}{path}")
     info.type = kind
@@ -184,11 +175,7 @@ def folder_of(cache_dir: Path, name: str) -> Path:
 
 
 class OwnedFolder:
-    """Owns a folder until it is left, which removes it; a lock in it says so, and is free when its owner is dead.
-
-    Args:
-        path: of the folder.
-    """
+    """Owns a folder until it is left, which removes it; a lock in it says so, and is free when its owner is dead."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -198,7 +185,7 @@ class OwnedFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         if not self._lock.acquire_now():
             raise UsageError(f"a worker {self.path.name} runs here already", "Give this one another --name.")
-        for folder in _left_behind(self.path):
+        for folder in _find_left_behind(self.path):
             shutil.rmtree(folder, ignore_errors=True)
         return self
 
@@ -207,7 +194,7 @@ class OwnedFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def _left_behind(own: Path) -> Iterator[Path]:
+def _find_left_behind(own: Path) -> Iterator[Path]:
     for lock in own.parent.glob(f"*/{_LOCK}"):
         if lock.parent == own:
             continue

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from iree_gauntlet.cases import EXPECTED_OUTPUT, Stage, Verdict
 from iree_gauntlet.cluster.health import DeviceHealth
+from iree_gauntlet.cluster.link import with_paths
 from iree_gauntlet.cluster.offers import LOCAL
-from iree_gauntlet.cluster.run_order import with_paths
 from iree_gauntlet.engine.modules.modules import note_made_again
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import GauntletError
@@ -47,8 +47,7 @@ from iree_gauntlet.results import Result
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from iree_gauntlet.cluster.link import Made, Order
-    from iree_gauntlet.cluster.run_order import RunOrder, SharedRun
+    from iree_gauntlet.cluster.link import Made, Order, RunOrder, SharedRun
     from iree_gauntlet.engine.rounds.blocks import Pair
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.experiments.compare import CompareSettings
@@ -100,76 +99,14 @@ class _Part(Protocol):
         """Ends what is under way."""
 
 
-def _part_of(order: RunOrder, stack: ExitStack) -> tuple[_Part, dict[str, str]]:
-    """Takes part in a run, until the stack is left; the devices that it does without come along, with the reasons.
-
-    Raises:
-        GauntletError: it cannot.
-    """
-    runs = [stack.enter_context(_opened_here(shared)) for shared in order.runs]
-    renamed = dict(order.places)
-    for shared, run in zip(order.runs, runs, strict=True):
-        renamed |= shared.renamed_from(run.session.folder, run.machine)
-    health, unfit = DeviceHealth.of(runs[0], order.devices)
-    if order.comparison is None:
-        return RunPart(runs[0], health, renamed), unfit
-    settings = compare_settings(order.comparison, order.runs[0].request.conduct, here=True)
-    sides = (HereSteps(runs[0]), HereSteps(runs[1]))
-    return RoundsPart(sides, settings, health, renamed, Path(order.folder)), unfit
-
-
-def main() -> None:
-    """Takes part in a run until standard input ends."""
-    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    # What anything here prints goes to the log.
-    os.dup2(2, 1)
-    output = _Output(stream)
-    lines = sys.stdin.buffer
-    order: RunOrder = _read(lines.readline())
-    # Steps that are under way when the input ends are cancelled by the session, and are waited for.
-    with ExitStack() as stack:
-        try:
-            part, unfit = _part_of(order, stack)
-        except GauntletError as error:
-            output.write({"refused": error.on_one_line})
-            return
-        output.write({"ready": True, "unfit": unfit})
-        jobs = order.runs[0].request.conduct.jobs
-        pool = stack.enter_context(ThreadPoolExecutor(jobs, thread_name_prefix="step"))
-
-        def answer(number: int, message: Order) -> None:
-            try:
-                said = part.do(message)
-            except BaseException as error:
-                # A defect of ours: whoever asked is not left waiting, and the log has the rest.
-                output.write({"answer": number, "broken": f"{type(error).__name__}: {error}"})
-                traceback.print_exc()
-                raise
-            part.rest()
-            output.write({"answer": number, **said})
-
-        try:
-            while line := lines.readline():
-                number, message = _read(line)
-                pool.submit(answer, number, message)
-        finally:
-            # What is cut short has no result.
-            output.close()
-            part.abort()
-
-
 def _read(line: bytes) -> Any:
     # From the worker alone, which has it from the run: both may have anything done here.
     return pickle.loads(base64.b64decode(line))  # noqa: S301
 
 
 @contextmanager
-def _opened_here(shared: SharedRun) -> Iterator[Opened]:
-    """A run that was started elsewhere.
-
-    Raises:
-        GauntletError: it cannot be opened here, or the IREE here is another.
-    """
+def _open_here(shared: SharedRun) -> Iterator[Opened]:
+    """A run that was started elsewhere."""
     request = shared.request
     # The run that it is held against is where it was started, as are its figures.
     chosen = replace(choose(replace(request, conduct=replace(request.conduct, baseline=""))), request=request)
@@ -183,7 +120,6 @@ class Done:
     """What has become of a step here.
 
     Attributes:
-        result: what it has ended with.
         missing: URLs of files that are not here, where it failed for want of them.
     """
 
@@ -196,11 +132,7 @@ class Done:
 
 
 class HereSteps:
-    """The steps of a run that was started elsewhere.
-
-    Args:
-        run: opened here.
-    """
+    """The steps of a run that was started elsewhere."""
 
     def __init__(self, run: Opened) -> None:
         self.run = run
@@ -229,23 +161,21 @@ class HereSteps:
             if failed is not None:
                 return failed
             result = self._done[step.id] = self._engine.result_of(step)
-        return Done(result, self._missing(step) if result.verdict is Verdict.ERROR else ())
+        return Done(result, self._list_missing(step) if result.verdict is Verdict.ERROR else ())
 
     def needed(self, step: Step, made: Iterable[Made]) -> Done | None:
         """Does what a step needs and was not done here; how the step ends where that fails, or None.
 
-        Args:
-            step: it is not done itself.
-            made: what others have made of it.
+        `made`: what others have made of it.
         """
-        failed = self._needed(step, {item.step: item for item in made})
+        failed = self._do_needs(step, {item.step: item for item in made})
         if failed is None:
             return None
         need, found = failed
-        missing = self._missing(need) if need.stage is Stage.FETCH else ()
+        missing = self._list_missing(need) if need.stage is Stage.FETCH else ()
         return Done(replace(found, verdict=Verdict.ERROR, reason=f"{need.id} failed here: {found.reason}"), missing)
 
-    def _needed(self, step: Step, made: Mapping[str, Made]) -> tuple[Step, Result] | None:
+    def _do_needs(self, step: Step, made: Mapping[str, Made]) -> tuple[Step, Result] | None:
         for name in step.needs:
             need = self._steps.get(name)
             if need is None:
@@ -256,19 +186,19 @@ class HereSteps:
                     if name in made:
                         # It was made for this run, if elsewhere.
                         note_made_again(self._engine.options.made_again, made[name].key)
-                    elif (failed := self._needed(need, made)) is not None:
+                    elif (failed := self._do_needs(need, made)) is not None:
                         return failed
                     done = self._done[name] = self._engine.result_of(need)
                     if done.verdict not in _GOOD and name in made:
                         # What others have made is not to be had: then with all that it needs.
-                        if (failed := self._needed(need, {})) is not None:
+                        if (failed := self._do_needs(need, {})) is not None:
                             return failed
                         done = self._done[name] = self._engine.result_of(need)
             if done.verdict not in _GOOD:
                 return need, done
         return None
 
-    def _missing(self, step: Step) -> tuple[str, ...]:
+    def _list_missing(self, step: Step) -> tuple[str, ...]:
         # What it failed for want of: a fetch goes on without these.
         left = (EXPECTED_OUTPUT,) if step.stage is Stage.FETCH else ()
         wanted = (item.url for item in step.inputs if item.url and item.role not in left)
@@ -276,13 +206,7 @@ class HereSteps:
 
 
 class RunPart:
-    """What a worker does of a run.
-
-    Args:
-        run: opened here.
-        health: checks devices.
-        renamed: paths here, and what they are where the run was started.
-    """
+    """What a worker does of a run."""
 
     def __init__(self, run: Opened, health: DeviceHealth, renamed: Mapping[str, str]) -> None:
         self._steps = HereSteps(run)
@@ -306,7 +230,7 @@ class RunPart:
         done = self._steps.do(step, order.made)
         if done.result.crashed or done.result.timed_out:
             self._health.distrust(order.device)
-        return {**done.as_dict(self._renamed), "files": self._files(step)}
+        return {**done.as_dict(self._renamed), "files": self._list_files(step)}
 
     def rest(self) -> None:
         """Nothing is to be done for now."""
@@ -316,7 +240,7 @@ class RunPart:
         """Ends what is under way."""
         self._engine.abort()
 
-    def _files(self, step: Step) -> list[str]:
+    def _list_files(self, step: Step) -> list[str]:
         folder = Path(step.folder)
         found = sorted(folder.iterdir()) if folder.is_dir() else []
         return [
@@ -325,15 +249,7 @@ class RunPart:
 
 
 class RoundsPart:
-    """What a worker does of a comparison.
-
-    Args:
-        sides: A and B, opened here.
-        settings: how rounds are taken and judged.
-        health: checks devices.
-        renamed: paths here, and what they are where the comparison was started.
-        folder: has both sides, and gets a log for each model.
-    """
+    """What a worker does of a comparison."""
 
     def __init__(
         self,
@@ -358,7 +274,7 @@ class RoundsPart:
         steps = []
         for name, side in self._sides.items():
             step = side.on_device(order.step, order.device)
-            made = [_of_side(item, name) for item in order.made if item.step.startswith(f"{name} ")]
+            made = [_strip_side(item, name) for item in order.made if item.step.startswith(f"{name} ")]
             if (failed := side.needed(step, made)) is not None:
                 result = replace(failed.result, reason=f"{name}: {failed.result.reason}")
                 return replace(failed, result=result).as_dict(self._renamed)
@@ -370,7 +286,7 @@ class RoundsPart:
                 return {"unfit": unfit}
             settings = self._settings
             pair = pair_of(steps[0].chain, (steps[0], steps[1]), settings.metric, settings.rounds)
-            events = self._measured(pair, order.seconds)
+            events = self._measure(pair, order.seconds)
         except GauntletError as error:
             return {"result": Result(Verdict.ERROR, error.what, tail=(error.hint,)).as_dict()}
         return {"result": Result(Verdict.PASSED).as_dict(), "events": with_paths(events, self._renamed)}
@@ -388,7 +304,7 @@ class RoundsPart:
         if self._session is not None:
             self._session.cancel()
 
-    def _measured(self, pair: Pair, seconds: float) -> list[dict[str, Any]]:
+    def _measure(self, pair: Pair, seconds: float) -> list[dict[str, Any]]:
         """Takes the rounds of a model; what its log has then."""
         folder = self._folder / "rounds" / str(next(self._numbers))
         folder.mkdir(parents=True)
@@ -403,7 +319,7 @@ class RoundsPart:
                 log.write(ENDED, {"machine": machine_facts().as_dict(), "failure": failure})
                 verdicts = judge(evidence, rules)
                 if self._settings.metric == "time":
-                    a, b = (_tools(side) for side in self._sides.values())
+                    a, b = (_list_tools(side) for side in self._sides.values())
                     explain_differences(session, verdicts, [pair], (a, b), lambda _: {})
             self._session = None
         events = [event for _, event in read_events(folder / COMPARISON_FILE, "comparison").events]
@@ -411,14 +327,68 @@ class RoundsPart:
         return events
 
 
-def _of_side(made: Made, side: str) -> Made:
+def _strip_side(made: Made, side: str) -> Made:
     return replace(made, step=made.step.removeprefix(f"{side} "))
 
 
-def _tools(side: HereSteps) -> SideTools:
+def _list_tools(side: HereSteps) -> SideTools:
     compiles: list[Step] = [step for step in side.run.steps if step.stage is Stage.COMPILE]
     outputs = [dict(step.outputs) for step in compiles]
     return SideTools(side.run.machine, {made["module"]: made for made in outputs})
+
+
+def _take_part(order: RunOrder, stack: ExitStack) -> tuple[_Part, dict[str, str]]:
+    """Takes part in a run, until the stack is left; the devices that it does without come along, with the reasons."""
+    runs = [stack.enter_context(_open_here(shared)) for shared in order.runs]
+    renamed = dict(order.places)
+    for shared, run in zip(order.runs, runs, strict=True):
+        renamed |= shared.renamed_from(run.session.folder, run.machine)
+    health, unfit = DeviceHealth.of(runs[0], order.devices)
+    if order.comparison is None:
+        return RunPart(runs[0], health, renamed), unfit
+    settings = compare_settings(order.comparison, order.runs[0].request.conduct, here=True)
+    sides = (HereSteps(runs[0]), HereSteps(runs[1]))
+    return RoundsPart(sides, settings, health, renamed, Path(order.folder)), unfit
+
+
+def main() -> None:
+    """Takes part in a run until standard input ends."""
+    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    # What anything here prints goes to the log.
+    os.dup2(2, 1)
+    output = _Output(stream)
+    lines = sys.stdin.buffer
+    order: RunOrder = _read(lines.readline())
+    # Steps that are under way when the input ends are cancelled by the session, and are waited for.
+    with ExitStack() as stack:
+        try:
+            part, unfit = _take_part(order, stack)
+        except GauntletError as error:
+            output.write({"refused": error.on_one_line})
+            return
+        output.write({"ready": True, "unfit": unfit})
+        jobs = order.runs[0].request.conduct.jobs
+        pool = stack.enter_context(ThreadPoolExecutor(jobs, thread_name_prefix="step"))
+
+        def answer(number: int, message: Order) -> None:
+            try:
+                said = part.do(message)
+            except BaseException as error:
+                # A defect of ours: whoever asked is not left waiting, and the log has the rest.
+                output.write({"answer": number, "broken": f"{type(error).__name__}: {error}"})
+                traceback.print_exc()
+                raise
+            part.rest()
+            output.write({"answer": number, **said})
+
+        try:
+            while line := lines.readline():
+                number, message = _read(line)
+                pool.submit(answer, number, message)
+        finally:
+            # What is cut short has no result.
+            output.close()
+            part.abort()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.cluster.fleet import Demand, FleetQueue, Seat
     from iree_gauntlet.cluster.link import Answer, Event, Link
-    from iree_gauntlet.cluster.offers import WorkerOffer
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.steps import Step
 
@@ -109,14 +108,8 @@ class ClusterRunner:
     """Runs the steps of a plan on a fleet.
 
     Args:
-        queue: the steps, and the fleet.
-        link: to the workers.
-        conductor: journals.
         keep: takes what comes with a result; called before that is concluded.
-        progress: shows how it goes.
         made: what is made already of what the steps need, by name.
-        seconds: how long the rounds of a step may take that is to be begun.
-        early: what has happened before.
         patience: seconds that steps wait for a worker which offers what they need.
         clock: seconds.
     """
@@ -206,7 +199,11 @@ class ClusterRunner:
     def _take(self, event: Event) -> None:
         match event:
             case Joined(worker, offer):
-                self._join(worker, offer)
+                self._fleet.join(worker, offer)
+                self._names[worker] = offer.name
+                if offer.name not in self._known:
+                    self._known.add(offer.name)
+                    self._conductor.joined(offer.name, offer.machine)
             case Refused() if event not in self._refused:
                 self._refused.add(event)
                 self._conductor.remark(event.text)
@@ -225,20 +222,13 @@ class ClusterRunner:
             return
         match event:
             case Answered():
-                self._answered(order, event.answer)
+                self._take_answer(order, event.answer)
             case Broken():
-                self._again(order, event.reason)
+                self._do_again(order, event.reason)
             case Supplied():
-                self._supplied(order, event.missing)
+                self._take_supplied(order, event.missing)
             case Unfit():
-                self._unfit(order, event.reason)
-
-    def _join(self, worker: str, offer: WorkerOffer) -> None:
-        self._fleet.join(worker, offer)
-        self._names[worker] = offer.name
-        if offer.name not in self._known:
-            self._known.add(offer.name)
-            self._conductor.joined(offer.name, offer.machine)
+                self._withdraw_device(order, event.reason)
 
     def _leave(self, worker: str) -> None:
         # Also of one whose part in the run broke before: it may have left with orders that nobody answers now, and
@@ -256,9 +246,9 @@ class ClusterRunner:
         what = f"; it was doing {', '.join(order.step.id for order in orders)}" if orders else ""
         self._progress.message(f"worker {name} is gone{what}")
         for order in orders:
-            self._again(order, "it was lost")
+            self._do_again(order, "it was lost")
 
-    def _again(self, order: _UnderWay, reason: str) -> None:
+    def _do_again(self, order: _UnderWay, reason: str) -> None:
         """A step whose worker has not done it waits for another, or has ended in an error."""
         del self._under_way[order.step.id]
         past = self._past.setdefault(order.step.id, _Past())
@@ -273,10 +263,9 @@ class ClusterRunner:
         # The last time beside nothing that could take it down.
         self._queue.put_back(order.step, alone=len(past.lost) == _MOST_AGAIN)
 
-    def _unfit(self, order: _UnderWay, reason: str) -> None:
+    def _withdraw_device(self, order: _UnderWay, reason: str) -> None:
         """The device of a step takes no further ones; the step waits for another."""
         del self._under_way[order.step.id]
-        assert order.seat.device is not None, "it was checked"
         where = order.where
         self._fleet.withdraw(order.seat.worker, order.seat.device)
         self._conductor.remark(f"worker {where} takes no further part: {reason}")
@@ -285,7 +274,7 @@ class ClusterRunner:
         past.notes.append(f"not done on {where}, which failed its health check: {reason}")
         self._queue.put_back(order.step, alone=False)
 
-    def _answered(self, order: _UnderWay, answer: Answer) -> None:
+    def _take_answer(self, order: _UnderWay, answer: Answer) -> None:
         step = order.step
         if answer.missing and order.answer is None:
             order.answer = answer
@@ -300,13 +289,15 @@ class ClusterRunner:
         del self._under_way[step.id]
         self._conclude(step, result)
 
-    def _supplied(self, order: _UnderWay, missing: str) -> None:
+    def _take_supplied(self, order: _UnderWay, missing: str) -> None:
         """Files that the worker could not get are there now, or are nowhere to be had: what it said of them stands."""
+        if order.answer is None:
+            # They were asked for because of what it says.
+            return
         past = self._past.setdefault(order.step.id, _Past())
         if missing:
-            assert order.answer is not None, "it was asked for because of what that says"
             past.notes.append(f"nor did the files come from where the run was started: {missing}")
-            self._answered(order, order.answer)
+            self._take_answer(order, order.answer)
             return
         past.notes.append("files came from where the run was started: the worker could not get them")
         self._link.send(order.seat.worker, order.order)

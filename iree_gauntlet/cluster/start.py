@@ -54,8 +54,6 @@ class Place:
     """Where workers are.
 
     Attributes:
-        scheduler: its address.
-        cache_dir: their cache.
         security: encrypts what they say; None for loopback alone.
         port, nanny_port: that they listen on; 0 for any.
     """
@@ -70,11 +68,6 @@ class Place:
 def run_worker(place: Place, offer: WorkerOffer, say: Callable[[str], None]) -> ExitCode:
     """Runs a worker until it is interrupted; where its scheduler goes, it waits for that to come back.
 
-    Args:
-        place: where.
-        offer: what it offers.
-        say: gets a line when it is there.
-
     Raises:
         UsageError: there is no scheduler, or it has a worker of this name.
     """
@@ -83,7 +76,7 @@ def run_worker(place: Place, offer: WorkerOffer, say: Callable[[str], None]) -> 
         keeper = _Keeper(place, offer, say)
         await keeper.begin()
         say(f"worker {offer.name} takes part in {place.scheduler}")
-        return await _until_interrupted([keeper])
+        return await _wait_until_interrupted([keeper])
 
     with dask.config.set(_SETTINGS), OwnedFolder(folder_of(place.cache_dir, offer.name)):
         return asyncio.run(serve())
@@ -92,12 +85,7 @@ def run_worker(place: Place, offer: WorkerOffer, say: Callable[[str], None]) -> 
 def run_local(count: int, offer: WorkerOffer, place: Place, port: int, say: Callable[[str], None]) -> ExitCode:
     """Runs a scheduler with workers on this machine until it is interrupted.
 
-    Args:
-        count: how many workers.
-        offer: what each of them offers, but for its name.
-        place: where; the scheduler is made here.
-        port: of the scheduler; 0 for any.
-        say: gets lines when they are there.
+    `place`: where; the scheduler is made here; `port`: of the scheduler; 0 for any.
 
     Raises:
         UsageError: the port is taken.
@@ -124,7 +112,7 @@ def run_local(count: int, offer: WorkerOffer, place: Place, port: int, say: Call
             say(f"{counted(count, 'worker')} take{'s' if count == 1 else ''} part in {scheduler.address}")
             if dashboard:
                 say(f"dashboard: http://127.0.0.1:{scheduler.http_server.port}/status")
-            return await _until_interrupted(keepers)
+            return await _wait_until_interrupted(keepers)
 
     with dask.config.set(_SETTINGS):
         return asyncio.run(serve())
@@ -134,11 +122,6 @@ class _Keeper:
     """Keeps a worker: under a nanny, which starts it again when it dies, and another nanny where that gives up.
 
     Dask's gives up when a worker dies while it starts, and when its scheduler is gone for a while.
-
-    Args:
-        place: where the worker is.
-        offer: what it offers.
-        say: gets a line when something happens.
     """
 
     def __init__(self, place: Place, offer: WorkerOffer, say: Callable[[str], None]) -> None:
@@ -148,11 +131,7 @@ class _Keeper:
         self._nanny: Nanny | None = None
 
     async def begin(self) -> None:
-        """Starts the worker.
-
-        Raises:
-            UsageError: there is no scheduler, or it has a worker of this name.
-        """
+        """Starts the worker."""
         try:
             await self._start()
         except (OSError, ValueError, RuntimeError) as error:
@@ -217,7 +196,7 @@ class _Keeper:
         )
 
 
-async def _until_interrupted(keepers: Sequence[_Keeper]) -> ExitCode:
+async def _wait_until_interrupted(keepers: Sequence[_Keeper]) -> ExitCode:
     """Keeps workers until Ctrl-C or SIGTERM, then ends them."""
     interrupted = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -36,7 +36,7 @@ def write_atomic(path: Path, content: bytes | str) -> None:
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(data)
             stream.flush()
-            os.fchmod(stream.fileno(), _mode_of(target))
+            os.fchmod(stream.fileno(), _find_mode(target))
             os.fsync(stream.fileno())
         temporary.replace(target)
     except BaseException:
@@ -60,18 +60,15 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _mode_of(target: Path) -> int:
+def _find_mode(target: Path) -> int:
     try:
         return target.stat().st_mode & 0o777
     except FileNotFoundError:
-        return _NEW_FILE_MODE & ~_umask()
+        return _NEW_FILE_MODE & ~_read_umask()
 
 
-def _umask() -> int:
-    """The process's umask, read without changing it where the system allows.
-
-    `os.umask` can only be read by setting it, which another thread would feel.
-    """
+def _read_umask() -> int:
+    """The process's umask, read without changing it where the system allows."""
     with contextlib.suppress(OSError), Path("/proc/self/status").open(encoding="ascii", errors="replace") as lines:
         for line in lines:
             if line.startswith("Umask:"):

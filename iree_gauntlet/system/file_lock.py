@@ -22,38 +22,42 @@ _PATIENCE_SECONDS = 3.0
 _REMINDER_SECONDS = 30.0
 
 
-def take_lock(
-    path: Path, *, exclusive: bool = True, wait: bool = False, create: bool = True, mode: int | None = None
-) -> int | None:
-    """A descriptor that holds the lock of a file until it is closed, here and in processes that have inherited it.
-
-    Not reentrant: two descriptors of one file exclude each other, also in one process.
-
-    Args:
-        path: the file; a symbolic link is not followed.
-        exclusive: whether no other process may hold it; otherwise others may share it.
-        wait: for those who hold it.
-        create: make the file where there is none. Otherwise a shared lock needs no more than reading rights.
-        mode: of a file that is made, whatever the umask says; by the umask for None.
-
-    Returns:
-        The descriptor; None where another holds the lock and it was not waited for.
+def take_lock(path: Path, *, exclusive: bool = True, create: bool = True, mode: int | None = None) -> int | None:
+    """A descriptor as of `wait_for_lock`; None where another holds the lock.
 
     Raises:
         OSError: the file cannot be opened, or its file system knows no locks.
     """
-    operation = (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB)
+    try:
+        return _take(path, fcntl.LOCK_NB, exclusive=exclusive, create=create, mode=mode)
+    except BlockingIOError:
+        return None
+
+
+def wait_for_lock(path: Path, *, exclusive: bool = True) -> int:
+    """A descriptor that holds the lock of a file until it is closed, here and in processes that have inherited it.
+
+    Not reentrant: two descriptors of one file exclude each other, also in one process. A symbolic link is not followed.
+
+    Raises:
+        OSError: the file cannot be opened, or its file system knows no locks.
+    """
+    return _take(path, 0, exclusive=exclusive, create=True, mode=None)
+
+
+def _take(path: Path, waiting: int, *, exclusive: bool, create: bool, mode: int | None) -> int:
+    """With `create` a file is made where there is none; else a shared lock needs no more than reading rights.
+
+    A file that is made has the `mode`, whatever the umask says; None is by the umask.
+    """
     # A lock of its own kind needs a descriptor of its own kind, on NFS.
     access = os.O_RDWR if exclusive or create else os.O_RDONLY
     while True:
-        descriptor = _opened(path, access | os.O_NOFOLLOW | os.O_CLOEXEC, create=create, mode=mode)
+        descriptor = _open(path, access | os.O_NOFOLLOW | os.O_CLOEXEC, create=create, mode=mode)
         try:
-            fcntl.flock(descriptor, operation)
+            fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | waiting)
             if _is_at(path, descriptor):
                 return descriptor
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
         except BaseException:
             os.close(descriptor)
             raise
@@ -149,7 +153,7 @@ class LockFile:
         except OSError:
             return ()
         pids = dict.fromkeys(int(word) for word in text.split() if word.isdecimal())
-        return tuple(pid for pid in pids if _lives(pid))
+        return tuple(pid for pid in pids if _is_alive(pid))
 
     def __enter__(self) -> Self:
         return self
@@ -158,7 +162,7 @@ class LockFile:
         self.release()
 
 
-def _opened(path: Path, flags: int, *, create: bool, mode: int | None) -> int:
+def _open(path: Path, flags: int, *, create: bool, mode: int | None) -> int:
     while True:
         try:
             # Without O_CREAT: a kernel may refuse it for another user's file (fs.protected_regular).
@@ -188,7 +192,7 @@ def _write_holder(descriptor: int, *, exclusive: bool) -> None:
     os.pwrite(descriptor, b"%d\n" % os.getpid(), os.fstat(descriptor).st_size)
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

@@ -26,12 +26,11 @@ def unpack_plain(tar: tarfile.TarFile, folder: Path) -> None:
         path = Path(os.path.normpath(folder / member.name))
         if not path.is_relative_to(folder) or not (member.isfile() or member.isdir()):
             raise NotPlainError(f"{member.name!r} is no plain file below it")
-        if member.isdir():
+        content = tar.extractfile(member)
+        if content is None:
             path.mkdir(parents=True, exist_ok=True)
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = tar.extractfile(member)
-        assert content is not None, "of a file"
         with path.open("wb") as file:
             shutil.copyfileobj(content, file)
         path.chmod(0o755 if member.mode & 0o100 else 0o644)

@@ -16,6 +16,7 @@ from iree_gauntlet.errors import ToolchainError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
 
 # How long the pipes of a killed program may stay open: a process stuck in a driver survives SIGKILL.
@@ -54,14 +55,9 @@ def run_short(
 ) -> Answer:
     """Run a program to its end; after its time, or an interrupt of ours, its process group is ended.
 
-    Args:
-        argv: argument vector.
-        timeout: seconds that it has; infinite for all that it needs.
-        stdin: what it reads; less than a pipe holds (64 KiB).
-        grace: seconds from asking the group to end until it is killed; 0 kills it at once.
-        environment: what it inherits; ours for None.
-        held: descriptors that it inherits too, such as a lock's.
-        news: is given the seconds so far, every ten seconds.
+    `timeout`: seconds that it has; infinite for all that it needs; `stdin`: what it reads; less than a pipe holds (64
+    KiB); `grace`: seconds from asking the group to end until it is killed; 0 kills it at once; `environment`: what it
+    inherits; ours for None; `news`: is given the seconds so far, every ten seconds.
 
     Raises:
         OSError: it cannot be started.
@@ -96,26 +92,23 @@ def run_short(
             else:
                 return Answer(process.returncode, stdout, stderr)
     except subprocess.TimeoutExpired:
-        raise subprocess.TimeoutExpired(argv, timeout, output=_ended(process, grace)) from None
+        raise subprocess.TimeoutExpired(argv, timeout, output=_end_group(process, grace)) from None
     except BaseException:
-        _ended(process, grace)
+        _end_group(process, grace)
         raise
 
 
 def last_words(program: str, output: str, most: int) -> str:
     """The last lines of what a program said, as part of a hint.
 
-    Args:
-        program: its name for people.
-        output: all that it said.
-        most: how many lines are kept; empty ones do not count.
+    `most`: how many lines are kept; empty ones do not count.
     """
     lines = ["".join(letter for letter in line if letter.isprintable()) for line in output.splitlines()]
     said = [line for line in lines if line.strip()]
     return "\n  ".join((f"{program} said:", *(f"  {line}" for line in said[-most:])))
 
 
-def _ended(process: subprocess.Popen[str], grace: float) -> str:
+def _end_group(process: subprocess.Popen[str], grace: float) -> str:
     """End a process that leads a group of its own, with all of the group; what it has said."""
     for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, _PATIENCE_SECONDS)):
         if seconds > 0:
@@ -131,11 +124,8 @@ def ask(
 ) -> Answer:
     """Run a tool to its end.
 
-    Args:
-        argv: argument vector; the first is a path.
-        timeout: seconds after which the whole process group is killed.
-        stdin: what the tool reads.
-        environment: what it inherits; ours for None.
+    `argv`: argument vector; the first is a path; `timeout`: seconds after which the whole process group is killed;
+    `environment`: what it inherits; ours for None.
 
     Raises:
         ToolchainError: where it cannot be started, or does not answer in time.
@@ -152,3 +142,69 @@ def ask(
             f"{shlex.join(argv)} did not answer within {timeout:g} s and was killed",
             "a device driver may hang; try the command by hand, and look at the system's log",
         ) from None
+
+
+# From asking a group to end until it is killed: Ninja takes away what was being written.
+_GRACE_SECONDS = 10.0
+
+
+def run_logged(
+    argv: Sequence[str],
+    log: Path,
+    *,
+    environment: Mapping[str, str],
+    held: Sequence[int],
+    follow: Callable[[str], None],
+) -> int:
+    """Runs a program to its end, and adds both its outputs to a log.
+
+    Returns:
+        The exit code, as of `subprocess`: negative for a signal.
+
+    Raises:
+        OSError: it cannot be started, or the log cannot be written.
+    """
+    messages.detail(f"$ {shlex.join(argv)}")
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"$ {shlex.join(argv)}\n")
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            env=environment,
+            pass_fds=held,
+            start_new_session=True,
+        )
+        assert process.stdout is not None, "a pipe was asked for"
+        try:
+            with process.stdout as lines:
+                for line in lines:
+                    file.write(line)
+                    follow(line.rstrip("\n"))
+            return process.wait()
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ends what is left of a program and its group."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE_SECONDS)
+
+
+def signal_name(number: int) -> str:
+    """A signal's name; empty for 0."""
+    if not number:
+        return ""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIG{number}"

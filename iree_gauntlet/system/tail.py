@@ -23,8 +23,6 @@ class Tail:
     """The end of a file.
 
     Attributes:
-        lines: last lines, printable.
-        truncated: whether the file has more than these.
         size: bytes of the file.
     """
 

@@ -21,7 +21,7 @@ from iree_gauntlet.measuring.machine.machine_sensors import cpu_use, read_cpu_ti
 from iree_gauntlet.measuring.machine.machine_state import benchmark_warnings, machine_facts, machine_state
 from iree_gauntlet.reports.output import print_table, write_text
 from iree_gauntlet.settings import Configuration, cache_folder, project_folder
-from iree_gauntlet.toolchains.build_tools import find_build_tools
+from iree_gauntlet.toolchains.cmake_build import find_build_tools
 from iree_gauntlet.toolchains.devices import Device, compile_backends, devices, drivers, find_device, known_devices
 from iree_gauntlet.toolchains.find import chosen, find_toolchain
 from iree_gauntlet.toolchains.host import compiler_host_cpu, host_cpu

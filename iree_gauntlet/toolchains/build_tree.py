@@ -57,8 +57,6 @@ class BuildTree:
     """A folder with IREE's native tools.
 
     Attributes:
-        root: the folder that was named.
-        tools: the folder of its tools.
         source: for people (`build: <root>`).
     """
 
@@ -70,9 +68,7 @@ class BuildTree:
     def of(cls, root: Path, needed: Sequence[str]) -> BuildTree:
         """The build in a folder.
 
-        Args:
-            root: the build folder.
-            needed: the tools that must be there.
+        `needed`: the tools that must be there.
 
         Raises:
             ToolchainError: there are no such tools in it.
@@ -84,23 +80,20 @@ class BuildTree:
                 return cls(root, root / name, f"build: {root}")
         looked = ", ".join(f"{name}/" for name in _TOOLS)
         raise ToolchainError(
-            f"no {' and '.join(needed)} in the build folder {root}: looked in {looked}", _nearby(root, needed)
+            f"no {' and '.join(needed)} in the build folder {root}: looked in {looked}", _suggest_nearby(root, needed)
         )
 
 
 def compiler_of(tree: BuildTree, hash_of: Callable[[Path], str], environments: Path) -> Compiler:
     """The compiler of a build.
 
-    Args:
-        tree: the build.
-        hash_of: SHA-256 of a file's content.
-        environments: folder for an environment whose Python sees the build's bindings.
+    `hash_of`: SHA-256 of a file's content.
 
     Raises:
         ToolchainError: it does not start.
     """
-    compile_tool = _executable(tree, COMPILE)
-    answer, found = _asked_version(compile_tool)
+    compile_tool = _require_executable(tree, COMPILE)
+    answer, found = _ask_version(compile_tool)
     if answer.exit_code != 0 or found is None:
         last = (answer.stderr.strip().splitlines() or ["no error message"])[-1]
         raise ToolchainError(
@@ -108,9 +101,9 @@ def compiler_of(tree: BuildTree, hash_of: Callable[[Path], str], environments: P
             "Run it by hand; build it again where it does not start.",
         )
     version, commit = found[1], found[2] or ""
-    identity = _identity(_compiler_files(tree), version, commit, hash_of)
+    identity = _compute_identity(_list_compiler_files(tree), version, commit, hash_of)
     bindings = next((tree.root / name for name in _BINDINGS if (tree.root / name / "iree/compiler").is_dir()), None)
-    python, onnx = ("", "") if bindings is None else _binding_python(tree.root, bindings, environments)
+    python, onnx = ("", "") if bindings is None else _provide_binding_python(tree.root, bindings, environments)
     opt = tree.tools / "iree-opt"
     return Compiler(
         source=tree.source,
@@ -132,8 +125,8 @@ def runtime_of(tree: BuildTree, hash_of: Callable[[Path], str]) -> Runtime:
     Raises:
         ToolchainError: a tool may not be executed.
     """
-    run_module, benchmark_module = _executable(tree, RUN_MODULE), _executable(tree, BENCHMARK_MODULE)
-    version, commit = _runtime_version(tree)
+    run_module, benchmark_module = _require_executable(tree, RUN_MODULE), _require_executable(tree, BENCHMARK_MODULE)
+    version, commit = _find_runtime_version(tree)
     return Runtime(
         source=tree.source,
         run_module=run_module,
@@ -141,11 +134,11 @@ def runtime_of(tree: BuildTree, hash_of: Callable[[Path], str]) -> Runtime:
         version=version or UNKNOWN_VERSION,
         release=version or UNKNOWN_VERSION,
         commit=commit,
-        identity=_identity(
+        identity=_compute_identity(
             [
                 (RUN_MODULE, Path(run_module)),
                 (BENCHMARK_MODULE, Path(benchmark_module)),
-                *_libraries(tree.root / "lib", ("libiree", "libIREERuntime")),
+                *_list_libraries(tree.root / "lib", ("libiree", "libIREERuntime")),
             ],
             version,
             commit,
@@ -158,26 +151,26 @@ def list_shipped_files(root: Path) -> list[str]:
     """Paths, relative to a build's folder, of what is run of it: tools, libraries, bindings, what tells its version."""
     tree = BuildTree(root, root / "tools", "")
     tools = [tree.tools / name for name in ("iree-opt", RUN_MODULE, BENCHMARK_MODULE, "iree-profile")]
-    files = {path for _, path in _compiler_files(tree)} | {path for path in tools if path.is_file()}
+    files = {path for _, path in _list_compiler_files(tree)} | {path for path in tools if path.is_file()}
     for folder in (root / "compiler/bindings/python/iree", root / "runtime/bindings/python/iree"):
         files |= {path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".o", ".d", ".dwo")}
     names = {path.relative_to(root).as_posix() for path in files}
     return sorted(names | ({"CMakeCache.txt"} if (root / "CMakeCache.txt").is_file() else set()))
 
 
-def _asked_version(compile_tool: str) -> tuple[Answer, re.Match[str] | None]:
+def _ask_version(compile_tool: str) -> tuple[Answer, re.Match[str] | None]:
     answer = ask([compile_tool, "--version"], timeout=_TIMEOUT_SECONDS)
     return answer, _VERSION.search(answer.stdout)
 
 
-def _executable(tree: BuildTree, name: str) -> str:
+def _require_executable(tree: BuildTree, name: str) -> str:
     path = tree.tools / name
     if not os.access(path, os.X_OK):
         raise ToolchainError(f"{path} may not be executed", f"chmod +x {path}, or build it again.")
     return str(path)
 
 
-def _compiler_files(tree: BuildTree) -> list[tuple[str, Path]]:
+def _list_compiler_files(tree: BuildTree) -> list[tuple[str, Path]]:
     """Name and path of everything that makes what the compiler writes."""
     files = [
         (name, tree.tools / name) for name in (COMPILE, "iree-lld", "iree-link", "lld") if (tree.tools / name).is_file()
@@ -185,7 +178,7 @@ def _compiler_files(tree: BuildTree) -> list[tuple[str, Path]]:
     # A build with shared libraries has hundreds of them, of MLIR and LLVM too; other folders hold others' as well.
     prefixes = ("lib",) if (tree.root / "CMakeCache.txt").is_file() else _LIBRARIES
     for folder in (tree.tools, tree.tools.parent / "lib", tree.root / "lib"):
-        files += _libraries(folder, prefixes)
+        files += _list_libraries(folder, prefixes)
         base = folder / "iree_platform_libs"
         files += [
             (f"platform {path.relative_to(base).as_posix()}", path)
@@ -195,7 +188,7 @@ def _compiler_files(tree: BuildTree) -> list[tuple[str, Path]]:
     return files
 
 
-def _libraries(folder: Path, prefixes: tuple[str, ...]) -> list[tuple[str, Path]]:
+def _list_libraries(folder: Path, prefixes: tuple[str, ...]) -> list[tuple[str, Path]]:
     """The shared libraries of a folder, each by its soname links and its content."""
     if not folder.is_dir():
         return []
@@ -206,7 +199,9 @@ def _libraries(folder: Path, prefixes: tuple[str, ...]) -> list[tuple[str, Path]
     ]
 
 
-def _identity(files: Sequence[tuple[str, Path]], version: str, commit: str, hash_of: Callable[[Path], str]) -> str:
+def _compute_identity(
+    files: Sequence[tuple[str, Path]], version: str, commit: str, hash_of: Callable[[Path], str]
+) -> str:
     hashes: dict[Path, str] = {}
 
     def ingredients() -> Iterator[tuple[str, str]]:
@@ -222,7 +217,7 @@ def _identity(files: Sequence[tuple[str, Path]], version: str, commit: str, hash
     return identity_of(set(ingredients()))
 
 
-def _runtime_version(tree: BuildTree) -> tuple[str, str]:
+def _find_runtime_version(tree: BuildTree) -> tuple[str, str]:
     for name in _VERSION_FILES:
         try:
             text = (tree.root / name).read_text(encoding="utf-8", errors="replace")
@@ -233,20 +228,13 @@ def _runtime_version(tree: BuildTree) -> tuple[str, str]:
             return version[1], commit[1] if commit else ""
     if not os.access(tree.tools / COMPILE, os.X_OK):
         return "", ""
-    _, found = _asked_version(str(tree.tools / COMPILE))
+    _, found = _ask_version(str(tree.tools / COMPILE))
     return (found[1], found[2] or "") if found else ("", "")
 
 
-def _binding_python(root: Path, bindings: Path, environments: Path) -> tuple[str, str]:
-    """An interpreter that sees a build's bindings, and the version of the onnx package that it sees.
-
-    The bindings are built for one Python, which CMake has noted. They need its packages too (NumPy, onnx), so
-    the environment names both on its path; a command with it needs no PYTHONPATH.
-
-    Raises:
-        ToolchainError: the environment cannot be made.
-    """
-    base = _python_of(root)
+def _provide_binding_python(root: Path, bindings: Path, environments: Path) -> tuple[str, str]:
+    """An interpreter that sees a build's bindings, and the version of the onnx package that it sees."""
+    base = _find_python(root)
     name = identity_of([("bindings", str(bindings)), ("python", base)])[:16]
     folder = environments / name
     python = folder / "bin" / "python"
@@ -285,7 +273,7 @@ def _make_binding_python(base: str, bindings: Path, making: Path) -> None:
     (making / "complete").touch()
 
 
-def _python_of(root: Path) -> str:
+def _find_python(root: Path) -> str:
     """The Python that a build's bindings were made for: what CMake noted, else ours."""
     try:
         noted = _PYTHON.search((root / "CMakeCache.txt").read_text(encoding="utf-8", errors="replace"))
@@ -295,7 +283,7 @@ def _python_of(root: Path) -> str:
     return path if path and os.access(path, os.X_OK) else sys.executable
 
 
-def _nearby(root: Path, needed: Sequence[str]) -> str:
+def _suggest_nearby(root: Path, needed: Sequence[str]) -> str:
     """Where the build perhaps is."""
     if any((root / tool).is_file() for tool in needed):
         return f"This is the folder of the tools: name the one above, build:{root.parent}."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
@@ -45,11 +46,8 @@ class Candidate:
 def candidates_between(good: str, bad: str, place: Place, *, nightlies: bool) -> tuple[tuple[Candidate, ...], bool]:
     """The versions from one to another, from the oldest to the newest, both among them.
 
-    Args:
-        good: a release, a nightly's version, or `nightly` for the newest.
-        bad: likewise; either may be the older one.
-        place: where IREE is looked for.
-        nightlies: take nightlies between them; so it is also where an end is a nightly.
+    `good`: a release, a nightly's version, or `nightly` for the newest; `bad`: likewise; either may be the older one;
+    `nightlies`: take nightlies between them; so it is also where an end is a nightly.
 
     Returns:
         The candidates, and whether good is the older end.
@@ -58,48 +56,34 @@ def candidates_between(good: str, bad: str, place: Place, *, nightlies: bool) ->
         UsageError: an end is no version, or both are the same one.
         ToolchainError: the index does not answer.
     """
-    ends = [_version_of(good, "--good", place), _version_of(bad, "--bad", place)]
+    ends = [_find_version(good, "--good", place), _find_version(bad, "--bad", place)]
     if ends[0] == ends[1]:
         raise UsageError(f"--good and --bad are both {ends[0]}", "Name two releases.")
     low, high = sorted(ends)
     nightlies = nightlies or low.is_prerelease or high.is_prerelease
-    inside = _versions_between(low, high, place, nightlies=nightlies)
+    inside = _list_versions_between(low, high, place, nightlies=nightlies)
     row = tuple(Candidate(str(version), str(version)) for version in (low, *inside, high))
     return row, ends[0] == low
 
 
-def _versions_between(low: Version, high: Version, place: Place, *, nightlies: bool) -> list[Version]:
-    """Versions of IREE between two, without those, rising: what both the compiler and the runtime have.
-
-    Args:
-        low: the older one.
-        high: the newer one.
-        place: where IREE is looked for.
-        nightlies: nightlies in place of releases.
-
-    Raises:
-        ToolchainError: the index does not answer.
-    """
+def _list_versions_between(low: Version, high: Version, place: Place, *, nightlies: bool) -> list[Version]:
+    """Versions of IREE between two, without those, rising: what both the compiler and the runtime have."""
     environments = place.environments
     if environments.offline:
         found = set(environments.versions())
     else:
         installer = environments.installer
-        sources = _nightly_sources(place) if nightlies else Sources()
-        found = set(_listed(installer, COMPILER_WHEEL.distribution, low, high, sources))
+        sources = _make_nightly_sources(place) if nightlies else Sources()
+        found = set(_list_versions(installer, COMPILER_WHEEL.distribution, low, high, sources))
         if found:
-            found &= set(_listed(installer, RUNTIME_WHEEL.distribution, low, high, sources))
+            found &= set(_list_versions(installer, RUNTIME_WHEEL.distribution, low, high, sources))
     return sorted(version for version in found if low < version < high and version.is_prerelease == nightlies)
 
 
 def list_commits(good: str, bad: str, source: str, place: Place) -> tuple[tuple[Candidate, ...], bool]:
     """The commits of a checkout from one to another, from the oldest to the newest, both among them.
 
-    Args:
-        good: a commit, a branch, a tag, or a release by its tag.
-        bad: likewise; either may be the older one.
-        source: the checkout.
-        place: has the value of PATH.
+    `bad`: likewise; either may be the older one.
 
     Returns:
         The candidates, and whether good is the older end.
@@ -120,7 +104,6 @@ def open_checkout(source: str, place: Place) -> Checkout:
         ToolchainError: there is none.
     """
     choice = parse_choice(f"source:{source.removeprefix('source:')}", "--source")
-    assert choice.folder is not None, "of every source"
     return Checkout.of(choice.folder, place.search_path)
 
 
@@ -132,26 +115,29 @@ def candidates_among(good: str, bad: str, among: Sequence[str]) -> tuple[Candida
     """
     first, last = parse_choice(good, "--good"), parse_choice(bad, "--bad")
     row = [parse_choice(text, "--among") for text in among]
-    keys = [_key(choice) for choice in row]
+    keys = [_make_key(choice) for choice in row]
     for option, choice, place_name, index in (("--good", first, "first", 0), ("--bad", last, "last", len(row) - 1)):
-        if _key(choice) in keys and keys.index(_key(choice)) != index:
+        if _make_key(choice) in keys and keys.index(_make_key(choice)) != index:
             raise UsageError(
                 f"{option} {choice.text} is not the {place_name} one of --among",
                 "Name what lies between in order: good first, bad last.",
             )
-    whole = [*([] if keys and keys[0] == _key(first) else [first]), *row]
-    whole += [] if keys and keys[-1] == _key(last) else [last]
+    whole = [*([] if keys and keys[0] == _make_key(first) else [first]), *row]
+    whole += [] if keys and keys[-1] == _make_key(last) else [last]
     seen: set[str] = set()
     labels: list[str] = []
     for choice in whole:
-        if _key(choice) in seen:
+        if _make_key(choice) in seen:
             raise UsageError(f"--among: {choice.text} is there twice", "Name each IREE once.")
-        seen.add(_key(choice))
-        labels.append(_free(_label_of(choice), labels))
+        seen.add(_make_key(choice))
+        name = str(choice.version) if choice.version else choice.place.name if choice.place else choice.text
+        label = _UNFIT.sub("-", name).strip(".-")[:60] or str(choice.kind)
+        numbered = (f"{label}-{number}" for number in count(2))
+        labels.append(next(each for each in chain([label], numbered) if each not in labels))
     return tuple(Candidate(label, choice.text) for label, choice in zip(labels, whole, strict=True))
 
 
-def _version_of(text: str, option: str, place: Place) -> Version:
+def _find_version(text: str, option: str, place: Place) -> Version:
     try:
         choice = parse_choice(text, option)
     except UsageError as error:
@@ -168,18 +154,22 @@ def _version_of(text: str, option: str, place: Place) -> Version:
     if environments.offline:
         found = [version for version in environments.versions() if version.is_prerelease]
     else:
-        found = environments.installer.versions(COMPILER_WHEEL.distribution, SpecifierSet(), _nightly_sources(place))
+        found = environments.installer.versions(
+            COMPILER_WHEEL.distribution, SpecifierSet(), _make_nightly_sources(place)
+        )
     if not found:
         where = "is installed" if environments.offline else f"for this Python and platform at {place.nightly_links}"
         raise ToolchainError(f"no nightly of IREE {where}", "Name a version.")
     return found[-1]
 
 
-def _nightly_sources(place: Place) -> Sources:
+def _make_nightly_sources(place: Place) -> Sources:
     return Sources(place.nightly_links, only_links=True, pre=True)
 
 
-def _listed(installer: Installer, distribution: str, low: Version, high: Version, sources: Sources) -> list[Version]:
+def _list_versions(
+    installer: Installer, distribution: str, low: Version, high: Version, sources: Sources
+) -> list[Version]:
     """Every version in a range; uv tells only the lowest and the highest of one, so the range is closed in on."""
     found: list[Version] = []
     # Inclusive: `<3.13.0` leaves out its nightlies too, which are older than it.
@@ -192,21 +182,8 @@ def _listed(installer: Installer, distribution: str, low: Version, high: Version
         wanted = f">={some[0]},!={some[0]},<={some[1]},!={some[1]}"
 
 
-def _key(choice: Choice) -> str:
+def _make_key(choice: Choice) -> str:
     """The same for two ways to name one IREE."""
     if choice.version is not None:
         return str(choice.version)
     return f"{choice.kind}:{choice.place}" if choice.place else choice.text
-
-
-def _label_of(choice: Choice) -> str:
-    name = str(choice.version) if choice.version else choice.place.name if choice.place else choice.text
-    return _UNFIT.sub("-", name).strip(".-")[:60] or str(choice.kind)
-
-
-def _free(label: str, taken: Sequence[str]) -> str:
-    """A label that no other has."""
-    found, number = label, 2
-    while found in taken:
-        found, number = f"{label}-{number}", number + 1
-    return found

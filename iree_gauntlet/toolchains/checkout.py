@@ -18,7 +18,7 @@ from iree_gauntlet.figures import listed
 from iree_gauntlet.system.short_process import ask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from iree_gauntlet.system.short_process import Answer
 
@@ -43,35 +43,26 @@ _OF_ANOTHER_REPOSITORY = (
 
 @dataclass(frozen=True, slots=True)
 class Checkout:
-    """A folder with IREE's sources, under git.
-
-    Attributes:
-        folder: the top of its work tree.
-        git: the program.
-    """
+    """A folder with IREE's sources, under git."""
 
     folder: Path
     git: str
 
     @classmethod
-    def of(cls, folder: Path, search_path: str) -> Checkout:
+    def of(cls, folder: Path | None, search_path: str) -> Checkout:
         """The checkout in a folder.
-
-        Args:
-            folder: as it was named.
-            search_path: the value of PATH.
 
         Raises:
             NoSuchToolchainError: there is none of IREE.
             ToolchainError: there is no git.
         """
         clone = "git clone https://github.com/iree-org/iree.git && git -C iree submodule update --init"
-        if not folder.is_dir():
+        if folder is None or not folder.is_dir():
             raise NoSuchToolchainError(f"source:{folder} is not a folder", f"Get the sources: {clone}")
         git = shutil.which("git", path=search_path)
         if git is None:
             raise ToolchainError("no git on the PATH, which a source build needs", "Install it: sudo apt install git")
-        top = _asked(git, folder, ["rev-parse", "--show-toplevel"])
+        top = _ask_git(git, folder, ["rev-parse", "--show-toplevel"])
         if top.exit_code != 0:
             why = (top.stderr.strip().splitlines() or ["no reason given"])[0]
             raise NoSuchToolchainError(f"source:{folder} is no git checkout: {why}", f"Get one: {clone}")
@@ -130,7 +121,7 @@ class Checkout:
             raise UsageError(f"both ends are {one[:12]}", "Name two commits.")
         for low, high in ((one, other), (other, one)):
             if self._ask(["merge-base", "--is-ancestor", low, high]).exit_code == 0:
-                told = self._told(["rev-list", "--first-parent", "--reverse", f"{low}..{high}"])
+                told = self._ask_or_fail(["rev-list", "--first-parent", "--reverse", f"{low}..{high}"])
                 return [low, *told.split()], low == one
         base = self._ask(["merge-base", one, other]).stdout.strip()[:12]
         raise UsageError(
@@ -140,14 +131,14 @@ class Checkout:
 
     def describe(self, commit: str) -> dict[str, str]:
         """What people want to know of a commit: `commit`, `date`, `author`, `subject`."""
-        told = self._told(
+        told = self._ask_or_fail(
             ["-c", "log.showSignature=false", "show", "--no-patch", "--format=%H%n%as%n%an%n%s", commit]
         ).splitlines()
         return dict(zip(("commit", "date", "author", "subject"), told, strict=True))
 
     def is_modified(self) -> bool:
         """Whether files of its work tree, or of its submodules, are not those of its commit."""
-        return bool(self._told(["status", "--porcelain", "--untracked-files=no"]))
+        return bool(self._ask_or_fail(["status", "--porcelain", "--untracked-files=no"]))
 
     def require_submodules(self, commit: str, *, runtime_only: bool) -> None:
         """Makes sure that the work tree has the submodules that a build of a commit needs.
@@ -155,20 +146,17 @@ class Checkout:
         Raises:
             ToolchainError: some are not there.
         """
-        self._require_initialised(self._submodules(commit, runtime_only=runtime_only))
+        self._require_initialised(self._list_submodules(commit, runtime_only=runtime_only))
 
     def lay_out(self, commit: str, tree: Path, *, runtime_only: bool) -> None:
         """Makes a worktree of a commit, with its submodules; of one that is there, only what differs is written.
 
-        Args:
-            commit: of this checkout.
-            tree: the folder; nobody else uses it.
-            runtime_only: leave out the submodules that the compiler alone needs.
+        `tree`: the folder; nobody else uses it.
 
         Raises:
             ToolchainError: a submodule, or its commit, is not there; or git fails.
         """
-        wanted = self._submodules(commit, runtime_only=runtime_only)
+        wanted = self._list_submodules(commit, runtime_only=runtime_only)
         self._require_initialised(wanted)
         for path, revision in wanted.items():
             if self._ask(["-C", path, "cat-file", "-e", f"{revision}^{{commit}}"]).exit_code != 0:
@@ -182,14 +170,16 @@ class Checkout:
 
     def forget(self, tree: Path) -> None:
         """Deletes a worktree, and what git knows of it and of its submodules."""
-        inside = [Path(path) for path in self._submodules("HEAD") if (tree / path / ".git").exists()]
+        inside = [Path(path) for path in self._list_submodules("HEAD") if (tree / path / ".git").exists()]
         shutil.rmtree(tree, ignore_errors=True)
         for path in (Path(), *inside):
             self._ask(["-C", str(path), "worktree", "prune"])
 
-    def _submodules(self, commit: str, *, runtime_only: bool = False) -> dict[str, str]:
+    def _list_submodules(self, commit: str, *, runtime_only: bool = False) -> dict[str, str]:
         """The submodules of a commit that a build needs: path → their commit."""
-        entries = [line.split(None, 3) for line in self._told(["ls-tree", "-r", "-z", commit]).split("\0") if line]
+        entries = [
+            line.split(None, 3) for line in self._ask_or_fail(["ls-tree", "-r", "-z", commit]).split("\0") if line
+        ]
         found = {path: revision for mode, _, revision, path in entries if mode == _SUBMODULE}
         listing = self._ask(["show", f"{commit}:{_RUNTIME_SUBMODULES}"]) if runtime_only else None
         if listing is None or listing.exit_code != 0:
@@ -214,10 +204,10 @@ class Checkout:
                 if self._ask(["-C", str(tree), "checkout", "--quiet", "--force", "--detach", commit]).exit_code == 0:
                     return
             shutil.rmtree(tree)
-        self._told(["-C", str(path), "worktree", "prune"])
-        self._told(["-C", str(path), "worktree", "add", "--quiet", "--force", "--detach", str(tree), commit])
+        self._ask_or_fail(["-C", str(path), "worktree", "prune"])
+        self._ask_or_fail(["-C", str(path), "worktree", "add", "--quiet", "--force", "--detach", str(tree), commit])
 
-    def _told(self, arguments: list[str]) -> str:
+    def _ask_or_fail(self, arguments: list[str]) -> str:
         answer = self._ask(arguments)
         if answer.exit_code != 0:
             said = " ".join(answer.stderr.split())[-300:]
@@ -226,14 +216,11 @@ class Checkout:
         return answer.stdout
 
     def _ask(self, arguments: list[str]) -> Answer:
-        return _asked(self.git, self.folder, arguments)
+        return _ask_git(self.git, self.folder, arguments)
 
 
-def _asked(git: str, folder: Path, arguments: list[str]) -> Answer:
-    return ask([git, "-C", str(folder), *arguments], timeout=_TIMEOUT_SECONDS, environment=_environment(os.environ))
-
-
-def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What git inherits: it looks where it is told to, and writes no index of what it only reads."""
-    ours = {name: value for name, value in environ.items() if name not in _OF_ANOTHER_REPOSITORY}
-    return ours | {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+def _ask_git(git: str, folder: Path, arguments: list[str]) -> Answer:
+    # Git looks where it is told to, and writes no index of what it only reads.
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_REPOSITORY}
+    environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    return ask([git, "-C", str(folder), *arguments], timeout=_TIMEOUT_SECONDS, environment=environment)

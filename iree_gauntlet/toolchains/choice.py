@@ -45,8 +45,6 @@ class Choice:
     """One IREE, as it was asked for.
 
     Attributes:
-        kind: how it is named.
-        text: as written.
         version: of a release or a nightly; None for `nightly`, the newest, and for the other kinds.
         range: None but for a range.
         folder: absolute; None where the kind names none.
@@ -82,18 +80,18 @@ def parse_choice(text: str, option: str = "--iree") -> Choice:
         if not rest:
             raise UsageError(f"{option} {text}: a folder must follow the colon", f"Such as {word}:/path/to/it.")
         if word == ChoiceKind.SOURCE:
-            return _of_checkout(text, rest, option)
-        return Choice(ChoiceKind(word), text, folder=_absolute(rest))
+            return _parse_checkout(text, rest, option)
+        return Choice(ChoiceKind(word), text, folder=_make_absolute(rest))
     if colon and word == ChoiceKind.COMMIT:
         if not _COMMIT.fullmatch(rest):
             raise UsageError(
                 f"{option} {text}: 7 to 40 digits of a commit's hash must follow", "Such as commit:89ece87b."
             )
         return Choice(ChoiceKind.COMMIT, text, ref=rest)
-    return _of_versions(text, option)
+    return _parse_versions(text, option)
 
 
-def _of_versions(text: str, option: str) -> Choice:
+def _parse_versions(text: str, option: str) -> Choice:
     """A range, a release or a nightly."""
     if text[0] in "<>=!~":
         try:
@@ -111,17 +109,17 @@ def _of_versions(text: str, option: str) -> Choice:
     return Choice(ChoiceKind.RELEASE, text, version if len(version.release) > 2 else Version(f"{text}.0"))
 
 
-def _of_checkout(text: str, rest: str, option: str) -> Choice:
+def _parse_checkout(text: str, rest: str, option: str) -> Choice:
     """A checkout, or a commit of it: `DIR@REF`, unless there is a folder of that whole name."""
     folder, at, ref = rest.rpartition("@")
     if not at or Path(rest).expanduser().is_dir():
-        return Choice(ChoiceKind.SOURCE, text, folder=_absolute(rest))
+        return Choice(ChoiceKind.SOURCE, text, folder=_make_absolute(rest))
     if not folder or not ref or ref.startswith("-"):
         raise UsageError(f"{option} {text}: a commit must follow the @", "Such as source:../iree@main.")
-    return Choice(ChoiceKind.SOURCE, text, folder=_absolute(folder), ref=ref)
+    return Choice(ChoiceKind.SOURCE, text, folder=_make_absolute(folder), ref=ref)
 
 
-def _absolute(text: str) -> Path:
+def _make_absolute(text: str) -> Path:
     """A folder without `..`; links stay, as a virtual environment may lie behind one."""
     return Path(os.path.abspath(Path(text).expanduser()))  # noqa: PTH100
 

@@ -7,22 +7,101 @@ import os
 import re
 import shlex
 import shutil
+import sysconfig
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from packaging.version import Version
+
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.figures import byte_size, duration
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.system.logged_process import run_logged
-from iree_gauntlet.system.short_process import ask
+from iree_gauntlet.system.short_process import ask, run_logged
 from iree_gauntlet.toolchains.toolchain import identity_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from iree_gauntlet.toolchains.build_tools import BuildTools
+
+# What IREE's CMakeLists.txt asks for; and the first Ninja with dynamic dependencies.
+_LEAST = {"cmake": Version("3.21"), "ninja": Version("1.10")}
+_VERSION = re.compile(r"(\d+\.\d+(?:\.\d+)?)")
+_ASK_SECONDS = 60.0
+_LAUNCHERS = ("ccache", "sccache")
+
+
+@dataclass(frozen=True, slots=True)
+class BuildTools:
+    """The programs that build.
+
+    Attributes:
+        launcher: path of a compiler cache; empty where there is none.
+    """
+
+    cmake: str
+    ninja: str
+    cc: str
+    cxx: str
+    lld: bool
+    launcher: str
+    compiler: str
+
+
+def find_build_tools(environ: Mapping[str, str]) -> BuildTools:
+    """The machine's own tools where they are new enough, else those of the wheels next to this Python.
+
+    `$CC` and `$CXX` count, as for CMake.
+
+    Raises:
+        ToolchainError: some are missing; it names all, and what installs them.
+    """
+    search_path = environ.get("PATH", "")
+    missing: list[str] = []
+    found = {name: _find_new_enough(name, search_path, missing) for name in _LEAST}
+    cc, cxx = (_find_by_variable(name, environ, missing) for name in ("CC", "CXX"))
+    for names in (("clang", "clang++"), ("cc", "c++"), ("gcc", "g++")):
+        if cc is None or cxx is None:
+            here = [shutil.which(name, path=search_path) for name in names]
+            cc, cxx = (here[0], here[1]) if all(here) else (cc, cxx)
+    if (cc is None or cxx is None) and not any(text.startswith("$C") for text in missing):
+        missing.append("a C and a C++ compiler")
+    if missing or cc is None or cxx is None:
+        raise ToolchainError(
+            f"a source build needs {' and '.join(missing)}",
+            "Install: sudo apt install cmake ninja-build clang lld; CMake and Ninja also come with "
+            "pip install 'iree-gauntlet[source]'",
+        )
+    said = ask([cxx, "--version"], timeout=_ASK_SECONDS).stdout.splitlines()
+    compiler = said[0] if said else cxx
+    launcher = next(filter(None, (shutil.which(name, path=search_path) for name in _LAUNCHERS)), "")
+    lld = "clang" in compiler and shutil.which("ld.lld", path=search_path) is not None
+    return BuildTools(found["cmake"], found["ninja"], cc, cxx, lld, launcher, compiler)
+
+
+def _find_by_variable(name: str, environ: Mapping[str, str], missing: list[str]) -> str | None:
+    """Path of the compiler that a variable names; None where it names none. One that is not there is missing."""
+    named = environ.get(name, "")
+    path = shutil.which(named, path=environ.get("PATH", "")) if named else None
+    if named and path is None:
+        missing.append(f"${name}, which is {named!r} and no program on the PATH")
+    return path
+
+
+def _find_new_enough(name: str, search_path: str, missing: list[str]) -> str:
+    """Path of a tool; where none is new enough, that is added to what is missing."""
+    least, old = _LEAST[name], ""
+    for place in (search_path, sysconfig.get_path("scripts")):
+        path = shutil.which(name, path=place)
+        if path is None:
+            continue
+        version = _VERSION.search(ask([path, "--version"], timeout=_ASK_SECONDS).stdout)
+        if version and Version(version[1]) >= least:
+            return path
+        old = f" ({path} is {version[1] if version else 'of no known version'})"
+    missing.append(f"{name} {least} or newer{old}")
+    return ""
 
 
 _CONFIGURED = "gauntlet-configured.json"
@@ -59,17 +138,7 @@ _QUERY_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class BuildFolder:
-    """Where CMake builds; the caller holds its lock.
-
-    Attributes:
-        title: what is built, for messages.
-        source: the sources.
-        folder: the build's.
-        log: of everything that was done there.
-        tools: what builds.
-        held: descriptor of the lock.
-        news: receives a line for each thing that takes long.
-    """
+    """Where CMake builds; the caller holds its lock."""
 
     title: str
     source: Path
@@ -87,7 +156,7 @@ class BuildFolder:
             GauntletError: the disk is full.
         """
         argv = [self.tools.cmake, "-G", "Ninja", "-S", str(self.source), "-B", str(self.folder)]
-        argv += [f"-DCMAKE_MAKE_PROGRAM={self.tools.ninja}", *_SETTINGS, *self._of_machine(), *options]
+        argv += [f"-DCMAKE_MAKE_PROGRAM={self.tools.ninja}", *_SETTINGS, *self._make_machine_options(), *options]
         stamp = self.folder / _CONFIGURED
         try:
             before = json.loads(stamp.read_bytes())
@@ -102,7 +171,7 @@ class BuildFolder:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.news("configuring with CMake")
         unused: list[str] = []
-        self._run(argv, "cannot configure", _listing_unused(unused))
+        self._run(argv, "cannot configure", _list_unused(unused))
         if ours := [name for name in unused if any(option.startswith(f"-D{name}") for option in options)]:
             self.news(f"CMake says that the project has no option {', '.join(ours)}: is it misspelt?")
         write_atomic(stamp, json.dumps(argv))
@@ -110,9 +179,7 @@ class BuildFolder:
     def build(self, targets: Sequence[str], seconds_before: float) -> bool:
         """Builds what is not up to date; whether there was anything.
 
-        Args:
-            targets: of Ninja.
-            seconds_before: how long the last build took that began from nothing; 0 where that is not known.
+        `seconds_before`: how long the last build took that began from nothing; 0 where that is not known.
 
         Raises:
             ToolchainError: it fails; names the first error.
@@ -150,7 +217,7 @@ class BuildFolder:
                 "Free disk space (cache.gc, toolchain.remove), or name another folder with --cache-dir.",
             )
 
-    def _of_machine(self) -> list[str]:
+    def _make_machine_options(self) -> list[str]:
         """Options that follow from what this machine has."""
         tools = self.tools
         links = max(1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _BYTES_A_LINK)
@@ -192,7 +259,7 @@ def make_settings_key(tools: BuildTools, options: Sequence[str]) -> str:
     return identity_of([*said, *((f"option {index}", text) for index, text in enumerate((*_SETTINGS, *options)))])
 
 
-def _listing_unused(names: list[str]) -> Callable[[str], None]:
+def _list_unused(names: list[str]) -> Callable[[str], None]:
     """Follows CMake, and takes in the variables that it was given and the project does not use."""
     listing = False
 
@@ -212,7 +279,6 @@ class _Following:
     """Tells how far Ninja is, now and then, and how long it may take.
 
     Args:
-        news: receives a line.
         seconds_before: how long such a build took before; 0 where that is not known.
     """
 
@@ -252,11 +318,5 @@ def first_error(said: str) -> str:
     for pattern in (_ERROR, _LINK_ERROR):
         for line in lines[failed or 0 :]:
             if found := pattern.match(line):
-                return _described(found)
+                return f"{found[1]}:{found[2]}: {found[4]}" if found.lastindex else found[0].strip()
     return next((line for line in lines if "error" in line.lower()), "")
-
-
-def _described(found: re.Match[str]) -> str:
-    if found.lastindex is None:
-        return found[0].strip()
-    return f"{found[1]}:{found[2]}: {found[4]}"

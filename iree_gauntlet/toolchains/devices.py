@@ -47,7 +47,6 @@ class Availability:
     """Whether a device can be run on.
 
     Attributes:
-        ok: whether it can.
         reason: one line: the device that was found, or why there is none.
         hint: how to get it; empty where it is there.
     """
@@ -65,7 +64,6 @@ class Device:
         uri: its own name to IREE: `vulkan://GPU-6d65…`, `local-task://`.
         name: of the product; empty where the runtime does not say.
         driver: the driver and its version; empty where the runtime does not say.
-        software: it computes on the CPU, though its driver is a GPU's.
     """
 
     uri: str
@@ -134,16 +132,16 @@ def known_devices(toolchain: Toolchain, driver: str) -> tuple[Device, ...]:
     """
     uris = devices(toolchain, driver)
     dump = ask([toolchain.runtime.run_module, f"--dump_devices={driver}"], timeout=_TIMEOUT_SECONDS).stdout
-    described = {match["uri"]: _described(match) for match in _DUMPED.finditer(dump)}
+    described = {match["uri"]: _describe(match) for match in _DUMPED.finditer(dump)}
     found = [described.get(uri, Device(uri)) for uri in uris]
     if driver == "cuda":
         # IREE's runtime does not say it.
-        versions = _nvidia_drivers()
+        versions = _ask_nvidia_drivers()
         found = [replace(item, driver=versions.get(item.uri.partition("://")[2], "")) for item in found]
     return tuple(found)
 
 
-def _nvidia_drivers() -> dict[str, str]:
+def _ask_nvidia_drivers() -> dict[str, str]:
     """The driver of each NVIDIA GPU by its UUID, as nvidia-smi has it; none where that does not say."""
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -153,7 +151,7 @@ def _nvidia_drivers() -> dict[str, str]:
     return {uuid: f"NVIDIA {version}" for uuid, _, version in pairs if version}
 
 
-def _described(match: re.Match[str]) -> Device:
+def _describe(match: re.Match[str]) -> Device:
     facts = dict(line.split(": ", 1) for line in match["facts"].splitlines() if ": " in line)
     name = facts.get("name", "" if match["name"] == "default" else match["name"].strip())
     driver = " ".join(filter(None, (facts.get("driver", ""), facts.get("driver_info", ""))))
@@ -166,7 +164,7 @@ def find_device(toolchain: Toolchain, device: str) -> Device:
     Raises:
         ToolchainError: it is not there, or the runtime does not answer.
     """
-    uri = _found_device(toolchain, device)
+    uri = _find_uri(toolchain, device)
     return next(item for item in known_devices(toolchain, uri.partition("://")[0]) if item.uri == uri)
 
 
@@ -174,22 +172,16 @@ def find_device(toolchain: Toolchain, device: str) -> Device:
 def device_available(toolchain: Toolchain, device: str) -> Availability:
     """Whether a device, as `--device=` names it, is there.
 
-    Args:
-        toolchain: whose runtime.
-        device: a driver (`hip`), an ordinal (`hip://1`), or a device's own URI.
+    `device`: a driver (`hip`), an ordinal (`hip://1`), or a device's own URI.
     """
     try:
-        return Availability(ok=True, reason=_found_device(toolchain, device))
+        return Availability(ok=True, reason=_find_uri(toolchain, device))
     except ToolchainError as problem:
         return Availability(ok=False, reason=problem.what, hint=problem.hint)
 
 
-def _found_device(toolchain: Toolchain, device: str) -> str:
-    """The device's own URI.
-
-    Raises:
-        ToolchainError: it is not there, or the runtime does not answer.
-    """
+def _find_uri(toolchain: Toolchain, device: str) -> str:
+    """The device's own URI."""
     driver, _, path = device.partition("://")
     known = drivers(toolchain)
     if driver not in known:

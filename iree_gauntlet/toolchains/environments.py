@@ -14,26 +14,131 @@ seal, without one, or with files missing or of another size is no environment: i
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import secrets
+import shutil
 import sys
 import time
+from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, asdict, dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
 from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
 from iree_gauntlet.toolchains.installed import COMPILER_WHEEL, RUNTIME_WHEEL, find_wheel, site_packages_of
-from iree_gauntlet.toolchains.sealed import discard, making, named_refusals, note_use, read_sealed, seal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from iree_gauntlet.toolchains.installer import Installer, Sources
+
+
+_FORMAT = 1
+_USE_SECONDS = 60.0
+
+
+def seal(path: Path, name: str, document: Mapping[str, Any]) -> None:
+    """Writes what is in a folder, as the last thing, and has it on the disk."""
+    files = {}
+    for folder, _, names in os.walk(path):
+        if not folder.endswith("__pycache__"):
+            for file in (Path(folder, one) for one in names):
+                if not file.is_symlink():
+                    files[file.relative_to(path).as_posix()] = file.stat().st_size
+    # Large files that a crash of the machine would cut are seen by their sizes.
+    write_atomic(path / name, json.dumps({"format": _FORMAT, **document, "files": files}))
+
+
+def read_sealed(path: Path, name: str) -> tuple[dict[str, Any], str]:
+    """What a folder's seal says, its `bytes` and `last_use` (seconds since 1970); or nothing, and what is wrong."""
+    if not path.is_dir():
+        return {}, "does not exist"
+    try:
+        status = (path / name).stat()
+        document = json.loads((path / name).read_bytes())
+        files = {str(file): int(size) for file, size in document["files"].items()}
+        why = _damage(path, files) if document["format"] == _FORMAT else "was made by another version of this toolkit"
+    except FileNotFoundError:
+        return {}, "was not made to its end"
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}, f"has a damaged {name}"
+    return ({}, why) if why else ({**document, "bytes": sum(files.values()), "last_use": status.st_mtime}, "")
+
+
+def _damage(path: Path, files: Mapping[str, int]) -> str:
+    """What is wrong with the files of a folder; empty where nothing is."""
+    for file, size in files.items():
+        try:
+            if (path / file).stat().st_size != size:
+                return f"is damaged: {file} has changed"
+        except OSError:
+            return f"is damaged: {file} is missing"
+    return ""
+
+
+def note_use(path: Path, name: str, now: float, last_use: float) -> None:
+    """Writes down that a folder is used, where the last time is a minute ago."""
+    if now - last_use > _USE_SECONDS:
+        with suppress(PermissionError):  # another user's, or read-only: it is used all the same
+            os.utime(path / name)
+
+
+@contextmanager
+def making(path: Path) -> Iterator[Path]:
+    """A new name beside a folder; what is made there takes its place at the end, or is gone.
+
+    What was left by who was killed is deleted: the caller holds the lock of the folder.
+    """
+    for left in path.parent.glob(f".making-{path.name}-*"):
+        shutil.rmtree(left)
+    new = path.with_name(f".making-{path.name}-{secrets.token_hex(4)}")
+    try:
+        yield new
+        discard(path)
+        new.rename(path)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+@contextmanager
+def empty_folder(path: Path) -> Iterator[Path]:
+    """A folder that is there meanwhile; what was left of an earlier one, by who was killed, goes first."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def discard(path: Path) -> None:
+    """Takes a folder away at once, then deletes it."""
+    if path.exists():
+        going = path.with_name(f".making-{path.name}-{secrets.token_hex(4)}")
+        path.rename(going)
+        shutil.rmtree(going)
+
+
+@contextmanager
+def named_refusals(folder: Path) -> Iterator[None]:
+    """Names the path where the file system refuses.
+
+    Raises:
+        ToolchainError: it did.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ToolchainError(
+            f"{error.filename or folder}: {error.strerror or error}", "Check the cache's folder, its rights and space."
+        ) from error
 
 
 SEAL = "gauntlet-environment.json"
@@ -45,10 +150,7 @@ class Recipe:
 
     Attributes:
         label: its name for people: `3.12.0`, `wheels-<hash>`.
-        requirements: what is installed.
-        sources: where from.
         compiler, runtime: the versions that must be there then; empty for none.
-        asked: how a user names it.
     """
 
     label: str
@@ -64,10 +166,7 @@ class Environment:
     """An environment that is whole.
 
     Attributes:
-        label: as in its recipe.
-        path: its folder.
         compiler, runtime: their versions; empty where it has none.
-        bytes: what its files hold together.
         installer: what made it.
         last_use: seconds since 1970.
     """
@@ -83,7 +182,7 @@ class Environment:
     @property
     def python(self) -> Path:
         """Its interpreter."""
-        return _python_in(self.path)
+        return _locate_python(self.path)
 
 
 def environment_tag() -> str:
@@ -98,10 +197,6 @@ class Environments:
 
     Attributes:
         folder: where they are; made with the first one.
-        installer: what installs.
-        offline: nothing is installed.
-        use: called with an environment's folder before it is looked for, so that it is not removed.
-        news: receives a line for each thing that takes long.
     """
 
     folder: Path
@@ -142,7 +237,7 @@ class Environments:
             )
         with named_refusals(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            with self._alone(recipe.label) as held:
+            with self._hold_lock(recipe.label) as held:
                 # Somebody else may have made it meanwhile.
                 if (found := self.find(recipe.label)) is not None:
                     return found
@@ -172,10 +267,10 @@ class Environments:
         Raises:
             ToolchainError: it cannot be deleted.
         """
-        with named_refusals(self.folder), self._alone(label):
+        with named_refusals(self.folder), self._hold_lock(label):
             discard(path)
 
-    def _alone(self, label: str) -> AbstractContextManager[int]:
+    def _hold_lock(self, label: str) -> AbstractContextManager[int]:
         """Hold the lock of an environment; its descriptor."""
 
         def waiting(seconds: float) -> None:
@@ -192,7 +287,7 @@ class Environments:
         news(f"installing with uv into {path}")
         with making(path) as new:
             self.installer.make_environment(new, held, news)
-            self.installer.install(_python_in(new), recipe.requirements, recipe.sources, held, news)
+            self.installer.install(_locate_python(new), recipe.requirements, recipe.sources, held, news)
             for script in (new / "bin").iterdir():
                 if not script.name.startswith("python"):
                     script.unlink()
@@ -218,12 +313,8 @@ def inspect(path: Path) -> tuple[Environment | None, str]:
 
 
 def _require(path: Path, recipe: Recipe) -> None:
-    """Make sure that the wanted versions are inside.
-
-    Raises:
-        ToolchainError: a wheel is missing, or is another version.
-    """
-    python = _python_in(path)
+    """Make sure that the wanted versions are inside."""
+    python = _locate_python(path)
     search_path = [str(folder) for folder in site_packages_of(python)]
     for kind, wanted in ((COMPILER_WHEEL, recipe.compiler), (RUNTIME_WHEEL, recipe.runtime)):
         if wanted:
@@ -235,5 +326,5 @@ def _require(path: Path, recipe: Recipe) -> None:
                 )
 
 
-def _python_in(path: Path) -> Path:
+def _locate_python(path: Path) -> Path:
     return path / "bin" / "python"

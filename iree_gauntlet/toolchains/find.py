@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
+import re
 import shutil
+import time
+import zipfile
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
 
+import requests
 from packaging.specifiers import SpecifierSet
 from packaging.tags import sys_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageError
+from iree_gauntlet.figures import byte_size
 from iree_gauntlet.messages import news
 from iree_gauntlet.system.file_lock import file_lock
 from iree_gauntlet.toolchains.build_tree import BuildTree, compiler_of, runtime_of
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
-from iree_gauntlet.toolchains.commit_packages import CommitPackages
-from iree_gauntlet.toolchains.environments import Environment, Environments, Recipe, environment_tag
+from iree_gauntlet.toolchains.environments import (
+    Environment,
+    Environments,
+    Recipe,
+    empty_folder,
+    environment_tag,
+    named_refusals,
+)
 from iree_gauntlet.toolchains.installed import (
     COMPILER_WHEEL,
     RUNTIME_WHEEL,
@@ -29,18 +41,179 @@ from iree_gauntlet.toolchains.installed import (
     site_packages_of,
 )
 from iree_gauntlet.toolchains.installer import Installer, Sources
-from iree_gauntlet.toolchains.sealed import empty_folder, named_refusals
 from iree_gauntlet.toolchains.source_builds import COMPILER, IMPORTER, RUNTIME, SourceBuilds
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, Compiler, Runtime, Toolchain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from packaging.version import Version
 
     from iree_gauntlet.requests import ToolchainRequest
     from iree_gauntlet.settings import Configuration
     from iree_gauntlet.toolchains.source_builds import Build, Uses
+
+
+# In the order of looking.
+_TOKEN_VARIABLES = ("GITHUB_TOKEN", "GH_TOKEN")
+_WORKFLOW = "pkgci.yml"
+_PER_PAGE = 100
+_SECONDS = 60.0
+_NEWS_SECONDS = 10.0
+_BLOCK = 1 << 20
+_NO_ACCESS = (401, 403, 429)
+_HASH = re.compile(r"sha256:([0-9a-f]{64})")
+
+
+@dataclass(frozen=True, slots=True)
+class CommitPackages:
+    """Where packages of commits are."""
+
+    api: str
+    environ: Mapping[str, str]
+    news: Callable[[str], None]
+
+    def commit_of(self, beginning: str) -> str:
+        """The whole hash of a commit.
+
+        Raises:
+            ToolchainError: GitHub does not know it, or does not answer.
+        """
+        if len(beginning) == 40:
+            return beginning
+        found = self._ask(f"commits/{beginning}", beginning)
+        return str(found["sha"])
+
+    def fetch(self, commit: str, folder: Path) -> None:
+        """Downloads the packages of a commit, and lays its wheels into a folder.
+
+        Raises:
+            ToolchainError: there are none, they have expired, GitHub asks for a token or for patience, or what came is
+                damaged.
+        """
+        artifact = self._find_artifact(commit)
+        archive = folder / "artifact.zip"
+        self.news(f"commit:{commit[:12]}: downloading {artifact['name']} ({byte_size(int(artifact['size_in_bytes']))})")
+        self._download(artifact, archive, commit)
+        try:
+            _unpack(archive, folder)
+        except (zipfile.BadZipFile, OSError, EOFError) as error:
+            what = f"the packages of commit {commit[:12]} came damaged: {error}"
+            raise ToolchainError(what, "Try again.") from error
+        archive.unlink()
+
+    def _find_artifact(self, commit: str) -> Mapping[str, Any]:
+        """The artifact with the packages for this platform, of the newest run that has one."""
+        name = f"{platform.system().lower()}_{platform.machine()}_release_packages"
+        runs = list(self._list(f"actions/workflows/{_WORKFLOW}/runs?head_sha={commit}", "workflow_runs", commit))
+        expired, others = False, set()
+        for run in runs:
+            for artifact in self._list(f"actions/runs/{run['id']}/artifacts", "artifacts", commit):
+                if artifact["name"] == name and not artifact.get("expired"):
+                    return artifact
+                expired = expired or artifact["name"] == name
+                others.add(str(artifact["name"]))
+        if not runs:
+            why = f"IREE's CI has not built commit {commit[:12]}"
+        elif expired:
+            why = f"the packages of commit {commit[:12]} have expired: GitHub keeps them for 90 days"
+        else:
+            there = ", ".join(sorted(others)) or "nothing"
+            why = f"IREE's CI has no {name} of commit {commit[:12]}: there is {there}"
+        raise NoSuchToolchainError(why, _build_hint(commit))
+
+    def _list(self, path: str, key: str, commit: str) -> Iterator[dict[str, Any]]:
+        """What all pages of a list hold."""
+        mark = "&" if "?" in path else "?"
+        page, seen = 1, 0
+        while True:
+            answer = self._ask(f"{path}{mark}per_page={_PER_PAGE}&page={page}", commit)
+            yield from answer[key]
+            seen += len(answer[key])
+            if not answer[key] or seen >= answer.get("total_count", 0):
+                return
+            page += 1
+
+    def _ask(self, path: str, commit: str) -> Any:
+        response = self._get(f"{self.api}/{path}", commit)
+        try:
+            return response.json()
+        except ValueError as error:
+            raise ToolchainError(f"{self.api}/{path} answers with no JSON", "Is that GitHub's API?") from error
+
+    def _download(self, artifact: Mapping[str, Any], path: Path, commit: str) -> None:
+        response = self._get(f"{self.api}/actions/artifacts/{artifact['id']}/zip", commit, stream=True)
+        digest, size, told = hashlib.sha256(), 0, time.monotonic()
+        try:
+            with response, path.open("wb") as file:
+                for block in response.iter_content(_BLOCK):
+                    file.write(block)
+                    digest.update(block)
+                    size += len(block)
+                    if time.monotonic() - told > _NEWS_SECONDS:
+                        told = time.monotonic()
+                        self.news(f"commit:{commit[:12]}: {byte_size(size)} so far")
+        except (requests.RequestException, OSError) as error:
+            what = f"the packages of commit {commit[:12]} were cut short after {byte_size(size)}: {error}"
+            raise ToolchainError(what, "Try again.") from error
+        known = _HASH.fullmatch(str(artifact.get("digest") or ""))
+        if known and digest.hexdigest() != known[1]:
+            what = f"the packages of commit {commit[:12]} came with another content than GitHub says"
+            raise ToolchainError(what, f"Try again. Expected sha256 {known[1]}, came {digest.hexdigest()}.")
+
+    def _get(self, url: str, commit: str, *, stream: bool = False) -> requests.Response:
+        token = next((self.environ[name] for name in _TOKEN_VARIABLES if self.environ.get(name)), "")
+        headers = {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"}
+        # requests leaves it out where GitHub sends it on to another host.
+        headers |= {"Authorization": f"Bearer {token}"} if token else {}
+        try:
+            response = requests.get(url, headers=headers, timeout=_SECONDS, stream=stream)
+        except requests.RequestException as error:
+            raise ToolchainError(
+                f"GitHub does not answer: {type(error).__name__} at {url}", _build_hint(commit)
+            ) from error
+        if response.ok:
+            return response
+        if response.status_code in _NO_ACCESS and (until := _read_patience(response.headers)):
+            more = "" if token else f" With a token in ${_TOKEN_VARIABLES[0]} there are more."
+            raise ToolchainError(f"GitHub answers no more questions {until}", f"{_build_hint(commit)}{more}")
+        if response.status_code in _NO_ACCESS:
+            what = f"GitHub gives no packages without a token that may read actions (status {response.status_code})"
+            if token:
+                what = f"the token may not read GitHub's actions (status {response.status_code})"
+            hint = f"Set ${_TOKEN_VARIABLES[0]}, such as to what `gh auth token` prints. {_build_hint(commit)}"
+            raise ToolchainError(what, hint)
+        if response.status_code in (404, 422):
+            raise NoSuchToolchainError(f"GitHub knows no commit {commit} at {self.api}", "Mind its spelling.")
+        raise ToolchainError(f"GitHub answers with status {response.status_code} at {url}", _build_hint(commit))
+
+
+def _read_patience(headers: Mapping[str, str]) -> str:
+    """How long GitHub answers nothing more, by one of its two limits; empty where that is not why."""
+    if headers.get("x-ratelimit-remaining") == "0":
+        return f"until {time.strftime('%H:%M UTC', time.gmtime(int(headers.get('x-ratelimit-reset') or 0)))}"
+    wait = headers.get("retry-after", "")
+    return f"for {wait} s" if wait.isdigit() else ""
+
+
+def _build_hint(commit: str) -> str:
+    return f"Build it: source:DIR@{commit[:12]}, with a checkout of IREE."
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Lays the wheels of an archive into a folder; those of archives within it too."""
+    with zipfile.ZipFile(archive) as outer:
+        for item in outer.infolist():
+            name = PurePosixPath(item.filename).name
+            if item.is_dir() or PurePosixPath(name).suffix not in (".whl", ".zip"):
+                continue
+            path = folder / name
+            with outer.open(item) as source, path.open("wb") as target:
+                while block := source.read(_BLOCK):
+                    target.write(block)
+            if path.suffix == ".zip" and path != archive:
+                _unpack(path, folder)
+                path.unlink()
 
 
 IREE_VARIABLE = "IREE_GAUNTLET_IREE"
@@ -53,13 +226,7 @@ class Place:
     """Where toolchains are looked for, in addition to those that are installed with this toolkit.
 
     Attributes:
-        environments: of the cache.
-        builds: of the cache, from source.
-        packages: of commits, by IREE's CI.
-        nightly_links: page or folder with links to nightly wheels.
         hash_of: SHA-256 of a file's content.
-        search_path: the value of PATH.
-        importer: whether ONNX programs are to be imported, for which a source build needs its Python bindings.
     """
 
     environments: Environments
@@ -97,13 +264,7 @@ def toolchain_place(
 ) -> Place:
     """Where toolchains are looked for and installed.
 
-    Args:
-        cache_dir: folder of the caches.
-        configuration: of the project and the user.
-        uses: what of the cache is in use.
-        hash_of: SHA-256 of a file's content.
-        offline: nothing is installed or built.
-        importer: whether ONNX programs are to be imported.
+    `hash_of`: SHA-256 of a file's content.
     """
     folder = cache_dir.absolute() / "toolchains"
     environments = Environments(folder / "envs", Installer(), offline=offline, use=uses.use, news=news)
@@ -128,15 +289,15 @@ def find_toolchain(compiler: Choice, runtime: Choice, place: Place) -> Toolchain
         # Once for both halves.
         of_both = frozenset((COMPILER, RUNTIME, *([IMPORTER] if place.importer else [])))
         build = place.builds.ready(compiler, of_both)
-        return Toolchain(_built_compiler(build, place), _built_runtime(build, place))
-    return Toolchain(_compiler(compiler, place), _runtime(runtime, place))
+        return Toolchain(_describe_built_compiler(build, place), _describe_built_runtime(build, place))
+    return Toolchain(_find_compiler(compiler, place), _find_runtime(runtime, place))
 
 
-def _compiler(choice: Choice, place: Place) -> Compiler:
+def _find_compiler(choice: Choice, place: Place) -> Compiler:
     if choice.kind is ChoiceKind.SOURCE:
         parts = frozenset((COMPILER, *([IMPORTER] if place.importer else [])))
-        return _built_compiler(place.builds.ready(choice, parts), place)
-    found = _where(choice, place, (COMPILE,))
+        return _describe_built_compiler(place.builds.ready(choice, parts), place)
+    found = _locate(choice, place, (COMPILE,))
     if found is None:
         return find_installed().compiler
     if isinstance(found, BuildTree):
@@ -144,21 +305,21 @@ def _compiler(choice: Choice, place: Place) -> Compiler:
     return compiler_on([str(path) for path in site_packages_of(found)], str(found), _name(choice))
 
 
-def _built_compiler(build: Build, place: Place) -> Compiler:
+def _describe_built_compiler(build: Build, place: Place) -> Compiler:
     tree = BuildTree(build.path, build.path / "tools", f"source: {build.title}")
     found = compiler_of(tree, place.hash_of, place.environments.folder.with_name("bindings"))
     return replace(found, commit=build.commit)
 
 
-def _built_runtime(build: Build, place: Place) -> Runtime:
+def _describe_built_runtime(build: Build, place: Place) -> Runtime:
     tree = BuildTree(build.path, build.path / "tools", f"source: {build.title}")
     return replace(runtime_of(tree, place.hash_of), commit=build.commit)
 
 
-def _runtime(choice: Choice, place: Place) -> Runtime:
+def _find_runtime(choice: Choice, place: Place) -> Runtime:
     if choice.kind is ChoiceKind.SOURCE:
-        return _built_runtime(place.builds.ready(choice, frozenset((RUNTIME,))), place)
-    found = _where(choice, place, (RUN_MODULE, BENCHMARK_MODULE))
+        return _describe_built_runtime(place.builds.ready(choice, frozenset((RUNTIME,))), place)
+    found = _locate(choice, place, (RUN_MODULE, BENCHMARK_MODULE))
     if found is None:
         return find_installed().runtime
     if isinstance(found, BuildTree):
@@ -170,31 +331,23 @@ def _name(choice: Choice) -> str:
     return str(choice.kind) if choice.folder or choice.kind is ChoiceKind.PATH else choice.text
 
 
-def _where(choice: Choice, place: Place, tools: tuple[str, ...]) -> Path | BuildTree | None:
+def _locate(choice: Choice, place: Place, tools: tuple[str, ...]) -> Path | BuildTree | None:
     """The interpreter of an environment, or a build; None for what is installed."""
     if choice.kind is ChoiceKind.INSTALLED:
         return None
     if choice.kind is ChoiceKind.BUILD and choice.folder:
         return BuildTree.of(choice.folder, tools)
     if choice.kind is ChoiceKind.VENV and choice.folder:
-        return _venv_python(choice.folder)
+        return _find_venv_python(choice.folder)
     if choice.kind is ChoiceKind.PATH:
         tool = _find_on_path(tools, place.search_path)
         native = tool.resolve()
-        return _environment_of(tool) or BuildTree(native.parent.parent, native.parent, f"path: {native.parent}")
+        return _find_environment(tool) or BuildTree(native.parent.parent, native.parent, f"path: {native.parent}")
     return environment_for(choice, place).python
 
 
 def _find_on_path(tools: Sequence[str], search_path: str) -> Path:
-    """The first one of several tools that belong together; the others must lie next to it.
-
-    Args:
-        tools: their names.
-        search_path: the value of PATH.
-
-    Raises:
-        ToolchainError: one is missing, or they come from several places.
-    """
+    """The first one of several tools that belong together; the others must lie next to it."""
     found = {tool: shutil.which(tool, path=search_path) for tool in tools}
     missing = [tool for tool, path in found.items() if path is None]
     if missing:
@@ -212,11 +365,8 @@ def _find_on_path(tools: Sequence[str], search_path: str) -> Path:
     return paths[0]
 
 
-def _environment_of(tool: Path) -> Path | None:
-    """The interpreter of the environment whose script a tool is; None for a native program.
-
-    A wheel puts scripts on the PATH that start its native programs.
-    """
+def _find_environment(tool: Path) -> Path | None:
+    """The interpreter of the environment whose script a tool is; None for a native program."""
     with tool.open("rb") as file:
         if file.read(2) != b"#!":
             return None
@@ -224,7 +374,7 @@ def _environment_of(tool: Path) -> Path | None:
     return python if python.exists() else None
 
 
-def _venv_python(folder: Path) -> Path:
+def _find_venv_python(folder: Path) -> Path:
     if folder.is_file():
         return folder
     python = folder / "bin" / "python"
@@ -245,7 +395,7 @@ def environment_for(choice: Choice, place: Place) -> Environment:
     """
     environments = place.environments
     if choice.kind is ChoiceKind.WHEELS and choice.folder:
-        return environments.ready(_wheels_recipe(choice.folder, place.hash_of))
+        return environments.ready(_make_wheels_recipe(choice.folder, place.hash_of))
     if choice.kind is ChoiceKind.COMMIT:
         return _install_commit(choice, place)
     if choice.kind in (ChoiceKind.RELEASE, ChoiceKind.RANGE):
@@ -258,11 +408,12 @@ def environment_for(choice: Choice, place: Place) -> Environment:
             f"{choice.text} is not installed by this toolkit",
             "Name a release, a range, a nightly, commit:SHA or wheels:DIR.",
         )
-    version = choice.version or _newest(choice, place, sources)
+    version = choice.version or _find_newest(choice, place, sources)
     try:
-        return environments.ready(_recipe(version, sources))
+        requirements = (f"iree-base-compiler[onnx]=={version}", f"iree-base-runtime=={version}")
+        return environments.ready(Recipe(str(version), requirements, sources, *(str(version),) * 3))
     except ToolchainError as error:
-        nearest = None if environments.offline else _nearest(version, place, sources)
+        nearest = None if environments.offline else _find_nearest(version, place, sources)
         if nearest is None:
             raise
         raise NoSuchToolchainError(f"there is no IREE {version} for this Python and platform", nearest) from error
@@ -290,16 +441,11 @@ def _install_commit(choice: Choice, place: Place) -> Environment:
                 return found
             with empty_folder(environments.folder / f".downloading-{label}") as folder:
                 place.packages.fetch(commit, folder)
-                recipe = _wheels_recipe(folder, place.hash_of)
+                recipe = _make_wheels_recipe(folder, place.hash_of)
                 return environments.ready(replace(recipe, label=label, asked=choice.text))
 
 
-def _recipe(version: Version, sources: Sources) -> Recipe:
-    requirements = (f"iree-base-compiler[onnx]=={version}", f"iree-base-runtime=={version}")
-    return Recipe(str(version), requirements, sources, str(version), str(version), str(version))
-
-
-def _newest(choice: Choice, place: Place, sources: Sources) -> Version:
+def _find_newest(choice: Choice, place: Place, sources: Sources) -> Version:
     """The newest version of a range, or the newest nightly."""
     environments = place.environments
     wanted = choice.range if choice.range is not None else SpecifierSet()
@@ -330,7 +476,7 @@ def _newest(choice: Choice, place: Place, sources: Sources) -> Version:
     return versions[-1]
 
 
-def _nearest(version: Version, place: Place, sources: Sources) -> str | None:
+def _find_nearest(version: Version, place: Place, sources: Sources) -> str | None:
     """The versions close to one that does not exist; None where it does."""
     installer = place.environments.installer
     sources = replace(sources, pre=version.is_prerelease)
@@ -346,7 +492,7 @@ def _nearest(version: Version, place: Place, sources: Sources) -> str | None:
     return f"Nearest: {' and '.join(map(str, near))}."
 
 
-def _wheels_recipe(folder: Path, hash_of: Callable[[Path], str]) -> Recipe:
+def _make_wheels_recipe(folder: Path, hash_of: Callable[[Path], str]) -> Recipe:
     """What is installed of a folder of wheels: the one of each kind that fits this Python."""
     if not folder.is_dir():
         raise NoSuchToolchainError(f"wheels:{folder} is not a folder", "Name the folder that holds IREE's wheels.")

@@ -44,7 +44,6 @@ class FlagSet:
     """The flags of one tool.
 
     Attributes:
-        names: without dashes.
         valued: those that need a value; LLVM's library takes the next argument where none is attached.
     """
 
@@ -66,7 +65,6 @@ class Flag:
     Attributes:
         name: without dashes; empty for an argument that is no flag.
         value: what follows `=`, or the next argument; None where there is none.
-        words: the arguments as written.
     """
 
     name: str
@@ -106,7 +104,7 @@ def parse_compiler_help(text: str) -> FlagSet:
 
     Lines of values (`    =none`) and continued descriptions are no flags.
     """
-    return _flag_set((option["name"], bool(option["value"])) for option in _COMPILER_OPTION.finditer(text))
+    return _make_flag_set((option["name"], bool(option["value"])) for option in _COMPILER_OPTION.finditer(text))
 
 
 def parse_runtime_help(text: str) -> FlagSet:
@@ -122,10 +120,10 @@ def parse_runtime_help(text: str) -> FlagSet:
         flag = _RUNTIME_FLAG.match(line)
         if flag and (not line.startswith("#") or not following.strip()):
             found.append((flag["name"], bool(flag["value"])))
-    return _flag_set(found)
+    return _make_flag_set(found)
 
 
-def _flag_set(found: Iterable[tuple[str, bool]]) -> FlagSet:
+def _make_flag_set(found: Iterable[tuple[str, bool]]) -> FlagSet:
     """Of the names of flags, and whether each takes a value."""
     flags = list(found)
     return FlagSet(frozenset(name for name, _ in flags), frozenset(name for name, valued in flags if valued))
@@ -154,8 +152,8 @@ def known_flags(toolchain: Toolchain, cache_dir: Path) -> KnownFlags:
     Raises:
         ToolchainError: where a tool does not answer, or with something that is no list of flags.
     """
-    compiler = _kept(cache_dir, toolchain, toolchain.compiler.identity, (COMPILE,))
-    runtime = _kept(cache_dir, toolchain, toolchain.runtime.identity, (RUN_MODULE, BENCHMARK_MODULE))
+    compiler = _find_kept(cache_dir, toolchain, toolchain.compiler.identity, (COMPILE,))
+    runtime = _find_kept(cache_dir, toolchain, toolchain.runtime.identity, (RUN_MODULE, BENCHMARK_MODULE))
     return KnownFlags(compiler[COMPILE], runtime[RUN_MODULE], runtime[BENCHMARK_MODULE])
 
 
@@ -172,7 +170,7 @@ def _ask_tool(toolchain: Toolchain, tool: str) -> FlagSet:
     return found
 
 
-def _kept(cache_dir: Path, toolchain: Toolchain, identity: str, tools: tuple[str, ...]) -> dict[str, FlagSet]:
+def _find_kept(cache_dir: Path, toolchain: Toolchain, identity: str, tools: tuple[str, ...]) -> dict[str, FlagSet]:
     """What the file of an identity holds, or what the tools say where it holds nothing that can be used."""
     path = cache_dir / "toolchains" / f"{identity}.json"
     kept = _read(path, tools)

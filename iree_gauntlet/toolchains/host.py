@@ -54,9 +54,7 @@ class HostCpu:
     """A CPU, as far as code that is made for it cares.
 
     Attributes:
-        name: for people.
         kind: what identifies it, as `field=value`, once for each kind of core.
-        features: of its instruction set, as the system names them.
     """
 
     name: str
@@ -102,7 +100,7 @@ def parse_cpuinfo(text: str) -> HostCpu:
     per_core = [set(re.split(r"[\s_]+", value)) for key in _FEATURES for value in sorted(fields.get(key, ()))]
     features = frozenset(set.intersection(*per_core) if per_core else ())
     if not kind:
-        return _unknown_cpu()
+        return _make_unknown_cpu()
     names = next((sorted(fields[key]) for key in _NAMES if fields.get(key)), ["CPU"])
     return HostCpu(" + ".join(names), kind, features)
 
@@ -114,11 +112,11 @@ def _parse_sysctl(text: str) -> HostCpu:
     features |= {name for name, value in facts.items() if name.startswith("hw.optional.") and value == "1"}
     kind = tuple(f"{name}={facts[name]}" for name in _SYSCTL_KIND if name in facts)
     if not kind:
-        return _unknown_cpu()
+        return _make_unknown_cpu()
     return HostCpu(facts.get("machdep.cpu.brand_string", "CPU"), kind, frozenset(features))
 
 
-def _unknown_cpu() -> HostCpu:
+def _make_unknown_cpu() -> HostCpu:
     name = platform.processor() or platform.machine() or "unknown CPU"
     # Nothing tells two such machines apart but their names: better a cache of their own for each.
     return HostCpu(name, (f"processor={name}", f"node={platform.node()}"), frozenset())

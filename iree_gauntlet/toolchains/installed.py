@@ -39,10 +39,6 @@ class WheelKind:
     """What one of IREE's two wheels looks like.
 
     Attributes:
-        distribution: its name in a package index.
-        noun: its name for people.
-        version_file: file with VERSION and REVISIONS, inside the wheel.
-        tools: folder of its native programs, inside the wheel.
         identifying: how the names of the files inside `tools` start whose content makes its behaviour;
             Python's own binding libraries are left out, as they differ between Pythons for one compiler.
     """
@@ -76,12 +72,9 @@ class Wheel:
     """One of IREE's wheels, unpacked.
 
     Attributes:
-        kind: which of the two.
-        root: the folder on the search path that it was unpacked into.
         release: version of the wheel (`3.13.0`).
         version: what it calls itself inside (`3.13.0rc20261016`).
         commit: IREE's commit; empty where the wheel does not say.
-        identity: hex digest over platform, version, commit and the recorded content of its programs.
     """
 
     kind: WheelKind
@@ -98,10 +91,7 @@ def find_wheel(kind: WheelKind, search_path: Sequence[str], python: str) -> Whee
     The identity takes the content from the wheel's own RECORD, so nothing large is read. Of a change made
     after installation it sees a different size, not a different content of the same size.
 
-    Args:
-        kind: which wheel.
-        search_path: folders as in `sys.path`.
-        python: the interpreter that they belong to, for messages.
+    `search_path`: folders as in `sys.path`.
 
     Raises:
         ToolchainError: where it is not there, or is not an installed wheel.
@@ -118,23 +108,19 @@ def find_wheel(kind: WheelKind, search_path: Sequence[str], python: str) -> Whee
             f"the IREE {kind.noun} in {root} was not installed from a wheel: it has no package metadata",
             f"take it from the path, or install the wheel: {install}",
         )
-    version, commit = _version_of(root / kind.version_file, install)
+    version, commit = _read_version(root / kind.version_file, install)
     ingredients = [
         ("platform", f"{platform.system()}-{platform.machine()}"),
         ("version", version),
         ("release", distribution.version),
         ("commit", commit),
-        *_content_of(kind, root, distribution.read_text("RECORD")),
+        *_list_content(kind, root, distribution.read_text("RECORD")),
     ]
     return Wheel(kind, root, distribution.version, version, commit, identity_of(ingredients))
 
 
-def _executable_of(wheel: Wheel, name: str, python: str) -> str:
-    """Path of a native program of a wheel.
-
-    Raises:
-        ToolchainError: where it is missing or may not be executed.
-    """
+def _require_executable(wheel: Wheel, name: str, python: str) -> str:
+    """Path of a native program of a wheel."""
     path = wheel.root / wheel.kind.tools / name
     reinstall = f"{python} -m pip install --force-reinstall --no-deps {wheel.kind.distribution}=={wheel.release}"
     if not path.is_file():
@@ -150,7 +136,7 @@ def _executable_of(wheel: Wheel, name: str, python: str) -> str:
     return str(path)
 
 
-def _version_of(path: Path, install: str) -> tuple[str, str]:
+def _read_version(path: Path, install: str) -> tuple[str, str]:
     """VERSION and IREE's revision of a generated `version.py`, which is parsed, never executed."""
     values: dict[str, object] = {}
     try:
@@ -166,12 +152,8 @@ def _version_of(path: Path, install: str) -> tuple[str, str]:
     return version, commit if isinstance(commit, str) else ""
 
 
-def _content_of(kind: WheelKind, root: Path, record: str | None) -> list[tuple[str, str]]:
-    """Name, recorded hash and actual size of each identifying file.
-
-    RECORD is the format of PEP 376 and 427: path, `sha256=` and the urlsafe base64 digest, size.
-    Installers that leave it out (system packages) give names, sizes and times of change instead.
-    """
+def _list_content(kind: WheelKind, root: Path, record: str | None) -> list[tuple[str, str]]:
+    """Name, recorded hash and actual size of each identifying file."""
     content: list[tuple[str, str]] = []
     if record is None:
         for path in sorted((root / kind.tools).rglob("*")):
@@ -214,10 +196,7 @@ def site_packages_of(python: Path) -> list[Path]:
 def compiler_on(search_path: Sequence[str], python: str, source: str) -> Compiler:
     """The compiler's wheel on a search path.
 
-    Args:
-        search_path: folders as in `sys.path`.
-        python: the interpreter that they belong to.
-        source: where it comes from, for people; its folder is added.
+    `search_path`: folders as in `sys.path`; `source`: where it comes from, for people; its folder is added.
 
     Raises:
         ToolchainError: it is missing or damaged.
@@ -228,7 +207,7 @@ def compiler_on(search_path: Sequence[str], python: str, source: str) -> Compile
     return Compiler(
         source=f"{source}: {wheel.root}",
         python=python,
-        compile=_executable_of(wheel, COMPILE, python),
+        compile=_require_executable(wheel, COMPILE, python),
         import_onnx=(python, "-m", IMPORTER),
         onnx_version=onnx.version if onnx is not None else "",
         version=wheel.version,
@@ -244,8 +223,8 @@ def runtime_on(search_path: Sequence[str], python: str, source: str) -> Runtime:
     wheel = find_wheel(RUNTIME_WHEEL, search_path, python)
     return Runtime(
         source=f"{source}: {wheel.root}",
-        run_module=_executable_of(wheel, RUN_MODULE, python),
-        benchmark_module=_executable_of(wheel, BENCHMARK_MODULE, python),
+        run_module=_require_executable(wheel, RUN_MODULE, python),
+        benchmark_module=_require_executable(wheel, BENCHMARK_MODULE, python),
         version=wheel.version,
         release=wheel.release,
         commit=wheel.commit,

@@ -42,8 +42,6 @@ class Sources:
 
     Attributes:
         find_links: a page or folder with links to wheels; empty for none.
-        only_links: look nowhere else.
-        pre: take pre-releases.
     """
 
     find_links: str = ""
@@ -70,10 +68,7 @@ class Installer:
     def make_environment(self, folder: Path, held: int, news: Callable[[str], None]) -> None:
         """Make an empty virtual environment of this Python.
 
-        Args:
-            folder: must not exist.
-            held: descriptor of a lock that is held for as long as the program lives.
-            news: receives a line for each thing that is done.
+        `folder`: must not exist.
 
         Raises:
             ToolchainError: it cannot be made.
@@ -99,14 +94,14 @@ class Installer:
             ToolchainError: the index does not answer.
         """
         # It answers with one version at a time, and with no list when there is none.
-        found = [self._resolved(f"{distribution}{wanted}", sources, way) for way in ("lowest-direct", "highest")]
+        found = [self._resolve(f"{distribution}{wanted}", sources, way) for way in ("lowest-direct", "highest")]
         return sorted({version for version in found if version is not None})
 
-    def _resolved(self, requirement: str, sources: Sources, way: str) -> Version | None:
+    def _resolve(self, requirement: str, sources: Sources, way: str) -> Version | None:
         argv = ["pip", "compile", "--color=never", "--no-header", "--no-annotate", "--no-deps"]
         argv += ["--python", sys.executable, "--resolution", way, *sources.flags(), "-"]
         try:
-            answer = self._uv(argv, timeout=_ASK_SECONDS, stdin=requirement)
+            answer = self._run_uv(argv, timeout=_ASK_SECONDS, stdin=requirement)
         except subprocess.TimeoutExpired as error:
             raise ToolchainError(
                 f"uv did not answer within {_ASK_SECONDS:g} s", "Check the network and its index settings."
@@ -114,15 +109,15 @@ class Installer:
         if answer.exit_code != 0:
             if "No solution found" in answer.text and "network" not in answer.text.lower():
                 return None
-            raise _unanswered(requirement, answer)
+            raise _explain_unanswered(requirement, answer)
         for line in answer.text.splitlines():
             if line.startswith(Requirement(requirement).name + "=="):
                 return Version(line.partition("==")[2])
-        raise _unanswered(requirement, answer)
+        raise _explain_unanswered(requirement, answer)
 
     def _run(self, argv: Sequence[str], held: int, news: Callable[[str], None], what: str) -> None:
         # With the lock's descriptor: if we are killed, no other process begins again while this still writes.
-        answer = self._uv(
+        answer = self._run_uv(
             argv,
             timeout=math.inf,
             grace=5.0,
@@ -131,20 +126,20 @@ class Installer:
         )
         if answer.exit_code != 0:
             if "No space left on device" in answer.text or "Disk quota exceeded" in answer.text:
-                raise ToolchainError(f"{what}: disk full", f"Free disk space.\n{_tail(answer.text)}")
-            raise ToolchainError(f"{what} (exit code {answer.exit_code})", _tail(answer.text))
+                raise ToolchainError(f"{what}: disk full", f"Free disk space.\n{_take_tail(answer.text)}")
+            raise ToolchainError(f"{what} (exit code {answer.exit_code})", _take_tail(answer.text))
 
-    def _uv(self, argv: Sequence[str], **how: Any) -> Answer:
+    def _run_uv(self, argv: Sequence[str], **how: Any) -> Answer:
         try:
             from uv import find_uv_bin  # noqa: PLC0415 - large, and a machine without a network may lack it
 
-            return run_short([self.program or find_uv_bin(), *argv], environment=_environment(), **how)
+            return run_short([self.program or find_uv_bin(), *argv], environment=_choose_environment(), **how)
         except OSError as error:
             hint = f"Reinstall it: {sys.executable} -m pip install uv"
             raise ToolchainError(f"uv cannot be started: {error}", hint) from error
 
 
-def _environment() -> dict[str, str]:
+def _choose_environment() -> dict[str, str]:
     """What uv inherits: with the indexes of pip's variables where no variable of its own names any."""
     ours = dict(os.environ)
     if not any(ours.get(name) for name in (*_PIP_VARIABLES.values(), "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")):
@@ -156,12 +151,12 @@ def _environment() -> dict[str, str]:
     return ours
 
 
-def _unanswered(requirement: str, answer: Answer) -> ToolchainError:
+def _explain_unanswered(requirement: str, answer: Answer) -> ToolchainError:
     return ToolchainError(
         f"uv cannot say what there is of {requirement} (exit code {answer.exit_code})",
-        f"Check the network and uv's index settings.\n{_tail(answer.text)}",
+        f"Check the network and uv's index settings.\n{_take_tail(answer.text)}",
     )
 
 
-def _tail(output: str) -> str:
+def _take_tail(output: str) -> str:
     return last_words("uv", output, _TAIL_LINES)

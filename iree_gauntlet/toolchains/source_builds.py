@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock, take_lock
-from iree_gauntlet.toolchains.build_tools import find_build_tools
 from iree_gauntlet.toolchains.build_tree import list_shipped_files
 from iree_gauntlet.toolchains.checkout import Checkout
 from iree_gauntlet.toolchains.cmake_build import (
@@ -35,18 +34,19 @@ from iree_gauntlet.toolchains.cmake_build import (
     OPTIONAL_TARGETS,
     RUNTIME_TARGETS,
     BuildFolder,
+    find_build_tools,
     make_settings_key,
 )
+from iree_gauntlet.toolchains.environments import discard, making, named_refusals, note_use, read_sealed, seal
 from iree_gauntlet.toolchains.installer import Installer, Sources
-from iree_gauntlet.toolchains.sealed import discard, making, named_refusals, note_use, read_sealed, seal
 from iree_gauntlet.toolchains.toolchain import identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
-    from iree_gauntlet.toolchains.build_tools import BuildTools
     from iree_gauntlet.toolchains.choice import Choice
+    from iree_gauntlet.toolchains.cmake_build import BuildTools
 
 
 _SEAL = "gauntlet-build.json"
@@ -78,16 +78,6 @@ class Build:
     """A finished build.
 
     Attributes:
-        label: name of its folder.
-        path: its folder.
-        source: the checkout.
-        commit: of the checkout.
-        modified: whether files were not those of the commit.
-        options: of CMake, beyond ours.
-        compiler: what the C++ compiler called itself.
-        parts: what was built of it.
-        seconds: what it took.
-        bytes: what its files hold together.
         last_use: seconds since 1970.
     """
 
@@ -116,15 +106,7 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Where a checkout is built with some options.
-
-    Attributes:
-        folder: of the cache.
-        checkout: whose.
-        options: of CMake, beyond ours.
-        tools: what builds.
-        key: of options and tools.
-    """
+    """Where a checkout is built with some options."""
 
     folder: Path
     checkout: Checkout
@@ -139,16 +121,7 @@ class _Work:
 
 @dataclass(frozen=True, slots=True)
 class SourceBuilds:
-    """The source builds of a cache.
-
-    Attributes:
-        folder: where finished ones are.
-        options: of CMake, beyond ours.
-        environ: the environment variables.
-        offline: nothing is built.
-        uses: what of the cache is in use.
-        news: receives a line for each thing that takes long.
-    """
+    """The source builds of a cache."""
 
     folder: Path
     options: tuple[str, ...]
@@ -161,15 +134,12 @@ class SourceBuilds:
     def ready(self, choice: Choice, parts: frozenset[str]) -> Build:
         """The build of a commit, or of a work tree as it is now; what is not built is built.
 
-        Args:
-            choice: of the kind `source`.
-            parts: what of it is needed.
+        `choice`: of the kind `source`.
 
         Raises:
             ToolchainError: there is no such checkout or commit, something is missing that builds it, or it does not
                 build; or this is offline, and it is not built.
         """
-        assert choice.folder is not None, "of every source"
         checkout = Checkout.of(choice.folder, self.environ.get("PATH", ""))
         commit = checkout.commit_of(choice.ref or "HEAD")
         try:
@@ -182,7 +152,7 @@ class SourceBuilds:
         whole = self._work(checkout, tools, tree=not choice.ref, runtime_only=False)
         alone = self._work(checkout, tools, tree=not choice.ref, runtime_only=True)
         for work in (whole, alone) if parts == {RUNTIME} else (whole,):
-            if (choice.ref or self.offline) and (found := self._finished(work, choice, commit, parts)):
+            if (choice.ref or self.offline) and (found := self._find_finished(work, choice, commit, parts)):
                 if not choice.ref:
                     self.news(f"{choice.text}: its last build is used, {found.title}; the work tree is not looked at")
                 return found
@@ -192,9 +162,9 @@ class SourceBuilds:
                 f"Build it: gauntlet toolchain.build {choice.text}",
             )
         work = alone if parts == {RUNTIME} else whole
-        with named_refusals(self.folder), self._alone(work) as held:
+        with named_refusals(self.folder), self._hold_lock(work) as held:
             # Somebody else may have built it meanwhile.
-            if choice.ref and (found := self._finished(work, choice, commit, parts)):
+            if choice.ref and (found := self._find_finished(work, choice, commit, parts)):
                 return found
             return self._make(work, choice, commit, parts, held)
 
@@ -251,9 +221,9 @@ class SourceBuilds:
                 return _inspect(path)[0]
         return None
 
-    def _finished(self, work: _Work, choice: Choice, commit: str, parts: frozenset[str]) -> Build | None:
+    def _find_finished(self, work: _Work, choice: Choice, commit: str, parts: frozenset[str]) -> Build | None:
         """The finished build of a commit, or the last one of a work tree; None where it has not all that is needed."""
-        for path in self._paths(work, choice, commit):
+        for path in self._list_paths(work, choice, commit):
             self.uses.use(path)
             found, _ = _inspect(path)
             if found and parts <= set(found.parts):
@@ -261,7 +231,7 @@ class SourceBuilds:
                 return found
         return None
 
-    def _paths(self, work: _Work, choice: Choice, commit: str) -> list[Path]:
+    def _list_paths(self, work: _Work, choice: Choice, commit: str) -> list[Path]:
         """Where that build is, if there is one; the most of it first."""
         if choice.ref:
             return sorted(self.folder.glob(f"{work.label(commit, ())}*"), key=lambda path: -len(path.name))
@@ -294,15 +264,15 @@ class SourceBuilds:
             build = replace(build, source=tree)
         options = [*work.options, "-DIREE_BUILD_PYTHON_BINDINGS=OFF"]
         # What was built before is not left out now. It is looked at, and not in use yet: if it is replaced, it may go.
-        before = [found for path in self._paths(work, choice, commit) if (found := _inspect(path)[0])]
+        before = [found for path in self._list_paths(work, choice, commit) if (found := _inspect(path)[0])]
         wanted = parts.union(*(found.parts for found in before))
         if IMPORTER in wanted:
-            python = self._python(work.folder / "python", tree, held, news)
+            python = self._provide_python(work.folder / "python", tree, held, news)
             options[-1:] = ["-DIREE_BUILD_PYTHON_BINDINGS=ON", f"-DPython3_EXECUTABLE={python}"]
         build.configure(options)
-        worked = build.build(_targets(build, wanted), self._seconds_before(work))
+        worked = build.build(_choose_targets(build, wanted), self._find_seconds_before(work))
         modified = not choice.ref and work.checkout.is_modified()
-        if not worked and (found := self._finished(work, choice, commit, wanted)):
+        if not worked and (found := self._find_finished(work, choice, commit, wanted)):
             return replace(found, commit=commit, modified=modified)
         said: dict[str, Any] = {
             "source": str(work.checkout.folder),
@@ -314,8 +284,8 @@ class SourceBuilds:
             "seconds": round(time.monotonic() - began, 1),
         }
         like = work.label(commit, ()) if choice.ref else f"{_TREE}{work.folder.name}-"
-        label = work.label(commit, wanted) if choice.ref else f"{like}{_content(build.folder)}"
-        with file_lock(self.folder / f".{label}.lock", self._waiting(label)):
+        label = work.label(commit, wanted) if choice.ref else f"{like}{_hash_content(build.folder)}"
+        with file_lock(self.folder / f".{label}.lock", self._tell_waiting(label)):
             # A commit may be built from two checkouts; and what was built again may be what it was.
             if fresh := _inspect(self.folder / label)[0] is None:
                 self._ship(build.folder, self.folder / label, said)
@@ -353,7 +323,7 @@ class SourceBuilds:
                 if path.name != label and path.relative_to(root).as_posix() not in used:
                     discard(path)
 
-    def _python(self, folder: Path, source: Path, held: int, news: Callable[[str], None]) -> Path:
+    def _provide_python(self, folder: Path, source: Path, held: int, news: Callable[[str], None]) -> Path:
         """A Python that IREE's bindings are built for, with what that and the importer need."""
         python = folder / "bin" / "python"
         if not (folder / "complete").is_file():
@@ -367,21 +337,21 @@ class SourceBuilds:
             (folder / "complete").touch()
         return python
 
-    def _seconds_before(self, work: _Work) -> float:
+    def _find_seconds_before(self, work: _Work) -> float:
         """The longest of the builds with these options; 0 where there was none."""
         return max((found.seconds for _, found, _ in self.all() if found and work.key in found.label), default=0.0)
 
-    def _alone(self, work: _Work) -> AbstractContextManager[int]:
+    def _hold_lock(self, work: _Work) -> AbstractContextManager[int]:
         """Hold the lock of a folder that is built in; its descriptor."""
         path = work.folder.with_name(f".{work.folder.name}.lock")
         path.parent.mkdir(parents=True, exist_ok=True)
-        return file_lock(path, self._waiting(work.folder.name))
+        return file_lock(path, self._tell_waiting(work.folder.name))
 
-    def _waiting(self, name: str) -> Callable[[float], None]:
+    def _tell_waiting(self, name: str) -> Callable[[float], None]:
         return lambda seconds: self.news(f"waiting for another process that builds in {name} ({seconds:.0f} s so far)")
 
 
-def _targets(build: BuildFolder, wanted: frozenset[str]) -> list[str]:
+def _choose_targets(build: BuildFolder, wanted: frozenset[str]) -> list[str]:
     """What Ninja builds for some parts."""
     known = build.known(OPTIONAL_TARGETS) if RUNTIME in wanted else []
     for name in OPTIONAL_TARGETS:
@@ -415,7 +385,7 @@ def _inspect(path: Path) -> tuple[Build | None, str]:
     return found, ""
 
 
-def _content(build: Path) -> str:
+def _hash_content(build: Path) -> str:
     """What a build's programs and libraries are, in eight letters; by their content: some are copied by each build."""
 
     def facts() -> Iterator[tuple[str, str]]:

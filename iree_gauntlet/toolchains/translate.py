@@ -37,14 +37,9 @@ class Rename:
     """One flag under two names.
 
     Attributes:
-        old, new: the names.
-        last_old: the last of the compared releases that is known to have the old name.
-        first_new: the first one that is known to have the new name.
         to_new: value under the old name → value under the new one, both in lower case; empty where values
             stay as they are. The key "" is the flag without a value. What is not listed cannot be said.
-        to_old: the same the other way.
         with_new: a flag and value that must be given with the new name to mean the same.
-        tools: which tools have it.
     """
 
     old: str
@@ -101,12 +96,7 @@ RENAMED: tuple[Rename, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class FlagReleases:
-    """Which releases have the flags that not all of them have.
-
-    Attributes:
-        compared: the releases that were compared, the oldest first.
-        having: by tool and flag, which of them have it.
-    """
+    """Which releases have the flags that not all of them have."""
 
     compared: tuple[str, ...]
     having: Mapping[str, Mapping[str, tuple[str, ...]]]
@@ -140,8 +130,6 @@ class UnknownFlag:
 
     Attributes:
         flag: as written, with `=`.
-        message: one line, what is wrong.
-        hint: what to do next.
     """
 
     flag: str
@@ -156,7 +144,6 @@ class Translation:
     Attributes:
         flags: what to give to the tool; unknown flags are among them as written.
         notes: one line for each flag that was written otherwise.
-        unknown: the flags that the tool would refuse or ignore.
     """
 
     flags: tuple[str, ...]
@@ -171,24 +158,22 @@ class _CannotSayError(Exception):
 def translate(flags: Sequence[str], known: FlagSet, tool: str) -> Translation:
     """Flags of one command line in the spelling that a tool knows.
 
-    Args:
-        flags: as in a spec: one dash or two, `--flag=value` or `--flag` and `value`.
-        known: the flags of the tool.
-        tool: its name, `iree-compile`, `iree-run-module` or `iree-benchmark-module`.
+    `flags`: as in a spec: one dash or two, `--flag=value` or `--flag` and `value`; `tool`: its name, `iree-compile`,
+    `iree-run-module` or `iree-benchmark-module`.
     """
-    written = list(split_flags(flags, known.valued | _other_names_of(known.valued)))
+    written = list(split_flags(flags, known.valued | _list_other_names(known.valued)))
     words: list[str] = []
     notes: list[str] = []
     unknown: list[UnknownFlag] = []
     for flag in written:
-        if not flag.name or (flag.name in known.names and _readable(flag, tool)):
+        if not flag.name or (flag.name in known.names and _is_readable(flag, tool)):
             words.extend(flag.words)
             continue
         if _is_implied(flag, tool):
             notes.append(f"{' '.join(flag.words)} was left out: this release allows no more than that without it")
             continue
         try:
-            successors, why = _successors(flag, written, known, tool)
+            successors, why = _find_successors(flag, written, known, tool)
         except _CannotSayError as hint:
             words.extend(flag.words)
             unknown.append(UnknownFlag(flag.text, f"{tool} does not know {flag.text}", str(hint)))
@@ -203,17 +188,14 @@ def translate(flags: Sequence[str], known: FlagSet, tool: str) -> Translation:
 
 
 def _is_implied(flag: Flag, tool: str) -> bool:
-    """Whether a tool that does not know a flag does what it says, or is stricter.
-
-    Before iree-run-module had a relative tolerance, which is 1e-05 by default, it compared by the absolute one alone.
-    """
+    """Whether a tool that does not know a flag does what it says, or is stricter."""
     try:
         return tool == RUN_MODULE and flag.name == "expected_rtol" and float(flag.value or "nan") == _DEFAULT_RTOL
     except ValueError:
         return False
 
 
-def _other_names_of(names: frozenset[str]) -> frozenset[str]:
+def _list_other_names(names: frozenset[str]) -> frozenset[str]:
     """The other names of renamed flags, which take a value where the known one does."""
     same_values = [rename for rename in RENAMED if not rename.to_new]
     return frozenset(
@@ -222,30 +204,26 @@ def _other_names_of(names: frozenset[str]) -> frozenset[str]:
     )
 
 
-def _readable(flag: Flag, tool: str) -> bool:
-    """Whether a tool reads a flag in the form that it was written in.
-
-    LLVM's library reads every form. The runtime's tools read two dashes and `=`; they ignore one dash as an
-    argument that is no flag, and a value that stands apart too.
-    """
+def _is_readable(flag: Flag, tool: str) -> bool:
+    """Whether a tool reads a flag in the form that it was written in."""
     return tool == COMPILE or flag.words == (flag.text,)
 
 
-def _successors(flag: Flag, written: Sequence[Flag], known: FlagSet, tool: str) -> tuple[list[Flag], str]:
-    """What says the same as a flag, and why it is written so.
-
-    Raises:
-        _CannotSayError: where nothing does.
-    """
+def _find_successors(flag: Flag, written: Sequence[Flag], known: FlagSet, tool: str) -> tuple[list[Flag], str]:
+    """What says the same as a flag, and why it is written so."""
     if flag.name in known.names:
         return [Flag(flag.name, flag.value, ())], f"{tool} reads no other form"
     renames = [rename for rename in RENAMED if tool in rename.tools]
     for rename in renames:
         if rename.old == flag.name and rename.new in known.names:
-            return _forward(flag, rename, written), rename.when
+            return _translate_forward(flag, rename, written), rename.when
     backward = [rename for rename in renames if rename.new == flag.name and rename.old in known.names]
     if backward:
-        return _backward(flag, backward, written), backward[0].when
+        for rename in backward:
+            if rename.with_new is not None:
+                _require_companion(rename, rename.with_new, written)
+        older = [Flag(rename.old, _map_value(flag, rename.to_old, rename.old), ()) for rename in backward]
+        return older, backward[0].when
     for rename in renames:
         if rename.with_new and rename.with_new[0] == flag.name and rename.old in known.names:
             _require_companion(rename, rename.with_new, written)
@@ -253,9 +231,9 @@ def _successors(flag: Flag, written: Sequence[Flag], known: FlagSet, tool: str) 
     raise _CannotSayError(_hint(flag, renames, known, tool))
 
 
-def _forward(flag: Flag, rename: Rename, written: Sequence[Flag]) -> list[Flag]:
+def _translate_forward(flag: Flag, rename: Rename, written: Sequence[Flag]) -> list[Flag]:
     """Old name → new name."""
-    successors = [Flag(rename.new, _mapped(flag, rename.to_new, rename.new), ())]
+    successors = [Flag(rename.new, _map_value(flag, rename.to_new, rename.new), ())]
     if rename.with_new is not None:
         successors.append(Flag(*rename.with_new, ()))
     siblings = [other.old for other in RENAMED if other.new == rename.new]
@@ -268,23 +246,15 @@ def _forward(flag: Flag, rename: Rename, written: Sequence[Flag]) -> list[Flag]:
         differing = next((other for other in others if other.value != name.value), None)
         if differing is not None:
             raise _CannotSayError(f"it is called --{name.name} here, which {differing.text} sets too: keep one of them")
-    return [successor for successor in successors if not _said_before(successor, flag, siblings, written)]
+    return [successor for successor in successors if not _was_said_before(successor, flag, siblings, written)]
 
 
-def _said_before(successor: Flag, flag: Flag, siblings: Sequence[str], written: Sequence[Flag]) -> bool:
+def _was_said_before(successor: Flag, flag: Flag, siblings: Sequence[str], written: Sequence[Flag]) -> bool:
     """Whether another flag gives what a flag would be written as."""
     if any(other.name == successor.name for other in written):
         return True
     earlier = written[: written.index(flag)]
     return any(other.name in siblings and other.value == flag.value for other in earlier)
-
-
-def _backward(flag: Flag, renames: Sequence[Rename], written: Sequence[Flag]) -> list[Flag]:
-    """New name → old name, or names."""
-    for rename in renames:
-        if rename.with_new is not None:
-            _require_companion(rename, rename.with_new, written)
-    return [Flag(rename.old, _mapped(flag, rename.to_old, rename.old), ()) for rename in renames]
 
 
 def _require_companion(rename: Rename, companion: tuple[str, str], written: Sequence[Flag]) -> None:
@@ -298,7 +268,7 @@ def _require_companion(rename: Rename, companion: tuple[str, str], written: Sequ
         )
 
 
-def _mapped(flag: Flag, values: Iterable[tuple[str, str]], name: str) -> str | None:
+def _map_value(flag: Flag, values: Iterable[tuple[str, str]], name: str) -> str | None:
     """A flag's value under another name."""
     table = dict(values)
     if not table:
@@ -318,7 +288,7 @@ def _hint(flag: Flag, renames: Sequence[Rename], known: FlagSet, tool: str) -> s
         lacking = [release for release in releases.compared if release not in having]
         newest = having[-1] == releases.compared[-1]
         advice = "use one of those that have it" if newest else "nothing took its place: remove it from the spec"
-        return f"{_listed(having)} {_have(having)} it, {_listed(lacking)} {_have(lacking)} not; {advice}"
+        return f"{_join_words(having)} {_have(having)} it, {_join_words(lacking)} {_have(lacking)} not; {advice}"
     for rename in renames:
         if flag.name in (rename.old, rename.new):
             other = rename.new if flag.name == rename.old else rename.old
@@ -327,7 +297,7 @@ def _hint(flag: Flag, renames: Sequence[Rename], known: FlagSet, tool: str) -> s
     return f"did you mean --{nearest}?" if nearest else f"see all flags: {tool} {HELP[tool]}"
 
 
-def _listed(releases: Sequence[str]) -> str:
+def _join_words(releases: Sequence[str]) -> str:
     """`3.5.0, 3.9.0 and 3.12.0`."""
     *most, last = releases
     return f"{', '.join(most)} and {last}" if most else last

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from iree_gauntlet.artifacts.http_remote import _retry_after
 from iree_gauntlet.artifacts.partial import Partial
 from iree_gauntlet.artifacts.registry_file import Entry, Registry
 from iree_gauntlet.artifacts.remote import RemoteFile
+from iree_gauntlet.artifacts.remotes import _retry_after
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.artifacts.transfer import Policy

@@ -58,7 +58,7 @@ _RUNS = """
 import os, sys
 from pathlib import Path
 import pooch, requests
-from iree_gauntlet.artifacts.http_remote import HttpRemote
+from iree_gauntlet.artifacts.remotes import HttpRemote
 from iree_gauntlet.system import file_lock
 from tests.support.download_checks import OnNote, store
 vars(file_lock)["_PATIENCE_SECONDS"] = 0.01

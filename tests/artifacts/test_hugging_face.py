@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from iree_gauntlet.artifacts.remotes import remotes_of
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.progress import Progress
+from iree_gauntlet.settings import Configuration
 from tests.support.download_checks import (
     PART,
     SIZE,
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from iree_gauntlet.settings import Configuration
 
 _REVISION = "0123456789abcdef0123456789abcdef01234567"
 _URL = f"hf://meta-llama/Llama-3.1-8B@{_REVISION}/model.safetensors"
@@ -270,3 +271,8 @@ def test_an_interrupted_download_is_gone_on_with(hub: _Hub, tmp_path: Path) -> N
     assert fetched.path.read_bytes() == hub.files[path]
     assert "resuming at" in fetched.notes[0]
     assert len([where for where, _, _ in hub.seen[asked:] if where == "localhost"]) < 9
+
+
+def test_a_mirror_that_names_no_commit_is_refused_in_words() -> None:
+    with pytest.raises(ArtifactError, match="not the path of a file in a repository of the hub"):
+        list(remotes_of("hf://organisation/model@main/weights.irpa", Configuration(), 1.0))

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from iree_gauntlet.artifacts.parameters.collect import (
     MAGIC,
     UnknownEncodingError,
+    _find_references_through_tool,
     _Reader,
-    _references_through_tool,
     collect_parameters,
     references_in_bytecode,
 )
@@ -77,7 +77,7 @@ def test_text_and_bytecode_have_the_same_parameters(version: int, tmp_path: Path
 def test_through_the_tool_they_are_the_same(program: Path) -> None:
     with program.open("rb") as file:
         direct = {(r.scope, r.name, r.type) for r in references_in_bytecode(file, "x")}
-    printed = {(r.scope, r.name, r.type) for r in _references_through_tool(program, compiler("iree-opt"))}
+    printed = {(r.scope, r.name, r.type) for r in _find_references_through_tool(program, compiler("iree-opt"))}
     assert direct == printed
 
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from iree_gauntlet.artifacts.parameters.collect import collect_parameters
-from iree_gauntlet.artifacts.parameters.mlir_text import Reference, references_in_text
+from iree_gauntlet.artifacts.parameters.collect import Reference, collect_parameters, references_in_text
 from iree_gauntlet.artifacts.parameters.parameter import Parameter, ParameterError, parameters_in_scope
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.artifacts.parameters.collect import collect_parameters
-from iree_gauntlet.artifacts.parameters.irpa import write_archive
+from iree_gauntlet.artifacts.parameters.irpa import RandomContent, SplatContent, random_bytes, write_archive
 from iree_gauntlet.artifacts.parameters.parameter import Parameter, ParameterError, archive_name
-from iree_gauntlet.artifacts.parameters.values import RandomContent, SplatContent, random_bytes
 from iree_gauntlet.errors import ArtifactError
 
 if TYPE_CHECKING:

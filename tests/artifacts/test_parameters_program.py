@@ -10,9 +10,8 @@ import pytest
 
 from iree_gauntlet.artifacts.parameters.__main__ import main
 from iree_gauntlet.artifacts.parameters.collect import collect_parameters
-from iree_gauntlet.artifacts.parameters.irpa import write_archive
+from iree_gauntlet.artifacts.parameters.irpa import RandomContent, SplatContent, write_archive
 from iree_gauntlet.artifacts.parameters.parameter import parameters_in_scope
-from iree_gauntlet.artifacts.parameters.values import RandomContent, SplatContent
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:

@@ -107,7 +107,7 @@ def test_integers_stay_in_their_range(shape: tuple[int, ...], element: str, data
 
 @given(st.integers(1, 2**64 - 1), st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=20))
 def test_high_half_is_the_128_bit_product(factor: int, words: list[int]) -> None:
-    result = seeded._high_half(np.array(words, dtype=np.uint64), factor)
+    result = seeded._compute_high_half(np.array(words, dtype=np.uint64), factor)
     assert result.tolist() == [word * factor >> 64 for word in words]
 
 
@@ -170,7 +170,9 @@ def test_zeros_and_ones(element: str) -> None:
 def test_small_floats_are_rounded_from_binary32() -> None:
     bf16 = made("random://uniform/50xbf16?seed=1")
     assert bf16.dtype == np.dtype(ml_dtypes.bfloat16)
-    exact = seeded.SeededSpec("", "uniform", (50,), "bf16", {"high": 1.0, "low": 0.0, "seed": 1})._uniform(0.0, 1.0)
+    exact = seeded.SeededSpec("", "uniform", (50,), "bf16", {"high": 1.0, "low": 0.0, "seed": 1})._make_uniform(
+        0.0, 1.0
+    )
     assert bf16.tobytes() == exact.astype("f4").astype(ml_dtypes.bfloat16).tobytes()
 
 
@@ -266,7 +268,7 @@ def test_no_text_breaks_the_parser(text: str) -> None:
 @given(SHAPES, st.sampled_from(["f16", "f32", "f64", *INTEGERS]))
 def test_npy_files_are_read_back_by_numpy(shape: tuple[int, ...], element: str) -> None:
     array = made(f"random://ones/{value_of(shape, element)}")
-    header = seeded._npy_header(array)
+    header = seeded._make_npy_header(array)
     assert len(header) % 64 == 0
     assert header[:8] == b"\x93NUMPY\x01\x00"
     read = np.lib.format.read_array(_Bytes(header + array.tobytes()))

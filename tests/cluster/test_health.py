@@ -111,4 +111,4 @@ def test_amd_chips_are_what_the_kernel_says(
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "properties").write_text(f"cpu_cores_count 8\n{text}\nvendor_id 4098\n")
     monkeypatch.setattr(health, "_KFD", tmp_path)
-    assert health._amd() == target
+    assert health._find_amd_target() == target

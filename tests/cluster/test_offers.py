@@ -13,10 +13,10 @@ from iree_gauntlet.cluster.offers import Declared, DeviceOffer, WorkerOffer, mea
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.toolchains import environments
 from iree_gauntlet.toolchains.devices import Device
+from iree_gauntlet.toolchains.environments import seal
 from iree_gauntlet.toolchains.host import host_cpu
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.installer import Sources
-from iree_gauntlet.toolchains.sealed import seal
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.cluster.run_order import with_paths
+from iree_gauntlet.cluster.link import with_paths
 
 WORDS = st.text("ab", min_size=1, max_size=2)
 PATHS = st.lists(WORDS, min_size=1, max_size=3).map(lambda words: "/" + "/".join(words))

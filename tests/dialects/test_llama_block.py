@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.artifacts.parameters.collect import collect_parameters
-from iree_gauntlet.artifacts.parameters.irpa import write_archive
-from iree_gauntlet.artifacts.parameters.values import RandomContent, random_bytes
+from iree_gauntlet.artifacts.parameters.irpa import RandomContent, random_bytes, write_archive
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from iree_gauntlet.engine.rounds.machine_lock import (
     machine_locks,
 )
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.system.file_lock import LockFile, take_lock
+from iree_gauntlet.system.file_lock import LockFile, take_lock, wait_for_lock
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.hanging import HANG
 from tests.support.places import ROOT
@@ -467,7 +467,7 @@ def test_a_lock_is_held_as_long_as_anything_of_the_step_lives(tmp_path: Path) ->
         with contextlib.suppress(ProcessLookupError):
             os.kill(step, signal.SIGKILL)
     try:
-        taken = [take_lock(path, wait=True) for path in files]
+        taken = [wait_for_lock(path) for path in files]
         assert None not in taken
         os.kill(beside, 0)
     finally:

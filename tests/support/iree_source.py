@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from iree_gauntlet.artifacts.leases import Leases
-from iree_gauntlet.toolchains.commit_packages import CommitPackages
+from iree_gauntlet.toolchains.find import CommitPackages
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.source_builds import SourceBuilds
 

@@ -27,7 +27,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.artifacts import http_remote, transfer
+from iree_gauntlet.artifacts import remotes, transfer
 from iree_gauntlet.artifacts.registry_file import Entry, Registry
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
@@ -250,7 +250,7 @@ class _Victims:
 def main() -> None:
     slow, fast, folder, sha256, kills, of_each, stride, seed = sys.argv[1:]
     # Small, so that there is much to kill in a small file.
-    vars(http_remote)["BLOCK_BYTES"] = 16 << 10
+    vars(remotes)["BLOCK_BYTES"] = 16 << 10
     transfer._NOTED_BYTES = 32 << 10
     victims = _Victims(fast, sha256, int(seed))
     chain = -1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.system import file_lock as locks
-from iree_gauntlet.system.file_lock import file_lock, take_lock
+from iree_gauntlet.system.file_lock import file_lock, take_lock, wait_for_lock
 from tests.support.command_line import LIMIT_SECONDS
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def test_shared_and_alone(tmp_path: Path) -> None:
     path = tmp_path / "x.lock"
     with pytest.raises(FileNotFoundError):
         take_lock(path, create=False)
-    shared = [take_lock(path, exclusive=False), take_lock(path, exclusive=False, wait=True)]
+    shared = [take_lock(path, exclusive=False), wait_for_lock(path, exclusive=False)]
     assert take_lock(path) is None
     for descriptor in shared:
         assert descriptor is not None

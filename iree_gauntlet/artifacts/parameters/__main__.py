@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 from iree_gauntlet.artifacts.parameters.collect import collect_parameters
-from iree_gauntlet.artifacts.parameters.irpa import write_archive
+from iree_gauntlet.artifacts.parameters.irpa import RandomContent, SplatContent, write_archive
 from iree_gauntlet.artifacts.parameters.parameter import parameters_in_scope
-from iree_gauntlet.artifacts.parameters.values import RandomContent, SplatContent
 from iree_gauntlet.errors import GauntletError
 
 

@@ -18,16 +18,270 @@ import re
 import subprocess
 import tempfile
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, BinaryIO
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
-from iree_gauntlet.artifacts.parameters.mlir_text import MARKER, references_in_text
 from iree_gauntlet.artifacts.parameters.parameter import Parameter, ParameterError, element_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from iree_gauntlet.artifacts.parameters.mlir_text import Reference
+
+_BLANK = re.compile(rb"(?:[ \t\r\n]+|//[^\n]*(?:\n|\Z))*")
+_STRING = re.compile(rb'"((?:[^"\\\n]|\\["\\nt]|\\[0-9A-Fa-f]{2})*)"')
+_ESCAPE = re.compile(rb'\\(["\\nt]|[0-9A-Fa-f]{2})')
+_WORD = re.compile(rb"!?[A-Za-z_][A-Za-z0-9_.$]*")
+_NESTED = re.compile(rb'"(?:[^"\\\n]|\\.)*"|//[^\n]*|->|[<>(){}\[\]]|[^"/<>(){}\[\]-]+|[/-]', re.DOTALL)
+_IGNORED = re.compile(rb'("(?:[^"\\\n]|\\.)*")|//[^\n]*|[ \t\r\n]+', re.DOTALL)
+_CLOSERS = {b"<": b">", b"(": b")", b"{": b"}", b"[": b"]"}
+_LETTERS = {b"n": b"\n", b"t": b"\t", b'"': b'"', b"\\": b"\\"}
+_MARKER = b"parameter.named<"
+_PREFIX = re.compile(rb"#(?:stream|flow)([.<])\Z")
+_LONGEST_PREFIX = len(b"#stream.")
+_ALIAS = re.compile(rb"\n(![A-Za-z_][A-Za-z0-9_$-]*)[ \t]*=[ \t]*(tensor<[^\n>]*>)")
+_ALIAS_START = b"\n!"
+_QUOTE, _COMMENT = b'"', b"//"
+_OPENING = re.compile(rb'"|//')
+_LOOK_AHEAD = 1 << 16  # longest reference or alias, bytes
+
+
+class MalformedReferenceError(Exception):
+    """The text is no reference: says what was expected. Whoever knows the file makes a user's error of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A parameter as a program names it.
+
+    Attributes:
+        scope: empty for the anonymous one.
+        name: key within the scope; bytes that are not UTF-8 stand as lone surrogates.
+        type: text of the type without blanks and comments; empty where the program gives none.
+        line: line of the reference, 1-based; 0 where there are no lines.
+    """
+
+    scope: str
+    name: str
+    type: str
+    line: int = 0
+
+
+def _read_reference(text: bytes, start: int, *, wrapped: bool = False, line: int = 0) -> tuple[Reference, int]:
+    """Read what follows `parameter.named<`."""
+    name, position = _read_string(text, start)
+    scope = b""
+    behind = _take(text, position, b"::")
+    if behind:
+        scope = name
+        name, position = _read_string(text, behind)
+    behind = _take(text, position, b",")
+    if behind:
+        position = _skip_brackets(text, _skip_blanks(text, behind))
+    for _ in range(2 if wrapped else 1):
+        behind = _take(text, position, b">")
+        if not behind:
+            raise MalformedReferenceError('">" is expected behind its name')
+        position = behind
+    behind = _take(text, position, b":")
+    type_text, position = _read_type(text, behind) if behind else ("", position)
+    return Reference(_decode(scope), _decode(name), type_text, line), position
+
+
+def _skip_blanks(text: bytes, position: int) -> int:
+    match = _BLANK.match(text, position)
+    assert match is not None, "the pattern matches nothing at all too"
+    return match.end()
+
+
+def _take(text: bytes, position: int, token: bytes) -> int:
+    """The position behind a token that comes next, blanks before it skipped; 0 where another thing comes."""
+    position = _skip_blanks(text, position)
+    return position + len(token) if text.startswith(token, position) else 0
+
+
+def _read_string(text: bytes, position: int) -> tuple[bytes, int]:
+    match = _STRING.match(text, _skip_blanks(text, position))
+    if match is None:
+        raise MalformedReferenceError("a name in double quotes is expected, on one line and with MLIR's escapes")
+    return _ESCAPE.sub(_unescape, match[1]), match.end()
+
+
+def _read_type(text: bytes, position: int) -> tuple[str, int]:
+    """A type: a word, and what stands in angle brackets right behind it."""
+    position = _skip_blanks(text, position)
+    match = _WORD.match(text, position)
+    if match is None:
+        raise MalformedReferenceError("a type is expected behind its colon")
+    end = match.end()
+    if text.startswith(b"<", end):
+        end = _skip_brackets(text, end)
+    type_text = _IGNORED.sub(lambda ignored: ignored[1] or b"", text[position:end])
+    return type_text.decode(errors="backslashreplace"), end
+
+
+def _skip_brackets(text: bytes, position: int) -> int:
+    """The position behind a balanced pair of brackets that opens here."""
+    awaited: list[bytes] = []
+    while True:
+        match = _NESTED.match(text, position)
+        if match is None:
+            raise MalformedReferenceError("its brackets are not closed")
+        token, position = match[0], match.end()
+        if token in _CLOSERS:
+            awaited.append(_CLOSERS[token])
+        elif not awaited:
+            raise MalformedReferenceError("an opening bracket is expected")
+        elif token in _CLOSERS.values():
+            if token != awaited.pop():
+                raise MalformedReferenceError("its brackets do not match")
+            if not awaited:
+                return position
+
+
+def _unescape(match: re.Match[bytes]) -> bytes:
+    return _LETTERS.get(match[1]) or bytes.fromhex(match[1].decode("ascii"))
+
+
+def _decode(text: bytes) -> str:
+    return text.decode(errors="surrogateescape")
+
+
+def references_in_text(chunks: Iterable[bytes], source: str, *, lines: bool = True) -> Iterator[Reference]:
+    """Every reference of a program, in its order, with type aliases resolved.
+
+    `lines`: whether lines are counted; a piece of bytecode has none.
+
+    Raises:
+        ParameterError: a reference is not written as MLIR does, or the text ends within a string.
+    """
+    # Aliases stand at the beginning of a line; a break in front of the first one makes all lines alike.
+    scanner = _Scanner(source, lines=lines)
+    yield from scanner.feed(b"\n")
+    for chunk in filter(None, chunks):
+        yield from scanner.feed(chunk)
+    yield from scanner.finish()
+
+
+class _Scanner:
+    """A position in the text, and whether a string or a comment continues there."""
+
+    def __init__(self, source: str, *, lines: bool) -> None:
+        self._source = source
+        self._lines = lines
+        self._text = b""
+        self._position = 0
+        self._inside = b""  # _QUOTE or _COMMENT
+        self._escaped = False  # the next byte of the string belongs to an escape
+        self._line = 0
+        self._counted = 0  # line breaks before this position are counted in `_line`
+        self._aliases: dict[str, str] = {}
+
+    def feed(self, chunk: bytes) -> Iterator[Reference]:
+        """What is found now that the text continues with this chunk."""
+        self._count_line(self._position)
+        self._text = self._text[self._position :] + chunk
+        self._position = self._counted = 0
+        yield from self._scan(final=False)
+
+    def finish(self) -> Iterator[Reference]:
+        """What is found now that the text is at its end."""
+        yield from self._scan(final=True)
+        if self._inside == _QUOTE:
+            self._fail("the text ends within a string", len(self._text))
+
+    def _scan(self, *, final: bool) -> Iterator[Reference]:
+        text = self._text
+        if self._inside == _QUOTE and _QUOTE not in text and b"\n" not in text:
+            # Weights: nothing but the middle of a string, not to be searched for anything else.
+            self._advance_in_string(len(text))
+            self._counted = len(text)
+            return
+        # The end may be the beginning of a marker, or of what stands before it.
+        end = len(text) if final else max(self._position, len(text) - len(_MARKER) - _LONGEST_PREFIX)
+        marker = alias = -1
+        while True:
+            # Each is searched again only when it is passed; what is not there is at the text's length.
+            if marker < self._position:
+                marker = self._find(_MARKER)
+            if alias < self._position:
+                alias = self._find(_ALIAS_START)
+            found = min(marker, alias)
+            if found == len(text):
+                self._advance(end)
+                return
+            if not final and len(text) - found < _LOOK_AHEAD:
+                self._advance(max(self._position, found - _LONGEST_PREFIX))
+                return
+            if found == alias:
+                self._take_alias(found)
+                continue
+            self._advance(found)
+            if self._inside or not (prefix := _PREFIX.search(text[max(0, found - _LONGEST_PREFIX) : found])):
+                self._advance(found + len(_MARKER))
+            else:
+                yield self._take_reference(found, wrapped=prefix[1] == b"<")
+
+    def _find(self, token: bytes) -> int:
+        found = self._text.find(token, self._position)
+        return found if found >= 0 else len(self._text)
+
+    def _advance(self, end: int) -> None:
+        """Go to a position, and know what continues there."""
+        text = self._text
+        line = text.rfind(b"\n", self._position, end)
+        if line >= 0:
+            self._position, self._inside, self._escaped = line, b"", False
+        while self._position < end:
+            if self._inside == _COMMENT:
+                self._position = end
+            elif self._inside == _QUOTE:
+                self._advance_in_string(end)
+            else:
+                # A comment's second slash may stand behind the end.
+                opening = _OPENING.search(text, self._position, end + 1)
+                if opening is None or opening.start() >= end:
+                    self._position = end
+                else:
+                    self._inside, self._position = opening[0], opening.end()
+
+    def _advance_in_string(self, end: int) -> None:
+        begin = self._position + self._escaped
+        quote = self._text.find(_QUOTE, begin, end)
+        content = self._text[begin : quote if quote >= 0 else end]
+        open_escape = (len(content) - len(content.rstrip(b"\\"))) % 2 == 1
+        if quote < 0:
+            self._escaped, self._position = open_escape, end
+            return
+        self._escaped, self._position = False, quote + 1
+        if not open_escape:
+            self._inside = b""
+
+    def _take_reference(self, found: int, *, wrapped: bool) -> Reference:
+        line = self._count_line(found)
+        try:
+            reference, self._position = _read_reference(self._text, found + len(_MARKER), wrapped=wrapped, line=line)
+        except MalformedReferenceError as error:
+            self._fail(f"a parameter is not written as MLIR does: {error}", found)
+        known = self._aliases.get(reference.type)
+        return replace(reference, type=known) if known else reference
+
+    def _take_alias(self, found: int) -> None:
+        self._position, self._inside, self._escaped = found + 1, b"", False
+        match = _ALIAS.match(self._text, found)
+        if match is not None:
+            self._aliases[match[1].decode("ascii")] = re.sub(r"\s", "", match[2].decode(errors="backslashreplace"))
+
+    def _count_line(self, position: int) -> int:
+        """The line of a position, 1-based, 0 where none are counted; positions never go back."""
+        if self._lines:
+            self._line += self._text.count(b"\n", self._counted, position)
+            self._counted = position
+        return self._line
+
+    def _fail(self, what: str, position: int) -> NoReturn:
+        where = f"{self._source}:{self._count_line(position)}" if self._lines else self._source
+        raise ParameterError(f"{where}: {what}", "See what iree-opt says to this program; it is damaged, or no MLIR.")
 
 
 _ELIDED = 16  # elements, or characters of a resource; a reference is neither
@@ -60,40 +314,35 @@ def collect_parameters(program: Path, ir_tool: str) -> tuple[Parameter, ...]:
     """
     try:
         with program.open("rb") as file:
-            return _merged(_references(file, program, ir_tool), str(program))
+            return _merge(_find_references(file, program, ir_tool), str(program))
     except OSError as error:
         raise ParameterError(
             f"{program}: cannot be read: {error.strerror}", "Check the path and the rights there."
         ) from error
 
 
-def _references(file: BinaryIO, program: Path, ir_tool: str) -> Iterable[Reference]:
+def _find_references(file: BinaryIO, program: Path, ir_tool: str) -> Iterator[Reference]:
     magic = file.read(len(MAGIC))
     file.seek(0)
     if magic != MAGIC:
-        return references_in_text(iter(lambda: file.read(_CHUNK), b""), str(program))
+        yield from references_in_text(iter(lambda: file.read(_CHUNK), b""), str(program))
+        return
     try:
-        return list(references_in_bytecode(file, str(program)))
+        found = list(references_in_bytecode(file, str(program)))
     except UnknownEncodingError:
-        return _references_through_tool(program, ir_tool)
+        yield from _find_references_through_tool(program, ir_tool)
+    else:
+        yield from found
 
 
-def _references_through_tool(program: Path, ir_tool: str) -> Iterator[Reference]:
-    with _printed_program(program, ir_tool) as text:
+def _find_references_through_tool(program: Path, ir_tool: str) -> Iterator[Reference]:
+    with _print_program(program, ir_tool) as text:
         yield from references_in_text(text, f"{program} as iree-opt prints it")
 
 
 @contextmanager
-def _printed_program(program: Path, ir_tool: str) -> Iterator[Iterator[bytes]]:
-    """The text of a program in pieces; the tool is gone when the block is left, however it is left.
-
-    Args:
-        program: bytecode or text.
-        ir_tool: `iree-opt` of the toolchain that the program is for.
-
-    Raises:
-        ParameterError: there is no such tool, or it cannot read the program.
-    """
+def _print_program(program: Path, ir_tool: str) -> Iterator[Iterator[bytes]]:
+    """The text of a program in pieces; the tool is gone when the block is left, however it is left."""
     argv = [ir_tool, str(program.absolute()), *_TOOL_FLAGS, "-o", "-"]
     with tempfile.TemporaryFile() as messages:
         try:
@@ -122,11 +371,11 @@ def _printed_program(program: Path, ir_tool: str) -> Iterator[Iterator[bytes]]:
             )
 
 
-def _merged(references: Iterable[Reference], source: str) -> tuple[Parameter, ...]:
+def _merge(references: Iterable[Reference], source: str) -> tuple[Parameter, ...]:
     found: dict[tuple[str, str], Parameter] = {}
     for reference in references:
         where = f"{source}:{reference.line}" if reference.line else source
-        parameter = _parameter(reference, where)
+        parameter = _make_parameter(reference, where)
         known = found.setdefault((parameter.scope, parameter.name), parameter)
         if known != parameter:
             raise ParameterError(
@@ -136,7 +385,7 @@ def _merged(references: Iterable[Reference], source: str) -> tuple[Parameter, ..
     return tuple(found.values())
 
 
-def _parameter(reference: Reference, where: str) -> Parameter:
+def _make_parameter(reference: Reference, where: str) -> Parameter:
     def wrong(what: str, hint: str) -> ParameterError:
         label = Parameter(reference.scope, reference.name, (), "").label
         return ParameterError(f"{where}: parameter {label} {what}", hint)
@@ -174,58 +423,56 @@ class _DamagedError(Exception):
 def references_in_bytecode(file: BinaryIO, source: str) -> Iterator[Reference]:
     """Every parameter reference of a bytecode file, each once.
 
-    Args:
-        file: at its beginning; it can be sought in.
-        source: the program as a user would type it, for errors.
+    `file`: at its beginning; it can be sought in.
 
     Raises:
         UnknownEncodingError: only the compiler of the program can read it.
         ParameterError: the file is damaged.
     """
     try:
-        yield from _stored_references(_Reader(file), source)
+        yield from _find_stored_references(_Reader(file), source)
     except _DamagedError as error:
         raise ParameterError(
             f"{source}: damaged MLIR bytecode: {error}", "Fetch or write it again; iree-opt must be able to read it."
         ) from error
 
 
-def _stored_references(reader: _Reader, source: str) -> Iterator[Reference]:
+def _find_stored_references(reader: _Reader, source: str) -> Iterator[Reference]:
     if reader.take(len(MAGIC)) != MAGIC:
         raise _DamagedError("it does not begin with MLIR's magic number")
     version = reader.varint()
     if version > _NEWEST_VERSION:
         raise UnknownEncodingError(f"bytecode version {version}")
     reader.skip_string()
-    sections = _sections(reader)
+    sections = _find_sections(reader)
     for wanted in (_STRINGS, _DIALECTS, _ATTRIBUTES, _OFFSETS):
         if wanted not in sections:
             raise _DamagedError(f"section {wanted} is missing")
     attributes = sections[_ATTRIBUTES]
     offset = attributes.start
-    for dialect, size, encoded in list(_entries(reader, sections[_OFFSETS])):
+    for dialect, size, encoded in list(_read_entries(reader, sections[_OFFSETS])):
         if offset + size > attributes.stop:
             raise _DamagedError("an attribute lies beyond its section")
         if encoded:
-            if _dialect_name(reader, sections, dialect, version) in ("stream", "flow"):
+            if _read_dialect_name(reader, sections, dialect, version) in ("stream", "flow"):
                 raise UnknownEncodingError("parameters in an encoding of their dialect's own")
         else:
-            yield from _references_of(reader, offset, size, source)
+            yield from _read_references(reader, offset, size, source)
         offset += size
 
 
-def _references_of(reader: _Reader, offset: int, size: int, source: str) -> Iterator[Reference]:
+def _read_references(reader: _Reader, offset: int, size: int, source: str) -> Iterator[Reference]:
     reader.seek(offset)
     if size <= _CHUNK:
         text = reader.take(size).rstrip(b"\0")
-        if MARKER in text:
+        if _MARKER in text:
             yield from references_in_text([text], source, lines=False)
         return
     pieces = (reader.take(min(_CHUNK, size - begin)).rstrip(b"\0") for begin in range(0, size, _CHUNK))
     yield from references_in_text(pieces, source, lines=False)
 
 
-def _sections(reader: _Reader) -> dict[int, range]:
+def _find_sections(reader: _Reader) -> dict[int, range]:
     """Where each section is in the file, by its number."""
     sections: dict[int, range] = {}
     while not reader.at_end():
@@ -239,7 +486,7 @@ def _sections(reader: _Reader) -> dict[int, range]:
     return sections
 
 
-def _entries(reader: _Reader, section: range) -> Iterator[tuple[int, int, bool]]:
+def _read_entries(reader: _Reader, section: range) -> Iterator[tuple[int, int, bool]]:
     """Dialect number, bytes, and whether the encoding is the dialect's own, of every attribute."""
     reader.seek(section.start)
     wanted = reader.varint()
@@ -257,13 +504,13 @@ def _entries(reader: _Reader, section: range) -> Iterator[tuple[int, int, bool]]
         seen += count
 
 
-def _dialect_name(reader: _Reader, sections: dict[int, range], number: int, version: int) -> str:
+def _read_dialect_name(reader: _Reader, sections: dict[int, range], number: int, version: int) -> str:
     reader.seek(sections[_DIALECTS].start)
     if number >= reader.varint():
         raise _DamagedError(f"dialect {number} does not exist")
     for _ in range(number):
-        _dialect(reader, version)
-    wanted = _dialect(reader, version)
+        _read_dialect(reader, version)
+    wanted = _read_dialect(reader, version)
     # The lengths, each with the NUL at its end, stand in reverse order before the strings.
     reader.seek(sections[_STRINGS].start)
     count = reader.varint()
@@ -274,7 +521,7 @@ def _dialect_name(reader: _Reader, sections: dict[int, range], number: int, vers
     return reader.take(lengths[wanted]).rstrip(b"\0").decode(errors="replace")
 
 
-def _dialect(reader: _Reader, version: int) -> int:
+def _read_dialect(reader: _Reader, version: int) -> int:
     """The number of the string that names the dialect at the reader's position."""
     value = reader.varint()
     if version < _VERSIONED_DIALECTS:

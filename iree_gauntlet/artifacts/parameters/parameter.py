@@ -58,9 +58,6 @@ class ElementType:
     """An element type of MLIR for which values can be made.
 
     Attributes:
-        name: as MLIR writes it.
-        kind: how its bits are read.
-        bits: bits that a value takes in memory.
         dtype: NumPy's or ml_dtypes' name of the type; empty where values share a byte.
         least: smallest integer that can be written, 0 for floats.
         most: largest integer that can be written, 0 for floats. A signless integer takes -2^(n-1) to 2^n - 1.
@@ -158,9 +155,7 @@ class Parameter:
 def parameters_in_scope(parameters: Iterable[Parameter], scope: str) -> tuple[Parameter, ...]:
     """The parameters of one scope, in the order given.
 
-    Args:
-        parameters: those of a program.
-        scope: empty for the anonymous scope.
+    `scope`: empty for the anonymous scope.
 
     Raises:
         ParameterError: there are none; it names the scopes that have some.

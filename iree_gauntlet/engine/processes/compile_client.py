@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.engine.processes.processes import is_plain_path
 from iree_gauntlet.engine.processes.supervisor import Outcome, process_outcome
 from iree_gauntlet.errors import GauntletError, ToolchainError
-from iree_gauntlet.system.signals import signal_name
+from iree_gauntlet.system.short_process import signal_name
 from iree_gauntlet.system.tail import read_tail
 from iree_gauntlet.workers import iree_side
 

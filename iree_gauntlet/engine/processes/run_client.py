@@ -35,7 +35,7 @@ from iree_gauntlet.engine.processes.supervisor import Outcome
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.figures import byte_size
 from iree_gauntlet.results import SENT_SIGNALS
-from iree_gauntlet.system.signals import signal_name
+from iree_gauntlet.system.short_process import signal_name
 from iree_gauntlet.system.tail import TAIL_LINES, clean_line
 from iree_gauntlet.workers import iree_side
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from iree_gauntlet.engine.processes.reaper import Report, Request
 from iree_gauntlet.errors import GauntletError, ToolchainError
-from iree_gauntlet.system.signals import signal_name
+from iree_gauntlet.system.short_process import signal_name
 from iree_gauntlet.system.tail import TAIL_LINES, read_tail
 
 if TYPE_CHECKING:
