@@ -23,7 +23,6 @@ from iree_gauntlet.cases import Allclose, FailureKind, Metric, Verdict
 from iree_gauntlet.engine.commands import REFERENCE_FLAGS
 from iree_gauntlet.engine.given_files import EXPECTED, find_changed_goldens, require_whole_files, values_of
 from iree_gauntlet.engine.judging import after_process
-from iree_gauntlet.engine.served_threshold import write_log
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.goldens.goldens import check_figure, describe
 from iree_gauntlet.measuring.numerics.arrays import Tensor, read_arguments, read_npy, read_output, read_raw
@@ -157,7 +156,7 @@ def mismatched(step: Step, job: RunJob, answer: RunAnswer, processes: Processes,
         reason=shorten(complaints[0]) if complaints else "an output is not as expected",
         outputs=tuple(comparisons),
         tail=tuple(lines),
-        log=result.log or write_log(Path(step.folder) / "stdout.txt", lines, processes, step),
+        log=result.log or processes.write_log(step, "stdout.txt", lines),
     )
 
 
