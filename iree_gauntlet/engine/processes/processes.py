@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor, shell_line
 from iree_gauntlet.errors import GauntletError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from subprocess import Popen
 
     from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Command, Step
@@ -43,9 +44,7 @@ class Processes:
             command: in place of the step's.
             name: prefix of the log files, to keep two processes of a step apart.
         """
-        command = command or step.command
-        if command is None:
-            raise TypeError(f"{step.id} has no command")
+        command = command or step.process
         folder = Path(step.folder)
         folder.mkdir(parents=True, exist_ok=True)
         return self._supervisor.run(
@@ -105,6 +104,13 @@ class Processes:
             log=result.log or self.log(step),
             said=said,
         )
+
+
+def require_pipes(process: Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
+    """What a process reads and what it writes, both of which it was started with as pipes."""
+    if process.stdin is None or process.stdout is None:
+        raise TypeError("a process without pipes")
+    return process.stdin, process.stdout
 
 
 def is_plain_path(path: str) -> bool:
