@@ -144,6 +144,13 @@ class Step:
         """The first input of a role, which it has."""
         return next(item for item in self.inputs if item.role == role)
 
+    @property
+    def process(self) -> Command:
+        """The command of a step that runs one, which it has."""
+        if self.command is None:
+            raise TypeError(f"{self.id} has no command")
+        return self.command
+
     def output(self, role: str) -> str:
         """Path of the output of a role; KeyError where it has none."""
         return dict(self.outputs)[role]

@@ -50,8 +50,7 @@ def run_benchmark(step: Step, processes: Processes, confirm: ConfirmRules | None
     Raises:
         GauntletError: its inputs cannot be used as they are.
     """
-    assert step.command is not None, "planned with a command"
-    require_whole_files(step.command)
+    require_whole_files(step.process)
     gpu = gpu_of(step)
     watch = RoundWatch(gpu=bool(gpu), device=gpu)
     outcome = processes.run(step)

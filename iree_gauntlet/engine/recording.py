@@ -219,18 +219,18 @@ def _why_idle(item: Mapping[str, Any], given: Mapping[str, float] | None) -> str
     """Why an output cannot tell anything; empty where it can."""
     if item["count"] and item["nans"] == item["count"]:
         return f"every value of output {item['name']!r} ({item['type']}) is NaN"
-    hidden = _blind_spot(item, given or {})
-    if hidden.startswith("zeros would pass:"):
+    hidden, zeros_pass = _blind_spot(item, given or {})
+    if zeros_pass:
         return f"output {item['name']!r} ({item['type']}): {hidden}; remove the spec's tolerance to have one chosen"
     return ""
 
 
-def _blind_spot(item: Mapping[str, Any], allowed: Mapping[str, float]) -> str:
-    """What would pass for an output with these tolerances by element type, although it is wrong; or nothing."""
+def _blind_spot(item: Mapping[str, Any], allowed: Mapping[str, float]) -> tuple[str, bool]:
+    """What `_find_blind_spot` finds in an output with these tolerances by element type."""
     element = item["type"].rpartition("x")[2]
     limit = allowed.get(element, 0.0)
     if not limit or element not in _IN_NPY:
-        return ""
+        return "", False
     array = np.frombuffer(Path(item["file"]).read_bytes(), item["dtype"]).reshape(item["shape"])
     return _find_blind_spot(array, limit)
 
@@ -242,7 +242,8 @@ def _notes(
     yield from answer["notes"]
     allowed = given or {element: item["atol"] for element, item in answer["allowed"].items()}
     for item in answer["outputs"]:
-        if hidden := _blind_spot(item, allowed):
+        hidden, _ = _blind_spot(item, allowed)
+        if hidden:
             yield f"{item['name']} ({item['type']}): {hidden}"
         name, count = f"{item['name']} ({item['type']})", item["count"]
         if count == 0:
@@ -445,8 +446,8 @@ def _name(path: Path, spec: Spec) -> str:
     return PurePath(os.path.relpath(path.resolve(), spec.path.parent.resolve())).as_posix()
 
 
-def _find_blind_spot(expected: NDArray[Any], atol: float) -> str:
-    """The worst thing that would pass for an output: zeros, a constant, zeros in a part of it; empty for nothing such.
+def _find_blind_spot(expected: NDArray[Any], atol: float) -> tuple[str, bool]:
+    """The worst thing that would pass for an output, empty for nothing such; and whether zeros would in all of it.
 
     Args:
         expected: of a floating-point type that NumPy has; NaN and infinity are left alone.
@@ -454,21 +455,21 @@ def _find_blind_spot(expected: NDArray[Any], atol: float) -> str:
     """
     values = np.abs(expected.astype(np.float64))
     if not atol or not values.size or not np.isfinite(values).all():
-        return ""
+        return "", False
     largest = float(values.max())
     spread = float(np.ptp(expected.astype(np.float64)))
     allowed = f"and the tolerance is {atol:g}"
     if 0 < largest <= atol:
-        return f"zeros would pass: no value exceeds {largest:.3g}, {allowed}"
+        return f"zeros would pass: no value exceeds {largest:.3g}, {allowed}", True
     if 0 < spread <= atol:
-        return f"a constant would pass: its values differ by {spread:.3g}, {allowed}"
+        return f"a constant would pass: its values differ by {spread:.3g}, {allowed}", False
     for axis, count in enumerate(expected.shape):
         if 1 < count <= _MOST_SLICES and values.size >= _LEAST_VALUES * count:
             tops = np.moveaxis(values, axis, 0).reshape(count, -1).max(axis=1)
             hidden = (tops > 0) & (tops <= atol)
             if hidden.any():
                 part = f"{int(hidden.sum())} of {count} slices of axis {axis}"
-                return f"zeros would pass in {part}: they never exceed {tops[hidden].max():.3g}, {allowed}"
+                return f"zeros would pass in {part}: they never exceed {tops[hidden].max():.3g}, {allowed}", False
     if atol > _VISIBLE * largest > 0:
-        return f"mistakes of up to {100 * atol / largest:.2g} % of its largest value would pass, {largest:.3g}"
-    return ""
+        return f"mistakes of up to {100 * atol / largest:.2g} % of its largest value would pass, {largest:.3g}", False
+    return "", False

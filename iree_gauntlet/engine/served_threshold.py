@@ -76,9 +76,12 @@ def check_served_threshold(step: Step, servers: RunServers, processes: Processes
 
             return mismatched(step, job, answer, processes, result)
         return _asked_again(step, processes)
-    ended = after_process(step, outcome, outcome.tail, tool=_TOOL, reason=_status(answer.message))
+    # As `threshold.check_threshold` says the same status: its text, and the first thing that was being done.
+    parts = [part.strip() for part in answer.message.split(";")]
+    reason = shorten("; ".join(parts[1:3]) if len(parts) > 1 else answer.message)
+    ended = after_process(step, outcome, outcome.tail, tool=_TOOL, reason=reason)
     if answer.message and not answer.logged:
-        result = replace(result, log=write_log(Path(step.folder) / "stderr.txt", [answer.message], processes, step))
+        result = replace(result, log=processes.write_log(step, "stderr.txt", [answer.message]))
     return replace(
         result,
         verdict=ended.verdict,
@@ -165,23 +168,3 @@ def _typed(step: Step, processes: Processes) -> str:
     argv = [flag for flag in step.command.argv if not flag.startswith("--expected_output=")]
     argv += [f"--output=@{path}" for _, path in step.outputs]
     return processes.typed(replace(step, command=replace(step.command, argv=tuple(argv))))
-
-
-def _status(message: str) -> str:
-    """What `threshold.check_threshold` makes of the same status: its text, and the first thing that was being done."""
-    parts = [part.strip() for part in message.split(";")]
-    return shorten("; ".join(parts[1:3]) if len(parts) > 1 else message)
-
-
-def write_log(path: Path, lines: Sequence[str], processes: Processes, step: Step) -> str:
-    """Writes what there is to say of a failure; the file's path for the journal.
-
-    Raises:
-        GauntletError: it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    except OSError as error:
-        raise GauntletError(f"{path}: cannot write the log: {error.strerror}", "make room there") from error
-    return processes.log(step, path.name)

@@ -23,7 +23,6 @@ from iree_gauntlet.cases import Allclose, FailureKind, Metric, Verdict
 from iree_gauntlet.engine.commands import REFERENCE_FLAGS
 from iree_gauntlet.engine.given_files import EXPECTED, find_changed_goldens, require_whole_files, values_of
 from iree_gauntlet.engine.judging import after_process
-from iree_gauntlet.engine.served_threshold import write_log
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.goldens.goldens import check_figure, describe
 from iree_gauntlet.measuring.numerics.arrays import Tensor, read_arguments, read_npy, read_output, read_raw
@@ -59,10 +58,9 @@ def check_threshold(step: Step, processes: Processes) -> Result:
         GauntletError: its data cannot be used as they are.
     """
     step = _with_reference(step)
-    assert step.command is not None, "planned with a command"
-    require_whole_files(step.command)
+    require_whole_files(step.process)
     if step.allclose is not None:
-        return _check_allclose(step, step.command, step.allclose, processes)
+        return _check_allclose(step, step.process, step.allclose, processes)
     outcome = processes.run(step)
     log = processes.log(step, "stdout.txt")
     passed = outcome.exit_code == 0
@@ -75,8 +73,8 @@ def check_threshold(step: Step, processes: Processes) -> Result:
         reason = shorten(complaints[0].removeprefix("[FAILED] "))
         result = replace(result, reason=reason, failure=FailureKind.WRONG_NUMBERS)
     if step.outputs and not (passed and outcome.seconds > _LONG_RUN_SECONDS):
-        result = _with_figures(step, step.command, processes, result, _of_other_types(complaints))
-    if changed := "" if passed else "; ".join(find_changed_goldens(step.command)):
+        result = _with_figures(step, step.process, processes, result, _of_other_types(complaints))
+    if changed := "" if passed else "; ".join(find_changed_goldens(step.process)):
         result = replace(result, reason=shorten(f"{changed}; {result.reason}"))
     return processes.complete(step, outcome, result)
 
@@ -132,12 +130,11 @@ def _check_allclose(step: Step, command: Command, allclose: Allclose, processes:
 
 def mismatched(step: Step, job: RunJob, answer: RunAnswer, processes: Processes, result: Result) -> Result:
     """The result of a case whose outputs are not as expected, with the figures of each from what a run server kept."""
-    assert step.command is not None, "it was run"
     result = replace(result, verdict=Verdict.FAILED, failure=FailureKind.WRONG_NUMBERS)
     try:
         expected = read_arguments(job.expected, Path(job.cwd))
         actual = [_kept_output(record) for record in answer.outputs if record["type"]]
-        tolerances = parse_tolerances(step.command.argv)
+        tolerances = parse_tolerances(step.process.argv)
     except (GauntletError, OSError) as error:
         what = error.what if isinstance(error, GauntletError) else str(error)
         first = next(record for record in answer.outputs if not record["passed"])
@@ -157,7 +154,7 @@ def mismatched(step: Step, job: RunJob, answer: RunAnswer, processes: Processes,
         reason=shorten(complaints[0]) if complaints else "an output is not as expected",
         outputs=tuple(comparisons),
         tail=tuple(lines),
-        log=result.log or write_log(Path(step.folder) / "stdout.txt", lines, processes, step),
+        log=result.log or processes.write_log(step, "stdout.txt", lines),
     )
 
 

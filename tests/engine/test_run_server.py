@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from iree_gauntlet.cases import KINDS_AT, Allclose, FailureKind, Origin, Stage, Verdict
 from iree_gauntlet.engine.processes.processes import Processes
@@ -26,13 +24,8 @@ from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor
 from iree_gauntlet.engine.served_threshold import check_served_threshold, run_job
 from iree_gauntlet.engine.threshold import check_threshold
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.measuring.numerics.arrays import Tensor, read_arguments
-from iree_gauntlet.measuring.numerics.comparison import compare_outputs
-from iree_gauntlet.measuring.numerics.element_types import TensorError, storage_dtype
-from iree_gauntlet.measuring.numerics.tolerances import Tolerances
+from iree_gauntlet.measuring.numerics.element_types import storage_dtype
 from iree_gauntlet.steps import Command, Step
-from iree_gauntlet.workers.iree_side.output_rule import close_values, same_values
-from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, Value, read_value
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import CORPUS
 from tests.support.processes import wait_until
@@ -61,49 +54,6 @@ MORE_CASES = (
     *("test_range_float_type_positive_delta", "test_resize_downsample_scales_cubic_align_corners", "test_tan_example"),
     "test_top_k_smallest",
 )
-# Functions that wait as long, read where, and take as much memory as their arguments say.
-FAULTS = """
-func.func private @loop(%n: i64) -> i64 {
-  %c0 = arith.constant 0 : i64
-  %c1 = arith.constant 1 : i64
-  %r = scf.while (%i = %c0) : (i64) -> i64 {
-    %go = arith.cmpi slt, %i, %n : i64
-    scf.condition(%go) %i : i64
-  } do {
-  ^bb0(%i: i64):
-    %x = util.optimization_barrier %i : i64
-    %next = arith.addi %x, %c1 : i64
-    scf.yield %next : i64
-  }
-  return %r : i64
-}
-func.func @wait(%n: tensor<i64>) -> tensor<i64> {
-  %v = tensor.extract %n[] : tensor<i64>
-  %r = func.call @loop(%v) : (i64) -> i64
-  %t = tensor.from_elements %r : tensor<i64>
-  return %t : tensor<i64>
-}
-func.func @gather(%table: tensor<4xf32>, %at: tensor<2xi64>) -> tensor<2xf32> {
-  %e = tensor.empty() : tensor<2xf32>
-  %r = linalg.generic {
-      indexing_maps = [affine_map<(d0) -> (d0)>, affine_map<(d0) -> (d0)>], iterator_types = ["parallel"]
-    } ins(%at : tensor<2xi64>) outs(%e : tensor<2xf32>) {
-  ^bb0(%i: i64, %o: f32):
-    %x = arith.index_cast %i : i64 to index
-    %v = tensor.extract %table[%x] : tensor<4xf32>
-    linalg.yield %v : f32
-  } -> tensor<2xf32>
-  return %r : tensor<2xf32>
-}
-func.func @fill(%n: tensor<i64>) -> tensor<?xf32> {
-  %v = tensor.extract %n[] : tensor<i64>
-  %x = arith.index_cast %v : i64 to index
-  %one = arith.constant 1.0 : f32
-  %e = tensor.empty(%x) : tensor<?xf32>
-  %r = linalg.fill ins(%one : f32) outs(%e : tensor<?xf32>) -> tensor<?xf32>
-  return %r : tensor<?xf32>
-}
-"""
 TYPES = {
     **{name: name for name in ("f16", "f32", "f64", "bf16", "i1", "i4", "i8", "i16", "i32", "i64", "f8E4M3FN")},
     "cf64": "complex<f32>",
@@ -129,8 +79,7 @@ def compile_program(source: Path, module: Path) -> None:
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("faults")
-    (folder / "faults.mlir").write_text(FAULTS)
-    compile_program(folder / "faults.mlir", folder / "faults.vmfb")
+    compile_program(Path(__file__).with_name("run_server_faults.mlir"), folder / "faults.vmfb")
     return str(folder / "faults.vmfb")
 
 
@@ -642,83 +591,3 @@ def test_a_python_without_a_runtime_is_named(tmp_path: Path) -> None:
         servers.run(RunJob("m.vmfb", "local-sync", LIMIT_SECONDS))
     with RunServers(str(tmp_path / "python"), 1) as servers, pytest.raises(ToolchainError, match="No such file"):
         servers.start()
-
-
-FLOATS = st.sampled_from(["f16", "f32", "f64", "bf16"])
-SPECIAL = st.sampled_from([0.0, -0.0, 1.0, -1.5, 1e-4, 3e-5, 1e4, 65504.0, float("inf"), float("-inf"), float("nan")])
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.data())
-def test_the_small_rule_is_the_large_one(data: st.DataObject) -> None:
-    name = data.draw(FLOATS)
-    dtype = storage_dtype(name)
-    size = data.draw(st.integers(0, 6))
-    with np.errstate(all="ignore"):
-        wanted = np.array(data.draw(st.lists(SPECIAL, min_size=size, max_size=size)), np.float64)
-        shift = np.array(data.draw(st.lists(SPECIAL.map(lambda x: x * 1e-3), min_size=size, max_size=size)))
-        mine, wanted = (wanted + shift).astype(dtype), wanted.astype(dtype)
-    near, far = data.draw(st.sampled_from([0.0, 1e-4, 0.1])), data.draw(st.sampled_from([0.0, 1e-5, 0.1]))
-    tolerances = Tolerances(near, near, near, near, far, exact=data.draw(st.booleans()))
-    whole = compare_outputs([Tensor(name, mine.shape, mine)], [Tensor(name, wanted.shape, wanted)], tolerances)[0]
-    limits = tolerances.effective(name) if tolerances.applies_to(name) else None
-    bits = np.uint16 if name == "bf16" else dtype
-    passed, error = same_values(mine.view(bits), wanted.view(bits), name, limits)
-    assert passed == whole.passed
-    if limits and error:
-        assert error == whole.max_abs_error
-
-
-def test_large_arrays_are_compared_to_their_end() -> None:
-    wanted = np.zeros(100_000, np.float32)
-    mine = wanted.copy()
-    mine[5] = 1e-5
-    assert same_values(mine, wanted, "f32", (1e-4, 0.0)) == (True, float(np.float32(1e-5)))
-    mine[-1] = 1
-    assert same_values(mine, wanted, "f32", (1e-4, 0.0)) == (False, 1.0)
-    assert close_values(mine, wanted, rtol=0.0, atol=2.0, equal_nan=False) == (True, 1.0)
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    st.sampled_from(["f16", "f32", "f64", "bf16", "i1", "i4", "i8", "ui8", "si32", "i64", "cf64", "f8E4M3FN", "tf32"]),
-    st.lists(st.integers(0, 3), max_size=3),
-    st.text("0123456789-+.eE xinfa,[]", max_size=12),
-)
-def test_values_are_read_as_elsewhere_or_not_at_all(name: str, shape: list[int], values: str) -> None:
-    text = "x".join([*map(str, shape), name]) + "=" + values
-    try:
-        mine = read_value(text, "/nowhere")
-    except UnsupportedError:
-        return
-    try:
-        wanted = read_arguments([text], Path("/nowhere"))[0]
-    except TensorError as error:
-        raise AssertionError(f"{text!r} is refused elsewhere") from error
-    assert mine is not None
-    assert wanted is not None
-    assert (mine.shape, mine.element_type) == (wanted.shape, wanted.element_type)
-    assert bytes(mine.contents) == wanted.array.tobytes()
-
-
-def test_files_are_read_as_elsewhere_or_not_at_all(tmp_path: Path) -> None:
-    (tmp_path / "a.bin").write_bytes(bytes(range(24)))
-    np.save(tmp_path / "a.npy", np.arange(6, dtype=np.int32).reshape(2, 3))
-    np.save(tmp_path / "f.npy", np.asfortranarray(np.arange(6.0).reshape(2, 3)))
-    np.save(tmp_path / "big.npy", np.arange(6, dtype=">i4"))
-    np.save(tmp_path / "s.npy", np.array(2.5, np.float16))
-    (tmp_path / "two.npy").write_bytes((tmp_path / "a.npy").read_bytes() * 2)
-    # Of a size that is mapped, not read.
-    (tmp_path / "large.bin").write_bytes(bytes(1 << 21))
-    for text in ("3x2xf32=@a.bin", "3xf64=@a.bin", "@a.npy", "@s.npy", "48xi4=@a.bin", "524288xf32=@large.bin"):
-        mine, wanted = read_value(text, str(tmp_path)), read_arguments([text], tmp_path)[0]
-        assert isinstance(mine, Value)
-        assert wanted is not None
-        assert (mine.shape, mine.element_type) == (wanted.shape, wanted.element_type)
-        assert bytes(mine.contents) == wanted.array.tobytes()
-    longer = ("5xf32=@a.bin", "f64=@a.bin", "524287xf32=@large.bin", "@two.npy")
-    others = ("7xf32=@a.bin", "@f.npy", "@big.npy", "@none.npy", "2xf32=@none.bin", "+a.npy", "@a.bin", "4", "1.5")
-    for text in (*longer, *others):
-        with pytest.raises(UnsupportedError):
-            read_value(text, str(tmp_path))
-    assert read_value("(ignored)", "") is None

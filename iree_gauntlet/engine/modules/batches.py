@@ -55,8 +55,7 @@ class Batched:
 
 def flags_of(step: Step) -> tuple[str, ...]:
     """The compile flags of a step, without those that name files of its own."""
-    assert step.command is not None, "a compile has a command"
-    return tuple(flag for flag in step.command.argv[2:-2] if not flag.startswith(_STATISTICS))
+    return tuple(flag for flag in step.process.argv[2:-2] if not flag.startswith(_STATISTICS))
 
 
 def with_batches(
@@ -286,7 +285,6 @@ class BatchCompiler:
             module = folder / f"module{tally.attempts}.vmfb"
             log = folder / f"attempt{tally.attempts}"
             first = members[numbers[0]]
-            assert first.command is not None, "a compile has a command"
             job = CompileJob(
                 programs=tuple(members[number].input("program").path for number in numbers),
                 flags=flags_of(first),
@@ -349,9 +347,8 @@ class _Tally:
 
 def with_function(step: Step, function: str) -> Step:
     """A run of a case whose function has another name in a batch."""
-    assert step.command is not None, "a run has a command"
-    argv = [word for word in step.command.argv if not word.startswith("--function=")]
-    return replace(step, command=replace(step.command, argv=(*argv, f"--function={function}")))
+    argv = [word for word in step.process.argv if not word.startswith("--function=")]
+    return replace(step, command=replace(step.process, argv=(*argv, f"--function={function}")))
 
 
 def _folder_of(batch: str, member: Step) -> Path:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.engine.processes.processes import is_plain_path
+from iree_gauntlet.engine.processes.processes import is_plain_path, require_pipes
 from iree_gauntlet.engine.processes.supervisor import Outcome, process_outcome
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.system.short_process import signal_name
@@ -270,6 +270,7 @@ class _Server:
         except OSError as error:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise ToolchainError(f"{python}: cannot be started: {error.strerror}", "name another Python") from error
+        self._requests, self._answers = require_pipes(self._process)
         self.pid = self._process.pid
         self.ended = False
         self._ready = False
@@ -317,25 +318,22 @@ class _Server:
 
     def close(self) -> None:
         """End it, and wait until it and its children are gone."""
-        assert self._process.stdin is not None, "it is a pipe"
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+            self._requests.close()
         self._reader.join(_CLOSE_PATIENCE_SECONDS)
         if self._reader.is_alive():
             self._process.kill()
             self._reader.join()
 
     def _write(self, request: Mapping[str, Any]) -> None:
-        assert self._process.stdin is not None, "it is a pipe"
         # One that was killed is noticed by the reader.
         with contextlib.suppress(BrokenPipeError, ValueError):
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
+            self._requests.write(json.dumps(request).encode() + b"\n")
+            self._requests.flush()
 
     def _read(self) -> None:
         """Hand out answers until the server ends, then see to it that nothing of it is left."""
-        assert self._process.stdout is not None, "it is a pipe"
-        for line in self._process.stdout:
+        for line in self._answers:
             if not line.endswith(b"\n"):
                 break
             answer = json.loads(line)
@@ -366,9 +364,7 @@ class _Server:
         if not self._ready:
             lines = [line for line in read_tail(self._errors).lines if line.strip()]
             self._failure = lines[-1].strip() if lines else f"it ended with {_ending(status)}"
-        assert self._process.stdin is not None, "it is a pipe"
-        assert self._process.stdout is not None, "it is a pipe"
-        self._process.stdout.close()
+        self._answers.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         for waiter in waiters:
             waiter.done.set()

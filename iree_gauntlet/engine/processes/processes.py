@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor, shell_line
+from iree_gauntlet.errors import GauntletError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from subprocess import Popen
 
     from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Command, Step
@@ -42,9 +44,7 @@ class Processes:
             command: in place of the step's.
             name: prefix of the log files, to keep two processes of a step apart.
         """
-        command = command or step.command
-        if command is None:
-            raise TypeError(f"{step.id} has no command")
+        command = command or step.process
         folder = Path(step.folder)
         folder.mkdir(parents=True, exist_ok=True)
         return self._supervisor.run(
@@ -64,6 +64,20 @@ class Processes:
         """Path of a step's log, relative to the run's folder."""
         return str((Path(step.folder) / stream).relative_to(self._run_dir))
 
+    def write_log(self, step: Step, stream: str, lines: Sequence[str]) -> str:
+        """Writes what there is to say of a failure where no process has; the file's path, as of `log`.
+
+        Raises:
+            GauntletError: it cannot be written.
+        """
+        path = Path(step.folder) / stream
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        except OSError as error:
+            raise GauntletError(f"{path}: cannot write the log: {error.strerror}", "make room there") from error
+        return self.log(step, stream)
+
     def stdout(self, step: Step, name: str = "") -> str:
         """What the process wrote to standard output."""
         return (Path(step.folder) / f"{name}stdout.txt").read_text(encoding="utf-8", errors="replace")
@@ -73,12 +87,11 @@ class Processes:
         with (Path(step.folder) / f"{name}stderr.txt").open("rb") as stream:
             return stream.read(_MOST_LOG).decode("utf-8", errors="replace").splitlines()
 
-    def _said(self, step: Step) -> str:
-        """What the process wrote, bounded."""
-        return "\n".join((self.stdout(step)[:_MOST_LOG], *self.error_lines(step)))
-
     def complete(self, step: Step, outcome: Outcome, result: Result) -> Result:
         """Adds what is known of the process to the result of its step."""
+        said = ""
+        if step.expect_match and result.failure:
+            said = "\n".join((self.stdout(step)[:_MOST_LOG], *self.error_lines(step)))
         return replace(
             result,
             command=self.typed(step),
@@ -89,8 +102,15 @@ class Processes:
             signal=outcome.signal,
             timed_out=outcome.timed_out,
             log=result.log or self.log(step),
-            said=self._said(step) if step.expect_match and result.failure else "",
+            said=said,
         )
+
+
+def require_pipes(process: Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
+    """What a process reads and what it writes, both of which it was started with as pipes."""
+    if process.stdin is None or process.stdout is None:
+        raise TypeError("a process without pipes")
+    return process.stdin, process.stdout
 
 
 def is_plain_path(path: str) -> bool:

@@ -31,6 +31,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from iree_gauntlet.engine.processes.processes import require_pipes
 from iree_gauntlet.engine.processes.supervisor import Outcome
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.figures import byte_size
@@ -432,9 +433,8 @@ class RunWorker:
         except BaseException:
             self._log.close()
             raise
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self._requests, self._answers = self.process.stdin.fileno(), self.process.stdout.fileno()
+        self._pipes = require_pipes(self.process)
+        self._requests, self._answers = (pipe.fileno() for pipe in self._pipes)
         self._poll = select.poll()
         self._poll.register(self._answers, select.POLLIN)
 
@@ -520,9 +520,8 @@ class RunWorker:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(_LAST_WORDS_SECONDS)
         if self._life >= 0:
-            for stream in (self.process.stdin, self.process.stdout):
-                assert stream is not None
-                stream.close()
+            for pipe in self._pipes:
+                pipe.close()
             os.close(self._life)
             self._life = -1
 

@@ -151,8 +151,7 @@ def timed(step: Step, settings: RoundSettings) -> Measurement:
     Raises:
         UsageError: CPUs are asked for, and there is no taskset.
     """
-    assert step.command is not None, "planned with a command"
-    kept = [word for word in step.command.argv if word.split("=", 1)[0] not in _TIMING_FLAGS]
+    kept = [word for word in step.process.argv if word.split("=", 1)[0] not in _TIMING_FLAGS]
     argv = (
         *kept,
         f"--benchmark_repetitions={settings.repetitions}",
@@ -163,7 +162,7 @@ def timed(step: Step, settings: RoundSettings) -> Measurement:
         # As many workers as CPUs, which taskset holds there. Not --task_topology_cpu_ids: workers that are pinned one
         # by one fight the thread that waits for them, and times become multiples of the scheduler's tick (4 ms).
         argv = (*argv, f"--task_topology_group_count={len(settings.cpus)}")
-    command = pinned(replace(step.command, argv=argv), settings.cpus)
+    command = pinned(replace(step.process, argv=argv), settings.cpus)
     return Measurement(step, command, BENCHMARK_MODULE, _benchmark_times, gpu_of(step), settings.cpus)
 
 
@@ -175,8 +174,7 @@ def gpu_of(step: Step) -> str:
 
 def as_written(step: Step) -> Measurement:
     """A benchmark step as rounds with its own command: for its golden, which is of just these settings."""
-    assert step.command is not None, "planned with a command"
-    return Measurement(step, step.command, BENCHMARK_MODULE, _benchmark_times, gpu_of(step))
+    return Measurement(step, step.process, BENCHMARK_MODULE, _benchmark_times, gpu_of(step))
 
 
 def compile_round(step: Step, settings: RoundSettings) -> Measurement:
@@ -185,11 +183,10 @@ def compile_round(step: Step, settings: RoundSettings) -> Measurement:
     Raises:
         UsageError: CPUs are asked for, and there is no taskset.
     """
-    assert step.command is not None, "planned with a command"
-    argv = list(step.command.argv)
+    argv = list(step.process.argv)
     for _, path in step.outputs:
         argv = [word.replace(path, f"{path}.round") for word in argv]
-    command = pinned(replace(step.command, argv=tuple(argv)), settings.cpus)
+    command = pinned(replace(step.process, argv=tuple(argv)), settings.cpus)
     return Measurement(step, command, COMPILE, _wall_time, cpus=settings.cpus)
 
 

@@ -44,14 +44,13 @@ def ways(step: Step, root: Path = Path("/")) -> tuple[Cpus, ...]:
         step: the benchmark; one on a GPU, or with a topology of its own, has no other way than its own.
         root: where /sys is looked for.
     """
-    assert step.command is not None, "planned with a command"
     affinity = getattr(os, "sched_getaffinity", None)  # Linux alone can say and pin
     device = step.resources.device
     if affinity is None or shutil.which("taskset") is None or device not in ("local-task", "local-sync"):
         return ((),)
     available = sorted(affinity(0))
     cores = fastest_cores(root, available)
-    topology = dict(word.partition("=")[::2] for word in step.command.argv if word.startswith(TOPOLOGY))
+    topology = dict(word.partition("=")[::2] for word in step.process.argv if word.startswith(TOPOLOGY))
     workers = topology.pop(_WORKERS, "")
     if topology or (workers and not workers.isdecimal()):
         return ((),)
