@@ -181,7 +181,7 @@ class ModelTestSession:
                 raise TestFailure(self._outcome(step), self.run_dir)
         outcome = self._outcome(needed[-1])
         # What could not be judged is no pass.
-        if outcome.verdict in (Verdict.ERROR, Verdict.INCONCLUSIVE):
+        if outcome.verdict.is_bad and not outcome.verdict.is_conclusive:
             raise StepError(outcome, self.run_dir)
         return outcome
 

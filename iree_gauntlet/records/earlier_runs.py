@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 # In place of a run's name.
 LATEST = "latest"
 _BENCH_AGAIN = "A `bench` is not resumed: start it again, and what is done comes from the cache."
-# Verdicts that stand when a run is continued. Errors and skips are tried again: what caused them may be gone.
-_STANDING = (Verdict.PASSED, Verdict.FAILED, Verdict.XFAILED, Verdict.XPASSED, Verdict.INCONCLUSIVE)
-_GOOD = (Verdict.PASSED, Verdict.XFAILED, Verdict.SKIPPED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +111,7 @@ def failed_chains(run_dir: Path) -> set[str]:
     return {
         step["chain"]
         for step in record.steps
-        if step["id"] not in record.results or record.results[step["id"]].verdict not in _GOOD
+        if step["id"] not in record.results or record.results[step["id"]].verdict.is_bad
     }
 
 
@@ -147,7 +144,7 @@ def finished_verdicts(run_dir: Path, steps: Sequence[Step], identity: str) -> di
     finished: dict[str, Verdict] = {}
     for step in steps:
         result = record.results.get(step.id)
-        if result is None or step.id not in planned or result.verdict not in _STANDING:
+        if result is None or step.id not in planned or not result.verdict.stands:
             continue
         files = [path for role, path in step.outputs if role in ("program", "module", "statistics")]
         if step.stage is Stage.FETCH:

@@ -53,7 +53,6 @@ _ENVIRONMENT = re.compile(r"shared cache .* is not|not put into the shared cache
 _MOST_ENVIRONMENT = 5
 _MOST_WORKERS = 8
 _MANY_CHAINS = 200
-BAD_VERDICTS = frozenset({Verdict.ERROR, Verdict.FAILED, Verdict.XPASSED, Verdict.INCONCLUSIVE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +154,7 @@ class RunOutcome:
     @property
     def bad_steps(self) -> tuple[StepOutcome, ...]:
         """Steps that came out failed, error, xpassed or inconclusive."""
-        return tuple(step for step in self.steps if step.verdict in BAD_VERDICTS)
+        return tuple(step for step in self.steps if step.verdict.is_bad)
 
 
 def outcome_of(record: JournalRecord) -> RunOutcome:
@@ -269,13 +268,12 @@ def _behind_failures(steps: list[StepOutcome], record: JournalRecord) -> list[St
     verdicts = {step.id: step.verdict for step in steps}
     needs = {str(step["id"]): tuple(str(need) for need in step.get("needs") or ()) for step in record.steps}
     own_skip = {str(step["id"]) for step in record.steps if step.get("skip")}
-    unusable = BAD_VERDICTS - {Verdict.XPASSED} | {Verdict.XFAILED}
 
     def cause_of(step_id: str, seen: frozenset[str]) -> str:
         for need in needs.get(step_id, ()):
             if need in seen:
                 continue
-            if verdicts.get(need) in unusable:
+            if need in verdicts and verdicts[need].blocks:
                 return need
             if verdicts.get(need) is Verdict.SKIPPED and (cause := cause_of(need, seen | {need})):
                 return cause
