@@ -189,7 +189,7 @@ class Origin(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxImport:
+class OnnxImport(Recorded):
     """How an ONNX program is prepared and imported.
 
     Attributes:
@@ -325,7 +325,7 @@ class Golden(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class Allclose:
+class Allclose(Recorded):
     """NumPy's `allclose`, for cases whose outputs are compared by it: |actual - expected| ≤ atol + rtol * |expected|.
 
     Attributes:

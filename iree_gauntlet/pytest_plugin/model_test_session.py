@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -234,7 +234,7 @@ class ModelTestSession:
 
     def _outcome(self, step: Step) -> StepOutcome:
         record = JournalRecord(self.run_dir, results=self._log.results, end={})
-        return step_outcome(asdict(step), record)
+        return step_outcome(step, record)
 
 
 def _failure_text(step: StepOutcome, run_dir: Path) -> str:

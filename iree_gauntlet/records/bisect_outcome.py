@@ -202,11 +202,7 @@ def bisect_outcome(folder: Path) -> BisectOutcome:
 
 
 def _require_whole(outcome: BisectOutcome, record: EventRecord) -> None:
-    """Make sure that a record that others may have written to holds what the reports need.
-
-    Raises:
-        GauntletError: it does not.
-    """
+    """Make sure that a record that others may have written to holds what the reports need."""
     try:
         needed = [outcome.asked[name] for name in ("command", "cwd")]
         needed += [float(judged["seconds"]) for judged in outcome.judged.values()]
