@@ -346,7 +346,13 @@ def test_a_step_is_written_as_it_is(tmp_path: Path) -> None:
 
 
 def test_steps_of_earlier_journals_are_read(tmp_path: Path) -> None:
-    said = {"id": "m/s@cpu:threshold.pipeline", "chain": "m/s@cpu", "dialect": "d", "model": "m", "submodel": "s"}
+    said: dict[str, Any] = {
+        "id": "m/s@cpu:threshold.pipeline",
+        "chain": "m/s@cpu",
+        "dialect": "d",
+        "model": "m",
+        "submodel": "s",
+    }
     said |= {"target": "cpu", "stage": "threshold", "origin": {"file": "spec.json"}, "expect_failure": "why"}
     plans = [said, {**said, "expect_crash": True}, {**said, "expect_kinds": ["wrong numbers"]}]
     steps = JournalRecord(tmp_path / "journal.jsonl", steps=tuple(plans)).planned
