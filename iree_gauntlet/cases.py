@@ -65,7 +65,7 @@ class ArgumentOrder(StrEnum):
 
 
 class Verdict(StrEnum):
-    """The result of a step."""
+    """The result of a step, and what follows from it: nobody else asks which of them it is one of."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -74,6 +74,41 @@ class Verdict(StrEnum):
     XFAILED = "xfailed"
     XPASSED = "xpassed"
     INCONCLUSIVE = "inconclusive"
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """Of a run in which nothing came out worse."""
+        return _EXIT_CODES.get(self, ExitCode.OK)
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether somebody has to look at it: it is not as expected, or nobody knows."""
+        return self in _EXIT_CODES
+
+    @property
+    def counts_as_pass(self) -> bool:
+        """Whether it did what it should, expected or not: what needs it can go on."""
+        return self in (Verdict.PASSED, Verdict.XPASSED)
+
+    @property
+    def counts_as_failure(self) -> bool:
+        """Whether what is tested failed, expected or not."""
+        return self in (Verdict.FAILED, Verdict.XFAILED)
+
+    @property
+    def is_conclusive(self) -> bool:
+        """Whether it says of what is tested that it works, or that it does not."""
+        return self.counts_as_pass or self.counts_as_failure
+
+    @property
+    def blocks(self) -> bool:
+        """Whether it is the cause that what needs it did not run: one that was skipped has a cause itself."""
+        return not self.counts_as_pass and self is not Verdict.SKIPPED
+
+    @property
+    def stands(self) -> bool:
+        """Whether a resumed run keeps it: what caused an error or a skip may be gone."""
+        return self not in (Verdict.ERROR, Verdict.SKIPPED)
 
 
 _EXIT_CODES = {
@@ -86,7 +121,7 @@ _EXIT_CODES = {
 
 def exit_code_of(verdicts: Iterable[Verdict]) -> ExitCode:
     """The exit code of a run whose steps have these verdicts."""
-    return ExitCode.worst([_EXIT_CODES.get(verdict, ExitCode.OK) for verdict in verdicts])
+    return ExitCode.worst([verdict.exit_code for verdict in verdicts])
 
 
 class FailureKind(StrEnum):
@@ -154,7 +189,7 @@ class Origin(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxImport:
+class OnnxImport(Recorded):
     """How an ONNX program is prepared and imported.
 
     Attributes:
@@ -290,7 +325,7 @@ class Golden(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class Allclose:
+class Allclose(Recorded):
     """NumPy's `allclose`, for cases whose outputs are compared by it: |actual - expected| ≤ atol + rtol * |expected|.
 
     Attributes:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.results import Result
+from iree_gauntlet.steps import Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -32,7 +33,7 @@ class JournalRecord:
     Attributes:
         path: the journal.
         runs: every `run` event; a resumed run has more than one.
-        steps: the steps of the last `run` event, and those that it found out later (`steps` events).
+        steps: the steps of the last `run` event, and those that it found out later (`steps` events), as written.
         starts: when each step was last started, as written (ISO 8601), by step id.
         results: the result of each step last, by step id.
         result_times: when that was written (ISO 8601), by step id.
@@ -52,6 +53,22 @@ class JournalRecord:
     torn: bool = False
     workers: dict[str, dict[str, Any]] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+
+    @property
+    def planned(self) -> tuple[Step, ...]:
+        """The steps, read.
+
+        Raises:
+            GauntletError: one is none that this version can read.
+        """
+        try:
+            return tuple(map(Step.from_dict, self.steps))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            version = self.runs[-1].get("version", "unknown") if self.runs else "unknown"
+            raise GauntletError(
+                f"{self.path}: the journal cannot be read: {type(error).__name__}: {error}",
+                f"it was written by version {version}; use that version to report on it",
+            ) from error
 
     def result_event(self, step: str) -> dict[str, Any]:
         """The `result` event of a step, for another journal."""

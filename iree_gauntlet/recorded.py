@@ -66,8 +66,10 @@ def _reader(hint: Any) -> tuple[type | None, Callable[[Any], Any]]:
     if isinstance(hint, UnionType):
         hint, _ = get_args(hint)
     if get_origin(hint) is tuple:
-        _, read = _reader(get_args(hint)[0])
-        return None, lambda values: tuple(map(read, values))
+        readers = [_reader(item)[1] for item in get_args(hint) if item is not Ellipsis]
+        if Ellipsis in get_args(hint):
+            return None, lambda values: tuple(map(readers[0], values))
+        return None, lambda values: tuple(read(value) for read, value in zip(readers, values, strict=True))
     kind = get_origin(hint) or hint
     if issubclass(kind, Recorded):
         return None, kind.from_dict

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
 
-from iree_gauntlet.cases import MAIN, Allclose, FailureKind, Golden, OnnxImport, Origin, Stage
+from iree_gauntlet.cases import KINDS_AT, MAIN, Allclose, FailureKind, Golden, OnnxImport, Origin, Stage
+from iree_gauntlet.recorded import Recorded
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 
 # What stands for the model in the name of a batch, many small programs that are compiled as one.
 BATCH_MODEL = "batch"
@@ -18,16 +25,28 @@ def step_id(chain: str, stage: Stage, role: str = MAIN) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class Command(Recorded):
     """A process to start: exact argument vector, working directory, changes of the environment."""
 
     argv: tuple[str, ...]
     cwd: str
     env: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Of its arguments."""
+        return tuple(word for word in self.argv[1:] if word.startswith("--"))
+
+    @property
+    def typed(self) -> str:
+        """As a person would type it in a POSIX shell."""
+        assignments = [f"{name}={shlex.quote(value)}" for name, value in self.env]
+        words = " ".join([*assignments, shlex.join(self.argv)])
+        return f"cd {shlex.quote(self.cwd)} && {words}" if self.cwd else words
+
 
 @dataclass(frozen=True, slots=True)
-class StepInput:
+class StepInput(Recorded):
     """A file that a step reads.
 
     Attributes:
@@ -45,7 +64,7 @@ class StepInput:
 
 
 @dataclass(frozen=True, slots=True)
-class Resources:
+class Resources(Recorded):
     """What a step needs while it runs.
 
     Attributes:
@@ -62,7 +81,7 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheLookup:
+class CacheLookup(Recorded):
     """Whether a step would be served from a cache, and why or why not.
 
     Attributes:
@@ -79,7 +98,7 @@ class CacheLookup:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Step(Recorded):
     """One unit of work in a chain.
 
     Attributes:
@@ -139,6 +158,39 @@ class Step:
     expect_match: str = ""
     expect_origin: Origin | None = None
     allclose: Allclose | None = None
+
+    @property
+    def name(self) -> str:
+        """Within its chain: `compile`, `compile.pipeline`."""
+        return self.id.removeprefix(f"{self.chain}:")
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Of its process, without the binary."""
+        return self.command.flags if self.command else ()
+
+    @property
+    def device(self) -> str:
+        """What `--device` says, else what it needs."""
+        named = [flag.partition("=")[2] for flag in self.flags if flag.startswith("--device=")]
+        return named[-1] if named else self.resources.device
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """As `Recorded.from_dict`; what journals of earlier versions do not say follows from what they do."""
+        if "role" in data and "expect_kinds" in data:
+            return super(Step, cls).from_dict(data)
+        name = str(data["id"]).removeprefix(f"{data['chain']}:")
+        kinds: tuple[FailureKind, ...] = ()
+        if data.get("expect_failure"):
+            # Whether by a crash, by no crash, or (null) by either.
+            crash = data.get("expect_crash")
+            possible = KINDS_AT.get(Stage(data["stage"]), ())
+            kinds = tuple(kind for kind in possible if crash in (None, kind is FailureKind.CRASHES))
+        role = name.removeprefix(str(data["stage"])).removeprefix(".") or MAIN
+        earlier = {"sku": "", "folder": "", "timeout": 0.0, "role": role, "expect_kinds": kinds}
+        known = {name: value for name, value in data.items() if value is not None}
+        return super(Step, cls).from_dict({**earlier, **known})
 
     def input(self, role: str) -> StepInput:
         """The first input of a role, which it has."""

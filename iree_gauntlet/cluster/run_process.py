@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
 
 
-_GOOD = (Verdict.PASSED, Verdict.XPASSED)
 # Of files that go back with a result.
 _SMALL_FILES = frozenset({".txt", ".json"})
 
@@ -182,19 +181,19 @@ class HereSteps:
                 continue
             with self._locks[name]:
                 done = self._done.get(name)
-                if done is None or done.verdict not in _GOOD:
+                if done is None or not done.verdict.counts_as_pass:
                     if name in made:
                         # It was made for this run, if elsewhere.
                         note_made_again(self._engine.options.made_again, made[name].key)
                     elif (failed := self._do_needs(need, made)) is not None:
                         return failed
                     done = self._done[name] = self._engine.result_of(need)
-                    if done.verdict not in _GOOD and name in made:
+                    if not done.verdict.counts_as_pass and name in made:
                         # What others have made is not to be had: then with all that it needs.
                         if (failed := self._do_needs(need, {})) is not None:
                             return failed
                         done = self._done[name] = self._engine.result_of(need)
-            if done.verdict not in _GOOD:
+            if not done.verdict.counts_as_pass:
                 return need, done
         return None
 

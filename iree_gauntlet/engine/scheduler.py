@@ -27,8 +27,6 @@ _FETCHES_AT_ONCE = 4
 # Of the steps for which there is no memory, so many are passed over in search of one for which there is: each is
 # asked again whenever a step ends, and thousands may wait.
 _PASSED_OVER = 64
-_GOOD = (Verdict.PASSED, Verdict.XPASSED)
-_BAD = (Verdict.FAILED, Verdict.ERROR, Verdict.XPASSED)
 _PAST = {
     Verdict.FAILED: "failed",
     Verdict.ERROR: "ended in an error",
@@ -222,7 +220,7 @@ class StepGraph:
         """Notes that a step that was taken has finished, and its result."""
         self._count(step, -1)
         self.settle(step, verdict)
-        if self._fail_fast and verdict in _BAD and not self._stopped_by:
+        if self._fail_fast and verdict.is_bad and verdict is not Verdict.INCONCLUSIVE and not self._stopped_by:
             self._stopped_by = step.id
             self._forget()
             for place in range(len(self._steps)):
@@ -233,7 +231,7 @@ class StepGraph:
         self.verdicts[step.id] = verdict
         for place in self._dependants.pop(step.id, ()):
             self._unmet[place] -= 1
-            if verdict not in _GOOD:
+            if not verdict.counts_as_pass:
                 self._give_up(place)
             elif self._unmet[place] == 0:
                 self._ready(place)
@@ -244,7 +242,7 @@ class StepGraph:
             if verdict is None and need in self._known:
                 self._dependants.setdefault(need, []).append(place)
                 self._unmet[place] += 1
-            elif verdict not in _GOOD:
+            elif verdict is None or not verdict.counts_as_pass:
                 self._give_up(place)
         if self._unmet[place] == 0:
             self._ready(place)
@@ -265,7 +263,7 @@ class StepGraph:
             return f"stopped by --fail-fast after {self._stopped_by}"
         for need in step.needs:
             verdict = self.verdicts.get(need)
-            if verdict is not None and verdict not in _GOOD:
+            if verdict is not None and not verdict.counts_as_pass:
                 return f"{need} {_PAST[verdict]}"
             if verdict is None and need not in self._known:
                 return f"{need} is not part of this run"

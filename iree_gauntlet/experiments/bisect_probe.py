@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ExitCode, SpecError, ToolchainError
 from iree_gauntlet.experiments.run import run
 from iree_gauntlet.figures import error_figure, whole
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.candidates import Candidate
 
 
-_PASSED = (Verdict.PASSED, Verdict.XPASSED)
-_FAILED = (Verdict.FAILED, Verdict.XFAILED)
 # What a candidate's run prints, in its folder.
 _CONSOLE = "console.txt"
 
@@ -232,13 +230,13 @@ def _broken(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
     """Whether IREE is at fault for the first step that did not pass, and why; None where all passed."""
     for step in record.steps:
         result = record.results.get(step["id"])
-        if result and result.verdict in _PASSED:
+        if result and result.verdict.counts_as_pass:
             continue
         reason = (result.reason if result else "") or "it did not end"
         label = step["id"].removeprefix(f"{chain}:")
         if result is None or step["stage"] in (Stage.FETCH, Stage.PARAMETERS, Stage.REFERENCE):
             return False, f"{label}: {reason}"
-        return result.verdict in _FAILED or result.crashed or result.timed_out, f"{label}: {reason}"
+        return result.verdict.counts_as_failure or result.crashed or result.timed_out, f"{label}: {reason}"
     return None, ""
 
 

@@ -193,7 +193,7 @@ def question_before(folder: Path, asked: BisectRequest, request: RunRequest) -> 
         if chain_of(chosen, metric) != chain:
             raise UsageError(f"the selection does not mean {chain} any more", "Start a new bisect.")
     question = Question(metric, chain, row, bool(outcome.asked["good_is_older"]), asked, chosen, place_of(request))
-    known = {label: Judged.from_dict(event) for label, event in outcome.judged.items()}
+    known = {label: Judged.from_dict(found.as_dict()) for label, found in outcome.judged.items()}
     return question, {label: judged for label, judged in known.items() if judged.value is not None}
 
 

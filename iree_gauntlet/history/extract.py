@@ -29,7 +29,6 @@ _PLACES = re.compile(
     r"--(?:iree-scheduling-dump|iree-hal-dump|dump-compilation|mlir-print-ir-tree|iree-opt-splat-parameters"
     r"|iree-parameter-splat|module|parameters|input|output|expected_output|flagfile|benchmark_out)"
 )
-_WRONG = (Verdict.FAILED, Verdict.ERROR, Verdict.XFAILED)
 _RELEASE = re.compile(r"\d+\.\d+\.\d+\S*")
 _FOLDER = re.compile(r"=.*/")
 
@@ -125,7 +124,7 @@ def _variants(chain: ChainOutcome) -> Iterator[HistoryCase]:
 def _figures(chain: ChainOutcome, *, compiled_there: bool) -> Iterator[HistoryFigure]:
     figures, cell = chain_figures(chain), matrix_cell(chain)
     # A program that gives other numbers is another one: its time is no time of the model.
-    wrong = any(step.stage == "threshold" and step.verdict in _WRONG for step in chain.steps)
+    wrong = any(step.stage == "threshold" and step.verdict.blocks for step in chain.steps)
     if cell.time_ms is not None and figures.samples is not None and not wrong:
         golden, limit = _held_against(figures.time)
         rounds = figures.samples.real_time_ms

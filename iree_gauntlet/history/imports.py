@@ -58,11 +58,7 @@ def imported(
 
 
 def _reader(file: Path, content: Any) -> Callable[..., Iterable[HistoryRun]]:
-    """What reads a document.
-
-    Raises:
-        ValueError: nothing does.
-    """
+    """What reads a document."""
     if not isinstance(content, dict):
         raise ValueError("expected an object")  # noqa: TRY004 - as for all else that is not as expected
     if "benchmarks" in content and "context" in content:
@@ -137,11 +133,7 @@ def _asv(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -> It
 
 
 def _milliseconds(since: Any) -> str:
-    """A time in milliseconds since 1970, ISO 8601; empty for none.
-
-    Raises:
-        ValueError: it is no number.
-    """
+    """A time in milliseconds since 1970, ISO 8601; empty for none."""
     if since is None:
         return ""
     if not isinstance(since, int | float):

@@ -195,13 +195,8 @@ class FolderHistory:
 
 
 def _repository(text: str, name: str) -> tuple[str, dict[str, str]]:
-    """What git is to reach, and variables for it with settings of the checkout that one is in.
-
-    GitHub's `actions/checkout` leaves its credentials in a checkout's own settings, for `origin` and nothing else.
-
-    Raises:
-        UsageError: it is neither a folder nor a URL, nor a remote here.
-    """
+    """What git is to reach, and variables for it with settings of the checkout that one is in."""
+    # GitHub's `actions/checkout` leaves its credentials in a checkout's own settings, for `origin` and nothing else.
     if Path(name).exists():
         # A relative folder is relative to where the user is, not to the clone.
         return str(Path(name).resolve()), {}

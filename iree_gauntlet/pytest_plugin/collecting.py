@@ -220,7 +220,7 @@ class ModelTest(_TestOfFile):
         self._record(outcome)
         if outcome.verdict is Verdict.SKIPPED and not outcome.behind:
             pytest.skip(outcome.reason)
-        if outcome.verdict in (Verdict.FAILED, Verdict.XFAILED):
+        if outcome.verdict.counts_as_failure:
             raise CheckFailure(outcome, self._session().run_dir)
 
     def _record(self, outcome: StepOutcome) -> None:

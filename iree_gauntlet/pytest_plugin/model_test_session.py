@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -181,7 +181,7 @@ class ModelTestSession:
                 raise TestFailure(self._outcome(step), self.run_dir)
         outcome = self._outcome(needed[-1])
         # What could not be judged is no pass.
-        if outcome.verdict in (Verdict.ERROR, Verdict.INCONCLUSIVE):
+        if outcome.verdict.is_bad and not outcome.verdict.is_conclusive:
             raise StepError(outcome, self.run_dir)
         return outcome
 
@@ -234,7 +234,7 @@ class ModelTestSession:
 
     def _outcome(self, step: Step) -> StepOutcome:
         record = JournalRecord(self.run_dir, results=self._log.results, end={})
-        return step_outcome(asdict(step), record)
+        return step_outcome(step, record)
 
 
 def _failure_text(step: StepOutcome, run_dir: Path) -> str:

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.journal_format import EventRecord, read_events
+from iree_gauntlet.journal_format import read_events
+from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.records.outcome import lock_remark
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
 
@@ -30,8 +30,64 @@ BISECT_RECORD = "bisect.jsonl"
 _REPOSITORY = "https://github.com/iree-org/iree"
 BISECT_COMPARE = f"{_REPOSITORY}/compare"
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
-_CHANGE = ("commit", "date", "author", "subject", "pull")
-_JUDGED = ("bad", "value", "text", "low", "high", "third", "reason", "folder", "toolchain", "seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedCandidate(Recorded):
+    """The result of a candidate, as `bisect.json` has it: see `Judged`, and how long it took."""
+
+    bad: bool | None = None
+    value: float | None = None
+    text: str = ""
+    low: float | None = None
+    high: float | None = None
+    third: bool = False
+    reason: str = ""
+    folder: str = ""
+    toolchain: dict[str, str] = field(default_factory=dict)
+    seconds: float = field(kw_only=True)
+
+    @property
+    def word(self) -> str:
+        """Which end it is like: `good`, `bad`, or a dash where it could not be judged."""
+        return "–" if self.bad is None else "bad" if self.bad else "good"
+
+
+@dataclass(frozen=True, slots=True)
+class BisectFound(Recorded):
+    """What is known of the change, by labels of candidates.
+
+    Attributes:
+        last_old, first_new: between which it is.
+        between: those between them, which were not judged.
+        over: whether nothing more can be said.
+        changes: all of them, from and to, where there are several.
+    """
+
+    last_old: str
+    first_new: str
+    between: tuple[str, ...] = ()
+    over: bool = False
+    changes: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BisectChange(Recorded):
+    """The commit that made the change, as git describes it; `pull` is the number of its request."""
+
+    commit: str
+    date: str
+    author: str
+    subject: str
+    pull: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.commit[:12]} of {self.date} by {self.author}: {self.subject}"
+
+    @property
+    def pull_link(self) -> str:
+        """Where its request is; empty where its subject names none."""
+        return f"{_REPOSITORY}/pull/{self.pull}" if self.pull else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +97,18 @@ class BisectOutcome:
     Attributes:
         name: of its folder.
         asked: the last `bisect` event.
-        judged: the last `judged` event of each candidate, by label.
-        search: what is known of the change; empty before both ends are.
-        change: the commit that made the change; empty where none is known.
+        judged: the last result of each candidate, by label.
+        search: what is known of the change; None before both ends are.
+        change: the commit that made the change; None where none is known.
         end: the `end` event; None for a bisect that was killed or is under way.
         torn: whether the record has a line that was cut short by a crash (it is left out).
     """
 
     name: str
     asked: dict[str, Any]
-    judged: dict[str, dict[str, Any]]
-    search: dict[str, Any]
-    change: dict[str, Any]
+    judged: dict[str, JudgedCandidate]
+    search: BisectFound | None
+    change: BisectChange | None
     end: dict[str, Any] | None
     torn: bool
 
@@ -73,12 +129,12 @@ class BisectOutcome:
             return str(self.end["problem"])
         if not self.search:
             return "the ends are not judged yet"
-        old, new = self.search["last_old"], self.search["first_new"]
+        old, new, between = self.search.last_old, self.search.first_new, self.search.between
         older, newer = ("good", "bad") if self.asked["good_is_older"] else ("bad", "good")
-        if not self.search["between"]:
+        if not between:
             return f"first {newer}: {new}; last {older}: {old}"
-        why = "could not be judged" if self.search["over"] else "not judged"
-        return f"between {old} ({older}) and {new} ({newer}); {why}: {', '.join(self.search['between'])}"
+        why = "could not be judged" if self.search.over else "not judged"
+        return f"between {old} ({older}) and {new} ({newer}); {why}: {', '.join(between)}"
 
     @property
     def confidence(self) -> str:
@@ -93,35 +149,22 @@ class BisectOutcome:
         """The commits of the change; empty where they are not known."""
         if not self.search:
             return ""
-        old, new = (self.commit_of(self.search[end]) for end in ("last_old", "first_new"))
+        old, new = self.commit_of(self.search.last_old), self.commit_of(self.search.first_new)
         if not (_COMMIT.fullmatch(old) and _COMMIT.fullmatch(new)) or old == new:
             return ""
         return f"{BISECT_COMPARE}/{old}...{new}"
 
     @property
-    def change_text(self) -> str:
-        """The commit that made the change: hash, date, author, subject; empty where none is known."""
-        change = self.change
-        return (
-            f"{change['commit'][:12]} of {change['date']} by {change['author']}: {change['subject']}" if change else ""
-        )
-
-    @property
-    def pull_link(self) -> str:
-        """The pull request of that commit; empty where its subject names none."""
-        return f"{_REPOSITORY}/pull/{self.change['pull']}" if self.change.get("pull") else ""
-
-    @property
     def remarks(self) -> list[str]:
         """What a reader should know in addition to the answer."""
         found = lock_remark(self.asked)
-        changes = self.search.get("changes", [])
-        if len(changes) > 1:
-            text = "; ".join(f"{one} is {self.word_of(one)}, {other} {self.word_of(other)}" for one, other in changes)
+        if self.search and len(self.search.changes) > 1:
+            words = {label: judged.word for label, judged in self.judged.items()}
+            text = "; ".join(f"{one} is {words[one]}, {other} {words[other]}" for one, other in self.search.changes)
             found.append(f"there is more than one change, and the newest is reported: {text}")
-        third = [label for label in self.labels if self.judged.get(label, {}).get("third")]
+        third = [(label, judged.text) for label in self.labels if (judged := self.judged.get(label)) and judged.third]
         if third:
-            values = ", ".join(f"{label} ({self.judged[label]['text']})" for label in third)
+            values = ", ".join(f"{label} ({text})" for label, text in third)
             found.append(f"a third value, neither the good end's nor the bad one's, was taken for the nearer: {values}")
         if self.torn:
             found.append(f"{BISECT_RECORD} has a line that a crash cut short: it is left out")
@@ -133,13 +176,7 @@ class BisectOutcome:
 
     def commit_of(self, label: str) -> str:
         """IREE's commit of a candidate, of the side that is searched; empty where it is not known."""
-        toolchain = self.judged.get(label, {}).get("toolchain") or {}
-        return str(toolchain.get(self.asked["commit"]) or "")
-
-    def word_of(self, label: str) -> str:
-        """Which end a candidate is like: `good`, `bad`, or a dash where it could not be judged."""
-        bad = self.judged[label]["bad"]
-        return "–" if bad is None else "bad" if bad else "good"
+        return str(self.judged[label].toolchain.get(self.asked["commit"]) or "") if label in self.judged else ""
 
     def as_dict(self) -> dict[str, Any]:
         """What `bisect.json` has."""
@@ -149,21 +186,21 @@ class BisectOutcome:
             "answer": self.answer,
             "exit_code": int(self.exit_code),
             **{name: asked[name] for name in ("metric", "chain", "good", "bad", "good_is_older")},
-            "last_old": search.get("last_old"),
-            "first_new": search.get("first_new"),
-            "between": search.get("between", []),
-            "changes": search.get("changes", []),
+            "last_old": search.last_old if search else None,
+            "first_new": search.first_new if search else None,
+            "between": search.between if search else [],
+            "changes": search.changes if search else [],
             "confidence": asked["confidence"] if search else None,
             "commits": self.link or None,
-            "change": self.change or None,
+            "change": self.change.as_dict() if self.change else None,
             "remarks": self.remarks,
-            "candidates": [self._candidate(item) for item in asked["row"]],
+            "candidates": [
+                {"label": item["label"], "iree": item["iree"], "tried": judged is not None}
+                | (judged.as_dict() if judged else {})
+                for item in asked["row"]
+                for judged in [self.judged.get(item["label"])]
+            ],
         }
-
-    def _candidate(self, item: Mapping[str, str]) -> dict[str, Any]:
-        judged = self.judged.get(item["label"])
-        result = {name: judged[name] for name in _JUDGED} if judged else {}
-        return {"label": item["label"], "iree": item["iree"], "tried": judged is not None, **result}
 
 
 def bisect_outcome(folder: Path) -> BisectOutcome:
@@ -173,46 +210,35 @@ def bisect_outcome(folder: Path) -> BisectOutcome:
         GauntletError: there is none, or it cannot be read.
     """
     record = read_events(folder / BISECT_RECORD, "bisect")
-    asked: dict[str, Any] | None = None
-    judged: dict[str, dict[str, Any]] = {}
-    search: dict[str, Any] = {}
-    change: dict[str, Any] = {}
+    asked: dict[str, Any] = {}
+    judged: dict[str, JudgedCandidate] = {}
+    search: BisectFound | None = None
+    change: BisectChange | None = None
     end: dict[str, Any] | None = None
-    for _, event in record.events:
-        match event.get("event"):
-            case "bisect":
-                # A resumed one is made again by the command that began it.
-                asked, end = {**event, "command": (asked or event).get("command")}, None
-            case "refined" if asked is not None:
-                asked = {**asked, "row": event["row"]}
-            case "change":
-                change = {name: event.get(name) for name in _CHANGE}
-            case "judged":
-                judged[str(event.get("candidate"))] = event
-                search = event.get("search") or search
-            case "ends":
-                search = event.get("search") or search
-            case "end":
-                end = event
-    if asked is None:
-        raise GauntletError(f"{record.path}: does not say what was looked for", "Start a new bisect.")
-    outcome = BisectOutcome(folder.name, asked, judged, search, change, end, record.torn)
-    _require_whole(outcome, record)
-    return outcome
-
-
-def _require_whole(outcome: BisectOutcome, record: EventRecord) -> None:
-    """Make sure that a record that others may have written to holds what the reports need.
-
-    Raises:
-        GauntletError: it does not.
-    """
     try:
-        needed = [outcome.asked[name] for name in ("command", "cwd")]
-        needed += [float(judged["seconds"]) for judged in outcome.judged.values()]
-        json.dumps([outcome.as_dict(), needed])
+        for _, event in record.events:
+            match event.get("event"):
+                case "bisect":
+                    # A resumed one is made again by the command that began it.
+                    asked, end = {**event, "command": (asked or event)["command"]}, None
+                case "refined" if asked:
+                    asked["row"] = event["row"]
+                case "change":
+                    change = BisectChange.from_dict(event)
+                case "judged":
+                    judged[str(event.get("candidate"))] = JudgedCandidate.from_dict(event)
+                case "end":
+                    end = event
+            if event.get("search"):
+                search = BisectFound.from_dict(event["search"])
+        outcome = BisectOutcome(folder.name, asked, judged, search, change, end, record.torn)
+        # Others may have written to it: it has to hold what the reports need.
+        _ = asked and json.dumps([outcome.as_dict(), asked["cwd"]])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise GauntletError(
             f"{record.path} is no whole record of a bisect: {type(error).__name__}: {error}",
             "It was written by another version of this toolkit, or changed; start a new bisect.",
         ) from error
+    if not asked:
+        raise GauntletError(f"{record.path}: does not say what was looked for", "Start a new bisect.")
+    return outcome

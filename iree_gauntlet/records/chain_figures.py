@@ -10,11 +10,11 @@ from iree_gauntlet.cases import Verdict
 from iree_gauntlet.figures import duration, error_figure, mean_and_spread, milliseconds, percent, whole
 from iree_gauntlet.journal_format import BUSY_SHARE, STEAL_SHARE
 from iree_gauntlet.recorded import number
-from iree_gauntlet.records.outcome import BAD_VERDICTS, ChainOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from iree_gauntlet.records.outcome import ChainOutcome
     from iree_gauntlet.records.step_outcome import StepOutcome
     from iree_gauntlet.results import Check, OutputComparison, Samples
 
@@ -123,13 +123,13 @@ class ChainFigures:
 
 def chain_figures(chain: ChainOutcome) -> ChainFigures:
     """Gather what the steps of a chain measured."""
-    compiles = [step for step in _own_compiles(chain.steps) if step.verdict != "skipped"]
+    compiles = [step for step in _own_compiles(chain.steps) if step.verdict is not Verdict.SKIPPED]
     ran = [step for step in compiles if not step.never_started and not (step.cache and step.cache.hit)]
     checks = [check for step in chain.steps for check in step.checks]
     main = next((step for step in compiles if not step.role), None)
     benchmarks = [step for step in chain.steps if step.samples is not None]
     by_verdict: dict[str, dict[str, None]] = {}
-    for step in _worst_first(chain, BAD_VERDICTS):
+    for step in _worst_first(chain, lambda verdict: verdict.is_bad):
         by_verdict.setdefault(str(step.verdict), {})["not started" if step.never_started else step.name] = None
     verdict = str(chain.verdict)
     dispatches, size = _worst(checks, "dispatch_count"), _worst(checks, "binary_size_bytes")
@@ -167,9 +167,9 @@ def _instructions(steps: Iterable[StepOutcome]) -> float | None:
     return found[-1] if found else None
 
 
-def _worst_first(chain: ChainOutcome, verdicts: frozenset[Verdict]) -> list[StepOutcome]:
+def _worst_first(chain: ChainOutcome, counts: Callable[[Verdict], bool]) -> list[StepOutcome]:
     """The steps that came out so, those that made the chain's verdict before the others."""
-    found = (step for step in chain.steps if step.verdict in verdicts)
+    found = (step for step in chain.steps if counts(step.verdict))
     return sorted(found, key=lambda step: step.verdict is not chain.verdict)
 
 
@@ -251,7 +251,7 @@ class MatrixCell:
 def matrix_cell(chain: ChainOutcome) -> MatrixCell:
     """Gather the figures of a chain."""
     figures = chain_figures(chain)
-    wanting = _worst_first(chain, BAD_VERDICTS | {Verdict.XFAILED})
+    wanting = _worst_first(chain, lambda verdict: verdict.is_bad or verdict.counts_as_failure)
     compiles = _compiles(chain.steps)
     statistics = [step.statistics for step in compiles]
     time, statistic = None, ""
@@ -301,7 +301,7 @@ def _disturbed(steps: Iterable[StepOutcome]) -> str:
 def _compiles(steps: Iterable[StepOutcome]) -> list[StepOutcome]:
     """The compiles of a chain; none where not all of them passed: a part of them would look like less work."""
     found = _own_compiles(steps)
-    return found if all(step.verdict in {Verdict.PASSED, Verdict.XPASSED} for step in found) else []
+    return found if all(step.verdict.counts_as_pass for step in found) else []
 
 
 def _together(how: Callable[[list[float]], float], figures: list[float | None]) -> float | None:
@@ -311,7 +311,7 @@ def _together(how: Callable[[list[float]], float], figures: list[float | None]) 
 
 
 def _works(chain: ChainOutcome, wanting: list[StepOutcome]) -> bool | None:
-    if chain.verdict in {Verdict.PASSED, Verdict.XPASSED}:
+    if chain.verdict.counts_as_pass:
         return True
     conclusive = [step for step in wanting if not step.unfinished and step.verdict is not Verdict.INCONCLUSIVE]
     return False if conclusive else None

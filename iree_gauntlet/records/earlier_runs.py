@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import KINDS_AT, FailureKind, Stage, Verdict
+from iree_gauntlet.cases import Origin, Stage, Verdict
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.settings import runs_folder, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from iree_gauntlet.steps import Step
 
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 # In place of a run's name.
 LATEST = "latest"
 _BENCH_AGAIN = "A `bench` is not resumed: start it again, and what is done comes from the cache."
-# Verdicts that stand when a run is continued. Errors and skips are tried again: what caused them may be gone.
-_STANDING = (Verdict.PASSED, Verdict.FAILED, Verdict.XFAILED, Verdict.XPASSED, Verdict.INCONCLUSIVE)
-_GOOD = (Verdict.PASSED, Verdict.XFAILED, Verdict.SKIPPED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +109,7 @@ def failed_chains(run_dir: Path) -> set[str]:
     """Chains of a run in which something failed, ended in an error, or never finished."""
     record = read_journal(run_dir / JOURNAL)
     return {
-        step["chain"]
-        for step in record.steps
-        if step["id"] not in record.results or record.results[step["id"]].verdict not in _GOOD
+        step.chain for step in record.planned if step.id not in record.results or record.results[step.id].verdict.is_bad
     }
 
 
@@ -123,7 +118,7 @@ def begun_with(run_dir: Path) -> frozenset[str] | None:
     record = read_journal(run_dir / JOURNAL)
     if not record.runs or not record.runs[-1].get("last_failed"):
         return None
-    return frozenset(step["id"] for step in record.steps)
+    return frozenset(step.id for step in record.planned)
 
 
 def finished_verdicts(run_dir: Path, steps: Sequence[Step], identity: str) -> dict[str, Verdict]:
@@ -143,41 +138,26 @@ def finished_verdicts(run_dir: Path, steps: Sequence[Step], identity: str) -> di
             f"{run_dir} was run with another IREE ({record.runs[-1]['toolchain'].get('compiler', 'none')})",
             "Start a new run: one run judges one IREE.",
         )
-    planned = {step["id"]: step for step in record.steps}
+    planned = {step.id: step for step in record.planned}
     finished: dict[str, Verdict] = {}
     for step in steps:
         result = record.results.get(step.id)
-        if result is None or step.id not in planned or result.verdict not in _STANDING:
+        if result is None or step.id not in planned or not result.verdict.stands:
             continue
         files = [path for role, path in step.outputs if role in ("program", "module", "statistics")]
         if step.stage is Stage.FETCH:
             files += [item.path for item in step.inputs]
         made = result.verdict is not Verdict.PASSED or all(Path(path).is_file() for path in files)
-        if made and _essence(planned[step.id]) == _essence(asdict(step)):
+        if made and _essence(planned[step.id]) == _essence(step):
             finished[step.id] = result.verdict
     return finished
 
 
-def _essence(step: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes a planned step the same one: command, goldens, what is expected and how; lists and tuples alike."""
-    ingredients = {name: value for name, value in step["cache"]["ingredients"] if name != "program"}
-    command = step["command"]
-    return {
-        "argv": list(command["argv"]) if command else [],
-        "goldens": [{**golden, "origin": ""} for golden in step["goldens"]],
-        "expected": step["expect_failure"],
-        "kinds": _expected_kinds(step),
-        # Not in the journals of older versions.
-        "match": step.get("expect_match") or "",
-        "allclose": step.get("allclose"),
-        "ingredients": ingredients,
-    }
-
-
-def _expected_kinds(step: Mapping[str, Any]) -> list[str]:
-    """How a planned step may fail; older journals say whether by a crash, by no crash, or (null) by either."""
-    if "expect_kinds" in step or not step["expect_failure"]:
-        return list(step.get("expect_kinds") or ())
-    crash = step.get("expect_crash")
-    kinds = KINDS_AT.get(Stage(step["stage"]), ())
-    return [kind for kind in kinds if crash in (None, kind is FailureKind.CRASHES)]
+def _essence(step: Step) -> tuple[object, ...]:
+    """What makes a planned step the same one: command, goldens, what is expected and how, and what is made of what."""
+    return (
+        step.command.argv if step.command else (),
+        tuple(replace(golden, origin=Origin("")) for golden in step.goldens),
+        *(step.expect_failure, step.expect_kinds, step.expect_match, step.allclose),
+        {name: value for name, value in step.cache.ingredients if name != "program"},
+    )

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.figures import one_line
 from iree_gauntlet.journal_format import read_events
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 EXPLAIN_FOLDER = "explain"
 EXPLAIN_RECORD = "explain.jsonl"
 _RECORD = f"{EXPLAIN_FOLDER}/{EXPLAIN_RECORD}"
-_NOT_EXPLAINED = (Verdict.PASSED, Verdict.XPASSED, Verdict.SKIPPED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,4 +249,4 @@ def _explained(step: StepOutcome, found: tuple[str, Explanation]) -> StepOutcome
     """A step with its explanation; a resumed run may have come out otherwise since."""
     reason, explanation = found
     fits = step.stage in (Stage.COMPILE, Stage.THRESHOLD) and not step.role and step.reason == reason
-    return replace(step, explanation=explanation) if fits and step.verdict not in _NOT_EXPLAINED else step
+    return replace(step, explanation=explanation) if fits and step.verdict.blocks else step

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from iree_gauntlet.journal_format import JournalRecord
+    from iree_gauntlet.steps import Step
 
 
 # Worst first; the same order as the exit codes'.
@@ -53,7 +54,6 @@ _ENVIRONMENT = re.compile(r"shared cache .* is not|not put into the shared cache
 _MOST_ENVIRONMENT = 5
 _MOST_WORKERS = 8
 _MANY_CHAINS = 200
-BAD_VERDICTS = frozenset({Verdict.ERROR, Verdict.FAILED, Verdict.XPASSED, Verdict.INCONCLUSIVE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class RunOutcome:
     @property
     def bad_steps(self) -> tuple[StepOutcome, ...]:
         """Steps that came out failed, error, xpassed or inconclusive."""
-        return tuple(step for step in self.steps if step.verdict in BAD_VERDICTS)
+        return tuple(step for step in self.steps if step.verdict.is_bad)
 
 
 def outcome_of(record: JournalRecord) -> RunOutcome:
@@ -170,14 +170,14 @@ def outcome_of(record: JournalRecord) -> RunOutcome:
     """
     run = record.runs[-1] if record.runs else {}
     try:
-        first = [step_outcome(step, record) for step in record.steps]
-        steps = _behind_failures(first, record)
         targets = tuple((str(target.get("name", "")), str(target.get("sku", ""))) for target in run.get("target") or ())
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise GauntletError(
             f"{record.path}: the journal cannot be read: {type(error).__name__}: {error}",
             f"it was written by version {run.get('version', 'unknown')}; use that version to report on it",
         ) from error
+    planned = record.planned
+    steps = _behind_failures([step_outcome(step, record) for step in planned], planned, record)
     state = state_of(record)
     fetched = _files(steps)
     made = sum(not present for url, present in fetched.items() if url.startswith("random://"))
@@ -264,18 +264,17 @@ def version(toolchain: Mapping[str, Any], side: str) -> str | None:
     return f"{name}{f' at {commit[:12]}' if commit else ''}" if name else None
 
 
-def _behind_failures(steps: list[StepOutcome], record: JournalRecord) -> list[StepOutcome]:
+def _behind_failures(steps: list[StepOutcome], planned: tuple[Step, ...], record: JournalRecord) -> list[StepOutcome]:
     """Name, for each skipped step, the step whose coming out badly kept it from running."""
     verdicts = {step.id: step.verdict for step in steps}
-    needs = {str(step["id"]): tuple(str(need) for need in step.get("needs") or ()) for step in record.steps}
-    own_skip = {str(step["id"]) for step in record.steps if step.get("skip")}
-    unusable = BAD_VERDICTS - {Verdict.XPASSED} | {Verdict.XFAILED}
+    needs = {step.id: step.needs for step in planned}
+    own_skip = {step.id for step in planned if step.skip}
 
     def cause_of(step_id: str, seen: frozenset[str]) -> str:
         for need in needs.get(step_id, ()):
             if need in seen:
                 continue
-            if verdicts.get(need) in unusable:
+            if need in verdicts and verdicts[need].blocks:
                 return need
             if verdicts.get(need) is Verdict.SKIPPED and (cause := cause_of(need, seen | {need})):
                 return cause
@@ -331,14 +330,9 @@ def _files(steps: Iterable[StepOutcome]) -> dict[str, bool]:
 
 
 def _wall_seconds(record: JournalRecord) -> float:
-    """Wall time of a run in seconds: from each `run` event to the last event before the next one.
-
-    The time between a kill and the resume does not count. The last part's time is what its `end` event
-    measured, where there is one (a monotonic clock, where the other times are of the wall clock).
-
-    Raises:
-        ValueError: a time in the journal is no ISO 8601 time.
-    """
+    """Wall time of a run in seconds: from each `run` event to the last event before the next one."""
+    # The time between a kill and the resume does not count. The last part's time is what its `end` event measured,
+    # where there is one (a monotonic clock, where the other times are of the wall clock).
     begins = [time for run in record.runs if (time := _time(run.get("time")))]
     if not begins:
         return 0.0

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import COUNTED, Golden, Origin, Stage, Verdict
 from iree_gauntlet.figures import one_line
-from iree_gauntlet.recorded import number
 from iree_gauntlet.results import Result
 
 if TYPE_CHECKING:
     from iree_gauntlet.journal_format import JournalRecord
+    from iree_gauntlet.steps import Step
 
 
 _RESULT = tuple(field.name for field in fields(Result))
-_PLANNED = ("id", "chain", "dialect", "model", "submodel", "target", "stage")
+_PLANNED = (
+    *("id", "chain", "dialect", "model", "submodel", "target", "sku", "stage"),
+    *("timeout", "flags", "device", "goldens", "origin"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class StepOutcome(Result):
     submodel: str
     target: str
     sku: str
-    stage: str
+    stage: Stage
     role: str
     behind: str = ""
     unfinished: bool
@@ -100,44 +102,27 @@ def step_name(step: dict[str, Any]) -> str:
     return str(step["id"]).removeprefix(f"{step['chain']}:")
 
 
-def step_outcome(step: dict[str, Any], record: JournalRecord) -> StepOutcome:
-    """Join a planned step with what the journal says of it.
-
-    Raises:
-        KeyError, TypeError, ValueError: the journal's objects are not what this version writes.
-    """
-    step_id = str(step["id"])
-    started = record.starts.get(step_id, "")
-    found = None if record.started_again(step_id) else record.results.get(step_id)
+def step_outcome(step: Step, record: JournalRecord) -> StepOutcome:
+    """Join a planned step with what the journal says of it."""
+    started = record.starts.get(step.id, "")
+    found = None if record.started_again(step.id) else record.results.get(step.id)
     result = _judged(started, record) if found is None else found
-    process = step.get("command") or {}
-    argv = tuple(str(word) for word in process.get("argv") or ())
-    flags = tuple(word for word in argv[1:] if word.startswith("--"))
     came_to = {name: getattr(result, name) for name in _RESULT}
+    unexplained = "" if result.verdict is Verdict.PASSED else f"{result.verdict}, and the journal does not say why"
     came_to |= {
-        "reason": one_line(result.reason or _unexplained(result.verdict)),
-        "command": result.command or _typed(process),
-        "notes": tuple(dict.fromkeys((*map(str, step.get("notes") or ()), *result.notes))),
+        "reason": one_line(result.reason or unexplained),
+        "command": result.command or (step.command.typed if step.command else ""),
+        "notes": tuple(dict.fromkeys((*step.notes, *result.notes))),
     }
-    came_to |= {name: str(step[name]) for name in _PLANNED}
     return StepOutcome(
         **came_to,
-        sku=str(step.get("sku") or ""),
-        role=step_name(step).removeprefix(str(step["stage"])).removeprefix("."),
+        **{name: getattr(step, name) for name in _PLANNED},
+        role=step.name.removeprefix(step.stage).removeprefix("."),
         unfinished=found is None,
         never_started=found is None and not started,
         started=started,
-        timeout=number(step.get("timeout")) or 0.0,
-        ran=bool(found.command if found else started and argv),
-        flags=flags,
-        device=_device(flags, step),
-        goldens=tuple(map(Golden.from_dict, step.get("goldens") or ())),
-        origin=Origin.from_dict(step["origin"]),
+        ran=bool(found.command if found else started and step.command),
     )
-
-
-def _unexplained(verdict: Verdict) -> str:
-    return "" if verdict is Verdict.PASSED else f"{verdict}, and the journal does not say why"
 
 
 def _judged(started: str, record: JournalRecord) -> Result:
@@ -151,19 +136,3 @@ def _judged(started: str, record: JournalRecord) -> Result:
     if record.end is None:
         return Result(Verdict.ERROR, "the run ended before this step started")
     return Result(Verdict.SKIPPED, "the run stopped before this step started")
-
-
-def _typed(process: dict[str, Any]) -> str:
-    """A planned command as a person would type it in a POSIX shell."""
-    argv = [str(word) for word in process.get("argv") or ()]
-    if not argv:
-        return ""
-    assignments = " ".join(f"{name}={shlex.quote(str(value))}" for name, value in process.get("env") or ())
-    words = f"{assignments} {shlex.join(argv)}" if assignments else shlex.join(argv)
-    folder = str(process.get("cwd") or "")
-    return f"cd {shlex.quote(folder)} && {words}" if folder else words
-
-
-def _device(flags: tuple[str, ...], step: dict[str, Any]) -> str:
-    named = [flag.partition("=")[2] for flag in flags if flag.startswith("--device=")]
-    return named[-1] if named else str((step.get("resources") or {}).get("device") or "")

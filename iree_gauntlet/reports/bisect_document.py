@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from typing import TYPE_CHECKING
 
@@ -65,11 +66,11 @@ def bisect_document(outcome: BisectOutcome) -> Document:
     if outcome.link:
         blocks.append(Paragraph(("Commits: ", Link(BISECT_COMPARE.removeprefix("https://") + "…", outcome.link))))
     if outcome.change:
-        pull = Link(f"#{outcome.change['pull']}", outcome.pull_link)
-        request = (" (pull request ", pull, ")") if outcome.pull_link else ()
-        blocks.append(Paragraph(("It was ", outcome.change_text, *request)))
+        pull = Link(f"#{outcome.change.pull}", outcome.change.pull_link)
+        request = (" (pull request ", pull, ")") if outcome.change.pull else ()
+        blocks.append(Paragraph(("It was ", str(outcome.change), *request)))
         source = asked["asked"].get("source") or asked["asked"].get("into") or "."
-        blocks.append(Code(shlex.join(("git", "-C", source, "show", outcome.change["commit"])), "sh"))
+        blocks.append(Code(shlex.join(("git", "-C", source, "show", outcome.change.commit)), "sh"))
     details: list[Block] = [Paragraph(("Not tried: ", *names[1:], "."))] if untried else []
     details += [Paragraph(("Again, in ", Name(asked["cwd"]), ":")), Code(asked["command"], "sh")]
     tried = f"{len(outcome.judged)} of {len(outcome.labels)} tried"
@@ -90,23 +91,22 @@ def _line(outcome: BisectOutcome) -> Line:
     stops = []
     for label in labels:
         if label in judged:
-            # A verdict, of `--metric error`, is no number.
-            found = judged[label]["value"]
-            value = found if isinstance(found, int | float) else None
-            stops.append(Stop(label, str(judged[label]["text"] or ""), outcome.word_of(label), value))
+            found = judged[label]
+            value = found.value if found.value is not None and math.isfinite(found.value) else None
+            stops.append(Stop(label, found.text, found.word, value))
         else:
             stops.append(Stop(label, "", "skipped"))
-    ends = [outcome.search[name] for name in ("last_old", "first_new")] if outcome.search else []
+    ends = [outcome.search.last_old, outcome.search.first_new] if outcome.search else []
     between = (labels.index(ends[0]), labels.index(ends[1])) if ends and set(ends) <= set(labels) else None
     return Line(tuple(stops), f"{outcome.answer}: the candidates in their order", between)
 
 
 def _change(outcome: BisectOutcome) -> Paragraph:
     """From what to what, and what `good` and `bad` say."""
-    ends = [outcome.search.get(name) for name in ("last_old", "first_new")]
-    texts = [(outcome.judged[label]["text"], label) for label in ends if label in outcome.judged]
+    ends = [outcome.search.last_old, outcome.search.first_new] if outcome.search else []
+    texts = [(outcome.judged[label].text, label) for label in ends if label in outcome.judged]
     change = " to ".join(f"{text} ({label})" for text, label in texts)
-    known = len(texts) == len(ends) and all(text for text, _ in texts)
+    known = len(texts) == 2 and all(text for text, _ in texts)
     meaning = "Good and bad are what the two ends were named: nothing is said of which figure is the better one."
     return Paragraph((f"From {change}. {meaning}" if known else meaning,))
 
@@ -115,8 +115,7 @@ def _row(outcome: BisectOutcome, label: str) -> tuple[Cell, ...]:
     """What is shown of a candidate that was tried, in the order of `_COLUMNS`."""
     judged = outcome.judged[label]
     remarks = [f"the {word} end" for word in ("good", "bad") if outcome.asked[word] == label]
-    remarks += ["a third value"] if judged["third"] else []
-    remarks += [judged["reason"]] if judged["reason"] else []
+    remarks += ["a third value"] if judged.third else []
+    remarks += [judged.reason] if judged.reason else []
     commit = outcome.commit_of(label)[:10] or None
-    text = judged["text"] or None
-    return label, text, outcome.word_of(label), float(judged["seconds"]), commit, "; ".join(remarks)
+    return label, judged.text or None, judged.word, float(judged.seconds), commit, "; ".join(remarks)

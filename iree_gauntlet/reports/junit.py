@@ -48,8 +48,8 @@ def junit_document(outcome: RunOutcome) -> str:
         root.append(_suite(chain, index, outcome).build_xml_doc())
     steps = outcome.steps
     root.set("tests", str(len(steps)))
-    root.set("failures", str(sum(step.verdict in {Verdict.FAILED, Verdict.XPASSED} for step in steps)))
-    root.set("errors", str(sum(step.verdict in {Verdict.ERROR, Verdict.INCONCLUSIVE} for step in steps)))
+    root.set("failures", str(sum(step.verdict.is_bad and step.verdict.is_conclusive for step in steps)))
+    root.set("errors", str(sum(step.verdict.is_bad and not step.verdict.is_conclusive for step in steps)))
     root.set("time", f"{sum(step.seconds for step in steps):.3f}")
     _set_times(root, outcome)
     return schema_document(root)

@@ -46,7 +46,7 @@ from iree_gauntlet.figures import (
 from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import NOTHING, MatrixCell
 from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, matrix_outcome
-from iree_gauntlet.records.outcome import BAD_VERDICTS, version
+from iree_gauntlet.records.outcome import version
 from iree_gauntlet.reports.junit import junit_document, schema_document
 from iree_gauntlet.reports.matrix_changes import ChangeKind, changes, mean_ratios, ratio
 from iree_gauntlet.reports.provenance import ORIGIN, provenance
@@ -186,7 +186,7 @@ def _failures(matrix: MatrixOutcome) -> Iterator[Block]:
         (Name(f"{iree.label}: {row.chain}"), f": {cell.verdict_text}: {one_line(cell.reason, 200)}")
         for iree in matrix.ran
         for row in matrix.rows
-        if (cell := row.cells.get(iree.label)) is not None and cell.verdict in BAD_VERDICTS
+        if (cell := row.cells.get(iree.label)) is not None and cell.verdict.is_bad
     )
     if items:
         yield Heading("What went wrong")
@@ -200,7 +200,7 @@ def _figures(matrix: MatrixOutcome) -> Iterator[Block]:
     labels = [iree.label for iree in matrix.ran]
     chains = list(matrix.rows)
     if len(chains) * len(labels) > _MOST_CELLS:
-        chains.sort(key=lambda row: all(cell.verdict not in BAD_VERDICTS for cell in row.cells.values()))
+        chains.sort(key=lambda row: all(not cell.verdict.is_bad for cell in row.cells.values()))
     rows: list[tuple[Cell, ...]] = []
     for row in chains:
         title, base = row.chain, row.cells.get(matrix.base)

@@ -38,7 +38,7 @@ from iree_gauntlet.document import (
 from iree_gauntlet.figures import byte_size, counted, duration, last_lines, listed
 from iree_gauntlet.measuring.goldens.goldens import covers
 from iree_gauntlet.records.chain_figures import chain_figures, matrix_cell
-from iree_gauntlet.records.outcome import BAD_VERDICTS, RunOutcome, cache_line, headline, verdict_texts, version
+from iree_gauntlet.records.outcome import RunOutcome, cache_line, headline, verdict_texts, version
 from iree_gauntlet.reports.details import device_text, explanation_line, finding_lines
 from iree_gauntlet.reports.provenance import ORIGIN, provenance
 from iree_gauntlet.steps import NOTHING_COMPARED
@@ -62,7 +62,6 @@ _NAMED_STEPS = 8
 # Notes that differ in names and numbers alone are of a kind; from so many on they are folded.
 _OF_ONE = re.compile(r"\S*[\d/\\@=]\S*")
 _FOLDED_FROM = 4
-_COMPARED = (Verdict.PASSED, Verdict.FAILED, Verdict.XFAILED, Verdict.XPASSED)
 _COLUMNS: tuple[Column, ...] = (
     Column("verdict", Kind.VERDICT),
     Column("model", Kind.NAME),
@@ -237,7 +236,7 @@ def _judged(outcome: RunOutcome) -> Iterator[str]:
     checks = [(step, check) for step in outcome.steps for check in step.checks]
     judged = Counter(check.metric for _, check in checks if check.passed is not None)
     compared = (step for step in outcome.steps if step.stage == "threshold" and NOTHING_COMPARED not in step.notes)
-    numbers = sum(step.verdict in _COMPARED for step in compared)
+    numbers = sum(step.verdict.is_conclusive for step in compared)
     timed = [step for step in outcome.steps if step.samples is not None]
     unjudged = not judged["time_ms"] and any(check.metric == "time_ms" for _, check in checks)
     unnamed = unjudged and not any(chain.sku for chain in outcome.chains)
@@ -302,9 +301,9 @@ def _figures(outcome: RunOutcome) -> Iterator[Block]:
         yield Paragraph(("No step was planned.",))
         return
     if outcome.many:
-        chains = [chain for chain in chains if chain.verdict in BAD_VERDICTS]
+        chains = [chain for chain in chains if chain.verdict.is_bad]
     elif count > _SHOWN_ROWS:
-        chains.sort(key=lambda chain: chain.verdict not in BAD_VERDICTS)
+        chains.sort(key=lambda chain: not chain.verdict.is_bad)
     if not chains:
         yield Paragraph((f"All {count} as expected; each is in ", Name("summary.json"), "."))
         return

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import MAIN, Stage, Verdict
+from iree_gauntlet.cases import MAIN, Stage
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import byte_size, duration, error_figure, milliseconds
 from iree_gauntlet.steps import step_id
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.torch_models.build_folder import Build
 
 
-_GOOD = (Verdict.PASSED, Verdict.SKIPPED)
 _HASH_LENGTH = 8
 _FEW_CALLS = 20
 _UNSTEADY = 2.0
@@ -130,14 +129,14 @@ def _doubts(figures: Mapping[str, Any], benchmark: Result) -> list[str]:
 def _result(record: JournalRecord, chain: Chain, stage: Stage, role: str = MAIN) -> Result | None:
     """The figures of a step, where it has any."""
     found = record.results.get(step_id(chain.id, stage, role))
-    return found if found is not None and found.verdict in _GOOD and found.statistics else None
+    return found if found is not None and not found.verdict.is_bad and found.statistics else None
 
 
 def _problem(record: JournalRecord) -> str:
     """The first step that came out badly; those behind it were skipped."""
     for step in record.steps:
         result = record.results.get(step["id"])
-        if result is not None and result.verdict not in _GOOD:
+        if result is not None and result.verdict.is_bad:
             return f"{str(step['id']).removeprefix(step['chain'] + ':')} {result.verdict}: {result.reason}"
     return ""
 

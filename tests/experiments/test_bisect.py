@@ -168,7 +168,7 @@ def test_what_was_judged_is_not_judged_again(tmp_path: Path) -> None:
     bisects = Bisects(tmp_path)
     judge = bisects.exact([100, 100, 100, 130, 130, 130, 130])
     before, _ = bisects.run(judge)
-    known = {label: Judged(event["bad"], event["value"], event["text"]) for label, event in before.judged.items()}
+    known = {label: Judged(found.bad, found.value, found.text) for label, found in before.judged.items()}
     bisects.asked.clear()
     again, done = bisects.run(judge, known)
     assert (bisects.asked, done[0], again.answer) == ([], ExitCode.OK, before.answer)
@@ -220,8 +220,8 @@ def test_times_are_judged_by_their_ratio_to_the_good_end(tmp_path: Path) -> None
     found, done = bisects.run(RoundsJudge(rounds, most_comparisons(7), 0.01, 40))
     assert done == (ExitCode.INCONCLUSIVE, "")
     assert found.answer == "between c (good) and e (bad); could not be judged: d"
-    assert "1.07" in found.judged["g"]["text"]
-    assert found.judged["g"]["low"] > 1.03
+    assert "1.07" in found.judged["g"].text
+    assert (found.judged["g"].low or 0.0) > 1.03
     # The other direction: bad is the faster one.
     (tmp_path / "other").mkdir()
     found, _ = Bisects(tmp_path / "other").run(
@@ -236,7 +236,7 @@ def test_the_bad_end_is_seen_in_its_specs_own_way_too(tmp_path: Path, own: float
     rounds.own = own
     found, done = Bisects(tmp_path).run(RoundsJudge(rounds, most_comparisons(7), 0.01, 40))
     assert (found.answer, done[0]) == ("first bad: e; last good: d", ExitCode.OK)
-    text = found.judged["g"]["text"]
+    text = found.judged["g"].text
     assert ("; as its spec has it " in text) == (own is not None)
     assert text.endswith(", which contradicts that") == contradicted
 
@@ -250,15 +250,15 @@ def test_times_that_stay_in_the_middle_end_the_search_with_a_range(tmp_path: Pat
     # The ends' comparison, and not one more than the confidence was shared out over.
     assert len(found.judged) == 1 + most_comparisons(7)
     assert "not judged" in found.answer or "could not be judged" in found.answer
-    assert all("holds the middle" in found.judged[label]["reason"] for label in found.judged if label not in "ag")
+    assert all("holds the middle" in found.judged[label].reason for label in found.judged if label not in "ag")
 
 
 def test_times_of_a_session_that_is_void_decide_nothing(tmp_path: Path) -> None:
     rounds = _Rounds([1, 1, 1, 1, 1.07, 1.07, 1.07], 0.01)
     rounds.void = "d"
     found, done = Bisects(tmp_path).run(RoundsJudge(rounds, most_comparisons(7), 0.01, 40))
-    assert (done[0], found.judged["d"]["bad"]) == (ExitCode.INCONCLUSIVE, None)
-    assert found.judged["d"]["reason"] == "void: the good end differs from itself"
+    assert (done[0], found.judged["d"].bad) == (ExitCode.INCONCLUSIVE, None)
+    assert found.judged["d"].reason == "void: the good end differs from itself"
     (tmp_path / "end").mkdir()
     rounds.void = "g"
     found, done = Bisects(tmp_path / "end").run(RoundsJudge(rounds, most_comparisons(7), 0.01, 40))
@@ -266,7 +266,7 @@ def test_times_of_a_session_that_is_void_decide_nothing(tmp_path: Path) -> None:
     (tmp_path / "short").mkdir()
     short = _Rounds([1, 1, 1, 1.03, 1.07, 1.07, 1.07], 0.01, most=25)
     found, _ = Bisects(tmp_path / "short").run(RoundsJudge(short, most_comparisons(7), 0.01, 40))
-    assert found.judged["d"]["reason"].endswith("; the time is up")
+    assert found.judged["d"].reason.endswith("; the time is up")
 
 
 def test_ends_that_take_the_same_time_leave_nothing_to_look_for(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.cases import Origin, Stage, Verdict
+from iree_gauntlet.cases import KINDS_AT, FailureKind, Origin, Stage, Verdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.journal_format import JournalRecord, read_journal
 from iree_gauntlet.records.event_log import Journal
@@ -340,7 +340,34 @@ def test_a_step_is_written_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path, clock) as journal:
         journal.run({"steps": (step,)})
-    assert list(read_journal(path).steps) == json.loads(json.dumps([asdict(step)]))
+    record = read_journal(path)
+    assert list(record.steps) == json.loads(json.dumps([asdict(step)]))
+    assert record.planned == (step,)
+
+
+def test_steps_of_earlier_journals_are_read(tmp_path: Path) -> None:
+    said: dict[str, Any] = {
+        "id": "m/s@cpu:threshold.pipeline",
+        "chain": "m/s@cpu",
+        "dialect": "d",
+        "model": "m",
+        "submodel": "s",
+    }
+    said |= {"target": "cpu", "stage": "threshold", "origin": {"file": "spec.json"}, "expect_failure": "why"}
+    plans = [said, {**said, "expect_crash": True}, {**said, "expect_kinds": ["wrong numbers"]}]
+    steps = JournalRecord(tmp_path / "journal.jsonl", steps=tuple(plans)).planned
+    assert {step.role for step in steps} == {"pipeline"}
+    assert [step.expect_kinds for step in steps] == [
+        KINDS_AT[Stage.THRESHOLD],
+        (FailureKind.CRASHES,),
+        (FailureKind.WRONG_NUMBERS,),
+    ]
+
+
+def test_a_step_that_is_none_names_the_version_that_wrote_it(tmp_path: Path) -> None:
+    record = JournalRecord(tmp_path / "journal.jsonl", runs=({"version": "0.9"},), steps=({"id": "a"},))
+    with pytest.raises(GauntletError, match=r"cannot be read: KeyError: 'chain'\n  it was written by version 0.9"):
+        _ = record.planned
 
 
 JSON = st.recursive(

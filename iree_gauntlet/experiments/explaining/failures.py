@@ -147,7 +147,7 @@ def failures_of(record: JournalRecord, patterns: Sequence[str]) -> list[Failure 
 
 def _is_ours(result: Result) -> bool:
     """Whether IREE is at fault: it failed, as expected or not, or a tool crashed or hung."""
-    failed = result.verdict in (Verdict.FAILED, Verdict.XFAILED)
+    failed = result.verdict.counts_as_failure
     return failed or (result.verdict is Verdict.ERROR and (result.crashed or result.timed_out))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.figures import byte_size, duration, one_line, percent, signed
 from iree_gauntlet.records.step_outcome import step_name
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.results import Result
 
 
-_EXPECTED = ("passed", "xfailed", "skipped")
 # An arrival that took less is not worth a line of its own.
 _WORTH_SECONDS = 5.0
 # Seconds of waiting for locks that are shown.
@@ -53,7 +53,7 @@ class StepsLeft:
 
 def is_worth_a_line(verdict: str) -> bool:
     """Whether a step has a line of its own among many."""
-    return verdict not in _EXPECTED
+    return Verdict(verdict).is_bad
 
 
 def step_title(step: dict[str, Any]) -> str:
@@ -75,7 +75,7 @@ def finished_text(step: dict[str, Any], result: Result, place: str) -> str:
     """The line of a finished step: `[ 3/24] ✓ passed  ocr/cls@cpu compile  8.21 s (cached)`."""
     cached = " (cached)" if result.cache and result.cache.hit else ""
     waited = f" (waited {duration(result.waited_seconds)})" if result.waited_seconds >= _WORTH_WAITING else ""
-    took = f"  {duration(result.seconds)}{cached}{waited}" if result.verdict != "skipped" else ""
+    took = f"  {duration(result.seconds)}{cached}{waited}" if result.verdict is not Verdict.SKIPPED else ""
     reason = f": {one_line(result.reason)}" if result.reason else ""
     verdict = signed(f"{result.verdict:<7}", result.verdict)
     return f"{place} {verdict} {step_title(step)}{took}{reason}"
