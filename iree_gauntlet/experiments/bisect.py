@@ -53,11 +53,6 @@ _FETCH_FOLDER = "fetch"
 def bisect(asked: BisectRequest, request: RunRequest, presenter: Presenter) -> ExitCode:
     """Searches, records what was found as it goes, and reports.
 
-    Args:
-        asked: for what, and how.
-        request: what is run with each candidate.
-        presenter: shows it.
-
     Raises:
         GauntletError: what keeps it from starting.
     """
@@ -120,12 +115,7 @@ def _judge(
 
 
 def _fetch(folder: Path, chosen: Chosen, presenter: Presenter) -> None:
-    """Fetches what the model needs, once and before any candidate: a download that fails is no candidate's fault.
-
-    Raises:
-        GauntletError: something is not available.
-        KeyboardInterrupt: it was interrupted.
-    """
+    """Fetches what the model needs, once and before any candidate: a download that fails is no candidate's fault."""
     run_dir = free_folder(folder / _FETCH_FOLDER)
     fetched = chosen.within(run_dir, stages=(Stage.FETCH,))
     code = run(fetched, presenter.to(sys.stderr), brief=True).exit_code
@@ -140,12 +130,7 @@ class BisectSearch:
     """A search under way.
 
     Attributes:
-        question: what is looked for.
-        judge: decides on candidates.
-        log: where everything goes.
-        say: receives a line for each thing that is done.
         earlier: what an earlier part of this bisect has judged, by label.
-        every: judge every candidate, also where the search needs none.
     """
 
     question: Question
@@ -209,11 +194,7 @@ class BisectSearch:
             self._step(place)
 
     def _refine(self, source: str) -> None:
-        """Goes on among what lies between the two candidates that were found: nightlies of releases, then commits.
-
-        Raises:
-            GauntletError: their commits are not known, or are not in the checkout.
-        """
+        """Goes on among what lies between the two candidates that were found: nightlies of releases, then commits."""
         if not self._state.between:
             self._go_on(list_nightlies_inside(*self._found_pair, self.question.place, self.say))
         if not self._state.between:

@@ -56,7 +56,6 @@ def bundle_title(bundle: str) -> str:
     """What failure a bundle shows.
 
     Raises:
-        UsageError: there is none.
         GauntletError: it is no bundle.
     """
     with tempfile.TemporaryDirectory(prefix="gauntlet-bundle-") as place:
@@ -67,7 +66,6 @@ def keep_bundle(bundle: str, folder: Path) -> None:
     """Keep a bundle in the bisect's folder; one that is kept there already stays.
 
     Raises:
-        UsageError: there is none.
         GauntletError: it is no bundle.
     """
     kept = folder / _KEPT
@@ -86,16 +84,8 @@ def run_kept_bundle(
 ) -> Judged:
     """Run the bundle with a candidate: 1 where it passes, 0 where the failure is there.
 
-    Args:
-        candidate: which IREE.
-        folder: the bisect's, in which the bundle is kept.
-        chosen: how IREEs are found and installed.
-        supervisor: owns the process.
-        presenter: shows it.
-
     Raises:
         GauntletError: what is no candidate's fault, such as a full disk.
-        KeyboardInterrupt: it was interrupted.
     """
 
     def work(run_dir: Path, _presenter: Presenter) -> Judged:

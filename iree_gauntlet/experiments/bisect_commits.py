@@ -81,14 +81,7 @@ def take_package(candidate: Candidate, place: Place, say: Callable[[str], None])
 def list_nightlies_inside(
     old: Candidate, new: Candidate, place: Place, say: Callable[[str], None]
 ) -> tuple[Candidate, ...]:
-    """The nightlies between two releases, which cost no build; none where one is no release, or there are none.
-
-    Args:
-        old: the older one.
-        new: the newer one.
-        place: where IREE is looked for.
-        say: is told how many there are, or why none can be had.
-    """
+    """The nightlies between two releases, which cost no build; none where one is no release, or there are none."""
     if any(parse_choice(candidate.iree).kind is not ChoiceKind.RELEASE for candidate in (old, new)):
         return ()
     try:

@@ -36,15 +36,13 @@ class Judged(Recorded):
     """The result of a candidate: what it gave, and which end it is like.
 
     Attributes:
+        third: the value is neither the good end's nor the bad one's.
         bad: whether it is like the bad end; None before it is judged, and where it cannot be.
         value: of the metric; None where there is none. Of times, the ratio to the good end.
-        text: the value for people.
         reason: why it cannot be judged; empty where it can.
         confidence: that the judgement is right, as far as noise goes; 1 for what has none.
-        third: the value is neither the good end's nor the bad one's.
         low, high: interval of the value; None where it is exact.
         folder: of its run, in the bisect's folder; empty where there is none.
-        toolchain: the journal's record of it.
     """
 
     bad: bool | None = None
@@ -84,7 +82,6 @@ class ExactMetric:
     """A metric that is the same at each run.
 
     Attributes:
-        stages: what has to be run.
         read: its value, or why there is none, from a run's journal and the chain that was run.
     """
 
@@ -96,12 +93,6 @@ def candidate_run(
     candidate: Candidate, folder: Path, presenter: Presenter, work: Callable[[Path, Presenter], Judged]
 ) -> Judged:
     """What a candidate gives, not judged yet; of what is no usable IREE, why not.
-
-    Args:
-        candidate: which IREE.
-        folder: the bisect's.
-        presenter: shows it, in a file of the candidate's own folder in that one.
-        work: gives it, from that folder and what shows it.
 
     Raises:
         GauntletError: what is no candidate's fault, such as a full disk.
@@ -123,14 +114,6 @@ def run_candidate(
 ) -> Judged:
     """Runs the stages that a metric needs, with a candidate, in a folder of its own, and reads the value.
 
-    Args:
-        candidate: which IREE.
-        metric: what is wanted.
-        chain: of the one model.
-        folder: the bisect's.
-        chosen: selects the chain.
-        presenter: shows it, in a file of that folder.
-
     Raises:
         GauntletError: what is no candidate's fault, such as a full disk.
         KeyboardInterrupt: the run was interrupted.
@@ -148,12 +131,7 @@ def run_candidate(
 
 
 class ExactJudge:
-    """Judges by a metric that is the same at each run: which end's value is nearer.
-
-    Args:
-        metric: its name and what it is.
-        run: runs a candidate.
-    """
+    """Judges by a metric that is the same at each run: which end's value is nearer."""
 
     most_comparisons: int | None = None
 

@@ -47,13 +47,9 @@ class Question:
     """What is looked for.
 
     Attributes:
-        metric: its name.
-        chain: of the one model; the title of a bundle.
         row: candidates, from the oldest to the newest.
-        good_is_older: whether the good end is the first of them.
-        asked: how it is looked for.
+        chain: of the one model; the title of a bundle.
         chosen: what is run with each candidate; it selects nothing where that is a bundle.
-        place: where IREE is looked for.
     """
 
     metric: str
@@ -155,11 +151,7 @@ def place_of(request: RunRequest) -> Place:
 
 
 def _require_metric(asked: BisectRequest, request: RunRequest) -> None:
-    """Make sure that there is such a metric, and that what is said of rounds is for it.
-
-    Raises:
-        UsageError: there is none, or it is not.
-    """
+    """Make sure that there is such a metric, and that what is said of rounds is for it."""
     metric = asked.metric
     if metric in TIMED_METRICS:
         rounds_asked(asked)

@@ -49,14 +49,7 @@ _SEED = 1
 
 
 class TimedBlocks:
-    """Takes blocks of the good end and of candidates; each is compiled and checked in a run of its own before.
-
-    Args:
-        question: what is looked for.
-        session: what it runs in.
-        earlier: what an earlier part of this bisect has measured.
-        presenter: shows the runs, in files of theirs.
-    """
+    """Takes blocks of the good end and of candidates; each is compiled and checked in a run of its own before."""
 
     def __init__(
         self, question: Question, session: Session[Any], earlier: dict[str, PairEvidence], presenter: Presenter
@@ -81,7 +74,6 @@ class TimedBlocks:
 
         Raises:
             GauntletError: the good end, which was fit before, is not any more.
-            KeyboardInterrupt: it was interrupted.
         """
         found = self._prepared(candidate)
         if self._good is None:
@@ -204,11 +196,9 @@ class BlockSource(Protocol):
 class RoundsJudge:
     """Judges by times.
 
-    Args:
-        source: takes the rounds.
-        comparisons: how many there may be, that of the ends among them.
-        alpha: chance that the whole search goes wrong by noise; shared out evenly over the comparisons.
-        max_blocks: of each comparison.
+    `alpha`: chance that the whole search goes wrong by noise; shared out evenly over the comparisons.
+
+    `comparisons`: how many there may be, that of the ends among them.
     """
 
     def __init__(self, source: BlockSource, comparisons: int, alpha: float, max_blocks: int) -> None:

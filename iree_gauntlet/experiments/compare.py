@@ -60,11 +60,7 @@ def compare(
 ) -> ExitCode:
     """Compares two IREEs over a selection.
 
-    Args:
-        asked: which two, and how.
-        request: what is run with each.
-        presenter: shows it.
-        machines: perform the steps and take the rounds; None for this machine alone.
+    `machines`: perform the steps and take the rounds; None for this machine alone.
 
     Raises:
         UsageError: options that make no sense.
@@ -110,13 +106,7 @@ def compare(
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
-    """What is compared, and how.
-
-    Attributes:
-        asked, chosen: as they were asked for.
-        settings: how rounds are taken and judged.
-        sides: both, up to their benchmarks.
-    """
+    """What is compared, and how."""
 
     asked: CompareRequest
     chosen: Chosen
@@ -336,11 +326,7 @@ class CompareSettings:
     """How rounds are taken and judged.
 
     Attributes:
-        metric: what is compared.
-        rules: what decides.
-        rounds: how they are taken.
         least_work: the share from which on a difference in instructions counts.
-        no_work: no instructions are counted beside the times.
     """
 
     metric: str
@@ -351,11 +337,7 @@ class CompareSettings:
 
 
 def _two_sides(text: str) -> tuple[str, str]:
-    """The two IREEs of a comparison.
-
-    Raises:
-        UsageError: they are not two.
-    """
+    """The two IREEs of a comparison."""
     words = text.split()
     if len(words) != 2:
         raise UsageError(
@@ -368,10 +350,7 @@ def _two_sides(text: str) -> tuple[str, str]:
 def compare_settings(asked: CompareRequest, conduct: ConductRequest, *, here: bool) -> CompareSettings:
     """How rounds are taken and judged.
 
-    Args:
-        asked: what is asked for.
-        conduct: how runs are carried out.
-        here: the rounds are taken on this machine, whose CPUs are known.
+    `here`: the rounds are taken on this machine, whose CPUs are known.
 
     Raises:
         UsageError: it makes no sense.

@@ -35,8 +35,6 @@ class MadeByWorker:
 
     Attributes:
         need: side and step, `A dtln@cpu:compile`.
-        key: what it is found by.
-        worker: who made it, as results name workers.
     """
 
     need: str
@@ -50,7 +48,6 @@ class Unit:
 
     Attributes:
         step: the one whose rounds are taken, of A; it has its host to itself, and needs `made`.
-        made: what the sides have made for it.
     """
 
     step: Step
@@ -89,11 +86,8 @@ def _made(side: Side, step: Step) -> Iterable[MadeByWorker]:
 class RoundsLog:
     """Takes what comes back of the units, into the log and the evidence; as `Conductor` of a cluster's runner.
 
-    Args:
-        session: of the comparison.
-        settings: of it; the budget begins now.
-        evidence: what an earlier part of it has measured, by model; changed in place.
-        earlier: the events of that part.
+    `settings`: of it; the budget begins now.
+    `evidence`: what an earlier part of it has measured, by model; changed in place.
 
     Attributes:
         where: where the time went, by model, as `compare_where.py` has it.

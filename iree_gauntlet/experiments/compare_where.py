@@ -35,7 +35,6 @@ class SideTools:
     """What a side is profiled with.
 
     Attributes:
-        machine: its IREE.
         compiles: outputs of its compiles, by the module among them.
     """
 

@@ -30,10 +30,6 @@ class WorkVerdict:
     """What the counts of one model say.
 
     Attributes:
-        chain: which.
-        work: B's against A's.
-        a, b: instructions of one call.
-        counter: what has counted.
         cpu: what the modules were compiled for; empty for what the spec says.
         outside: the difference that is in no dispatch; None where the counter does not know dispatches.
         with_fma: the counts of A and B with fused multiply-adds; None where they were not taken.
@@ -73,10 +69,7 @@ class WorkVerdict:
 def judge_work(sides: tuple[Side, Side], chains: Iterable[str], least: float) -> dict[str, WorkVerdict]:
     """What the counts say of each model whose instructions were counted on both sides.
 
-    Args:
-        sides: A and B.
-        chains: the models.
-        least: the share of A's from which on a difference counts.
+    `least`: the share of A's from which on a difference counts.
     """
     found = {}
     for chain in chains:

@@ -76,11 +76,7 @@ def recorded_explanation(
 ) -> Iterator[tuple[Session[EventLog], Ending]]:
     """A session whose log opens with what is explained and ends with how that ended.
 
-    Args:
-        folder: `explain` of a run; made where it is not there.
-        opening: fields of its opening event.
-        presenter: shows it in the end.
-        progress: shows how it goes.
+    `folder`: `explain` of a run; made where it is not there.
     """
     folder.mkdir(exist_ok=True)
     with EventLog(folder / EXPLAIN_RECORD, lambda: datetime.now(UTC)) as log:

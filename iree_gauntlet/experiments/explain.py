@@ -89,11 +89,6 @@ _CASE_MARKS = re.compile(r"[*?@\[]")
 def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) -> ExitCode:
     """Explains what failed in a run.
 
-    Args:
-        asked: which run, and which of its failures.
-        cache: where the IREE of the run is installed.
-        presenter: shows it.
-
     Raises:
         GauntletError: what keeps it from starting.
     """
@@ -149,11 +144,7 @@ class _Explainer:
     _twins: dict[tuple[str, ...], tuple[str, dict[str, Any]]] = field(default_factory=dict)
 
     def explain(self, failure: Failure | Lost) -> bool:
-        """Whether a bundle shows it.
-
-        Raises:
-            GauntletError: there is no room to write to, or a file cannot be read.
-        """
+        """Whether a bundle shows it."""
         self.session.log.write("start", {"case": failure.case})
         if isinstance(failure, Lost):
             self._found(failure, "nothing", {"why": failure.why})
@@ -322,14 +313,7 @@ class _Explainer:
     def _bundle(
         self, failure: Failure, forms: Iterator[tuple[str, Contents]], tools: Tools, known: str
     ) -> dict[str, Any] | None:
-        """The first that shows the failure when it is run, as it is recorded; None where none does.
-
-        Args:
-            failure: of the run.
-            forms: what it may hold, the best first.
-            tools: of the IREE that failed.
-            known: what else its readers should know.
-        """
+        """The first that shows the failure when it is run, as it is recorded; None where none does."""
         assert self.machine.toolchain is not None, "it was needed"
         fact: dict[str, Any] = {}
         try:
@@ -381,8 +365,6 @@ class Again:
     """Whether it fails again.
 
     Attributes:
-        failed: of two times, how often.
-        same: it failed in the same way, and complained of the same values.
         symptom: what it showed; None where it passed.
     """
 
@@ -417,14 +399,7 @@ def _fails_again(failure: Failure, tools: Tools) -> Again:
 
 
 def _with_replay(contents: Contents, bundle: Bundle, tools: Tools, *, timeout: float) -> Bundle:
-    """The bundle with its run recorded; as it is where the runtime records none, or a large one, or none to its end.
-
-    Args:
-        contents: of the bundle, which was shown to fail when it is run.
-        bundle: where it is.
-        tools: of the IREE that fails.
-        timeout: seconds for the compile and for the run.
-    """
+    """The bundle with its run recorded; as it is where the runtime records none, or a large one, or none to its end."""
     if contents.symptom.ending not in (WRONG, FAILURE) or not contents.device or not tools.knows(RUN_MODULE, _OUTPUT):
         return bundle
     module = tools.compile("replay.vmfb", bundle.folder / PROGRAM, contents.flags, timeout=timeout, cwd=bundle.folder)

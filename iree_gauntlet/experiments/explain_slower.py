@@ -115,11 +115,6 @@ END
 def explain_slower(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) -> ExitCode:
     """Explains what a comparison found slower.
 
-    Args:
-        asked: which comparison, and which of its models.
-        cache: where the IREEs of the comparison are installed.
-        presenter: shows it.
-
     Raises:
         UsageError: options that exclude each other.
         GauntletError: what keeps it from starting.
@@ -219,17 +214,7 @@ def _found(found: Found) -> dict[str, Any]:
 
 
 def _slower_bundle(slower: Slower, slow: SlowDispatch, irees: tuple[Toolchain, Toolchain], folder: Path) -> Bundle:
-    """Write the bundle of a dispatch that B is slower with.
-
-    Args:
-        slower: the model.
-        slow: its dispatch.
-        irees: A and B.
-        folder: where to.
-
-    Raises:
-        GauntletError: it would be too large.
-    """
+    """Write the bundle of a dispatch that B is slower with."""
     values, files = file_values(slow.inputs, "input")
     sides = [flag_files(side.flags) for side in slower.sides]
     # Files that flags name are the same for both, or named by both.

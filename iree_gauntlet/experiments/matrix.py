@@ -55,12 +55,6 @@ def matrix(
 ) -> ExitCode:
     """Runs a selection with each IREE in turn and reports on all.
 
-    Args:
-        irees: which, as for `--iree`.
-        request: what is run with each.
-        presenter: shows them.
-        machines: perform the steps; None for this machine alone.
-
     Raises:
         GauntletError: what keeps the matrix from starting.
     """
@@ -90,11 +84,7 @@ class _Runs:
     presenter: Presenter
 
     def all(self) -> None:
-        """Finds every IREE, runs with each, and writes how it ended.
-
-        Raises:
-            UsageError, NothingSelectedError: the command line cannot be carried out, with whichever IREE.
-        """
+        """Finds every IREE, runs with each, and writes how it ended."""
         interrupted, stopped = False, ""
         try:
             # Found all before the first run: their leases keep them there, and a typo is reported at once.
@@ -202,11 +192,7 @@ def _described(toolchain: Toolchain) -> dict[str, str]:
 
 
 def _asked_now(irees: Sequence[str], request: RunRequest) -> _Asked:
-    """What a command line asks for.
-
-    Raises:
-        UsageError: `--iree` is missing, or names what is no IREE, or one twice.
-    """
+    """What a command line asks for."""
     if request.toolchain.iree_compiler and request.toolchain.iree_runtime:
         raise UsageError(
             "--iree-compiler and --iree-runtime: with both, every run of the matrix would be of the same IREE",
@@ -216,11 +202,7 @@ def _asked_now(irees: Sequence[str], request: RunRequest) -> _Asked:
 
 
 def _asked_before(record: MatrixRecord, irees: Sequence[str], request: RunRequest) -> _Asked:
-    """What the matrix of a record was asked for.
-
-    Raises:
-        UsageError: it does not say, or the command line asks for something else.
-    """
+    """What the matrix of a record was asked for."""
     folder = shown(record.path.parent)
     if not record.parts:
         raise UsageError(f"{folder} does not say what was to run", "Start a new matrix.")
@@ -240,9 +222,9 @@ class AskedIree:
     """One IREE of a matrix.
 
     Attributes:
+        label: its name in reports: the text, of a folder only as much of the end as distinguishes it from
+            the others.
         text: the value of `--iree`, as given.
-        label: its name in reports: the text, of a folder only as much of the end as distinguishes it from the others.
-        folder: the name of its sub-folder.
     """
 
     text: str

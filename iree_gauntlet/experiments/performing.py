@@ -66,9 +66,6 @@ class Chosen:
     """A run that is asked for, with what it selects; several runs of one selection share it.
 
     Attributes:
-        request: what is asked for.
-        selection: what it means.
-        stages: what is done.
         machines: perform the steps; None for this machine alone.
     """
 
@@ -108,15 +105,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """What a run works with.
-
-    Attributes:
-        machine: the IREE and the caches.
-        run_dir: its folder.
-        progress: shows how it goes.
-        runs: the processes that run modules of operator suites.
-        elsewhere: other machines that perform the steps.
-    """
+    """What a run works with."""
 
     machine: Workbench
     run_dir: Path
@@ -169,14 +158,7 @@ def performing(
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A run that another machine conducts.
-
-    Attributes:
-        machine: the IREE and the caches.
-        session: what it runs in.
-        engine: performs its steps here.
-        steps: everything that is selected.
-    """
+    """A run that another machine conducts."""
 
     machine: Workbench
     session: Session[Journal]

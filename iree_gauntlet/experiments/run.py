@@ -69,10 +69,7 @@ class Ran:
     """A run that is over.
 
     Attributes:
-        exit_code: INTERRUPTED where Ctrl-C or SIGTERM ended it.
-        steps: all that were planned for it.
         held: steps that were planned with it and are left to the caller.
-        folder: its folder.
     """
 
     exit_code: ExitCode
@@ -83,10 +80,6 @@ class Ran:
 
 def choose(request: RunRequest, machines: Machines | None = None) -> Chosen:
     """Reads the specs that a run is about.
-
-    Args:
-        request: what is asked for.
-        machines: as for `Chosen`.
 
     Raises:
         UsageError: what is asked for does not fit together.
@@ -104,11 +97,6 @@ def choose(request: RunRequest, machines: Machines | None = None) -> Chosen:
 
 def execute(request: RunRequest, presenter: Presenter, machines: Machines | None = None) -> ExitCode:
     """Selects, plans, runs and reports; explains what failed, where that is asked for.
-
-    Args:
-        request: what is asked for.
-        presenter: shows it.
-        machines: as for `Chosen`.
 
     Raises:
         GauntletError: what keeps the run from starting.
@@ -129,12 +117,8 @@ def run(
 ) -> Ran:
     """Plans, runs and reports.
 
-    Args:
-        chosen: what is run.
-        presenter: shows it.
-        machine: what to run it with, where that is open already.
-        hold: a stage whose steps are planned, and not run.
-        brief: it is a part of something larger, which reports on it: one line at its end will do.
+    `hold` is a stage whose steps are planned, and not run; `brief`: it is a part of something larger, which reports on
+    it.
 
     Raises:
         GauntletError: what keeps the run from starting.
@@ -262,11 +246,7 @@ def _engine(
 
 
 def _as_before(request: RunRequest) -> RunRequest:
-    """For `--resume`, and for `--last-failed` without a selection: what the earlier run was asked for.
-
-    Raises:
-        UsageError: there is no such run, or a resumed run is asked for something else.
-    """
+    """For `--resume`, and for `--last-failed` without a selection: what the earlier run was asked for."""
     folder = request.folder
     if folder.resume and folder.last_failed:
         raise UsageError("--resume and --last-failed exclude each other", "Resume first, then run --last-failed.")
@@ -298,17 +278,7 @@ def _only_last_failed(plan: Plan, earlier: Path) -> Plan:
 
 
 def _explain_run(run_dir: Path, code: ExitCode, cache: CacheRequest, presenter: Presenter) -> None:
-    """Explain what failed in a run that is over, but for what is expected to; the run's own result stays as it is.
-
-    Args:
-        run_dir: the run's folder.
-        code: the run's own, which the command ends with.
-        cache: where its IREE is installed.
-        presenter: shows it.
-
-    Raises:
-        KeyboardInterrupt: it was interrupted.
-    """
+    """Explain what failed in a run that is over, but for what is expected to; the run's own result stays as it is."""
     failed = sorted(failed_chains(run_dir))
     if not failed:
         return

@@ -50,13 +50,10 @@ class ModelVerdict:
     """Of one model.
 
     Attributes:
-        chain: which.
         comparison: B against A; None where nothing could be measured.
         control: A against A; None where it was not.
         own: B against A in the spec's own way; None where that is the way of the comparison, or was cut short.
-        evidence: what it was judged by.
         failure: why there is no comparison; empty where there is one.
-        contradicted: whether the spec's own way rules out what the comparison says.
     """
 
     chain: str
@@ -115,10 +112,7 @@ def judge(
 ) -> dict[str, ModelVerdict]:
     """The verdicts of a session, by model.
 
-    Args:
-        evidence: what was measured, by model.
-        rules: what decides.
-        why_over: why no more was measured where more would have been.
+    `evidence`: what was measured, by model.
 
     Raises:
         EvidenceError: rules that make no sense.
@@ -219,12 +213,10 @@ class Rules:
 
     Attributes:
         plan: when to look, and the false-alarm rate of all looks together.
-        least: the minimum effect; 0.01 is 1 %.
         band: the equivalence margin, within which two times are the same.
+        least: the minimum effect; 0.01 is 1 %.
         allow: the slowdown below which `not slower` will do.
         budget: seconds for all rounds of all models.
-        seed: of the coins that choose the order of each block.
-        replace_disturbed: whether a block with a disturbed round is taken again.
     """
 
     plan: SequentialPlan
@@ -270,12 +262,7 @@ def next_look(evidence: PairEvidence, rules: Rules) -> int | None:
 
 
 class Comparer:
-    """Takes the rounds.
-
-    Args:
-        session: what it runs in.
-        rules: what decides.
-    """
+    """Takes the rounds."""
 
     def __init__(self, session: Session[Any], rules: Rules) -> None:
         self._progress = session.progress
@@ -287,9 +274,7 @@ class Comparer:
     def run(self, pairs: Sequence[Pair], earlier: dict[str, PairEvidence]) -> dict[str, PairEvidence]:
         """Takes rounds of every model up to its first look, then of those that are undecided, in turn.
 
-        Args:
-            pairs: the models.
-            earlier: what an earlier part of this comparison has measured; changed in place.
+        `earlier`: what an earlier part of this comparison has measured; changed in place.
 
         Returns:
             The evidence, by model.

@@ -40,14 +40,10 @@ class Side:
 
     Attributes:
         name: `A` or `B`.
-        asked: as the command line names it.
-        folder: of its run.
         machine: its toolchain and the caches; what it uses stays for as long as this lives.
-        record: its run.
         benchmarks: benchmark steps, by chain.
         compiles: compile steps of main modules, by chain.
         counts: steps that count instructions, by chain.
-        interrupted: whether its run was.
     """
 
     name: str
@@ -83,13 +79,9 @@ class Side:
 def prepare_side(name: str, machine: Workbench, asked: str, chosen: Chosen, folder: Path, presenter: Presenter) -> Side:
     """Runs everything of a selection but its benchmarks with one IREE.
 
-    Args:
-        name: `A` or `B`.
-        machine: with it.
-        asked: which one, as for `--iree`.
-        chosen: what is run.
-        folder: of its run; one that is there already is resumed.
-        presenter: shows it.
+    `name`: `A` or `B`.
+    `asked`: which one, as for `--iree`.
+    `folder`: of its run; one that is there already is resumed.
 
     Raises:
         GauntletError: what keeps the run from starting.
@@ -151,10 +143,6 @@ def unready(side: Side, step: Step) -> str:
 
 def rounds_asked(asked: CompareRequest | BisectRequest, *, here: bool = True) -> RoundSettings:
     """How rounds are taken; as usual where it is not said.
-
-    Args:
-        asked: what is asked for.
-        here: they are taken on this machine, whose CPUs are known.
 
     Raises:
         UsageError: it makes no sense.

@@ -48,16 +48,9 @@ class Contents:
     """What goes into a bundle.
 
     Attributes:
-        title: the failure in a line.
-        what: paragraphs for the README: what happens, and how it was found.
         program: that fails, as text or bytecode; empty where it is fetched.
-        flags: of iree-compile.
         device: that it runs on; empty where it is the compile that fails.
         arguments: of iree-run-module, with files by their names in the bundle.
-        files: name and contents of everything else.
-        iree: that it fails with.
-        machine: where it was seen.
-        symptom: what tells that it fails.
         made: files that are made where it is run: a name, and the arguments of `make_values.py` behind it.
         fetched: files that are fetched where it is run: a name, and the arguments of `fetch_file.py` behind it.
     """
@@ -81,8 +74,6 @@ class Bundle:
     """A bundle that is there.
 
     Attributes:
-        folder: it.
-        archive: the same in one file.
         bytes: of that file.
     """
 

@@ -33,8 +33,6 @@ class OpenedBundle:
     """A bundle that can be run.
 
     Attributes:
-        folder: it.
-        title: the failure in a line.
         packages: the IREE that it fails with: `iree-base-compiler==3.6.0`.
     """
 
@@ -46,12 +44,7 @@ class OpenedBundle:
 def open_bundle(bundle: Path, place: Path) -> OpenedBundle:
     """Open a bundle.
 
-    Args:
-        bundle: its archive, or its folder, which is used as it is.
-        place: where an archive is unpacked.
-
     Raises:
-        UsageError: there is none.
         GauntletError: it is no bundle.
     """
     if not bundle.exists():
@@ -70,12 +63,9 @@ def run_bundle(
 ) -> int | None:
     """Run it; what it says stands in `repro.txt`.
 
-    Args:
-        bundle: its folder.
-        iree: whose tools are used; None for those that it installs.
-        supervisor: owns the process.
-        logs: where `repro.txt` goes.
-        base: what it is held against, where it is about times; None for what it installs.
+    `iree`: whose tools are used; None for those that it installs.
+    `logs`: where `repro.txt` goes.
+    `base`: what it is held against, where it is about times; None for what it installs.
 
     Returns:
         Its exit code; None where it was ended.

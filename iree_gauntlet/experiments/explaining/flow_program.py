@@ -36,13 +36,10 @@ class Dispatch:
     """A place where a program dispatches work.
 
     Attributes:
-        key: names it in traces: its place among all, and the executable and function that it calls.
-        executable: whose function it calls.
-        callee: both names, as written.
         workload: SSA values that say how much work there is.
         operands: SSA values, and their types as written.
-        outcome: type of each result as written; `%x` for an operand that is written in place.
         constants: SSA values that the function around it defines as constants, as written.
+        outcome: type of each result as written; `%x` for an operand that is written in place.
     """
 
     key: str
@@ -80,7 +77,6 @@ class FlowProgram:
     """A program as text.
 
     Attributes:
-        text: all of it, with numbered traces.
         dispatches: in the order of the text, by their keys.
     """
 
@@ -98,11 +94,6 @@ class FlowProgram:
 
     def cut_out(self, dispatch: Dispatch, shapes: Sequence[Sequence[int]], *, traced: bool = False) -> str:
         """One dispatch as a program: its executable, and a function that takes its tensors and gives its results.
-
-        Args:
-            dispatch: which.
-            shapes: of its tensors, as they were captured.
-            traced: whether its tensors are traced, under its key.
 
         Raises:
             GauntletError: it takes a number that the program computes.

@@ -80,17 +80,14 @@ class Suspect:
     """A dispatch that is wrong on inputs that are right.
 
     Attributes:
-        dispatch: it.
-        call: which one it was of all that ran.
-        of: how many ran.
+        call, of: which call it was of all that ran.
+        sides: how it is run for the target and for the reference, without inputs.
+        expected: files of raw values that the reference gives, with their types; `largest` is |value| of
+            each.
         reference: what it was held against; empty where it fails before it gives anything.
         program: as a program of its own, in the `flow` phase.
         function: the same as a function that every release reads; empty where it cannot be one.
-        sides: how it is run for the target and for the reference, without inputs.
         error: its largest error, as a share of the largest value; infinite where one side alone has NaN or infinity.
-        inputs: what it is given.
-        expected: files of raw values that the reference gives, with their types.
-        largest: |value| of each of these.
         in_f64: how far both sides are off what f64 gives; None where that is not known.
         withheld: why it may not be passed on; empty where it may.
     """
@@ -116,11 +113,9 @@ class Located:
 
     Attributes:
         suspect: the one; None where there is none.
-        why: what is known where there is none.
-        traced: how many dispatches were compared.
         reference: what they were held against; empty where there was none.
-        around: the dispatches before and after the one: which call each is, its name, and the largest error of what
-            it gives, as a share of its largest value.
+        around: the dispatches before and after the one: which call each is, its name, and the largest error of what it
+            gives, as a share of its largest value.
     """
 
     suspect: Suspect | None = None
@@ -135,13 +130,8 @@ def locate(
 ) -> Located:
     """The first dispatch that is wrong on right inputs, confirmed on those inputs.
 
-    Args:
-        failure: of the run.
-        tools: of the IREE that failed.
-        say: takes how it goes.
-        elsewhere: asked where the same dispatches give the same for every target: whether the fault is found before
-            them, so that no others are tried.
-        private: whether the model's own values are not to be passed on.
+    `elsewhere` is asked where the same dispatches give the same for every target: whether the fault is found before
+    them, so that no others are tried. `private`: the model's own values are not to be passed on.
 
     Raises:
         GauntletError: the program cannot be traced.
@@ -195,9 +185,6 @@ class _Held:
     """A target that was traced and held against a reference.
 
     Attributes:
-        reference, device: its name, and what it is compiled for.
-        traces, end: what was found, dispatch by dispatch, and how both ended.
-        folder: where that is.
         by_values: whether the reference has dispatches of its own, so that tensors were matched by their values.
     """
 
@@ -371,11 +358,7 @@ def _passed_on(suspect: Suspect, failure: Failure, tools: Tools, *, private: boo
 
 @dataclass(frozen=True, slots=True)
 class InF64:
-    """How far two sides are off what f64 gives, as shares of its largest value; infinite where one alone is no number.
-
-    Attributes:
-        target, reference: of each.
-    """
+    """How far two sides are off what f64 gives, as shares of its largest value; infinite where one has no number."""
 
     target: float
     reference: float
@@ -401,16 +384,7 @@ def text_in_f64(function: str) -> str:
 def _held_against_f64(
     function: str, inputs: Sequence[Input], outputs: Sequence[str], kept: Path, tools: Tools, name: str
 ) -> InF64 | None:
-    """How far both sides of a dispatch are off what f64 gives; None where that cannot be had.
-
-    Args:
-        function: the dispatch as a function.
-        inputs: what it was given.
-        outputs: types of what it gave.
-        kept: folder with what both sides gave: `target_output_0.bin`, `reference_output_0.bin`.
-        tools: compile and run it.
-        name: of files.
-    """
+    """How far both sides of a dispatch are off what f64 gives; None where that cannot be had."""
     import numpy as np  # noqa: PLC0415 - `run` brings this module, and seldom needs it
 
     text = text_in_f64(function)
@@ -458,13 +432,6 @@ def locate_in_run(
     failure: Failure, symptom: Symptom, tools: Tools, say: Callable[[str], None], *, private: bool
 ) -> Located:
     """The dispatch in which a run fails, confirmed by itself on the inputs that it had.
-
-    Args:
-        failure: of the run.
-        symptom: what it shows.
-        tools: of the IREE that failed.
-        say: takes how it goes.
-        private: whether the model's own values are not to be passed on.
 
     Raises:
         GauntletError: the program cannot be traced.

@@ -25,8 +25,6 @@ class Input:
     """A tensor that a dispatch is given.
 
     Attributes:
-        kind: its type, as IREE writes it.
-        file: its raw values.
         made: the arguments of `make_values.py` behind the file that make it; none where the values are the model's own.
     """
 

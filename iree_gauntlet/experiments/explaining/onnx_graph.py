@@ -21,9 +21,6 @@ class Node:
     """An operator in the graph.
 
     Attributes:
-        index: its place among those that are imported, in an order in which they can be computed.
-        name, op: its own name, and the operator's.
-        inputs, outputs: values.
         place: which node of the published file it is, from 1; 0 for none of them.
     """
 
@@ -46,10 +43,7 @@ class Graph:
 
     Attributes:
         nodes: in an order in which they can be computed.
-        inputs, outputs: of the model.
-        constants: values that the file holds.
         sizes: bytes of values that can be outputs; None where not known.
-        of: how many nodes the published file has.
     """
 
     nodes: tuple[Node, ...]

@@ -26,8 +26,6 @@ class OnnxSource:
     """The ONNX file that a program was imported from.
 
     Attributes:
-        file: it.
-        options: how it was prepared.
         timeout: seconds that an import may take.
     """
 
@@ -53,13 +51,8 @@ class Value:
     """A tensor that onnxruntime takes or gives.
 
     Attributes:
-        name: in the model.
-        kind: its type, as IREE writes it.
-        dtype, shape: as NumPy has them.
-        file: its raw values.
         largest: |value|; of what it gives.
         error: of others' value of it, by side: the largest difference, as a share of that; None where infinite.
-        wrong: whether it is more than is allowed.
     """
 
     name: str
@@ -91,9 +84,7 @@ class Cut:
     """What is cut out of a model.
 
     Attributes:
-        outputs: values that it gives.
         inputs: values that it takes; None for those of the model.
-        constants: values that become constants.
         repeat: large constants hold so many values over and over; 0 for their own.
     """
 
@@ -108,8 +99,6 @@ class OnnxWorkers:
     """The programs, for one model.
 
     Attributes:
-        tools: run them.
-        source: the model.
         timeout: seconds that a run may take.
     """
 

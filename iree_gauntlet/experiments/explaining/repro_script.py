@@ -71,12 +71,8 @@ _ENDINGS = {
 def repro_script(packages: Sequence[str], before: Sequence[str], lines: tuple[str, str], symptom: Symptom) -> str:
     """The script.
 
-    Args:
-        packages: what it installs.
-        before: commands that have to succeed first.
-        lines: commands that compile and run, in which `$IREE_COMPILE` and `$IREE_RUN_MODULE` are the tools and `$work`
-            a folder; the second is empty where it is the compile that fails.
-        symptom: what there is to see.
+    `lines`: commands that compile and run, in which `$IREE_COMPILE` and `$IREE_RUN_MODULE` are the tools and `$work` a
+    folder; the second is empty where it is the compile that fails.
     """
     compile_line, run_line = lines
     limit = f"timeout -k 10 {symptom.seconds:.0f} " if symptom.ending == HANG else ""
