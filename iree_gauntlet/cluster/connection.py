@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.engine.workspace import Selection
     from iree_gauntlet.experiments.compare_elsewhere import RoundsLog, Unit
-    from iree_gauntlet.experiments.performing import Chosen
+    from iree_gauntlet.experiments.run import Chosen
     from iree_gauntlet.experiments.sides import Side
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.requests import CompareRequest, RunRequest, TlsRequest
@@ -155,7 +155,7 @@ def connected(address: str, request: TlsRequest) -> Iterator[Client]:
 
 
 class Cluster:
-    """Workers that take part in runs; as `Machines` of `experiments.performing`.
+    """Workers that take part in runs; as `ComparingMachines` of `experiments/compare_elsewhere.py`.
 
     Args:
         client: connected to their scheduler.

@@ -15,17 +15,27 @@ from iree_gauntlet.engine.rounds.blocks import evidence_of
 from iree_gauntlet.engine.rounds.machine_lock import lock_facts
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.experiments.bisect_bundle import keep_bundle, run_kept_bundle
-from iree_gauntlet.experiments.bisect_commits import (
+from iree_gauntlet.experiments.bisect_probe import (
+    EXACT_METRICS,
+    TIMED_METRICS,
+    ExactJudge,
+    Judge,
+    Judged,
+    keep_bundle,
+    run_candidate,
+    run_kept_bundle,
+)
+from iree_gauntlet.experiments.bisect_question import (
+    Question,
     describe_change,
     describe_cost,
     find_ready,
     list_commits_inside,
     list_nightlies_inside,
+    question_before,
+    question_of,
 )
-from iree_gauntlet.experiments.bisect_probe import EXACT_METRICS, ExactJudge, Judge, Judged, run_candidate
-from iree_gauntlet.experiments.bisect_question import Question, question_before, question_of
-from iree_gauntlet.experiments.bisect_timing import TIMED_METRICS, RoundsJudge, TimedBlocks
+from iree_gauntlet.experiments.bisect_timing import RoundsJudge, TimedBlocks
 from iree_gauntlet.experiments.experiment_log import begun_by, recorded_end
 from iree_gauntlet.experiments.run import run
 from iree_gauntlet.figures import counted, one_line
@@ -41,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from iree_gauntlet.experiments.performing import Chosen
+    from iree_gauntlet.experiments.run import Chosen
     from iree_gauntlet.progress import Presenter, Progress
     from iree_gauntlet.requests import BisectRequest, RunRequest
     from iree_gauntlet.toolchains.candidates import Candidate

@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.candidates import Candidate
 
 
-TIMED_METRICS = ("time", "compile-time")
-# Options that only these metrics have a use for.
-TIMING_NAMES = ("budget", "repetitions", "min_time", "cpus", "disturbed")
 _DEFAULT_MINUTES = 30.0
 _SEED = 1
 

@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.engine.rounds.blocks import PairEvidence
+from iree_gauntlet.experiments.run import Machines
 from iree_gauntlet.figures import cpus_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.experiments.compare import CompareSettings
+    from iree_gauntlet.experiments.run import Chosen
+    from iree_gauntlet.experiments.session_verdicts import CompareSettings
     from iree_gauntlet.experiments.sides import Side
+    from iree_gauntlet.progress import Progress
+    from iree_gauntlet.requests import CompareRequest
     from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Step
 
@@ -52,6 +57,19 @@ class Unit:
 
     step: Step
     made: tuple[MadeByWorker, ...]
+
+
+class ComparingMachines(Machines, Protocol):
+    """Machines that take the rounds of comparisons as well."""
+
+    def comparing(
+        self, chosen: Chosen, asked: CompareRequest, sides: tuple[Side, Side], progress: Progress
+    ) -> AbstractContextManager[RoundsElsewhere]:
+        """Has them take the rounds of a comparison whose sides they have run, until it is left.
+
+        Raises:
+            GauntletError: none of them can.
+        """
 
 
 class RoundsElsewhere(Protocol):
@@ -90,7 +108,7 @@ class RoundsLog:
     `evidence`: what an earlier part of it has measured, by model; changed in place.
 
     Attributes:
-        where: where the time went, by model, as `compare_where.py` has it.
+        where: where the time went, by model, as `sides.py` has it.
     """
 
     def __init__(

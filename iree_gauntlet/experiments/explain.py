@@ -24,8 +24,7 @@ from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.experiments.experiment_log import recorded_explanation
-from iree_gauntlet.experiments.explaining.bundle import PROGRAM, REPLAY, contains, write_bundle
-from iree_gauntlet.experiments.explaining.bundle_run import run_bundle
+from iree_gauntlet.experiments.explaining.bundle import PROGRAM, REPLAY, STILL_THERE, contains, run_bundle, write_bundle
 from iree_gauntlet.experiments.explaining.contents import (
     holds_constants,
     of_dispatch,
@@ -38,7 +37,6 @@ from iree_gauntlet.experiments.explaining.locate import Located, locate, locate_
 from iree_gauntlet.experiments.explaining.onnx_workers import onnx_source
 from iree_gauntlet.experiments.explaining.operators import first_wrong_operator
 from iree_gauntlet.experiments.explaining.reduce import EARLIEST, Reduced, reduce
-from iree_gauntlet.experiments.explaining.repro_script import STILL_THERE
 from iree_gauntlet.experiments.explaining.symptom import FAILURE, WRONG, Symptom, symptom_of
 from iree_gauntlet.experiments.explaining.tools import GO_ON, Tools
 from iree_gauntlet.experiments.explaining.traced_sides import run_with

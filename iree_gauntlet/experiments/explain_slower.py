@@ -21,10 +21,17 @@ from iree_gauntlet.engine.rounds.taken_rounds import gpu_of
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.experiments.experiment_log import recorded_explanation
 from iree_gauntlet.experiments.explain import iree_of
-from iree_gauntlet.experiments.explaining.bundle import PROGRAM, REPRODUCE, file_values, flag_files, pack, packages_of
-from iree_gauntlet.experiments.explaining.bundle_run import run_bundle
+from iree_gauntlet.experiments.explaining.bundle import (
+    PROGRAM,
+    REPRODUCE,
+    STILL_THERE,
+    file_values,
+    flag_files,
+    pack,
+    packages_of,
+    run_bundle,
+)
 from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT
-from iree_gauntlet.experiments.explaining.repro_script import STILL_THERE
 from iree_gauntlet.experiments.explaining.slower import Found, SlowDispatch, Slower, find_slow_dispatch, slower_of
 from iree_gauntlet.experiments.explaining.tools import Tools
 from iree_gauntlet.figures import cpus_text, dispatch_change, milliseconds

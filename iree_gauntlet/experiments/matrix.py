@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.engine.workbench import Workbench
-    from iree_gauntlet.experiments.performing import Chosen, Machines
+    from iree_gauntlet.experiments.run import Chosen, Machines
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.toolchains.toolchain import Toolchain
 

@@ -35,6 +35,7 @@ from iree_gauntlet.measuring.statistics.sequential import SequentialPlan, sequen
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings
     from iree_gauntlet.engine.session import Session
 
 
@@ -250,6 +251,21 @@ class Rules:
                 return own.low > 1 + self.allow
             case Verdict.INCONCLUSIVE:
                 return False
+
+
+@dataclass(frozen=True, slots=True)
+class CompareSettings:
+    """How rounds are taken and judged.
+
+    Attributes:
+        least_work: the share from which on a difference in instructions counts.
+    """
+
+    metric: str
+    rules: Rules
+    rounds: RoundSettings
+    least_work: float
+    no_work: bool
 
 
 def next_look(evidence: PairEvidence, rules: Rules) -> int | None:

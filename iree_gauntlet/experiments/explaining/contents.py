@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from iree_gauntlet.experiments.explaining.failures import Failure
-    from iree_gauntlet.experiments.explaining.locate import Suspect
-    from iree_gauntlet.experiments.explaining.made_up import Input
+    from iree_gauntlet.experiments.explaining.locate import Input, Suspect
     from iree_gauntlet.experiments.explaining.operators import WrongOperator
     from iree_gauntlet.experiments.explaining.reduce import Reduced
     from iree_gauntlet.experiments.explaining.symptom import Symptom

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT, FlowProgram, device_of, with_device
-from iree_gauntlet.experiments.explaining.linalg_program import as_function
-from iree_gauntlet.experiments.explaining.made_up import Input, made_up, too_large
+from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT, FlowProgram, as_function, device_of, with_device
+from iree_gauntlet.experiments.explaining.make_values import CODES, seeded_values
 from iree_gauntlet.experiments.explaining.tools import CompileError, loosened
 from iree_gauntlet.experiments.explaining.traced_sides import (
     TOLERANCES,
@@ -345,7 +344,7 @@ def _wrong_on(suspect: Suspect, inputs: Sequence[Input], name: str, failure: Fai
 
 def _passed_on(suspect: Suspect, failure: Failure, tools: Tools, *, private: bool) -> Suspect:
     """The suspect with made-up inputs in place of large or private ones, where it is wrong on those too."""
-    if not (private or too_large(suspect.inputs)):
+    if not (private or _too_large(suspect.inputs)):
         return suspect
     inputs = made_up(suspect.inputs, tools.folder)
     found = _wrong_on(suspect, inputs, f"made_up_{suspect.call}", failure, tools)
@@ -467,7 +466,7 @@ def locate_in_run(
 
         if fails_on(inputs):
             withheld = ""
-            if (private or too_large(inputs)) and fails_on(others := made_up(inputs, tools.folder)):
+            if (private or _too_large(inputs)) and fails_on(others := made_up(inputs, tools.folder)):
                 inputs = list(others)
             elif private:
                 withheld = "it does not fail on made-up inputs, and --no-weights leaves out the model's own values"
@@ -479,3 +478,57 @@ def locate_in_run(
         return Located(why=f"it fails in {names}, which alone does not fail on its inputs", traced=len(traces))
     said = last_line(tools.folder / "trace" / "target.txt")
     return Located(why=f"it fails in none of its {len(program.dispatches)} dispatches: {said}", traced=len(traces))
+
+
+# Its shape and the type of its elements: `2x3xf32`.
+_TYPE = re.compile(r"((?:\d+x)*)(.+)")
+# In a bundle of 10 MB there is more than inputs.
+_LARGE_BYTES = 8_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A tensor that a dispatch is given.
+
+    Attributes:
+        made: the arguments of `make_values.py` behind the file that make it; none where the values are the model's own.
+    """
+
+    kind: str
+    file: Path
+    made: tuple[str, ...] = ()
+
+
+def _too_large(inputs: Sequence[Input]) -> bool:
+    """Whether they are too large for a bundle."""
+    return sum(item.file.stat().st_size for item in inputs) > _LARGE_BYTES
+
+
+def made_up(inputs: Sequence[Input], folder: Path) -> tuple[Input, ...]:
+    """The same with values of a seed, within the bounds of their own; what has no known type, or none, stays."""
+    return tuple(_made_up(item, index, folder) for index, item in enumerate(inputs))
+
+
+def _made_up(item: Input, index: int, folder: Path) -> Input:
+    found = _TYPE.fullmatch(item.kind)
+    assert found is not None, "IREE writes types so"
+    kind, count = found[2], math.prod(map(int, found[1].split("x")[:-1]))
+    if kind not in CODES or not count:
+        return item
+    low, high = _bounds(item.file, kind)
+    seed = index + 1
+    file = folder / f"made_up_{index}.bin"
+    file.write_bytes(seeded_values(kind, count, seed, low, high))
+    return Input(item.kind, file, (kind, str(count), str(seed), repr(low), repr(high)))
+
+
+def _bounds(file: Path, kind: str) -> tuple[float, float]:
+    """The least and the largest of values that are finite."""
+    import numpy as np  # noqa: PLC0415 - `run` brings this module, and seldom needs it
+
+    if kind == "bf16":
+        values = (np.fromfile(file, "<u2").astype("<u4") << 16).view("<f4")
+    else:
+        values = np.fromfile(file, f"<{CODES[kind]}")
+    finite = values[np.isfinite(values)]
+    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.experiments.explaining.failures import Failure
-    from iree_gauntlet.experiments.explaining.onnx_graph import Graph, Node
-    from iree_gauntlet.experiments.explaining.onnx_workers import Held, OnnxSource, Value
+    from iree_gauntlet.experiments.explaining.onnx_workers import Graph, Held, Node, OnnxSource, Value
     from iree_gauntlet.experiments.explaining.tools import Tools
 
 

@@ -12,8 +12,7 @@ from iree_gauntlet.cases import Origin, Stage, Verdict
 from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings
 from iree_gauntlet.errors import GauntletError, NothingSelectedError
 from iree_gauntlet.experiments.explaining.failures import Failure, chain_folder, compile_of, expanded
-from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT
-from iree_gauntlet.experiments.explaining.linalg_program import as_function
+from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT, as_function
 from iree_gauntlet.experiments.explaining.traced_sides import target_side, traced_program
 from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, Rules, judge
 from iree_gauntlet.experiments.sides import pair_of
