@@ -307,9 +307,8 @@ def run_kept_bundle(
 
     def work(run_dir: Path, _presenter: Presenter) -> Judged:
         machine = chosen.workbench(candidate.iree)
-        assert machine.toolchain is not None, "it was needed"
-        code = run_bundle(folder / _KEPT, machine.toolchain, supervisor, run_dir)
-        toolchain = machine.toolchain.as_dict()
+        code = run_bundle(folder / _KEPT, machine.iree, supervisor, run_dir)
+        toolchain = machine.iree.as_dict()
         if code == FIXED:
             return Judged(value=1.0, text="passes", toolchain=toolchain)
         if code == STILL_THERE:

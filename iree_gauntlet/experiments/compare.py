@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError, lock_fa
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, ToolchainError, UsageError
 from iree_gauntlet.experiments.compare_elsewhere import ComparingMachines, RoundsLog, units_of
-from iree_gauntlet.experiments.experiment_log import begun_by, recorded_end
+from iree_gauntlet.experiments.experiment import Experiment
 from iree_gauntlet.experiments.run import choose
 from iree_gauntlet.experiments.session_verdicts import (
     Comparer,
@@ -37,7 +36,6 @@ from iree_gauntlet.experiments.sides import (
     unready,
 )
 from iree_gauntlet.figures import outside_text, work_change
-from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.instructions.counters import find_counter
 from iree_gauntlet.measuring.instructions.counts import Work, compare_work, read_counts
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
@@ -45,8 +43,6 @@ from iree_gauntlet.measuring.profiles.side_changes import Match, compile_changes
 from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict as TimeVerdict
 from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, sequential_plan
 from iree_gauntlet.records.compare_record import COMPARISON_FILE, ComparisonRecord, read_comparison
-from iree_gauntlet.records.event_log import EventLog
-from iree_gauntlet.records.run_folder import asked_folder, make_folder
 from iree_gauntlet.requests import CompareRequest, RunRequest, given, read, require_as_begun
 from iree_gauntlet.settings import shown
 
@@ -56,6 +52,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.experiments.run import Chosen
     from iree_gauntlet.progress import Presenter
+    from iree_gauntlet.records.event_log import EventLog
     from iree_gauntlet.requests import ConductRequest
     from iree_gauntlet.steps import Step
 
@@ -82,8 +79,8 @@ def compare(
         UsageError: options that make no sense.
         GauntletError: what keeps a side from being run.
     """
-    named, resumed = asked_folder("compare", request.folder, COMPARISON_FILE)
-    if named and resumed:
+    experiment = Experiment.find("compare", COMPARISON_FILE, request.folder, event="comparison")
+    if named := experiment.before:
         now = given((asked, request.selection, request.toolchain, request.conduct))
         begun = read_comparison(named)
         _require_the_same_machines(begun, named, machines)
@@ -96,28 +93,24 @@ def compare(
     # A typing mistake is reported, and what is missing installed, before hours of work.
     chosen = _chosen(request, settings, machines)
     benches = [chosen.workbench(name) for name in names]
-    folder = make_folder(named, "compare")
-    path = folder / COMPARISON_FILE
-    earlier = [event for _, event in read_events(path, "comparison").events] if resumed else []
-    with EventLog(path, lambda: datetime.now(UTC)) as log:
-        kept = {name: value for name, value in (asdict(asked) | request.kept).items() if name not in _TAKEN_ANEW}
-        kept["disturbed"] = request.conduct.disturbed
-        opening = _opening(names, settings, kept, resumed=resumed)
-        log.write("comparison", {**opening, "elsewhere": machines is not None})
-        with recorded_end(log, folder, presenter) as ending:
-            sides: list[Side] = []
-            for name, text, machine in zip("AB", names, benches, strict=True):
-                sides.append(prepare_side(name, machine, text, chosen, folder / name.lower(), presenter))
-                if sides[-1].interrupted:
-                    ending.code = ExitCode.INTERRUPTED
-                    break
+    earlier = experiment.read_events() if experiment.resumed else []
+    kept = {name: value for name, value in (asdict(asked) | request.kept).items() if name not in _TAKEN_ANEW}
+    kept["disturbed"] = request.conduct.disturbed
+    said = _opening(names, settings, kept, resumed=experiment.resumed)
+    with experiment.record(presenter, {**said, "elsewhere": machines is not None}, first={"schema": 1}) as log:
+        sides: list[Side] = []
+        for name, text, machine in zip("AB", names, benches, strict=True):
+            sides.append(prepare_side(name, machine, text, chosen, experiment.folder / name.lower(), presenter))
+            if sides[-1].interrupted:
+                experiment.code = ExitCode.INTERRUPTED
+                break
+        else:
+            comparison = _Comparison(asked, chosen, settings, (sides[0], sides[1]), machines)
+            if settings.metric == "instructions":
+                experiment.code = _compare_counts(comparison, log, presenter)
             else:
-                comparison = _Comparison(asked, chosen, settings, (sides[0], sides[1]), machines)
-                if settings.metric == "instructions":
-                    ending.code = _compare_counts(comparison, log, presenter)
-                else:
-                    ending.code = _measure(comparison, folder, log, earlier, presenter)
-    return ending.code
+                experiment.code = _measure(comparison, experiment.folder, log, earlier, presenter)
+    return experiment.code
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,8 +310,6 @@ def _opening(
 ) -> dict[str, Any]:
     rules = settings.rules
     return {
-        "schema": 1,
-        **begun_by(),
         "resumed": resumed,
         "sides": {name: {"asked": text, "folder": name.lower()} for name, text in zip("AB", asked, strict=True)},
         "options": dict(kept),

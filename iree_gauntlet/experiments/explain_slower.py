@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
 from iree_gauntlet.engine.rounds.taken_rounds import gpu_of
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.experiments.experiment_log import recorded_explanation
+from iree_gauntlet.experiments.experiment import Experiment
 from iree_gauntlet.experiments.explain import iree_of
 from iree_gauntlet.experiments.explaining.bundle import (
     PROGRAM,
@@ -38,7 +38,7 @@ from iree_gauntlet.figures import cpus_text, dispatch_change, milliseconds
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.records.compare_record import comparison_named, read_comparison
 from iree_gauntlet.records.earlier_runs import LATEST
-from iree_gauntlet.records.explain_outcome import explained_before
+from iree_gauntlet.records.explain_outcome import EXPLAIN_RECORD, explained_before
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -143,11 +143,12 @@ def explain_slower(asked: ExplainRequest, cache: CacheRequest, presenter: Presen
             "toolchain": record.sides[1].toolchain,
             "base": record.sides[0].toolchain,
         }
-        with recorded_explanation(folder, opening, presenter, progress) as (session, ending):
+        experiment = Experiment("explain", EXPLAIN_RECORD, folder)
+        with experiment.record(presenter, opening, first={}) as log, experiment.open_session(log, progress) as session:
             explainer = _Explainer(session, (machines[0], machines[1]))
             done = [item.case in before or explainer.explain(item) for item in models]
-            ending.code = ExitCode.OK if all(done) else ExitCode.INCONCLUSIVE
-    return ending.code
+            experiment.code = ExitCode.OK if all(done) else ExitCode.INCONCLUSIVE
+    return experiment.code
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,7 @@ class _Explainer:
 
     def _bundle(self, slower: Slower, slow: SlowDispatch) -> bool:
         """Whether running the bundle of a dispatch shows that it is slower."""
-        base, new = (_known(machine.toolchain) for machine in self.machines)
+        base, new = (machine.iree for machine in self.machines)
         place = slower.sides[1].folder
         folder = self.session.folder / place
         bundle = _slower_bundle(slower, slow, (base, new), folder / "bundle")
@@ -202,11 +203,6 @@ class _Explainer:
 
     def _say(self, slower: Slower, text: str) -> None:
         self.session.progress.message(f"{slower.case}: {text}")
-
-
-def _known(toolchain: Toolchain | None) -> Toolchain:
-    assert toolchain is not None, "it was needed"
-    return toolchain
 
 
 def _found(found: Found) -> dict[str, Any]:

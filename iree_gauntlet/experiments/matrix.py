@@ -11,17 +11,15 @@ import re
 import signal
 import sys
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.session import interruptible
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, ToolchainError, UsageError
-from iree_gauntlet.experiments.experiment_log import begun_by
+from iree_gauntlet.experiments.experiment import Experiment
 from iree_gauntlet.experiments.run import choose, run
-from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.matrix_outcome import MATRIX_RECORD, MatrixRecord, read_matrix
-from iree_gauntlet.records.run_folder import asked_folder, is_begun, make_folder
+from iree_gauntlet.records.run_folder import is_begun
 from iree_gauntlet.requests import KEPT_UNLESS_GIVEN, Defaults, RunRequest, SelectionRequest, given, require_as_begun
 from iree_gauntlet.settings import shown
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.experiments.run import Chosen, Machines
     from iree_gauntlet.progress import Presenter
+    from iree_gauntlet.records.event_log import EventLog
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
     # The IREEs of a matrix, and what is run with each.
@@ -58,16 +57,15 @@ def matrix(
     Raises:
         GauntletError: what keeps the matrix from starting.
     """
-    named, resumed = asked_folder("matrix", request.folder, MATRIX_RECORD)
-    earlier = read_matrix(named) if named and resumed else None
+    experiment = Experiment.find("matrix", MATRIX_RECORD, request.folder)
+    earlier = read_matrix(experiment.before) if experiment.before else None
     asked, request = _asked_before(earlier, irees, request) if earlier else _asked_now(irees, request)
     # A mistake in the selection is reported before anything is installed.
     chosen = choose(request, machines)
-    folder = make_folder(named, "matrix")
+    folder = experiment.folder
     # Ctrl-C ends a matrix also between its runs, once: what there is is reported all the same.
     with interruptible(lambda: None):
-        with EventLog(folder / MATRIX_RECORD, lambda: datetime.now(UTC)) as log:
-            log.write("matrix", _opening(folder, asked, chosen))
+        with experiment.begin(_opening(asked, chosen)) as log:
             _Runs(folder, asked, chosen, earlier, log, presenter).all()
         return presenter.ran(folder, brief=False)
 
@@ -131,10 +129,10 @@ class _Runs:
                 "toolchain", {"label": iree.label, "toolchain": None, "error": error.what, "hint": error.hint}
             )
             return None
-        assert machine.toolchain is not None, "it was needed"
-        versions = dict.fromkeys((machine.toolchain.compiler.version, machine.toolchain.runtime.version))
+        iree_here = machine.iree
+        versions = dict.fromkeys((iree_here.compiler.version, iree_here.runtime.version))
         self.presenter.line(f"{iree.label}: IREE {', '.join(versions)}")
-        self.log.write("toolchain", {"label": iree.label, "toolchain": _described(machine.toolchain)})
+        self.log.write("toolchain", {"label": iree.label, "toolchain": _described(iree_here)})
         return machine
 
     def _run(self, iree: AskedIree, machine: Workbench) -> ExitCode:
@@ -164,7 +162,7 @@ class _Runs:
         self.log.write("result", fields)
 
 
-def _opening(folder: Path, asked: Sequence[AskedIree], chosen: Chosen) -> dict[str, Any]:
+def _opening(asked: Sequence[AskedIree], chosen: Chosen) -> dict[str, Any]:
     """The fields of a `matrix` event."""
     irees = [{"label": iree.label, "iree": iree.text, "folder": iree.folder} for iree in asked]
     request = chosen.request
@@ -172,8 +170,6 @@ def _opening(folder: Path, asked: Sequence[AskedIree], chosen: Chosen) -> dict[s
     for part in (request.conduct, request.folder, request.network):
         others |= asdict(part)
     return {
-        "matrix": folder.name,
-        **begun_by(),
         "suite": chosen.selection.name,
         "irees": irees,
         "selection": {name: value for name, value in request.kept.items() if name in _KEPT},

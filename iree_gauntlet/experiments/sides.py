@@ -238,11 +238,9 @@ def _dispatches(
 
 
 def _profile(side: SideTools, measurement: Measurement, processes: Processes, median: float, number: int) -> Profiling:
-    toolchain = side.machine.toolchain
-    assert toolchain is not None, "a side has been run"
     return profile_dispatches(
         measurement.step,
-        toolchain,
+        side.machine.iree,
         processes,
         side.machine.flags_of(BENCHMARK_MODULE),
         command=measurement.command,

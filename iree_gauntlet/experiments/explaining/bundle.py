@@ -471,8 +471,7 @@ def run_with(bundle: Path, request: ToolchainRequest, presenter: Presenter) -> E
         GauntletError: it is no bundle, or there is no such IREE.
     """
     with presenter.progress() as progress:
-        toolchain = open_workbench(request, progress, need_toolchain=True).toolchain
-    assert toolchain is not None, "it was needed"
+        toolchain = open_workbench(request, progress, need_toolchain=True).iree
     code, name, _ = _run(bundle, toolchain, presenter)
     with_what = f"{name}: with IREE {toolchain.compiler.version}"
     if code == FIXED:

@@ -60,11 +60,10 @@ def reduce(failure: Failure, symptom: Symptom, tools: Tools, budget: float, say:
     Raises:
         GauntletError: it cannot be reduced.
     """
-    assert tools.workbench.toolchain is not None, "it was needed"
     folder = tools.folder / "reduce"
     folder.mkdir()
     plan = {
-        "compile": tools.workbench.toolchain.compiler.compile,
+        "compile": tools.workbench.iree.compiler.compile,
         "program": str(failure.program),
         "flags": failure.flags,
         "cwd": str(failure.compile_cwd),

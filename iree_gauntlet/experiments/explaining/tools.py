@@ -92,21 +92,19 @@ class Tools:
         self, name: str, source: Path, flags: Sequence[str], *, timeout: float, cwd: Path | None = None
     ) -> Ran:
         """Compile to `<name>`, which may fail; what the compiler says stands in `<name>.txt`."""
-        assert self.workbench.toolchain is not None, "it was needed"
-        argv = (self.workbench.toolchain.compiler.compile, str(source), *flags, "-o", str(self.folder / name))
+        argv = (self.workbench.iree.compiler.compile, str(source), *flags, "-o", str(self.folder / name))
         return self._run(argv, name, cwd or self.folder, timeout)
 
     def cached_compile(
         self, name: str, source: Path, flags: Sequence[str], *, timeout: float, cwd: Path | None = None
     ) -> Ran:
         """The same, from the cache of modules where it was compiled before; what fails is compiled each time."""
-        assert self.workbench.toolchain is not None, "it was needed"
         hashed, cache = self.workbench.store.verified.sha256, self.workbench.modules
         ingredients = {
             "kind": "explain",
             "program": hashed(source),
             "flags": join_flags(flag_ingredients(flags, hashed, folder=cwd)),
-            "compiler": self.workbench.toolchain.compiler.identity,
+            "compiler": self.workbench.iree.compiler.identity,
             "host": host_cpu().identity if means_host(flags) else "",
         }
         output = self.folder / name
@@ -122,13 +120,11 @@ class Tools:
 
     def run_module(self, name: str, argv: Sequence[str], *, timeout: float, cwd: Path | None = None) -> Ran:
         """Run iree-run-module with its arguments; what it says stands in `<name>.txt`."""
-        assert self.workbench.toolchain is not None, "it was needed"
-        return self._run((self.workbench.toolchain.runtime.run_module, *argv), name, cwd or self.folder, timeout)
+        return self._run((self.workbench.iree.runtime.run_module, *argv), name, cwd or self.folder, timeout)
 
     def python(self, name: str, argv: Sequence[str], *, timeout: float) -> Ran:
         """Run a program in the Python that has IREE's bindings."""
-        assert self.workbench.toolchain is not None, "it was needed"
-        python = self.workbench.toolchain.compiler.python
+        python = self.workbench.iree.compiler.python
         if not python:
             raise GauntletError(
                 "this IREE was built without its Python bindings, and its dispatches cannot be traced",
