@@ -64,6 +64,13 @@ class Judged(Recorded):
     folder: str = ""
     toolchain: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def known(self) -> float:
+        """The value of an end: one without a value ends the search."""
+        if self.value is None:
+            raise ValueError(self.reason)
+        return self.value
+
 
 class Judge(Protocol):
     """Decides on candidates, one at a time.
@@ -155,15 +162,13 @@ class ExactJudge:
 
     def begin(self, good: Judged, bad: Judged) -> str:
         """Take the ends' values."""
-        assert good.value is not None, "an end without a value ends the search"
-        assert bad.value is not None, "an end without a value ends the search"
-        self._good, self._bad = good.value, bad.value
+        self._good, self._bad = good.known, bad.known
         counted = self._name == "instructions"
-        same = compare_work(good.value, bad.value, LEAST_WORK) is Work.SAME if counted else False
-        if same or is_same_value(good.value, bad.value):
+        same = compare_work(good.known, bad.known, LEAST_WORK) is Work.SAME if counted else False
+        if same or is_same_value(good.known, bad.known):
             both = good.text if good.text == bad.text else f"{good.text}, and {bad.text}"
             return f"nothing to look for: both ends give the same ({both})"
-        if self._name in PASSING and good.value < bad.value:
+        if self._name in PASSING and good.known < bad.known:
             return f"good and bad are the wrong way round: the good end {good.text}, the bad one {bad.text}"
         return ""
 

@@ -88,6 +88,9 @@ class Question:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields of the record's `bisect` event that say it."""
+        request = self.chosen.request
+        # What makes a bisect the same one: a resumed one keeps it.
+        kept = {name: value for name, value in request.kept.items() if name not in _NOT_KEPT}
         return {
             "metric": self.metric,
             "chain": self.chain,
@@ -95,16 +98,10 @@ class Question:
             "bad": self.bad.label,
             "row": [asdict(candidate) for candidate in self.row],
             "good_is_older": self.good_is_older,
-            "asked": _kept_options(self.asked, self.chosen.request),
+            "asked": {**asdict(self.asked), "disturbed": request.conduct.disturbed, **kept},
             # Where the compiler is the same for all, the runtime is what is searched.
-            "commit": "runtime_commit" if self.chosen.request.toolchain.iree_compiler else "compiler_commit",
+            "commit": "runtime_commit" if request.toolchain.iree_compiler else "compiler_commit",
         }
-
-
-def _kept_options(asked: BisectRequest, request: RunRequest) -> dict[str, Any]:
-    """What makes a bisect the same one, by option: a resumed one keeps it."""
-    kept = {name: value for name, value in request.kept.items() if name not in _NOT_KEPT}
-    return {**asdict(asked), "disturbed": request.conduct.disturbed, **kept}
 
 
 def question_of(asked: BisectRequest, request: RunRequest) -> Question:
@@ -253,16 +250,11 @@ def describe_cost(row: Sequence[Candidate], tries: int, place: Place) -> str:
 
 def find_ready(row: Sequence[Candidate], place: Place) -> set[int]:
     """Where in a row candidates are that need no build and no download."""
-    commits = _find_commits(place)
-    return {index for index, candidate in enumerate(row) if candidate.label in commits}
-
-
-def _find_commits(place: Place) -> set[str]:
-    """The commits that are built, or whose packages are installed, by their labels."""
     packaged = (found.label.removeprefix("commit-") for _, found, _ in place.environments.all() if found)
     # What was built of a work tree is that tree's.
     built = (build for _, build, _ in place.builds.all() if build and not build.of_tree)
-    return {*packaged, *(build.commit[:12] for build in built)}
+    commits = {*packaged, *(build.commit[:12] for build in built)}
+    return {index for index, candidate in enumerate(row) if candidate.label in commits}
 
 
 def take_package(candidate: Candidate, place: Place, say: Callable[[str], None]) -> Candidate:

@@ -236,9 +236,8 @@ class RoundsJudge:
         del good  # is 1, whatever its time
         if bad.reason:
             return bad.reason
-        assert bad.value is not None, "an end without a value ends the search"
         try:
-            self._middle = middle_of(bad.value, bad.low or 0.0, bad.high or 0.0)
+            self._middle = middle_of(bad.known, bad.low or 0.0, bad.high or 0.0)
         except EvidenceError as error:
             return error.what
         return ""

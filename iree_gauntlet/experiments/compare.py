@@ -42,7 +42,7 @@ from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.measuring.profiles.side_changes import Match, compile_changes, dispatch_changes
 from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict as TimeVerdict
 from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, sequential_plan
-from iree_gauntlet.records.compare_record import COMPARISON_FILE, ComparisonRecord, read_comparison
+from iree_gauntlet.records.compare_record import COMPARISON_FILE, read_comparison
 from iree_gauntlet.requests import CompareRequest, RunRequest, given, read, require_as_begun
 from iree_gauntlet.settings import shown
 
@@ -83,7 +83,10 @@ def compare(
     if named := experiment.before:
         now = given((asked, request.selection, request.toolchain, request.conduct))
         begun = read_comparison(named)
-        _require_the_same_machines(begun, named, machines)
+        elsewhere = bool(begun.opening.get("elsewhere"))
+        if elsewhere != (machines is not None):
+            where, how = ("a cluster", "Give --cluster") if elsewhere else ("this machine", "Leave --cluster out")
+            raise UsageError(f"{shown(named)} was begun on {where}", f"{how} to go on with it.")
         before = begun.options | {name: now[name] for name in _MAY_CHANGE if name in now}
         require_as_begun("comparison", shown(named), now, before)
         budget = {} if "budget" in now else {"budget": begun.opening["rules"]["budget_seconds"] / 60}
@@ -169,7 +172,8 @@ def _measure(
                 else:
                     rounds = RoundsLog(session, settings, measured, earlier)
                     verdicts = _measure_elsewhere(comparison, steps, rounds, machines)
-                return _exit_code(verdicts, left_out)
+                codes = [ExitCode.ERROR for _ in left_out]
+                return ExitCode.worst([*codes, *(_CODES.get(item.verdict, ExitCode.OK) for item in verdicts.values())])
         except (KeyboardInterrupt, WaitCancelledError):
             # What was measured says something, if not all that it could have said.
             begun = {chain: found for chain, found in measured.items() if chain in steps and found.blocks}
@@ -219,13 +223,6 @@ def _measure_elsewhere(
     return verdicts
 
 
-def _require_the_same_machines(begun: ComparisonRecord, folder: Path, machines: ComparingMachines | None) -> None:
-    elsewhere = bool(begun.opening.get("elsewhere"))
-    if elsewhere != (machines is not None):
-        where, how = ("a cluster", "Give --cluster") if elsewhere else ("this machine", "Leave --cluster out")
-        raise UsageError(f"{shown(folder)} was begun on {where}", f"{how} to go on with it.")
-
-
 def _benchmarks(chains: Iterable[str], sides: tuple[Side, Side]) -> dict[str, dict[str, Any]]:
     """How each model is benchmarked, for `explain --slower`, which benchmarks parts of it."""
     parts = ("command", "timeout", "resources")
@@ -248,12 +245,6 @@ def _write_verdicts(log: EventLog, verdicts: Mapping[str, ModelVerdict], compari
             event["reason"] += f"; {works[chain].text}"
         log.write("verdict", event)
     log.write("summary", summary_of(verdicts))
-
-
-def _exit_code(verdicts: Mapping[str, ModelVerdict], left_out: Mapping[str, str]) -> ExitCode:
-    codes = [ExitCode.ERROR for _ in left_out]
-    codes += [_CODES.get(item.verdict, ExitCode.OK) for item in verdicts.values()]
-    return ExitCode.worst(codes)
 
 
 def _ready(a: Side, b: Side, metric: str) -> tuple[dict[str, tuple[Step, Step]], dict[str, str]]:
@@ -426,12 +417,20 @@ def _judge_counts(sides: tuple[Side, Side], chains: Iterable[str], least: float)
     """
     found = {}
     for chain in chains:
-        figures = [item for side in sides if (item := _counted(side, chain))]
+        steps = [side.counts.get(chain) for side in sides]
+        figures = [
+            side.record.results[step.id].statistics
+            for side, step in zip(sides, steps, strict=True)
+            if step is not None and not unready(side, step)
+        ]
         # Two kinds of counters, or modules for two CPUs, have nothing to do with each other.
         kinds = {(str(item["counter"]), str(item["cpu"])) for item in figures}
         if len(figures) == len(sides) and len(kinds) == 1:
             a, b = (int(item["instructions"]) for item in figures)
-            found[chain] = WorkVerdict(chain, compare_work(a, b, least), a, b, *kinds.pop(), _outside(sides, chain))
+            of_a, of_b = (read_counts(Path(side.counts[chain].output("counts"))) for side in sides)
+            # Where dispatches are known, so is what lies outside of them.
+            outside = of_b.outside - of_a.outside if of_a.dispatches and of_b.dispatches else None
+            found[chain] = WorkVerdict(chain, compare_work(a, b, least), a, b, *kinds.pop(), outside)
     return found
 
 
@@ -496,12 +495,6 @@ def _found_place(place: str, folder: Path) -> str:
     return f"{shown(path.resolve())}{colon}{line}" if name and path.is_file() else place
 
 
-def _outside(sides: tuple[Side, Side], chain: str) -> int | None:
-    """How many instructions more B has outside of dispatches; None where that is not known."""
-    a, b = (read_counts(Path(side.counts[chain].output("counts"))) for side in sides)
-    return b.outside - a.outside if a.dispatches and b.dispatches else None
-
-
 def _compiled(sides: tuple[Side, Side], chain: str) -> list[dict[str, Any]]:
     """What the compiler says of the two main modules."""
     made = []
@@ -515,11 +508,3 @@ def _compiled(sides: tuple[Side, Side], chain: str) -> list[dict[str, Any]]:
     # Without their sizes: that of a module that is made for a count is no one's.
     changes = compile_changes(*(read_statistics(Path(outputs["statistics"])) for outputs in made))
     return [change.as_dict() for change in changes]
-
-
-def _counted(side: Side, chain: str) -> dict[str, Any] | None:
-    """The figures of a side's count; None where there is none."""
-    step = side.counts.get(chain)
-    if step is None or unready(side, step):
-        return None
-    return side.record.results[step.id].statistics

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.experiments.run import Chosen, Machines
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.records.event_log import EventLog
-    from iree_gauntlet.toolchains.toolchain import Toolchain
 
     # The IREEs of a matrix, and what is run with each.
     _Asked = tuple[tuple["AskedIree", ...], RunRequest]
@@ -132,7 +131,12 @@ class _Runs:
         iree_here = machine.iree
         versions = dict.fromkeys((iree_here.compiler.version, iree_here.runtime.version))
         self.presenter.line(f"{iree.label}: IREE {', '.join(versions)}")
-        self.log.write("toolchain", {"label": iree.label, "toolchain": _described(iree_here)})
+        described = iree_here.as_dict() | {
+            "runtime_identity": iree_here.runtime.identity,
+            "compiler_release": iree_here.compiler.release,
+            "runtime_release": iree_here.runtime.release,
+        }
+        self.log.write("toolchain", {"label": iree.label, "toolchain": described})
         return machine
 
     def _run(self, iree: AskedIree, machine: Workbench) -> ExitCode:
@@ -176,14 +180,6 @@ def _opening(asked: Sequence[AskedIree], chosen: Chosen) -> dict[str, Any]:
         "defaults": asdict(request.defaults),
         "stages": [str(stage) for stage in request.stages] if request.stages else None,
         "options": {name: value for name, value in others.items() if name not in ("batch", "last_failed")},
-    }
-
-
-def _described(toolchain: Toolchain) -> dict[str, str]:
-    return toolchain.as_dict() | {
-        "runtime_identity": toolchain.runtime.identity,
-        "compiler_release": toolchain.compiler.release,
-        "runtime_release": toolchain.runtime.release,
     }
 
 

@@ -310,7 +310,11 @@ class Comparer:
                     still.append(pair)
             waiting = still
         for pair in pairs:
-            self._take_own(pair, found[pair.chain])
+            evidence = found[pair.chain]
+            if next_look(evidence, self._rules) is None:
+                # With what is left of the budget.
+                self._progress.status(f"{pair.chain}: {OWN_BLOCKS} blocks as its spec has it")
+                take_own(pair, evidence, self._taker, self._rules.seed, partial(self._goes_on, evidence))
         return found
 
     def _over(self) -> bool:
@@ -337,12 +341,6 @@ class Comparer:
             self._taker.take(pair.block(AB, evidence, seed, cpus), evidence)
             while len(evidence.against_itself) < min(CONTROL_BLOCKS, len(evidence.blocks)) and goes_on():
                 self._taker.take(pair.block(CONTROL, evidence, seed, cpus), evidence)
-
-    def _take_own(self, pair: Pair, evidence: PairEvidence) -> None:
-        """Blocks in the spec's own way, where another was chosen: with what is left of the budget."""
-        if next_look(evidence, self._rules) is None:
-            self._progress.status(f"{pair.chain}: {OWN_BLOCKS} blocks as its spec has it")
-            take_own(pair, evidence, self._taker, self._rules.seed, partial(self._goes_on, evidence))
 
     def _tell(self, pair: Pair, evidence: PairEvidence) -> None:
         if evidence.failure or not evidence.blocks:
