@@ -165,7 +165,8 @@ def locate(
             around = tuple(
                 (one["call"], program.dispatches[one["dispatch"]].name, _worst(one["outputs"]))
                 for one in traces
-                if abs(one["call"] - item["call"]) <= _AROUND
+                # By values, nothing is known of how far others are off.
+                if abs(one["call"] - item["call"]) <= _AROUND and not held.by_values
             )
             return Located(_passed_on(suspect, failure, tools, private=private), "", len(traces), name, around)
     if suspects:
