@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.engine.workspace import Selection
     from iree_gauntlet.experiments.compare_elsewhere import RoundsLog, Unit
-    from iree_gauntlet.experiments.performing import Chosen
+    from iree_gauntlet.experiments.run import Chosen
     from iree_gauntlet.experiments.sides import Side
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.requests import CompareRequest, TlsRequest
@@ -154,7 +154,7 @@ def connected(address: str, request: TlsRequest) -> Iterator[Client]:
 
 
 class Cluster:
-    """Workers that take part in runs; as `Machines` of `experiments.performing`."""
+    """Workers that take part in runs; as `ComparingMachines` of `experiments/compare_elsewhere.py`."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.cluster.offers import DeviceOffer
     from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.experiments.performing import Opened
+    from iree_gauntlet.experiments.run import Opened
     from iree_gauntlet.system.short_process import Answer
     from iree_gauntlet.toolchains.toolchain import Toolchain
 

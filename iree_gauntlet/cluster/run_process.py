@@ -32,11 +32,9 @@ from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.compare import compare_settings
 from iree_gauntlet.experiments.compare_elsewhere import ENDED
-from iree_gauntlet.experiments.compare_where import SideTools, explain_differences
-from iree_gauntlet.experiments.performing import opened
-from iree_gauntlet.experiments.run import choose
+from iree_gauntlet.experiments.run import choose, opened
 from iree_gauntlet.experiments.session_verdicts import Comparer, judge
-from iree_gauntlet.experiments.sides import pair_of
+from iree_gauntlet.experiments.sides import SideTools, explain_differences, pair_of
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.progress import Progress
@@ -50,8 +48,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.cluster.link import Made, Order, RunOrder, SharedRun
     from iree_gauntlet.engine.rounds.blocks import Pair
     from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.experiments.compare import CompareSettings
-    from iree_gauntlet.experiments.performing import Opened
+    from iree_gauntlet.experiments.run import Opened
+    from iree_gauntlet.experiments.session_verdicts import CompareSettings
     from iree_gauntlet.steps import Step
 
 

@@ -62,6 +62,13 @@ class Workbench:
     shared: SharedModules | None
     leases: Leases
 
+    @property
+    def iree(self) -> Toolchain:
+        """The IREE, where the workbench was opened because one is needed."""
+        if self.toolchain is None:
+            raise RuntimeError("a workbench without an IREE")
+        return self.toolchain
+
     def flags_of(self, tool: str) -> FlagSet:
         """The flags that a tool of the toolchain knows."""
         assert self.known is not None, "of every toolchain"

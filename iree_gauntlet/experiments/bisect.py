@@ -7,42 +7,49 @@ import os
 import sys
 import time
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.rounds.blocks import evidence_of
 from iree_gauntlet.engine.rounds.machine_lock import lock_facts
-from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.experiments.bisect_bundle import keep_bundle, run_kept_bundle
-from iree_gauntlet.experiments.bisect_commits import (
+from iree_gauntlet.experiments.bisect_probe import (
+    EXACT_METRICS,
+    TIMED_METRICS,
+    ExactJudge,
+    Judge,
+    Judged,
+    keep_bundle,
+    run_candidate,
+    run_kept_bundle,
+)
+from iree_gauntlet.experiments.bisect_question import (
+    Question,
     describe_change,
     describe_cost,
     find_ready,
     list_commits_inside,
     list_nightlies_inside,
+    question_before,
+    question_of,
 )
-from iree_gauntlet.experiments.bisect_probe import EXACT_METRICS, ExactJudge, Judge, Judged, run_candidate
-from iree_gauntlet.experiments.bisect_question import Question, question_before, question_of
-from iree_gauntlet.experiments.bisect_timing import TIMED_METRICS, RoundsJudge, TimedBlocks
-from iree_gauntlet.experiments.experiment_log import begun_by, recorded_end
+from iree_gauntlet.experiments.bisect_timing import RoundsJudge, TimedBlocks
+from iree_gauntlet.experiments.experiment import Experiment
 from iree_gauntlet.experiments.run import run
 from iree_gauntlet.figures import counted, one_line
-from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.statistics.bisection import Search, Side, most_comparisons, most_tries
 from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS
 from iree_gauntlet.records.bisect_outcome import BISECT_RECORD
-from iree_gauntlet.records.event_log import EventLog
-from iree_gauntlet.records.run_folder import asked_folder, free_folder, make_folder
+from iree_gauntlet.records.run_folder import free_folder
 from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from iree_gauntlet.experiments.performing import Chosen
+    from iree_gauntlet.experiments.run import Chosen
     from iree_gauntlet.progress import Presenter, Progress
+    from iree_gauntlet.records.event_log import EventLog
     from iree_gauntlet.requests import BisectRequest, RunRequest
     from iree_gauntlet.toolchains.candidates import Candidate
 
@@ -53,50 +60,38 @@ _FETCH_FOLDER = "fetch"
 def bisect(asked: BisectRequest, request: RunRequest, presenter: Presenter) -> ExitCode:
     """Searches, records what was found as it goes, and reports.
 
-    Args:
-        asked: for what, and how.
-        request: what is run with each candidate.
-        presenter: shows it.
-
     Raises:
         GauntletError: what keeps it from starting.
     """
-    named, resumed = asked_folder("bisect", request.folder, BISECT_RECORD)
+    experiment = Experiment.find("bisect", BISECT_RECORD, request.folder)
     earlier: dict[str, Judged] = {}
-    if named and resumed:
-        question, earlier = question_before(named, asked, request)
+    if experiment.before:
+        question, earlier = question_before(experiment.before, asked, request)
     else:
         question = question_of(asked, request)
-    folder = make_folder(named, "bisect")
-    with EventLog(folder / BISECT_RECORD, lambda: datetime.now(UTC)) as log:
-        log.write(
-            "bisect",
-            {
-                "bisect": folder.name,
-                **begun_by(),
-                "resumed": resumed,
-                "confidence": 1 - DEFAULT_ALPHA if question.metric in TIMED_METRICS else 1.0,
-                **lock_facts(os.environ),
-                **question.as_dict(),
-            },
-        )
-        with recorded_end(log, folder, presenter) as ending, presenter.progress() as progress:
-            if question.asked.bundle:
-                keep_bundle(question.asked.bundle, folder)
-            else:
-                _fetch(folder, question.chosen, presenter)
-            with _judge(question, folder, log, progress, presenter) as judge:
-                search = BisectSearch(question, judge, log, progress.message, earlier, question.asked.every)
-                ending.code, ending.problem = search.search()
-    return ending.code
+    said = {
+        "resumed": experiment.resumed,
+        "confidence": 1 - DEFAULT_ALPHA if question.metric in TIMED_METRICS else 1.0,
+        **lock_facts(os.environ),
+        **question.as_dict(),
+    }
+    with experiment.record(presenter, said) as log, presenter.progress() as progress:
+        if question.asked.bundle:
+            keep_bundle(question.asked.bundle, experiment.folder)
+        else:
+            _fetch(experiment.folder, question.chosen, presenter)
+        with _judge(question, experiment, log, progress, presenter) as judge:
+            search = BisectSearch(question, judge, log, progress.message, earlier, question.asked.every)
+            experiment.code, experiment.problem = search.search()
+    return experiment.code
 
 
 @contextlib.contextmanager
 def _judge(
-    question: Question, folder: Path, log: EventLog, progress: Progress, presenter: Presenter
+    question: Question, experiment: Experiment, log: EventLog, progress: Progress, presenter: Presenter
 ) -> Iterator[Judge]:
     """What decides on candidates by the question's metric; Ctrl-C ends what runs for it."""
-    chosen = question.chosen
+    chosen, folder = question.chosen, experiment.folder
     if question.metric in EXACT_METRICS:
         metric = EXACT_METRICS[question.metric]
         yield ExactJudge(
@@ -107,25 +102,20 @@ def _judge(
     # With every candidate tried, that many comparisons share the false-alarm rate.
     count = len(question.row)
     comparisons = count - 1 if question.asked.every else most_comparisons(count)
-    with open_session(folder, log, progress) as session, session.interruptible():
+    with experiment.open_session(log, progress) as session:
         if question.asked.bundle:
             supervisor = session.supervisor
             yield ExactJudge(
                 question.metric, lambda candidate: run_kept_bundle(candidate, folder, chosen, supervisor, presenter)
             )
             return
-        earlier = evidence_of(event for _, event in read_events(folder / BISECT_RECORD, "bisect").events)
+        earlier = evidence_of(experiment.read_events())
         source = TimedBlocks(question, session, earlier, presenter)
         yield RoundsJudge(source, comparisons, DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS)
 
 
 def _fetch(folder: Path, chosen: Chosen, presenter: Presenter) -> None:
-    """Fetches what the model needs, once and before any candidate: a download that fails is no candidate's fault.
-
-    Raises:
-        GauntletError: something is not available.
-        KeyboardInterrupt: it was interrupted.
-    """
+    """Fetches what the model needs, once and before any candidate: a download that fails is no candidate's fault."""
     run_dir = free_folder(folder / _FETCH_FOLDER)
     fetched = chosen.within(run_dir, stages=(Stage.FETCH,))
     code = run(fetched, presenter.to(sys.stderr), brief=True).exit_code
@@ -140,12 +130,7 @@ class BisectSearch:
     """A search under way.
 
     Attributes:
-        question: what is looked for.
-        judge: decides on candidates.
-        log: where everything goes.
-        say: receives a line for each thing that is done.
         earlier: what an earlier part of this bisect has judged, by label.
-        every: judge every candidate, also where the search needs none.
     """
 
     question: Question
@@ -209,11 +194,7 @@ class BisectSearch:
             self._step(place)
 
     def _refine(self, source: str) -> None:
-        """Goes on among what lies between the two candidates that were found: nightlies of releases, then commits.
-
-        Raises:
-            GauntletError: their commits are not known, or are not in the checkout.
-        """
+        """Goes on among what lies between the two candidates that were found: nightlies of releases, then commits."""
         if not self._state.between:
             self._go_on(list_nightlies_inside(*self._found_pair, self.question.place, self.say))
         if not self._state.between:

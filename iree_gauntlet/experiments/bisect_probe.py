@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from iree_gauntlet.cases import Stage
-from iree_gauntlet.errors import ExitCode, SpecError, ToolchainError
-from iree_gauntlet.experiments.run import run
+from iree_gauntlet.dialects.load import CaseSet
+from iree_gauntlet.engine.judging import first_error
+from iree_gauntlet.engine.workspace import Selection
+from iree_gauntlet.errors import ExitCode, SpecError, ToolchainError, UsageError
+from iree_gauntlet.experiments.explaining.bundle import FIXED, SAID, STILL_THERE, open_bundle, run_bundle
+from iree_gauntlet.experiments.run import Chosen, run
 from iree_gauntlet.figures import error_figure, whole
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.instructions.counts import LEAST_WORK, Work, compare_work
 from iree_gauntlet.measuring.statistics.bisection import is_nearer_to_bad, is_same_value, is_third_value
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.records.run_folder import free_folder
+from iree_gauntlet.requests import dashed, given
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
-    from iree_gauntlet.experiments.performing import Chosen
+    from iree_gauntlet.engine.processes.supervisor import Supervisor
     from iree_gauntlet.progress import Presenter
+    from iree_gauntlet.requests import BisectRequest, RunRequest
     from iree_gauntlet.toolchains.candidates import Candidate
 
 
@@ -34,15 +42,13 @@ class Judged(Recorded):
     """The result of a candidate: what it gave, and which end it is like.
 
     Attributes:
+        third: the value is neither the good end's nor the bad one's.
         bad: whether it is like the bad end; None before it is judged, and where it cannot be.
         value: of the metric; None where there is none. Of times, the ratio to the good end.
-        text: the value for people.
         reason: why it cannot be judged; empty where it can.
         confidence: that the judgement is right, as far as noise goes; 1 for what has none.
-        third: the value is neither the good end's nor the bad one's.
         low, high: interval of the value; None where it is exact.
         folder: of its run, in the bisect's folder; empty where there is none.
-        toolchain: the journal's record of it.
     """
 
     bad: bool | None = None
@@ -55,6 +61,13 @@ class Judged(Recorded):
     high: float | None = None
     folder: str = ""
     toolchain: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def known(self) -> float:
+        """The value of an end: one without a value ends the search."""
+        if self.value is None:
+            raise ValueError(self.reason)
+        return self.value
 
 
 class Judge(Protocol):
@@ -82,7 +95,6 @@ class ExactMetric:
     """A metric that is the same at each run.
 
     Attributes:
-        stages: what has to be run.
         read: its value, or why there is none, from a run's journal and the chain that was run.
     """
 
@@ -94,12 +106,6 @@ def candidate_run(
     candidate: Candidate, folder: Path, presenter: Presenter, work: Callable[[Path, Presenter], Judged]
 ) -> Judged:
     """What a candidate gives, not judged yet; of what is no usable IREE, why not.
-
-    Args:
-        candidate: which IREE.
-        folder: the bisect's.
-        presenter: shows it, in a file of the candidate's own folder in that one.
-        work: gives it, from that folder and what shows it.
 
     Raises:
         GauntletError: what is no candidate's fault, such as a full disk.
@@ -121,14 +127,6 @@ def run_candidate(
 ) -> Judged:
     """Runs the stages that a metric needs, with a candidate, in a folder of its own, and reads the value.
 
-    Args:
-        candidate: which IREE.
-        metric: what is wanted.
-        chain: of the one model.
-        folder: the bisect's.
-        chosen: selects the chain.
-        presenter: shows it, in a file of that folder.
-
     Raises:
         GauntletError: what is no candidate's fault, such as a full disk.
         KeyboardInterrupt: the run was interrupted.
@@ -146,12 +144,7 @@ def run_candidate(
 
 
 class ExactJudge:
-    """Judges by a metric that is the same at each run: which end's value is nearer.
-
-    Args:
-        metric: its name and what it is.
-        run: runs a candidate.
-    """
+    """Judges by a metric that is the same at each run: which end's value is nearer."""
 
     most_comparisons: int | None = None
 
@@ -167,15 +160,13 @@ class ExactJudge:
 
     def begin(self, good: Judged, bad: Judged) -> str:
         """Take the ends' values."""
-        assert good.value is not None, "an end without a value ends the search"
-        assert bad.value is not None, "an end without a value ends the search"
-        self._good, self._bad = good.value, bad.value
+        self._good, self._bad = good.known, bad.known
         counted = self._name == "instructions"
-        same = compare_work(good.value, bad.value, LEAST_WORK) is Work.SAME if counted else False
-        if same or is_same_value(good.value, bad.value):
+        same = compare_work(good.known, bad.known, LEAST_WORK) is Work.SAME if counted else False
+        if same or is_same_value(good.known, bad.known):
             both = good.text if good.text == bad.text else f"{good.text}, and {bad.text}"
             return f"nothing to look for: both ends give the same ({both})"
-        if self._name in PASSING and good.value < bad.value:
+        if self._name in PASSING and good.known < bad.known:
             return f"good and bad are the wrong way round: the good end {good.text}, the bad one {bad.text}"
         return ""
 
@@ -248,6 +239,85 @@ EXACT_METRICS: Mapping[str, ExactMetric] = {
     "compiles": ExactMetric((Stage.COMPILE,), _passes),
     "runs": ExactMetric((Stage.THRESHOLD,), _passes),
 }
+# Of rounds.
+TIMED_METRICS = ("time", "compile-time")
+# Options that only these metrics have a use for.
+TIMING_NAMES = ("budget", "repetitions", "min_time", "cpus", "disturbed")
 # Of a bundle, which says so itself.
 BUNDLE_METRIC = "repro.sh"
 PASSING: Sequence[str] = ("compiles", "runs", BUNDLE_METRIC)
+
+
+_KEPT = "bundle"
+# What a bundle that is a folder may have installed for itself.
+_INSTALLED = "env"
+
+
+def require_bundle_alone(asked: BisectRequest, request: RunRequest) -> None:
+    """Make sure that nothing is asked for of a model: a bundle has its own program, inputs and question.
+
+    Raises:
+        UsageError: something is.
+    """
+    of_a_model = given((request.selection, request.conduct))
+    of_a_model |= {name: value for name, value in given([asked]).items() if name in ("metric", *TIMING_NAMES)}
+    if of_a_model:
+        first = dashed(next(iter(of_a_model)))
+        hint = "A bundle has its program, inputs and expected values with it: leave one of the two out."
+        raise UsageError(f"{first} and --bundle exclude each other", hint)
+
+
+def nothing_chosen(request: RunRequest) -> Chosen:
+    """A run of no specs: how IREEs are found and installed is all that a bundle needs of one."""
+    return Chosen(request, Selection("bundle", (), (), (), CaseSet((), (), ())), ())
+
+
+def bundle_title(bundle: str) -> str:
+    """What failure a bundle shows.
+
+    Raises:
+        GauntletError: it is no bundle.
+    """
+    with tempfile.TemporaryDirectory(prefix="gauntlet-bundle-") as place:
+        return open_bundle(Path(bundle), Path(place)).title
+
+
+def keep_bundle(bundle: str, folder: Path) -> None:
+    """Keep a bundle in the bisect's folder; one that is kept there already stays.
+
+    Raises:
+        GauntletError: it is no bundle.
+    """
+    kept = folder / _KEPT
+    if kept.exists():
+        return
+    with tempfile.TemporaryDirectory(prefix=f"{_KEPT}-", dir=folder) as place:
+        opened = open_bundle(Path(bundle), Path(place))
+        # Renamed when it is whole: what a kill leaves is no bundle.
+        copy = Path(place) / "copy"
+        shutil.copytree(opened.folder, copy, ignore=shutil.ignore_patterns(_INSTALLED))
+        copy.rename(kept)
+
+
+def run_kept_bundle(
+    candidate: Candidate, folder: Path, chosen: Chosen, supervisor: Supervisor, presenter: Presenter
+) -> Judged:
+    """Run the bundle with a candidate: 1 where it passes, 0 where the failure is there.
+
+    Raises:
+        GauntletError: what is no candidate's fault, such as a full disk.
+    """
+
+    def work(run_dir: Path, _presenter: Presenter) -> Judged:
+        machine = chosen.workbench(candidate.iree)
+        code = run_bundle(folder / _KEPT, machine.iree, supervisor, run_dir)
+        toolchain = machine.iree.as_dict()
+        if code == FIXED:
+            return Judged(value=1.0, text="passes", toolchain=toolchain)
+        if code == STILL_THERE:
+            return Judged(value=0.0, text="fails", toolchain=toolchain)
+        how = "did not end in time" if code is None else f"ends with {code}"
+        said = (run_dir / SAID).read_text(encoding="utf-8", errors="replace").splitlines() or [""]
+        return Judged(reason=f"repro.sh {how}: {first_error(said) or said[-1]}", toolchain=toolchain)
+
+    return candidate_run(candidate, folder, presenter, work)

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+import re
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.cases import Kind, Stage
 from iree_gauntlet.dialects.configuration_file import read_configuration
-from iree_gauntlet.errors import UsageError
-from iree_gauntlet.experiments.bisect_bundle import bundle_title, nothing_chosen, require_bundle_alone
-from iree_gauntlet.experiments.bisect_commits import require_one_way, take_package
-from iree_gauntlet.experiments.bisect_probe import BUNDLE_METRIC, EXACT_METRICS, Judged
-from iree_gauntlet.experiments.bisect_timing import TIMED_METRICS, TIMING_NAMES
+from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageError
+from iree_gauntlet.experiments.bisect_probe import (
+    BUNDLE_METRIC,
+    EXACT_METRICS,
+    TIMED_METRICS,
+    TIMING_NAMES,
+    Judged,
+    bundle_title,
+    nothing_chosen,
+    require_bundle_alone,
+)
 from iree_gauntlet.experiments.run import choose
 from iree_gauntlet.experiments.sides import rounds_asked
+from iree_gauntlet.figures import counted, duration
 from iree_gauntlet.records.bisect_outcome import bisect_outcome
 from iree_gauntlet.requests import BisectRequest, RunRequest, dashed, given, read, require_as_begun
 from iree_gauntlet.settings import cache_folder, project_folder, shown
@@ -27,14 +35,14 @@ from iree_gauntlet.toolchains.candidates import (
     list_commits,
     open_checkout,
 )
-from iree_gauntlet.toolchains.choice import parse_choice
-from iree_gauntlet.toolchains.find import toolchain_place
+from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
+from iree_gauntlet.toolchains.find import environment_for, toolchain_place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from iree_gauntlet.experiments.performing import Chosen
+    from iree_gauntlet.experiments.run import Chosen
     from iree_gauntlet.toolchains.find import Place
 
 
@@ -47,13 +55,9 @@ class Question:
     """What is looked for.
 
     Attributes:
-        metric: its name.
-        chain: of the one model; the title of a bundle.
         row: candidates, from the oldest to the newest.
-        good_is_older: whether the good end is the first of them.
-        asked: how it is looked for.
+        chain: of the one model; the title of a bundle.
         chosen: what is run with each candidate; it selects nothing where that is a bundle.
-        place: where IREE is looked for.
     """
 
     metric: str
@@ -84,6 +88,9 @@ class Question:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields of the record's `bisect` event that say it."""
+        request = self.chosen.request
+        # What makes a bisect the same one: a resumed one keeps it.
+        kept = {name: value for name, value in request.kept.items() if name not in _NOT_KEPT}
         return {
             "metric": self.metric,
             "chain": self.chain,
@@ -91,16 +98,10 @@ class Question:
             "bad": self.bad.label,
             "row": [asdict(candidate) for candidate in self.row],
             "good_is_older": self.good_is_older,
-            "asked": _kept_options(self.asked, self.chosen.request),
+            "asked": {**asdict(self.asked), "disturbed": request.conduct.disturbed, **kept},
             # Where the compiler is the same for all, the runtime is what is searched.
-            "commit": "runtime_commit" if self.chosen.request.toolchain.iree_compiler else "compiler_commit",
+            "commit": "runtime_commit" if request.toolchain.iree_compiler else "compiler_commit",
         }
-
-
-def _kept_options(asked: BisectRequest, request: RunRequest) -> dict[str, Any]:
-    """What makes a bisect the same one, by option: a resumed one keeps it."""
-    kept = {name: value for name, value in request.kept.items() if name not in _NOT_KEPT}
-    return {**asdict(asked), "disturbed": request.conduct.disturbed, **kept}
 
 
 def question_of(asked: BisectRequest, request: RunRequest) -> Question:
@@ -130,7 +131,7 @@ def question_of(asked: BisectRequest, request: RunRequest) -> Question:
     chain = bundle_title(asked.bundle) if asked.bundle else chain_of(chosen, metric)
     if asked.packages and not (asked.source or asked.into):
         raise UsageError("--packages is for commits", "Name their checkout with --source or --into.")
-    require_one_way(asked.among, asked.source, asked.into, nightlies=asked.nightlies)
+    _require_one_way(asked.among, asked.source, asked.into, nightlies=asked.nightlies)
     if asked.into and metric in TIMED_METRICS:
         hint = f"When the releases are known: --source {asked.into} --good … --bad … (their confidence is for one row)."
         raise UsageError(f"--into is for exact metrics, and {metric} is none", hint)
@@ -155,11 +156,7 @@ def place_of(request: RunRequest) -> Place:
 
 
 def _require_metric(asked: BisectRequest, request: RunRequest) -> None:
-    """Make sure that there is such a metric, and that what is said of rounds is for it.
-
-    Raises:
-        UsageError: there is none, or it is not.
-    """
+    """Make sure that there is such a metric, and that what is said of rounds is for it."""
     metric = asked.metric
     if metric in TIMED_METRICS:
         rounds_asked(asked)
@@ -221,3 +218,96 @@ def chain_of(chosen: Chosen, metric: str) -> str:
             "Select one with --model, --submodel and --target.",
         )
     return chains[0]
+
+
+_PULL = re.compile(r"\(#(\d+)\)\s*$|^Merge pull request #(\d+) ")
+
+
+def _require_one_way(among: Sequence[str], source: str, into: str, *, nightlies: bool) -> None:
+    """Makes sure that what lies between the ends is said in one way.
+
+    Raises:
+        UsageError: it is said in two.
+    """
+    ways = {"--among": among, "--source": source, "--nightlies": nightlies}
+    given = [name for name, value in ways.items() if value]
+    if source and into:
+        given += ["--into"]
+    if len(given) > 1:
+        hint = "--source names a checkout, --among IREEs in order, --nightlies nothing."
+        raise UsageError(f"{given[0]} and {given[1]} exclude each other", f"Say in one way what lies between: {hint}")
+
+
+def describe_cost(row: Sequence[Candidate], tries: int, place: Place) -> str:
+    """How many of a row have to be built, and about how long that takes: by the builds before it."""
+    ready = find_ready(row, place)
+    known = [build.seconds for _, build, _ in place.builds.all() if build and build.seconds]
+    ends = sum(end not in ready for end in (0, len(row) - 1))
+    most = min(tries + ends, len(row) - len(ready))
+    took = f", about {duration(max(known) * most)} by the builds before" if known and most else ""
+    return f"{counted(len(row), 'commit')}, {len(ready)} there already; at most {counted(most, 'build')}{took}"
+
+
+def find_ready(row: Sequence[Candidate], place: Place) -> set[int]:
+    """Where in a row candidates are that need no build and no download."""
+    packaged = (found.label.removeprefix("commit-") for _, found, _ in place.environments.all() if found)
+    # What was built of a work tree is that tree's.
+    built = (build for _, build, _ in place.builds.all() if build and not build.of_tree)
+    commits = {*packaged, *(build.commit[:12] for build in built)}
+    return {index for index, candidate in enumerate(row) if candidate.label in commits}
+
+
+def take_package(candidate: Candidate, place: Place, say: Callable[[str], None]) -> Candidate:
+    """A commit by its package, which is installed; the same candidate where it has none, or is no commit.
+
+    Raises:
+        ToolchainError: whether it has one cannot be said.
+    """
+    choice = parse_choice(candidate.iree)
+    if choice.kind is not ChoiceKind.SOURCE or not choice.ref:
+        return candidate
+    named = f"commit:{choice.ref}"
+    try:
+        environment_for(parse_choice(named), place)
+    except NoSuchToolchainError as error:
+        say(f"{candidate.label}: {error.what}; it is built")
+        return candidate
+    return replace(candidate, iree=named)
+
+
+def list_nightlies_inside(
+    old: Candidate, new: Candidate, place: Place, say: Callable[[str], None]
+) -> tuple[Candidate, ...]:
+    """The nightlies between two releases, which cost no build; none where one is no release, or there are none."""
+    if any(parse_choice(candidate.iree).kind is not ChoiceKind.RELEASE for candidate in (old, new)):
+        return ()
+    try:
+        row, _ = candidates_between(old.iree, new.iree, place, nightlies=True)
+    except ToolchainError as error:
+        say(f"no nightlies between {old.label} and {new.label}: {error.what}; on to the commits")
+        return ()
+    if row[1:-1]:
+        say(f"between {old.label} and {new.label}: nightlies ({len(row) - 2})")
+    return row[1:-1]
+
+
+def list_commits_inside(old: str, new: str, source: str, place: Place) -> tuple[Candidate, ...]:
+    """The commits of a checkout between two, without those, from the oldest to the newest.
+
+    Raises:
+        UsageError: neither leads to the other.
+        ToolchainError: there is no such checkout or commit.
+    """
+    row, _ = list_commits(old, new, source, place)
+    return row[1:-1]
+
+
+def describe_change(commit: str, source: str, place: Place) -> dict[str, Any]:
+    """The commit that made a change: `commit`, `date`, `author`, `subject`, `pull` (its request's number, or None).
+
+    Raises:
+        ToolchainError: there is no such checkout or commit.
+    """
+    said = open_checkout(source, place).describe(commit)
+    pull = _PULL.search(said["subject"])
+    return {**said, "pull": int(pull[1] or pull[2]) if pull else None}

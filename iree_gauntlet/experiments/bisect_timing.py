@@ -41,22 +41,12 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.candidates import Candidate
 
 
-TIMED_METRICS = ("time", "compile-time")
-# Options that only these metrics have a use for.
-TIMING_NAMES = ("budget", "repetitions", "min_time", "cpus", "disturbed")
 _DEFAULT_MINUTES = 30.0
 _SEED = 1
 
 
 class TimedBlocks:
-    """Takes blocks of the good end and of candidates; each is compiled and checked in a run of its own before.
-
-    Args:
-        question: what is looked for.
-        session: what it runs in.
-        earlier: what an earlier part of this bisect has measured.
-        presenter: shows the runs, in files of theirs.
-    """
+    """Takes blocks of the good end and of candidates; each is compiled and checked in a run of its own before."""
 
     def __init__(
         self, question: Question, session: Session[Any], earlier: dict[str, PairEvidence], presenter: Presenter
@@ -81,7 +71,6 @@ class TimedBlocks:
 
         Raises:
             GauntletError: the good end, which was fit before, is not any more.
-            KeyboardInterrupt: it was interrupted.
         """
         found = self._prepared(candidate)
         if self._good is None:
@@ -204,11 +193,9 @@ class BlockSource(Protocol):
 class RoundsJudge:
     """Judges by times.
 
-    Args:
-        source: takes the rounds.
-        comparisons: how many there may be, that of the ends among them.
-        alpha: chance that the whole search goes wrong by noise; shared out evenly over the comparisons.
-        max_blocks: of each comparison.
+    `alpha`: chance that the whole search goes wrong by noise; shared out evenly over the comparisons.
+
+    `comparisons`: how many there may be, that of the ends among them.
     """
 
     def __init__(self, source: BlockSource, comparisons: int, alpha: float, max_blocks: int) -> None:
@@ -249,9 +236,8 @@ class RoundsJudge:
         del good  # is 1, whatever its time
         if bad.reason:
             return bad.reason
-        assert bad.value is not None, "an end without a value ends the search"
         try:
-            self._middle = middle_of(bad.value, bad.low or 0.0, bad.high or 0.0)
+            self._middle = middle_of(bad.known, bad.low or 0.0, bad.high or 0.0)
         except EvidenceError as error:
             return error.what
         return ""

@@ -4,42 +4,55 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import messages
 from iree_gauntlet.cases import Kind, Stage
+from iree_gauntlet.engine.modules.modules import read_statistics
 from iree_gauntlet.engine.rounds.blocks import PairEvidence, evidence_of
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError, lock_facts
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, ToolchainError, UsageError
-from iree_gauntlet.experiments.compare_elsewhere import RoundsLog, units_of
-from iree_gauntlet.experiments.compare_where import DIFFERENT, explain_differences
-from iree_gauntlet.experiments.compare_work import count_with_fma, counted_dispatches, judge_work, write_work_changes
-from iree_gauntlet.experiments.experiment_log import begun_by, recorded_end
+from iree_gauntlet.experiments.compare_elsewhere import ComparingMachines, RoundsLog, units_of
+from iree_gauntlet.experiments.experiment import Experiment
 from iree_gauntlet.experiments.run import choose
-from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, Rules, judge, next_look, summary_of
-from iree_gauntlet.experiments.sides import Side, pair_of, prepare_side, rounds_asked, unready
-from iree_gauntlet.journal_format import read_events
+from iree_gauntlet.experiments.session_verdicts import (
+    Comparer,
+    CompareSettings,
+    ModelVerdict,
+    Rules,
+    judge,
+    next_look,
+    summary_of,
+)
+from iree_gauntlet.experiments.sides import (
+    DIFFERENT,
+    Side,
+    explain_differences,
+    pair_of,
+    prepare_side,
+    rounds_asked,
+    unready,
+)
+from iree_gauntlet.figures import outside_text, work_change
 from iree_gauntlet.measuring.instructions.counters import find_counter
-from iree_gauntlet.measuring.instructions.counts import Work
+from iree_gauntlet.measuring.instructions.counts import Work, compare_work, read_counts
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
+from iree_gauntlet.measuring.profiles.side_changes import Match, compile_changes, dispatch_changes
 from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict as TimeVerdict
 from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, sequential_plan
-from iree_gauntlet.records.compare_record import COMPARISON_FILE, ComparisonRecord, read_comparison
-from iree_gauntlet.records.event_log import EventLog
-from iree_gauntlet.records.run_folder import asked_folder, make_folder
+from iree_gauntlet.records.compare_record import COMPARISON_FILE, read_comparison
 from iree_gauntlet.requests import CompareRequest, RunRequest, given, read, require_as_begun
 from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
-    from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings
     from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.experiments.performing import Chosen, Machines
+    from iree_gauntlet.experiments.run import Chosen
     from iree_gauntlet.progress import Presenter
+    from iree_gauntlet.records.event_log import EventLog
     from iree_gauntlet.requests import ConductRequest
     from iree_gauntlet.steps import Step
 
@@ -56,25 +69,24 @@ _CODES = {
 
 
 def compare(
-    asked: CompareRequest, request: RunRequest, presenter: Presenter, machines: Machines | None = None
+    asked: CompareRequest, request: RunRequest, presenter: Presenter, machines: ComparingMachines | None = None
 ) -> ExitCode:
     """Compares two IREEs over a selection.
 
-    Args:
-        asked: which two, and how.
-        request: what is run with each.
-        presenter: shows it.
-        machines: perform the steps and take the rounds; None for this machine alone.
+    `machines`: perform the steps and take the rounds; None for this machine alone.
 
     Raises:
         UsageError: options that make no sense.
         GauntletError: what keeps a side from being run.
     """
-    named, resumed = asked_folder("compare", request.folder, COMPARISON_FILE)
-    if named and resumed:
+    experiment = Experiment.find("compare", COMPARISON_FILE, request.folder, event="comparison")
+    if named := experiment.before:
         now = given((asked, request.selection, request.toolchain, request.conduct))
         begun = read_comparison(named)
-        _require_the_same_machines(begun, named, machines)
+        elsewhere = bool(begun.opening.get("elsewhere"))
+        if elsewhere != (machines is not None):
+            where, how = ("a cluster", "Give --cluster") if elsewhere else ("this machine", "Leave --cluster out")
+            raise UsageError(f"{shown(named)} was begun on {where}", f"{how} to go on with it.")
         before = begun.options | {name: now[name] for name in _MAY_CHANGE if name in now}
         require_as_begun("comparison", shown(named), now, before)
         budget = {} if "budget" in now else {"budget": begun.opening["rules"]["budget_seconds"] / 60}
@@ -84,61 +96,52 @@ def compare(
     # A typing mistake is reported, and what is missing installed, before hours of work.
     chosen = _chosen(request, settings, machines)
     benches = [chosen.workbench(name) for name in names]
-    folder = make_folder(named, "compare")
-    path = folder / COMPARISON_FILE
-    earlier = [event for _, event in read_events(path, "comparison").events] if resumed else []
-    with EventLog(path, lambda: datetime.now(UTC)) as log:
-        kept = {name: value for name, value in (asdict(asked) | request.kept).items() if name not in _TAKEN_ANEW}
-        kept["disturbed"] = request.conduct.disturbed
-        opening = _opening(names, settings, kept, resumed=resumed)
-        log.write("comparison", {**opening, "elsewhere": machines is not None})
-        with recorded_end(log, folder, presenter) as ending:
-            sides: list[Side] = []
-            for name, text, machine in zip("AB", names, benches, strict=True):
-                sides.append(prepare_side(name, machine, text, chosen, folder / name.lower(), presenter))
-                if sides[-1].interrupted:
-                    ending.code = ExitCode.INTERRUPTED
-                    break
+    earlier = experiment.read_events() if experiment.resumed else []
+    kept = {name: value for name, value in (asdict(asked) | request.kept).items() if name not in _TAKEN_ANEW}
+    kept["disturbed"] = request.conduct.disturbed
+    said = _opening(names, settings, kept, resumed=experiment.resumed)
+    with experiment.record(presenter, {**said, "elsewhere": machines is not None}, first={"schema": 1}) as log:
+        sides: list[Side] = []
+        for name, text, machine in zip("AB", names, benches, strict=True):
+            sides.append(prepare_side(name, machine, text, chosen, experiment.folder / name.lower(), presenter))
+            if sides[-1].interrupted:
+                experiment.code = ExitCode.INTERRUPTED
+                break
+        else:
+            comparison = _Comparison(asked, chosen, settings, (sides[0], sides[1]), machines)
+            if settings.metric == "instructions":
+                experiment.code = _compare_counts(comparison, log, presenter)
             else:
-                comparison = _Comparison(asked, chosen, settings, (sides[0], sides[1]))
-                if settings.metric == "instructions":
-                    ending.code = _judge_work(comparison, log, presenter)
-                else:
-                    ending.code = _measure(comparison, folder, log, earlier, presenter)
-    return ending.code
+                experiment.code = _measure(comparison, experiment.folder, log, earlier, presenter)
+    return experiment.code
 
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
-    """What is compared, and how.
-
-    Attributes:
-        asked, chosen: as they were asked for.
-        settings: how rounds are taken and judged.
-        sides: both, up to their benchmarks.
-    """
+    """What is compared, and how."""
 
     asked: CompareRequest
     chosen: Chosen
     settings: CompareSettings
     sides: tuple[Side, Side]
+    machines: ComparingMachines | None
 
 
-def _judge_work(comparison: _Comparison, log: EventLog, presenter: Presenter) -> ExitCode:
+def _compare_counts(comparison: _Comparison, log: EventLog, presenter: Presenter) -> ExitCode:
     """Holds the counts of both sides against each other; everything goes into the log."""
     sides = comparison.sides
     steps, left_out = _ready(*sides, "instructions")
-    verdicts = judge_work(sides, steps, comparison.settings.least_work)
+    verdicts = _judge_counts(sides, steps, comparison.settings.least_work)
     for chain in steps.keys() - verdicts.keys():
         left_out[chain] = "its sides were counted by different counters: begin a new comparison"
     named = {side.name: side.as_dict() for side in sides}
     log.write("prepared", {"sides": named, "models": list(verdicts), "left_out": left_out, "benchmarks": {}})
-    verdicts = count_with_fma(verdicts, sides, comparison.chosen, presenter)
+    verdicts = _count_with_fma(verdicts, sides, comparison.chosen, presenter)
     for chain, found in verdicts.items():
         log.write("verdict", {"chain": chain, "reason": "", **found.as_dict()})
     counts = {str(kind): sum(found.work is kind for found in verdicts.values()) for kind in Work}
     log.write("summary", {"verdicts": counts})
-    write_work_changes(log, verdicts, sides)
+    _write_work_changes(log, verdicts, sides)
     codes = [ExitCode.ERROR for _ in left_out]
     codes += [ExitCode.FAILED for found in verdicts.values() if found.work is Work.MORE]
     return ExitCode.worst(codes)
@@ -160,7 +163,7 @@ def _measure(
         },
     )
     measured = evidence_of(earlier)
-    machines = comparison.chosen.machines
+    machines = comparison.machines
     with presenter.progress() as progress, open_session(folder, log, progress) as session:
         try:
             with session.interruptible():
@@ -169,7 +172,8 @@ def _measure(
                 else:
                     rounds = RoundsLog(session, settings, measured, earlier)
                     verdicts = _measure_elsewhere(comparison, steps, rounds, machines)
-                return _exit_code(verdicts, left_out)
+                codes = [ExitCode.ERROR for _ in left_out]
+                return ExitCode.worst([*codes, *(_CODES.get(item.verdict, ExitCode.OK) for item in verdicts.values())])
         except (KeyboardInterrupt, WaitCancelledError):
             # What was measured says something, if not all that it could have said.
             begun = {chain: found for chain, found in measured.items() if chain in steps and found.blocks}
@@ -190,19 +194,19 @@ def _measure_here(
     verdicts = judge(Comparer(session, settings.rules).run(pairs, measured), settings.rules)
     _write_verdicts(session.log, verdicts, comparison)
     if settings.metric == "time":
-        counted = judge_work(comparison.sides, verdicts, settings.least_work)
+        counted = _judge_counts(comparison.sides, verdicts, settings.least_work)
         explain_differences(
             session,
             verdicts,
             pairs,
             (a.tools, b.tools),
-            lambda chain: counted_dispatches(comparison.sides, chain) if chain in counted else {},
+            lambda chain: _counted_dispatches(comparison.sides, chain) if chain in counted else {},
         )
     return verdicts
 
 
 def _measure_elsewhere(
-    comparison: _Comparison, steps: Mapping[str, tuple[Step, Step]], rounds: RoundsLog, machines: Machines
+    comparison: _Comparison, steps: Mapping[str, tuple[Step, Step]], rounds: RoundsLog, machines: ComparingMachines
 ) -> dict[str, ModelVerdict]:
     chosen, sides, rules = comparison.chosen, comparison.sides, comparison.settings.rules
     # What the time did not suffice for is measured again as a whole: rounds of two machines are no one's.
@@ -219,13 +223,6 @@ def _measure_elsewhere(
     return verdicts
 
 
-def _require_the_same_machines(begun: ComparisonRecord, folder: Path, machines: Machines | None) -> None:
-    elsewhere = bool(begun.opening.get("elsewhere"))
-    if elsewhere != (machines is not None):
-        where, how = ("a cluster", "Give --cluster") if elsewhere else ("this machine", "Leave --cluster out")
-        raise UsageError(f"{shown(folder)} was begun on {where}", f"{how} to go on with it.")
-
-
 def _benchmarks(chains: Iterable[str], sides: tuple[Side, Side]) -> dict[str, dict[str, Any]]:
     """How each model is benchmarked, for `explain --slower`, which benchmarks parts of it."""
     parts = ("command", "timeout", "resources")
@@ -239,7 +236,7 @@ def _benchmarks(chains: Iterable[str], sides: tuple[Side, Side]) -> dict[str, di
 
 
 def _write_verdicts(log: EventLog, verdicts: Mapping[str, ModelVerdict], comparison: _Comparison) -> None:
-    works = judge_work(comparison.sides, verdicts, comparison.settings.least_work)
+    works = _judge_counts(comparison.sides, verdicts, comparison.settings.least_work)
     for chain, verdict in verdicts.items():
         event = verdict.as_dict()
         if chain in works:
@@ -248,12 +245,6 @@ def _write_verdicts(log: EventLog, verdicts: Mapping[str, ModelVerdict], compari
             event["reason"] += f"; {works[chain].text}"
         log.write("verdict", event)
     log.write("summary", summary_of(verdicts))
-
-
-def _exit_code(verdicts: Mapping[str, ModelVerdict], left_out: Mapping[str, str]) -> ExitCode:
-    codes = [ExitCode.ERROR for _ in left_out]
-    codes += [_CODES.get(item.verdict, ExitCode.OK) for item in verdicts.values()]
-    return ExitCode.worst(codes)
 
 
 def _ready(a: Side, b: Side, metric: str) -> tuple[dict[str, tuple[Step, Step]], dict[str, str]]:
@@ -272,7 +263,7 @@ def _ready(a: Side, b: Side, metric: str) -> tuple[dict[str, tuple[Step, Step]],
     return ready, left_out
 
 
-def _chosen(request: RunRequest, settings: CompareSettings, machines: Machines | None) -> Chosen:
+def _chosen(request: RunRequest, settings: CompareSettings, machines: ComparingMachines | None) -> Chosen:
     """What is run with each side; raises where there is nothing to compare."""
     chosen = choose(request, machines)
     if Stage.COMPILE not in chosen.stages:
@@ -293,7 +284,7 @@ def _chosen(request: RunRequest, settings: CompareSettings, machines: Machines |
     return replace(chosen, stages=tuple(dict.fromkeys(stages)))
 
 
-def _counts_work(settings: CompareSettings, request: RunRequest, machines: Machines | None) -> bool:
+def _counts_work(settings: CompareSettings, request: RunRequest, machines: ComparingMachines | None) -> bool:
     """Whether instructions are counted beside the times: where that is not declined, and something here counts them."""
     if settings.no_work or machines is not None:
         return False
@@ -310,8 +301,6 @@ def _opening(
 ) -> dict[str, Any]:
     rules = settings.rules
     return {
-        "schema": 1,
-        **begun_by(),
         "resumed": resumed,
         "sides": {name: {"asked": text, "folder": name.lower()} for name, text in zip("AB", asked, strict=True)},
         "options": dict(kept),
@@ -331,31 +320,8 @@ def _opening(
     }
 
 
-@dataclass(frozen=True, slots=True)
-class CompareSettings:
-    """How rounds are taken and judged.
-
-    Attributes:
-        metric: what is compared.
-        rules: what decides.
-        rounds: how they are taken.
-        least_work: the share from which on a difference in instructions counts.
-        no_work: no instructions are counted beside the times.
-    """
-
-    metric: str
-    rules: Rules
-    rounds: RoundSettings
-    least_work: float
-    no_work: bool
-
-
 def _two_sides(text: str) -> tuple[str, str]:
-    """The two IREEs of a comparison.
-
-    Raises:
-        UsageError: they are not two.
-    """
+    """The two IREEs of a comparison."""
     words = text.split()
     if len(words) != 2:
         raise UsageError(
@@ -368,10 +334,7 @@ def _two_sides(text: str) -> tuple[str, str]:
 def compare_settings(asked: CompareRequest, conduct: ConductRequest, *, here: bool) -> CompareSettings:
     """How rounds are taken and judged.
 
-    Args:
-        asked: what is asked for.
-        conduct: how runs are carried out.
-        here: the rounds are taken on this machine, whose CPUs are known.
+    `here`: the rounds are taken on this machine, whose CPUs are known.
 
     Raises:
         UsageError: it makes no sense.
@@ -401,3 +364,147 @@ def compare_settings(asked: CompareRequest, conduct: ConductRequest, *, here: bo
     )
     rounds = rounds_asked(asked, here=here)
     return CompareSettings(asked.metric, rules, rounds, asked.least_work / 100, asked.no_work)
+
+
+_WITHOUT_FMA = ",-fma"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkVerdict:
+    """What the counts of one model say.
+
+    Attributes:
+        cpu: what the modules were compiled for; empty for what the spec says.
+        outside: the difference that is in no dispatch; None where the counter does not know dispatches.
+        with_fma: the counts of A and B with fused multiply-adds; None where they were not taken.
+    """
+
+    chain: str
+    work: Work
+    a: int
+    b: int
+    counter: str
+    cpu: str
+    outside: int | None
+    with_fma: tuple[int, int] | None = None
+
+    @property
+    def text(self) -> str:
+        """Beside a verdict on times."""
+        made = f" as compiled for {self.cpu}" if self.cpu else ""
+        change = f"{self.work} ({work_change(self.a, self.b)}{outside_text(self.b - self.a, self.outside)}){made}"
+        return f"the {change}: the code that was counted does no more" if self.work is Work.SAME else change
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the log."""
+        record: dict[str, Any] = {
+            "verdict": str(self.work),
+            "instructions": {"A": self.a, "B": self.b},
+            "ratio": self.b / self.a,
+            "counter": self.counter,
+            "cpu": self.cpu,
+            "outside": self.outside,
+        }
+        if self.with_fma is not None:
+            record["with_fma"] = dict(zip("AB", self.with_fma, strict=True))
+        return record
+
+
+def _judge_counts(sides: tuple[Side, Side], chains: Iterable[str], least: float) -> dict[str, WorkVerdict]:
+    """What the counts say of each model whose instructions were counted on both sides.
+
+    `least`: the share of A's from which on a difference counts.
+    """
+    found = {}
+    for chain in chains:
+        steps = [side.counts.get(chain) for side in sides]
+        figures = [
+            side.record.results[step.id].statistics
+            for side, step in zip(sides, steps, strict=True)
+            if step is not None and not unready(side, step)
+        ]
+        # Two kinds of counters, or modules for two CPUs, have nothing to do with each other.
+        kinds = {(str(item["counter"]), str(item["cpu"])) for item in figures}
+        if len(figures) == len(sides) and len(kinds) == 1:
+            a, b = (int(item["instructions"]) for item in figures)
+            of_a, of_b = (read_counts(Path(side.counts[chain].output("counts"))) for side in sides)
+            # Where dispatches are known, so is what lies outside of them.
+            outside = of_b.outside - of_a.outside if of_a.dispatches and of_b.dispatches else None
+            found[chain] = WorkVerdict(chain, compare_work(a, b, least), a, b, *kinds.pop(), outside)
+    return found
+
+
+def _count_with_fma(
+    verdicts: Mapping[str, WorkVerdict], sides: tuple[Side, Side], chosen: Chosen, presenter: Presenter
+) -> dict[str, WorkVerdict]:
+    """The same verdicts, with counts of modules that have fused multiply-adds where the work has changed.
+
+    They are other code, which takes valgrind up to twenty times as long.
+    """
+    changed = {chain for chain, found in verdicts.items() if found.work is not Work.SAME}
+    cpus = {verdicts[chain].cpu for chain in changed}
+    if not changed or chosen.request.conduct.count_cpu or not all(cpu.endswith(_WITHOUT_FMA) for cpu in cpus):
+        return dict(verdicts)
+    presenter.line("\nthe work has changed: counting again with fused multiply-adds, which takes valgrind long")
+    cpu = cpus.pop().removesuffix(_WITHOUT_FMA)
+    conduct = replace(chosen.request.conduct, count_cpu=cpu)
+    with_fma = replace(chosen, request=replace(chosen.request, conduct=conduct, chains=frozenset(changed)))
+    again: list[Side] = []
+    for side in sides:
+        folder = side.folder.with_name(f"{side.folder.name}-fma")
+        again.append(prepare_side(f"{side.name} with FMA", side.machine, side.asked, with_fma, folder, presenter))
+        if again[-1].interrupted:
+            raise KeyboardInterrupt
+    counts = _judge_counts((again[0], again[1]), changed, 0.0)
+    return {
+        chain: replace(found, with_fma=(counts[chain].a, counts[chain].b)) if chain in counts else found
+        for chain, found in verdicts.items()
+    }
+
+
+def _write_work_changes(log: EventLog, verdicts: Mapping[str, WorkVerdict], sides: tuple[Side, Side]) -> None:
+    """Writes an event `where` for each model whose work has changed: its dispatches on both sides, and the compiles."""
+    for chain, found in verdicts.items():
+        if found.work is Work.SAME:
+            continue
+        where = _counted_dispatches(sides, chain)
+        log.write("where", {"chain": chain, "dispatches": where, "compile": _compiled(sides, chain)})
+
+
+def _counted_dispatches(sides: tuple[Side, Side], chain: str) -> dict[str, Any]:
+    """The dispatches of a model that was counted on both sides: as of a profile, with instructions in place of ns."""
+    a, b = (read_counts(Path(side.counts[chain].output("counts"))) for side in sides)
+    if not (a.dispatches and b.dispatches):
+        return {"reason": "the CPU's own counter does not know dispatches; --counter valgrind counts each"}
+    record = {"unit": "instructions", "measured": None, **dispatch_changes(a.profile, b.profile).as_dict()}
+    places = [{name: place for name, _, place in side.dispatches} for side in (a, b)]
+    for row in record["rows"]:
+        if row["match"] == Match.OUTSIDE:
+            row["name"] = "outside of dispatches (the runtime, and what dispatches call of the C library)"
+        named = ((1, row["b_names"]), (0, row["a_names"]))
+        found = ((side, place) for side, names in named for name in names if (place := places[side].get(name)))
+        side, place = next(found, (0, ""))
+        row["place"] = _found_place(place, Path(sides[side].counts[chain].input("program").path).parent)
+    return record
+
+
+def _found_place(place: str, folder: Path) -> str:
+    """`file:line` of a program, which stands in the module from the folder of its compile, as one would open it."""
+    name, colon, line = place.rpartition(":")
+    path = folder / name
+    return f"{shown(path.resolve())}{colon}{line}" if name and path.is_file() else place
+
+
+def _compiled(sides: tuple[Side, Side], chain: str) -> list[dict[str, Any]]:
+    """What the compiler says of the two main modules."""
+    made = []
+    for side in sides:
+        outputs = [dict(step["outputs"]) for step in side.record.steps if step["stage"] == Stage.COMPILE]
+        main = side.counts[chain].input("program").path
+        found = [item for item in outputs if item["module"] == main and "statistics" in item]
+        if not found:
+            return []
+        made.append(found[0])
+    # Without their sizes: that of a module that is made for a count is no one's.
+    changes = compile_changes(*(read_statistics(Path(outputs["statistics"])) for outputs in made))
+    return [change.as_dict() for change in changes]

@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.engine.rounds.blocks import PairEvidence
+from iree_gauntlet.experiments.run import Machines
 from iree_gauntlet.figures import cpus_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.experiments.compare import CompareSettings
+    from iree_gauntlet.experiments.run import Chosen
+    from iree_gauntlet.experiments.session_verdicts import CompareSettings
     from iree_gauntlet.experiments.sides import Side
+    from iree_gauntlet.progress import Progress
+    from iree_gauntlet.requests import CompareRequest
     from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Step
 
@@ -35,8 +40,6 @@ class MadeByWorker:
 
     Attributes:
         need: side and step, `A dtln@cpu:compile`.
-        key: what it is found by.
-        worker: who made it, as results name workers.
     """
 
     need: str
@@ -50,11 +53,23 @@ class Unit:
 
     Attributes:
         step: the one whose rounds are taken, of A; it has its host to itself, and needs `made`.
-        made: what the sides have made for it.
     """
 
     step: Step
     made: tuple[MadeByWorker, ...]
+
+
+class ComparingMachines(Machines, Protocol):
+    """Machines that take the rounds of comparisons as well."""
+
+    def comparing(
+        self, chosen: Chosen, asked: CompareRequest, sides: tuple[Side, Side], progress: Progress
+    ) -> AbstractContextManager[RoundsElsewhere]:
+        """Has them take the rounds of a comparison whose sides they have run, until it is left.
+
+        Raises:
+            GauntletError: none of them can.
+        """
 
 
 class RoundsElsewhere(Protocol):
@@ -89,14 +104,11 @@ def _made(side: Side, step: Step) -> Iterable[MadeByWorker]:
 class RoundsLog:
     """Takes what comes back of the units, into the log and the evidence; as `Conductor` of a cluster's runner.
 
-    Args:
-        session: of the comparison.
-        settings: of it; the budget begins now.
-        evidence: what an earlier part of it has measured, by model; changed in place.
-        earlier: the events of that part.
+    `settings`: of it; the budget begins now.
+    `evidence`: what an earlier part of it has measured, by model; changed in place.
 
     Attributes:
-        where: where the time went, by model, as `compare_where.py` has it.
+        where: where the time went, by model, as `sides.py` has it.
     """
 
     def __init__(

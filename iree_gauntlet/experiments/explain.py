@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.experiments.experiment_log import recorded_explanation
-from iree_gauntlet.experiments.explaining.bundle import PROGRAM, REPLAY, contains, write_bundle
-from iree_gauntlet.experiments.explaining.bundle_run import run_bundle
+from iree_gauntlet.experiments.experiment import Experiment
+from iree_gauntlet.experiments.explaining.bundle import PROGRAM, REPLAY, STILL_THERE, contains, run_bundle, write_bundle
 from iree_gauntlet.experiments.explaining.contents import (
     holds_constants,
     of_dispatch,
@@ -38,14 +37,13 @@ from iree_gauntlet.experiments.explaining.locate import Located, locate, locate_
 from iree_gauntlet.experiments.explaining.onnx_workers import onnx_source
 from iree_gauntlet.experiments.explaining.operators import first_wrong_operator
 from iree_gauntlet.experiments.explaining.reduce import EARLIEST, Reduced, reduce
-from iree_gauntlet.experiments.explaining.repro_script import STILL_THERE
 from iree_gauntlet.experiments.explaining.symptom import FAILURE, WRONG, Symptom, symptom_of
 from iree_gauntlet.experiments.explaining.tools import GO_ON, Tools
 from iree_gauntlet.experiments.explaining.traced_sides import run_with
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.records.earlier_runs import LATEST, asked_for, run_named
-from iree_gauntlet.records.explain_outcome import explained_before
+from iree_gauntlet.records.explain_outcome import EXPLAIN_RECORD, explained_before
 from iree_gauntlet.requests import NetworkRequest, ToolchainRequest
 from iree_gauntlet.settings import shown
 from iree_gauntlet.toolchains.toolchain import COMPILE, RUN_MODULE
@@ -89,11 +87,6 @@ _CASE_MARKS = re.compile(r"[*?@\[]")
 def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) -> ExitCode:
     """Explains what failed in a run.
 
-    Args:
-        asked: which run, and which of its failures.
-        cache: where the IREE of the run is installed.
-        presenter: shows it.
-
     Raises:
         GauntletError: what keeps it from starting.
     """
@@ -110,11 +103,12 @@ def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) ->
         before = explained_before(folder, private=asked.no_weights, budget=asked.budget)
         cases = [{"case": item.case, "kind": item.kind, "reason": item.result.reason} for item in failures]
         opening = {"run": run_dir.name, "cases": cases, "toolchain": record.runs[-1]["toolchain"]}
-        with recorded_explanation(folder, opening, presenter, progress) as (session, ending):
+        experiment = Experiment("explain", EXPLAIN_RECORD, folder)
+        with experiment.record(presenter, opening, first={}) as log, experiment.open_session(log, progress) as session:
             explainer = _Explainer(folder, machine, session, record, asked)
             done = [item.case in before or explainer.explain(item) for item in failures]
-            ending.code = ExitCode.OK if all(done) else ExitCode.INCONCLUSIVE
-    return ending.code
+            experiment.code = ExitCode.OK if all(done) else ExitCode.INCONCLUSIVE
+    return experiment.code
 
 
 def iree_of(run_dir: Path, recorded: dict[str, Any], cache: CacheRequest, progress: Progress) -> Workbench:
@@ -127,8 +121,7 @@ def iree_of(run_dir: Path, recorded: dict[str, Any], cache: CacheRequest, progre
     names = {name: selection.get(name, "") for name in ("iree", "iree_compiler", "iree_runtime")}
     request = ToolchainRequest(cache_dir=cache.cache_dir, **names)
     machine = open_workbench(request, progress, NetworkRequest(), need_toolchain=True)
-    assert machine.toolchain is not None, "it was needed"
-    now = machine.toolchain.as_dict()
+    now = machine.iree.as_dict()
     if now["identity"] != recorded.get("identity"):
         here = f"{names['iree'] or 'what is installed'} is {now['compiler']} now"
         before = f"{shown(run_dir)} was made with IREE {recorded.get('compiler')}"
@@ -149,11 +142,7 @@ class _Explainer:
     _twins: dict[tuple[str, ...], tuple[str, dict[str, Any]]] = field(default_factory=dict)
 
     def explain(self, failure: Failure | Lost) -> bool:
-        """Whether a bundle shows it.
-
-        Raises:
-            GauntletError: there is no room to write to, or a file cannot be read.
-        """
+        """Whether a bundle shows it."""
         self.session.log.write("start", {"case": failure.case})
         if isinstance(failure, Lost):
             self._found(failure, "nothing", {"why": failure.why})
@@ -285,16 +274,14 @@ class _Explainer:
     def _reduced_forms(
         self, failure: Failure, symptom: Symptom, reduced: Reduced | None, why: str
     ) -> Iterator[tuple[str, Contents]]:
-        assert self.machine.toolchain is not None, "it was needed"
         if reduced is not None and not (self.asked.no_weights and reduced.constants):
-            yield "the reduced program", of_reduced(failure, symptom, reduced, self.machine.toolchain)
+            yield "the reduced program", of_reduced(failure, symptom, reduced, self.machine.iree)
         yield _WHOLE, self._whole(failure, symptom, why)
 
     def _located_forms(
         self, failure: Failure, symptom: Symptom, located: Located, operator: Callable[[], OperatorSearch | None]
     ) -> Iterator[tuple[str, Contents]]:
-        iree = self.machine.toolchain
-        assert iree is not None, "it was needed"
+        iree = self.machine.iree
         why = located.why
         if located.suspect is not None:
             if located.suspect.withheld:
@@ -314,23 +301,14 @@ class _Explainer:
         yield _WHOLE, self._whole(failure, symptom, why)
 
     def _whole(self, failure: Failure, symptom: Symptom, why: str) -> Contents:
-        assert self.machine.toolchain is not None, "it was needed"
         if self.asked.no_weights:
             raise GauntletError("it would hold the model's own values, which --no-weights leaves out", "")
-        return of_program(failure, symptom, why, self.machine.toolchain)
+        return of_program(failure, symptom, why, self.machine.iree)
 
     def _bundle(
         self, failure: Failure, forms: Iterator[tuple[str, Contents]], tools: Tools, known: str
     ) -> dict[str, Any] | None:
-        """The first that shows the failure when it is run, as it is recorded; None where none does.
-
-        Args:
-            failure: of the run.
-            forms: what it may hold, the best first.
-            tools: of the IREE that failed.
-            known: what else its readers should know.
-        """
-        assert self.machine.toolchain is not None, "it was needed"
+        """The first that shows the failure when it is run, as it is recorded; None where none does."""
         fact: dict[str, Any] = {}
         try:
             for form, contents in forms:
@@ -338,7 +316,7 @@ class _Explainer:
                 self._say(failure, f"writing {form}. {contains(contents)}")
                 whole = replace(contents, what=(*contents.what, known)) if known else contents
                 bundle = write_bundle(whole, tools.folder / "bundle")
-                code = run_bundle(bundle.folder, self.machine.toolchain, self.session.supervisor, tools.folder)
+                code = run_bundle(bundle.folder, self.machine.iree, self.session.supervisor, tools.folder)
                 if code == STILL_THERE:
                     bundle = _with_replay(whole, bundle, tools, timeout=failure.compile_timeout)
                 place = str(bundle.folder.relative_to(self.folder))
@@ -381,8 +359,6 @@ class Again:
     """Whether it fails again.
 
     Attributes:
-        failed: of two times, how often.
-        same: it failed in the same way, and complained of the same values.
         symptom: what it showed; None where it passed.
     """
 
@@ -417,14 +393,7 @@ def _fails_again(failure: Failure, tools: Tools) -> Again:
 
 
 def _with_replay(contents: Contents, bundle: Bundle, tools: Tools, *, timeout: float) -> Bundle:
-    """The bundle with its run recorded; as it is where the runtime records none, or a large one, or none to its end.
-
-    Args:
-        contents: of the bundle, which was shown to fail when it is run.
-        bundle: where it is.
-        tools: of the IREE that fails.
-        timeout: seconds for the compile and for the run.
-    """
+    """The bundle with its run recorded; as it is where the runtime records none, or a large one, or none to its end."""
     if contents.symptom.ending not in (WRONG, FAILURE) or not contents.device or not tools.knows(RUN_MODULE, _OUTPUT):
         return bundle
     module = tools.compile("replay.vmfb", bundle.folder / PROGRAM, contents.flags, timeout=timeout, cwd=bundle.folder)

@@ -19,19 +19,26 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
 from iree_gauntlet.engine.rounds.taken_rounds import gpu_of
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.experiments.experiment_log import recorded_explanation
+from iree_gauntlet.experiments.experiment import Experiment
 from iree_gauntlet.experiments.explain import iree_of
-from iree_gauntlet.experiments.explaining.bundle import PROGRAM, REPRODUCE, file_values, flag_files, pack, packages_of
-from iree_gauntlet.experiments.explaining.bundle_run import run_bundle
+from iree_gauntlet.experiments.explaining.bundle import (
+    PROGRAM,
+    REPRODUCE,
+    STILL_THERE,
+    file_values,
+    flag_files,
+    pack,
+    packages_of,
+    run_bundle,
+)
 from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT
-from iree_gauntlet.experiments.explaining.repro_script import STILL_THERE
 from iree_gauntlet.experiments.explaining.slower import Found, SlowDispatch, Slower, find_slow_dispatch, slower_of
 from iree_gauntlet.experiments.explaining.tools import Tools
 from iree_gauntlet.figures import cpus_text, dispatch_change, milliseconds
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.records.compare_record import comparison_named, read_comparison
 from iree_gauntlet.records.earlier_runs import LATEST
-from iree_gauntlet.records.explain_outcome import explained_before
+from iree_gauntlet.records.explain_outcome import EXPLAIN_RECORD, explained_before
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,11 +122,6 @@ END
 def explain_slower(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) -> ExitCode:
     """Explains what a comparison found slower.
 
-    Args:
-        asked: which comparison, and which of its models.
-        cache: where the IREEs of the comparison are installed.
-        presenter: shows it.
-
     Raises:
         UsageError: options that exclude each other.
         GauntletError: what keeps it from starting.
@@ -141,11 +143,12 @@ def explain_slower(asked: ExplainRequest, cache: CacheRequest, presenter: Presen
             "toolchain": record.sides[1].toolchain,
             "base": record.sides[0].toolchain,
         }
-        with recorded_explanation(folder, opening, presenter, progress) as (session, ending):
+        experiment = Experiment("explain", EXPLAIN_RECORD, folder)
+        with experiment.record(presenter, opening, first={}) as log, experiment.open_session(log, progress) as session:
             explainer = _Explainer(session, (machines[0], machines[1]))
             done = [item.case in before or explainer.explain(item) for item in models]
-            ending.code = ExitCode.OK if all(done) else ExitCode.INCONCLUSIVE
-    return ending.code
+            experiment.code = ExitCode.OK if all(done) else ExitCode.INCONCLUSIVE
+    return experiment.code
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +187,7 @@ class _Explainer:
 
     def _bundle(self, slower: Slower, slow: SlowDispatch) -> bool:
         """Whether running the bundle of a dispatch shows that it is slower."""
-        base, new = (_known(machine.toolchain) for machine in self.machines)
+        base, new = (machine.iree for machine in self.machines)
         place = slower.sides[1].folder
         folder = self.session.folder / place
         bundle = _slower_bundle(slower, slow, (base, new), folder / "bundle")
@@ -202,11 +205,6 @@ class _Explainer:
         self.session.progress.message(f"{slower.case}: {text}")
 
 
-def _known(toolchain: Toolchain | None) -> Toolchain:
-    assert toolchain is not None, "it was needed"
-    return toolchain
-
-
 def _found(found: Found) -> dict[str, Any]:
     record: dict[str, Any] = {
         "why": found.why,
@@ -219,17 +217,7 @@ def _found(found: Found) -> dict[str, Any]:
 
 
 def _slower_bundle(slower: Slower, slow: SlowDispatch, irees: tuple[Toolchain, Toolchain], folder: Path) -> Bundle:
-    """Write the bundle of a dispatch that B is slower with.
-
-    Args:
-        slower: the model.
-        slow: its dispatch.
-        irees: A and B.
-        folder: where to.
-
-    Raises:
-        GauntletError: it would be too large.
-    """
+    """Write the bundle of a dispatch that B is slower with."""
     values, files = file_values(slow.inputs, "input")
     sides = [flag_files(side.flags) for side in slower.sides]
     # Files that flags name are the same for both, or named by both.

@@ -11,17 +11,15 @@ import re
 import signal
 import sys
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.session import interruptible
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, ToolchainError, UsageError
-from iree_gauntlet.experiments.experiment_log import begun_by
+from iree_gauntlet.experiments.experiment import Experiment
 from iree_gauntlet.experiments.run import choose, run
-from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.matrix_outcome import MATRIX_RECORD, MatrixRecord, read_matrix
-from iree_gauntlet.records.run_folder import asked_folder, is_begun, make_folder
+from iree_gauntlet.records.run_folder import is_begun
 from iree_gauntlet.requests import KEPT_UNLESS_GIVEN, Defaults, RunRequest, SelectionRequest, given, require_as_begun
 from iree_gauntlet.settings import shown
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
@@ -31,9 +29,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.engine.workbench import Workbench
-    from iree_gauntlet.experiments.performing import Chosen, Machines
+    from iree_gauntlet.experiments.run import Chosen, Machines
     from iree_gauntlet.progress import Presenter
-    from iree_gauntlet.toolchains.toolchain import Toolchain
+    from iree_gauntlet.records.event_log import EventLog
 
     # The IREEs of a matrix, and what is run with each.
     _Asked = tuple[tuple["AskedIree", ...], RunRequest]
@@ -55,25 +53,18 @@ def matrix(
 ) -> ExitCode:
     """Runs a selection with each IREE in turn and reports on all.
 
-    Args:
-        irees: which, as for `--iree`.
-        request: what is run with each.
-        presenter: shows them.
-        machines: perform the steps; None for this machine alone.
-
     Raises:
         GauntletError: what keeps the matrix from starting.
     """
-    named, resumed = asked_folder("matrix", request.folder, MATRIX_RECORD)
-    earlier = read_matrix(named) if named and resumed else None
+    experiment = Experiment.find("matrix", MATRIX_RECORD, request.folder)
+    earlier = read_matrix(experiment.before) if experiment.before else None
     asked, request = _asked_before(earlier, irees, request) if earlier else _asked_now(irees, request)
     # A mistake in the selection is reported before anything is installed.
     chosen = choose(request, machines)
-    folder = make_folder(named, "matrix")
+    folder = experiment.folder
     # Ctrl-C ends a matrix also between its runs, once: what there is is reported all the same.
     with interruptible(lambda: None):
-        with EventLog(folder / MATRIX_RECORD, lambda: datetime.now(UTC)) as log:
-            log.write("matrix", _opening(folder, asked, chosen))
+        with experiment.begin(_opening(asked, chosen)) as log:
             _Runs(folder, asked, chosen, earlier, log, presenter).all()
         return presenter.ran(folder, brief=False)
 
@@ -90,11 +81,7 @@ class _Runs:
     presenter: Presenter
 
     def all(self) -> None:
-        """Finds every IREE, runs with each, and writes how it ended.
-
-        Raises:
-            UsageError, NothingSelectedError: the command line cannot be carried out, with whichever IREE.
-        """
+        """Finds every IREE, runs with each, and writes how it ended."""
         interrupted, stopped = False, ""
         try:
             # Found all before the first run: their leases keep them there, and a typo is reported at once.
@@ -141,10 +128,15 @@ class _Runs:
                 "toolchain", {"label": iree.label, "toolchain": None, "error": error.what, "hint": error.hint}
             )
             return None
-        assert machine.toolchain is not None, "it was needed"
-        versions = dict.fromkeys((machine.toolchain.compiler.version, machine.toolchain.runtime.version))
+        iree_here = machine.iree
+        versions = dict.fromkeys((iree_here.compiler.version, iree_here.runtime.version))
         self.presenter.line(f"{iree.label}: IREE {', '.join(versions)}")
-        self.log.write("toolchain", {"label": iree.label, "toolchain": _described(machine.toolchain)})
+        described = iree_here.as_dict() | {
+            "runtime_identity": iree_here.runtime.identity,
+            "compiler_release": iree_here.compiler.release,
+            "runtime_release": iree_here.runtime.release,
+        }
+        self.log.write("toolchain", {"label": iree.label, "toolchain": described})
         return machine
 
     def _run(self, iree: AskedIree, machine: Workbench) -> ExitCode:
@@ -174,7 +166,7 @@ class _Runs:
         self.log.write("result", fields)
 
 
-def _opening(folder: Path, asked: Sequence[AskedIree], chosen: Chosen) -> dict[str, Any]:
+def _opening(asked: Sequence[AskedIree], chosen: Chosen) -> dict[str, Any]:
     """The fields of a `matrix` event."""
     irees = [{"label": iree.label, "iree": iree.text, "folder": iree.folder} for iree in asked]
     request = chosen.request
@@ -182,8 +174,6 @@ def _opening(folder: Path, asked: Sequence[AskedIree], chosen: Chosen) -> dict[s
     for part in (request.conduct, request.folder, request.network):
         others |= asdict(part)
     return {
-        "matrix": folder.name,
-        **begun_by(),
         "suite": chosen.selection.name,
         "irees": irees,
         "selection": {name: value for name, value in request.kept.items() if name in _KEPT},
@@ -193,20 +183,8 @@ def _opening(folder: Path, asked: Sequence[AskedIree], chosen: Chosen) -> dict[s
     }
 
 
-def _described(toolchain: Toolchain) -> dict[str, str]:
-    return toolchain.as_dict() | {
-        "runtime_identity": toolchain.runtime.identity,
-        "compiler_release": toolchain.compiler.release,
-        "runtime_release": toolchain.runtime.release,
-    }
-
-
 def _asked_now(irees: Sequence[str], request: RunRequest) -> _Asked:
-    """What a command line asks for.
-
-    Raises:
-        UsageError: `--iree` is missing, or names what is no IREE, or one twice.
-    """
+    """What a command line asks for."""
     if request.toolchain.iree_compiler and request.toolchain.iree_runtime:
         raise UsageError(
             "--iree-compiler and --iree-runtime: with both, every run of the matrix would be of the same IREE",
@@ -216,11 +194,7 @@ def _asked_now(irees: Sequence[str], request: RunRequest) -> _Asked:
 
 
 def _asked_before(record: MatrixRecord, irees: Sequence[str], request: RunRequest) -> _Asked:
-    """What the matrix of a record was asked for.
-
-    Raises:
-        UsageError: it does not say, or the command line asks for something else.
-    """
+    """What the matrix of a record was asked for."""
     folder = shown(record.path.parent)
     if not record.parts:
         raise UsageError(f"{folder} does not say what was to run", "Start a new matrix.")
@@ -240,9 +214,9 @@ class AskedIree:
     """One IREE of a matrix.
 
     Attributes:
+        label: its name in reports: the text, of a folder only as much of the end as distinguishes it from
+            the others.
         text: the value of `--iree`, as given.
-        label: its name in reports: the text, of a folder only as much of the end as distinguishes it from the others.
-        folder: the name of its sub-folder.
     """
 
     text: str

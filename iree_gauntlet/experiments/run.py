@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import glob
 import shlex
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet import messages
-from iree_gauntlet.engine.operator_suites import batched
+from iree_gauntlet.cases import Stage
+from iree_gauntlet.engine.engine import Engine, RunOptions
+from iree_gauntlet.engine.modules.batches import Batched
+from iree_gauntlet.engine.operator_suites import OperatorRun, batched, operator_performers, started_runs
+from iree_gauntlet.engine.plan import Plan, make_plan
+from iree_gauntlet.engine.rounds.confirming import confirm_rules
 from iree_gauntlet.engine.run_start import (
     held_against,
     imports_possible,
@@ -19,21 +24,18 @@ from iree_gauntlet.engine.run_start import (
     missing_text,
     on_devices_here,
     run_event,
+    with_counts,
 )
+from iree_gauntlet.engine.session import Session, open_session
+from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
 from iree_gauntlet.engine.workspace import select
-from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
+from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, UsageError
 from iree_gauntlet.experiments.explain import explain
-from iree_gauntlet.experiments.performing import (
-    Chosen,
-    Machines,
-    RunParts,
-    all_planned,
-    performing,
-    started_run_servers,
-)
 from iree_gauntlet.experiments.shards import only_chains, only_shard
 from iree_gauntlet.history.index import add_itself
 from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.measuring.machine.machine_state import machine_facts
+from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.earlier_runs import (
     Asked,
     asked_for,
@@ -44,19 +46,32 @@ from iree_gauntlet.records.earlier_runs import (
     run_named,
 )
 from iree_gauntlet.records.event_log import Journal
-from iree_gauntlet.records.run_folder import asked_folder, make_folder
-from iree_gauntlet.requests import KEPT_UNLESS_GIVEN, Defaults, ExplainRequest, RunRequest, given, require_as_begun
+from iree_gauntlet.records.run_folder import asked_folder, is_begun, make_folder
+from iree_gauntlet.requests import (
+    KEPT_UNLESS_GIVEN,
+    ConductRequest,
+    Defaults,
+    ExplainRequest,
+    FolderRequest,
+    RunRequest,
+    given,
+    require_as_begun,
+)
 from iree_gauntlet.settings import runs_folder, shown, typed_command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
-    from iree_gauntlet.cases import Stage, Verdict
-    from iree_gauntlet.engine.engine import Elsewhere, Engine
+    from iree_gauntlet.cases import Verdict
+    from iree_gauntlet.engine.engine import Elsewhere
     from iree_gauntlet.engine.plan import Plan
+    from iree_gauntlet.engine.processes.run_client import RunServers
     from iree_gauntlet.engine.workbench import Workbench
+    from iree_gauntlet.engine.workspace import Selection
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.requests import CacheRequest
+    from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Step
 
 
@@ -69,10 +84,7 @@ class Ran:
     """A run that is over.
 
     Attributes:
-        exit_code: INTERRUPTED where Ctrl-C or SIGTERM ended it.
-        steps: all that were planned for it.
         held: steps that were planned with it and are left to the caller.
-        folder: its folder.
     """
 
     exit_code: ExitCode
@@ -83,10 +95,6 @@ class Ran:
 
 def choose(request: RunRequest, machines: Machines | None = None) -> Chosen:
     """Reads the specs that a run is about.
-
-    Args:
-        request: what is asked for.
-        machines: as for `Chosen`.
 
     Raises:
         UsageError: what is asked for does not fit together.
@@ -104,11 +112,6 @@ def choose(request: RunRequest, machines: Machines | None = None) -> Chosen:
 
 def execute(request: RunRequest, presenter: Presenter, machines: Machines | None = None) -> ExitCode:
     """Selects, plans, runs and reports; explains what failed, where that is asked for.
-
-    Args:
-        request: what is asked for.
-        presenter: shows it.
-        machines: as for `Chosen`.
 
     Raises:
         GauntletError: what keeps the run from starting.
@@ -129,12 +132,8 @@ def run(
 ) -> Ran:
     """Plans, runs and reports.
 
-    Args:
-        chosen: what is run.
-        presenter: shows it.
-        machine: what to run it with, where that is open already.
-        hold: a stage whose steps are planned, and not run.
-        brief: it is a part of something larger, which reports on it: one line at its end will do.
+    `hold` is a stage whose steps are planned, and not run; `brief`: it is a part of something larger, which reports on
+    it.
 
     Raises:
         GauntletError: what keeps the run from starting.
@@ -149,7 +148,7 @@ def run(
     with presenter.progress() as progress, ExitStack() as held:
         machine = machine or chosen.opened_workbench(progress)
         machine.store.progress = progress
-        runs = held.enter_context(started_run_servers(chosen, machine))
+        runs = held.enter_context(_started_run_servers(chosen, machine))
         run_dir = make_folder(named, chosen.selection.name)
         with _removed_where_nothing_begins(run_dir, made=not there):
             elsewhere = None
@@ -187,7 +186,7 @@ def _planned(
     """What is to be done in a folder, and what share of everything that is."""
     request, selection, stages = chosen.request, chosen.selection, chosen.stages
     baseline = request.conduct.baseline
-    plan = imports_possible(all_planned(chosen, machine, run_dir), machine)
+    plan = imports_possible(_all_planned(chosen, machine, run_dir), machine)
     if baseline:
         plan = _with_baseline(plan, Path(baseline), machine)
     if request.chains is not None:
@@ -246,7 +245,7 @@ def _engine(
     }
     with (
         Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal,
-        performing(journal, batches, request, parts) as (session, engine),
+        _performing(journal, batches, request, parts) as (session, engine),
     ):
         journal.run(event)
         # Of a resumed run only what is left to do counts.
@@ -262,11 +261,7 @@ def _engine(
 
 
 def _as_before(request: RunRequest) -> RunRequest:
-    """For `--resume`, and for `--last-failed` without a selection: what the earlier run was asked for.
-
-    Raises:
-        UsageError: there is no such run, or a resumed run is asked for something else.
-    """
+    """For `--resume`, and for `--last-failed` without a selection: what the earlier run was asked for."""
     folder = request.folder
     if folder.resume and folder.last_failed:
         raise UsageError("--resume and --last-failed exclude each other", "Resume first, then run --last-failed.")
@@ -298,17 +293,7 @@ def _only_last_failed(plan: Plan, earlier: Path) -> Plan:
 
 
 def _explain_run(run_dir: Path, code: ExitCode, cache: CacheRequest, presenter: Presenter) -> None:
-    """Explain what failed in a run that is over, but for what is expected to; the run's own result stays as it is.
-
-    Args:
-        run_dir: the run's folder.
-        code: the run's own, which the command ends with.
-        cache: where its IREE is installed.
-        presenter: shows it.
-
-    Raises:
-        KeyboardInterrupt: it was interrupted.
-    """
+    """Explain what failed in a run that is over, but for what is expected to; the run's own result stays as it is."""
     failed = sorted(failed_chains(run_dir))
     if not failed:
         return
@@ -320,3 +305,149 @@ def _explain_run(run_dir: Path, code: ExitCode, cache: CacheRequest, presenter: 
     except GauntletError as error:
         messages.warn(f"what failed was not explained: {error}")
     presenter.line(f"the run itself: exit code {int(code)}: {code.meaning}")
+
+
+class Machines(Protocol):
+    """Other machines, which perform the steps of runs."""
+
+    def taking_part(
+        self, chosen: Chosen, machine: Workbench, run_dir: Path, progress: Progress
+    ) -> AbstractContextManager[Elsewhere]:
+        """Has them take part in a run, until it is left.
+
+        Raises:
+            GauntletError: none of them can.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A run that is asked for, with what it selects; several runs of one selection share it.
+
+    Attributes:
+        machines: perform the steps; None for this machine alone.
+    """
+
+    request: RunRequest
+    selection: Selection
+    stages: tuple[Stage, ...]
+    machines: Machines | None = None
+
+    def within(self, folder: Path, iree: str = "", stages: tuple[Stage, ...] = ()) -> Chosen:
+        """The same in a folder of its own, which is resumed where it was begun; with another IREE, or other stages."""
+        toolchain = replace(self.request.toolchain, iree=iree or self.request.toolchain.iree)
+        resumed = FolderRequest(run_dir=str(folder), resume=is_begun(folder))
+        return replace(
+            self, request=replace(self.request, toolchain=toolchain, folder=resumed), stages=stages or self.stages
+        )
+
+    def workbench(self, iree: str) -> Workbench:
+        """What an IREE means here, installed where it has to be.
+
+        Raises:
+            ToolchainError: it is not available.
+        """
+        request = replace(self.request, toolchain=replace(self.request.toolchain, iree=iree))
+        return replace(self, request=request).opened_workbench(Progress())
+
+    def opened_workbench(self, progress: Progress) -> Workbench:
+        """What it runs with; what is only to be fetched needs no IREE.
+
+        Raises:
+            ToolchainError: that IREE is not available.
+        """
+        imports = any(module.program.onnx for case in self.selection.cases.cases for module in case.modules)
+        request = self.request
+        needed = set(self.stages) != {Stage.FETCH}
+        return open_workbench(request.toolchain, progress, request.network, need_toolchain=needed, importer=imports)
+
+
+@dataclass(frozen=True, slots=True)
+class RunParts:
+    """What a run works with."""
+
+    machine: Workbench
+    run_dir: Path
+    progress: Progress
+    runs: RunServers | None
+    elsewhere: Elsewhere | None = None
+
+
+def _started_run_servers(chosen: Chosen, machine: Workbench) -> AbstractContextManager[RunServers | None]:
+    """The processes that run modules of operator suites; none where other machines do."""
+    if chosen.machines is not None:
+        return nullcontext()
+    return started_runs(chosen.selection.cases.cases, chosen.stages, machine, _jobs(chosen.request.conduct))
+
+
+def _all_planned(chosen: Chosen, machine: Workbench, run_dir: Path) -> Plan:
+    """Everything that is selected, as it is done in a folder."""
+    conduct, selection = chosen.request.conduct, chosen.selection
+    cases = with_counts(selection.cases) if conduct.baseline else selection.cases
+    plan = make_plan(cases, chosen.stages, plan_context(machine, run_dir, conduct))
+    if plan.problems:
+        raise SpecError(list(plan.problems))
+    return plan
+
+
+@contextmanager
+def _performing(
+    journal: Journal, batches: Batched, request: RunRequest, parts: RunParts
+) -> Iterator[tuple[Session[Journal], Engine]]:
+    """A session in a run's folder, and what performs steps in it."""
+    conduct, run_dir = request.conduct, parts.run_dir
+    made_again = run_dir / "made-again" if conduct.force_recompile else None
+    operators = OperatorRun(_jobs(conduct), made_again, parts.runs)
+    with open_session(run_dir, journal, parts.progress) as session, ExitStack() as held:
+        session.on_cancel(parts.progress.cancel)
+        performers: Mapping[Stage, Callable[[Step], Result | None]] = {}
+        if parts.elsewhere is None:
+            performers = held.enter_context(operator_performers(session, batches, parts.machine, operators))
+        settings = RunOptions(
+            jobs=_jobs(conduct),
+            fail_fast=conduct.stops_early,
+            made_again=made_again,
+            lenient=conduct.lenient,
+            confirm=confirm_rules(
+                conduct.verdict, conduct.confirm_seconds, replace_disturbed=conduct.replaces_disturbed
+            ),
+        )
+        yield session, Engine(session, parts.machine, settings, performers, elsewhere=parts.elsewhere)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A run that another machine conducts."""
+
+    machine: Workbench
+    session: Session[Journal]
+    engine: Engine
+    steps: tuple[Step, ...]
+
+
+@contextmanager
+def opened(chosen: Chosen, progress: Progress) -> Iterator[Opened]:
+    """Opens a run that another machine conducts.
+
+    Which steps are performed, when and on which device is the other one's matter, and so are the reports.
+
+    Raises:
+        GauntletError: what keeps the run from starting.
+    """
+    request = chosen.request
+    machine = chosen.opened_workbench(progress)
+    machine.store.progress = progress
+    run_dir = make_folder(Path(request.folder.run_dir), chosen.selection.name)
+    with ExitStack() as held:
+        runs = held.enter_context(_started_run_servers(chosen, machine))
+        plan = _all_planned(chosen, machine, run_dir)
+        journal = held.enter_context(Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)))
+        parts = RunParts(machine, run_dir, progress, runs)
+        session, engine = held.enter_context(_performing(journal, Batched(plan.steps, {}), request, parts))
+        with session.interruptible():
+            yield Opened(machine, session, engine, plan.steps)
+
+
+def _jobs(conduct: ConductRequest) -> int:
+    """How many steps run at once before the benchmarks."""
+    return conduct.jobs or machine_facts().cores

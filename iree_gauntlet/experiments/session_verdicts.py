@@ -35,6 +35,7 @@ from iree_gauntlet.measuring.statistics.sequential import SequentialPlan, sequen
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings
     from iree_gauntlet.engine.session import Session
 
 
@@ -50,13 +51,10 @@ class ModelVerdict:
     """Of one model.
 
     Attributes:
-        chain: which.
         comparison: B against A; None where nothing could be measured.
         control: A against A; None where it was not.
         own: B against A in the spec's own way; None where that is the way of the comparison, or was cut short.
-        evidence: what it was judged by.
         failure: why there is no comparison; empty where there is one.
-        contradicted: whether the spec's own way rules out what the comparison says.
     """
 
     chain: str
@@ -115,10 +113,7 @@ def judge(
 ) -> dict[str, ModelVerdict]:
     """The verdicts of a session, by model.
 
-    Args:
-        evidence: what was measured, by model.
-        rules: what decides.
-        why_over: why no more was measured where more would have been.
+    `evidence`: what was measured, by model.
 
     Raises:
         EvidenceError: rules that make no sense.
@@ -219,12 +214,10 @@ class Rules:
 
     Attributes:
         plan: when to look, and the false-alarm rate of all looks together.
-        least: the minimum effect; 0.01 is 1 %.
         band: the equivalence margin, within which two times are the same.
+        least: the minimum effect; 0.01 is 1 %.
         allow: the slowdown below which `not slower` will do.
         budget: seconds for all rounds of all models.
-        seed: of the coins that choose the order of each block.
-        replace_disturbed: whether a block with a disturbed round is taken again.
     """
 
     plan: SequentialPlan
@@ -260,6 +253,21 @@ class Rules:
                 return False
 
 
+@dataclass(frozen=True, slots=True)
+class CompareSettings:
+    """How rounds are taken and judged.
+
+    Attributes:
+        least_work: the share from which on a difference in instructions counts.
+    """
+
+    metric: str
+    rules: Rules
+    rounds: RoundSettings
+    least_work: float
+    no_work: bool
+
+
 def next_look(evidence: PairEvidence, rules: Rules) -> int | None:
     """At how many blocks more could be said; None where nothing more can."""
     if evidence.failure or (rules.replace_disturbed and evidence.too_disturbed):
@@ -270,12 +278,7 @@ def next_look(evidence: PairEvidence, rules: Rules) -> int | None:
 
 
 class Comparer:
-    """Takes the rounds.
-
-    Args:
-        session: what it runs in.
-        rules: what decides.
-    """
+    """Takes the rounds."""
 
     def __init__(self, session: Session[Any], rules: Rules) -> None:
         self._progress = session.progress
@@ -287,9 +290,7 @@ class Comparer:
     def run(self, pairs: Sequence[Pair], earlier: dict[str, PairEvidence]) -> dict[str, PairEvidence]:
         """Takes rounds of every model up to its first look, then of those that are undecided, in turn.
 
-        Args:
-            pairs: the models.
-            earlier: what an earlier part of this comparison has measured; changed in place.
+        `earlier`: what an earlier part of this comparison has measured; changed in place.
 
         Returns:
             The evidence, by model.
@@ -309,7 +310,11 @@ class Comparer:
                     still.append(pair)
             waiting = still
         for pair in pairs:
-            self._take_own(pair, found[pair.chain])
+            evidence = found[pair.chain]
+            if next_look(evidence, self._rules) is None:
+                # With what is left of the budget.
+                self._progress.status(f"{pair.chain}: {OWN_BLOCKS} blocks as its spec has it")
+                take_own(pair, evidence, self._taker, self._rules.seed, partial(self._goes_on, evidence))
         return found
 
     def _over(self) -> bool:
@@ -336,12 +341,6 @@ class Comparer:
             self._taker.take(pair.block(AB, evidence, seed, cpus), evidence)
             while len(evidence.against_itself) < min(CONTROL_BLOCKS, len(evidence.blocks)) and goes_on():
                 self._taker.take(pair.block(CONTROL, evidence, seed, cpus), evidence)
-
-    def _take_own(self, pair: Pair, evidence: PairEvidence) -> None:
-        """Blocks in the spec's own way, where another was chosen: with what is left of the budget."""
-        if next_look(evidence, self._rules) is None:
-            self._progress.status(f"{pair.chain}: {OWN_BLOCKS} blocks as its spec has it")
-            take_own(pair, evidence, self._taker, self._rules.seed, partial(self._goes_on, evidence))
 
     def _tell(self, pair: Pair, evidence: PairEvidence) -> None:
         if evidence.failure or not evidence.blocks:

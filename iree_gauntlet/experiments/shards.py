@@ -36,11 +36,7 @@ _MOST_SHARDS = 10_000
 
 
 def asked_shard(request: ShardRequest) -> tuple[int, int] | None:
-    """Which shard of how many, both from 1; None for everything.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """Which shard of how many, both from 1; None for everything."""
     text = request.shard
     if not text:
         if request.shard_costs:
@@ -188,9 +184,7 @@ def _spent(record: JournalRecord) -> tuple[dict[str, float], set[str]]:
 def record_costs(named: str, output: str) -> ExitCode:
     """Writes what the chains of some runs have cost.
 
-    Args:
-        named: folders or names of the runs, as words of a shell.
-        output: the file; empty for standard output.
+    `output`: the file; empty for standard output.
 
     Raises:
         UsageError: there is no such run, nothing ran in it, or there is no place for the file.
@@ -218,10 +212,8 @@ def record_costs(named: str, output: str) -> ExitCode:
 def shard_of(names: Iterable[str], costs: Mapping[str, float], count: int) -> dict[str, int]:
     """The shard, from 1 to `count`, of each name.
 
-    Args:
-        names: of what is dealt out; their order does not matter.
-        costs: seconds by name; not all have one, and others may have.
-        count: how many shards there are.
+    `names`: of what is dealt out; their order does not matter.
+    `costs`: seconds by name; not all have one, and others may have.
     """
     shards: dict[str, int] = {}
     known = []
@@ -243,10 +235,6 @@ def chain_groups(chains: Iterable[str], needs: Iterable[tuple[str, str]]) -> dic
     """For each chain the name of its group: chains that need each other's modules are done on one machine.
 
     A group has the name of a chain that needs none; one that joins it later does not change that.
-
-    Args:
-        chains: their ids.
-        needs: pairs of a chain and one that it needs.
     """
     above = {chain: chain for chain in chains}
     needy: set[str] = set()
@@ -274,10 +262,8 @@ def chain_groups(chains: Iterable[str], needs: Iterable[tuple[str, str]]) -> dic
 def shards_of_groups(groups: Mapping[str, str], costs: Mapping[str, float], count: int) -> dict[str, int]:
     """The shard, from 1 to `count`, of each chain.
 
-    Args:
-        groups: name of its group by chain, as `chain_groups` gives them.
-        costs: seconds by chain; not all have one, and others may have.
-        count: how many shards there are.
+    `groups`: name of its group by chain, as `chain_groups` gives them.
+    `costs`: seconds by chain; not all have one, and others may have.
     """
     grouped: dict[str, float] = {}
     for chain, group in groups.items():

@@ -1,29 +1,41 @@
 """The sides of a comparison: each an ordinary run up to its benchmarks, which are then taken in turn.
 
 A side is what one IREE makes of a selection: its modules, its figures and its verdicts in a run of its own
-(`<folder>/a`), and the benchmark steps that wait to be measured.
+(`<folder>/a`), and the benchmark steps that wait to be measured. Where it is slower or faster than the other, its
+dispatches are profiled on both.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import COUNTED, MAIN, Stage, Verdict
-from iree_gauntlet.engine.rounds.blocks import Cpus, Pair
+from iree_gauntlet.engine.modules.modules import read_statistics
+from iree_gauntlet.engine.profiling import Profiling, compared, profile_dispatches
+from iree_gauntlet.engine.rounds.blocks import Pair
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, RoundSettings, compile_round, parse_cpus, timed
 from iree_gauntlet.engine.rounds.ways import ways
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.experiments.compare_where import SideTools
 from iree_gauntlet.experiments.run import run
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
+from iree_gauntlet.measuring.profiles.dispatch_profile import merged
+from iree_gauntlet.measuring.profiles.side_changes import CompileChange, compile_changes
+from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict as TimeVerdict
+from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable, Mapping, Sequence
 
+    from iree_gauntlet.engine.processes.processes import Processes
+    from iree_gauntlet.engine.rounds.blocks import Cpus
+    from iree_gauntlet.engine.rounds.taken_rounds import Measurement
+    from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
-    from iree_gauntlet.experiments.performing import Chosen
+    from iree_gauntlet.experiments.run import Chosen
+    from iree_gauntlet.experiments.session_verdicts import ModelVerdict
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.requests import BisectRequest, CompareRequest
     from iree_gauntlet.steps import Step
@@ -40,14 +52,10 @@ class Side:
 
     Attributes:
         name: `A` or `B`.
-        asked: as the command line names it.
-        folder: of its run.
         machine: its toolchain and the caches; what it uses stays for as long as this lives.
-        record: its run.
         benchmarks: benchmark steps, by chain.
         compiles: compile steps of main modules, by chain.
         counts: steps that count instructions, by chain.
-        interrupted: whether its run was.
     """
 
     name: str
@@ -83,13 +91,9 @@ class Side:
 def prepare_side(name: str, machine: Workbench, asked: str, chosen: Chosen, folder: Path, presenter: Presenter) -> Side:
     """Runs everything of a selection but its benchmarks with one IREE.
 
-    Args:
-        name: `A` or `B`.
-        machine: with it.
-        asked: which one, as for `--iree`.
-        chosen: what is run.
-        folder: of its run; one that is there already is resumed.
-        presenter: shows it.
+    `name`: `A` or `B`.
+    `asked`: which one, as for `--iree`.
+    `folder`: of its run; one that is there already is resumed.
 
     Raises:
         GauntletError: what keeps the run from starting.
@@ -152,10 +156,6 @@ def unready(side: Side, step: Step) -> str:
 def rounds_asked(asked: CompareRequest | BisectRequest, *, here: bool = True) -> RoundSettings:
     """How rounds are taken; as usual where it is not said.
 
-    Args:
-        asked: what is asked for.
-        here: they are taken on this machine, whose CPUs are known.
-
     Raises:
         UsageError: it makes no sense.
     """
@@ -170,3 +170,116 @@ def rounds_asked(asked: CompareRequest | BisectRequest, *, here: bool = True) ->
     available = frozenset(affinity(0)) if affinity else frozenset[int]()
     cpus = parse_cpus(named, available if here else None)
     return RoundSettings(asked.repetitions or usual.repetitions, min_time, cpus, choose=not asked.cpus)
+
+
+# Verdicts that something has to be said of.
+DIFFERENT = (TimeVerdict.SLOWER, TimeVerdict.FASTER)
+# In which the sides are profiled.
+_PROFILE_ORDER = "ABBA"
+
+
+@dataclass(frozen=True, slots=True)
+class SideTools:
+    """What a side is profiled with.
+
+    Attributes:
+        compiles: outputs of its compiles, by the module among them.
+    """
+
+    machine: Workbench
+    compiles: Mapping[str, Mapping[str, str]]
+
+
+def explain_differences(
+    session: Session[Any],
+    verdicts: Mapping[str, ModelVerdict],
+    pairs: Sequence[Pair],
+    sides: tuple[SideTools, SideTools],
+    counted: Callable[[str], dict[str, Any]],
+) -> None:
+    """Profiles the models that B is slower or faster with, on both sides, and writes an event `where` for each.
+
+    What cannot be profiled is reported with its reason: a comparison does not fail for want of an explanation. The
+    instructions of its dispatches stand there then, as `counted` gives them; an empty record of what was not counted.
+    """
+    by_chain = {pair.chain: pair for pair in pairs}
+    for verdict in verdicts.values():
+        if verdict.verdict not in DIFFERENT:
+            continue
+        chain = verdict.chain
+        session.progress.status(f"{chain}: looking for where the time went")
+        measured = by_chain[chain].measured(verdict.evidence.cpus or ())
+        with session.quiet(measured[0].device):
+            dispatches = _dispatches(sides, measured, session.processes, verdict)
+        compiled = [change.as_dict() for change in _compile_changes(sides, measured)]
+        work = counted(chain) if "reason" in dispatches else {}
+        more = {"work": work} if "rows" in work else {}
+        session.log.write("where", {"chain": chain, "dispatches": dispatches, **more, "compile": compiled})
+
+
+def _dispatches(
+    sides: tuple[SideTools, SideTools],
+    measured: tuple[Measurement, Measurement],
+    processes: Processes,
+    verdict: ModelVerdict,
+) -> dict[str, Any]:
+    """Two profiles a side, taken in turn like rounds: one pair alone is weak evidence on a machine that wanders."""
+    times = verdict.as_dict()["time_ms"]
+    medians = (float(times["A"]["median"]), float(times["B"]["median"]))
+    named = dict(zip("AB", zip(sides, measured, medians, strict=True), strict=True))
+    taken: dict[str, list[Profiling]] = {"A": [], "B": []}
+    for name in _PROFILE_ORDER:
+        failed = any(profiling.profile is None for profiling in (*taken["A"], *taken["B"]))
+        # Where one side fails, the other is asked all the same: both reasons are reported.
+        if not failed or not taken[name]:
+            side, measurement, median = named[name]
+            taken[name].append(_profile(side, measurement, processes, median, len(taken[name]) + 1))
+    return compared(_joined(taken["A"]), _joined(taken["B"]), medians)
+
+
+def _profile(side: SideTools, measurement: Measurement, processes: Processes, median: float, number: int) -> Profiling:
+    return profile_dispatches(
+        measurement.step,
+        side.machine.iree,
+        processes,
+        side.machine.flags_of(BENCHMARK_MODULE),
+        command=measurement.command,
+        invocation_ms=median,
+        name=f"profile.{number}.",
+    )
+
+
+def _joined(profilings: Sequence[Profiling]) -> Profiling:
+    """The profiles of a side as one; where one of them failed, that one."""
+    failed = [item for item in profilings if item.profile is None]
+    if failed or len(profilings) == 1:
+        return (failed or [*profilings])[0]
+    return Profiling(
+        merged([item.profile for item in profilings if item.profile is not None]),
+        commands=tuple(command for item in profilings for command in item.commands),
+        seconds=sum(item.seconds for item in profilings),
+        log=profilings[-1].log,
+    )
+
+
+def _compile_changes(
+    sides: tuple[SideTools, SideTools], measured: tuple[Measurement, Measurement]
+) -> tuple[CompileChange, ...]:
+    """What the compiler says of the two main modules."""
+    ours, theirs = map(_main_module, sides, measured)
+    if ours is None or theirs is None:
+        return ()
+    sizes = [Path(outputs["module"]).stat().st_size for outputs in (ours, theirs)]
+    return compile_changes(
+        read_statistics(Path(ours["statistics"])),
+        read_statistics(Path(theirs["statistics"])),
+        a_bytes=sizes[0],
+        b_bytes=sizes[1],
+    )
+
+
+def _main_module(side: SideTools, measurement: Measurement) -> Mapping[str, str] | None:
+    """Outputs of the compile of the module that is loaded last; None where there is none."""
+    loaded = [item.path for item in measurement.step.inputs if item.role.startswith("module")]
+    found = [side.compiles[path] for path in loaded if path in side.compiles]
+    return found[-1] if found else None

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.cluster.offers import WorkerOffer
     from iree_gauntlet.errors import ExitCode
-    from iree_gauntlet.experiments.performing import Machines
+    from iree_gauntlet.experiments.compare_elsewhere import ComparingMachines
     from iree_gauntlet.requests import ConductRequest
 
 
@@ -41,7 +41,7 @@ CLUSTER = options_of(ClusterRequest)
 
 
 @contextmanager
-def machines_of(request: ClusterRequest, conduct: ConductRequest) -> Iterator[Machines | None]:
+def machines_of(request: ClusterRequest, conduct: ConductRequest) -> Iterator[ComparingMachines | None]:
     """The cluster that a run is asked to use; None for this machine alone.
 
     Raises:

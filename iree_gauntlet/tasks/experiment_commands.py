@@ -188,7 +188,7 @@ def bundle_check_task(options: dict[str, Any]) -> ExitCode:
 
     Example: bundle.check runs/20261124-164453-cpu/explain/dtln/spectral.cpu/bundle.tar.gz
     """
-    from iree_gauntlet.experiments.explaining.bundle_run import check  # noqa: PLC0415
+    from iree_gauntlet.experiments.explaining.bundle import check  # noqa: PLC0415
 
     return check(Path(options["bundle"]), console_presenter())
 
@@ -201,7 +201,7 @@ def bundle_run_task(options: dict[str, Any]) -> ExitCode:
 
     Example: bundle.run bundle.tar.gz --iree 3.13.0
     """
-    from iree_gauntlet.experiments.explaining.bundle_run import run_with  # noqa: PLC0415
+    from iree_gauntlet.experiments.explaining.bundle import run_with  # noqa: PLC0415
 
     return run_with(Path(options["bundle"]), read(ToolchainRequest, options), console_presenter())
 

@@ -32,7 +32,7 @@ from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.upkeep.history_keep import chosen, configuration, day_of, index_of, store_of, unread
 
 if TYPE_CHECKING:
-    from iree_gauntlet.experiments.performing import Machines
+    from iree_gauntlet.experiments.compare_elsewhere import ComparingMachines
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.records.compare_record import ComparisonRecord
     from iree_gauntlet.upkeep.upkeep_requests import AskRequest, CheckRequest, ConfirmRequest, PageRequest
@@ -43,7 +43,7 @@ _METRICS = {"time_ms": "time", "compile_s": "compile-time"}
 _EXACT = {"size_bytes": "size", "dispatches": "dispatches", "max_error": "error", "instructions": "instructions"}
 
 
-def confirm(asked: ConfirmRequest, presenter: Presenter, machines: Machines | None = None) -> ExitCode:
+def confirm(asked: ConfirmRequest, presenter: Presenter, machines: ComparingMachines | None = None) -> ExitCode:
     """Measure the two IREEs of a step in turns, keep what comes of it with the step, and say which bisect comes next.
 
     Args:
@@ -87,7 +87,11 @@ def _chosen(asked: ConfirmRequest) -> Finding:
 
 
 def _measured(
-    asked: ConfirmRequest, finding: Finding, irees: tuple[str, str], presenter: Presenter, machines: Machines | None
+    asked: ConfirmRequest,
+    finding: Finding,
+    irees: tuple[str, str],
+    presenter: Presenter,
+    machines: ComparingMachines | None,
 ) -> ExitCode:
     key, now = finding.key, datetime.now(UTC)
     folder = runs_folder() / f"{now:%Y%m%d-%H%M%S}-confirm"

@@ -21,7 +21,7 @@ from iree_gauntlet.experiments.bisect import BisectSearch
 from iree_gauntlet.experiments.bisect_probe import ExactJudge, Judged
 from iree_gauntlet.experiments.bisect_question import Question, place_of
 from iree_gauntlet.experiments.bisect_timing import RoundsJudge
-from iree_gauntlet.experiments.performing import Chosen
+from iree_gauntlet.experiments.run import Chosen
 from iree_gauntlet.experiments.session_verdicts import in_own_way
 from iree_gauntlet.measuring.statistics.bisection import most_comparisons
 from iree_gauntlet.measuring.statistics.comparison_verdict import DEFAULT_BAND, DEFAULT_LEAST

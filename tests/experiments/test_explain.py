@@ -129,8 +129,7 @@ def test_a_planted_wrong_dispatch_is_found_and_its_bundle_shows_it(project: Proj
     assert (fixed.code, "it is fixed" in fixed.out) == (0, True), fixed.text
 
 
-@pytest.mark.stress
-@pytest.mark.parametrize("planted_at_all", [True, False])
+@pytest.mark.parametrize("planted_at_all", [True, pytest.param(False, marks=pytest.mark.stress)])
 def test_without_a_reference_of_the_same_dispatches_tensors_are_matched_by_values(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, planted_at_all: bool
 ) -> None:

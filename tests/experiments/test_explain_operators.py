@@ -18,7 +18,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from iree_gauntlet.experiments.explaining.onnx_graph import read_graph
+from iree_gauntlet.experiments.explaining.onnx_workers import read_graph
 from iree_gauntlet.experiments.explaining.operators import first_wrong_operator
 from iree_gauntlet.workers import iree_side
 

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.experiments.explaining import contents, fetch_file, made_up, make_values
-from iree_gauntlet.experiments.explaining.made_up import Input
+from iree_gauntlet.experiments.explaining import contents, fetch_file, locate, make_values
+from iree_gauntlet.experiments.explaining.locate import Input
 from iree_gauntlet.experiments.explaining.make_values import CODES, seeded_values
 from tests.experiments.test_explain import expected, explained, model, planted
 from tests.experiments.test_explain_compiles import UNKNOWN, failed, long_program
@@ -89,7 +89,7 @@ def test_a_bundle_with_weights_is_made_again_without(project: Project) -> None:
 @pytest.mark.iree
 @pytest.mark.stress
 def test_large_inputs_are_made_up_too(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(made_up, "_LARGE_BYTES", 8 * 16 * 4 - 1)
+    monkeypatch.setattr(locate, "_LARGE_BYTES", 8 * 16 * 4 - 1)
     wrong_dispatch(project, tmp_path)
     assert project.gauntlet("explain").code == 0
     case, _ = bundle_of(project)
@@ -176,7 +176,7 @@ def test_made_up_values_lie_within_bounds(kind: str, count: int, seed: int, low:
 def test_a_bundle_makes_the_same_values(tmp_path: Path) -> None:
     numbers = np.linspace(-1, 3, 70_000, dtype=np.float32)
     (tmp_path / "own.bin").write_bytes(numbers.tobytes())
-    (found,) = made_up.made_up([Input("70x1000xf32", tmp_path / "own.bin")], tmp_path)
+    (found,) = locate.made_up([Input("70x1000xf32", tmp_path / "own.bin")], tmp_path)
     assert found.file.read_bytes() != numbers.tobytes()
     argv = [sys.executable, "-I", str(make_values.__file__), str(tmp_path / "made.bin"), *found.made]
     subprocess.run(argv, check=True)
@@ -188,7 +188,7 @@ def test_a_bundle_makes_the_same_values(tmp_path: Path) -> None:
 def test_what_has_no_known_type_or_no_values_stays(tmp_path: Path) -> None:
     (tmp_path / "own.bin").write_bytes(b"12345678")
     items = [Input("1xcomplex<f32>", tmp_path / "own.bin"), Input("0x4xf32", tmp_path / "own.bin")]
-    assert made_up.made_up(items, tmp_path) == tuple(items)
+    assert locate.made_up(items, tmp_path) == tuple(items)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,14 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT, FlowProgram, device_of, read_flow, with_device
-from iree_gauntlet.experiments.explaining.linalg_program import as_function
+from iree_gauntlet.experiments.explaining.flow_program import (
+    CUT_OUT,
+    FlowProgram,
+    as_function,
+    device_of,
+    read_flow,
+    with_device,
+)
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.experiments.test_explain import PROGRAM
 from tests.support.toy_project import FLAGS

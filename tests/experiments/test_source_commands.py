@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.artifacts.hashing import hash_file
-from iree_gauntlet.experiments.bisect_commits import describe_change
+from iree_gauntlet.experiments.bisect_question import describe_change
 from iree_gauntlet.toolchains.environments import Environments
 from iree_gauntlet.toolchains.find import Place
 from iree_gauntlet.toolchains.installer import Installer

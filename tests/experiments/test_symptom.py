@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.engine.processes.supervisor import Outcome
-from iree_gauntlet.experiments.explaining.repro_script import repro_script
+from iree_gauntlet.experiments.explaining.bundle import repro_script
 from iree_gauntlet.experiments.explaining.symptom import Symptom, pattern_of, symptom_of
 from iree_gauntlet.experiments.explaining.tools import Ran
 from tests.support.hanging import HANG

@@ -10,7 +10,7 @@ import pytest
 
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.errors import ToolchainError, UsageError
-from iree_gauntlet.experiments.bisect_commits import list_nightlies_inside
+from iree_gauntlet.experiments.bisect_question import list_nightlies_inside
 from iree_gauntlet.toolchains.candidates import Candidate, candidates_among, candidates_between
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.environments import Environments

@@ -14,7 +14,7 @@ import pytest
 
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageError
-from iree_gauntlet.experiments.bisect_commits import find_ready, take_package
+from iree_gauntlet.experiments.bisect_question import find_ready, take_package
 from iree_gauntlet.toolchains.candidates import Candidate
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.environments import Environments

@@ -20,7 +20,7 @@ from tests.support.operator_suite import OperatorSuite
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
-    from iree_gauntlet.experiments.performing import Chosen
+    from iree_gauntlet.experiments.run import Chosen
     from iree_gauntlet.progress import Presenter
 
 _CONFIG = """{

@@ -16,15 +16,19 @@ import io
 import json
 import shlex
 import tarfile
+import tempfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.experiments.explaining.repro_script import repro_script
-from iree_gauntlet.experiments.explaining.symptom import WRONG
+from iree_gauntlet.engine.processes.supervisor import Supervisor
+from iree_gauntlet.engine.session import interruptible
+from iree_gauntlet.engine.workbench import open_workbench
+from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
+from iree_gauntlet.experiments.explaining.symptom import CRASH, FAILURE, HANG, WRONG, Symptom
 from iree_gauntlet.figures import byte_size, counted, listed
+from iree_gauntlet.steps import Command
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.plain_tar import unpack_plain
 
@@ -32,10 +36,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.experiments.explaining.symptom import Symptom
+    from iree_gauntlet.progress import Presenter
+    from iree_gauntlet.requests import ToolchainRequest
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 
-BUNDLE_FACTS = "bundle.json"
+_BUNDLE_FACTS = "bundle.json"
 REPRODUCE = "repro.sh"
 REPLAY = "run.ireereplay"
 LIMIT = 10_000_000
@@ -48,16 +54,9 @@ class Contents:
     """What goes into a bundle.
 
     Attributes:
-        title: the failure in a line.
-        what: paragraphs for the README: what happens, and how it was found.
         program: that fails, as text or bytecode; empty where it is fetched.
-        flags: of iree-compile.
         device: that it runs on; empty where it is the compile that fails.
         arguments: of iree-run-module, with files by their names in the bundle.
-        files: name and contents of everything else.
-        iree: that it fails with.
-        machine: where it was seen.
-        symptom: what tells that it fails.
         made: files that are made where it is run: a name, and the arguments of `make_values.py` behind it.
         fetched: files that are fetched where it is run: a name, and the arguments of `fetch_file.py` behind it.
     """
@@ -81,8 +80,6 @@ class Bundle:
     """A bundle that is there.
 
     Attributes:
-        folder: it.
-        archive: the same in one file.
         bytes: of that file.
     """
 
@@ -114,7 +111,7 @@ def pack(files: dict[str, bytes], facts: Mapping[str, object], folder: Path) -> 
     hashes = {
         name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in sorted(files.items())
     }
-    files = files | {BUNDLE_FACTS: (json.dumps({**facts, "files": hashes}, indent=2) + "\n").encode()}
+    files = files | {_BUNDLE_FACTS: (json.dumps({**facts, "files": hashes}, indent=2) + "\n").encode()}
     packed = _archive(folder.name, files)
     largest = sorted(files, key=lambda name: -len(files[name]))[:3]
     if len(packed) > LIMIT:
@@ -146,8 +143,8 @@ def unpack(archive: Path, folder: Path) -> Path:
         except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
             what = f"{archive} cannot be unpacked: it is no archive, or damaged"
             raise GauntletError(what, "Name a bundle that `explain` wrote.") from error
-        found = next(iter(sorted(path.parent for path in folder.glob(f"*/{BUNDLE_FACTS}"))), folder)
-    missing = [name for name in (BUNDLE_FACTS, REPRODUCE) if not (found / name).is_file()]
+        found = next(iter(sorted(path.parent for path in folder.glob(f"*/{_BUNDLE_FACTS}"))), folder)
+    missing = [name for name in (_BUNDLE_FACTS, REPRODUCE) if not (found / name).is_file()]
     if missing:
         raise GauntletError(f"{archive} is no bundle: it has no {missing[0]}", "Name one that `explain` wrote.")
     return found
@@ -294,3 +291,205 @@ def file_values(kinds: Sequence[tuple[str, Path]], name: str) -> tuple[list[str]
         texts.append(text)
         files += held
     return texts, tuple(files)
+
+
+# What the script ends with.
+FIXED, STILL_THERE, CANNOT_BE_JUDGED = 0, 1, 125
+
+_HEAD = """\
+#!/bin/sh
+# Exit codes: 0 fixed, 1 still there, 125 cannot be judged: as `git bisect run` takes them.
+#
+# {named} the tools; without, {versions} are installed into env/.
+set -u
+cd "$(dirname "$0")" || exit 125
+if [ -z "${{IREE_COMPILE:-}}${{IREE_RUN_MODULE:-}}" ]; then
+    if [ ! -x env/bin/iree-run-module ]; then
+        python3 -m venv env && env/bin/python -m pip install -q {packages} || exit 125
+    fi
+    IREE_COMPILE=$PWD/env/bin/iree-compile IREE_RUN_MODULE=$PWD/env/bin/iree-run-module
+fi
+for tool in {tools}; do
+    command -v "$tool" > /dev/null || {{ echo "cannot be judged: there is no tool '$tool': {named} them"; exit 125; }}
+done
+work=$(mktemp -d) || exit 125
+trap 'rm -rf "$work"' EXIT
+"""
+_NEEDS_TIMEOUT = """\
+command -v timeout > /dev/null || { echo "cannot be judged: this needs timeout, of GNU coreutils"; exit 125; }
+"""
+_RUN = """\
+{limit}{command} > "$work/said.txt" 2>&1
+code=$?
+cat "$work/said.txt"
+"""
+_COMPILED = """\
+if [ $code -ne 0 ]; then
+    echo "cannot be judged: it does not compile"
+    exit 125
+fi
+"""
+_JUDGE = """\
+if [ $code -eq 0 ]; then
+    echo "fixed: {fixed}"
+    exit 0
+fi
+if {condition}; then
+    echo "still there: {still}"
+    exit 1
+fi
+echo "cannot be judged: it fails in another way"
+exit 125
+"""
+# What is said where it is fixed; and what there is to see where it is not, as a condition and in words.
+_ENDINGS = {
+    WRONG: ("the outputs are as expected", "true", "the outputs are not as expected"),
+    FAILURE: ("it does not fail", "[ $code -lt 124 ]", "it fails as it did"),
+    CRASH: ("it does not crash", "[ $code -ge 128 ]", "it crashes as it did"),
+    HANG: ("it ends", "[ $code -eq 124 ] || [ $code -eq 137 ]", "it does not end"),
+}
+
+
+def repro_script(packages: Sequence[str], before: Sequence[str], lines: tuple[str, str], symptom: Symptom) -> str:
+    """The script.
+
+    `lines`: commands that compile and run, in which `$IREE_COMPILE` and `$IREE_RUN_MODULE` are the tools and `$work` a
+    folder; the second is empty where it is the compile that fails.
+    """
+    compile_line, run_line = lines
+    limit = f"timeout -k 10 {symptom.seconds:.0f} " if symptom.ending == HANG else ""
+    fixed, condition, still = _ENDINGS[symptom.ending]
+    if symptom.ending == WRONG:
+        condition += """ && grep -q '^\\[FAILED\\]' "$work/said.txt\""""
+    elif symptom.pattern:
+        # Releases break a diagnostic's lines at different places.
+        condition += f""" && tr '\\n' ' ' < "$work/said.txt" | grep -qE {shlex.quote(symptom.pattern)}"""
+    parts = [
+        _HEAD.format(
+            versions=" and ".join(packages),
+            packages=shlex.join(packages),
+            named="IREE_COMPILE and IREE_RUN_MODULE name" if run_line else "IREE_COMPILE names",
+            tools='"${IREE_COMPILE:-}" "${IREE_RUN_MODULE:-}"' if run_line else '"${IREE_COMPILE:-}"',
+        ),
+        _NEEDS_TIMEOUT if limit else "",
+        *(f"{line} || exit 125\n" for line in before),
+        _RUN.format(limit="" if run_line else limit, command=compile_line),
+    ]
+    if run_line:
+        parts += [_COMPILED, _RUN.format(limit=limit, command=run_line)]
+    return "".join((*parts, _JUDGE.format(fixed=fixed, condition=condition, still=still)))
+
+
+# What it says, in the folder of logs.
+SAID = "repro.txt"
+# Installing IREE, a compile and a run.
+_TIMEOUT_SECONDS = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedBundle:
+    """A bundle that can be run.
+
+    Attributes:
+        packages: the IREE that it fails with: `iree-base-compiler==3.6.0`.
+    """
+
+    folder: Path
+    title: str
+    packages: tuple[str, ...]
+
+
+def open_bundle(bundle: Path, place: Path) -> OpenedBundle:
+    """Open a bundle.
+
+    Raises:
+        GauntletError: it is no bundle.
+    """
+    if not bundle.exists():
+        raise UsageError(f"there is no bundle {bundle}", "`explain` writes runs/<run>/explain/<case>/bundle.tar.gz.")
+    folder = unpack(bundle, place)
+    try:
+        facts = json.loads((folder / _BUNDLE_FACTS).read_text(encoding="utf-8"))
+        return OpenedBundle(folder, str(facts["title"]), tuple(map(str, facts["packages"])))
+    except (ValueError, KeyError, TypeError) as error:
+        what = f"{bundle}: {_BUNDLE_FACTS} is not as `explain` writes it: {type(error).__name__}: {error}"
+        raise GauntletError(what, "Name a bundle that `explain` wrote.") from error
+
+
+def run_bundle(
+    bundle: Path, iree: Toolchain | None, supervisor: Supervisor, logs: Path, base: Toolchain | None = None
+) -> int | None:
+    """Run it; what it says stands in `repro.txt`.
+
+    `iree`: whose tools are used; None for those that it installs.
+    `logs`: where `repro.txt` goes.
+    `base`: what it is held against, where it is about times; None for what it installs.
+
+    Returns:
+        Its exit code; None where it was ended.
+    """
+    tools = [variable for prefix, side in (("", iree), ("BASE_", base)) if side for variable in _tools(prefix, side)]
+    command = Command(("sh", f"./{REPRODUCE}"), str(bundle), env=tuple(tools))
+    log = logs / SAID
+    outcome = supervisor.run(command, stdout=log, stderr=log, timeout=_TIMEOUT_SECONDS)
+    if outcome.cancelled:
+        raise KeyboardInterrupt
+    return outcome.exit_code
+
+
+def _tools(prefix: str, iree: Toolchain) -> tuple[tuple[str, str], ...]:
+    """The environment that names its tools."""
+    return (
+        (f"{prefix}IREE_COMPILE", iree.compiler.compile),
+        (f"{prefix}IREE_RUN_MODULE", iree.runtime.run_module),
+        (f"{prefix}IREE_BENCHMARK_MODULE", iree.runtime.benchmark_module),
+    )
+
+
+def check(bundle: Path, presenter: Presenter) -> ExitCode:
+    """Whether a bundle fails with the IREE that it installs for itself.
+
+    Raises:
+        GauntletError: it is no bundle.
+    """
+    code, name, iree = _run(bundle, None, presenter)
+    with_what = f"{name}: with {iree}, in an environment of its own,"
+    if code == STILL_THERE:
+        presenter.line(f"{with_what} it fails: confirmed")
+        return ExitCode.OK
+    if code == FIXED:
+        presenter.line(f"{with_what} it does not fail: not confirmed")
+        return ExitCode.FAILED
+    presenter.line(f"{with_what} it cannot be judged (exit code {code}); what it said stands above")
+    return ExitCode.ERROR
+
+
+def run_with(bundle: Path, request: ToolchainRequest, presenter: Presenter) -> ExitCode:
+    """Whether a bundle fails with an IREE.
+
+    Raises:
+        GauntletError: it is no bundle, or there is no such IREE.
+    """
+    with presenter.progress() as progress:
+        toolchain = open_workbench(request, progress, need_toolchain=True).iree
+    code, name, _ = _run(bundle, toolchain, presenter)
+    with_what = f"{name}: with IREE {toolchain.compiler.version}"
+    if code == FIXED:
+        presenter.line(f"{with_what} it is fixed")
+        return ExitCode.OK
+    if code == STILL_THERE:
+        presenter.line(f"{with_what} the failure is still there")
+        return ExitCode.FAILED
+    presenter.line(f"{with_what} it cannot be judged (exit code {code}); what it said stands above")
+    return ExitCode.ERROR
+
+
+def _run(bundle: Path, iree: Toolchain | None, presenter: Presenter) -> tuple[int | None, str, str]:
+    """What a bundle ends with; its title, and the IREE that it fails with."""
+    with tempfile.TemporaryDirectory(prefix="gauntlet-bundle-") as place, Supervisor() as supervisor:
+        opened = open_bundle(bundle, Path(place))
+        with interruptible(supervisor.cancel_all):
+            code = run_bundle(opened.folder, iree, supervisor, Path(place))
+        if code in (CANNOT_BE_JUDGED, None):
+            presenter.line((Path(place) / SAID).read_text(encoding="utf-8", errors="replace")[-3000:])
+        return code, opened.title, ", ".join(opened.packages)

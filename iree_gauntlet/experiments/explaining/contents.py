@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from iree_gauntlet.experiments.explaining.failures import Failure
-    from iree_gauntlet.experiments.explaining.locate import Suspect
-    from iree_gauntlet.experiments.explaining.made_up import Input
+    from iree_gauntlet.experiments.explaining.locate import Input, Suspect
     from iree_gauntlet.experiments.explaining.operators import WrongOperator
     from iree_gauntlet.experiments.explaining.reduce import Reduced
     from iree_gauntlet.experiments.explaining.symptom import Symptom
@@ -153,12 +152,6 @@ def of_reduced(failure: Failure, symptom: Symptom, reduced: Reduced, iree: Toolc
 def of_program(failure: Failure, symptom: Symptom, why: str, iree: Toolchain) -> Contents:
     """All of the program, with what it is given and what is expected of it.
 
-    Args:
-        failure: of its compile or its run.
-        symptom: what that shows.
-        why: it is no less.
-        iree: with which it fails.
-
     Raises:
         GauntletError: a file of it is not there.
     """
@@ -250,11 +243,7 @@ class _Parts:
         self.fetched: list[tuple[str, ...]] = []
 
     def taken(self, path: Path, name: str) -> bytes:
-        """A file's bytes; none where it is fetched.
-
-        Raises:
-            GauntletError: it cannot be read, or is large and comes from nowhere.
-        """
+        """A file's bytes; none where it is fetched."""
         try:
             size = path.stat().st_size
             if size <= LIMIT:
@@ -272,11 +261,7 @@ class _Parts:
         return b""
 
     def arguments(self) -> list[str]:
-        """The run's, with the files that they name by their names in the bundle.
-
-        Raises:
-            GauntletError: as `taken`.
-        """
+        """The run's, with the files that they name by their names in the bundle."""
         words: list[str] = []
         for word in self._failure.argv[1:]:
             flag, _, value = word.partition("=")

@@ -32,15 +32,9 @@ class Failure:
     """A step that failed.
 
     Attributes:
-        case: its chain.
-        stage: compile or threshold.
-        result: what became of it.
-        program: what was compiled.
         flags: of the compile, without those that say where something is written.
-        compile_cwd: where it was run.
         compile_timeout: its seconds.
         argv: of iree-run-module; empty for a compile.
-        cwd: where that was run.
         timeout: its seconds.
         folder: the chain's, relative to the folder of steps.
         urls: where its files come from, by their paths.
@@ -93,13 +87,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A failure of which something is gone that is needed to have it again.
-
-    Attributes:
-        case: its chain.
-        result: what became of it.
-        why: what is gone, and what to do.
-    """
+    """A failure of which something is gone that is needed to have it again."""
 
     case: str
     result: Result
@@ -110,9 +98,7 @@ class Lost:
 def failures_of(record: JournalRecord, patterns: Sequence[str]) -> list[Failure | Lost]:
     """The failures of a run's main modules.
 
-    Args:
-        record: the run's.
-        patterns: globs of chains; all where there are none.
+    `patterns`: globs of chains; all where there are none.
 
     Raises:
         NothingSelectedError: nothing failed that matches.

@@ -36,13 +36,10 @@ class Dispatch:
     """A place where a program dispatches work.
 
     Attributes:
-        key: names it in traces: its place among all, and the executable and function that it calls.
-        executable: whose function it calls.
-        callee: both names, as written.
         workload: SSA values that say how much work there is.
         operands: SSA values, and their types as written.
-        outcome: type of each result as written; `%x` for an operand that is written in place.
         constants: SSA values that the function around it defines as constants, as written.
+        outcome: type of each result as written; `%x` for an operand that is written in place.
     """
 
     key: str
@@ -80,7 +77,6 @@ class FlowProgram:
     """A program as text.
 
     Attributes:
-        text: all of it, with numbered traces.
         dispatches: in the order of the text, by their keys.
     """
 
@@ -98,11 +94,6 @@ class FlowProgram:
 
     def cut_out(self, dispatch: Dispatch, shapes: Sequence[Sequence[int]], *, traced: bool = False) -> str:
         """One dispatch as a program: its executable, and a function that takes its tensors and gives its results.
-
-        Args:
-            dispatch: which.
-            shapes: of its tensors, as they were captured.
-            traced: whether its tensors are traced, under its key.
 
         Raises:
             GauntletError: it takes a number that the program computes.
@@ -285,7 +276,7 @@ def _cut_out(text: str, dispatch: Dispatch, shapes: Sequence[Sequence[int]], *, 
     function = f"  util.func public @{CUT_OUT}({given}) -> ({views}) attributes {{iree.abi.stub}} {{\n"
     function += "".join(f"    {line}\n" for line in body) + "  }\n"
     program = f"{module}\n{device}\n{executable}{function}}}\n"
-    return with_aliases(text, program)
+    return _with_aliases(text, program)
 
 
 def _executable(text: str, dispatch: Dispatch) -> str:
@@ -324,7 +315,7 @@ def _sizes(dispatch: Dispatch, shapes: Sequence[Sequence[int]]) -> dict[str, int
     return sizes
 
 
-def with_aliases(text: str, program: str) -> str:
+def _with_aliases(text: str, program: str) -> str:
     """A program with the attributes that it names, and those that they name, as another program has them."""
     aliases = dict(re.findall(r"^(#[\w.$-]+) = (.*)$", text, re.MULTILINE))
     needed: dict[str, str] = {}
@@ -335,3 +326,76 @@ def with_aliases(text: str, program: str) -> str:
             needed[name] = aliases[name]
             queue += _ALIAS.findall(aliases[name])
     return "".join(f"{name} = {aliases[name]}\n" for name in aliases if name in needed) + program
+
+
+_FUNCTION = re.compile(
+    r"^      func\.func @(?:[\w$.]+|\"[^\"]*\")\((?P<arguments>.*?)\)(?: attributes \{.*\})? \{$", re.MULTILINE
+)
+_ARGUMENT = re.compile(r"(%\w+): !\w+\.dispatch\.tensor<(readonly|writeonly|readwrite):(tensor<[^{}]*?>)>")
+_PLACE = r"offsets = \[(?P<offsets>[^]]*)\], sizes = \[(?P<sizes>[^]]*)\], strides = \[(?P<strides>[^]]*)\]"
+_LOAD = re.compile(
+    r"^(?P<indent> *)(?P<value>%\w+) = \w+\.dispatch\.tensor\.load (?P<of>%\w+), "
+    rf"{_PLACE} : .* -> (?P<type>tensor<.*>)$"
+)
+_STORE = re.compile(
+    r"^(?P<indent> *)\w+\.dispatch\.tensor\.store (?P<value>%\w+), (?P<to>%\w+), "
+    rf"{_PLACE} : (?P<type>tensor<.*>) -> .*$"
+)
+# What belongs to the phase, or to sizes that are not known.
+_FOREIGN = re.compile(r"\bflow\.|\biree_\w+\.|\butil\.|\bhal\.|\?")
+
+
+def as_function(program: FlowProgram, dispatch: Dispatch) -> str:
+    """The program of a dispatch as a function; empty where it cannot be one: dynamic sizes, operations of IREE."""
+    executable = program.executable(dispatch)
+    head = _FUNCTION.search(executable)
+    if head is None:
+        return ""
+    arguments = _ARGUMENT.findall(head["arguments"])
+    if len(arguments) != head["arguments"].count("%"):
+        return ""
+    types = {name: kind for name, _, kind in arguments}
+    given = [name for name, access, _ in arguments if access != "writeonly"]
+    outputs = {name: (name if access == "readwrite" else "") for name, access, _ in arguments if access != "readonly"}
+    if len(given) != len(dispatch.tensors) or len(outputs) != len(dispatch.results):
+        return ""
+    lines = executable[head.end() + 1 :].split("\n      }\n")[0].splitlines()
+    body: list[str] = []
+    for number, line in enumerate(lines[:-1]):
+        if load := _LOAD.match(line):
+            body.append(_slice(load, types[load["of"]]))
+        elif store := _STORE.match(line):
+            body += _insert(store, types[store["to"]], outputs, number)
+        elif _FOREIGN.search(line):
+            return ""
+        else:
+            body.append(line)
+    if not all(outputs.values()):
+        return ""
+    return _with_aliases(program.text, _function(given, outputs, types, body))
+
+
+def _function(given: Sequence[str], outputs: dict[str, str], types: dict[str, str], body: Sequence[str]) -> str:
+    arguments = ", ".join(f"{name}: {types[name]}" for name in given)
+    results = ", ".join(types[name] for name in outputs)
+    values = ", ".join(outputs.values())
+    text = "\n".join(line.removeprefix("      ") for line in body)
+    return f"func.func @{CUT_OUT}({arguments}) -> ({results}) {{\n{text}\n  return {values} : {results}\n}}\n"
+
+
+def _slice(load: re.Match[str], kind: str) -> str:
+    place = f"[{load['offsets']}] [{load['sizes']}] [{load['strides']}]"
+    return f"{load['indent']}{load['value']} = tensor.extract_slice {load['of']}{place} : {kind} to {load['type']}"
+
+
+def _insert(store: re.Match[str], kind: str, outputs: dict[str, str], number: int) -> list[str]:
+    """What a store becomes: the result with a slice of it replaced."""
+    lines = []
+    before = outputs[store["to"]]
+    if not before:
+        before = f"%empty_{number}"
+        lines.append(f"{store['indent']}{before} = tensor.empty() : {kind}")
+    after = outputs[store["to"]] = f"%stored_{number}"
+    place = f"[{store['offsets']}] [{store['sizes']}] [{store['strides']}]"
+    insert = f"tensor.insert_slice {store['value']} into {before}{place} : {store['type']} into {kind}"
+    return [*lines, f"{store['indent']}{after} = {insert}"]

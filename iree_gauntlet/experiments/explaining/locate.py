@@ -13,9 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT, FlowProgram, device_of, with_device
-from iree_gauntlet.experiments.explaining.linalg_program import as_function
-from iree_gauntlet.experiments.explaining.made_up import Input, made_up, too_large
+from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT, FlowProgram, as_function, device_of, with_device
+from iree_gauntlet.experiments.explaining.make_values import CODES, seeded_values
 from iree_gauntlet.experiments.explaining.tools import CompileError, loosened
 from iree_gauntlet.experiments.explaining.traced_sides import (
     TOLERANCES,
@@ -80,17 +79,14 @@ class Suspect:
     """A dispatch that is wrong on inputs that are right.
 
     Attributes:
-        dispatch: it.
-        call: which one it was of all that ran.
-        of: how many ran.
+        call, of: which call it was of all that ran.
+        sides: how it is run for the target and for the reference, without inputs.
+        expected: files of raw values that the reference gives, with their types; `largest` is |value| of
+            each.
         reference: what it was held against; empty where it fails before it gives anything.
         program: as a program of its own, in the `flow` phase.
         function: the same as a function that every release reads; empty where it cannot be one.
-        sides: how it is run for the target and for the reference, without inputs.
         error: its largest error, as a share of the largest value; infinite where one side alone has NaN or infinity.
-        inputs: what it is given.
-        expected: files of raw values that the reference gives, with their types.
-        largest: |value| of each of these.
         in_f64: how far both sides are off what f64 gives; None where that is not known.
         withheld: why it may not be passed on; empty where it may.
     """
@@ -116,11 +112,9 @@ class Located:
 
     Attributes:
         suspect: the one; None where there is none.
-        why: what is known where there is none.
-        traced: how many dispatches were compared.
         reference: what they were held against; empty where there was none.
-        around: the dispatches before and after the one: which call each is, its name, and the largest error of what
-            it gives, as a share of its largest value.
+        around: the dispatches before and after the one: which call each is, its name, and the largest error of what it
+            gives, as a share of its largest value.
     """
 
     suspect: Suspect | None = None
@@ -135,13 +129,8 @@ def locate(
 ) -> Located:
     """The first dispatch that is wrong on right inputs, confirmed on those inputs.
 
-    Args:
-        failure: of the run.
-        tools: of the IREE that failed.
-        say: takes how it goes.
-        elsewhere: asked where the same dispatches give the same for every target: whether the fault is found before
-            them, so that no others are tried.
-        private: whether the model's own values are not to be passed on.
+    `elsewhere` is asked where the same dispatches give the same for every target: whether the fault is found before
+    them, so that no others are tried. `private`: the model's own values are not to be passed on.
 
     Raises:
         GauntletError: the program cannot be traced.
@@ -176,7 +165,8 @@ def locate(
             around = tuple(
                 (one["call"], program.dispatches[one["dispatch"]].name, _worst(one["outputs"]))
                 for one in traces
-                if abs(one["call"] - item["call"]) <= _AROUND
+                # By values, nothing is known of how far others are off.
+                if abs(one["call"] - item["call"]) <= _AROUND and not held.by_values
             )
             return Located(_passed_on(suspect, failure, tools, private=private), "", len(traces), name, around)
     if suspects:
@@ -195,9 +185,6 @@ class _Held:
     """A target that was traced and held against a reference.
 
     Attributes:
-        reference, device: its name, and what it is compiled for.
-        traces, end: what was found, dispatch by dispatch, and how both ended.
-        folder: where that is.
         by_values: whether the reference has dispatches of its own, so that tensors were matched by their values.
     """
 
@@ -358,7 +345,7 @@ def _wrong_on(suspect: Suspect, inputs: Sequence[Input], name: str, failure: Fai
 
 def _passed_on(suspect: Suspect, failure: Failure, tools: Tools, *, private: bool) -> Suspect:
     """The suspect with made-up inputs in place of large or private ones, where it is wrong on those too."""
-    if not (private or too_large(suspect.inputs)):
+    if not (private or _too_large(suspect.inputs)):
         return suspect
     inputs = made_up(suspect.inputs, tools.folder)
     found = _wrong_on(suspect, inputs, f"made_up_{suspect.call}", failure, tools)
@@ -371,11 +358,7 @@ def _passed_on(suspect: Suspect, failure: Failure, tools: Tools, *, private: boo
 
 @dataclass(frozen=True, slots=True)
 class InF64:
-    """How far two sides are off what f64 gives, as shares of its largest value; infinite where one alone is no number.
-
-    Attributes:
-        target, reference: of each.
-    """
+    """How far two sides are off what f64 gives, as shares of its largest value; infinite where one has no number."""
 
     target: float
     reference: float
@@ -401,16 +384,7 @@ def text_in_f64(function: str) -> str:
 def _held_against_f64(
     function: str, inputs: Sequence[Input], outputs: Sequence[str], kept: Path, tools: Tools, name: str
 ) -> InF64 | None:
-    """How far both sides of a dispatch are off what f64 gives; None where that cannot be had.
-
-    Args:
-        function: the dispatch as a function.
-        inputs: what it was given.
-        outputs: types of what it gave.
-        kept: folder with what both sides gave: `target_output_0.bin`, `reference_output_0.bin`.
-        tools: compile and run it.
-        name: of files.
-    """
+    """How far both sides of a dispatch are off what f64 gives; None where that cannot be had."""
     import numpy as np  # noqa: PLC0415 - `run` brings this module, and seldom needs it
 
     text = text_in_f64(function)
@@ -459,13 +433,6 @@ def locate_in_run(
 ) -> Located:
     """The dispatch in which a run fails, confirmed by itself on the inputs that it had.
 
-    Args:
-        failure: of the run.
-        symptom: what it shows.
-        tools: of the IREE that failed.
-        say: takes how it goes.
-        private: whether the model's own values are not to be passed on.
-
     Raises:
         GauntletError: the program cannot be traced.
     """
@@ -500,7 +467,7 @@ def locate_in_run(
 
         if fails_on(inputs):
             withheld = ""
-            if (private or too_large(inputs)) and fails_on(others := made_up(inputs, tools.folder)):
+            if (private or _too_large(inputs)) and fails_on(others := made_up(inputs, tools.folder)):
                 inputs = list(others)
             elif private:
                 withheld = "it does not fail on made-up inputs, and --no-weights leaves out the model's own values"
@@ -512,3 +479,57 @@ def locate_in_run(
         return Located(why=f"it fails in {names}, which alone does not fail on its inputs", traced=len(traces))
     said = last_line(tools.folder / "trace" / "target.txt")
     return Located(why=f"it fails in none of its {len(program.dispatches)} dispatches: {said}", traced=len(traces))
+
+
+# Its shape and the type of its elements: `2x3xf32`.
+_TYPE = re.compile(r"((?:\d+x)*)(.+)")
+# In a bundle of 10 MB there is more than inputs.
+_LARGE_BYTES = 8_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A tensor that a dispatch is given.
+
+    Attributes:
+        made: the arguments of `make_values.py` behind the file that make it; none where the values are the model's own.
+    """
+
+    kind: str
+    file: Path
+    made: tuple[str, ...] = ()
+
+
+def _too_large(inputs: Sequence[Input]) -> bool:
+    """Whether they are too large for a bundle."""
+    return sum(item.file.stat().st_size for item in inputs) > _LARGE_BYTES
+
+
+def made_up(inputs: Sequence[Input], folder: Path) -> tuple[Input, ...]:
+    """The same with values of a seed, within the bounds of their own; what has no known type, or none, stays."""
+    return tuple(_made_up(item, index, folder) for index, item in enumerate(inputs))
+
+
+def _made_up(item: Input, index: int, folder: Path) -> Input:
+    found = _TYPE.fullmatch(item.kind)
+    assert found is not None, "IREE writes types so"
+    kind, count = found[2], math.prod(map(int, found[1].split("x")[:-1]))
+    if kind not in CODES or not count:
+        return item
+    low, high = _bounds(item.file, kind)
+    seed = index + 1
+    file = folder / f"made_up_{index}.bin"
+    file.write_bytes(seeded_values(kind, count, seed, low, high))
+    return Input(item.kind, file, (kind, str(count), str(seed), repr(low), repr(high)))
+
+
+def _bounds(file: Path, kind: str) -> tuple[float, float]:
+    """The least and the largest of values that are finite."""
+    import numpy as np  # noqa: PLC0415 - `run` brings this module, and seldom needs it
+
+    if kind == "bf16":
+        values = (np.fromfile(file, "<u2").astype("<u4") << 16).view("<f4")
+    else:
+        values = np.fromfile(file, f"<{CODES[kind]}")
+    finite = values[np.isfinite(values)]
+    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)

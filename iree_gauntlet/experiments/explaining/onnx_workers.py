@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import MAIN, OnnxImport, Stage
 from iree_gauntlet.engine.commands import import_argv
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.experiments.explaining.onnx_graph import Graph, read_graph
 from iree_gauntlet.experiments.explaining.traced_sides import TOLERANCES
 from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from iree_gauntlet.experiments.explaining.tools import Ran, Tools
     from iree_gauntlet.journal_format import JournalRecord
@@ -26,8 +26,6 @@ class OnnxSource:
     """The ONNX file that a program was imported from.
 
     Attributes:
-        file: it.
-        options: how it was prepared.
         timeout: seconds that an import may take.
     """
 
@@ -53,13 +51,8 @@ class Value:
     """A tensor that onnxruntime takes or gives.
 
     Attributes:
-        name: in the model.
-        kind: its type, as IREE writes it.
-        dtype, shape: as NumPy has them.
-        file: its raw values.
         largest: |value|; of what it gives.
         error: of others' value of it, by side: the largest difference, as a share of that; None where infinite.
-        wrong: whether it is more than is allowed.
     """
 
     name: str
@@ -91,9 +84,7 @@ class Cut:
     """What is cut out of a model.
 
     Attributes:
-        outputs: values that it gives.
         inputs: values that it takes; None for those of the model.
-        constants: values that become constants.
         repeat: large constants hold so many values over and over; 0 for their own.
     """
 
@@ -108,8 +99,6 @@ class OnnxWorkers:
     """The programs, for one model.
 
     Attributes:
-        tools: run them.
-        source: the model.
         timeout: seconds that a run may take.
     """
 
@@ -198,3 +187,128 @@ def _value(said: Mapping[str, Any]) -> Value:
     shape, file = tuple(said["shape"]), Path(said["file"])
     errors, wrong = said.get("error", {}), said.get("wrong", {})
     return Value(said["name"], said["type"], said["dtype"], shape, file, said.get("largest", 0.0), errors, wrong)
+
+
+# Operators that look at sizes alone.
+_OF_SIZES = ("Shape", "Size")
+# What a value counts for whose size is not known before it runs.
+_UNKNOWN_BYTES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An operator in the graph.
+
+    Attributes:
+        place: which node of the published file it is, from 1; 0 for none of them.
+    """
+
+    index: int
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    place: int
+
+    @property
+    def title(self) -> str:
+        """What people know it by: `Conv "/layer1/Conv"`; without a name, by what it gives."""
+        return f'{self.op} "{self.name}"' if self.name else f'{self.op} that gives "{self.outputs[0]}"'
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The graph that is imported.
+
+    Attributes:
+        nodes: in an order in which they can be computed.
+        sizes: bytes of values that can be outputs; None where not known.
+    """
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    constants: frozenset[str]
+    sizes: Mapping[str, int | None]
+    of: int
+
+    @cached_property
+    def producer(self) -> dict[str, Node]:
+        """The node that gives a value."""
+        return {value: node for node in self.nodes for value in node.outputs}
+
+    @cached_property
+    def used(self) -> frozenset[str]:
+        """Values that something takes, and the model's outputs."""
+        return frozenset({*self.outputs, *(value for node in self.nodes for value in node.inputs)})
+
+    @cached_property
+    def fixed(self) -> frozenset[str]:
+        """Values that depend on constants and sizes alone, not on what the model is given."""
+        found = set(self.constants)
+        for node in self.nodes:
+            if node.op in _OF_SIZES or found.issuperset(node.inputs):
+                found.update(node.outputs)
+        return frozenset(found)
+
+    def behind(self, values: Iterable[str], stops: Collection[str]) -> list[Node]:
+        """The nodes that values are computed by, back to those that are known, in order."""
+        todo, found = list(values), set()
+        while todo:
+            value = todo.pop()
+            node = self.producer.get(value)
+            if node is not None and value not in stops and node.index not in found:
+                found.add(node.index)
+                todo += node.inputs
+        return [self.nodes[index] for index in sorted(found)]
+
+    def marks(self, nodes: Iterable[Node], targets: Collection[str], most_bytes: int) -> list[str]:
+        """Values of nodes that are looked at, evenly among all of them where all have more than so many bytes."""
+        of_targets = {value for target in targets for value in self.producer[target].outputs}
+        all_of_them = [
+            value
+            for node in nodes
+            for value in node.outputs
+            if value in self.sizes and value in self.used and value not in of_targets
+        ]
+        total = sum(self.bytes_of(value) for value in all_of_them)
+        stride = -(-total // most_bytes) if total > most_bytes else 1
+        return all_of_them[stride // 2 :: stride]
+
+    def bytes_of(self, value: str) -> int:
+        """Of a value that can be an output."""
+        size = self.sizes[value]
+        return _UNKNOWN_BYTES if size is None else size
+
+    def taken(self, nodes: Collection[Node]) -> list[str]:
+        """Values that a group of nodes takes from outside, but for the file's constants."""
+        own = {value for node in nodes for value in node.outputs}
+        values = dict.fromkeys(value for node in nodes for value in node.inputs)
+        return [value for value in values if value not in own and value not in self.constants]
+
+    def given(self, nodes: Collection[Node]) -> list[str]:
+        """Values that a group of nodes gives to others."""
+        indices = {node.index for node in nodes}
+        outside = {value for node in self.nodes if node.index not in indices for value in node.inputs}
+        outside.update(self.outputs)
+        return [value for node in nodes for value in node.outputs if value in outside and value in self.sizes]
+
+    def widened(self, nodes: Collection[Node], levels: int) -> list[Node]:
+        """A group with the nodes that its inputs come from, so many times over."""
+        found = {node.index: node for node in nodes}
+        for _ in range(levels):
+            for value in self.taken(found.values()):
+                node = self.producer.get(value)
+                if node is not None and value not in self.fixed:
+                    found[node.index] = node
+        return [found[index] for index in sorted(found)]
+
+
+def read_graph(said: Mapping[str, Any]) -> Graph:
+    """The graph that `describe_onnx.py` answers."""
+    nodes = tuple(
+        Node(index, item["name"], item["op"], tuple(item["inputs"]), tuple(item["outputs"]), item["place"])
+        for index, item in enumerate(said["nodes"])
+    )
+    inputs, outputs = tuple(said["inputs"]), tuple(said["outputs"])
+    return Graph(nodes, inputs, outputs, frozenset(said["constants"]), said["sizes"], said["of"])

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.experiments.explaining.failures import Failure
-    from iree_gauntlet.experiments.explaining.onnx_graph import Graph, Node
-    from iree_gauntlet.experiments.explaining.onnx_workers import Held, OnnxSource, Value
+    from iree_gauntlet.experiments.explaining.onnx_workers import Graph, Held, Node, OnnxSource, Value
     from iree_gauntlet.experiments.explaining.tools import Tools
 
 
@@ -42,11 +41,6 @@ class WrongOperator:
     """An operator, or a group that shows it, which gives wrong numbers on onnxruntime's inputs.
 
     Attributes:
-        nodes: of the graph.
-        of: how many the published file has.
-        onnxruntime: its version.
-        onnx, program: the group as a model of its own, and what it is imported as.
-        inputs, outputs: onnxruntime's.
         repeated: large tensors hold their first values over and over, in place of the model's own.
     """
 
@@ -86,10 +80,8 @@ class OperatorSearch:
     """What a search came to.
 
     Attributes:
-        operator: the first wrong one; None where there is none.
-        why: what is known where there is none.
-        note: what is wrong besides.
         agrees: IREE gives what onnxruntime gives: it is not IREE's fault.
+        operator: the first wrong one; None where there is none.
     """
 
     operator: WrongOperator | None = None
@@ -172,12 +164,7 @@ class _Search:
         return self.workers.hold("onnx_whole", self.workers.source.file, texts, sides, self.failure.cwd)
 
     def _narrowed(self, wrong: Sequence[Value]) -> list[Node]:
-        """The nodes between values that are right and the first one that is not: one, where all can be looked at.
-
-        Raises:
-            _PassesError: with values as outputs, nothing is wrong any more.
-            GauntletError: it does not compile or run so; the model's preparation changes its numbers.
-        """
+        """The nodes between values that are right and the first one that is not: one, where all can be looked at."""
         graph, targets = self.graph, [value.name for value in wrong]
         published = {value.name: str(value.file) for value in wrong}
         right = {*graph.inputs, *graph.constants}
@@ -204,11 +191,7 @@ class _Search:
             targets, published = [first], {}
 
     def _marked(self, targets: Sequence[str], marks: Sequence[str], published: dict[str, str]) -> Held:
-        """Run the model, as far as targets need it, with marked values as outputs too; fewer where it does not run.
-
-        Raises:
-            GauntletError: it does not, with any of them.
-        """
+        """Run the model, as far as targets need it, with marked values as outputs too; fewer where it does not run."""
         texts = self.failure.values("--input")
         problem: GauntletError | None = None
         for stride in _STRIDES:
@@ -259,11 +242,7 @@ class _Search:
             return operator
 
     def _confirmed(self, nodes: Sequence[Node], name: str, *, repeat: int = 0) -> WrongOperator | None:
-        """A group as a model of its own, on onnxruntime's inputs; None where it is right.
-
-        Raises:
-            GauntletError: it cannot be cut out, compiled or run.
-        """
+        """A group as a model of its own, on onnxruntime's inputs; None where it is right."""
         values = self._values_of(self.graph.taken(nodes))
         # What depends on sizes alone is constant for the compiler too.
         constants = [value for value in values if value.name in self.graph.fixed]
@@ -292,11 +271,7 @@ class _Search:
         return [self.values[name] for name in names]
 
     def _run(self, name: str, program: Path | None, inputs: Iterable[str], outputs: int) -> list[str]:
-        """Compile and run a program, None for the failure's own module; files of its outputs.
-
-        Raises:
-            GauntletError: it does not compile or run.
-        """
+        """Compile and run a program, None for the failure's own module; files of its outputs."""
         failure = self.failure
         own = ("--module=", "--function=", "--parameters=") if program is not None else ()
         dropped = ("--input=", "--expected_", "--output=", *own)

@@ -33,13 +33,8 @@ class Reduced:
 
     Attributes:
         program: it, as text; the folder's own.
-        said: what the compiler says of it.
         before, after: `operations` and `bytes`.
-        tried: how many programs were compiled.
-        complete: whether nothing was left to try when the time was up.
         phase: the phase of the compiler in which it fails, or one before it; empty where that is not known.
-        constants: how many constants of many values it still has.
-        names: its first operations.
     """
 
     program: Path
@@ -60,21 +55,15 @@ class Reduced:
 def reduce(failure: Failure, symptom: Symptom, tools: Tools, budget: float, say: Callable[[str], None]) -> Reduced:
     """Make the program of a failed compile smaller.
 
-    Args:
-        failure: of the compile.
-        symptom: what it shows, which the smaller one shows too.
-        tools: of the IREE that failed.
-        budget: seconds; what is best by then counts.
-        say: takes how it goes.
+    `budget`: seconds; what is best by then counts.
 
     Raises:
         GauntletError: it cannot be reduced.
     """
-    assert tools.workbench.toolchain is not None, "it was needed"
     folder = tools.folder / "reduce"
     folder.mkdir()
     plan = {
-        "compile": tools.workbench.toolchain.compiler.compile,
+        "compile": tools.workbench.iree.compiler.compile,
         "program": str(failure.program),
         "flags": failure.flags,
         "cwd": str(failure.compile_cwd),

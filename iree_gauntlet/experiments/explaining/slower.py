@@ -12,8 +12,7 @@ from iree_gauntlet.cases import Origin, Stage, Verdict
 from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings
 from iree_gauntlet.errors import GauntletError, NothingSelectedError
 from iree_gauntlet.experiments.explaining.failures import Failure, chain_folder, compile_of, expanded
-from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT
-from iree_gauntlet.experiments.explaining.linalg_program import as_function
+from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT, as_function
 from iree_gauntlet.experiments.explaining.traced_sides import target_side, traced_program
 from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, Rules, judge
 from iree_gauntlet.experiments.sides import pair_of
@@ -45,17 +44,7 @@ _OF_PROGRAM = ("--module=", "--function=", "--input=", "--parameters=")
 
 @dataclass(frozen=True, slots=True)
 class Slower:
-    """A model that B is slower with.
-
-    Attributes:
-        case: its chain.
-        verdict: what the comparison recorded of its times.
-        where: what it recorded of its dispatches.
-        sides: how A and B compile and benchmark it.
-        resources: of its benchmark.
-        rules: what decides about its dispatches: those of the comparison.
-        rounds: how their rounds are taken: on the CPUs of the comparison.
-    """
+    """A model that B is slower with."""
 
     case: str
     verdict: dict[str, Any]
@@ -76,7 +65,6 @@ class Suspect:
     """A dispatch that a profile shows slower, or a count of instructions where there is no profile.
 
     Attributes:
-        name: of its function in B.
         a_ns, b_ns: what it takes in an invocation, with all others of its row, in ns or instructions.
         share: of what the model lost.
         unit: `ms` of a profile, `instructions` of a count.
@@ -91,15 +79,7 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class SlowDispatch:
-    """One that is slower by itself.
-
-    Attributes:
-        suspect: it.
-        function: as a program that both releases read.
-        inputs: files of raw values that it had, with their types.
-        verdict: B against A.
-        measured: how rounds of A and of B were started.
-    """
+    """One that is slower by itself."""
 
     suspect: Suspect
     function: str
@@ -114,8 +94,6 @@ class Found:
 
     Attributes:
         slow: the dispatch; None where there is none.
-        why: what is known where there is none.
-        tried: the suspects, each with what came of it.
     """
 
     slow: SlowDispatch | None = None
@@ -126,10 +104,7 @@ class Found:
 def slower_of(record: ComparisonRecord, folder: Path, patterns: Sequence[str]) -> list[Slower]:
     """What B is slower with.
 
-    Args:
-        record: of a comparison.
-        folder: its.
-        patterns: globs of chains; all where there are none.
+    `patterns`: globs of chains; all where there are none.
 
     Raises:
         NothingSelectedError: nothing is slower, or nothing of it matches.
@@ -220,12 +195,6 @@ def find_slow_dispatch(
 ) -> Found:
     """The dispatch with the greatest loss that is slower by itself too, on the inputs that it had.
 
-    Args:
-        slower: what B is slower with.
-        tools: of A and of B.
-        session: takes the rounds.
-        say: receives how it goes.
-
     Raises:
         GauntletError: the program cannot be traced.
     """
@@ -297,11 +266,7 @@ def _captured(tools: Tools, target: dict[str, Any], wanted: Sequence[Dispatch], 
 
 
 def _step(slower: Slower, side: int, tools: Tools, name: str, cut_out: tuple[str, Sequence[tuple[str, Path]]]) -> Step:
-    """A dispatch's benchmark on one side, compiled.
-
-    Raises:
-        GauntletError: it does not compile.
-    """
+    """A dispatch's benchmark on one side, compiled."""
     function, inputs = cut_out
     asked = slower.sides[side]
     source = tools.folder / f"{name}.mlir"

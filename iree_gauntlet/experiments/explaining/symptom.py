@@ -62,9 +62,7 @@ class Symptom:
 def symptom_of(ran: Ran, timeout: float) -> Symptom | None:
     """What a process shows that ended; None where nothing is wrong, or where it was ended from outside.
 
-    Args:
-        ran: how it ended.
-        timeout: seconds that it was given.
+    `timeout`: seconds that it was given.
     """
     ending = _ending(ran)
     if ending == WRONG:

@@ -39,9 +39,7 @@ class Ran:
     """What a process gave.
 
     Attributes:
-        outcome: how it ended.
         complaints: outputs that are not as expected, as iree-run-module says it.
-        errors: what it wrote to standard error.
     """
 
     outcome: Outcome
@@ -65,13 +63,7 @@ class CompileError(GauntletError):
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What compiles and runs.
-
-    Attributes:
-        workbench: has the IREE.
-        supervisor: owns the processes.
-        folder: where all is written.
-    """
+    """What compiles and runs."""
 
     workbench: Workbench
     supervisor: Supervisor
@@ -88,7 +80,6 @@ class Tools:
 
         Raises:
             CompileError: it does not compile, or not in time.
-            KeyboardInterrupt: it was interrupted.
         """
         ran = self.try_compile(name, source, flags, timeout=timeout, cwd=cwd)
         if not ran.passed:
@@ -100,26 +91,20 @@ class Tools:
     def try_compile(
         self, name: str, source: Path, flags: Sequence[str], *, timeout: float, cwd: Path | None = None
     ) -> Ran:
-        """Compile to `<name>`, which may fail; what the compiler says stands in `<name>.txt`.
-
-        Raises:
-            KeyboardInterrupt: it was interrupted.
-        """
-        assert self.workbench.toolchain is not None, "it was needed"
-        argv = (self.workbench.toolchain.compiler.compile, str(source), *flags, "-o", str(self.folder / name))
+        """Compile to `<name>`, which may fail; what the compiler says stands in `<name>.txt`."""
+        argv = (self.workbench.iree.compiler.compile, str(source), *flags, "-o", str(self.folder / name))
         return self._run(argv, name, cwd or self.folder, timeout)
 
     def cached_compile(
         self, name: str, source: Path, flags: Sequence[str], *, timeout: float, cwd: Path | None = None
     ) -> Ran:
         """The same, from the cache of modules where it was compiled before; what fails is compiled each time."""
-        assert self.workbench.toolchain is not None, "it was needed"
         hashed, cache = self.workbench.store.verified.sha256, self.workbench.modules
         ingredients = {
             "kind": "explain",
             "program": hashed(source),
             "flags": join_flags(flag_ingredients(flags, hashed, folder=cwd)),
-            "compiler": self.workbench.toolchain.compiler.identity,
+            "compiler": self.workbench.iree.compiler.identity,
             "host": host_cpu().identity if means_host(flags) else "",
         }
         output = self.folder / name
@@ -135,17 +120,11 @@ class Tools:
 
     def run_module(self, name: str, argv: Sequence[str], *, timeout: float, cwd: Path | None = None) -> Ran:
         """Run iree-run-module with its arguments; what it says stands in `<name>.txt`."""
-        assert self.workbench.toolchain is not None, "it was needed"
-        return self._run((self.workbench.toolchain.runtime.run_module, *argv), name, cwd or self.folder, timeout)
+        return self._run((self.workbench.iree.runtime.run_module, *argv), name, cwd or self.folder, timeout)
 
     def python(self, name: str, argv: Sequence[str], *, timeout: float) -> Ran:
-        """Run a program in the Python that has IREE's bindings.
-
-        Raises:
-            GauntletError: there is none.
-        """
-        assert self.workbench.toolchain is not None, "it was needed"
-        python = self.workbench.toolchain.compiler.python
+        """Run a program in the Python that has IREE's bindings."""
+        python = self.workbench.iree.compiler.python
         if not python:
             raise GauntletError(
                 "this IREE was built without its Python bindings, and its dispatches cannot be traced",
