@@ -1,15 +1,16 @@
-"""`gauntlet.toml`: the project's and the user's settings, read and checked.
+"""`gauntlet.toml`, the project's and the user's settings, and `history_marks.toml`, which is reviewed like code.
 
-Read are, the first one's mirrors and stores before the second's: `$XDG_CONFIG_HOME/iree-gauntlet/config.toml`
-(of the user) and `gauntlet.toml` of the project. `$IREE_GAUNTLET_CONFIG` names a file in place of both; set
-and empty, it stands for no file.
+Of settings are read, the first one's mirrors and stores before the second's: `config.toml` of the user in
+`$XDG_CONFIG_HOME/iree-gauntlet` and `gauntlet.toml` of the project. `$IREE_GAUNTLET_CONFIG` names a file in place of
+both; set and empty, it stands for no file.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -215,3 +216,60 @@ def _shared_modules(table: _ModulesTable | None, environ: Mapping[str, str]) -> 
 
 def _text(value: str | bool | int) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# In the project's folder.
+MARKS_FILE = "history_marks.toml"
+_MARKS = "marks"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What somebody says about a change.
+
+    Attributes:
+        series: glob of series, or of cases.
+        iree: with which it came: a version, the beginning of a commit, or a day.
+        mark: `accepted` (it is meant), `invalid` (what was measured with it does not count), or `moved`.
+        reason: why.
+        to: of one that was moved, with which IREE it really came.
+    """
+
+    series: str
+    iree: str
+    mark: str
+    reason: str
+    to: str = ""
+
+
+class _MarkTable(Document):
+    series: Annotated[str, Field(min_length=1)]
+    iree: Annotated[str, Field(min_length=1)]
+    mark: Literal["accepted", "invalid", "moved"]
+    reason: Annotated[str, Field(min_length=1)]
+    to: str = ""
+
+
+class MarksFile(Document):
+    """What people say about changes in a history."""
+
+    mark: list[_MarkTable] = Field(default_factory=list)
+
+
+def read_marks(file: Path) -> tuple[Mark, ...]:
+    """The marks in a file; none where it is not there.
+
+    Raises:
+        SpecError: with everything that is wrong with it.
+    """
+    if not file.is_file():
+        return ()
+    text, table = read_table(file, MarksFile, _MARKS)
+    problems = [
+        Problem(str(file), 0, f"mark[{place}].to", "a mark `moved` says with which IREE it really came", "Add `to`.")
+        for place, item in enumerate(table.mark)
+        if (item.mark == "moved") != bool(item.to)
+    ]
+    if problems:
+        raise SpecError(with_lines(problems, text), _MARKS)
+    return tuple(Mark(**item.model_dump()) for item in table.mark)

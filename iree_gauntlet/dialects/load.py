@@ -10,8 +10,8 @@ from iree_gauntlet.cases import ArgumentOrder, Case, Expectation, FailureKind, K
 from iree_gauntlet.dialects import onnx_models, op_tests, sharktank_benchmark, sharktank_regression, torch_models
 from iree_gauntlet.dialects.locations import names_device, with_device
 from iree_gauntlet.dialects.onnx_models import ModelSpec, build_model_cases
+from iree_gauntlet.dialects.op_suites import OpSpec
 from iree_gauntlet.dialects.op_tests import build_op_cases
-from iree_gauntlet.dialects.op_trees import OpSpec
 from iree_gauntlet.dialects.selection import Include, MarkerExpression
 from iree_gauntlet.dialects.sharktank_benchmark import build_benchmark
 from iree_gauntlet.dialects.sharktank_regression import Regression, build_regression

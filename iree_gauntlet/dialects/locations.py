@@ -62,6 +62,11 @@ def is_url(source: str) -> bool:
     return _SCHEME.match(source) is not None
 
 
+def outside(name: str) -> bool:
+    """Whether a file's name is no path inside a folder."""
+    return name.startswith("/") or "\\" in name or ".." in name.split("/") or not name.strip("./")
+
+
 # What to do about a URL that cannot be read.
 BRACKETS_HINT = "Brackets in a path are written %5B and %5D."
 

@@ -31,9 +31,8 @@ from iree_gauntlet.dialects.configured_suites import (
     with_own_names,
 )
 from iree_gauntlet.dialects.fields import one_of
-from iree_gauntlet.dialects.flagfile import outside
 from iree_gauntlet.dialects.json_text import line_of
-from iree_gauntlet.dialects.locations import BRACKETS_HINT, devices_of_flags, is_url, unreadable
+from iree_gauntlet.dialects.locations import BRACKETS_HINT, devices_of_flags, is_url, outside, unreadable
 from iree_gauntlet.dialects.spec import SourceFields
 from iree_gauntlet.dialects.spec_file import did_you_mean, problem_at
 from iree_gauntlet.errors import Problem, UsageError

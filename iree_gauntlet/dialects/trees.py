@@ -19,7 +19,7 @@ from iree_gauntlet.dialects.fields import OWN_TARGET, OWN_TARGET_HINT, validated
 from iree_gauntlet.dialects.json_text import without_comments
 from iree_gauntlet.dialects.locations import flag_variables
 from iree_gauntlet.dialects.onnx_models import OUTCOMES, ModelSpec, has_word, is_models_suite, read_model_specs
-from iree_gauntlet.dialects.op_trees import CONFIGS, CaseFolder, OpSpec, is_case_folder, read_op_specs
+from iree_gauntlet.dialects.op_suites import CONFIGS, CaseFolder, OpSpec, is_case_folder, read_op_specs
 from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
 from iree_gauntlet.dialects.spec import SHARKTANK_FAMILIES, Spec, SpecTree
 from iree_gauntlet.dialects.spec_file import load_json, problem_at, without_strange_fields

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic.json_schema import GenerateJsonSchema
 
-from iree_gauntlet.dialects.configuration_file import SettingsFile
-from iree_gauntlet.dialects.history_marks import MarksFile
+from iree_gauntlet.dialects.configuration_file import MarksFile, SettingsFile
 from iree_gauntlet.dialects.onnx_models import OutcomesDocument
-from iree_gauntlet.dialects.op_configs import OpConfig, TorchOp
+from iree_gauntlet.dialects.op_suites import OpConfig, TorchOp
 from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
 from iree_gauntlet.dialects.suite import SuiteTable
 from iree_gauntlet.dialects.torch_schema import BenchmarkTest, CompstatTest, ModuleDefinition, QualityTest

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from iree_gauntlet.upkeep.input_choices import InputChoice
-
 
 # Element types of ONNX, by their names there, as IREE has them.
 _TYPES = {
@@ -100,11 +98,11 @@ class OnnxProgram:
     has_f64: bool
     model: Any
 
-    def onnx_import(self, choices: Iterable[InputChoice]) -> dict[str, Any]:
-        """How it is imported: sizes that the file leaves open, and another opset where it has one that is too old."""
+    def onnx_import(self, types: Iterable[str]) -> dict[str, Any]:
+        """How it is imported with inputs of these types: sizes that are open, and another opset for one too old."""
         shapes = {
-            item.name: [int(size) for size in choice.type.split("x")[:-1]]
-            for item, choice in zip(self.inputs, choices, strict=True)
+            item.name: [int(size) for size in text.split("x")[:-1]]
+            for item, text in zip(self.inputs, types, strict=True)
             if item.is_dynamic
         }
         return ({"shapes": shapes} if shapes else {}) | ({"opset": _LEAST_OPSET} if self.opset < _LEAST_OPSET else {})

@@ -27,9 +27,8 @@ from iree_gauntlet.requests import RunRequest, SelectionRequest
 from iree_gauntlet.settings import project_folder, shown
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.upkeep.format_schemas import FORMATS, schema_text
-from iree_gauntlet.upkeep.given_data import GivenData, file_content, read_data
 from iree_gauntlet.upkeep.golden_record import record, reference_workers
-from iree_gauntlet.upkeep.input_choices import input_sets
+from iree_gauntlet.upkeep.input_choices import GivenData, file_content, input_sets, read_data
 from iree_gauntlet.upkeep.onnx_program import parse_shapes, read_onnx
 from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, raw_bytes, tensor_type
 from iree_gauntlet.workers.iree_side.rounding import FLOAT_TYPES, allow_of_others, difference
@@ -391,7 +390,7 @@ def _model_files(
         json.loads((templates / kind / "example" / "dense_cpu.json").read_text(encoding="utf-8"))
         for kind in (REGRESSIONS, BENCHMARKS)
     )
-    onnx_import = program.onnx_import(choices)
+    onnx_import = program.onnx_import(choice.type for choice in choices)
     given = [_given_output(index, array) for index, array in enumerate(outputs)]
     spec = {
         "description": description,

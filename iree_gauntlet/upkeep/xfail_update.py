@@ -16,8 +16,8 @@ import tomlkit
 from iree_gauntlet.cases import FailureKind, Stage, Verdict
 from iree_gauntlet.diagnostics import diagnostic_of, stable_text
 from iree_gauntlet.dialects.op_config_edit import EXPECTED_LISTS, Addition, Removal, with_changes
+from iree_gauntlet.dialects.op_suites import OpSpec
 from iree_gauntlet.dialects.op_tests import DIALECT
-from iree_gauntlet.dialects.op_trees import OpSpec
 from iree_gauntlet.dialects.suite import read_suite
 from iree_gauntlet.dialects.toml_file import read_toml
 from iree_gauntlet.dialects.trees import read_specs
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tomlkit.items import AoT
 
     from iree_gauntlet.dialects.load import ExpectedFailure
-    from iree_gauntlet.dialects.op_configs import SuiteConfig
+    from iree_gauntlet.dialects.op_suites import SuiteConfig
     from iree_gauntlet.results import Result
     from iree_gauntlet.upkeep.upkeep_requests import XfailUpdateRequest
 
