@@ -80,49 +80,66 @@ _CMakeOption = Annotated[str, expecting("an option of CMake, -DNAME=VALUE", is_c
 
 class _MirrorTable(Document):
     prefix: _Url
-    to: Annotated[list[_Place], Field(min_length=1)]
-    only: bool = False
+    to: Annotated[list[_Place], Field(min_length=1)] = Field(
+        description="What takes its place: URLs, or absolute folders."
+    )
+    only: bool = Field(False, description="Never go to the URL itself.")
 
 
 class _ModulesTable(Document):
     url: _Shared
-    write: bool = False
+    write: bool = Field(False, description="Whether this machine may fill it.")
 
 
 class _DownloadsTable(Document):
-    connections: Annotated[int, Field(ge=1, le=64)] = 4
-    retries: Annotated[int, Field(ge=0, le=100)] = 4
+    connections: Annotated[int, Field(ge=1, le=64)] = Field(default=4, description="At once, for one large file.")
+    retries: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=4, description="Further attempts without any progress."
+    )
 
 
 class _SourceTable(Document):
-    options: list[_CMakeOption] = Field(default_factory=list)
+    options: list[_CMakeOption] = Field(
+        default_factory=list, description="CMake's, -DNAME=VALUE, of every source build."
+    )
 
 
 class _ToolchainsTable(Document):
     nightly_links: _Place = Configuration().nightly_links
     packages_api: _Url = Configuration().packages_api
-    source: _SourceTable = Field(default_factory=_SourceTable)
+    source: _SourceTable = Field(default_factory=_SourceTable, description="How IREE is built from source.")
 
 
 class _HistoryTable(Document):
     store: Annotated[_Public, expecting("a folder, git:REPOSITORY#BRANCH, or the URL of an object store", bool)] = (
         HistorySettings().store
     )
-    add: bool = False
-    least_time: Annotated[float, Field(gt=0, lt=1)] = HistorySettings().least_time
-    least_other: Annotated[float, Field(gt=0, lt=1)] = HistorySettings().least_other
-    least_size: Annotated[float, Field(ge=0, lt=1)] = HistorySettings().least_size
+    add: bool = Field(False, description="Every run adds itself.")
+    least_time: Annotated[float, Field(gt=0, lt=1)] = Field(
+        HistorySettings().least_time, description="Share below which a change of a time is none: 0.02 is 2 %."
+    )
+    least_other: Annotated[float, Field(gt=0, lt=1)] = Field(
+        HistorySettings().least_other, description="The same for memory and compile times."
+    )
+    least_size: Annotated[float, Field(ge=0, lt=1)] = Field(
+        HistorySettings().least_size, description="The same for sizes."
+    )
 
 
 class SettingsFile(Document):
     """Settings of a project, or of a user."""
 
-    mirrors: list[_MirrorTable] = Field(default_factory=list)
-    stores: dict[str, dict[str, str | bool | int]] = Field(default_factory=dict)
-    modules: _ModulesTable | None = None
-    downloads: _DownloadsTable | None = None
-    toolchains: _ToolchainsTable | None = None
-    history: _HistoryTable | None = None
+    mirrors: list[_MirrorTable] = Field(
+        default_factory=list, description="Where files may be had instead of at their URL, in the order of trying."
+    )
+    stores: dict[str, dict[str, str | bool | int]] = Field(
+        default_factory=dict,
+        description="Options of object stores by the beginning of their URLs; $NAME is a variable of the environment.",
+    )
+    modules: _ModulesTable | None = Field(None, description="The shared module cache.")
+    downloads: _DownloadsTable | None = Field(None, description="How files are fetched.")
+    toolchains: _ToolchainsTable | None = Field(None, description="Where IREEs come from.")
+    history: _HistoryTable | None = Field(None, description="What every run measured.")
 
 
 def read_configuration(project: Path, environ: Mapping[str, str]) -> Configuration:
@@ -243,17 +260,24 @@ class Mark:
 
 
 class _MarkTable(Document):
-    series: Annotated[str, Field(min_length=1)]
-    iree: Annotated[str, Field(min_length=1)]
-    mark: Literal["accepted", "invalid", "moved"]
-    reason: Annotated[str, Field(min_length=1)]
-    to: str = ""
+    series: Annotated[str, Field(min_length=1)] = Field(description="Glob of series, or of cases.")
+    iree: Annotated[str, Field(min_length=1)] = Field(
+        description="With which IREE it came: a version, the beginning of a commit, or a day."
+    )
+    mark: Literal["accepted", "invalid", "moved"] = Field(
+        description="accepted: it is meant; invalid: what was measured with it does not count; or moved."
+    )
+    reason: Annotated[str, Field(min_length=1)] = Field(description="Why, with a link where there is one.")
+    to: str = Field("", description="Of one that was moved: with which IREE it really came.")
 
 
 class MarksFile(Document):
     """What people say about changes in a history."""
 
-    mark: list[_MarkTable] = Field(default_factory=list)
+    mark: list[_MarkTable] = Field(
+        default_factory=list,
+        description="accepted: it is meant; invalid: what was measured with it does not count; or moved.",
+    )
 
 
 def read_marks(file: Path) -> tuple[Mark, ...]:

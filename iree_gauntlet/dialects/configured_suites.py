@@ -9,6 +9,8 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
+from pydantic import Field
+
 from iree_gauntlet.dialects.fields import Document, Flag, expecting, tolerant
 from iree_gauntlet.dialects.json_text import comments_of, plain_json
 from iree_gauntlet.dialects.locations import target_of_flags
@@ -31,8 +33,8 @@ class SuiteDocument(Document):
     """How what a suite holds is compiled and run."""
 
     config_name: _ConfigName
-    iree_compile_flags: list[Flag]
-    iree_run_module_flags: list[Flag]
+    iree_compile_flags: list[Flag] = Field(description="Flags of iree-compile.")
+    iree_run_module_flags: list[Flag] = Field(description="Flags of iree-run-module.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

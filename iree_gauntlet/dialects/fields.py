@@ -232,10 +232,34 @@ Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 InputText = Annotated[str, AfterValidator(_input_text)]
 PlainName = Annotated[str, expecting("a file name without folders", _is_plain_name)]
 RelativePath = Annotated[str, expecting("a relative path without '..'", _is_relative_path)]
-Releases = Annotated[str, expecting("a release such as 3.13.0, or a range such as >=3.13", _is_releases)]
+_Releases = Annotated[str, expecting("a release such as 3.13.0, or a range such as >=3.13", _is_releases)]
 Truth = Annotated[bool, BeforeValidator(_truth), WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "True"}]})]
 WholeNumber = Annotated[float, Field(gt=0, lt=1 << 31), AfterValidator(_whole)]
-Timeouts = Annotated[dict[str, Positive], Checked(_of_stages, {"propertyNames": {"enum": [*SPEC_STAGES]}})]
+Timeouts = Annotated[
+    dict[str, Positive],
+    Checked(_of_stages, {"propertyNames": {"enum": [*SPEC_STAGES]}}),
+    Field(
+        default_factory=dict,
+        description="Seconds by stage: fetch, import, parameters, compile, threshold, compstat, benchmark; "
+        "options of the command line override them.",
+    ),
+]
+# Fields that may be left out.
+Flags = Annotated[list[Flag], Field(default_factory=list)]
+Texts = Annotated[list[Text], Field(default_factory=list)]
+ForPeople = Annotated[str, Field(default="", description="For people.")]
+Device = Annotated[
+    Text | None,
+    Field(
+        default=None,
+        description="What it runs on: local-task, hip, cuda, vulkan, metal, or a device's own name.",
+        examples=["local-task", "hip", "cuda", "vulkan", "metal"],
+    ),
+]
+GoldenCompiler = Annotated[
+    _Releases | None,
+    Field(default=None, description="Release that counts and size are for, such as 3.13.0, or a range (>=3.13)."),
+]
 
 
 class Document(BaseModel):
@@ -275,15 +299,19 @@ def present(*names: str) -> dict[str, Any]:
 class ImportOptions(Document):
     """How an `.onnx` program is prepared and imported (*ours*)."""
 
-    opset: Annotated[int, Field(ge=1, le=64)] | None = None
-    shapes: dict[Text, list[Count]] = Field(default_factory=dict)
+    opset: Annotated[int, Field(ge=1, le=64)] | None = Field(
+        default=None, description="Version of ONNX's operators to convert to first."
+    )
+    shapes: dict[Text, list[Count]] = Field(
+        default_factory=dict, description="Sizes of inputs by name, where the file leaves them open."
+    )
 
 
 class TargetOptions(Document):
     """What is otherwise on a further target (*ours*)."""
 
-    compiler_flags: list[Flag] = Field(default_factory=list)
-    device: Text | None = None
+    compiler_flags: Flags = Field(description="Flags of iree-compile.")
+    device: Device
 
 
 OWN_TARGET = "is what the file is for anyway"
@@ -293,7 +321,9 @@ OWN_TARGET_HINT = "Name further targets only."
 class WithTargets(Document):
     """What means further targets besides its own (*ours*)."""
 
-    targets: Mapping[Family, TargetOptions] = Field(default_factory=dict)
+    targets: Mapping[Family, TargetOptions] = Field(
+        default_factory=dict, description="Further targets, and what is otherwise there: vulkan, cuda, rocm, metal."
+    )
 
     def flags_for(self, target: Target, flags: Iterable[str]) -> tuple[str, ...]:
         """The compile flags of its own target, on a further one."""
@@ -307,8 +337,8 @@ class WithTargets(Document):
 class ProgramDocument(Document):
     """What names a program, of MLIR or ONNX."""
 
-    mlir: Text
-    onnx_import: ImportOptions | None = None  # ours
+    mlir: Text = Field(description="The program: a file, or a URL, of MLIR or of ONNX (.onnx), which is imported.")
+    onnx_import: ImportOptions | None = Field(None, description="How an .onnx program is imported.")  # ours
 
     @model_validator(mode="after")
     def _import_is_of_onnx(self) -> Self:

@@ -17,6 +17,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote, unquote, urlsplit
 
+from pydantic import Field
+
 from iree_gauntlet.cases import MAIN, ArgumentOrder, Case, Expectation, Kind, Module, OnnxImport, Origin, Program, Stage
 from iree_gauntlet.dialects.configured_suites import (
     Config,
@@ -73,7 +75,9 @@ _FAILURES = {"fail-import": Stage.IMPORT, "fail-compile": Stage.COMPILE, "fail-r
 class OutcomesDocument(SuiteDocument):
     """How a suite of ONNX models is compiled and run, and what comes of each test."""
 
-    tests_and_expected_outcomes: dict[str, Annotated[str, one_of("outcome", ("pass", *_FAILURES, "skip"))]]
+    tests_and_expected_outcomes: dict[str, Annotated[str, one_of("outcome", ("pass", *_FAILURES, "skip"))]] = Field(
+        description="What comes of each test, and of all others as default."
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -29,7 +29,7 @@ from iree_gauntlet.dialects.configured_suites import (
     same_names,
     with_own_names,
 )
-from iree_gauntlet.dialects.fields import Count, Document, Positive, Text, in_schema, one_of, present
+from iree_gauntlet.dialects.fields import Count, Document, Positive, Text, Texts, in_schema, one_of, present
 from iree_gauntlet.dialects.json_text import line_of, lines_of_items
 from iree_gauntlet.dialects.locations import CASE_FOLDER, flag_variables, strange_variables
 from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, nearest
@@ -243,7 +243,6 @@ Factor = Annotated[
     BeforeValidator(_unquoted),
     WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "pattern": "[0-9]"}]}),
 ]
-Entries = Annotated[list[Text], Field(default_factory=list)]
 
 
 class OpConfig(SuiteDocument):
@@ -252,36 +251,48 @@ class OpConfig(SuiteDocument):
     The lists name case folders, relative to the suite's root.
     """
 
-    skip_compile_tests: Entries
-    skip_run_tests: Entries
-    expected_compile_failures: Entries
-    expected_run_failures: Entries
-    expected_compile_crashes: Entries
-    expected_run_crashes: Entries
-    golden_times_ms: dict[Text, Factor] = Field(default_factory=dict)
-    tolerance_factor: Factor = 1.0
+    skip_compile_tests: Texts = Field(
+        description="Case folders, relative to the suite's root: not compiled, and not run."
+    )
+    skip_run_tests: Texts = Field(description="Case folders, relative to the suite's root: compiled only.")
+    expected_compile_failures: Texts = Field(
+        description="Case folders, relative to the suite's root: the compile is expected to fail."
+    )
+    expected_run_failures: Texts = Field(
+        description="Case folders, relative to the suite's root: the run is expected to fail, or to give other values."
+    )
+    expected_compile_crashes: Texts = Field(
+        description="Case folders, relative to the suite's root: the compiler is expected to die by a signal."
+    )
+    expected_run_crashes: Texts = Field(
+        description="Case folders, relative to the suite's root: the run is expected to die by a signal."
+    )
+    golden_times_ms: dict[Text, Factor] = Field(
+        default_factory=dict, description="Milliseconds by case; these are measured too."
+    )
+    tolerance_factor: Factor = Field(1.0, description="How many times the golden time may be exceeded.")
 
 
 class FormulaFields(Document):
     """`(coeff * numpy.random.rand(*shape) + offset).astype(dtype)`."""
 
-    shape: list[Count]
-    dtype: ElementType = "float32"
-    coeff: _Finite = 1.0
-    offset: _Finite = 0.0
+    shape: list[Count] = Field(description="Sizes.")
+    dtype: ElementType = Field("float32", description="Element type, as NumPy calls it.")
+    coeff: _Finite = Field(1.0, description="Times what is random.")
+    offset: _Finite = Field(0.0, description="Added to that.")
 
 
 class FormulaArgument(Document):
     """A synthetic argument."""
 
-    Formula: FormulaFields
+    Formula: FormulaFields = Field(description="(coeff * numpy.random.rand(*shape) + offset).astype(dtype).")
 
 
 class TensorMeta(Document):
     """What a raw file holds."""
 
-    dtype: ElementType
-    shape: list[Count]
+    dtype: ElementType = Field(description="Element type, as NumPy calls it.")
+    shape: list[Count] = Field(description="Sizes.")
 
 
 class ExpectedOutput(Document):
@@ -289,9 +300,11 @@ class ExpectedOutput(Document):
 
     model_config = in_schema(oneOf=[present("url"), present("value")])
 
-    url: Text | None = None
-    value: Annotated[Any, AfterValidator(_number_or_file), WithJsonSchema(_NUMBER_OR_FILE)] = None
-    meta: TensorMeta | None = None
+    url: Text | None = Field(None, description="Where it comes from: a file, or a URL.")
+    value: Annotated[Any, AfterValidator(_number_or_file), WithJsonSchema(_NUMBER_OR_FILE)] = Field(
+        None, description="A number, or the name of a file."
+    )
+    meta: TensorMeta | None = Field(None, description="What raw bytes hold.")
 
     @model_validator(mode="after")
     def _one_source(self) -> ExpectedOutput:
@@ -330,17 +343,23 @@ class TorchOp(Document):
         }
     )
 
-    function_name: Text = "main"
-    flat_args: list[_FlatArgument] = Field(default_factory=list)
-    seed: Annotated[int, Field(ge=0, le=(1 << 32) - 1)] = 0
-    rtol: Tolerance = 1e-05
-    atol: Tolerance = 1e-08
-    equal_nan: bool = False
-    mode: Literal["compare", "quality", "benchmark"] = "compare"
-    file_name: Text = "test.mlir"
-    vmfb_name: Text = "out.vmfb"
-    expected_output: list[Expected] | None = None
-    azure_blob: bool = True
+    function_name: Text = Field("main", description="Function to run.")
+    flat_args: list[_FlatArgument] = Field(
+        default_factory=list, description="Arguments in order: numbers, and formulas."
+    )
+    seed: Annotated[int, Field(ge=0, le=(1 << 32) - 1)] = Field(0, description="Of the values that are made.")
+    rtol: Tolerance = Field(1e-05, description="Relative tolerance, as of numpy.allclose.")
+    atol: Tolerance = Field(1e-08, description="Absolute tolerance, as of numpy.allclose.")
+    equal_nan: bool = Field(False, description="Whether two NaN are equal.")
+    mode: Literal["compare", "quality", "benchmark"] = Field(
+        "compare", description="compare (or quality), or benchmark: measured, and not compared."
+    )
+    file_name: Text = Field("test.mlir", description="The program.")
+    vmfb_name: Text = Field("out.vmfb", description="Accepted, and ignored.")
+    expected_output: list[Expected] | None = Field(
+        None, description="What outputs are compared with: files, or objects with url or value."
+    )
+    azure_blob: bool = Field(True, description="Accepted, and ignored.")
 
     @model_validator(mode="after")
     def _comparable(self) -> TorchOp:

@@ -14,17 +14,21 @@ from pydantic import Field, model_validator
 from iree_gauntlet.dialects.fields import (
     TENSOR_TYPE,
     Count,
+    Device,
     Document,
     Family,
     Flag,
+    Flags,
+    ForPeople,
+    GoldenCompiler,
     InputText,
     PlainName,
     Positive,
     ProgramDocument,
     RelativePath,
-    Releases,
     TargetOptions,
     Text,
+    Texts,
     Timeouts,
     Truth,
     WholeNumber,
@@ -39,6 +43,8 @@ from iree_gauntlet.dialects.fields import (
 )
 from iree_gauntlet.dialects.spec_file import FieldError
 
+_Counts = Annotated[dict[str, Count], Field(default_factory=dict)]
+_Factors = Annotated[dict[str, Positive], Field(default_factory=dict)]
 # Fields of benchmarks by their older names.
 _PROGRAMS = ("mlir_file_name", "mlir_file_path", "mlir_url", "mlir_file_url")
 _NEWER_NAMES = {"golden_time": "golden_time_ms", "specific_rocm_chip_to_ignore": "specific_chip_to_ignore"}
@@ -52,8 +58,14 @@ class Blob(Document):
         **{"if": present("source"), "then": {"properties": {"value": {"pattern": f"^(?:{TENSOR_TYPE.pattern})$"}}}},
     )
 
-    source: Text | None = None
-    value: Text | None = None
+    source: Text | None = Field(
+        None, description="A file relative to the spec, or a URL: https, az, s3, gs, hf, pypi, file, random."
+    )
+    value: Text | None = Field(
+        None,
+        description="Type of raw bytes, such as 1x64xf16 (a .npy file has its own); "
+        "without a source, values: 4xf32=1 2 3 4.",
+    )
 
     @model_validator(mode="after")
     def _says_what_it_is(self) -> Blob:
@@ -68,19 +80,23 @@ class Blob(Document):
 
 
 class _Common(Document):
-    description: str = ""  # ours
-    markers: list[Word] = Field(default_factory=list)  # ours
-    timeouts: Timeouts = Field(default_factory=dict)  # ours
+    description: ForPeople  # ours
+    markers: list[Word] = Field(default_factory=list, description="Words to select by.")  # ours
+    timeouts: Timeouts  # ours
 
 
 class _Regression(ProgramDocument, _Common):
-    inputs: list[Blob] = Field(default_factory=list)
-    outputs: list[Blob] = Field(default_factory=list)
-    real_weights: Text | None = None
-    pipeline_mlir: Text | None = None
-    add_pipeline_module: Truth = False
-    compile_only: Truth = False
-    tuner_file: dict[str, Text] = Field(default_factory=dict)
+    inputs: list[Blob] = Field(default_factory=list, description="Arguments of the function, in order.")
+    outputs: list[Blob] = Field(default_factory=list, description="Expected outputs, in order.")
+    real_weights: Text | None = Field(
+        None, description="Archive of weights (IRPA). Without it the compile writes one of equal values."
+    )
+    pipeline_mlir: Text | None = Field(None, description="A second module, which is compiled as well.")
+    add_pipeline_module: Truth = Field(False, description="Load the second module too, after the main one.")
+    compile_only: Truth = Field(False, description="Compile, and do not run.")
+    tuner_file: dict[str, Text] = Field(
+        default_factory=dict, description="Transform dialect libraries by SKU, on ROCm."
+    )
 
     @model_validator(mode="after")
     def _parts_fit(self) -> _Regression:
@@ -92,23 +108,29 @@ class _Regression(ProgramDocument, _Common):
 class RegressionV1(_Regression):
     """Generation 1: one file for the CPU and ROCm."""
 
-    cpu_compiler_flags: list[Flag] = Field(default_factory=list)
-    rocm_compiler_flags: list[Flag] = Field(default_factory=list)
-    rocm_pipeline_compiler_flags: list[Flag] = Field(default_factory=list)
-    cpu_threshold_args: list[Flag] = Field(default_factory=list)
-    rocm_threshold_args: list[Flag] = Field(default_factory=list)
-    run_cpu_function: Text | None = None
-    run_rocm_function: Text | None = None
-    cpu_run_test_expecting_to_fail: Truth = False
-    rocm_run_test_expecting_to_fail: Truth = False
-    rocm_compile_chip_expecting_to_fail: list[Text] = Field(default_factory=list)
-    rocm_tests_only: Truth = False
+    cpu_compiler_flags: Flags = Field(description="Flags of iree-compile on the CPU.")
+    rocm_compiler_flags: Flags = Field(description="Flags of iree-compile on ROCm.")
+    rocm_pipeline_compiler_flags: Flags = Field(
+        description="A second module, which is compiled as well: its flags on ROCm."
+    )
+    cpu_threshold_args: Flags = Field(description="Further flags of iree-run-module on the CPU.")
+    rocm_threshold_args: Flags = Field(description="Further flags of iree-run-module on ROCm.")
+    run_cpu_function: Text | None = Field(None, description="Function to run on the CPU.")
+    run_rocm_function: Text | None = Field(None, description="Function to run on ROCm.")
+    cpu_run_test_expecting_to_fail: Truth = Field(
+        False, description="The threshold step is expected to fail on the CPU."
+    )
+    rocm_run_test_expecting_to_fail: Truth = Field(False, description="The threshold step is expected to fail on ROCm.")
+    rocm_compile_chip_expecting_to_fail: Texts = Field(description="Chips on which the compile is expected to fail.")
+    rocm_tests_only: Truth = Field(False, description="Nothing is done on the CPU.")
 
 
 class RegressionTarget(TargetOptions):
     """What is otherwise on a further target of a regression test (*ours*)."""
 
-    threshold_args: list[Flag] | None = None
+    threshold_args: list[Flag] | None = Field(
+        None, description="Further flags of iree-run-module, such as --expected_f16_threshold=1.0f."
+    )
 
 
 class RegressionV2(_Regression, WithTargets):
@@ -116,15 +138,23 @@ class RegressionV2(_Regression, WithTargets):
 
     model_config = in_schema(**{"if": when_true("compile_only"), "else": present("device")})
 
-    compiler_flags: list[Flag] = Field(default_factory=list)
-    pipeline_compiler_flags: list[Flag] = Field(default_factory=list)
-    threshold_args: list[Flag] = Field(default_factory=list)
-    targets: Mapping[Family, RegressionTarget] = Field(default_factory=dict)  # ours
-    run_function: Text | None = None
-    device: Text | None = None
-    run_test_expecting_to_fail: Truth = False
-    compile_chip_expecting_to_fail: list[Text] = Field(default_factory=list)
-    custom_real_weights_group: Text | None = None
+    compiler_flags: Flags = Field(description="Flags of iree-compile.")
+    pipeline_compiler_flags: Flags = Field(description="A second module, which is compiled as well: its flags.")
+    threshold_args: Flags = Field(
+        description="Further flags of iree-run-module, such as --expected_f16_threshold=1.0f."
+    )
+    targets: Mapping[Family, RegressionTarget] = Field(
+        default_factory=dict, description="Further targets, and what is otherwise there: vulkan, cuda, rocm, metal."
+    )  # ours
+    run_function: Text | None = Field(
+        None, description="Function to run; it may be left out where a module exports one."
+    )
+    device: Device
+    run_test_expecting_to_fail: Truth = Field(False, description="The threshold step is expected to fail.")
+    compile_chip_expecting_to_fail: Texts = Field(description="Chips on which the compile is expected to fail.")
+    custom_real_weights_group: Text | None = Field(
+        None, description="Accepted, and ignored: every file is fetched once anyway."
+    )
 
     @model_validator(mode="after")
     def _has_a_device(self) -> RegressionV2:
@@ -147,32 +177,48 @@ class Benchmark(_Common):
         **{"if": when_true("compilation_required"), "then": {"anyOf": [present(name) for name in _PROGRAMS]}},
     )
 
-    inputs: list[InputText]
-    function_run: Text
-    device: Text | None = None
-    submodel_name: Text | None = None
-    benchmark_repetitions: WholeNumber | None = None
-    benchmark_min_warmup_time: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    benchmark_flags: list[Flag] = Field(default_factory=list)
-    compilation_required: Truth = False
-    compiled_file_name: RelativePath | None = None
-    compile_flags: list[Flag] = Field(default_factory=list)
-    mlir_file_name: PlainName | None = None
-    mlir_file_path: Text | None = None
-    mlir_file_url: Text | None = None
-    mlir_url: Text | None = None
-    modules: list[Text] = Field(default_factory=list)
-    real_weights_file_name: PlainName | None = None
-    real_weights_file_path: Text | None = None
-    specific_chip_to_ignore: list[Text] = Field(default_factory=list)
-    specific_rocm_chip_to_ignore: list[Text] = Field(default_factory=list)
-    golden_time_ms: dict[str, Positive] = Field(default_factory=dict)
-    golden_time: dict[str, Positive] = Field(default_factory=dict)
-    golden_time_tolerance_multiplier: dict[str, Positive] = Field(default_factory=dict)
-    golden_dispatch: dict[str, Count] = Field(default_factory=dict)
-    golden_size: dict[str, Count] = Field(default_factory=dict)
-    golden_instructions: dict[str, Count] = Field(default_factory=dict)  # ours
-    golden_compiler: Releases | None = None  # ours
+    inputs: list[InputText] = Field(description="Each is one --input=: 1x64xi64 (zeros), 1xf32=3.0.")
+    function_run: Text = Field(description="Function to measure.")
+    device: Device
+    submodel_name: Text | None = Field(
+        None, description="Submodel whose module and weights are measured, where it is not the file's own."
+    )
+    benchmark_repetitions: WholeNumber | None = Field(
+        None, description="--benchmark_repetitions, as older files write it."
+    )
+    benchmark_min_warmup_time: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        None, description="--benchmark_min_warmup_time, as older files write it."
+    )
+    benchmark_flags: Flags = Field(description="Further flags of iree-benchmark-module.")
+    compilation_required: Truth = Field(False, description="It compiles a program of its own.")
+    compiled_file_name: RelativePath | None = Field(
+        None, description="Accepted, and ignored: modules are kept in the cache."
+    )
+    compile_flags: Flags = Field(description="Flags of iree-compile for its own program.")
+    mlir_file_name: PlainName | None = Field(None, description="Its own program: an external file.")
+    mlir_file_path: Text | None = Field(None, description="Its own program: a path.")
+    mlir_file_url: Text | None = Field(None, description="Its own program: a URL.")
+    mlir_url: Text | None = Field(None, description="Its own program: a URL.")
+    modules: Texts = Field(
+        description="<model>_<submodel> of modules that are loaded before it, each with its weights."
+    )
+    real_weights_file_name: PlainName | None = Field(
+        None, description="Another file of weights that the paired test downloads."
+    )
+    real_weights_file_path: Text | None = Field(None, description="A file of weights on this machine.")
+    specific_chip_to_ignore: Texts = Field(description="Chips on which it is skipped.")
+    specific_rocm_chip_to_ignore: Texts = Field(description="The older name of specific_chip_to_ignore.")
+    golden_time_ms: _Factors = Field(description="Milliseconds that a run may take, by SKU, or by cpu.")
+    golden_time: _Factors = Field(description="The older name of golden_time_ms.")
+    golden_time_tolerance_multiplier: _Factors = Field(
+        description="How many times a golden time may be exceeded, by SKU, or by cpu."
+    )
+    golden_dispatch: _Counts = Field(description="Most dispatches, by SKU, or by cpu.")
+    golden_size: _Counts = Field(description="Most bytes of the module, by SKU, or by cpu.")
+    golden_instructions: _Counts = Field(
+        description="Instructions of one call, as valgrind counts them, exceeded by 0.1 % at most, by SKU, or by cpu."
+    )  # ours
+    golden_compiler: GoldenCompiler  # ours
 
     def notes(self) -> tuple[str, ...]:
         """What is written otherwise today."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from iree_gauntlet.cases import KINDS_AT, SPEC_STAGES, FailureKind, Origin, Stage
-from iree_gauntlet.dialects.fields import Document, expecting, one_of
+from iree_gauntlet.dialects.fields import Document, ForPeople, expecting, one_of
 from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, adjusted
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, unmatched
 from iree_gauntlet.dialects.spec_file import FieldError
@@ -49,18 +49,20 @@ _Kind = Annotated[str, one_of("kind", [kind.value for kind in FailureKind])]
 
 
 class _IncludeTable(Document):
-    model: str = "*"
-    submodel: str = "*"
-    filename: str = "*"
-    markers: str = ""
+    model: str = Field(default="*", description="Glob of models.")
+    submodel: str = Field(default="*", description="Glob of submodels.")
+    filename: str = Field(default="*", description="Glob of spec files, without .json.")
+    markers: str = Field(default="", description="Expression of markers: small and not audio.")
 
 
 class _ExpectTable(Document):
-    case: str
-    stage: _Stage
-    reason: Annotated[str, AfterValidator(_reason)]
-    kind: _Kind | None = None
-    match: str = ""
+    case: str = Field(description="Glob of model/submodel.")
+    stage: _Stage = Field(description="The stage that fails.")
+    reason: Annotated[str, AfterValidator(_reason)] = Field(description="Why, with a link where there is one.")
+    kind: _Kind | None = Field(
+        None, description="How it fails: any other failure counts. Without it, any kind is expected."
+    )
+    match: str = Field("", description="A text that the failure's reason, or the tool's output, has in it.")
 
     @model_validator(mode="after")
     def _kind_fits_the_stage(self) -> _ExpectTable:
@@ -75,15 +77,32 @@ class SuiteTable(Document):
     """A suite: what is run, where, and what is expected to fail."""
 
     name: Annotated[str, expecting("letters, digits, '_', '-' and '.', first a letter or digit", _NAME.fullmatch)]
-    description: str = ""
-    target: Annotated[str, AfterValidator(_target)]
-    sku: str = ""
-    device_optional: bool = False
-    stages: list[_Stage] = Field(default_factory=lambda: [stage.value for stage in DEFAULT_STAGES], min_length=1)
-    spec_dirs: list[str] = Field(default_factory=lambda: ["../specs"])
-    configs: list[str] = Field(default_factory=list)
-    include: list[_IncludeTable] = Field(default_factory=lambda: [_IncludeTable()])
-    expect_failure: list[_ExpectTable] = Field(default_factory=list)
+    description: ForPeople
+    target: Annotated[str, AfterValidator(_target)] = Field(
+        description="cpu, rocm, cuda, vulkan, metal, vmvx, or a chip such as gfx942; "
+        "the command line may name another.",
+        examples=["cpu", "vulkan", "cuda", "rocm", "metal", "gfx942", "sm_80"],
+    )
+    sku: str = Field("", description="Machine that golden times are for.")
+    device_optional: bool = Field(False, description="Where there is no such device, compile only, without an error.")
+    stages: list[_Stage] = Field(
+        default_factory=lambda: [stage.value for stage in DEFAULT_STAGES],
+        min_length=1,
+        description="What is done, with the stages that these need.",
+    )
+    spec_dirs: list[str] = Field(
+        default_factory=lambda: ["../specs"], description="Folders of specs, relative to this file."
+    )
+    configs: list[str] = Field(
+        default_factory=list, description="Configs of operator suites and of ONNX models, relative to this file."
+    )
+    include: list[_IncludeTable] = Field(
+        default_factory=lambda: [_IncludeTable()],
+        description="What is selected; without one, everything. All fields that are given must match.",
+    )
+    expect_failure: list[_ExpectTable] = Field(
+        default_factory=list, description="What is known to fail: an unexpected pass is reported."
+    )
 
 
 @dataclass(frozen=True, slots=True)

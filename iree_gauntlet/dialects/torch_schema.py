@@ -24,10 +24,12 @@ from iree_gauntlet.dialects.fields import (
     Count,
     Document,
     Flag,
+    Flags,
+    ForPeople,
+    GoldenCompiler,
     InputText,
     Positive,
     ProgramDocument,
-    Releases,
     Text,
     Timeouts,
     WithTargets,
@@ -93,10 +95,12 @@ _RunFlag = Annotated[Flag, AfterValidator(_run_flag)]
 class ModuleDefinition(ProgramDocument, WithTargets):
     """What is compiled, and how: `<module folder>/<name>.json`."""
 
-    type: Literal["azure", "git-lfs"] | None = None
-    compiler_flags: list[Flag]
-    description: str = ""  # ours
-    timeouts: Timeouts = Field(default_factory=dict)  # ours
+    type: Literal["azure", "git-lfs"] | None = Field(
+        None, description="git-lfs: the program is relative to the module folder; azure: it is a URL."
+    )
+    compiler_flags: list[Flag] = Field(description="Flags of iree-compile.")
+    description: ForPeople  # ours
+    timeouts: Timeouts  # ours
 
     @model_validator(mode="after")
     def _timeouts_are_of_its_stages(self) -> ModuleDefinition:
@@ -112,8 +116,10 @@ class ArgumentSpec(Document):
 
     model_config = in_schema(anyOf=[present("value"), present("url")])
 
-    value: InputText | None = None
-    url: Text | None = None
+    value: InputText | None = Field(
+        None, description="A type with a url, a value such as 1xf32=3.0, or a file: @name.npy."
+    )
+    url: Text | None = Field(None, description="Where it comes from: a file, or a URL.")
 
     @model_validator(mode="after")
     def _says_something(self) -> ArgumentSpec:
@@ -128,7 +134,7 @@ class ArgumentSpec(Document):
 class OutputSpec(Document):
     """Where a run writes an output: `@file`, `+file`, or `-` for standard output."""
 
-    value: Text
+    value: Text = Field(description="A type with a url, a value such as 1xf32=3.0, or a file: @name.npy.")
 
     @model_validator(mode="after")
     def _stays_in_its_folder(self) -> OutputSpec:
@@ -161,12 +167,16 @@ class Weight(Document):
         ]
     )
 
-    type: Literal["url", "random", "splat"] = "url"
-    scope: Annotated[str, Field(pattern=r"^[^=\x00]*$")]
-    url: Text | None = None
-    module: _ModuleName | None = None
-    seed: Count | None = None
-    value: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    type: Literal["url", "random", "splat"] = Field("url", description="What the file is.")
+    scope: Annotated[str, Field(pattern=r"^[^=\x00]*$")] = Field(
+        description="Name that an archive is loaded under: --parameters=<scope>=…."
+    )
+    url: Text | None = Field(None, description="Where it comes from: a file, or a URL.")
+    module: _ModuleName | None = Field(None, description="Name of a module definition below the module folder.")
+    seed: Count | None = Field(None, description="Of the values that are made.")
+    value: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
+        None, description="A type with a url, a value such as 1xf32=3.0, or a file: @name.npy."
+    )
 
     @model_validator(mode="after")
     def _fields_are_of_its_type(self) -> Weight:
@@ -182,9 +192,9 @@ class Weight(Document):
 
 
 class _Test(Document):
-    markers: list[Marker]
-    description: str = ""  # ours
-    timeouts: Timeouts = Field(default_factory=dict)  # ours
+    markers: list[Marker] = Field(description="Words to select by.")
+    description: ForPeople  # ours
+    timeouts: Timeouts  # ours
 
     @model_validator(mode="after")
     def _timeouts_are_of_its_stages(self) -> _Test:
@@ -197,12 +207,14 @@ class _Test(Document):
 class _RunTest(_Test):
     """What is run. Files of IREE carry sharktank's `pipeline_…` along, which no program reads in torch models."""
 
-    modules: Annotated[list[_ModuleName], Field(min_length=1)]
-    weights: list[Weight] = Field(default_factory=list)
-    inputs: list[ArgumentSpec] = Field(default_factory=list)
-    run_args: list[_RunFlag] = Field(default_factory=list)
-    pipeline_mlir: Text | None = None
-    pipeline_compiler_flags: list[Flag] = Field(default_factory=list)
+    modules: Annotated[list[_ModuleName], Field(min_length=1)] = Field(description="Modules in load order.")
+    weights: list[Weight] = Field(default_factory=list, description="Archives of parameters.")
+    inputs: list[ArgumentSpec] = Field(default_factory=list, description="Arguments of the function, in order.")
+    run_args: list[_RunFlag] = Field(
+        default_factory=list, description="Flags of iree-run-module, or of iree-benchmark-module."
+    )
+    pipeline_mlir: Text | None = Field(None, description="A second module, which is compiled as well.")
+    pipeline_compiler_flags: Flags = Field(description="A second module, which is compiled as well: its flags.")
 
     @model_validator(mode="after")
     def _modules_differ(self) -> _RunTest:
@@ -215,9 +227,13 @@ class _RunTest(_Test):
 class QualityTest(_RunTest):
     """Runs modules and compares their outputs with the expected ones."""
 
-    type: Literal["quality"]
-    expected_outputs: list[ArgumentSpec] = Field(default_factory=list)
-    outputs: list[OutputSpec] = Field(default_factory=list)
+    type: Literal["quality"] = Field(description="What the file is.")
+    expected_outputs: list[ArgumentSpec] = Field(
+        default_factory=list, description="What outputs are compared with; without any, the test only has to run."
+    )
+    outputs: list[OutputSpec] = Field(
+        default_factory=list, description="Files in which outputs are kept: {value: @name.npy}."
+    )
 
 
 class BenchmarkTest(_RunTest):
@@ -226,21 +242,29 @@ class BenchmarkTest(_RunTest):
     The first generation of iree-test-suites holds the mean against `golden_time`, without a factor.
     """
 
-    type: Literal["benchmark"]
-    golden_time_ms: Positive | None = None
-    golden_time: Positive | None = None
-    tolerance_factor: Positive = 1.1
-    sku: Word | None = None  # ours
+    type: Literal["benchmark"] = Field(description="What the file is.")
+    golden_time_ms: Positive | None = Field(
+        None, description="Milliseconds that the fastest repetition may take, times the factor."
+    )
+    golden_time: Positive | None = Field(None, description="As of the first generation: the mean may not exceed it.")
+    tolerance_factor: Positive = Field(1.1, description="How many times the golden time may be exceeded.")
+    sku: Word | None = Field(None, description="The golden time is checked only with this --sku.")  # ours
 
 
 class CompstatTest(_Test):
     """Holds a module's dispatch count and size against upper bounds."""
 
-    type: Literal["compstat"]
-    module: Annotated[_ModuleName, BeforeValidator(_only_one), WithJsonSchema(_ONE_MODULE)]
-    golden_dispatch_count: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    golden_binary_size: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    golden_compiler: Releases | None = None  # ours
+    type: Literal["compstat"] = Field(description="What the file is.")
+    module: Annotated[_ModuleName, BeforeValidator(_only_one), WithJsonSchema(_ONE_MODULE)] = Field(
+        description="Name of a module definition below the module folder."
+    )
+    golden_dispatch_count: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        None, description="Most dispatches."
+    )
+    golden_binary_size: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        None, description="Most bytes of the module."
+    )
+    golden_compiler: GoldenCompiler  # ours
 
 
 TEST_TYPES: dict[str, type[QualityTest | BenchmarkTest | CompstatTest]] = {
