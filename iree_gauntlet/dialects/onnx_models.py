@@ -22,6 +22,7 @@ from pydantic import Field
 from iree_gauntlet.cases import MAIN, ArgumentOrder, Case, Expectation, Kind, Module, OnnxImport, Origin, Program, Stage
 from iree_gauntlet.dialects.configured_suites import (
     Config,
+    ConfiguredBuilder,
     ConfiguredCases,
     ConfiguredSpec,
     ConfiguredSuite,
@@ -160,6 +161,8 @@ class ModelSpec(ConfiguredSpec):
         submodel: what `--submodel` selects.
     """
 
+    dialect = DIALECT
+
     suite: _Suite
     document: ModelTest | None
     submodel: str
@@ -213,13 +216,17 @@ def read_model_specs(
     return specs
 
 
-def build_model_cases(spec: ModelSpec, targets: Sequence[Target]) -> ConfiguredCases:
-    """The cases of a test, one for each config whose target is asked for."""
-    if spec.document is None:
-        return ConfiguredCases()
-    test = spec.document
-    chosen, elsewhere = asked_configs(spec.suite.configs, targets)
-    return ConfiguredCases(tuple(_case(spec, test, config, target) for config, target in chosen), elsewhere=elsewhere)
+class OnnxModels(ConfiguredBuilder[ModelSpec]):
+    """A case for each config whose target is asked for."""
+
+    def build(self, spec: ModelSpec) -> ConfiguredCases:
+        """The cases of a test."""
+        if spec.document is None:
+            return ConfiguredCases()
+        test = spec.document
+        chosen, elsewhere = asked_configs(spec.suite.configs, self.loaded.targets)
+        cases = tuple(_case(spec, test, config, target) for config, target in chosen)
+        return ConfiguredCases(cases, elsewhere=elsewhere)
 
 
 def _case(spec: ModelSpec, test: ModelTest, config: ModelsConfig, target: Target) -> Case:

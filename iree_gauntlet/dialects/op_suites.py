@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 
+OP_TESTS = "op_tests"
 # NumPy's names of element types, and IREE's.
 ELEMENT_TYPES = {
     "bool": "i1",
@@ -410,6 +411,8 @@ class OpSpec(ConfiguredSpec):
         folder: where it is.
         keys: the names that configs have for it.
     """
+
+    dialect = OP_TESTS
 
     suite: ConfiguredSuite[SuiteConfig]
     folder: CaseFolder

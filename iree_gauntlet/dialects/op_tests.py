@@ -25,7 +25,7 @@ from iree_gauntlet.cases import (
     Stage,
     Statistic,
 )
-from iree_gauntlet.dialects.configured_suites import ConfiguredCases, asked_configs, markers_of
+from iree_gauntlet.dialects.configured_suites import ConfiguredBuilder, ConfiguredCases, asked_configs, markers_of
 from iree_gauntlet.dialects.fields import TENSOR_TYPE, tolerant
 from iree_gauntlet.dialects.locations import (
     BRACKETS_HINT,
@@ -40,6 +40,7 @@ from iree_gauntlet.dialects.locations import (
 from iree_gauntlet.dialects.op_suites import (
     ELEMENT_TYPES,
     FLAGFILE,
+    OP_TESTS,
     TORCH_FILE,
     ExpectedOutput,
     FormulaArgument,
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.targets import Target
 
 
-DIALECT = "op_tests"
+DIALECT = OP_TESTS
 SOURCES = SourceFields("flat_args[{}]", "expected_output[{}]")
 # Seconds: cases take a fraction of one, and one that hangs must not hold thousands for half an hour.
 _TIMEOUTS = ((Stage.COMPILE, 300.0), (Stage.THRESHOLD, 60.0))
@@ -102,23 +103,21 @@ class OpInputs:
     warnings: tuple[Problem, ...] = ()
 
 
-def build_op_cases(spec: OpSpec, targets: Sequence[Target]) -> ConfiguredCases:
-    """The cases of a folder: for each config whose target is asked for, and a benchmark where it has a golden time.
+class OpTests(ConfiguredBuilder[OpSpec]):
+    """A case for each config whose target is asked for, and a benchmark where it has a golden time."""
 
-    Args:
-        spec: the folder.
-        targets: what is asked for.
-    """
-    chosen, elsewhere = asked_configs(spec.suite.configs, targets)
-    if not chosen:
-        return ConfiguredCases(elsewhere=elsewhere)
-    read = _read(spec)
-    cases: list[Case] = []
-    origin = Origin(spec.name)
-    program = Program(f"file://{quote(f'{spec.folder.path}/{read.program}')}", name=read.program)
-    for config, target in chosen:
-        cases += _cases(spec, read, program, origin, config, target)
-    return ConfiguredCases(tuple(cases), read.problems, read.warnings, elsewhere)
+    def build(self, spec: OpSpec) -> ConfiguredCases:
+        """The cases of a folder."""
+        chosen, elsewhere = asked_configs(spec.suite.configs, self.loaded.targets)
+        if not chosen:
+            return ConfiguredCases(elsewhere=elsewhere)
+        read = _read(spec)
+        cases: list[Case] = []
+        origin = Origin(spec.name)
+        program = Program(f"file://{quote(f'{spec.folder.path}/{read.program}')}", name=read.program)
+        for config, target in chosen:
+            cases += _cases(spec, read, program, origin, config, target)
+        return ConfiguredCases(tuple(cases), read.problems, read.warnings, elsewhere)
 
 
 def _cases(

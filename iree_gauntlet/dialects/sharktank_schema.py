@@ -7,11 +7,14 @@ that those programs ignore.
 from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003 - pydantic looks it up
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
 
 from iree_gauntlet.dialects.fields import (
+    OWN_TARGET,
+    OWN_TARGET_HINT,
     TENSOR_TYPE,
     Count,
     Device,
@@ -39,9 +42,17 @@ from iree_gauntlet.dialects.fields import (
     require_literal,
     require_no_type,
     require_type,
+    validated,
     when_true,
 )
-from iree_gauntlet.dialects.spec_file import FieldError
+from iree_gauntlet.dialects.spec import ROOT_NAMES, SHARKTANK, Spec, SpecTree, words_of
+from iree_gauntlet.dialects.spec_file import FieldError, as_typed, load_json, problem_at
+from iree_gauntlet.errors import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
 
 _Counts = Annotated[dict[str, Count], Field(default_factory=dict)]
 _Factors = Annotated[dict[str, Positive], Field(default_factory=dict)]
@@ -262,3 +273,107 @@ def _same_number(text: str, number: float) -> bool:
         return float(text.rstrip("s")) == number
     except ValueError:
         return False
+
+
+_AnyDocument = RegressionV1 | RegressionV2 | Benchmark
+_SHARKTANK: tuple[type[_AnyDocument], ...] = (RegressionV1, RegressionV2, Benchmark)
+_OWN_FIELDS = {
+    kind: frozenset(kind.model_fields).difference(*(other.model_fields for other in _SHARKTANK if other is not kind))
+    for kind in _SHARKTANK
+}
+# What the names of spec files end in.
+_FAMILIES_IN_NAMES = ("cpu", "rocm")
+
+
+def read_sharktank_specs(tree: SpecTree, root: Path) -> Iterator[Spec]:
+    """The specs in the models' folders of a root."""
+    models = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    files = [path for model in models for path in _json_in(model)]
+    if root.name in ROOT_NAMES:
+        # A file where no model's folder is may have been meant as a spec.
+        message = f"is not read: specs lie in their model's folder, {as_typed(root)}/MODEL/"
+        for path in _json_in(root):
+            spec = _spec(tree, root, path, None)
+            yield replace(spec, warnings=(Problem(spec.name, 0, "", message, "Move it there."),))
+    if not files and root == tree.folder:
+        # It is the folder of one model, perhaps of a root whose files it may name.
+        root, files = root.parent, _json_in(root)
+        tree = replace(tree, folder=root) if root.name in ROOT_NAMES else tree
+    yield from (_read_sharktank(tree, root, path) for path in files)
+
+
+def _json_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*.json") if not path.name.startswith("."))
+
+
+def _read_sharktank(tree: SpecTree, root: Path, path: Path) -> Spec:
+    name = as_typed(path)
+    content, text, problems = load_json(path, name)
+    if content is None:
+        return _spec(tree, root, path, None, problems)
+    kind = _sharktank_document(content, root, path)
+    if isinstance(kind, str):
+        wrong = Problem(name, 1, "", kind, "docs/reference/specs.md lists the fields of each format.")
+        return _spec(tree, root, path, None, [wrong])
+    words = words_of(content, "benchmark" if kind is Benchmark else "quality")
+    document, problems = validated(kind, content, name, text)
+    family = path.stem.rpartition("_")[2]
+    first = isinstance(document, RegressionV1) or (isinstance(document, Benchmark) and document.device is None)
+    if document is not None and not first and family not in _FAMILIES_IN_NAMES:
+        message = f"the file name does not say the backend: expected {path.stem}_cpu.json or {path.stem}_rocm.json"
+        problems = [*problems, Problem(name, 0, "", message, "Rename the file.")]
+    if isinstance(document, RegressionV2) and family in document.targets:
+        problems = [*problems, problem_at(name, text, ["targets", family], OWN_TARGET, OWN_TARGET_HINT)]
+    if isinstance(document, Benchmark) and first and family == "cpu":
+        problems = [problem_at(name, text, ["device"], "is missing: only the first generation, for ROCm, has none")]
+        document = None
+    return _spec(tree, root, path, document, problems, words)
+
+
+def _spec(
+    tree: SpecTree,
+    root: Path,
+    path: Path,
+    document: _AnyDocument | None,
+    problems: Sequence[Problem] = (),
+    words: frozenset[str] | None = None,
+) -> Spec:
+    """A spec with what its file's name says: the stem ends in the family of targets, but in the first generation."""
+    head, _, family = path.stem.rpartition("_")
+    named = family in _FAMILIES_IN_NAMES
+    submodel = head if head and named and not isinstance(document, RegressionV1) else path.stem
+    families = (family,) if named else _FAMILIES_IN_NAMES
+    if isinstance(document, RegressionV1):
+        families = ("rocm",) if document.rocm_tests_only else _FAMILIES_IN_NAMES
+    elif isinstance(document, Benchmark) and document.device is None:
+        families = ("rocm",)
+    elif isinstance(document, RegressionV2):
+        families = (*families, *(further for further in document.targets if further not in families))
+    name, model = as_typed(path), path.parent.name
+    return Spec(
+        tree, root, path, name, SHARKTANK, model, submodel, document, tuple(problems), families=families, words=words
+    )
+
+
+def _sharktank_document(content: dict[str, Any], root: Path, path: Path) -> type[_AnyDocument] | str:
+    """The dialect by the fields that a file has; a message where none or two fit."""
+    keys = set(content)
+    own = _OWN_FIELDS
+    if keys & own[RegressionV1] and keys & own[RegressionV2]:
+        first, second = sorted(keys & own[RegressionV1]), sorted(keys & own[RegressionV2])
+        return f"mixes two generations of regression tests: {', '.join(first)} with {', '.join(second)}"
+    scores = {kind: len(keys & own[kind]) for kind in _SHARKTANK}
+    if isinstance(content.get("inputs"), list) and any(isinstance(item, dict) for item in content["inputs"]):
+        scores[Benchmark] = 0
+    best = max(_SHARKTANK, key=lambda kind: scores[kind])
+    shares_fields = keys & set().union(*(set(kind.model_fields) for kind in _SHARKTANK))
+    if not shares_fields or "type" in keys:
+        found = ", ".join(sorted(keys)[:8]) or "none"
+        return f"is not a spec of a known format (fields found: {found})"
+    if "mlir" in keys and "function_run" not in keys and best is Benchmark:
+        best = RegressionV2
+    if scores[best] == 0 or (best is RegressionV2 and scores[RegressionV1] == scores[RegressionV2]):
+        if "mlir" not in keys and root.name == "benchmarks":
+            return Benchmark
+        return RegressionV2 if path.stem.rpartition("_")[2] in _FAMILIES_IN_NAMES else RegressionV1
+    return best

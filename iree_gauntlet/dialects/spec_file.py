@@ -72,6 +72,11 @@ def load_json(
     return document, text, []
 
 
+def as_typed(path: Path) -> str:
+    """The path from the working folder where it lies below it."""
+    return str(path).removeprefix(f"{str(Path.cwd()).rstrip('/')}/")
+
+
 def read_text(path: Path, name: str, kind: str = "spec files") -> str:
     """The text of a file that a person wrote.
 

@@ -38,7 +38,7 @@ from iree_gauntlet.dialects.locations import (
     torch_url,
     with_device,
 )
-from iree_gauntlet.dialects.spec import SourceFields, base_case
+from iree_gauntlet.dialects.spec import TORCH_MODELS, Builder, Loaded, SourceFields, Spec, base_case, defined_twice
 from iree_gauntlet.dialects.spec_file import nearest
 from iree_gauntlet.dialects.torch_schema import (
     ArgumentSpec,
@@ -47,18 +47,16 @@ from iree_gauntlet.dialects.torch_schema import (
     ModuleDefinition,
     QualityTest,
     Weight,
+    read_module_definition,
 )
-from iree_gauntlet.dialects.trees import read_module_definition
 from iree_gauntlet.errors import Problem
 from iree_gauntlet.targets import Target, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from iree_gauntlet.dialects.spec import Spec
+    from iree_gauntlet.dialects.selection import Include
 
-
-DIALECT = "torch-models"
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 SOURCES = SourceFields("inputs[{}].url", "expected_outputs[{}].url", "weights[{}].url", ("mlir",))
@@ -156,7 +154,7 @@ def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> 
     kind = Kind(document.type)
     expected_failure = Expectation(_CHECKS[kind], "marked 'xfail'", Origin(spec.name, "markers"))
     case = replace(
-        base_case(spec, DIALECT, kind, replace(target, sku=sku), loaded),
+        base_case(spec, TORCH_MODELS, kind, replace(target, sku=sku), loaded, document.timeouts),
         parameters=weights,
         inputs=inputs,
         outputs=tuple(Argument(item.value) for item in getattr(document, "outputs", [])),
@@ -172,6 +170,51 @@ def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> 
         notes=tuple(text for field, text in _NOTES.items() if getattr(document, field, None)),
     )
     return TorchTest(case, tuple(builder.required.values())), []
+
+
+class TorchTests(Builder[Spec]):
+    """Tests of torch models; of a module definition, only what is wrong with it is added."""
+
+    def __init__(self, specs: Sequence[Spec], loaded: Loaded) -> None:
+        super().__init__(specs, loaded)
+        self._modules = TorchModules(specs)
+
+    def add(self, spec: Spec, chosen: Sequence[Include]) -> None:
+        """Adds what a test means."""
+        loaded = self.loaded
+        if spec.defines_module:
+            # It is the business of the tests that load it.
+            loaded.left_out.update(spec.problems or self._modules.define(spec))
+            loaded.warnings.update(spec.warnings)
+            return
+        # The targets that its markers name, such as `hip`; where they name none, it may be for any.
+        named = [target for word in spec.words or () if (target := target_of(word))]
+        asked_for = not named or any(target.covers(other) for target in loaded.targets for other in named)
+        wanted = chosen and (spec.words is None or loaded.matches(spec.words, chosen)) and asked_for
+        problems = loaded.problems if wanted else loaded.left_out
+        problems.update(spec.problems)
+        loaded.warnings.update(spec.warnings if wanted else ())
+        if spec.document is None:
+            return
+        test, found = build_test(spec, self._modules, loaded.targets)
+        problems.update(found)
+        if test is None or not chosen:
+            return
+        here = [test] if any(target.covers(test.case.target) for target in loaded.targets) else []
+        here += test.further(loaded.targets)
+        if not here:
+            loaded.elsewhere.add(test.case.target.name)
+        for each in here:
+            if loaded.add(each.case, chosen):
+                self._require(each.required)
+
+    def _require(self, cases: Sequence[Case]) -> None:
+        """Adds what modules come from: a name means one definition, also over several trees."""
+        for case in cases:
+            first = self.loaded.required.setdefault(case.id, case)
+            if first.origin.file != case.origin.file:
+                name = f"module {case.modules[0].name}"
+                self.loaded.problems.add(defined_twice(name, case.target, case.origin.file, first.origin.file))
 
 
 class _Builder:
@@ -268,9 +311,9 @@ class TorchModules:
 
     def __init__(self, specs: Iterable[Spec]) -> None:
         self._specs = {spec.path: spec for spec in specs if isinstance(spec.document, ModuleDefinition)}
-        torch = [spec for spec in specs if spec.torch and spec.path not in self._specs]
-        self._unread = {spec.path: spec.problems for spec in torch if spec.document is None}
-        self._tests = {spec.path for spec in torch} - self._unread.keys()
+        others = [spec for spec in specs if spec.path not in self._specs]
+        self._unread = {spec.path: spec.problems for spec in others if spec.document is None}
+        self._tests = {spec.path for spec in others} - self._unread.keys()
         self._defined: dict[Path, DefinedModule | tuple[Problem, ...]] = {}
         self._known: dict[Path, tuple[str, ...]] = {}
 
@@ -350,7 +393,7 @@ def _defined(spec: Spec, folders: Sequence[Path]) -> DefinedModule | tuple[Probl
         origin=Origin(spec.name, "mlir"),
     )
     case = replace(
-        base_case(spec, DIALECT, Kind.COMPILE, target, (module,)),
+        base_case(spec, TORCH_MODELS, Kind.COMPILE, target, (module,), document.timeouts),
         model=model or folder.name,
         submodel=submodel,
         stem=submodel,

@@ -7,6 +7,10 @@ it ignores.
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -38,11 +42,21 @@ from iree_gauntlet.dialects.fields import (
     present,
     require_no_type,
     require_type,
+    validated,
 )
-from iree_gauntlet.dialects.spec_file import FieldError, did_you_mean
+from iree_gauntlet.dialects.json_text import without_comments
+from iree_gauntlet.dialects.spec import TORCH_MODELS, Spec, SpecTree, words_of
+from iree_gauntlet.dialects.spec_file import (
+    FieldError,
+    as_typed,
+    did_you_mean,
+    load_json,
+    problem_at,
+    without_strange_fields,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 
 # What a definition's steps do; of a test, each other stage has its own step.
@@ -267,12 +281,14 @@ class CompstatTest(_Test):
     golden_compiler: GoldenCompiler  # ours
 
 
-TEST_TYPES: dict[str, type[QualityTest | BenchmarkTest | CompstatTest]] = {
+_TEST_TYPES: dict[str, type[QualityTest | BenchmarkTest | CompstatTest]] = {
     "quality": QualityTest,
     "benchmark": BenchmarkTest,
     "compstat": CompstatTest,
 }
 _TorchDocument = ModuleDefinition | QualityTest | BenchmarkTest | CompstatTest
+_TORCH_FIELDS = frozenset().union(*(kind.model_fields for kind in (ModuleDefinition, *_TEST_TYPES.values())))
+_TORCH_HINT = "docs/reference/torch-models.md lists the fields of tests and module definitions."
 
 # Fields that a JSON file has only where it is meant as a test.
 _OF_TESTS = frozenset(
@@ -299,7 +315,7 @@ def sound_markers(content: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def torch_document(content: dict[str, Any]) -> type[_TorchDocument] | str | None:
+def _torch_document(content: dict[str, Any]) -> type[_TorchDocument] | str | None:
     """What a JSON object in a tree of torch models is meant as.
 
     Returns:
@@ -311,13 +327,75 @@ def torch_document(content: dict[str, Any]) -> type[_TorchDocument] | str | None
     if "type" not in content:
         if of_module:
             return ModuleDefinition
-        return f"is missing: a test is of type {', '.join(TEST_TYPES)}" if of_test else None
+        return f"is missing: a test is of type {', '.join(_TEST_TYPES)}" if of_test else None
     kind = content["type"]
-    if isinstance(kind, str) and kind in TEST_TYPES:
-        return TEST_TYPES[kind]
+    if isinstance(kind, str) and kind in _TEST_TYPES:
+        return _TEST_TYPES[kind]
     if kind in ("azure", "git-lfs") or (of_module and not of_test):
         return ModuleDefinition
-    known = ", ".join(TEST_TYPES)
+    known = ", ".join(_TEST_TYPES)
     if not isinstance(kind, str):
         return f"expected the type of a test ({known})"
-    return f"unknown type {kind!r}{did_you_mean(kind, TEST_TYPES) or f' of a test; types are {known}'}"
+    return f"unknown type {kind!r}{did_you_mean(kind, _TEST_TYPES) or f' of a test; types are {known}'}"
+
+
+def has_type(path: Path) -> bool:
+    """Whether a file is a JSON object with a `type`."""
+    try:
+        content = path.read_bytes()
+        document = json.loads(without_comments(content.decode("utf-8-sig"))) if b'"type"' in content else None
+    except (OSError, ValueError, RecursionError):
+        # It is reported when it is read as a spec.
+        return False
+    return isinstance(document, dict) and "type" in document
+
+
+def json_files_below(root: Path, without: Path | None = None) -> Iterator[Path]:
+    """Files that may be specs, in a stable order; `without` is not looked into."""
+    for current, subfolders, files in os.walk(root):
+        subfolders[:] = sorted(
+            name for name in subfolders if not name.startswith(".") and Path(current, name) != without
+        )
+        for name in sorted(files):
+            if name.endswith(".json") and not name.startswith("."):
+                yield Path(current, name)
+
+
+def read_torch_specs_below(tree: SpecTree, root: Path, without: Path | None = None) -> Iterator[Spec]:
+    """The specs anywhere below a root."""
+    return (spec for path in json_files_below(root, without) if (spec := _read_torch(tree, root, path)))
+
+
+def _read_torch(tree: SpecTree, root: Path, path: Path) -> Spec | None:
+    """A test or module definition; None for a JSON file that is neither."""
+    name = as_typed(path)
+    spec = partial(Spec, tree, root, path, name, TORCH_MODELS, _model_of(root, path), path.stem)
+    content, text, problems = load_json(path, name, without_comments)
+    if content is None:
+        return spec(None, tuple(problems))
+    kind = _torch_document(content)
+    if kind is None:
+        return None
+    if isinstance(kind, str):
+        return spec(None, (problem_at(name, text, ["type"], kind, _TORCH_HINT),))
+    content, warnings = without_strange_fields(content, _TORCH_FIELDS, name, text)
+    document, problems = validated(kind, content, name, text)
+    if kind is ModuleDefinition:
+        return spec(document, tuple(problems), tuple(warnings), defines_module=True)
+    return spec(document, tuple(problems), tuple(warnings), words=words_of(content, str(content["type"])))
+
+
+def read_module_definition(tree: SpecTree, root: Path, path: Path) -> Spec:
+    """Reads a file as a module definition, whatever it looks like."""
+    name = as_typed(path)
+    content, text, problems = load_json(path, name, without_comments)
+    document = None
+    if content is not None:
+        document, problems = validated(ModuleDefinition, content, name, text)
+    model = _model_of(root, path)
+    return Spec(tree, root, path, name, TORCH_MODELS, model, path.stem, document, tuple(problems), defines_module=True)
+
+
+def _model_of(root: Path, path: Path) -> str:
+    """The path of its folder below the root: models may lie deeper."""
+    return "/".join(path.parts[len(root.parts) : -1]) or root.name
