@@ -145,10 +145,6 @@ class SettingsFile(Document):
 def read_configuration(project: Path, environ: Mapping[str, str]) -> Configuration:
     """The settings that hold for a project.
 
-    Args:
-        project: its folder.
-        environ: the environment variables.
-
     Raises:
         UsageError: `$IREE_GAUNTLET_CONFIG` names no file.
         SpecError: with everything that is wrong with a file.
@@ -245,11 +241,7 @@ class Mark:
     """What somebody says about a change.
 
     Attributes:
-        series: glob of series, or of cases.
-        iree: with which it came: a version, the beginning of a commit, or a day.
         mark: `accepted` (it is meant), `invalid` (what was measured with it does not count), or `moved`.
-        reason: why.
-        to: of one that was moved, with which IREE it really came.
     """
 
     series: str

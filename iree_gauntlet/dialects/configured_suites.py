@@ -44,14 +44,7 @@ class Config:
     """A config, read.
 
     Attributes:
-        path: the file.
-        name: the file as the user names it.
-        text: as JSON, every value in its place.
         document: what it says; None where it cannot be understood.
-        target: what its flags are for; the config's name is its own.
-        problems: what is wrong with it.
-        warnings: what is passed over in it.
-        unmatched: its entries that name no case; they do no harm, as what is not here does not run.
     """
 
     path: Path
@@ -69,12 +62,7 @@ _Config = TypeVar("_Config", bound=Config)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConfiguredSuite(Generic[_Config]):
-    """Cases with one root.
-
-    Attributes:
-        configs: how they are compiled and run; one that cannot be read is among them.
-        problems: what is wrong with it as a whole.
-    """
+    """Cases with one root."""
 
     configs: tuple[_Config, ...]
     problems: tuple[Problem, ...] = ()
@@ -85,11 +73,8 @@ class ConfiguredSpec:
     """What is compiled and run by the configs of its suite.
 
     Attributes:
-        suite: what it belongs to.
-        name: the file that it is written in, as the user names it.
         model: what `--model` selects.
         stem: what `--filename` selects.
-        problems: what is wrong with it.
     """
 
     dialect: ClassVar[str]
@@ -157,14 +142,7 @@ class ConfiguredBuilder(Builder[_Spec]):
 def read_config(
     path: Path, name: str, model: type[SuiteDocument], kind: type[_Config]
 ) -> tuple[_Config, dict[int, str]]:
-    """A config, and its comments by line.
-
-    Args:
-        path: the file.
-        name: how the user names it, for messages.
-        model: what its document has to be.
-        kind: of config.
-    """
+    """A config, and its comments by line."""
     comments: dict[int, str] = {}
 
     def plain(text: str) -> str:

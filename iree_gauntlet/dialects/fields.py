@@ -48,11 +48,7 @@ _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 @dataclass(frozen=True, slots=True)
 class Checked(AfterValidator):
-    """A validator that says in a JSON Schema what it takes.
-
-    Attributes:
-        schema: added to that of the type.
-    """
+    """A validator that says in a JSON Schema what it takes."""
 
     schema: Mapping[str, Any] = field(hash=False)
 
@@ -62,12 +58,7 @@ class Checked(AfterValidator):
 
 
 def expecting(what: str, fits: Callable[[str], object]) -> Checked:
-    """A validator of text that says what is expected where the text does not fit.
-
-    Args:
-        what: is expected.
-        fits: whether a text does; of a pattern's `fullmatch`, the JSON Schema has the pattern.
-    """
+    """A validator of text that says what is expected; of a pattern's `fullmatch`, the JSON Schema has the pattern."""
 
     def checked(text: str) -> str:
         if not fits(text):
@@ -82,13 +73,7 @@ def expecting(what: str, fits: Callable[[str], object]) -> Checked:
 
 
 def one_of(what: str, known: Collection[str], besides: Iterable[str] = ()) -> Checked:
-    """A validator of a word that is one of those that are known.
-
-    Args:
-        what: the word is.
-        known: words.
-        besides: other spellings, of which another validator makes one of those.
-    """
+    """A validator of a word that is one of those that are known."""
 
     def checked(text: str) -> str:
         if text not in known:
@@ -149,10 +134,6 @@ def require_type(value: str, field: str) -> None:
 
 def require_literal(value: str, field: str) -> None:
     """Refuses an argument without a file that is none: values such as `4xf32=1 2 3 4`, `4xf32` for zeros, a number.
-
-    Args:
-        value: what is written.
-        field: what would name a file.
 
     Raises:
         FieldError: it is not one.
@@ -378,11 +359,7 @@ def require_no_type(value: str, source: str) -> None:
 def validated(model: type[_Document], content: object, name: str, text: str) -> tuple[_Document | None, list[Problem]]:
     """A document, or None where it cannot be understood, and what is wrong with it.
 
-    Args:
-        model: what it has to be.
-        content: what was read.
-        name: of the file, for messages.
-        text: of the file, as JSON with every value in its place; `{}` where it has no such text.
+    The text is JSON with every value in its place; `{}` where the file has no such text.
     """
     try:
         return model.model_validate(content), []

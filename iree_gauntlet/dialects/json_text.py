@@ -144,24 +144,14 @@ def is_blank(text: str) -> bool:
 
 
 def line_of(text: str, path: Sequence[str | int]) -> int:
-    """Line (1-based) on which the value at a path of keys and indices starts; its nearest parent's if absent.
-
-    Args:
-        text: a JSON text that parses, or does without its comments.
-        path: keys of objects and indices of arrays from the top.
-    """
+    """Line (1-based) on which the value at a path of keys and indices starts; its nearest parent's if absent."""
     text = without_comments(text)
     position, _ = _find(text, path)
     return text[:position].count("\n") + 1
 
 
 def lines_of_items(text: str, path: Sequence[str | int]) -> list[int]:
-    """Lines (1-based) of the items of the array at a path, in their order; empty where there is no array.
-
-    Args:
-        text: a JSON text that parses.
-        path: keys of objects and indices of arrays from the top.
-    """
+    """Lines (1-based) of the items of the array at a path, in their order; empty where there is no array."""
     position, missing = _find(text, path)
     if missing or text[position : position + 1] != "[":
         return []

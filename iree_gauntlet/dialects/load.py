@@ -46,15 +46,6 @@ class CaseSet:
 
     Attributes:
         cases: in the order of model, submodel, kind.
-        required: cases that others' modules come from, of which only the compile runs.
-        problems: of the files that were selected, and of those that they need.
-        unknown_markers: words of marker expressions that no case has.
-        known_markers: the markers that cases have.
-        elsewhere: names of targets that were not asked for, and that selected torch models are for.
-        warnings: what is of no use in the files, and does no harm.
-        left_out: problems of other files.
-        unmatched: entries of configs that name no case that is here.
-        broken: problems of single cases of operator suites, whose steps end in an error: all others can run.
     """
 
     cases: tuple[Case, ...]
@@ -78,13 +69,8 @@ def load_cases(
 ) -> CaseSet:
     """The cases that a selection means on some targets.
 
-    Args:
-        specs: everything that was read; benchmarks find their modules among all of them.
-        includes: a spec is selected by matching any.
-        targets: each family at most once; without a chip, sharktank's specs get a default one, and torch models
-            are meant whatever their chip.
-        expected_failures: a suite's list, added to what the specs say.
-        device: replaces the specs' devices where given.
+    Of the targets, each family is there at most once; without a chip, sharktank's specs get a default one, and torch
+    models are meant whatever theirs. A device replaces those of the specs.
     """
     loaded = Loaded(targets, {include: MarkerExpression(include.markers) for include in includes})
     builders = {

@@ -83,11 +83,7 @@ class OutcomesDocument(SuiteDocument):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelsConfig(Config):
-    """A config of the ONNX models' suite, read.
-
-    Attributes:
-        comments: by line.
-    """
+    """A config of the ONNX models' suite, read."""
 
     document: OutcomesDocument | None = None
     comments: Mapping[int, str] = field(default_factory=dict)
@@ -169,12 +165,7 @@ class ModelSpec(ConfiguredSpec):
 
 
 def is_models_suite(folder: Path, *, named: bool) -> bool:
-    """Whether a folder is the suite, or IREE's folder of configs for it.
-
-    Args:
-        folder: which.
-        named: whether the user named it: one that holds configs may have any name.
-    """
+    """Whether a folder is the suite, or IREE's folder of configs for it."""
     if folder.name == _MODELS_FOLDER:
         return bool(_configs_in(folder) or _test_files(folder))
     return named and bool(_configs_in(folder))
@@ -185,11 +176,7 @@ def read_model_specs(
 ) -> list[ModelSpec]:
     """The tests of suites of ONNX models, in a stable order.
 
-    Args:
-        roots: folders of the suites, absolute.
-        asked: configs that are to be used; by default, all of each root.
-        model_root: folder or URL from which all models are fetched; empty for the suites' own.
-        working_folder: from which the user names files.
+    Configs that are asked for, and a folder or URL of all models, take the place of the suites' own.
 
     Raises:
         UsageError: the folder of models does not exist.
@@ -289,11 +276,9 @@ def _specs(
 
 
 def _spec(suite: _Suite, name: str, test: ModelTest, whole: Callable[[str], str]) -> ModelSpec:
-    """The spec of a test.
-
-    `…/classification_models_test.py::test_models[mnist/model/mnist-12.onnx]` is the model `classification/mnist/model`
-    with the submodel `mnist-12`; `…::test_mnist` is `classification` with `mnist`.
-    """
+    """The spec of a test."""
+    # `…/classification_models_test.py::test_models[mnist/model/mnist-12.onnx]` is the model
+    # `classification/mnist/model` with the submodel `mnist-12`; `…::test_mnist` is `classification` with `mnist`.
     file, _, function = test.name.partition("::")
     kind = _kind(file)
     function, bracket, parameter = function.partition("[")
@@ -385,11 +370,8 @@ class ModelTest:
 
     Attributes:
         name: pytest's: `tests/…_test.py::test_models[mnist/model/mnist-12.onnx]`.
-        url: of its model, as the suite has it: a URL, or a path from the suite's base.
-        markers: its marks without a meaning of their own.
         skip: why it is skipped; empty where it runs.
         fails: the stage at which it is expected to fail; None where it is expected to pass.
-        reason: why.
     """
 
     name: str
@@ -409,16 +391,7 @@ class _UnreadableError(Exception):
 
 
 def _read_test_file(path: Path, name: str, inside: str) -> tuple[list[ModelTest], list[Problem]]:
-    """The tests of a file.
-
-    Args:
-        path: the file.
-        name: how the user names it, for messages.
-        inside: its path from the suite's root, as pytest names it.
-
-    Returns:
-        The tests that compare a model, and what is wrong with the file.
-    """
+    """The tests of a file."""
     try:
         return _read_tests(ast.parse(path.read_bytes()), name, inside)
     except OSError as error:

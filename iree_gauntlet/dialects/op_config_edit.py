@@ -55,12 +55,7 @@ class _Segment:
     """A member with the text around it that goes where it goes; a container's text is its segments' in a row.
 
     Attributes:
-        lead: what stands before it, from the end of the segment before.
-        text: the member.
-        gap: between it and its comma.
-        comma: whether it has one.
         trail: what follows on its line, with the line's end, where nothing else stands there.
-        value: of a list's entry.
     """
 
     lead: str
@@ -109,10 +104,6 @@ def with_changes(text: str, changes: Sequence[Removal | Addition]) -> str:
     An entry goes with the comment on its line, and with a comment directly above it that is about nothing that stays:
     a comment is taken to be about the entries below it up to the next comment or blank line. A new entry comes to
     where the order of a sorted list asks for it, else to the list's end. A list that is missing becomes a field.
-
-    Args:
-        text: of a config that reads without problems.
-        changes: to the lists of `EXPECTED_LISTS`.
 
     Raises:
         GauntletError: an entry to be removed is not there, one to be added is, or the text cannot be edited so that
@@ -344,15 +335,8 @@ def _lead_that_stays(segments: Sequence[_Segment], number: int, gone: set[str]) 
 
 
 def _inserted(parts: _Parts, place: int, new: _Segment, newline: str) -> _Parts:
-    """With a new segment before another one.
-
-    Args:
-        parts: of a container.
-        place: index of the segment before which it comes.
-        new: its `lead` is the indentation for a line of its own, its `gap` a remark, its `trail` the indentation of
-            the container's own line.
-        newline: how lines end.
-    """
+    """With a new segment before another one."""
+    # Its `lead` is the indentation for a line of its own, its `gap` a remark, its `trail` the container's indentation.
     before, after = parts.segments[:place], parts.segments[place:]
     head, tail = parts.head, parts.tail
     if not parts.segments and "\n" not in head:

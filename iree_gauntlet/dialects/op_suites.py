@@ -86,12 +86,7 @@ _MOST_GUESSES = 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SuiteConfig(Config):
-    """A config of an operator suite, read.
-
-    Attributes:
-        skips: (stage, reason) of the stages that an entry does without.
-        expected: what is expected of an entry.
-    """
+    """A config of an operator suite, read."""
 
     document: OpConfig | None = None
     skips: Mapping[str, tuple[tuple[Stage, str], ...]] = field(default_factory=dict)
@@ -99,12 +94,7 @@ class SuiteConfig(Config):
 
 
 def _read_op_config(path: Path, name: str) -> SuiteConfig:
-    """Reads a config.
-
-    Args:
-        path: the file.
-        name: how the user names it, for messages.
-    """
+    """Reads a config."""
     config, comments = read_config(path, name, OpConfig, SuiteConfig)
     document, text = config.document, config.text
     if document is None:
@@ -162,13 +152,7 @@ def _idle(name: str, text: str, document: OpConfig) -> Iterator[Problem]:
 def _unmatched_entries(
     config: SuiteConfig, known: Collection[str], is_case: Callable[[str], bool]
 ) -> Iterator[Problem]:
-    """Entries that name no case: misspelt, left behind, or of a part of the suite that is not here.
-
-    Args:
-        config: whose.
-        known: names of cases that were found.
-        is_case: whether there is a case of a name that was not found, since less was looked at than the whole suite.
-    """
+    """Entries that name no case: misspelt, left behind, or of a part of the suite that is not here."""
     document = config.document
     if document is None:
         return
@@ -391,7 +375,6 @@ class CaseFolder:
 
     Attributes:
         path: absolute.
-        files: names of the files in it.
         found_from: the spec folder in which it was found, absolute.
     """
 
@@ -409,7 +392,6 @@ class OpSpec(ConfiguredSpec):
 
     Attributes:
         folder: where it is.
-        keys: the names that configs have for it.
     """
 
     dialect = OP_TESTS
@@ -438,11 +420,7 @@ def read_op_specs(
 ) -> list[OpSpec]:
     """The cases of operator suites, in a stable order.
 
-    Args:
-        folders: of the cases.
-        with_configs: absolute paths of folders, below the spec folders, that have a folder `configs`.
-        asked: configs that are to be used; by default, all in the `configs` of each root.
-        working_folder: from which the user names files.
+    Configs that are asked for take the place of those in the `configs` of each root.
 
     Raises:
         UsageError: a config that was asked for does not exist.
@@ -548,10 +526,8 @@ def _by_entries(
 
 
 def _keys(folder: CaseFolder, root: str) -> tuple[str, ...]:
-    """Names of a case: its path from the root; of the torch variant also without `generated`, and its last two folders.
-
-    The last are what torch_ops/common.py calls a case by, wherever it lies.
-    """
+    """Names of a case: its path from the root; of the torch variant also without `generated`, and its last folders."""
+    # The last are what torch_ops/common.py calls a case by, wherever it lies.
     path = folder.path[len(root) :].lstrip("/")
     if TORCH_FILE not in folder.files:
         return (path,)

@@ -80,14 +80,8 @@ class OpInputs:
 
     Attributes:
         program: name of the program's file; a pattern where there is not one.
-        inputs, expected, outputs: arguments, read from the folder, and files that the run writes.
-        flags: further flags of the run.
         function: that is called; empty for the module's only one.
-        benchmark: whether it is measured and not compared.
         allclose: how it is compared; None for the tool's own rule.
-        problems: what is wrong with it.
-        compiles: whether it can be compiled all the same.
-        warnings: what is passed over.
     """
 
     program: str = _ANY_PROGRAM
@@ -399,7 +393,6 @@ class FlagLine:
 
     Attributes:
         number: of the line, 1-based.
-        name: without dashes.
         value: as written, with quotes: of which flags they are dropped is the tools' to say. None where it has none.
     """
 
@@ -414,12 +407,7 @@ class FlagLine:
 
 
 def read_flagfile(text: str, file: str) -> tuple[list[FlagLine], list[Problem]]:
-    """The flags of a flagfile in their order, and what is wrong with it.
-
-    Args:
-        text: its content.
-        file: its name, for messages.
-    """
+    """The flags of a flagfile in their order, and what is wrong with it."""
     flags: list[FlagLine] = []
     problems: list[Problem] = []
     for number, line in enumerate(text.split("\n"), 1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from iree_gauntlet.dialects.spec_file import did_you_mean
 from iree_gauntlet.errors import NothingSelectedError, UsageError
@@ -14,21 +14,43 @@ from iree_gauntlet.targets import FAMILIES
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from iree_gauntlet.dialects.trees import AnySpec
-
 
 _MOST_DEPTH = 100  # of parentheses and `not`, well below what the interpreter's stack allows
 # A marker may hold what it may for pytest.
 _TOKEN = re.compile(r"\s*(?:(\()|(\))|([\w:+\-.\[\]\\/]+))")
 
 
+class Selectable(Protocol):
+    """What is asked of a spec, whatever its dialect; an `AnySpec`."""
+
+    @property
+    def model(self) -> str:
+        """What `--model` selects."""
+
+    @property
+    def submodel(self) -> str:
+        """What `--submodel` selects."""
+
+    @property
+    def stem(self) -> str:
+        """What `--filename` selects."""
+
+    @property
+    def document(self) -> object:
+        """What it says; None where that cannot be understood."""
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Families of targets that it may be for."""
+
+    @property
+    def is_test(self) -> bool:
+        """Whether it is one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Include:
-    """Globs that a spec has to match, all of them; `*` matches everything.
-
-    Attributes:
-        within: another selection that a spec has to match too.
-    """
+    """Globs that a spec has to match, all of them; `*` matches everything."""
 
     model: str = "*"
     submodel: str = "*"
@@ -36,7 +58,7 @@ class Include:
     markers: str = ""
     within: Include | None = None
 
-    def matches_spec(self, spec: AnySpec) -> bool:
+    def matches_spec(self, spec: Selectable) -> bool:
         """Whether the names of a spec match; markers are not looked at.
 
         A file that could not be understood is matched by either reading of its name, so that its problems are
@@ -53,9 +75,6 @@ class Include:
 
 class MarkerExpression:
     """A boolean expression over words: `and`, `or`, `not`, parentheses; as pytest's `-m`.
-
-    Attributes:
-        words: the markers that it names.
 
     Raises:
         UsageError: the expression cannot be read.
@@ -133,22 +152,13 @@ class MarkerExpression:
 
 def no_match(
     includes: Sequence[Include],
-    specs: Iterable[AnySpec],
+    specs: Iterable[Selectable],
     families: Collection[str],
     markers: Collection[str] = (),
     elsewhere: Collection[str] = (),
     unread: Sequence[str] = (),
 ) -> NothingSelectedError:
-    """The error for a selection that matches nothing: what exists, and the nearest names.
-
-    Args:
-        includes: what was asked for.
-        specs: everything that was read.
-        families: of the targets that were asked for.
-        markers: that the specs have which only a marker expression left out.
-        elsewhere: targets that what matches otherwise is for.
-        unread: files that cannot be used, and may hold what is meant.
-    """
+    """The error for a selection that matches nothing: what exists, and the nearest names."""
     everywhere = [spec for spec in specs if spec.is_test]
     within = [include.within or Include() for include in includes]
     inside = [spec for spec in everywhere if any(include.matches_spec(spec) for include in within)]
@@ -181,7 +191,7 @@ def no_match(
     return NothingSelectedError(f"nothing selected: {what}", "\n  ".join(dict.fromkeys(lines)))
 
 
-def unmatched(include: Include, specs: Sequence[AnySpec]) -> str:
+def unmatched(include: Include, specs: Sequence[Selectable]) -> str:
     """Which of its globs fits no spec, and what is spelled like it; empty where each of them fits one."""
     models = sorted({spec.model for spec in specs})
     if not any(fnmatchcase(model, include.model) for model in models):

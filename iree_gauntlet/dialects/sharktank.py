@@ -149,9 +149,6 @@ class Regression:
     Attributes:
         case: the main module's, with the pipeline where that is loaded.
         companion: of a pipeline that is compiled and not loaded; None for none.
-        main: the module that other specs refer to.
-        parameters: the archive that it runs with.
-        urls: every file that the spec names.
     """
 
     case: Case
@@ -176,11 +173,7 @@ class _Fields:
 
 
 def _build_regression(spec: Spec, target: Target) -> tuple[Regression | None, list[Problem]]:
-    """What a spec means on a target.
-
-    Returns:
-        The regression, or None where its problems leave nothing to run; and the problems.
-    """
+    """What a spec means on a target."""
     document = spec.document
     assert isinstance(document, RegressionV1 | RegressionV2), "only these are built"
     problems: list[Problem] = []
@@ -347,17 +340,7 @@ def _arguments(blobs: list[Blob], field: str, url: Callable[[Sequence[str | int]
 def _build_benchmark(
     spec: Spec, target: Target, find: Callable[[str], Regression | None]
 ) -> tuple[Case | None, list[Problem]]:
-    """What a benchmark spec means on a target.
-
-    Args:
-        spec: a spec whose document is a `Benchmark`.
-        target: where.
-        find: looks up the regression that defines a module on this target.
-
-    Returns:
-        The case, or None where its problems leave nothing to run; and the problems. A module that no spec
-        defines is no such problem: the case is blocked and says so.
-    """
+    """What a benchmark spec means on a target."""
     document = spec.document
     assert isinstance(document, Benchmark), "only these are built"
     problems: list[Problem] = []
@@ -497,10 +480,8 @@ def _run_flags(document: Benchmark) -> tuple[str, ...]:
 
 
 def _goldens(spec: Spec, document: Benchmark, target: Target, prefix: str) -> tuple[Golden, ...]:
-    """Golden times belong to their SKU alone; counts and sizes to the SKU, or to the whole target family.
-
-    Those of a further target have its family before the SKU: `vulkan-mi300`.
-    """
+    """Golden times belong to their SKU alone; counts and sizes to the SKU, or to the whole target family."""
+    # Those of a further target have its family before the SKU: `vulkan-mi300`.
     goldens: list[Golden] = []
     sku = f"{prefix}{target.sku}" if target.sku else ""
     field = "golden_time" if document.golden_time else "golden_time_ms"

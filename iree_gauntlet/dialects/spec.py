@@ -48,8 +48,6 @@ class SpecTree:
     """A folder of specs.
 
     Attributes:
-        folder: as the user named it, resolved.
-        external: the folder in which files named by specs are looked up (tuner files, pipelines).
         modules: the folder of module definitions; None for the root of a spec, or the folder above it.
         variables: names and values of what may stand as `${NAME}` in flags.
     """
@@ -65,16 +63,10 @@ class Spec:
     """One spec file, read.
 
     Attributes:
-        root: the folder above its model's folder.
-        name: the file as the user names it.
         dialect: `SHARKTANK` or `TORCH_MODELS`.
         model, submodel: what `--model` and `--submodel` select.
         document: what it says; None where it cannot be understood.
-        problems: what is wrong with it.
-        warnings: fields that its format may have gained since, and which are passed over.
-        families: of targets that it may be for; of a torch model, its module's flags decide.
         words: its kind's name and its markers, which marker expressions select it by; None where it does not say.
-        defines_module: whether it is no test, but what tests load.
     """
 
     tree: SpecTree
@@ -148,13 +140,7 @@ def defined_twice(name: str, target: Target, file: str, first: str) -> Problem:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a selection comes to, as the dialects find it; `CaseSet` has it in order.
-
-    Attributes:
-        targets: that are asked for.
-        expressions: of the markers, by the parts of the selection that have them.
-        known: the markers that cases have.
-    """
+    """What a selection comes to, as the dialects find it; `CaseSet` has it in order."""
 
     targets: Sequence[Target]
     expressions: Mapping[Include, MarkerExpression]
@@ -185,12 +171,7 @@ _Spec = TypeVar("_Spec")
 
 
 class Builder(Generic[_Spec]):
-    """Makes the cases of one dialect's specs.
-
-    Args:
-        specs: all that were read.
-        loaded: takes what they come to.
-    """
+    """Makes the cases of one dialect's specs."""
 
     def __init__(self, specs: Sequence[_Spec], loaded: Loaded) -> None:
         self.specs = specs
@@ -210,7 +191,6 @@ class Dialect:
 
     Attributes:
         read: the specs of the places that `read_specs` has found for it.
-        builder: makes their cases.
         sources: where its files name sources, by the names that its cases have for it.
     """
 

@@ -29,8 +29,6 @@ class FieldError(ValueError):
 
     Args:
         field: which; None for the value itself.
-        message: what was found and what is expected.
-        hint: what to do next.
     """
 
     def __init__(self, field: str | int | None, message: str, hint: str = "") -> None:
@@ -51,11 +49,6 @@ def load_json(
     path: Path, name: str, plain: Callable[[str], str] | None = None
 ) -> tuple[dict[str, Any] | None, str, list[Problem]]:
     """Reads a JSON object from a file.
-
-    Args:
-        path: the file.
-        name: how the user names it, for messages.
-        plain: makes JSON of the file's text, every value in its place.
 
     Returns:
         The object or None, the text (for `line_of`), and what is wrong with the file.
@@ -79,11 +72,6 @@ def as_typed(path: Path) -> str:
 
 def read_text(path: Path, name: str, kind: str = "spec files") -> str:
     """The text of a file that a person wrote.
-
-    Args:
-        path: the file.
-        name: how the user names it, for messages.
-        kind: what such files are, for messages.
 
     Raises:
         SpecError: it cannot be read, or is not UTF-8.
@@ -176,12 +164,6 @@ def without_strange_fields(
     """A document without the fields that its format may have gained since, and a warning of each.
 
     A field that is spelled nearly as a known one stays, and is an error when the document is validated.
-
-    Args:
-        content: the document.
-        known: names of the format's fields.
-        name: of the file, for messages.
-        text: of the file.
     """
     strange = [field for field in content if field not in known and not nearest(field, known)]
     hint = f"Known fields: {', '.join(sorted(known))}."
@@ -233,12 +215,7 @@ def problems_at(
 ) -> list[Problem]:
     """Turns pydantic's errors into problems that name line, field, what was found and what is allowed.
 
-    Args:
-        error: pydantic's.
-        model: that was to be read.
-        name: of the file, for messages.
-        line_at: the line of the value at a path of keys and indices.
-        written: a scalar as it stands in a file whose text need not be quoted; empty for other values.
+    `written` gives a scalar as it stands in the file; empty for other values.
     """
     problems = []
     for item in error.errors(include_url=False):

@@ -110,15 +110,9 @@ class Suite:
     """A suite, read.
 
     Attributes:
-        path: its file.
-        name: what its runs are called.
         target: where it runs.
         device_optional: where there is no such device, it is compiled and not run.
-        stages: what is done.
-        spec_dirs: folders of specs.
         configs: of operator suites; empty for those in their own folders.
-        includes: what is selected of them.
-        expected_failures: what is expected to fail.
     """
 
     path: Path
@@ -205,10 +199,6 @@ def idle_includes(suite: Suite, specs: Iterable[AnySpec]) -> list[Problem]:
 def with_failures_of(suites: Sequence[Suite], cases: CaseSet) -> tuple[CaseSet, list[str]]:
     """What was selected without a suite, with the expected failures of the suites that select it too.
 
-    Args:
-        suites: of the project; the first that names a case and stage counts.
-        cases: what was selected.
-
     Returns:
         The cases, and a line for each suite whose list applies.
     """
@@ -238,12 +228,7 @@ def with_failures_of(suites: Sequence[Suite], cases: CaseSet) -> tuple[CaseSet, 
 
 
 def unselected_failures(suite: Suite, selected: CaseSet) -> list[Problem]:
-    """Its expected failures that name no case which it selects: they are of no use.
-
-    Args:
-        suite: the suite.
-        selected: all of its cases.
-    """
+    """Its expected failures that name no case which it selects: they are of no use."""
     names = {f"{case.model}/{case.submodel}" for case in (*selected.cases, *selected.required)}
     return [
         Problem(

@@ -25,10 +25,6 @@ _TABLE = re.compile(r"(\w+)\[(\d+)\]")
 def read_toml(path: Path, kind: str = "spec files") -> tuple[str, dict[str, Any]]:
     """Text and content of a TOML file.
 
-    Args:
-        path: the file.
-        kind: what such files are, for messages.
-
     Raises:
         SpecError: it cannot be read, or is no TOML.
     """
@@ -45,11 +41,6 @@ def read_toml(path: Path, kind: str = "spec files") -> tuple[str, dict[str, Any]
 
 def read_table(path: Path, model: type[_Document], kind: str = "spec files") -> tuple[str, _Document]:
     """Text of a TOML file, and what it means.
-
-    Args:
-        path: the file.
-        model: of its fields.
-        kind: what such files are, for messages.
 
     Raises:
         SpecError: with everything that is wrong with it.

@@ -70,12 +70,7 @@ _CHECKS = {Kind.QUALITY: Stage.THRESHOLD, Kind.BENCHMARK: Stage.BENCHMARK, Kind.
 
 @dataclass(frozen=True, slots=True)
 class TorchTest:
-    """What a test means: its case, and those that make what it needs.
-
-    Attributes:
-        case: the test's own.
-        definitions: of its modules, and of those whose programs name its synthetic weights.
-    """
+    """What a test means: its case, and those that make what it needs."""
 
     case: Case
     definitions: tuple[DefinedModule, ...]
@@ -122,12 +117,6 @@ class TorchTest:
 
 def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> tuple[TorchTest | None, list[Problem]]:
     """What a test means.
-
-    Args:
-        spec: a spec whose document is a test of this dialect.
-        modules: finds the module definitions that it names.
-        targets: what is asked for; the SKU of the one that covers the test's own target is the test's. A golden
-            time that names no SKU counts on every machine.
 
     Returns:
         The test, also one for a target that is not asked for, or None where its problems leave nothing to run;
@@ -284,13 +273,7 @@ def _goldens(spec: Spec, document: QualityTest | BenchmarkTest | CompstatTest, s
 
 @dataclass(frozen=True, slots=True)
 class DefinedModule:
-    """A module definition, read.
-
-    Attributes:
-        module: what tests load.
-        case: compiles it; of it, only what tests need is planned.
-        document: as it is written.
-    """
+    """A module definition, read."""
 
     module: Module
     case: Case
@@ -303,11 +286,7 @@ class DefinedModule:
 
 
 class TorchModules:
-    """The module definitions that tests name, found in the module folders of their trees.
-
-    Args:
-        specs: what was read; the definitions among it are not read again.
-    """
+    """The module definitions that tests name, found in the module folders of their trees."""
 
     def __init__(self, specs: Iterable[Spec]) -> None:
         self._specs = {spec.path: spec for spec in specs if isinstance(spec.document, ModuleDefinition)}

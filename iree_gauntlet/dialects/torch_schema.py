@@ -316,12 +316,7 @@ def sound_markers(content: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _torch_document(content: dict[str, Any]) -> type[_TorchDocument] | str | None:
-    """What a JSON object in a tree of torch models is meant as.
-
-    Returns:
-        The document's type; None where the file is neither a test nor a module definition; a message about the
-        field `type` where that does not tell.
-    """
+    """What a JSON object is meant as; None for neither test nor definition; a message where `type` does not tell."""
     of_module = not content.keys().isdisjoint({"mlir", "compiler_flags"})
     of_test = not content.keys().isdisjoint(_OF_TESTS)
     if "type" not in content:

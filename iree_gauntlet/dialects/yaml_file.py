@@ -33,11 +33,7 @@ class YamlFile:
     """A YAML file, read.
 
     Attributes:
-        name: as the user would type it.
-        kind: what such files are, for messages.
-        content: its plain values.
         root: its nodes, which know where they stand.
-        twice: fields that stand there twice.
     """
 
     name: str
@@ -48,10 +44,6 @@ class YamlFile:
 
     def as_(self, model: type[Model], context: object = None) -> Model:
         """What it means.
-
-        Args:
-            model: of its fields.
-            context: what the model's validators need to know.
 
         Raises:
             SpecError: with everything that is wrong with its fields.
@@ -91,11 +83,6 @@ class YamlFile:
 
 def read_yaml(path: Path, kind: str, example: str) -> YamlFile:
     """Reads a YAML file.
-
-    Args:
-        path: the file, which exists.
-        kind: what such files are, for messages.
-        example: the page that shows one.
 
     Raises:
         SpecError: it cannot be read, is no YAML, or holds more than plain data.

@@ -73,10 +73,6 @@ _SHOWN_PROBLEMS = 20
 def export_cache(request: RunRequest, archive: str) -> ExitCode:
     """Packs the artifacts that the selected cases need, fetched first where they are missing, and their modules.
 
-    Args:
-        request: what is selected, by which IREE, and how it is fetched.
-        archive: the file to write.
-
     Raises:
         GauntletError: a file is not available, or the archive cannot be written.
     """
@@ -166,11 +162,9 @@ def _fetched(steps: Sequence[Step], store: ArtifactStore) -> list[Fetched]:
 
 
 def _module_keys(steps: Sequence[Step], modules: ModuleCache) -> list[str]:
-    """Keys of the modules that the cache has.
-
-    Synthetic weights are made on the other machine; failures that the cache remembers have no module, and happen
-    there again.
-    """
+    """Keys of the modules that the cache has."""
+    # Synthetic weights are made on the other machine; failures that the cache remembers have no module, and happen
+    # there again.
     stages = (Stage.IMPORT, Stage.COMPILE)
     keys = dict.fromkeys(step.cache.key for step in steps if step.stage in stages and step.cache.hit)
     entries = {key: modules.lookup(key).entry for key in keys}
@@ -379,10 +373,7 @@ class Packed:
     """A file of an archive.
 
     Attributes:
-        kind: what it is.
-        name: an artifact's name in the store, or a module's key.
         url: an artifact's source; empty for a module.
-        sha256: of its content; a module's is that of its own archive.
         size: bytes of its content.
     """
 

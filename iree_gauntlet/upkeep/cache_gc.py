@@ -109,7 +109,6 @@ class Collection:
 
     Attributes:
         goes: in the order of going.
-        spared: what would go if it were not in use.
         before: bytes of the cache.
         after: bytes of the cache without what goes.
     """
@@ -123,11 +122,7 @@ class Collection:
 def plan_collection(items: Iterable[Item], limits: Limits, now: float, used: Callable[[Item], bool]) -> Collection:
     """Decide what goes: all that was not used for long enough, then the least recently used until the rest fits.
 
-    Args:
-        items: the whole cache.
-        limits: what may stay.
-        now: seconds since 1970.
-        used: whether an item must stay.
+    `now` is in seconds since 1970.
     """
     everything = list(items)
     before = after = sum(item.bytes for item in everything)
@@ -152,8 +147,6 @@ class Users:
     """Tells whether someone uses an item, as of when this was made.
 
     Args:
-        root: the cache's folder.
-        leases: of the cache.
         now: seconds since 1970.
     """
 

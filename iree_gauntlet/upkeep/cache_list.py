@@ -38,11 +38,6 @@ _SCHEMA = 1
 def list_cache(cache_dir: str, match: str, *, as_json: bool) -> ExitCode:
     """Prints what is in the cache, the largest first.
 
-    Args:
-        cache_dir: its folder; empty for the project's.
-        match: glob over names; empty for all.
-        as_json: for programs.
-
     Raises:
         NothingSelectedError: `--match` matches nothing.
         GauntletError: the cache cannot be read.
@@ -77,11 +72,6 @@ def list_cache(cache_dir: str, match: str, *, as_json: bool) -> ExitCode:
 
 def where(url: str, cache_dir: str, *, as_json: bool) -> ExitCode:
     """Prints where the file of a URL is or will be; ERROR where it is not there.
-
-    Args:
-        url: as it stands in a spec.
-        cache_dir: folder of the cache; empty for the project's.
-        as_json: for programs.
 
     Raises:
         UsageError: the URL means no source.
@@ -173,15 +163,7 @@ def _totals(items: Sequence[Item]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CachePlace:
-    """A cache and its project.
-
-    Attributes:
-        root: the cache's folder.
-        project: the project's folder.
-        pins: of the project, and learnt in this cache.
-        configuration: of the project and the user.
-        leases: of the cache.
-    """
+    """A cache and its project."""
 
     root: Path
     project: Path

@@ -164,11 +164,7 @@ def _show(place: CachePlace, relock: Relock, refreshed: list[Entry], *, dry: boo
 
 
 def _named_artifacts(project: Path) -> set[str]:
-    """Local names of all URLs in the project's specs, and in those that its suites add.
-
-    Raises:
-        SpecError: a spec or suite cannot be read, and might name one.
-    """
+    """Local names of all URLs in the project's specs, and in those that its suites add."""
     folders = {project / "specs"}
     for suite in sorted((project / "suites").glob("*.toml")):
         folders.update(read_suite(suite).spec_dirs)
@@ -214,7 +210,6 @@ class Change:
     """A line of the registry that changes.
 
     Attributes:
-        name: of the artifact.
         before: the line as it was; None for a new one.
         after: the line as it will be; None for one that is dropped.
     """
@@ -238,10 +233,6 @@ class Relock:
     """What a registry becomes.
 
     Attributes:
-        entries: all that it will hold.
-        changes: against what it holds, by name.
-        leaving: names whose learnt hash is no longer needed.
-        overruled: learnt hashes that the registry contradicts: it counts, and they go.
         foreign: learnt hashes that stay where they are, as the project does not name them.
     """
 
@@ -262,12 +253,7 @@ def plan_relock(
 ) -> Relock:
     """Decide what a registry becomes.
 
-    Args:
-        registry: as it is.
-        learnt: the hashes that a cache has learnt.
-        refreshed: of files that were fetched again: these count more than what is pinned.
-        named: names that the project's specs need; learnt ones of others are left alone. None for all.
-        prune: drop entries that `named` lacks.
+    Learnt hashes of artifacts that are not `named` are left alone, and dropped with `prune`; None names all.
     """
     fresh = {entry.name: entry for entry in refreshed}
     entries = dict(registry.entries)

@@ -131,13 +131,7 @@ def _summary(findings: Sequence[Finding], repaired: int, seconds: float) -> None
 
 
 def _check_module(root: Path, item: Item, read: Callable[[int], None]) -> Finding:
-    """Check a module's files against its `entry.json`, and that against its own checksum.
-
-    Args:
-        root: the cache's folder.
-        item: the module.
-        read: called with each block's size.
-    """
+    """Check a module's files against its `entry.json`, and that against its own checksum."""
     folder = root / item.path
     try:
         document = open_sealed((folder / ENTRY_FILE).read_bytes(), item.key)
@@ -171,10 +165,7 @@ class Finding:
     """The result of checking an item.
 
     Attributes:
-        item: what was checked.
-        condition: what it is in.
         what: what is wrong with it, or why that is unknown; empty where it is good.
-        url: of an artifact, as far as it is known.
     """
 
     item: Item

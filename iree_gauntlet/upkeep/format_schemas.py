@@ -39,9 +39,7 @@ class Format:
     """A format of files.
 
     Attributes:
-        model: reads it.
         files: where such files lie, for people and editors.
-        growing: unknown fields are passed over, with a warning.
     """
 
     model: type[Document]

@@ -47,10 +47,6 @@ def record(request: RunRequest, known: Mapping[str, Any] | None = None) -> ExitC
 
     Each is tried, whatever becomes of the others.
 
-    Args:
-        request: what is selected, and how it is fetched.
-        known: what a reference has said of the only one that is selected.
-
     Raises:
         UsageError: no model was named, or a spec is none of one's own.
     """
@@ -99,10 +95,6 @@ def _say_what_was_recorded(recording: Recording) -> None:
 
 def sensitivity(request: RunRequest, *, write: bool) -> ExitCode:
     """Says which weights of the selected ONNX models the tolerance could see if they were 1 % wrong.
-
-    Args:
-        request: what is selected, and how it is fetched.
-        write: the share goes into the provenance of the outputs.
 
     Raises:
         UsageError: no model was named, or there is no provenance to write into.

@@ -75,21 +75,13 @@ def configuration() -> Configuration:
 
 
 def _store_of(asked: HistoryRequest) -> HistoryStore:
-    """The history that is asked for.
-
-    Raises:
-        UsageError: there is no such kind of place.
-    """
+    """The history that is asked for."""
     settings = configuration()
     return open_history(asked.store or history_of(settings), settings, made_cache_folder(asked.cache_dir))
 
 
 def _index_of(asked: HistoryRequest) -> HistoryIndex:
-    """The index of the history that is asked for, brought up to date.
-
-    Raises:
-        UsageError: there is no such history.
-    """
+    """The index of the history that is asked for, brought up to date."""
     store = _store_of(asked)
     index = HistoryIndex(store)
     index.update()
@@ -197,11 +189,7 @@ def prune(asked: PruneRequest) -> ExitCode:
 
 
 def _day_of(text: str, where: str) -> date:
-    """A day that a user names.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """A day that a user names."""
     try:
         return date.fromisoformat(text)
     except ValueError as error:
@@ -215,11 +203,6 @@ _EXACT = {"size_bytes": "size", "dispatches": "dispatches", "max_error": "error"
 
 def confirm(asked: ConfirmRequest, presenter: Presenter, machines: Machines | None = None) -> ExitCode:
     """Measure the two IREEs of a step in turns, keep what comes of it with the step, and say which bisect comes next.
-
-    Args:
-        asked: which step.
-        presenter: shows it.
-        machines: measure it; None for this machine.
 
     Raises:
         NothingSelectedError: nothing got worse that fits.
@@ -351,12 +334,7 @@ def page(asked: PageRequest) -> ExitCode:
 
 
 def _outcome_for(asked: AskRequest) -> HistoryOutcome:
-    """What the history that is asked for says of the series that are.
-
-    Raises:
-        NothingSelectedError: none fits.
-        UsageError: a file of marks is named that is not there.
-    """
+    """What the history that is asked for says of the series that are."""
     index, settings = _index_of(asked), configuration().history
     series = chosen(index, asked.series, asked.sku)
     if asked.marks and not Path(asked.marks).is_file():

@@ -70,12 +70,10 @@ class InputChoice:
     """What an input is given.
 
     Attributes:
-        name: the input's.
         type: `1x3x48x192xf32`.
         source: `random://…`; empty where the values are written down.
         values: written down, `2 12`; empty for those of a source.
         content: of a file of its own; None where it needs none.
-        zero: whether zeros would do as well.
         why: it is this; empty for noise, and where nothing says what is wanted.
     """
 
@@ -108,12 +106,7 @@ class InputChoice:
 
 
 def input_sets(inputs: Sequence[OnnxInput], model: Any) -> Iterator[tuple[InputChoice, ...]]:
-    """Sets of inputs in the order of wishes.
-
-    Args:
-        inputs: of the program; sizes that are open are chosen here.
-        model: of `onnx.load`; weights are not looked at.
-    """
+    """Sets of inputs in the order of wishes."""
     shapes = _shapes(inputs)
     chooser = _Chooser(model)
     ways = itertools.product(
@@ -133,11 +126,7 @@ def input_sets(inputs: Sequence[OnnxInput], model: Any) -> Iterator[tuple[InputC
 
 
 def _shapes(inputs: Sequence[OnnxInput]) -> list[dict[str, Sizes]]:
-    """Shapes by input, in the order of trying.
-
-    All open sizes alike, but for the first one, which is mostly a batch, 1; then those of one input alone, since a
-    signal has another length than a state; then all alike.
-    """
+    """Shapes by input, in the order of trying."""
     dynamic = [item for item in inputs if item.open_sizes]
     found = [_sizes(inputs, size, 1, dynamic) for size in _SIZES]
     for one in dynamic if len(dynamic) > 1 else ():
@@ -318,10 +307,7 @@ class _Use:
     """An operator that takes an input whose values are wanted.
 
     Attributes:
-        node: the operator.
         data: shape of its first input; empty where it is not known.
-        outputs: shapes of its outputs, likewise.
-        count: how many values are wanted.
     """
 
     node: Any
@@ -346,13 +332,7 @@ class _Use:
 def _needed_values(
     users: Sequence[tuple[Any, int]], shape: Sizes, known: Mapping[str, Sizes]
 ) -> Iterator[tuple[Sequence[float], str]]:
-    """Values for an input, each with the type of the operator that needs them.
-
-    Args:
-        users: the operators that take it, and as which of their inputs.
-        shape: of the input.
-        known: shapes of values by name, as far as they are known.
-    """
+    """Values for an input, each with the type of the operator that needs them."""
     count = math.prod(shape)
     for node, place in users:
         rule = _RULES.get((node.op_type, place)) or (_reduced if node.op_type.startswith("Reduce") and place else None)
@@ -461,9 +441,7 @@ class GivenData:
     """What a folder holds for a program.
 
     Attributes:
-        inputs: one for each of the program's.
         outputs: by their place; none where the folder has none.
-        notes: what a person should know of them.
     """
 
     inputs: tuple[InputChoice, ...]

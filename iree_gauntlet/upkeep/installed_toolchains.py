@@ -39,11 +39,6 @@ _INSTALLABLE = (ChoiceKind.RELEASE, ChoiceKind.RANGE, ChoiceKind.NIGHTLY, Choice
 def install(versions: str, cache_dir: str, *, offline: bool) -> ExitCode:
     """Installs releases into the cache, each into an environment of its own.
 
-    Args:
-        versions: words that name releases, ranges, nightlies; or the path of a folder of wheels.
-        cache_dir: folder of the cache; empty for the project's.
-        offline: what is not in the cache is not available.
-
     Raises:
         UsageError: a name means nothing that can be installed.
         ToolchainError: one is not available; those before it stay.
@@ -59,10 +54,6 @@ def install(versions: str, cache_dir: str, *, offline: bool) -> ExitCode:
 
 def build(sources: str, asked: BuildRequest) -> ExitCode:
     """Builds checkouts of IREE, or commits of them, into the cache.
-
-    Args:
-        sources: words that name checkouts.
-        asked: what of them, and how.
 
     Raises:
         UsageError: a name means no checkout, or an option is none of CMake's.
@@ -197,11 +188,7 @@ def remove(versions: str, cache_dir: str) -> ExitCode:
 
 
 def _remove_unused(path: Path, label: str, place: Place, leases: Leases, root: Path) -> None:
-    """Deletes an environment or a finished build.
-
-    Raises:
-        ToolchainError: it is in use, or cannot be deleted.
-    """
+    """Deletes an environment or a finished build."""
     with leases.collecting():
         if path.relative_to(root.absolute()).as_posix() in leases.in_use():
             raise ToolchainError(f"{path} is in use by a running process", "Remove it when that has ended.")
@@ -212,13 +199,7 @@ def _remove_unused(path: Path, label: str, place: Place, leases: Leases, root: P
 
 
 def open_place(cache_dir: str, configuration: Configuration, *, offline: bool) -> Place:
-    """Where toolchains are looked for; what is found there is in use for as long as this lives.
-
-    Args:
-        cache_dir: folder of the cache; empty for the project's.
-        configuration: of the project and the user.
-        offline: nothing is installed.
-    """
+    """Where toolchains are looked for; what is found there is in use for as long as this lives."""
     root = (cache_folder if offline else made_cache_folder)(cache_dir)
     hashes = VerifiedHashes(root / "verified")
     return toolchain_place(root, configuration, Leases(root), hashes.sha256, offline=offline)

@@ -88,11 +88,7 @@ def problems_of_project() -> tuple[list[Problem], list[Problem]]:
 
 
 def _of_suite(path: Path) -> list[Problem]:
-    """Entries of a suite that name nothing.
-
-    Raises:
-        SpecError, NothingSelectedError, UsageError: it cannot be used.
-    """
+    """Entries of a suite that name nothing."""
     found = select(SelectionRequest(suite=str(path)), Defaults(targets=FAMILIES), for_problems=True).cases
     own = [problem for problem in found.problems if problem.file == str(path)]
     if own:

@@ -53,11 +53,7 @@ class OnnxInput:
     """An input of a program.
 
     Attributes:
-        name: as the file has it.
-        shape: its sizes; 1 for those that the file leaves open.
-        element_type: as IREE has it.
         open_sizes: names of those that are to be chosen, by their places, counted from 0.
-        is_dynamic: whether the file leaves any open.
     """
 
     name: str
@@ -78,13 +74,6 @@ class OnnxProgram:
 
     Attributes:
         path: where it is.
-        name: what its model is called here.
-        function: that it is imported as.
-        inputs: those that a caller passes.
-        outputs: how many there are.
-        opset: of ONNX's own operators.
-        data: files beside it that it keeps weights in.
-        has_f64: whether it computes in double precision somewhere.
         model: of `onnx.load`, without those weights.
     """
 
@@ -110,11 +99,6 @@ class OnnxProgram:
 
 def read_onnx(path: Path, name: str = "", shapes: Mapping[str, tuple[int, ...]] | None = None) -> OnnxProgram:
     """Reads what a spec needs of an ONNX file; its weights are not looked at.
-
-    Args:
-        path: the file.
-        name: what its model is to be called; empty for the file's own.
-        shapes: sizes of inputs that the file leaves open, by their names; 1 for others.
 
     Raises:
         UsageError: it cannot be read, has inputs that are no tensors, or none of such a name and shape.

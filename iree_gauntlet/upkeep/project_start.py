@@ -109,11 +109,7 @@ def init(asked: InitRequest) -> ExitCode:
 
 
 def _notes(program: OnnxProgram | None, name: str, data: GivenData, workers: ReferenceWorkers | None) -> list[str]:
-    """What a person should know of what was given for a program.
-
-    Raises:
-        UsageError: an output has another shape than the program gives.
-    """
+    """What a person should know of what was given for a program."""
     if program is None:
         return []
     renamed = f"{name!r} is called {program.name} here: a name has letters, digits, '.', '_' and '-'"
@@ -256,8 +252,6 @@ class ChosenInputs:
     """What a program is given.
 
     Attributes:
-        choices: one for each of its inputs.
-        tried: why other ones were not taken: what a reference said of them, each once.
         runs: whether a reference ran the program on these; None where none was asked.
         said: what it said of them (`run_onnx`); None where it did not run.
     """
@@ -294,14 +288,7 @@ def _choose_inputs(program: OnnxProgram, workers: ReferenceWorkers | None) -> Ch
 
 
 def _plan(program: OnnxProgram, sets: Sequence[Sequence[InputChoice]], folder: Path, *, last: bool) -> dict[str, Any]:
-    """What `run_onnx` is told: to run a program on the first of several sets of inputs that will do.
-
-    Args:
-        program: what is run.
-        sets: in the order of trying.
-        folder: a new one, for the files of inputs and outputs.
-        last: whether no other sets follow.
-    """
+    """What `run_onnx` is told: to run a program on the first of several sets of inputs that will do."""
     folder.mkdir()
     return {
         "model": str(program.path.resolve()),
@@ -316,11 +303,7 @@ def _plan(program: OnnxProgram, sets: Sequence[Sequence[InputChoice]], folder: P
 def _check_outputs(
     program: OnnxProgram, choices: Sequence[InputChoice], outputs: Sequence[NDArray[Any]], workers: ReferenceWorkers
 ) -> list[str]:
-    """What a reference says of outputs that somebody gave, a line for each that it computes otherwise.
-
-    Raises:
-        UsageError: one has another shape than the program gives.
-    """
+    """What a reference says of outputs that somebody gave, a line for each that it computes otherwise."""
     plan = _plan(program, [choices], workers.folder / "given", last=True)
     try:
         said = workers.answer("run_onnx", program.path.name, plan)
@@ -376,15 +359,7 @@ def _model_files(
     description: str,
     templates: Path,
 ) -> dict[Path, bytes | Path]:
-    """What a program is copied to, with its weights; its inputs, outputs that are known, spec and benchmark.
-
-    Args:
-        program: of somebody's.
-        choices: one for each of its inputs.
-        outputs: that are expected; empty where they are still to be recorded.
-        description: the spec's.
-        templates: a new project, whose specs have the flags.
-    """
+    """What a program is copied to, with its weights; its inputs, outputs that are known, spec and benchmark."""
     regressions, benchmarks = REGRESSIONS / program.name, BENCHMARKS / program.name
     regression, benchmark = (
         json.loads((templates / kind / "example" / "dense_cpu.json").read_text(encoding="utf-8"))

@@ -65,10 +65,6 @@ _COMPILER_FIELD = "golden_compiler"
 def show(request: SelectionRequest, asked: GoldenShowRequest) -> ExitCode:
     """Prints the goldens of the selection, of all SKUs and releases unless `--sku` names one.
 
-    Args:
-        request: the selection.
-        asked: with which runs, and in which form.
-
     Raises:
         UsageError: an option names what does not exist.
         NothingSelectedError: nothing matches, or what matches has no golden.
@@ -191,10 +187,6 @@ def _row(standing: Standing) -> tuple[Cell, ...]:
 def update(request: SelectionRequest, asked: GoldenUpdateRequest) -> ExitCode:
     """Shows, and with `write` makes, the goldens that runs speak for.
 
-    Args:
-        request: the selection; where none is asked for, all goldens of the runs.
-        asked: which runs speak, and what becomes of the diff.
-
     Raises:
         UsageError: there is no such run, or an option is out of range.
         NothingSelectedError: the runs hold nothing against goldens.
@@ -236,10 +228,7 @@ def update(request: SelectionRequest, asked: GoldenUpdateRequest) -> ExitCode:
 
 
 def _as_written(evidence: Mapping[Golden, list[Evidence]], request: SelectionRequest) -> dict[Golden, list[Evidence]]:
-    """The figures by the goldens that stand in the specs today, which may have been edited since the runs.
-
-    Where nothing is selected, goldens of other specs than the project's stay as the runs have recorded them.
-    """
+    """The figures by the goldens that stand in the specs today, which may have been edited since the runs."""
     everything = request == SelectionRequest()
     try:
         selection = select(request, Defaults(targets=FAMILIES))

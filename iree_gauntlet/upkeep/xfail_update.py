@@ -75,10 +75,6 @@ def update(asked: XfailUpdateRequest, request: RunRequest) -> ExitCode:
 
     Those of operator suites are in their configs, all others in the suite.
 
-    Args:
-        asked: which run, and what becomes of the diff.
-        request: how it is run again.
-
     Raises:
         UsageError: there is no such run, it did not finish, or it was not a suite's.
         SpecError: the suite cannot be read.
@@ -174,11 +170,6 @@ def with_expected_failures(text: str, *, removed: Collection[int], added: Sequen
     """The text of a suite with other expected failures.
 
     An entry goes with the comment that stands directly above it.
-
-    Args:
-        text: of a suite that reads without problems.
-        removed: indices of entries of `expect_failure` that go.
-        added: new ones; they come last.
     """
     # From the last one on, so that the indices hold.
     for index in sorted(removed, reverse=True):
@@ -248,19 +239,7 @@ class _Candidate:
 def _config_changes(
     run: Path, record: JournalRecord, suite: Path | None, count: int, request: RunRequest
 ) -> list[FileChange]:
-    """What the configs of a run's operator suites are to become, by the run and by running again what differs.
-
-    Args:
-        run: its folder.
-        record: of the run.
-        suite: file of its suite; None where it was none's.
-        count: how often it is run again; 0 trusts the run.
-        request: how it is run again.
-
-    Raises:
-        UsageError: what the run was about is not there any more, or another IREE is.
-        GauntletError: a config cannot be edited, or cannot be read.
-    """
+    """What the configs of a run's operator suites are to become, by the run and by running again what differs."""
     asked = asked_for(run)
     release = release_of(str(record.runs[-1].get("toolchain", {}).get("compiler", "")))
     candidates = _candidates(_found_in(record), _listed_cases(asked, suite), release)
@@ -376,11 +355,7 @@ class Found:
 
     Attributes:
         stage: at which it failed, `compile` or `run`; empty where it did not.
-        crash: whether it was a crash of the tool.
-        passed: what it got through before.
-        reason: why it failed.
         unjudged: what kept it from being judged; empty where nothing did.
-        unexpected: whether something came out otherwise than its config says.
     """
 
     stage: str = ""
@@ -402,13 +377,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A case as a config has it.
-
-    Attributes:
-        config: its file.
-        entry: the name under which the config lists it, or would.
-        lists: the lists of expected failures in which it stands, with the reason that is given there.
-    """
+    """A case as a config has it."""
 
     config: Path
     entry: str
@@ -458,16 +427,7 @@ def _found(steps: Sequence[Mapping[str, Any]], results: Mapping[str, Result]) ->
 
 
 def _listed_cases(asked: Asked, suite: Path | None) -> dict[str, Listed]:
-    """The cases that a run was asked for as their configs have them now, by chain.
-
-    Args:
-        asked: what the run was asked for.
-        suite: file of its suite; None where it was none's.
-
-    Raises:
-        UsageError: the folders of the run are not there from here.
-        SpecError: the run's suite, or a config, cannot be read.
-    """
+    """The cases that a run was asked for as their configs have them now, by chain."""
     named = read_suite(suite) if suite else None
     default = list(named.spec_dirs) if named else [shown(project_folder() / "specs")]
     folders = [Path(folder) for folder in asked.selection["spec_dir"]] or default
@@ -505,13 +465,7 @@ def _is_prefixed(config: SuiteConfig) -> bool:
 
 
 def _changes_of(listed: Listed, found: Found, release: str) -> tuple[list[Removal | Addition], str]:
-    """What a case's lists are to become, and what is done in a few words; nothing where they are right.
-
-    Args:
-        listed: the case in its config.
-        found: its result.
-        release: of the IREE that it came to that with.
-    """
+    """What a case's lists are to become, and what is done in a few words; nothing where they are right."""
     if found.unjudged:
         return [], ""
     wanted = _LISTS[found.stage, found.crash] if found.stage else ""
