@@ -159,7 +159,13 @@ def read_configuration(project: Path, environ: Mapping[str, str]) -> Configurati
         files=tuple(files),
         mirrors=tuple(Mirror(item.prefix, tuple(item.to), item.only) for table in tables for item in table.mirrors),
         stores=tuple(
-            StoreOptions(prefix, {name: _text(value) for name, value in options.items()})
+            StoreOptions(
+                prefix,
+                {
+                    name: str(value).lower() if isinstance(value, bool) else str(value)
+                    for name, value in options.items()
+                },
+            )
             for table in tables
             for prefix, options in table.stores.items()
         ),
@@ -225,10 +231,6 @@ def _shared_modules(table: _ModulesTable | None, environ: Mapping[str, str]) -> 
     if said not in ("", "0", "1"):
         raise UsageError(f"${_WRITE_VARIABLE} is {said!r}: expected 0 or 1", "Unset it for what the file says.")
     return SharedModulesSettings(table.url, said == "1" if said else table.write)
-
-
-def _text(value: str | bool | int) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 # In the project's folder.

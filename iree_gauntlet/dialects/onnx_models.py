@@ -66,7 +66,7 @@ SOURCES = SourceFields()
 _LEAST_OPSET = 17
 _CONFIGS = "configs"
 # A test's name, from which the model's path follows where the suite's own files are not at hand.
-_NAME = re.compile(r"tests/(?:model_zoo/)?(?P<path>.+?)_models_test\.py::test_models\[(?P<model>.+\.onnx)\]")
+_NAME = re.compile(r"tests/(?:model_zoo/)?(.+?)_models_test\.py::test_models\[(.+\.onnx)\]")
 # What comes before a file's path in the URLs of GitHub and Hugging Face.
 _BEFORE_PATH = re.compile(r"/[^/]+/[^/]+/(?:raw|resolve)/[^/]+/")
 OUTCOMES = "tests_and_expected_outcomes"
@@ -129,11 +129,6 @@ def has_word(path: Path, word: str) -> bool:
         return True
 
 
-def _read_config(path: Path, name: str) -> ModelsConfig:
-    config, comments = read_config(path, name, OutcomesDocument, ModelsConfig)
-    return replace(config, comments=comments)
-
-
 def _misnamed_tests(config: ModelsConfig, known: Iterable[str]) -> Iterator[Problem]:
     """Entries that name no test: misspelt, left behind, or of an older suite."""
     names = set(known)
@@ -186,7 +181,10 @@ def read_model_specs(
     specs: list[ModelSpec] = []
     for root in dict.fromkeys(roots):
         paths = asked or _configs_in(root)
-        configs = [_read_config(path, str(path).removeprefix(prefix)) for path in paths]
+        read_configs = (
+            read_config(path, str(path).removeprefix(prefix), OutcomesDocument, ModelsConfig) for path in paths
+        )
+        configs = [replace(config, comments=comments) for config, comments in read_configs]
         files = [(path, str(path).removeprefix(prefix)) for path in _test_files(root)]
         read = [(name, *_read_test_file(path, name, path.relative_to(root).as_posix())) for path, name in files]
         known = [test.name for _, tests, _ in read for test in tests]
@@ -212,13 +210,13 @@ class OnnxModels(ConfiguredBuilder[ModelSpec]):
             return ConfiguredCases()
         test = spec.document
         chosen, elsewhere = asked_configs(spec.suite.configs, self.loaded.targets)
-        cases = tuple(_case(spec, test, config, target) for config, target in chosen)
+        cases = tuple(
+            _case(spec, test, config, config.document, target) for config, target in chosen if config.document
+        )
         return ConfiguredCases(cases, elsewhere=elsewhere)
 
 
-def _case(spec: ModelSpec, test: ModelTest, config: ModelsConfig, target: Target) -> Case:
-    document = config.document
-    assert document is not None, "only configs that were read are chosen"
+def _case(spec: ModelSpec, test: ModelTest, config: ModelsConfig, document: OutcomesDocument, target: Target) -> Case:
     origin = Origin(spec.name, test.name.partition("::")[2])
     flags_origin = Origin(config.name)
     program = Program(test.url, OnnxImport(least_opset=_LEAST_OPSET))
@@ -309,7 +307,7 @@ def _named_tests(config: ModelsConfig) -> tuple[list[ModelTest], list[Problem]]:
     for name in config.tests:
         match = _NAME.fullmatch(name)
         if match:
-            tests.append(ModelTest(name, f"{match['path']}/{match['model']}"))
+            tests.append(ModelTest(name, f"{match[1]}/{match[2]}"))
         else:
             unknown.append(name)
     if not unknown:
@@ -402,7 +400,12 @@ def _read_test_file(path: Path, name: str, inside: str) -> tuple[list[ModelTest]
 
 
 def _read_tests(tree: ast.Module, name: str, inside: str) -> tuple[list[ModelTest], list[Problem]]:
-    constants = dict(_constants(tree))
+    constants = {
+        node.targets[0].id: text
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        if (text := _text(node.value, {})) is not None
+    }
     tests: list[ModelTest] = []
     problems: list[Problem] = []
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
@@ -434,14 +437,6 @@ def _base_of(conftest: Path) -> str:
             if repository:
                 return _BASES[_dotted(node.func)].format(repository)
     return _DEFAULT_BASE
-
-
-def _constants(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            value = _text(node.value, {})
-            if value is not None:
-                yield node.targets[0].id, value
 
 
 def _tests_of(function: ast.FunctionDef, constants: Mapping[str, str], inside: str) -> Iterator[ModelTest]:

@@ -57,7 +57,7 @@ from iree_gauntlet.errors import Problem
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from iree_gauntlet.dialects.op_suites import SuiteConfig
+    from iree_gauntlet.dialects.op_suites import OpConfig, SuiteConfig
     from iree_gauntlet.targets import Target
 
 
@@ -107,23 +107,21 @@ class OpTests(ConfiguredBuilder[OpSpec]):
             return ConfiguredCases(elsewhere=elsewhere)
         read = _read(spec)
         cases: list[Case] = []
-        origin = Origin(spec.name)
         program = Program(f"file://{quote(f'{spec.folder.path}/{read.program}')}", name=read.program)
         for config, target in chosen:
-            cases += _cases(spec, read, program, origin, config, target)
+            if config.document:
+                cases += _cases(spec, read, program, config, config.document, target)
         return ConfiguredCases(tuple(cases), read.problems, read.warnings, elsewhere)
 
 
 def _cases(
-    spec: OpSpec, read: OpInputs, program: Program, origin: Origin, config: SuiteConfig, target: Target
+    spec: OpSpec, read: OpInputs, program: Program, config: SuiteConfig, document: OpConfig, target: Target
 ) -> Iterator[Case]:
-    document = config.document
-    assert document is not None, "only configs that were read are chosen"
     flags = tuple(document.iree_compile_flags)
     if any("${" in flag for flag in flags):
         values = {CASE_FOLDER: spec.folder.path, **flag_variables()}
         flags = tuple(with_variables(flag, values) for flag in flags)
-    flags_origin = Origin(config.name)
+    origin, flags_origin = Origin(spec.name), Origin(config.name)
     module = Module(f"{spec.model}/{spec.stem}", MAIN, target, program, flags, origin, flags_origin=flags_origin)
     # In each table under whichever of its names.
     expected = next((config.expected[key] for key in spec.keys if key in config.expected), ())
@@ -165,16 +163,14 @@ def _cases(
     if not read.benchmark:
         yield case
     if read.benchmark or golden:
-        yield _benchmark(case, spec, read, config, golden)
+        yield _benchmark(case, spec, read, config.name, document, golden)
 
 
-def _benchmark(case: Case, spec: OpSpec, read: OpInputs, config: SuiteConfig, key: str) -> Case:
-    document = config.document
-    assert document is not None, "only configs that were read are chosen"
+def _benchmark(case: Case, spec: OpSpec, read: OpInputs, config: str, document: OpConfig, key: str) -> Case:
     goldens: tuple[Golden, ...] = ()
     value = document.golden_times_ms.get(key)
     if value is not None:
-        origin = Origin(config.name, f"golden_times_ms.{key}")
+        origin = Origin(config, f"golden_times_ms.{key}")
         factor = document.tolerance_factor
         goldens = (Golden(Metric.TIME_MS, value, factor, Statistic.MEAN, case.target.sku, "", origin),)
     flags, own = (_without_comparing(flags) for flags in (case.run_flags, case.own_flags))
@@ -379,9 +375,9 @@ class _Reader:
         self.problems.append(problem_at(self._spec.name, self._text, field, message, hint))
 
 
-_FLAG = re.compile(r"--\s*(?P<name>[A-Za-z_][\w.-]*)\s*(?:=\s*(?P<value>.*))?")
+_FLAG = re.compile(r"--\s*([A-Za-z_][\w.-]*)\s*(?:=\s*(.*))?")
 # `3x4xf32=@file.bin`, `@file.npy`, and `+file.npy` for the next array of a file.
-_FILE = re.compile(r"(?:(?P<type>[^@+*=]*)=)?[@+*](?P<path>.+)")
+_FILE = re.compile(r"(?:([^@+*=]*)=)?[@+*](.+)")
 _ARGUMENTS = ("input", "expected_output")
 # `4x2xf8e4m3fn`, for which the tools read a type of 8 bits that equals no other.
 _SMALL_FLOAT = re.compile(r"((?:\d+x)*f)([468]e\w+)(?==|\Z)")
@@ -415,14 +411,14 @@ def read_flagfile(text: str, file: str) -> tuple[list[FlagLine], list[Problem]]:
         if not words or words.startswith(("#", "//")):
             continue
         match = _FLAG.fullmatch(words)
-        value = match["value"] if match else None
         if match is None or "\0" in words:
             message = f"expected a flag such as --input=3x4xf32=@input_0.bin, found {_short(words)!r}"
             problems.append(Problem(file, number, "", message, "Write one flag a line; a comment begins with #."))
             continue
-        if value is not None and match["name"] in _ARGUMENTS:
+        name, value = match.groups()
+        if value is not None and name in _ARGUMENTS:
             value = _SMALL_FLOAT.sub(lambda found: found[1] + found[2].upper(), value, count=1)
-        flag = FlagLine(number, match["name"], value)
+        flag = FlagLine(number, name, value)
         wrong = _wrong(flag)
         if wrong:
             problems.append(Problem(file, number, flag.name, *wrong))
@@ -441,7 +437,7 @@ def _wrong(flag: FlagLine) -> tuple[str, str] | None:
     if flag.value[0] == flag.value[-1] == '"' and _FILE.fullmatch(flag.value[1:-1]):
         return "the tools take quotes around a file for a part of its name", "Write it without quotes."
     match = _FILE.fullmatch(flag.value)
-    kind = match["type"] if match else None
+    kind = match[1] if match else None
     if kind is not None and not TENSOR_TYPE.fullmatch(kind):
         return (
             f"expected a tensor type such as 3x4xf32 before '=@', found {_short(kind)!r}",
@@ -453,7 +449,7 @@ def _wrong(flag: FlagLine) -> tuple[str, str] | None:
 def file_of(flag: FlagLine) -> str:
     """The file that an argument is read from; empty where its value says it all."""
     match = _FILE.fullmatch(flag.value or "") if flag.name in _ARGUMENTS else None
-    return match["path"] if match else ""
+    return match[2] if match else ""
 
 
 def _short(text: str) -> str:

@@ -38,10 +38,11 @@ def _reason(text: str) -> str:
     return text
 
 
-def _target(text: str) -> str:
-    if target_of(text) is None:
+def _target_of(text: str, sku: str = "") -> Target:
+    target = target_of(text, sku=sku)
+    if target is None:
         raise ValueError(f"unknown target {text!r}: expected {', '.join(FAMILIES)}, or a chip such as gfx942")
-    return text
+    return target
 
 
 _Stage = Annotated[str, one_of("stage", _STAGES)]
@@ -78,7 +79,7 @@ class SuiteTable(Document):
 
     name: Annotated[str, expecting("letters, digits, '_', '-' and '.', first a letter or digit", _NAME.fullmatch)]
     description: ForPeople
-    target: Annotated[str, AfterValidator(_target)] = Field(
+    target: Annotated[str, AfterValidator(lambda text: _target_of(text) and text)] = Field(
         description="cpu, rocm, cuda, vulkan, metal, vmvx, or a chip such as gfx942; "
         "the command line may name another.",
         examples=["cpu", "vulkan", "cuda", "rocm", "metal", "gfx942", "sm_80"],
@@ -146,8 +147,6 @@ def read_suite(path: Path) -> Suite:
         )
         raise UsageError(f"suite {name} does not exist", hint)
     _, table = read_table(path, SuiteTable)
-    target = target_of(table.target, sku=table.sku)
-    assert target is not None, "checked by the table's validator"
     includes = tuple(Include(item.model, item.submodel, item.filename, item.markers) for item in table.include)
     for index, include in enumerate(includes):
         try:
@@ -158,7 +157,7 @@ def read_suite(path: Path) -> Suite:
         path=path,
         name=table.name,
         description=table.description,
-        target=target,
+        target=_target_of(table.target, table.sku),
         device_optional=table.device_optional,
         stages=tuple(Stage(stage) for stage in table.stages),
         spec_dirs=tuple(path.parent / folder for folder in table.spec_dirs),

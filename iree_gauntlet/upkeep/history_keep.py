@@ -11,7 +11,7 @@ import sys
 from dataclasses import asdict, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet import messages
 from iree_gauntlet.dialects.configuration_file import MARKS_FILE, read_configuration, read_marks
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.experiments.performing import Machines
     from iree_gauntlet.progress import Presenter
-    from iree_gauntlet.records.compare_record import ComparisonRecord
     from iree_gauntlet.records.history_outcome import Series
     from iree_gauntlet.settings import Configuration
     from iree_gauntlet.upkeep.upkeep_requests import (
@@ -259,6 +258,7 @@ def _keep(asked: ConfirmRequest, finding: Finding, folder: Path, now: datetime) 
     """What came of it becomes a part of the history."""
     record = read_comparison(folder)
     verdict = record.verdicts.get(finding.key.case)
+    elsewhere = record.measured.get(finding.key.case)
     if verdict is None:
         return
     confirms = {
@@ -273,17 +273,11 @@ def _keep(asked: ConfirmRequest, finding: Finding, folder: Path, now: datetime) 
         time=now.isoformat(),
         cases=(),
         iree=iree_version(record.sides[1].toolchain),
-        machine=HistoryMachine.from_dict(_machine_of(record, finding.key.case)),
+        machine=HistoryMachine.from_dict(elsewhere["machine"] if elsewhere else asdict(machine_facts())),
         state="confirmation",
         more={"confirms": confirms},
     )
     _store_of(asked).add(dict([history_file(run)]))
-
-
-def _machine_of(record: ComparisonRecord, case: str) -> dict[str, Any]:
-    """What a case was measured on."""
-    elsewhere = record.measured.get(case)
-    return dict(elsewhere["machine"]) if elsewhere else asdict(machine_facts())
 
 
 # Of the project: what people say about changes.

@@ -322,7 +322,7 @@ class _Use:
 
     def attribute(self, name: str, default: int) -> int:
         """A whole number."""
-        return next((int(item.i) for item in self.node.attribute if item.name == name), default)
+        return _attribute(self.node, name, default)
 
     def axes(self) -> list[int]:
         """Of its attribute; those in the order of the data's where it has none."""

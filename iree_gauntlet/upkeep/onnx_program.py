@@ -35,7 +35,7 @@ _TYPES = {
 _OPEN = 1
 # IREE imports older ones in part.
 _LEAST_OPSET = 17
-_SHAPE = re.compile(r"(?P<name>.+)=(?P<sizes>\d+(x\d+)*)\Z")
+_SHAPE = re.compile(r"(.+)=(\d+(?:x\d+)*)\Z")
 _EXPORT = "Export it to ONNX first, such as with torch.onnx.export(…, dynamo=True)."
 _HINTS = {
     ".mlir": "The spec of a program in MLIR is written by hand: docs/start/own-model.md#a-model-that-is-mlir-already",
@@ -148,7 +148,7 @@ def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
         found = _SHAPE.match(text)
         if found is None:
             raise UsageError(f"--shape {text}: expected an input and its sizes", "Such as --shape x=1x3x96x320.")
-        shapes[found["name"]] = tuple(map(int, found["sizes"].split("x")))
+        shapes[found[1]] = tuple(map(int, found[2].split("x")))
     return shapes
 
 
