@@ -149,7 +149,7 @@ def read_configuration(project: Path, environ: Mapping[str, str]) -> Configurati
         UsageError: `$IREE_GAUNTLET_CONFIG` names no file.
         SpecError: with everything that is wrong with a file.
     """
-    files = [path for path in _places(project, environ) if path.is_file()]
+    files = [path for path in _find_places(project, environ) if path.is_file()]
     tables = [_read(path) for path in files]
     modules = next((table.modules for table in tables if table.modules), None)
     downloads = next((table.downloads for table in tables if table.downloads), _DownloadsTable())
@@ -169,7 +169,7 @@ def read_configuration(project: Path, environ: Mapping[str, str]) -> Configurati
             for table in tables
             for prefix, options in table.stores.items()
         ),
-        shared_modules=_shared_modules(modules, environ),
+        shared_modules=_make_shared_modules(modules, environ),
         downloads=DownloadSettings(downloads.connections, downloads.retries),
         history=HistorySettings(**history.model_dump()) if history else HistorySettings(),
         nightly_links=toolchains.nightly_links,
@@ -179,7 +179,7 @@ def read_configuration(project: Path, environ: Mapping[str, str]) -> Configurati
     )
 
 
-def _places(project: Path, environ: Mapping[str, str]) -> list[Path]:
+def _find_places(project: Path, environ: Mapping[str, str]) -> list[Path]:
     named = environ.get(_VARIABLE)
     if named is not None:
         if named and not Path(named).is_file():
@@ -191,13 +191,13 @@ def _places(project: Path, environ: Mapping[str, str]) -> list[Path]:
 
 def _read(path: Path) -> SettingsFile:
     text, table = read_table(path, SettingsFile, _KIND)
-    problems = [problem for prefix, options in table.stores.items() for problem in _wrong(path, prefix, options)]
+    problems = [problem for prefix, options in table.stores.items() for problem in _check_store(path, prefix, options)]
     if problems:
         raise SpecError(with_lines(problems, text), _KIND)
     return table
 
 
-def _wrong(path: Path, prefix: str, options: Mapping[str, str | bool | int]) -> list[Problem]:
+def _check_store(path: Path, prefix: str, options: Mapping[str, str | bool | int]) -> list[Problem]:
     if not _STORE.match(prefix):
         message = f"expected az://account, s3://bucket or gs://bucket, found {prefix!r}"
         return [Problem(str(path), 0, f'stores."{prefix}"', message)]
@@ -224,7 +224,7 @@ def _wrong(path: Path, prefix: str, options: Mapping[str, str | bool | int]) -> 
     return found
 
 
-def _shared_modules(table: _ModulesTable | None, environ: Mapping[str, str]) -> SharedModulesSettings | None:
+def _make_shared_modules(table: _ModulesTable | None, environ: Mapping[str, str]) -> SharedModulesSettings | None:
     if table is None:
         return None
     said = environ.get(_WRITE_VARIABLE, "")

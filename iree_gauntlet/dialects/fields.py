@@ -83,7 +83,7 @@ def one_of(what: str, known: Collection[str], besides: Iterable[str] = ()) -> Ch
     return Checked(checked, {"enum": [*known, *besides]})
 
 
-def _input_text(text: str) -> str:
+def _check_input_text(text: str) -> str:
     """`1x64xi64`, `1xf32=3.0`, `@file.npy` and the runtime's other notations."""
     head, equals, contents = text.partition("=")
     if not text.strip() or "\0" in text:
@@ -143,12 +143,12 @@ def require_literal(value: str, field: str) -> None:
         message = f"expected values such as 4xf32=1 2 3 4, or 4xf32 for zeros, found {value!r}; {field!r} names a file"
         raise FieldError("value", message)
     try:
-        _input_text(value)
+        _check_input_text(value)
     except ValueError as error:
         raise FieldError("value", str(error)) from None
 
 
-def _flag(text: str) -> str:
+def _check_flag(text: str) -> str:
     if not text.startswith("-"):
         raise ValueError(f"expected a flag that starts with '-', found {text!r}")
     if "\0" in text or "\n" in text:
@@ -177,12 +177,12 @@ def _is_releases(text: str) -> bool:
     return True
 
 
-def _truth(value: object) -> object:
+def _read_truth(value: object) -> object:
     """`"True"` is true for the programs that read sharktank's files, and stands in some of them."""
     return True if value == "True" else value
 
 
-def _not_blank(text: str) -> str:
+def _check_not_blank(text: str) -> str:
     if not text.strip() or "\0" in text:
         raise ValueError("expected a non-empty string")
     return text
@@ -192,33 +192,35 @@ def _is_word(text: str) -> bool:
     return bool(_WORD.fullmatch(text)) and text not in ("and", "or", "not")
 
 
-def _whole(number: float) -> float:
+def _check_whole(number: float) -> float:
     if not number.is_integer():
         raise ValueError(f"expected a whole number of repetitions, found {number:g}")
     return number
 
 
-def _of_stages(timeouts: dict[str, float]) -> dict[str, float]:
+def _check_stages(timeouts: dict[str, float]) -> dict[str, float]:
     for stage in timeouts:
         if stage not in SPEC_STAGES:
             raise ValueError(f"unknown stage {stage!r}; stages are {', '.join(SPEC_STAGES)}")
     return timeouts
 
 
-Flag = Annotated[str, Checked(_flag, {"pattern": "^-"})]
-Text = Annotated[str, AfterValidator(_not_blank)]
+Flag = Annotated[str, Checked(_check_flag, {"pattern": "^-"})]
+Text = Annotated[str, AfterValidator(_check_not_blank)]
 Word = Annotated[str, expecting("one word of letters, digits, '_', '-' and '.'", _is_word)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
-InputText = Annotated[str, AfterValidator(_input_text)]
+InputText = Annotated[str, AfterValidator(_check_input_text)]
 PlainName = Annotated[str, expecting("a file name without folders", _is_plain_name)]
 RelativePath = Annotated[str, expecting("a relative path without '..'", _is_relative_path)]
 _Releases = Annotated[str, expecting("a release such as 3.13.0, or a range such as >=3.13", _is_releases)]
-Truth = Annotated[bool, BeforeValidator(_truth), WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "True"}]})]
-WholeNumber = Annotated[float, Field(gt=0, lt=1 << 31), AfterValidator(_whole)]
+Truth = Annotated[
+    bool, BeforeValidator(_read_truth), WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "True"}]})
+]
+WholeNumber = Annotated[float, Field(gt=0, lt=1 << 31), AfterValidator(_check_whole)]
 Timeouts = Annotated[
     dict[str, Positive],
-    Checked(_of_stages, {"propertyNames": {"enum": [*SPEC_STAGES]}}),
+    Checked(_check_stages, {"propertyNames": {"enum": [*SPEC_STAGES]}}),
     Field(
         default_factory=dict,
         description="Seconds by stage: fetch, import, parameters, compile, threshold, compstat, benchmark; "
@@ -252,14 +254,14 @@ class Document(BaseModel):
 _Document = TypeVar("_Document", bound=Document)
 
 
-def _family(name: str) -> str:
+def _check_family(name: str) -> str:
     if name not in FAMILIES:
         known = f"; known are {', '.join(FAMILIES)}"
         raise ValueError(f"unknown target {name!r}{did_you_mean(name, FAMILIES) or known}")
     return name
 
 
-Family = Annotated[str, Checked(_family, {"enum": [*FAMILIES]})]
+Family = Annotated[str, Checked(_check_family, {"enum": [*FAMILIES]})]
 
 
 def in_schema(**conditions: Any) -> ConfigDict:

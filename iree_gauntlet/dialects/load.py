@@ -83,7 +83,7 @@ def load_cases(
         builder.finish()
     cases, required = loaded.cases, loaded.required
     names = {f"{item.model}/{item.submodel}" for item in (*specs, *required.values())}
-    problems = loaded.problems | _duplicates(cases) | _unmatched(expected_failures, names)
+    problems = loaded.problems | _find_duplicates(cases) | _find_unmatched(expected_failures, names)
     cases.sort(key=lambda case: (case.model, case.submodel, case.target, case.kind != "quality", case.id))
     words = frozenset().union(*(expression.words for expression in loaded.expressions.values()))
     return CaseSet(
@@ -139,7 +139,7 @@ def adjusted(case: Case, expected: Sequence[ExpectedFailure], device: str = "") 
     return replace(case, device=device, run_flags=with_device(case.run_flags, device), own_flags=own)
 
 
-def _duplicates(cases: Sequence[Case]) -> set[Problem]:
+def _find_duplicates(cases: Sequence[Case]) -> set[Problem]:
     """Files that claim one name. A regression and a benchmark of sharktank share it; a torch model's test does not."""
     first: dict[str, Case] = {}
     problems: set[Problem] = set()
@@ -153,7 +153,7 @@ def _duplicates(cases: Sequence[Case]) -> set[Problem]:
     return problems
 
 
-def _unmatched(expected: Sequence[ExpectedFailure], names: Collection[str]) -> set[Problem]:
+def _find_unmatched(expected: Sequence[ExpectedFailure], names: Collection[str]) -> set[Problem]:
     """Expected failures whose glob fits no spec at all: misspelt, or left behind."""
     problems: set[Problem] = set()
     for item in expected:

@@ -99,10 +99,10 @@ def _read_op_config(path: Path, name: str) -> SuiteConfig:
     document, text = config.document, config.text
     if document is None:
         return config
-    reason = _reasons(text, comments) if comments else lambda where, _: f"in {where}"
+    reason = _read_reasons(text, comments) if comments else lambda where, _: f"in {where}"
     known = {CASE_FOLDER: "", **flag_variables()}
     strange = [
-        _problem(name, text, "iree_compile_flags", index, what, hint)
+        _describe_problem(name, text, "iree_compile_flags", index, what, hint)
         for index, flag in enumerate(document.iree_compile_flags)
         for what, hint in strange_variables(flag, known)
     ]
@@ -122,17 +122,17 @@ def _read_op_config(path: Path, name: str) -> SuiteConfig:
             if all(item.stage is not stages[0] for item in before):
                 found_here = (Expectation(stage, reason(where, index), origin, kinds) for stage in stages)
                 expected[entry] = (*before, *found_here)
-    warnings = (*config.warnings, *_idle(name, text, document))
+    warnings = (*config.warnings, *_find_idle(name, text, document))
     return replace(config, skips=skips, expected=expected, warnings=warnings)
 
 
-def _reasons(text: str, comments: Mapping[int, str]) -> Callable[[str, int], str]:
+def _read_reasons(text: str, comments: Mapping[int, str]) -> Callable[[str, int], str]:
     """What the comment on an entry's line says, by list and index."""
     lines = {where: lines_of_items(text, [where]) for where in _LISTS}
     return lambda where, index: comments.get(lines[where][index], "") or f"in {where}"
 
 
-def _idle(name: str, text: str, document: OpConfig) -> Iterator[Problem]:
+def _find_idle(name: str, text: str, document: OpConfig) -> Iterator[Problem]:
     """Entries that say nothing: they stand twice in a list, or expect a failure of a stage that is skipped."""
     skipped = {skip: frozenset(getattr(document, skip)) for skip in _SKIPS}
     for where in _LISTS:
@@ -141,17 +141,15 @@ def _idle(name: str, text: str, document: OpConfig) -> Iterator[Problem]:
         for index, entry in enumerate(getattr(document, where)):
             if before.setdefault(entry, index) != index:
                 message = f"{entry!r} stands in this list before ([{before[entry]}])"
-                yield _problem(name, text, where, index, message, "Remove one of the two.")
+                yield _describe_problem(name, text, where, index, message, "Remove one of the two.")
                 continue
             skip = next((skip for skip, stages in _SKIPS.items() if stage in stages and entry in skipped[skip]), "")
             if skip:
                 message = f"{entry!r} stands in {skip} too, and is skipped: what does not run cannot fail"
-                yield _problem(name, text, where, index, message, "Remove it from one of the two.")
+                yield _describe_problem(name, text, where, index, message, "Remove it from one of the two.")
 
 
-def _unmatched_entries(
-    config: SuiteConfig, known: Collection[str], is_case: Callable[[str], bool]
-) -> Iterator[Problem]:
+def _find_unmatched(config: SuiteConfig, known: Collection[str], is_case: Callable[[str], bool]) -> Iterator[Problem]:
     """Entries that name no case: misspelt, left behind, or of a part of the suite that is not here."""
     document = config.document
     if document is None:
@@ -166,44 +164,44 @@ def _unmatched_entries(
     for where, lost in unmatched.items():
         lines = lines_of_items(config.text, [where]) if lost else []
         for index, entry in lost:
-            near = _nearest(entry, known) if guesses else ""
+            near = _find_nearest(entry, known) if guesses else ""
             message = f"{entry!r} names no case" + (f"; did you mean {near!r}?" if near else "")
             hint = "Write the case's folder from the suite's root, or remove the entry."
             if where == "golden_times_ms":
-                yield _problem(config.name, config.text, where, entry, message, hint)
+                yield _describe_problem(config.name, config.text, where, entry, message, hint)
             else:
                 yield Problem(config.name, lines[index], f"{where}[{index}]", message, hint)
 
 
-def _nearest(entry: str, known: Collection[str]) -> str:
+def _find_nearest(entry: str, known: Collection[str]) -> str:
     """The case that is spelled most like an entry: of the same folder where there are any."""
     folder, _, name = entry.rpartition("/")
     siblings = {other.rpartition("/")[2]: other for other in known if other.rpartition("/")[0] == folder}
     return siblings.get(nearest(name, siblings), "") if siblings else nearest(entry, known)
 
 
-def _problem(name: str, text: str, where: str, place: int | str, message: str, hint: str) -> Problem:
+def _describe_problem(name: str, text: str, where: str, place: int | str, message: str, hint: str) -> Problem:
     field_name = f"{where}[{place}]" if isinstance(place, int) else f"{where}.{place}"
     return Problem(name, line_of(text, [where, place]), field_name, message, hint)
 
 
-def _long_name(text: str) -> str:
+def _lengthen_name(text: str) -> str:
     return _SHORT_NAMES.get(text.lower(), text)
 
 
-def _number(value: object) -> object:
+def _check_number(value: object) -> object:
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"expected a finite number, true or false, found {value!r}")
     return value
 
 
-def _number_or_file(value: object) -> object:
+def _check_number_or_file(value: object) -> object:
     if isinstance(value, str) and value.endswith((".npy", ".bin")):
         return value
-    return None if value is None else _number(value)
+    return None if value is None else _check_number(value)
 
 
-def _unquoted(value: object) -> object:
+def _unquote(value: object) -> object:
     """The number of a string that is one; anything else as it is."""
     try:
         return float(value) if isinstance(value, str) else value
@@ -218,14 +216,14 @@ def _is_object(value: object) -> str:
 _NUMBER_OR_FILE: dict[str, Any] = {
     "anyOf": [{"type": ["number", "boolean", "null"]}, {"type": "string", "pattern": r"\.(npy|bin)$"}]
 }
-ElementType = Annotated[str, AfterValidator(_long_name), one_of("element type", ELEMENT_TYPES, _SHORT_SPELLINGS)]
-Number = Annotated[Any, AfterValidator(_number), WithJsonSchema({"type": ["number", "boolean"]})]
+ElementType = Annotated[str, AfterValidator(_lengthen_name), one_of("element type", ELEMENT_TYPES, _SHORT_SPELLINGS)]
+Number = Annotated[Any, AfterValidator(_check_number), WithJsonSchema({"type": ["number", "boolean"]})]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 # A number, also in quotes.
 Factor = Annotated[
     Positive,
-    BeforeValidator(_unquoted),
+    BeforeValidator(_unquote),
     WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "pattern": "[0-9]"}]}),
 ]
 
@@ -286,13 +284,13 @@ class ExpectedOutput(Document):
     model_config = in_schema(oneOf=[present("url"), present("value")])
 
     url: Text | None = Field(None, description="Where it comes from: a file, or a URL.")
-    value: Annotated[Any, AfterValidator(_number_or_file), WithJsonSchema(_NUMBER_OR_FILE)] = Field(
+    value: Annotated[Any, AfterValidator(_check_number_or_file), WithJsonSchema(_NUMBER_OR_FILE)] = Field(
         None, description="A number, or the name of a file."
     )
     meta: TensorMeta | None = Field(None, description="What raw bytes hold.")
 
     @model_validator(mode="after")
-    def _one_source(self) -> ExpectedOutput:
+    def _check_source(self) -> ExpectedOutput:
         if (self.url is None) == (self.value is None):
             raise FieldError("url", "expected one of 'url' and 'value'")
         if self.file.split("?")[0].endswith(".bin") and self.meta is None:
@@ -347,7 +345,7 @@ class TorchOp(Document):
     azure_blob: bool = Field(True, description="Accepted, and ignored.")
 
     @model_validator(mode="after")
-    def _comparable(self) -> TorchOp:
+    def _check_expected(self) -> TorchOp:
         if self.mode != "benchmark" and not self.expected_output:
             raise FieldError("expected_output", "is missing: a case that compares needs what is expected")
         return self
@@ -425,19 +423,19 @@ def read_op_specs(
     Raises:
         UsageError: a config that was asked for does not exist.
     """
-    candidates = {path for path in with_configs if _configs_in(path)}
+    candidates = {path for path in with_configs if _find_configs(path)}
     above: dict[str, str] = {}
     roots: dict[str, list[CaseFolder]] = {}
     for folder in folders:
         parent = folder.path.rpartition("/")[0]
         if parent not in above:
-            above[parent] = _root_of(folder, candidates)
+            above[parent] = _find_root(folder, candidates)
         roots.setdefault(above[parent], []).append(folder)
     prefix = f"{working_folder.rstrip('/')}/"
     if asked:
-        roots = _by_entries(roots, candidates, _entries_of(asked, prefix))
-    keys = {folder.path: _keys(folder, root) for root, inside in roots.items() for folder in inside}
-    used = {root: _asked_of(root, asked, roots) or _configs_in(root) for root in roots}
+        roots = _place_by_entries(roots, candidates, _read_entries(asked, prefix))
+    keys = {folder.path: _name_keys(folder, root) for root, inside in roots.items() for folder in inside}
+    used = {root: _select_asked(root, asked, roots) or _find_configs(root) for root in roots}
     configs = _read_configs(used, {root: [keys[item.path] for item in roots[root]] for root in roots}, prefix)
     specs = []
     for root, inside in roots.items():
@@ -451,13 +449,13 @@ def read_op_specs(
     return specs
 
 
-def _asked_of(root: str, asked: Sequence[Path], roots: Iterable[str]) -> tuple[Path, ...]:
+def _select_asked(root: str, asked: Sequence[Path], roots: Iterable[str]) -> tuple[Path, ...]:
     """The configs that are asked for and may be meant for a root: not those of another root's own folder."""
     others = {Path(other, CONFIGS).resolve() for other in roots if other != root}
     return tuple(path for path in asked if path.resolve().parent not in others)
 
 
-def _configs_in(root: str) -> tuple[Path, ...]:
+def _find_configs(root: str) -> tuple[Path, ...]:
     """The configs of a folder; a JSON file of another kind next to them is none."""
     folder = Path(root, CONFIGS)
     if not folder.is_dir():
@@ -475,7 +473,7 @@ def _is_config(path: Path) -> bool:
     return any(word in content for word in _CONFIG_WORDS)
 
 
-def _root_of(folder: CaseFolder, candidates: set[str]) -> str:
+def _find_root(folder: CaseFolder, candidates: set[str]) -> str:
     """The nearest folder above a case that holds configs; the spec folder where none does."""
     inside = folder.path.startswith(f"{folder.found_from}/")
     # Above the case: what lies in its own folder is of no suite.
@@ -485,13 +483,13 @@ def _root_of(folder: CaseFolder, candidates: set[str]) -> str:
             return path
         if path == folder.found_from:
             inside = False
-        if not inside and _configs_in(path):
+        if not inside and _find_configs(path):
             return path
         path = path.rpartition("/")[0]
     return folder.found_from if folder.path != folder.found_from else folder.path.rpartition("/")[0]
 
 
-def _entries_of(asked: Sequence[Path], prefix: str) -> set[str]:
+def _read_entries(asked: Sequence[Path], prefix: str) -> set[str]:
     """The cases that configs name."""
     entries: set[str] = set()
     for path in asked:
@@ -502,14 +500,14 @@ def _entries_of(asked: Sequence[Path], prefix: str) -> set[str]:
     return entries
 
 
-def _by_entries(
+def _place_by_entries(
     roots: Mapping[str, Sequence[CaseFolder]], candidates: Collection[str], entries: Collection[str]
 ) -> dict[str, list[CaseFolder]]:
     """The same roots; where one is only the spec folder, the folder instead from which most entries name its cases."""
     found: dict[str, list[CaseFolder]] = {}
     for root, inside in roots.items():
         votes: Counter[str] = Counter()
-        if root not in candidates and not _configs_in(root):
+        if root not in candidates and not _find_configs(root):
             for folder in inside:
                 parts = folder.path.split("/")
                 votes.update(
@@ -525,7 +523,7 @@ def _by_entries(
     return found
 
 
-def _keys(folder: CaseFolder, root: str) -> tuple[str, ...]:
+def _name_keys(folder: CaseFolder, root: str) -> tuple[str, ...]:
     """Names of a case: its path from the root; of the torch variant also without `generated`, and its last folders."""
     # The last are what torch_ops/common.py calls a case by, wherever it lies.
     path = folder.path[len(root) :].lstrip("/")
@@ -565,7 +563,7 @@ def _read_configs(
         name = config.target.config
         others = [first.setdefault((root, name), config) for root in roots] if config.document else []
         problems = (*config.problems, *same_names(config, others))
-        unmatched = tuple(_unmatched_entries(config, known, partial(_is_case, roots)))
+        unmatched = tuple(_find_unmatched(config, known, partial(_is_case, roots)))
         configs[path] = replace(config, problems=problems, unmatched=unmatched)
     return configs
 

@@ -110,11 +110,11 @@ class OpTests(ConfiguredBuilder[OpSpec]):
         program = Program(f"file://{quote(f'{spec.folder.path}/{read.program}')}", name=read.program)
         for config, target in chosen:
             if config.document:
-                cases += _cases(spec, read, program, config, config.document, target)
+                cases += _make_cases(spec, read, program, config, config.document, target)
         return ConfiguredCases(tuple(cases), read.problems, read.warnings, elsewhere)
 
 
-def _cases(
+def _make_cases(
     spec: OpSpec, read: OpInputs, program: Program, config: SuiteConfig, document: OpConfig, target: Target
 ) -> Iterator[Case]:
     flags = tuple(document.iree_compile_flags)
@@ -144,7 +144,7 @@ def _cases(
         origin=origin,
         inputs=read.inputs,
         expected_outputs=read.expected,
-        outputs=(*(_output(flag.removeprefix(_OUTPUT)) for flag in written), *read.outputs),
+        outputs=(*(_parse_output(flag.removeprefix(_OUTPUT)) for flag in written), *read.outputs),
         device=devices_of_flags((*run_flags, *read.flags)),
         run_flags=(*called, *run_flags),
         own_flags=read.flags,
@@ -163,10 +163,10 @@ def _cases(
     if not read.benchmark:
         yield case
     if read.benchmark or golden:
-        yield _benchmark(case, spec, read, config.name, document, golden)
+        yield _make_benchmark(case, spec, read, config.name, document, golden)
 
 
-def _benchmark(case: Case, spec: OpSpec, read: OpInputs, config: str, document: OpConfig, key: str) -> Case:
+def _make_benchmark(case: Case, spec: OpSpec, read: OpInputs, config: str, document: OpConfig, key: str) -> Case:
     goldens: tuple[Golden, ...] = ()
     value = document.golden_times_ms.get(key)
     if value is not None:
@@ -176,7 +176,7 @@ def _benchmark(case: Case, spec: OpSpec, read: OpInputs, config: str, document: 
     flags, own = (_without_comparing(flags) for flags in (case.run_flags, case.own_flags))
     if not any(flag.startswith("--function=") for flag in (*flags, *own)):
         # The tool that measures calls a function with arguments only by its name.
-        name = _exported(f"{spec.folder.path}/{read.program}")
+        name = _find_exported(f"{spec.folder.path}/{read.program}")
         flags = (f"--function={name}", *flags) if name else flags
     return replace(
         case,
@@ -196,12 +196,12 @@ def _without_comparing(flags: Sequence[str]) -> tuple[str, ...]:
     return tuple(flag for flag in flags if not flag.lstrip("-").startswith(_COMPARING))
 
 
-def _output(value: str) -> Argument:
+def _parse_output(value: str) -> Argument:
     """A file that the run writes, by its name alone: it goes into the step's folder, never into the suite."""
     return Argument(value[0] + value[1:].rpartition("/")[2] if value[:1] in ("@", "+") else value)
 
 
-def _exported(path: str) -> str:
+def _find_exported(path: str) -> str:
     """The first function of a program's text; empty where the program is bytecode, or has none."""
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -220,23 +220,23 @@ def _read(spec: OpSpec) -> OpInputs:
         return _read_flags(spec)
     if TORCH_FILE not in files:
         message = f"is of a form before {TORCH_FILE}, which is not read"
-        return _broken(spec, Problem(spec.name, 0, "", message, "Take a newer state of the suite."))
+        return _make_broken(spec, Problem(spec.name, 0, "", message, "Take a newer state of the suite."))
     return _read_torch(spec)
 
 
-def _broken(spec: OpSpec, *problems: Problem, warnings: Sequence[Problem] = ()) -> OpInputs:
+def _make_broken(spec: OpSpec, *problems: Problem, warnings: Sequence[Problem] = ()) -> OpInputs:
     """A case whose file cannot be used: its program may be valid."""
-    program = _program_of(spec)
+    program = _find_program(spec)
     return OpInputs(program, problems=problems, compiles=program != _ANY_PROGRAM, warnings=tuple(warnings))
 
 
-def _programs_of(spec: OpSpec) -> list[str]:
+def _list_programs(spec: OpSpec) -> list[str]:
     return [name for name in spec.folder.files if name.endswith((".mlir", ".mlirbc"))]
 
 
-def _program_of(spec: OpSpec) -> str:
+def _find_program(spec: OpSpec) -> str:
     """The one program of a folder; a pattern where there is not one."""
-    programs = _programs_of(spec)
+    programs = _list_programs(spec)
     return programs[0] if len(programs) == 1 else _ANY_PROGRAM
 
 
@@ -246,13 +246,13 @@ def _read_flags(spec: OpSpec) -> OpInputs:
         with open(f"{spec.folder.path}/{FLAGFILE}", encoding="utf-8") as file:  # noqa: PTH123 - one of thousands
             text = file.read()
     except OSError as error:
-        return _broken(spec, Problem(spec.name, 0, "", f"cannot be read: {error.strerror}", "Check its rights."))
+        return _make_broken(spec, Problem(spec.name, 0, "", f"cannot be read: {error.strerror}", "Check its rights."))
     except UnicodeDecodeError:
-        return _broken(spec, Problem(spec.name, 0, "", "is not UTF-8", "Save the file as UTF-8."))
+        return _make_broken(spec, Problem(spec.name, 0, "", "is not UTF-8", "Save the file as UTF-8."))
     lines, problems = read_flagfile(text, spec.name)
-    program = _program_of(spec)
+    program = _find_program(spec)
     if program == _ANY_PROGRAM:
-        found = " and ".join(sorted(_programs_of(spec))) or "none"
+        found = " and ".join(sorted(_list_programs(spec))) or "none"
         message = f"expected one program next to it, *.mlir or *.mlirbc; found {found}"
         problems.append(Problem(spec.name, 0, "", message, "Leave one program in the folder."))
     for line in lines:
@@ -268,7 +268,7 @@ def _read_flags(spec: OpSpec) -> OpInputs:
     for line in lines:
         if line.name in arguments:
             value = line.value or ""
-            arguments[line.name].append(_output(value) if line.name == "output" else Argument(value))
+            arguments[line.name].append(_parse_output(value) if line.name == "output" else Argument(value))
         else:
             others.append(line.text)
     return OpInputs(
@@ -286,17 +286,17 @@ def _read_torch(spec: OpSpec) -> OpInputs:
     """A folder of the torch variant: synthetic arguments, outputs compared by NumPy's `allclose`."""
     content, text, problems = load_json(Path(spec.folder.path, TORCH_FILE), spec.name)
     if content is None:
-        return _broken(spec, *problems)
+        return _make_broken(spec, *problems)
     document, problems, warnings = tolerant(TorchOp, content, spec.name, text)
     if document is None:
-        return _broken(spec, *problems, warnings=warnings)
+        return _make_broken(spec, *problems, warnings=warnings)
     reader = _Reader(spec, text)
     reader.local(["file_name"], document.file_name)
     compiles = not reader.problems
     expected = document.expected_output or [] if document.mode != "benchmark" else []
     return OpInputs(
         document.file_name if compiles else _ANY_PROGRAM,
-        _inputs(document),
+        _make_inputs(document),
         tuple(reader.expected(index, item) for index, item in enumerate(expected)),
         function=document.function_name,
         benchmark=document.mode == "benchmark",
@@ -307,27 +307,27 @@ def _read_torch(spec: OpSpec) -> OpInputs:
     )
 
 
-def _inputs(document: TorchOp) -> tuple[Argument, ...]:
+def _make_inputs(document: TorchOp) -> tuple[Argument, ...]:
     """The arguments: all formulas of a case draw from one generator, one after the other."""
     arguments = []
     drawn = 0
     for item in document.flat_args:
         if isinstance(item, FormulaArgument):
-            arguments.append(Argument(url=_formula_url(item.Formula, document.seed, drawn)))
+            arguments.append(Argument(url=_make_formula_url(item.Formula, document.seed, drawn)))
             drawn += math.prod(item.Formula.shape)
         else:
-            arguments.append(Argument(_scalar(item)))
+            arguments.append(Argument(_write_scalar(item)))
     return tuple(arguments)
 
 
-def _formula_url(formula: FormulaFields, seed: int, drawn: int) -> str:
+def _make_formula_url(formula: FormulaFields, seed: int, drawn: int) -> str:
     tensor = tensor_of(formula.shape, formula.dtype)
     # A plus would be read as a blank: 1e+16.
     coeff, offset = quote(repr(formula.coeff)), quote(repr(formula.offset))
     return f"random://formula/{tensor}?seed={seed}&skip={drawn}&coeff={coeff}&offset={offset}"
 
 
-def _scalar(number: float, meta: TensorMeta | None = None) -> str:
+def _write_scalar(number: float, meta: TensorMeta | None = None) -> str:
     """A plain number as the tools read it: of the type that NumPy gives it, or of the one that is named."""
     if meta is not None:
         element, tensor = ELEMENT_TYPES[meta.dtype], tensor_of(meta.shape, meta.dtype)
@@ -361,7 +361,7 @@ class _Reader:
                 self._refuse(["expected_output", index], f"{item} does not say its shape and type", hint)
             return Argument(f"@{item}")
         if not item.file:
-            return Argument(_scalar(item.value, item.meta))
+            return Argument(_write_scalar(item.value, item.meta))
         tensor = tensor_of(item.meta.shape, item.meta.dtype) if item.meta and item.file.endswith(".bin") else ""
         field: list[str | int] = ["expected_output", index, "url" if item.url else "value"]
         if is_url(item.file):
@@ -412,21 +412,21 @@ def read_flagfile(text: str, file: str) -> tuple[list[FlagLine], list[Problem]]:
             continue
         match = _FLAG.fullmatch(words)
         if match is None or "\0" in words:
-            message = f"expected a flag such as --input=3x4xf32=@input_0.bin, found {_short(words)!r}"
+            message = f"expected a flag such as --input=3x4xf32=@input_0.bin, found {_shorten(words)!r}"
             problems.append(Problem(file, number, "", message, "Write one flag a line; a comment begins with #."))
             continue
         name, value = match.groups()
         if value is not None and name in _ARGUMENTS:
             value = _SMALL_FLOAT.sub(lambda found: found[1] + found[2].upper(), value, count=1)
         flag = FlagLine(number, name, value)
-        wrong = _wrong(flag)
+        wrong = _check_flag(flag)
         if wrong:
             problems.append(Problem(file, number, flag.name, *wrong))
         flags.append(flag)
     return flags, problems
 
 
-def _wrong(flag: FlagLine) -> tuple[str, str] | None:
+def _check_flag(flag: FlagLine) -> tuple[str, str] | None:
     """What is wrong with a flag by itself, and what to do."""
     if flag.name == "flagfile":
         return "a flagfile inside a flagfile is not read", "Write its flags here."
@@ -440,7 +440,7 @@ def _wrong(flag: FlagLine) -> tuple[str, str] | None:
     kind = match[1] if match else None
     if kind is not None and not TENSOR_TYPE.fullmatch(kind):
         return (
-            f"expected a tensor type such as 3x4xf32 before '=@', found {_short(kind)!r}",
+            f"expected a tensor type such as 3x4xf32 before '=@', found {_shorten(kind)!r}",
             "Write sizes, then a type.",
         )
     return None
@@ -452,5 +452,5 @@ def file_of(flag: FlagLine) -> str:
     return match[2] if match else ""
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "…"

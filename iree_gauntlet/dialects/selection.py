@@ -114,12 +114,12 @@ class MarkerExpression:
         return self._tokens[self._position] if self._position < len(self._tokens) else ""
 
     def _evaluate_or(self, markers: frozenset[str]) -> bool:
-        return any(self._parted_by("or", self._evaluate_and, markers))
+        return any(self._evaluate_parts("or", self._evaluate_and, markers))
 
     def _evaluate_and(self, markers: frozenset[str]) -> bool:
-        return all(self._parted_by("and", self._evaluate_not, markers))
+        return all(self._evaluate_parts("and", self._evaluate_not, markers))
 
-    def _parted_by(self, word: str, part: Callable[[frozenset[str]], bool], markers: frozenset[str]) -> list[bool]:
+    def _evaluate_parts(self, word: str, part: Callable[[frozenset[str]], bool], markers: frozenset[str]) -> list[bool]:
         """The values of all parts, also where the first decides: the next token is the one behind them."""
         values = [part(markers)]
         while self._peek() == word:
@@ -172,18 +172,18 @@ def no_match(
     others = sorted({spec.model for spec in inside} - set(models))
     lines = [text for include in includes if (text := unmatched(include, here))]
     if markers:
-        lines.append(f"Markers of what matches otherwise: {_listed(sorted(markers))}.")
+        lines.append(f"Markers of what matches otherwise: {_list_names(sorted(markers))}.")
     if elsewhere:
-        meant = _listed(sorted(elsewhere))
+        meant = _list_names(sorted(elsewhere))
         lines.append(f"What matches otherwise is for {meant}: name it with --target, or add a target to its spec.")
-    lines.append(f"Models for {', '.join(sorted(families))}: {_listed(models)}.")
+    lines.append(f"Models for {', '.join(sorted(families))}: {_list_names(models)}.")
     if others and not models:
-        lines.append(f"Models for other targets: {_listed(others)}; see --target.")
+        lines.append(f"Models for other targets: {_list_names(others)}; see --target.")
     if len(inside) < len(everywhere):
         outside = sorted({spec.model for spec in everywhere} - {spec.model for spec in inside})
-        lines.append(f"Models outside the suite: {_listed(outside)}.")
+        lines.append(f"Models outside the suite: {_list_names(outside)}.")
     if unread:
-        lines.append(f"Files that cannot be used: {_listed(unread)}; `lint` shows why.")
+        lines.append(f"Files that cannot be used: {_list_names(unread)}; `lint` shows why.")
     lines.append("`list` shows every model, submodel and marker.")
     wanted = "; ".join(dict.fromkeys(filter(None, map(_describe, includes))))
     target = "" if set(families) >= set(FAMILIES) else f" for target {' or '.join(sorted(families))}"
@@ -195,7 +195,7 @@ def unmatched(include: Include, specs: Sequence[Selectable]) -> str:
     """Which of its globs fits no spec, and what is spelled like it; empty where each of them fits one."""
     models = sorted({spec.model for spec in specs})
     if not any(fnmatchcase(model, include.model) for model in models):
-        return _unmatched("model", include.model, models) if include.model != "*" else ""
+        return _describe_unmatched("model", include.model, models) if include.model != "*" else ""
     chosen = [spec for spec in specs if fnmatchcase(spec.model, include.model)]
     lines = []
     for option, wanted, names in (
@@ -203,11 +203,11 @@ def unmatched(include: Include, specs: Sequence[Selectable]) -> str:
         ("filename", include.filename, sorted({spec.stem for spec in chosen})),
     ):
         if chosen and not any(fnmatchcase(name, wanted) for name in names):
-            lines.append(f"{_unmatched(option, wanted, names)} {include.model!r} has: {_listed(names)}.")
+            lines.append(f"{_describe_unmatched(option, wanted, names)} {include.model!r} has: {_list_names(names)}.")
     return "\n  ".join(lines)
 
 
-def _unmatched(option: str, wanted: str, names: Sequence[str]) -> str:
+def _describe_unmatched(option: str, wanted: str, names: Sequence[str]) -> str:
     return f"No {option} {wanted!r}{did_you_mean(wanted, names) or '.'}"
 
 
@@ -218,6 +218,6 @@ def _describe(include: Include) -> str:
     return " ".join(words)
 
 
-def _listed(names: Sequence[str], most: int = 30) -> str:
+def _list_names(names: Sequence[str], most: int = 30) -> str:
     shown = ", ".join(names[:most]) or "none"
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")

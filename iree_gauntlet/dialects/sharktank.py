@@ -80,7 +80,7 @@ class Sharktank(Builder[Spec]):
             for target in self.loaded.targets
             if chosen and target.family in families
         }
-        words = {target: (spec.words or frozenset()) | _markers_of(target) for target in fitting}
+        words = {target: (spec.words or frozenset()) | _name_markers(target) for target in fitting}
         self.loaded.known.update(*words.values())
         wanted = [target for target in fitting if spec.words is None or self.loaded.matches(words[target], chosen)]
         (self.loaded.problems if wanted else self.loaded.left_out).update(spec.problems)
@@ -138,7 +138,7 @@ class Sharktank(Builder[Spec]):
         return self._regression(specs[0], target)
 
 
-def _markers_of(target: Target) -> frozenset[str]:
+def _name_markers(target: Target) -> frozenset[str]:
     return frozenset({target.family, target.chip or target.family})
 
 
@@ -185,11 +185,11 @@ def _build_regression(spec: Spec, target: Target) -> tuple[Regression | None, li
             return ""
         return resolved
 
-    tuner = _tuner(spec, document, target, problems)
+    tuner = _find_tuner(spec, document, target, problems)
     if isinstance(document, RegressionV1):
-        fields = _first(document, target, tuner.flags)
+        fields = _read_first(document, target, tuner.flags)
     else:
-        fields = _second(document, target, tuner.flags)
+        fields = _read_second(document, target, tuner.flags)
     name = f"{spec.model}_{spec.submodel}"
     main = Module(
         name=name,
@@ -211,8 +211,8 @@ def _build_regression(spec: Spec, target: Target) -> tuple[Regression | None, li
         parameters = (Parameters("model", url=url(["real_weights"], document.real_weights)),)
     elif fields.splat:
         parameters = (Parameters("model", splat_of=main.id),)
-    inputs = _arguments(document.inputs, "inputs", url)
-    outputs = _arguments(document.outputs, "outputs", url)
+    inputs = _read_arguments(document.inputs, "inputs", url)
+    outputs = _read_arguments(document.outputs, "outputs", url)
     case = replace(
         base_case(
             spec,
@@ -229,8 +229,8 @@ def _build_regression(spec: Spec, target: Target) -> tuple[Regression | None, li
         function=fields.function,
         device=fields.device,
         run_flags=fields.threshold_args,
-        expectations=_expectations(spec, fields, target),
-        markers=frozenset({*document.markers, "quality"}) | _markers_of(target),
+        expectations=_read_expectations(spec, fields, target),
+        markers=frozenset({*document.markers, "quality"}) | _name_markers(target),
         blocked_reason=tuner.blocked,
     )
     if problems:
@@ -253,7 +253,7 @@ class _Tuner:
     blocked: str = ""
 
 
-def _tuner(spec: Spec, document: RegressionV1 | RegressionV2, target: Target, problems: list[Problem]) -> _Tuner:
+def _find_tuner(spec: Spec, document: RegressionV1 | RegressionV2, target: Target, problems: list[Problem]) -> _Tuner:
     if target.family != "rocm" or target.sku not in document.tuner_file:
         return _Tuner()
     field, name = ("tuner_file", target.sku), document.tuner_file[target.sku]
@@ -268,7 +268,7 @@ def _tuner(spec: Spec, document: RegressionV1 | RegressionV2, target: Target, pr
     return _Tuner(flags=(f"{_TUNER_FLAG}={found}",), blocked=blocked)
 
 
-def _first(document: RegressionV1, target: Target, tuner: tuple[str, ...]) -> _Fields:
+def _read_first(document: RegressionV1, target: Target, tuner: tuple[str, ...]) -> _Fields:
     if target.family == "cpu":
         flags = (*document.cpu_compiler_flags, "--iree-hal-target-backends=llvm-cpu")
         return _Fields(
@@ -294,7 +294,7 @@ def _first(document: RegressionV1, target: Target, tuner: tuple[str, ...]) -> _F
     )
 
 
-def _second(document: RegressionV2, target: Target, tuner: tuple[str, ...]) -> _Fields:
+def _read_second(document: RegressionV2, target: Target, tuner: tuple[str, ...]) -> _Fields:
     if target.family in document.targets:
         own = document.targets[target.family].threshold_args
         return _Fields(
@@ -320,7 +320,7 @@ def _second(document: RegressionV2, target: Target, tuner: tuple[str, ...]) -> _
     )
 
 
-def _expectations(spec: Spec, fields: _Fields, target: Target) -> tuple[Expectation, ...]:
+def _read_expectations(spec: Spec, fields: _Fields, target: Target) -> tuple[Expectation, ...]:
     found: list[Expectation] = []
     field = fields.chips_failing
     if target.chip and target.chip in getattr(spec.document, field, ()):
@@ -330,7 +330,9 @@ def _expectations(spec: Spec, fields: _Fields, target: Target) -> tuple[Expectat
     return tuple(found)
 
 
-def _arguments(blobs: list[Blob], field: str, url: Callable[[Sequence[str | int], str], str]) -> tuple[Argument, ...]:
+def _read_arguments(
+    blobs: list[Blob], field: str, url: Callable[[Sequence[str | int], str], str]
+) -> tuple[Argument, ...]:
     return tuple(
         Argument(blob.value or "", url([field, index, "source"], blob.source) if blob.source else "")
         for index, blob in enumerate(blobs)
@@ -362,14 +364,14 @@ def _build_benchmark(
     paired = find(f"{spec.model}_{submodel}")
     # A pipeline has no weights in addition to those of the modules that it calls.
     is_pipeline = document.compilation_required and document.modules
-    weights = () if is_pipeline else _weights(spec, document, paired, problems, missing)
+    weights = () if is_pipeline else _find_weights(spec, document, paired, problems, missing)
     if document.compilation_required:
         role = "benchmark" if find(own) else MAIN
         module = Module(own, role, target, Program(""), (), Origin(spec.name))
         if weights and weights[0].splat_of:
             # The pair's archive is of the pair's program: this one makes its own.
             module, weights = replace(module, splat=True), (replace(weights[0], splat_of=module.id),)
-        main = _own_module(spec, document, module, problems, missing)
+        main = _complete_module(spec, document, module, problems, missing)
     else:
         if paired is None:
             missing.append(f"no regression spec defines {spec.model}/{submodel} for {target.name}")
@@ -392,9 +394,9 @@ def _build_benchmark(
         device=(document.device or _FIRST_DEVICE) if own_target or paired is None else paired.case.device,
         run_flags=_run_flags(document),
         compile_statistics=True,
-        goldens=_goldens(spec, document, target, "" if own_target else f"{target.family}-"),
+        goldens=_read_goldens(spec, document, target, "" if own_target else f"{target.family}-"),
         golden_keys=tuple(document.golden_time or document.golden_time_ms),
-        markers=frozenset({*document.markers, "benchmark"}) | _markers_of(target),
+        markers=frozenset({*document.markers, "benchmark"}) | _name_markers(target),
         skip_reason=skip,
         blocked_reason="; ".join(missing),
         notes=document.notes(),
@@ -402,7 +404,9 @@ def _build_benchmark(
     return case, []
 
 
-def _own_module(spec: Spec, document: Benchmark, module: Module, problems: list[Problem], missing: list[str]) -> Module:
+def _complete_module(
+    spec: Spec, document: Benchmark, module: Module, problems: list[Problem], missing: list[str]
+) -> Module:
     """Completes the module that a benchmark compiles for itself."""
     chip = (f"--iree-rocm-target={module.target.chip}",) if module.target.family == "rocm" else ()
     backend = () if document.device else ("--iree-hal-target-backends=rocm",)
@@ -424,7 +428,7 @@ def _own_module(spec: Spec, document: Benchmark, module: Module, problems: list[
     )
 
 
-def _weights(
+def _find_weights(
     spec: Spec, document: Benchmark, paired: Regression | None, problems: list[Problem], missing: list[str]
 ) -> tuple[Parameters, ...]:
     """The file that is named, or else the paired regression's archive, or one of another name that it downloads."""
@@ -442,12 +446,12 @@ def _weights(
         if wanted and document.compilation_required:
             missing.append(f"no regression spec for {spec.model}/{spec.submodel} downloads {wanted!r}")
         return ()
-    if not wanted or any(_file_name(item.url) == wanted for item in paired.parameters):
+    if not wanted or any(_name_file(item.url) == wanted for item in paired.parameters):
         return paired.parameters
-    other = next((url for url in paired.urls if _file_name(url) == wanted), "")
+    other = next((url for url in paired.urls if _name_file(url) == wanted), "")
     if other:
         return (Parameters("model", url=other),)
-    has = ", ".join(sorted({_file_name(url) for url in paired.urls if url})) or "none"
+    has = ", ".join(sorted({_name_file(url) for url in paired.urls if url})) or "none"
     problems.append(
         problem(
             spec,
@@ -459,7 +463,7 @@ def _weights(
     return ()
 
 
-def _file_name(url: str) -> str:
+def _name_file(url: str) -> str:
     return unquote(urlsplit(url).path.rpartition("/")[2])
 
 
@@ -479,7 +483,7 @@ def _run_flags(document: Benchmark) -> tuple[str, ...]:
     return (*first, *flags, *document.benchmark_flags)
 
 
-def _goldens(spec: Spec, document: Benchmark, target: Target, prefix: str) -> tuple[Golden, ...]:
+def _read_goldens(spec: Spec, document: Benchmark, target: Target, prefix: str) -> tuple[Golden, ...]:
     """Golden times belong to their SKU alone; counts and sizes to the SKU, or to the whole target family."""
     # Those of a further target have its family before the SKU: `vulkan-mi300`.
     goldens: list[Golden] = []

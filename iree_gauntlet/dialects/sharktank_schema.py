@@ -79,7 +79,7 @@ class Blob(Document):
     )
 
     @model_validator(mode="after")
-    def _says_what_it_is(self) -> Blob:
+    def _check_source(self) -> Blob:
         if self.source is None and self.value is None:
             raise ValueError("has neither 'source' nor 'value': give at least one")
         if self.value and self.source:
@@ -110,7 +110,7 @@ class _Regression(ProgramDocument, _Common):
     )
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> _Regression:
+    def _check_parts(self) -> _Regression:
         if self.add_pipeline_module and not self.pipeline_mlir:
             raise FieldError("add_pipeline_module", "is true, but there is no pipeline_mlir to add")
         return self
@@ -244,7 +244,7 @@ class Benchmark(_Common):
         return self
 
     @model_validator(mode="after")
-    def _names_one_program_and_one_archive(self) -> Benchmark:
+    def _check_programs(self) -> Benchmark:
         if self.compilation_required and not any(getattr(self, name) for name in _PROGRAMS):
             message = "is true, but neither mlir_file_name nor mlir_file_path nor mlir_file_url says what to compile"
             raise FieldError("compilation_required", message)
@@ -256,19 +256,19 @@ class Benchmark(_Common):
         return self
 
     @model_validator(mode="after")
-    def _flags_agree(self) -> Benchmark:
+    def _check_flags(self) -> Benchmark:
         for name in ("benchmark_repetitions", "benchmark_min_warmup_time"):
             field: Any = getattr(self, name)
             written = [
                 flag.split("=", 1)[1] for flag in self.benchmark_flags if flag.lstrip("-").startswith(f"{name}=")
             ]
-            other = [value for value in written if field is not None and not _same_number(value, field)]
+            other = [value for value in written if field is not None and not _is_same_number(value, field)]
             if other:
                 raise FieldError(name, f"is {field:g}, but benchmark_flags say {other[0]}; keep one of the two")
         return self
 
 
-def _same_number(text: str, number: float) -> bool:
+def _is_same_number(text: str, number: float) -> bool:
     try:
         return float(text.rstrip("s")) == number
     except ValueError:
@@ -288,21 +288,21 @@ _FAMILIES_IN_NAMES = ("cpu", "rocm")
 def read_sharktank_specs(tree: SpecTree, root: Path) -> Iterator[Spec]:
     """The specs in the models' folders of a root."""
     models = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
-    files = [path for model in models for path in _json_in(model)]
+    files = [path for model in models for path in _list_json(model)]
     if root.name in ROOT_NAMES:
         # A file where no model's folder is may have been meant as a spec.
         message = f"is not read: specs lie in their model's folder, {as_typed(root)}/MODEL/"
-        for path in _json_in(root):
+        for path in _list_json(root):
             spec = _spec(tree, root, path, None)
             yield replace(spec, warnings=(Problem(spec.name, 0, "", message, "Move it there."),))
     if not files and root == tree.folder:
         # It is the folder of one model, perhaps of a root whose files it may name.
-        root, files = root.parent, _json_in(root)
+        root, files = root.parent, _list_json(root)
         tree = replace(tree, folder=root) if root.name in ROOT_NAMES else tree
     yield from (_read_sharktank(tree, root, path) for path in files)
 
 
-def _json_in(folder: Path) -> list[Path]:
+def _list_json(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.json") if not path.name.startswith("."))
 
 
@@ -311,7 +311,7 @@ def _read_sharktank(tree: SpecTree, root: Path, path: Path) -> Spec:
     content, text, problems = load_json(path, name)
     if content is None:
         return _spec(tree, root, path, None, problems)
-    kind = _sharktank_document(content, root, path)
+    kind = _choose_document(content, root, path)
     if isinstance(kind, str):
         wrong = Problem(name, 1, "", kind, "docs/reference/specs.md lists the fields of each format.")
         return _spec(tree, root, path, None, [wrong])
@@ -355,7 +355,7 @@ def _spec(
     )
 
 
-def _sharktank_document(content: dict[str, Any], root: Path, path: Path) -> type[_AnyDocument] | str:
+def _choose_document(content: dict[str, Any], root: Path, path: Path) -> type[_AnyDocument] | str:
     """The dialect by the fields that a file has; a message where none or two fit."""
     keys = set(content)
     own = _OWN_FIELDS

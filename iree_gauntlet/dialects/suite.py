@@ -32,13 +32,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
 DEFAULT_STAGES = (Stage.COMPILE, Stage.THRESHOLD, Stage.COMPSTAT, Stage.BENCHMARK)
 
 
-def _reason(text: str) -> str:
+def _check_reason(text: str) -> str:
     if not text.strip():
         raise ValueError("expected a reason: say why this fails, with a link where there is one")
     return text
 
 
-def _target_of(text: str, sku: str = "") -> Target:
+def _require_target(text: str, sku: str = "") -> Target:
     target = target_of(text, sku=sku)
     if target is None:
         raise ValueError(f"unknown target {text!r}: expected {', '.join(FAMILIES)}, or a chip such as gfx942")
@@ -59,14 +59,14 @@ class _IncludeTable(Document):
 class _ExpectTable(Document):
     case: str = Field(description="Glob of model/submodel.")
     stage: _Stage = Field(description="The stage that fails.")
-    reason: Annotated[str, AfterValidator(_reason)] = Field(description="Why, with a link where there is one.")
+    reason: Annotated[str, AfterValidator(_check_reason)] = Field(description="Why, with a link where there is one.")
     kind: _Kind | None = Field(
         None, description="How it fails: any other failure counts. Without it, any kind is expected."
     )
     match: str = Field("", description="A text that the failure's reason, or the tool's output, has in it.")
 
     @model_validator(mode="after")
-    def _kind_fits_the_stage(self) -> _ExpectTable:
+    def _check_kind(self) -> _ExpectTable:
         known = KINDS_AT.get(Stage(self.stage), ())
         if self.kind is not None and self.kind not in known:
             message = f"{self.kind!r} cannot come of the stage {self.stage!r}"
@@ -79,7 +79,7 @@ class SuiteTable(Document):
 
     name: Annotated[str, expecting("letters, digits, '_', '-' and '.', first a letter or digit", _NAME.fullmatch)]
     description: ForPeople
-    target: Annotated[str, AfterValidator(lambda text: _target_of(text) and text)] = Field(
+    target: Annotated[str, AfterValidator(lambda text: _require_target(text) and text)] = Field(
         description="cpu, rocm, cuda, vulkan, metal, vmvx, or a chip such as gfx942; "
         "the command line may name another.",
         examples=["cpu", "vulkan", "cuda", "rocm", "metal", "gfx942", "sm_80"],
@@ -157,7 +157,7 @@ def read_suite(path: Path) -> Suite:
         path=path,
         name=table.name,
         description=table.description,
-        target=_target_of(table.target, table.sku),
+        target=_require_target(table.target, table.sku),
         device_optional=table.device_optional,
         stages=tuple(Stage(stage) for stage in table.stages),
         spec_dirs=tuple(path.parent / folder for folder in table.spec_dirs),

@@ -58,10 +58,10 @@ def read_table(path: Path, model: type[_Document], kind: str = "spec files") -> 
 def with_lines(problems: Iterable[Problem], text: str) -> list[Problem]:
     """Finds the lines of fields: TOML's reader keeps no positions."""
     lines = [line.strip() for line in text.splitlines()]
-    return [replace(problem, line=_line_of(problem.field, lines)) for problem in problems]
+    return [replace(problem, line=_find_line(problem.field, lines)) for problem in problems]
 
 
-def _line_of(field: str, lines: list[str]) -> int:
+def _find_line(field: str, lines: list[str]) -> int:
     """In the table of an array where the field says which (`include[1].model`), else the one that has its last word."""
     table, _, last = field.rpartition(".")
     word = last.split("[")[0]

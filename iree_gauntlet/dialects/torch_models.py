@@ -151,7 +151,7 @@ def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> 
         device=devices_of_flags(run_args),
         run_flags=run_args,
         order=ArgumentOrder.MODULES_FIRST,
-        goldens=_goldens(spec, document, sku),
+        goldens=_read_goldens(spec, document, sku),
         golden_keys=(document.sku,) if isinstance(document, BenchmarkTest) and document.sku else (),
         expectations=(expected_failure,) if "xfail" in document.markers else (),
         markers=frozenset({*document.markers, document.type}),
@@ -249,7 +249,7 @@ class _Builder:
         return found
 
 
-def _goldens(spec: Spec, document: QualityTest | BenchmarkTest | CompstatTest, sku: str) -> tuple[Golden, ...]:
+def _read_goldens(spec: Spec, document: QualityTest | BenchmarkTest | CompstatTest, sku: str) -> tuple[Golden, ...]:
     if isinstance(document, QualityTest):
         return ()
     if isinstance(document, BenchmarkTest):
@@ -303,7 +303,7 @@ class TorchModules:
 
     def find(self, spec: Spec, field: Sequence[str | int], name: str) -> DefinedModule | tuple[Problem, ...]:
         """The module that a test names, or what is wrong with the name or with the definition."""
-        folders = _module_folders(spec)
+        folders = _find_module_folders(spec)
         # iree-test-suites takes what follows a dot for a suffix: `clip.v2` is its `clip.json`.
         files = (f"{name}.json", PurePosixPath(name).with_suffix(".json"))
         places = (folder / file for file in files for folder in folders)
@@ -321,7 +321,7 @@ class TorchModules:
     def _define(self, path: Path, spec: Spec) -> DefinedModule | tuple[Problem, ...]:
         """The module of a file: one, with one name, whichever test asks for it first."""
         if path not in self._defined:
-            folders = _module_folders(spec)
+            folders = _find_module_folders(spec)
             definition = self._specs.get(path) or read_module_definition(spec.tree, folders[0], path)
             self._defined[path] = _defined(definition, folders) if definition.document else definition.problems
         return self._defined[path]
@@ -341,7 +341,7 @@ class TorchModules:
         return self._known[folder]
 
 
-def _module_folders(spec: Spec) -> tuple[Path, ...]:
+def _find_module_folders(spec: Spec) -> tuple[Path, ...]:
     """Where the modules of a test are looked for, the first one first."""
     if spec.tree.modules is not None:
         return (spec.tree.modules,)
@@ -376,12 +376,12 @@ def _defined(spec: Spec, folders: Sequence[Path]) -> DefinedModule | tuple[Probl
         model=model or folder.name,
         submodel=submodel,
         stem=submodel,
-        blocked_reason=_lfs_pointer(document, url),
+        blocked_reason=_find_lfs_pointer(document, url),
     )
     return DefinedModule(module, case, document)
 
 
-def _lfs_pointer(document: ModuleDefinition, url: str) -> str:
+def _find_lfs_pointer(document: ModuleDefinition, url: str) -> str:
     """Why a file of Git LFS cannot be compiled yet; empty where it can, or is missing as a whole."""
     if document.type != "git-lfs" or not url.startswith("file:"):
         return ""

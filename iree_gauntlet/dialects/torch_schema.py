@@ -70,27 +70,27 @@ _WEIGHTS = {"url": ("url",), "random": ("module", "seed"), "splat": ("module", "
 _OF_WEIGHTS = ("url", "module", "seed", "value")
 
 
-def _marker(word: str) -> str:
+def _check_marker(word: str) -> str:
     if word in _PYTEST_WORDS:
         raise ValueError(f"{word!r} means something else to pytest: choose another marker")
     return word
 
 
-def _module_name(name: str) -> str:
+def _check_module_name(name: str) -> str:
     parts = name.removesuffix(".json").split("/")
     if "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
         raise ValueError(f"expected the name of a module definition below the module folder, found {name!r}")
     return name.removesuffix(".json")
 
 
-def _run_flag(text: str) -> str:
+def _check_run_flag(text: str) -> str:
     name = text.lstrip("-").split("=")[0]
     if name in ("benchmark_format", "benchmark_out", "benchmark_out_format"):
         raise ValueError(f"--{name} would keep the results from being read: remove it")
     return text
 
 
-def _only_one(value: object) -> object:
+def _take_only_one(value: object) -> object:
     """The document of iree-test-suites says that a compstat's module is an array; its program takes a name."""
     if isinstance(value, list) and len(value) != 1:
         raise ValueError(f"expected one module, found {len(value)}")
@@ -100,10 +100,10 @@ def _only_one(value: object) -> object:
 _ONE_MODULE: dict[str, Any] = {
     "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1}]
 }
-Marker = Annotated[Word, AfterValidator(_marker)]
+Marker = Annotated[Word, AfterValidator(_check_marker)]
 _MARKER: TypeAdapter[str] = TypeAdapter(Marker, config=ConfigDict(strict=True))
-_ModuleName = Annotated[Text, AfterValidator(_module_name)]
-_RunFlag = Annotated[Flag, AfterValidator(_run_flag)]
+_ModuleName = Annotated[Text, AfterValidator(_check_module_name)]
+_RunFlag = Annotated[Flag, AfterValidator(_check_run_flag)]
 
 
 class ModuleDefinition(ProgramDocument, WithTargets):
@@ -117,7 +117,7 @@ class ModuleDefinition(ProgramDocument, WithTargets):
     timeouts: Timeouts  # ours
 
     @model_validator(mode="after")
-    def _timeouts_are_of_its_stages(self) -> ModuleDefinition:
+    def _check_timeouts(self) -> ModuleDefinition:
         for stage in self.timeouts:
             if stage not in _MODULE_STAGES:
                 stages = ", ".join(_MODULE_STAGES)
@@ -136,7 +136,7 @@ class ArgumentSpec(Document):
     url: Text | None = Field(None, description="Where it comes from: a file, or a URL.")
 
     @model_validator(mode="after")
-    def _says_something(self) -> ArgumentSpec:
+    def _check_value(self) -> ArgumentSpec:
         if self.value is None and self.url is None:
             raise ValueError("has neither 'value' nor 'url': give at least one")
         if self.value and self.url:
@@ -151,7 +151,7 @@ class OutputSpec(Document):
     value: Text = Field(description="A type with a url, a value such as 1xf32=3.0, or a file: @name.npy.")
 
     @model_validator(mode="after")
-    def _stays_in_its_folder(self) -> OutputSpec:
+    def _check_name(self) -> OutputSpec:
         name = self.value.removeprefix("@") if self.value.startswith("@") else self.value.removeprefix("+")
         if self.value[0] in "@+" and (not name or name[0] == "/" or "\\" in name or "/" in name or name == ".."):
             raise FieldError("value", f"{self.value!r}: expected a file name without folders, such as @output_0.npy")
@@ -193,7 +193,7 @@ class Weight(Document):
     )
 
     @model_validator(mode="after")
-    def _fields_are_of_its_type(self) -> Weight:
+    def _check_fields(self) -> Weight:
         wanted = _WEIGHTS[self.type]
         for field in _OF_WEIGHTS:
             given = getattr(self, field) is not None
@@ -211,7 +211,7 @@ class _Test(Document):
     timeouts: Timeouts  # ours
 
     @model_validator(mode="after")
-    def _timeouts_are_of_its_stages(self) -> _Test:
+    def _check_timeouts(self) -> _Test:
         for stage in self.timeouts:
             if stage in _MODULE_STAGES and stage != "fetch":
                 raise FieldError("timeouts", f"{stage!r} is a stage of module definitions: write it there")
@@ -231,7 +231,7 @@ class _RunTest(_Test):
     pipeline_compiler_flags: Flags = Field(description="A second module, which is compiled as well: its flags.")
 
     @model_validator(mode="after")
-    def _modules_differ(self) -> _RunTest:
+    def _check_modules(self) -> _RunTest:
         for index, name in enumerate(self.modules):
             if name in self.modules[:index]:
                 raise FieldError("modules", f"names {name!r} twice")
@@ -269,7 +269,7 @@ class CompstatTest(_Test):
     """Holds a module's dispatch count and size against upper bounds."""
 
     type: Literal["compstat"] = Field(description="What the file is.")
-    module: Annotated[_ModuleName, BeforeValidator(_only_one), WithJsonSchema(_ONE_MODULE)] = Field(
+    module: Annotated[_ModuleName, BeforeValidator(_take_only_one), WithJsonSchema(_ONE_MODULE)] = Field(
         description="Name of a module definition below the module folder."
     )
     golden_dispatch_count: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
@@ -315,7 +315,7 @@ def sound_markers(content: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _torch_document(content: dict[str, Any]) -> type[_TorchDocument] | str | None:
+def _choose_document(content: dict[str, Any]) -> type[_TorchDocument] | str | None:
     """What a JSON object is meant as; None for neither test nor definition; a message where `type` does not tell."""
     of_module = not content.keys().isdisjoint({"mlir", "compiler_flags"})
     of_test = not content.keys().isdisjoint(_OF_TESTS)
@@ -364,11 +364,11 @@ def read_torch_specs_below(tree: SpecTree, root: Path, without: Path | None = No
 def _read_torch(tree: SpecTree, root: Path, path: Path) -> Spec | None:
     """A test or module definition; None for a JSON file that is neither."""
     name = as_typed(path)
-    spec = partial(Spec, tree, root, path, name, TORCH_MODELS, _model_of(root, path), path.stem)
+    spec = partial(Spec, tree, root, path, name, TORCH_MODELS, _name_model(root, path), path.stem)
     content, text, problems = load_json(path, name, without_comments)
     if content is None:
         return spec(None, tuple(problems))
-    kind = _torch_document(content)
+    kind = _choose_document(content)
     if kind is None:
         return None
     if isinstance(kind, str):
@@ -387,10 +387,10 @@ def read_module_definition(tree: SpecTree, root: Path, path: Path) -> Spec:
     document = None
     if content is not None:
         document, problems = validated(ModuleDefinition, content, name, text)
-    model = _model_of(root, path)
+    model = _name_model(root, path)
     return Spec(tree, root, path, name, TORCH_MODELS, model, path.stem, document, tuple(problems), defines_module=True)
 
 
-def _model_of(root: Path, path: Path) -> str:
+def _name_model(root: Path, path: Path) -> str:
     """The path of its folder below the root: models may lie deeper."""
     return "/".join(path.parts[len(root.parts) : -1]) or root.name

@@ -61,8 +61,8 @@ def read_specs(
     specs: dict[Path, Spec] = {}
     met = _Suites({}, [], [])
     for folder in folders:
-        tree = _tree(folder, external, modules)
-        for root in _roots(tree.folder, met):
+        tree = _make_tree(folder, external, modules)
+        for root in _find_roots(tree.folder, met):
             dialect = TORCH_MODELS if _holds_torch_models(root, named=modules is not None) else SHARKTANK
             for spec in DIALECTS[dialect].read(tree, root):
                 specs.setdefault(spec.path, spec)
@@ -91,20 +91,20 @@ def read_torch_specs(
     Raises:
         UsageError: the folder does not exist or is none.
     """
-    tree = _tree(folder, external, modules)
+    tree = _make_tree(folder, external, modules)
     return list(read_torch_specs_below(tree, tree.folder, without))
 
 
-def _tree(folder: Path, external: Path | None, modules: Path | None) -> SpecTree:
+def _make_tree(folder: Path, external: Path | None, modules: Path | None) -> SpecTree:
     if not folder.is_dir():
         found = "is a file" if folder.exists() else "does not exist"
         raise UsageError(f"spec folder {folder} {found}", "Give --spec-dir a folder that holds spec files.")
-    external = (external or _external_folder(folder)).resolve()
+    external = (external or _find_external_folder(folder)).resolve()
     variables = tuple(flag_variables().items())
     return SpecTree(folder.resolve(), external, modules.resolve() if modules else None, variables)
 
 
-def _external_folder(folder: Path) -> Path:
+def _find_external_folder(folder: Path) -> Path:
     """In the spec folder or next to it; of one model's folder, or of a root's, where those of all models are."""
     above = folder.resolve().parents
     depth = next((n for n, base in enumerate((folder.resolve(), *above[:1]), 1) if base.name in ROOT_NAMES), 0)
@@ -134,7 +134,7 @@ class _Suites:
         self.cases.setdefault(path, CaseFolder(path, tuple(files), str(found_from)))
 
 
-def _roots(folder: Path, met: _Suites) -> Iterable[Path]:
+def _find_roots(folder: Path, met: _Suites) -> Iterable[Path]:
     """The roots of other specs in a folder; itself where it has neither them nor operator cases."""
     if folder.name in ROOT_NAMES and not _holds_cases(folder):
         return [folder]

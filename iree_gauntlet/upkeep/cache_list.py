@@ -65,8 +65,8 @@ def list_cache(cache_dir: str, match: str, *, as_json: bool) -> ExitCode:
         sys.stdout.write(f"nothing is in {place.root}\n")
         return ExitCode.OK
     now = time.time()
-    print_table([("SIZE", "LAST USE", "KIND", "PINNED", "VERIFIED", "NAME"), *(_row(item, now) for item in items)])
-    sys.stdout.write(f"{_totals(items)} in {place.root}\n")
+    print_table([("SIZE", "LAST USE", "KIND", "PINNED", "VERIFIED", "NAME"), *(_make_row(item, now) for item in items)])
+    sys.stdout.write(f"{_sum_up(items)} in {place.root}\n")
     return ExitCode.OK
 
 
@@ -91,7 +91,7 @@ def _tell_where(place: CachePlace, url: str, name: str, source: Source, *, as_js
     path, present = store.path(url), store.present(url)
     pin = place.pins.of(name)
     verified = present and bool(store.verified.known(path))
-    places = _places(source, place.configuration)
+    places = _list_places(source, place.configuration)
     if as_json:
         document = {
             "schema": _SCHEMA,
@@ -129,7 +129,7 @@ def _tell_where(place: CachePlace, url: str, name: str, source: Source, *, as_js
     return ExitCode.OK if present else ExitCode.ERROR
 
 
-def _places(source: Source, configuration: Configuration) -> list[str]:
+def _list_places(source: Source, configuration: Configuration) -> list[str]:
     if isinstance(source, FileSource):
         return [str(source.path)]
     if isinstance(source, RandomSource):
@@ -143,7 +143,7 @@ def _places(source: Source, configuration: Configuration) -> list[str]:
     return [unquote(place) if place.startswith("/") else place for place in places(source.url, configuration)]
 
 
-def _row(item: Item, now: float) -> tuple[str, ...]:
+def _make_row(item: Item, now: float) -> tuple[str, ...]:
     verified = {True: "yes", False: "no", None: ""}[item.verified]
     name = item.name
     if item.kind is ItemKind.UNFINISHED:
@@ -152,7 +152,7 @@ def _row(item: Item, now: float) -> tuple[str, ...]:
     return byte_size(item.bytes), age_text(now - item.last_use), item.kind, item.pin, verified, name
 
 
-def _totals(items: Sequence[Item]) -> str:
+def _sum_up(items: Sequence[Item]) -> str:
     by_kind = []
     for kind in ItemKind:
         found = [item for item in items if item.kind is kind]

@@ -101,7 +101,7 @@ def schema_text(name: str) -> str:
 def schema_of(name: str) -> dict[str, Any]:
     """The schema of a format."""
     item = FORMATS[name]
-    made = _plain(item.model.model_json_schema(schema_generator=_Generator))
+    made = _simplify(item.model.model_json_schema(schema_generator=_Generator))
     if item.files.endswith(".toml"):
         made = _without_null(made)
     if item.growing:
@@ -118,15 +118,15 @@ class _Generator(GenerateJsonSchema):
         return False
 
 
-def _plain(node: Any) -> Any:
+def _simplify(node: Any) -> Any:
     """A schema without the names of our classes, and with what editors show of a docstring."""
     if isinstance(node, list):
-        return list(map(_plain, node))
+        return list(map(_simplify, node))
     if not isinstance(node, dict):
         return node
-    found = {key: _plain(value) for key, value in node.items() if key != "title" or not isinstance(value, str)}
+    found = {key: _simplify(value) for key, value in node.items() if key != "title" or not isinstance(value, str)}
     if node.get("type") == "object" and "properties" in node:
-        found["properties"] = {name: _ordered(value) for name, value in found["properties"].items()}
+        found["properties"] = {name: _order(value) for name, value in found["properties"].items()}
     if isinstance(found.get("pattern"), str):
         # Python's own, and JSON Schema's `$` means the same.
         found["pattern"] = found["pattern"].replace(r"\Z", "")
@@ -135,7 +135,7 @@ def _plain(node: Any) -> Any:
     return found
 
 
-def _ordered(schema: dict[str, Any]) -> dict[str, Any]:
+def _order(schema: dict[str, Any]) -> dict[str, Any]:
     """What a person reads of a field first, examples last."""
     first, last = ("description",), ("examples",)
     return {key: schema[key] for key in sorted(schema, key=lambda key: (key not in first, key in last))}

@@ -51,7 +51,7 @@ def record(request: RunRequest, known: Mapping[str, Any] | None = None) -> ExitC
         UsageError: no model was named, or a spec is none of one's own.
     """
     _require_named(request.selection, "golden.record rewrites expected outputs")
-    with _chosen(request) as (cases, store, workers):
+    with _choose_cases(request) as (cases, store, workers):
         for _, spec in cases:
             require_ones_own(spec.path)
         return _record_cases(cases, store, workers, known)
@@ -101,7 +101,7 @@ def sensitivity(request: RunRequest, *, write: bool) -> ExitCode:
         GauntletError: what keeps a model from being run.
     """
     _require_named(request.selection, "golden.sensitivity runs a model once for each of its weights")
-    with _chosen(request) as (cases, store, workers):
+    with _choose_cases(request) as (cases, store, workers):
         for _, spec in cases if write else ():
             require_ones_own(spec.path)
         for case, spec in cases:
@@ -133,7 +133,7 @@ def _require_named(asked: SelectionRequest, what: str) -> None:
 
 
 @contextmanager
-def _chosen(request: RunRequest) -> Iterator[tuple[list[tuple[Case, Spec]], ArtifactStore, ReferenceWorkers]]:
+def _choose_cases(request: RunRequest) -> Iterator[tuple[list[tuple[Case, Spec]], ArtifactStore, ReferenceWorkers]]:
     """The selected quality cases that a reference can run, with their specs; what fetches and what runs them."""
     selection = select(request.selection, request.defaults)
     selection.require_sound()

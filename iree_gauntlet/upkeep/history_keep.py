@@ -79,7 +79,7 @@ def _store_of(asked: HistoryRequest) -> HistoryStore:
     return open_history(asked.store or history_of(settings), settings, made_cache_folder(asked.cache_dir))
 
 
-def _index_of(asked: HistoryRequest) -> HistoryIndex:
+def _open_index(asked: HistoryRequest) -> HistoryIndex:
     """The index of the history that is asked for, brought up to date."""
     store = _store_of(asked)
     index = HistoryIndex(store)
@@ -92,7 +92,7 @@ def _index_of(asked: HistoryRequest) -> HistoryIndex:
 def add(asked: AddRequest) -> ExitCode:
     """Add runs, whatever came of them."""
     folders = [run_named(word, "history.add") for word in shlex.split(asked.runs) or (LATEST,)]
-    return _kept(
+    return _keep_runs(
         _store_of(asked), [part for folder in folders for part in extract(outcome_of(read_journal(folder / JOURNAL)))]
     )
 
@@ -103,10 +103,10 @@ def add_imported(asked: ImportRequest) -> ExitCode:
     if not files:
         raise UsageError("history.import: no file is named", "Name files: gauntlet history.import data.js.")
     given = {"date": asked.date, "commit": asked.commit, "machine": asked.machine, "sku": asked.sku}
-    return _kept(_store_of(asked), [run for file in files for run in imported(Path(file), **given)])
+    return _keep_runs(_store_of(asked), [run for file in files for run in imported(Path(file), **given)])
 
 
-def _kept(store: HistoryStore, runs: list[HistoryRun]) -> ExitCode:
+def _keep_runs(store: HistoryStore, runs: list[HistoryRun]) -> ExitCode:
     added = store.add(dict(map(history_file, runs)))
     figures = sum(len(case.figures) for run in runs for case in run.cases)
     before = len(runs) - added
@@ -117,7 +117,7 @@ def _kept(store: HistoryStore, runs: list[HistoryRun]) -> ExitCode:
 
 def list_runs(asked: HistoryRequest, *, as_json: bool) -> ExitCode:
     """Show the runs of a history, the newest last."""
-    index = _index_of(asked)
+    index = _open_index(asked)
     runs = index.runs()
     code = unread(index.problems())
     if as_json:
@@ -129,7 +129,7 @@ def list_runs(asked: HistoryRequest, *, as_json: bool) -> ExitCode:
 
 def export(asked: ExportRequest) -> ExitCode:
     """Write all figures as CSV."""
-    index = _index_of(asked)
+    index = _open_index(asked)
     series = chosen(index, asked.series)
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(export_rows(series))
@@ -173,7 +173,7 @@ def prune(asked: PruneRequest) -> ExitCode:
     """Remove old runs."""
     if not asked.before:
         raise UsageError("history.prune: which runs?", "Say it: --before 2026-01-31.")
-    day = _day_of(asked.before, "--before")
+    day = _parse_day(asked.before, "--before")
     store = _store_of(asked)
     index = HistoryIndex(store)
     index.update()
@@ -187,7 +187,7 @@ def prune(asked: PruneRequest) -> ExitCode:
     return ExitCode.OK
 
 
-def _day_of(text: str, where: str) -> date:
+def _parse_day(text: str, where: str) -> date:
     """A day that a user names."""
     try:
         return date.fromisoformat(text)
@@ -207,7 +207,7 @@ def confirm(asked: ConfirmRequest, presenter: Presenter, machines: Machines | No
         NothingSelectedError: nothing got worse that fits.
         UsageError: the history does not say which two IREEs to compare, or the figure is none that can be.
     """
-    finding = _chosen(asked)
+    finding = _choose_finding(asked)
     key, irees = finding.key, (finding.before.named or finding.before.iree, finding.after.named or finding.after.iree)
     metric = (_METRICS | _EXACT).get(key.figure)
     if metric is None or irees[0] == irees[1]:
@@ -218,7 +218,7 @@ def confirm(asked: ConfirmRequest, presenter: Presenter, machines: Machines | No
         presenter.line("it has no noise: there is nothing to confirm")
         code = ExitCode.OK
     else:
-        code = _measured(asked, finding, irees, presenter, machines)
+        code = _measure(asked, finding, irees, presenter, machines)
     if code is not ExitCode.INTERRUPTED:
         words = ["gauntlet", "bisect", "--good", irees[0], "--bad", irees[1], "--metric", metric]
         words += ["--model", key.model, "--submodel", key.submodel, "--target", key.target]
@@ -226,9 +226,9 @@ def confirm(asked: ConfirmRequest, presenter: Presenter, machines: Machines | No
     return code
 
 
-def _chosen(asked: ConfirmRequest) -> Finding:
+def _choose_finding(asked: ConfirmRequest) -> Finding:
     """The surest loss that fits and has not been confirmed yet; one that can be measured, where there is one."""
-    found = [item for item in _outcome_for(asked).regressions if item.kind is Kind.REGRESSION]
+    found = [item for item in _judge_history(asked).regressions if item.kind is Kind.REGRESSION]
     if not found:
         raise NothingSelectedError("nothing got worse that fits", "`history.check` shows all that changed.")
 
@@ -238,7 +238,7 @@ def _chosen(asked: ConfirmRequest) -> Finding:
     return min(found, key=order)
 
 
-def _measured(
+def _measure(
     asked: ConfirmRequest, finding: Finding, irees: tuple[str, str], presenter: Presenter, machines: Machines | None
 ) -> ExitCode:
     # It brings the engine, which no other of these tasks needs.
@@ -285,9 +285,9 @@ def _keep(asked: ConfirmRequest, finding: Finding, folder: Path, now: datetime) 
 
 def check(asked: CheckRequest, *, as_json: bool) -> ExitCode:
     """Say what changed; a regression that is not won back is a failure."""
-    outcome = _outcome_for(asked)
+    outcome = _judge_history(asked)
     if asked.since:
-        day = _day_of(asked.since, "--since")
+        day = _parse_day(asked.since, "--since")
         kept = [
             item for item in outcome.findings if datetime.fromisoformat(item.after.time).astimezone(UTC).date() >= day
         ]
@@ -306,7 +306,7 @@ def check(asked: CheckRequest, *, as_json: bool) -> ExitCode:
 
 def show(asked: AskRequest, *, as_json: bool) -> ExitCode:
     """Show series with their changes."""
-    outcome = _outcome_for(asked)
+    outcome = _judge_history(asked)
     if as_json:
         sys.stdout.write(json.dumps(series_json(outcome), indent=2) + "\n")
     else:
@@ -316,7 +316,7 @@ def show(asked: AskRequest, *, as_json: bool) -> ExitCode:
 
 def page(asked: PageRequest) -> ExitCode:
     """Write the page of a history; of one that it replaces, it knows what was on it."""
-    outcome = _outcome_for(asked)
+    outcome = _judge_history(asked)
     file = Path(asked.output or "history.html")
     try:
         memory = memory_of(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else ""
@@ -327,9 +327,9 @@ def page(asked: PageRequest) -> ExitCode:
     return unread(outcome.problems)
 
 
-def _outcome_for(asked: AskRequest) -> HistoryOutcome:
+def _judge_history(asked: AskRequest) -> HistoryOutcome:
     """What the history that is asked for says of the series that are."""
-    index, settings = _index_of(asked), configuration().history
+    index, settings = _open_index(asked), configuration().history
     series = chosen(index, asked.series, asked.sku)
     if asked.marks and not Path(asked.marks).is_file():
         raise UsageError(f"--marks {asked.marks}: there is no such file", "Name a file such as history_marks.toml.")

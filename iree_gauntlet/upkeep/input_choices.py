@@ -107,7 +107,7 @@ class InputChoice:
 
 def input_sets(inputs: Sequence[OnnxInput], model: Any) -> Iterator[tuple[InputChoice, ...]]:
     """Sets of inputs in the order of wishes."""
-    shapes = _shapes(inputs)
+    shapes = _list_shapes(inputs)
     chooser = _Chooser(model)
     ways = itertools.product(
         range(len(shapes) if any(item.open_sizes for item in inputs) else 1),
@@ -125,16 +125,16 @@ def input_sets(inputs: Sequence[OnnxInput], model: Any) -> Iterator[tuple[InputC
             return
 
 
-def _shapes(inputs: Sequence[OnnxInput]) -> list[dict[str, Sizes]]:
+def _list_shapes(inputs: Sequence[OnnxInput]) -> list[dict[str, Sizes]]:
     """Shapes by input, in the order of trying."""
     dynamic = [item for item in inputs if item.open_sizes]
-    found = [_sizes(inputs, size, 1, dynamic) for size in _SIZES]
+    found = [_choose_sizes(inputs, size, 1, dynamic) for size in _SIZES]
     for one in dynamic if len(dynamic) > 1 else ():
-        found += [_sizes(inputs, size, 1, [one]) for size in _SIZES[1:]]
-    return found + [_sizes(inputs, size, size, dynamic) for size in _SIZES[1:3]]
+        found += [_choose_sizes(inputs, size, 1, [one]) for size in _SIZES[1:]]
+    return found + [_choose_sizes(inputs, size, size, dynamic) for size in _SIZES[1:3]]
 
 
-def _sizes(inputs: Sequence[OnnxInput], size: int, batch: int, growing: Sequence[OnnxInput]) -> dict[str, Sizes]:
+def _choose_sizes(inputs: Sequence[OnnxInput], size: int, batch: int, growing: Sequence[OnnxInput]) -> dict[str, Sizes]:
     """Shapes of inputs of which some grow."""
     batches = {item.open_sizes[0] for item in inputs if len(item.shape) > 1 and 0 in item.open_sizes}
     # By their names: what is called alike is alike.
@@ -164,7 +164,7 @@ class _Chooser:
 
     def __init__(self, model: Any) -> None:
         self._users = _users(model)
-        self._declared = self._known = _known_shapes(model)
+        self._declared = self._known = _infer_shapes(model)
         self._outputs = [self._declared[value.name] for value in model.graph.output if value.name in self._declared]
 
     def choose(
@@ -173,16 +173,16 @@ class _Chooser:
         """One choice for each input of the given shapes; the ways of integers and floats are counted from 0."""
         self._known = {**self._declared, **shapes}
         return tuple(
-            self._bits(item, shapes[item.name], seed)
+            self._choose_bits(item, shapes[item.name], seed)
             if item.element_type in ("i1", *_PACKED)
-            else self._floats(item, shapes[item.name], of_floats, seed)
+            else self._choose_floats(item, shapes[item.name], of_floats, seed)
             if item.is_float
-            else self._integers(item, shapes[item.name], of_integers, seed)
+            else self._choose_integers(item, shapes[item.name], of_integers, seed)
             for seed, item in enumerate(inputs, start=1)
         )
 
-    def _bits(self, item: OnnxInput, shape: Sizes, seed: int) -> InputChoice:
-        kind = _kind(item, shape)
+    def _choose_bits(self, item: OnnxInput, shape: Sizes, seed: int) -> InputChoice:
+        kind = _write_type(item, shape)
         if item.element_type in _PACKED:
             # No source makes them.
             count = (math.prod(shape) * _PACKED[item.element_type] + 7) // 8
@@ -192,62 +192,62 @@ class _Chooser:
             return InputChoice(item.name, kind, f"random://ones/{kind}", why="a loop's condition")
         return InputChoice(item.name, kind, f"random://integers/{kind}?seed={seed}")
 
-    def _integers(self, item: OnnxInput, shape: Sizes, way: int, seed: int) -> InputChoice:
-        if way == 0 and (needed := self._needed(item, shape)):
+    def _choose_integers(self, item: OnnxInput, shape: Sizes, way: int, seed: int) -> InputChoice:
+        if way == 0 and (needed := self._find_needed(item, shape)):
             return needed
-        if way >= len(_RANGES) and (sizes := self._sizes_of_output(item, shape, last=way > len(_RANGES))):
+        if way >= len(_RANGES) and (sizes := self._choose_sizes_of_output(item, shape, last=way > len(_RANGES))):
             return sizes
         users = self._users[item.name]
         low, high = _RANGES[way % len(_RANGES)]
         for node, place in users:
             low, high = _INTEGER_DOMAINS.get((node.op_type, place), (low, high))
-        limits = [(below, node.op_type) for node, place in users if (below := _below(node, place, self._known))]
+        limits = [(below, node.op_type) for node, place in users if (below := _find_bound(node, place, self._known))]
         why = ""
         if way == 0 and limits:
             high, why = limits[0][0], f"below {limits[0][0]}, where {limits[0][1]} looks"
         high = max(min(high, 1 << (int(item.element_type[1:]) - 1)), low + 1)
         # Raw, since a .npy's integers have a sign: those that a model hands on would be of another type than it
         # computes.
-        kind = _kind(item, shape)
+        kind = _write_type(item, shape)
         array = parse_seeded(f"random://integers/{kind}?seed={seed}&low={low}&high={high}").generate()
         if 0 < array.size <= _LONGEST_LITERAL:
             return InputChoice(item.name, kind, values=" ".join(map(str, array.reshape(-1).tolist())), why=why)
         return InputChoice(item.name, kind, content=array.tobytes(), zero=low <= 0, why=why)
 
-    def _floats(self, item: OnnxInput, shape: Sizes, way: int, seed: int) -> InputChoice:
-        if way == 0 and (needed := self._needed(item, shape)):
+    def _choose_floats(self, item: OnnxInput, shape: Sizes, way: int, seed: int) -> InputChoice:
+        if way == 0 and (needed := self._find_needed(item, shape)):
             return needed
         users = self._users[item.name]
         domains = [_DOMAINS[node.op_type, place] for node, place in users if (node.op_type, place) in _DOMAINS]
         low, high = (domains or [_FLOATS[way]])[0]
-        kind = _kind(item, shape)
+        kind = _write_type(item, shape)
         if low == high:
             source = f"random://zeros/{kind}" if domains else f"random://normal/{kind}?seed={seed}"
             return InputChoice(item.name, kind, source)
         source = f"random://uniform/{kind}?seed={seed}&low={low:g}&high={high:g}"
         return InputChoice(item.name, kind, source, zero=low <= 0)
 
-    def _needed(self, item: OnnxInput, shape: Sizes) -> InputChoice | None:
+    def _find_needed(self, item: OnnxInput, shape: Sizes) -> InputChoice | None:
         """What an operator cannot do without; None where none needs anything."""
-        values, needs = next(_needed_values(self._users[item.name], shape, self._known), ((), ""))
-        return _written(item, shape, values, f"what {needs} needs") if len(values) else None
+        values, needs = next(_find_needed_values(self._users[item.name], shape, self._known), ((), ""))
+        return _write_values(item, shape, values, f"what {needs} needs") if len(values) else None
 
-    def _sizes_of_output(self, item: OnnxInput, shape: Sizes, *, last: bool) -> InputChoice | None:
+    def _choose_sizes_of_output(self, item: OnnxInput, shape: Sizes, *, last: bool) -> InputChoice | None:
         """What operators that are made of others take: the first sizes of an output, or the last."""
         count = math.prod(shape)
         found = next((sizes for sizes in self._outputs if len(sizes) >= count > 0), None)
         if found is None or len(shape) > 1:
             return None
-        return _written(item, shape, found[-count:] if last else found[:count], "the sizes of an output")
+        return _write_values(item, shape, found[-count:] if last else found[:count], "the sizes of an output")
 
 
-def _kind(item: OnnxInput, shape: Sizes) -> str:
+def _write_type(item: OnnxInput, shape: Sizes) -> str:
     return "x".join((*map(str, shape), item.element_type))
 
 
-def _written(item: OnnxInput, shape: Sizes, values: Sequence[float], why: str) -> InputChoice:
+def _write_values(item: OnnxInput, shape: Sizes, values: Sequence[float], why: str) -> InputChoice:
     written = " ".join(f"{value:g}" if item.is_float else str(int(value)) for value in values)
-    return InputChoice(item.name, _kind(item, shape), values=written, zero=False, why=why)
+    return InputChoice(item.name, _write_type(item, shape), values=written, zero=False, why=why)
 
 
 def _users(model: Any) -> dict[str, list[tuple[Any, int]]]:
@@ -269,7 +269,7 @@ def _users(model: Any) -> dict[str, list[tuple[Any, int]]]:
     return found
 
 
-def _known_shapes(model: Any) -> dict[str, Sizes]:
+def _infer_shapes(model: Any) -> dict[str, Sizes]:
     """Shapes of values as far as all their sizes are declared, or follow from that."""
     import onnx  # noqa: PLC0415 - the model is of it
 
@@ -284,15 +284,15 @@ def _known_shapes(model: Any) -> dict[str, Sizes]:
     return found
 
 
-def _attribute(node: Any, name: str, default: int) -> int:
+def _read_attribute(node: Any, name: str, default: int) -> int:
     return next((int(item.i) for item in node.attribute if item.name == name), default)
 
 
-def _below(node: Any, place: int, known: Mapping[str, Sizes]) -> int:
+def _find_bound(node: Any, place: int, known: Mapping[str, Sizes]) -> int:
     """What an index of an operator's input has to be below; 0 where that is not known."""
     data = known.get(node.input[0], ()) if node.input else ()
     if node.op_type in ("Gather", "GatherElements", "ScatterElements", "Scatter") and place == 1 and data:
-        return data[_attribute(node, "axis", 0)]
+        return data[_read_attribute(node, "axis", 0)]
     if node.op_type in ("GatherND", "ScatterND") and place == 1 and data:
         return min(data)
     if node.op_type in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss") and place == 1 and len(data) > 1:
@@ -322,20 +322,22 @@ class _Use:
 
     def attribute(self, name: str, default: int) -> int:
         """A whole number."""
-        return _attribute(self.node, name, default)
+        return _read_attribute(self.node, name, default)
 
     def axes(self) -> list[int]:
         """Of its attribute; those in the order of the data's where it has none."""
         return next((list(item.ints) for item in self.node.attribute if item.name == "axes"), list(range(self.count)))
 
 
-def _needed_values(
+def _find_needed_values(
     users: Sequence[tuple[Any, int]], shape: Sizes, known: Mapping[str, Sizes]
 ) -> Iterator[tuple[Sequence[float], str]]:
     """Values for an input, each with the type of the operator that needs them."""
     count = math.prod(shape)
     for node, place in users:
-        rule = _RULES.get((node.op_type, place)) or (_reduced if node.op_type.startswith("Reduce") and place else None)
+        rule = _RULES.get((node.op_type, place)) or (
+            _choose_reduced if node.op_type.startswith("Reduce") and place else None
+        )
         if rule is None or not 0 < count <= _MOST_VALUES or not node.output:
             continue
         use = _Use(node, known.get(node.input[0], ()), [known.get(name, ()) for name in node.output], count)
@@ -348,27 +350,27 @@ def _needed_values(
             yield values, node.op_type
 
 
-def _padded(use: _Use, count: int) -> list[int]:
+def _find_padded(use: _Use, count: int) -> list[int]:
     """So many axes: those along which the output has another size than the data first."""
     sizes = enumerate(zip(use.out, use.data, strict=True))
     return [axis for axis, _ in sorted(sizes, key=lambda item: item[1][0] == item[1][1])][:count]
 
 
-def _pads(use: _Use) -> Sequence[float]:
+def _choose_pads(use: _Use) -> Sequence[float]:
     """All at the end; one at each side where the output's shape is open."""
     if not use.out:
         return [1] * use.count
-    axes = range(len(use.data)) if 2 * len(use.data) == use.count else _padded(use, use.count // 2)
+    axes = range(len(use.data)) if 2 * len(use.data) == use.count else _find_padded(use, use.count // 2)
     return [*([0] * len(axes)), *(use.out[axis] - use.data[axis] for axis in axes)]
 
 
-def _ratios(use: _Use) -> Sequence[float]:
+def _choose_ratios(use: _Use) -> Sequence[float]:
     """What each size is multiplied by."""
     pairs = list(zip(use.data, use.out, strict=True))[-use.count :]
     return [out // one if out % one == 0 else out / one for one, out in pairs]
 
 
-def _reduced(use: _Use) -> Sequence[float]:
+def _choose_reduced(use: _Use) -> Sequence[float]:
     """Axes whose sizes are gone, or 1."""
     for axes in itertools.combinations(range(len(use.data)), use.count):
         kept = [1 if axis in axes else size for axis, size in enumerate(use.data)]
@@ -379,7 +381,7 @@ def _reduced(use: _Use) -> Sequence[float]:
     return range(use.count)
 
 
-def _unsqueezed(use: _Use) -> Sequence[float]:
+def _choose_unsqueezed(use: _Use) -> Sequence[float]:
     """Axes of 1 that the data does not have."""
     for axes in itertools.combinations(range(len(use.out)), use.count):
         if tuple(size for axis, size in enumerate(use.out) if axis not in axes) == use.data:
@@ -387,7 +389,7 @@ def _unsqueezed(use: _Use) -> Sequence[float]:
     return range(use.count)
 
 
-def _block(use: _Use) -> Sequence[float]:
+def _choose_block(use: _Use) -> Sequence[float]:
     """The sizes of a block of Col2Im, all in its last dimension."""
     return [*([1] * (use.count - 1)), use.data[1] // use.out[1]]
 
@@ -396,7 +398,7 @@ _RULES: dict[tuple[str, int], Callable[[_Use], Sequence[float]]] = {
     ("AffineGrid", 1): lambda use: [use.out[0], 1, *use.out[1:-1]],
     ("CenterCropPad", 1): lambda use: [use.out[axis] for axis in use.axes()],
     ("Col2Im", 1): lambda use: use.out[2:],
-    ("Col2Im", 2): _block,
+    ("Col2Im", 2): _choose_block,
     ("ConstantOfShape", 0): lambda use: use.out or [2] * use.count,
     ("Expand", 1): lambda use: use.out or [2] * use.count,
     ("GRU", 4): lambda use: [use.data[0]] * use.count,
@@ -408,14 +410,14 @@ _RULES: dict[tuple[str, int], Callable[[_Use], Sequence[float]]] = {
     ("MelWeightMatrix", 3): lambda _: [0],
     ("MelWeightMatrix", 4): lambda _: [4096],
     ("OneHot", 1): lambda use: [use.out[use.attribute("axis", -1)]] if use.out else [3] * use.count,
-    ("Pad", 1): _pads,
-    ("Pad", 3): lambda use: _padded(use, use.count),
+    ("Pad", 1): _choose_pads,
+    ("Pad", 3): lambda use: _find_padded(use, use.count),
     ("RNN", 4): lambda use: [use.data[0]] * use.count,
     ("Range", 0): lambda _: [0],
     ("Range", 1): lambda use: [use.out[0] if use.out else 4],
     ("Range", 2): lambda _: [1],
     ("Reshape", 1): lambda use: use.out or [*([1] * (use.count - 1)), -1],
-    ("Resize", 2): _ratios,
+    ("Resize", 2): _choose_ratios,
     ("Resize", 3): lambda use: use.out[-use.count :],
     ("ReverseSequence", 1): lambda use: [use.data[0]] * use.count,
     ("Slice", 1): lambda use: [0] * use.count,
@@ -423,11 +425,11 @@ _RULES: dict[tuple[str, int], Callable[[_Use], Sequence[float]]] = {
     ("Slice", 3): lambda use: range(use.count),
     ("Slice", 4): lambda use: [1] * use.count,
     ("Split", 1): lambda use: [one[use.attribute("axis", 0)] for one in use.outputs],
-    ("Squeeze", 1): _reduced,
-    ("Tile", 1): _ratios,
+    ("Squeeze", 1): _choose_reduced,
+    ("Tile", 1): _choose_ratios,
     ("TopK", 1): lambda use: [use.out[use.attribute("axis", -1)]] if use.out else [1] * use.count,
-    ("Unsqueeze", 1): _unsqueezed,
-    ("Upsample", 1): _ratios,
+    ("Unsqueeze", 1): _choose_unsqueezed,
+    ("Upsample", 1): _choose_ratios,
     **{(name, 0): lambda use: [use.out[0]] for name in ("BlackmanWindow", "HammingWindow", "HannWindow")},
 }
 
@@ -464,12 +466,12 @@ def read_data(path: Path, program: OnnxProgram) -> GivenData:
         raise UsageError(f"--data {path}: there is no such folder", _EXPECTED)
     sets = sorted(path.glob(f"{_SET}*"), key=lambda item: (len(item.name), item.name)) if path.is_dir() else []
     folder = sets[0] if sets else path
-    arrays = _arrays(folder)
-    inputs = tuple(_input(folder, item, index, arrays) for index, item in enumerate(program.inputs))
+    arrays = _read_arrays(folder)
+    inputs = tuple(_read_input(folder, item, index, arrays) for index, item in enumerate(program.inputs))
     declared = program.model.graph.output
     found = [arrays.get(f"output_{index}", arrays.get(value.name)) for index, value in enumerate(declared)]
     outputs = tuple(
-        _output(folder, value, array) for value, array in zip(declared, found, strict=True) if array is not None
+        _check_output(folder, value, array) for value, array in zip(declared, found, strict=True) if array is not None
     )
     if outputs and len(outputs) != len(declared):
         what = f"--data {folder}: {len(outputs)} of {len(declared)} outputs are there"
@@ -480,7 +482,7 @@ def read_data(path: Path, program: OnnxProgram) -> GivenData:
     return GivenData(inputs, outputs, notes)
 
 
-def _arrays(path: Path) -> dict[str, Array]:
+def _read_arrays(path: Path) -> dict[str, Array]:
     """Tensors by their names: those of files, or within a .npz file."""
     files = (
         sorted(item for item in path.iterdir() if item.suffix in (".pb", ".npy", ".npz")) if path.is_dir() else [path]
@@ -513,7 +515,7 @@ def _read_tensor(path: Path) -> Array:
     return array
 
 
-def _input(folder: Path, item: OnnxInput, index: int, arrays: Mapping[str, Array]) -> InputChoice:
+def _read_input(folder: Path, item: OnnxInput, index: int, arrays: Mapping[str, Array]) -> InputChoice:
     array = arrays.get(f"input_{index}", arrays.get(item.name))
     if array is None:
         there = ", ".join(name for name in arrays if not name.startswith("output_"))
@@ -531,7 +533,7 @@ def _input(folder: Path, item: OnnxInput, index: int, arrays: Mapping[str, Array
     return InputChoice(item.name, kind, content=file_content(array), zero=False)
 
 
-def _output(folder: Path, declared: Any, array: Array) -> Array:
+def _check_output(folder: Path, declared: Any, array: Array) -> Array:
     """An expected output, which has to be of the type that the model declares."""
     import onnx  # noqa: PLC0415 - the program was read with it
 

@@ -43,13 +43,13 @@ def doubts_about(case: Case, store: ArtifactStore) -> Iterator[Problem]:
         what = f"IREE has no driver {driver!r}{did_you_mean(driver, DRIVERS)}"
         hint = "Where a plugin brings it, all is well."
         yield problem_of_field(case.origin.file, "run_args" if is_torch else "device", what, hint)
-    yield from _unfitting(case)
+    yield from _find_unfitting(case)
 
 
-def _unfitting(case: Case) -> Iterator[Problem]:
+def _find_unfitting(case: Case) -> Iterator[Problem]:
     """Inputs that are not of the sizes that an ONNX program is imported with, as far as their types are written."""
     options = case.modules[0].program.onnx if len(case.modules) == 1 else None
-    given = [_shape_of(item) for item in case.inputs]
+    given = [_parse_shape(item) for item in case.inputs]
     if options is None or not given or None in given:
         return
     for name, shape in options.shapes:
@@ -58,7 +58,7 @@ def _unfitting(case: Case) -> Iterator[Problem]:
             yield problem_of_field(case.origin.file, "inputs", what, "Give the same sizes in both.")
 
 
-def _shape_of(argument: Argument) -> tuple[int, ...] | None:
+def _parse_shape(argument: Argument) -> tuple[int, ...] | None:
     """None where a file says it."""
     found = _TYPE.match(argument.value or argument.url)
     return tuple(map(int, found[1].split("x")[:-1])) if found else None
@@ -76,7 +76,7 @@ def problems_of_project() -> tuple[list[Problem], list[Problem]]:
             problems += error.problems
     for path in sorted((project / "suites").glob("*.toml")):
         try:
-            doubtful += _of_suite(path)
+            doubtful += _check_suite(path)
         except SpecError as error:
             problems += error.problems
         except NothingSelectedError as error:
@@ -87,7 +87,7 @@ def problems_of_project() -> tuple[list[Problem], list[Problem]]:
     return problems, doubtful
 
 
-def _of_suite(path: Path) -> list[Problem]:
+def _check_suite(path: Path) -> list[Problem]:
     """Entries of a suite that name nothing."""
     found = select(SelectionRequest(suite=str(path)), Defaults(targets=FAMILIES), for_problems=True).cases
     own = [problem for problem in found.problems if problem.file == str(path)]

@@ -128,13 +128,13 @@ def read_onnx(path: Path, name: str = "", shapes: Mapping[str, tuple[int, ...]] 
     constants = {tensor.name for tensor in graph.initializer}
     values = [value for value in graph.input if value.name not in constants]
     known = shapes or {}
-    inputs = tuple(_input(path, value, onnx.TensorProto.DataType.Name, known.get(value.name)) for value in values)
+    inputs = tuple(_read_input(path, value, onnx.TensorProto.DataType.Name, known.get(value.name)) for value in values)
     if unknown := known.keys() - {item.name for item in inputs}:
         names = ", ".join(item.name for item in inputs)
         raise UsageError(f"--shape {min(unknown)}=…: {path.name} has no such input", f"Its inputs: {names}.")
     opset = max((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), default=0)
-    name = _model_name(name or path.stem)
-    return OnnxProgram(path, name, graph.name, inputs, len(graph.output), opset, data, _computes_in_f64(model), model)
+    name = _make_model_name(name or path.stem)
+    return OnnxProgram(path, name, graph.name, inputs, len(graph.output), opset, data, _has_f64(model), model)
 
 
 def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
@@ -152,7 +152,7 @@ def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _input(path: Path, value: Any, name_of: Any, wanted: tuple[int, ...] | None) -> OnnxInput:
+def _read_input(path: Path, value: Any, name_of: Any, wanted: tuple[int, ...] | None) -> OnnxInput:
     tensor = value.type.tensor_type
     kind = name_of(tensor.elem_type) if value.type.HasField("tensor_type") else value.type.WhichOneof("value")
     element_type = _TYPES.get(kind)
@@ -176,7 +176,7 @@ def _is_open(dim: Any) -> bool:
     return not dim.HasField("dim_value") or dim.dim_value < 0
 
 
-def _computes_in_f64(model: Any) -> bool:
+def _has_f64(model: Any) -> bool:
     """Whether a value or a weight is f64, or something is made so."""
     from onnx import TensorProto  # noqa: PLC0415 - the caller has it
 
@@ -188,7 +188,7 @@ def _computes_in_f64(model: Any) -> bool:
     return TensorProto.DOUBLE in types
 
 
-def _model_name(text: str) -> str:
+def _make_model_name(text: str) -> str:
     """A name that a folder and a chain can have, as near to the text as possible."""
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     return re.sub(r"[^A-Za-z0-9._-]+", "_", plain).strip("_.-") or "model"

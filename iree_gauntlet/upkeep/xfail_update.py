@@ -84,13 +84,13 @@ def update(asked: XfailUpdateRequest, request: RunRequest) -> ExitCode:
     if state_of(run.record) != "complete":
         raise UsageError(f"{shown(run.folder)} did not finish", "`run --resume` continues it.")
     changes: list[FileChange] = []
-    suite = _suite_of(run, asked.suite)
+    suite = _find_suite(run, asked.suite)
     if run.is_of_operators:
-        changes += _config_changes(run, suite, asked.rerun, request)
+        changes += _change_configs(run, suite, asked.rerun, request)
     elif suite is None:
         raise UsageError(f"{shown(run.folder)} was not a suite's", "Run a suite, or name the file with --suite.")
     if suite is not None:
-        changes.append(_suite_change(run, suite))
+        changes.append(_change_suite(run, suite))
     hand_out(changes, asked.output, write=asked.write)
     return ExitCode.OK
 
@@ -129,20 +129,20 @@ def _read_run(folder: Path) -> _Run:
     return _Run(folder, record, tuple(steps), outcome.suite, outcome.toolchain)
 
 
-def _suite_change(run: _Run, path: Path) -> FileChange:
+def _change_suite(run: _Run, path: Path) -> FileChange:
     suite = read_suite(path)
     if suite.name != run.suite:
         what = f"{shown(run.folder)} is a run of the suite {run.suite!r}, {path} is {suite.name!r}"
         raise UsageError(what, "Name the suite of the run with --suite, or another run.")
     removed = {index for index, entry in enumerate(suite.expected_failures) if _is_over(entry, run)}
-    added = _new_failures(run, suite.expected_failures)
+    added = _find_new_failures(run, suite.expected_failures)
     new = {(failure.case, failure.stage) for failure in added}
     removed |= {index for index, old in enumerate(suite.expected_failures) if (old.case, old.stage) in new}
     text, _ = read_toml(path)
     return FileChange(path, text, with_expected_failures(text, removed=removed, added=added))
 
 
-def _suite_of(run: _Run, suite: str) -> Path | None:
+def _find_suite(run: _Run, suite: str) -> Path | None:
     asked = asked_for(run.folder)
     named = suite or asked.selection.get("suite")
     if not named and not (run.is_of_operators and run.suite == _NO_SUITE):
@@ -172,14 +172,14 @@ def _is_over(entry: ExpectedFailure, run: _Run) -> bool:
     return False
 
 
-def _new_failures(run: _Run, listed: Sequence[ExpectedFailure]) -> list[NewFailure]:
+def _find_new_failures(run: _Run, listed: Sequence[ExpectedFailure]) -> list[NewFailure]:
     found: dict[tuple[str, Stage], NewFailure] = {}
     for step in run.steps:
         result = run.record.results.get(step.id)
         if result is None or result.verdict not in (Verdict.FAILED, Verdict.ERROR) or step.dialect == DIALECT:
             continue
         case, stage = f"{step.model}/{step.submodel}", Stage(step.stage)
-        reason = _short_reason(result.reason)
+        reason = _shorten_reason(result.reason)
         error = result.verdict is Verdict.ERROR and not result.crashed
         if error or stage not in _STAGES:
             why = "an error is no failure of the product" if error else "golden.update is for figures"
@@ -237,7 +237,7 @@ def _without(text: str, index: int) -> str:
         # One of the two blank lines that then meet.
         blank = first > 0 and not lines[first - 1].strip() and not "".join(lines[last + 1 : last + 2]).strip()
         shorter = "".join(lines[: first - 1 if blank else first] + lines[last + 1 :])
-        if _reads_as(shorter, expected):
+        if _is_read_as(shorter, expected):
             return shorter
     document = tomlkit.parse(text)
     tables = cast("AoT", document[_NAME])
@@ -247,7 +247,7 @@ def _without(text: str, index: int) -> str:
     return tomlkit.dumps(document)
 
 
-def _reads_as(text: str, expected: dict[str, object]) -> bool:
+def _is_read_as(text: str, expected: dict[str, object]) -> bool:
     try:
         return tomllib.loads(text) == expected
     except tomllib.TOMLDecodeError:
@@ -269,25 +269,25 @@ class _Candidate:
         return any("_compile_" in change.list for change in self.changes)
 
 
-def _config_changes(run: _Run, suite: Path | None, count: int, request: RunRequest) -> list[FileChange]:
+def _change_configs(run: _Run, suite: Path | None, count: int, request: RunRequest) -> list[FileChange]:
     """What the configs of a run's operator suites are to become, by the run and by running again what differs."""
     asked = asked_for(run.folder)
-    candidates = _candidates(_found_in(run), _listed_cases(asked, suite), run.release)
+    candidates = _choose_candidates(_collect_found(run), _read_listed_cases(asked, suite), run.release)
     if count < 0:
         raise UsageError(f"--rerun {count}: expected how often to run again", "0 trusts the run.")
     if candidates and count:
         # Each by itself, as it is judged.
         kept = {**asked.selection, "batch": 0, "shard": "", "shard_costs": ""}
         request = replace(request, defaults=Defaults.of(asked.defaults), stages=asked.stages or ()).with_kept(kept)
-        candidates = _steady(run, candidates, count, request)
+        candidates = _keep_steady(run, candidates, count, request)
     by_config: dict[Path, list[Removal | Addition]] = {}
     for candidate in candidates.values():
         sys.stderr.write(f"{candidate.words}  [{shown(candidate.listed.config).name}]\n")
         by_config.setdefault(candidate.listed.config, []).extend(candidate.changes)
-    return [_file_change(path, changes) for path, changes in by_config.items()]
+    return [_change_file(path, changes) for path, changes in by_config.items()]
 
 
-def _candidates(found: Mapping[str, Found], listed: Mapping[str, Listed], release: str) -> dict[str, _Candidate]:
+def _choose_candidates(found: Mapping[str, Found], listed: Mapping[str, Listed], release: str) -> dict[str, _Candidate]:
     candidates = {}
     for chain, outcome in found.items():
         if not outcome.unexpected:
@@ -298,13 +298,15 @@ def _candidates(found: Mapping[str, Found], listed: Mapping[str, Listed], releas
         elif outcome.unjudged:
             sys.stderr.write(f"not added {case.entry}: {outcome.unjudged}\n")
         else:
-            changes, words = _changes_of(case, outcome, release)
+            changes, words = _decide_changes(case, outcome, release)
             if changes:
                 candidates[chain] = _Candidate(case, outcome, changes, words)
     return candidates
 
 
-def _steady(run: _Run, candidates: Mapping[str, _Candidate], count: int, request: RunRequest) -> dict[str, _Candidate]:
+def _keep_steady(
+    run: _Run, candidates: Mapping[str, _Candidate], count: int, request: RunRequest
+) -> dict[str, _Candidate]:
     """Those that come out the same every time; the others are reported."""
     words = f"{counted(len(candidates), 'case')}, {counted(count, 'time')}"
     sys.stderr.write(f"running again what came out otherwise than expected: {words} (--rerun 0 trusts the run)\n")
@@ -361,10 +363,10 @@ def _run_again(run: _Run, chains: Collection[str], request: RunRequest, *, force
             f"{shown(run.folder)} was run with another IREE than the one that is here now",
             "Give that IREE with --iree, or --rerun 0 to trust the run.",
         )
-    return _found_in(again)
+    return _collect_found(again)
 
 
-def _file_change(path: Path, changes: Sequence[Removal | Addition]) -> FileChange:
+def _change_file(path: Path, changes: Sequence[Removal | Addition]) -> FileChange:
     try:
         text = path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -410,17 +412,17 @@ class Listed:
     lists: Mapping[str, str]
 
 
-def _found_in(run: _Run) -> dict[str, Found]:
+def _collect_found(run: _Run) -> dict[str, Found]:
     """The result of each case of operator suites, by chain."""
     chains: dict[str, list[StepOutcome]] = {}
     for step in run.steps:
         if step.dialect == DIALECT and step.model != BATCH_MODEL:
             chains.setdefault(step.chain, []).append(step)
     expected = {step["id"] for step in run.record.steps if step.get("expect_failure")}
-    return {chain: _found(steps, run.record.results, expected) for chain, steps in chains.items()}
+    return {chain: _judge_case(steps, run.record.results, expected) for chain, steps in chains.items()}
 
 
-def _found(steps: Sequence[StepOutcome], results: Mapping[str, Result], expected: Collection[str]) -> Found:
+def _judge_case(steps: Sequence[StepOutcome], results: Mapping[str, Result], expected: Collection[str]) -> Found:
     passed: set[str] = set()
     unexpected = False
     for step in steps:
@@ -449,7 +451,7 @@ def _found(steps: Sequence[StepOutcome], results: Mapping[str, Result], expected
     return Found(passed=frozenset(passed), unexpected=unexpected)
 
 
-def _listed_cases(asked: Asked, suite: Path | None) -> dict[str, Listed]:
+def _read_listed_cases(asked: Asked, suite: Path | None) -> dict[str, Listed]:
     """The cases that a run was asked for as their configs have them now, by chain."""
     named = read_suite(suite) if suite else None
     default = list(named.spec_dirs) if named else [shown(project_folder() / "specs")]
@@ -487,7 +489,7 @@ def _listed(spec: OpSpec, config: SuiteConfig, *, long: bool) -> Listed:
     return Listed(config.path, entry, lists)
 
 
-def _changes_of(listed: Listed, found: Found, release: str) -> tuple[list[Removal | Addition], str]:
+def _decide_changes(listed: Listed, found: Found, release: str) -> tuple[list[Removal | Addition], str]:
     """What a case's lists are to become, and what is done in a few words; nothing where they are right."""
     if found.unjudged:
         return [], ""
@@ -504,14 +506,14 @@ def _changes_of(listed: Listed, found: Found, release: str) -> tuple[list[Remova
     )
     if not wanted or wanted in listed.lists:
         return changes, f"remove   {listed.entry}: {found.words}, {said}" if gone else ""
-    diagnostic = _short_reason(found.reason)
+    diagnostic = _shorten_reason(found.reason)
     reason = f"{found.stage}: {diagnostic}" + (f" (IREE {release})" if release else "")
     changes.append(Addition(wanted, listed.entry, reason))
     verb = "move    " if gone else "add     "
     return changes, f"{verb} {listed.entry}: {wanted}: {diagnostic}" + (f"; {said}" if gone else "")
 
 
-def _short_reason(reason: str) -> str:
+def _shorten_reason(reason: str) -> str:
     """What a list of expected failures says of a failure: what the tool said, and of which operator."""
     text = diagnostic_of(reason) or "no reason was given"
     return text if len(text) <= _LONGEST_DIAGNOSTIC else text[: _LONGEST_DIAGNOSTIC - 1] + "…"
