@@ -1,15 +1,16 @@
-"""`gauntlet.toml`: the project's and the user's settings, read and checked.
+"""`gauntlet.toml`, the project's and the user's settings, and `history_marks.toml`, which is reviewed like code.
 
-Read are, the first one's mirrors and stores before the second's: `$XDG_CONFIG_HOME/iree-gauntlet/config.toml`
-(of the user) and `gauntlet.toml` of the project. `$IREE_GAUNTLET_CONFIG` names a file in place of both; set
-and empty, it stands for no file.
+Of settings are read, the first one's mirrors and stores before the second's: `config.toml` of the user in
+`$XDG_CONFIG_HOME/iree-gauntlet` and `gauntlet.toml` of the project. `$IREE_GAUNTLET_CONFIG` names a file in place of
+both; set and empty, it stands for no file.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -79,63 +80,76 @@ _CMakeOption = Annotated[str, expecting("an option of CMake, -DNAME=VALUE", is_c
 
 class _MirrorTable(Document):
     prefix: _Url
-    to: Annotated[list[_Place], Field(min_length=1)]
-    only: bool = False
+    to: Annotated[list[_Place], Field(min_length=1)] = Field(
+        description="What takes its place: URLs, or absolute folders."
+    )
+    only: bool = Field(False, description="Never go to the URL itself.")
 
 
 class _ModulesTable(Document):
     url: _Shared
-    write: bool = False
+    write: bool = Field(False, description="Whether this machine may fill it.")
 
 
 class _DownloadsTable(Document):
-    connections: Annotated[int, Field(ge=1, le=64)] = 4
-    retries: Annotated[int, Field(ge=0, le=100)] = 4
+    connections: Annotated[int, Field(ge=1, le=64)] = Field(default=4, description="At once, for one large file.")
+    retries: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=4, description="Further attempts without any progress."
+    )
 
 
 class _SourceTable(Document):
-    options: list[_CMakeOption] = Field(default_factory=list)
+    options: list[_CMakeOption] = Field(
+        default_factory=list, description="CMake's, -DNAME=VALUE, of every source build."
+    )
 
 
 class _ToolchainsTable(Document):
     nightly_links: _Place = Configuration().nightly_links
     packages_api: _Url = Configuration().packages_api
-    source: _SourceTable = Field(default_factory=_SourceTable)
+    source: _SourceTable = Field(default_factory=_SourceTable, description="How IREE is built from source.")
 
 
 class _HistoryTable(Document):
     store: Annotated[_Public, expecting("a folder, git:REPOSITORY#BRANCH, or the URL of an object store", bool)] = (
         HistorySettings().store
     )
-    add: bool = False
-    least_time: Annotated[float, Field(gt=0, lt=1)] = HistorySettings().least_time
-    least_other: Annotated[float, Field(gt=0, lt=1)] = HistorySettings().least_other
-    least_size: Annotated[float, Field(ge=0, lt=1)] = HistorySettings().least_size
+    add: bool = Field(False, description="Every run adds itself.")
+    least_time: Annotated[float, Field(gt=0, lt=1)] = Field(
+        HistorySettings().least_time, description="Share below which a change of a time is none: 0.02 is 2 %."
+    )
+    least_other: Annotated[float, Field(gt=0, lt=1)] = Field(
+        HistorySettings().least_other, description="The same for memory and compile times."
+    )
+    least_size: Annotated[float, Field(ge=0, lt=1)] = Field(
+        HistorySettings().least_size, description="The same for sizes."
+    )
 
 
 class SettingsFile(Document):
     """Settings of a project, or of a user."""
 
-    mirrors: list[_MirrorTable] = Field(default_factory=list)
-    stores: dict[str, dict[str, str | bool | int]] = Field(default_factory=dict)
-    modules: _ModulesTable | None = None
-    downloads: _DownloadsTable | None = None
-    toolchains: _ToolchainsTable | None = None
-    history: _HistoryTable | None = None
+    mirrors: list[_MirrorTable] = Field(
+        default_factory=list, description="Where files may be had instead of at their URL, in the order of trying."
+    )
+    stores: dict[str, dict[str, str | bool | int]] = Field(
+        default_factory=dict,
+        description="Options of object stores by the beginning of their URLs; $NAME is a variable of the environment.",
+    )
+    modules: _ModulesTable | None = Field(None, description="The shared module cache.")
+    downloads: _DownloadsTable | None = Field(None, description="How files are fetched.")
+    toolchains: _ToolchainsTable | None = Field(None, description="Where IREEs come from.")
+    history: _HistoryTable | None = Field(None, description="What every run measured.")
 
 
 def read_configuration(project: Path, environ: Mapping[str, str]) -> Configuration:
     """The settings that hold for a project.
 
-    Args:
-        project: its folder.
-        environ: the environment variables.
-
     Raises:
         UsageError: `$IREE_GAUNTLET_CONFIG` names no file.
         SpecError: with everything that is wrong with a file.
     """
-    files = [path for path in _places(project, environ) if path.is_file()]
+    files = [path for path in _find_places(project, environ) if path.is_file()]
     tables = [_read(path) for path in files]
     modules = next((table.modules for table in tables if table.modules), None)
     downloads = next((table.downloads for table in tables if table.downloads), _DownloadsTable())
@@ -145,11 +159,17 @@ def read_configuration(project: Path, environ: Mapping[str, str]) -> Configurati
         files=tuple(files),
         mirrors=tuple(Mirror(item.prefix, tuple(item.to), item.only) for table in tables for item in table.mirrors),
         stores=tuple(
-            StoreOptions(prefix, {name: _text(value) for name, value in options.items()})
+            StoreOptions(
+                prefix,
+                {
+                    name: str(value).lower() if isinstance(value, bool) else str(value)
+                    for name, value in options.items()
+                },
+            )
             for table in tables
             for prefix, options in table.stores.items()
         ),
-        shared_modules=_shared_modules(modules, environ),
+        shared_modules=_make_shared_modules(modules, environ),
         downloads=DownloadSettings(downloads.connections, downloads.retries),
         history=HistorySettings(**history.model_dump()) if history else HistorySettings(),
         nightly_links=toolchains.nightly_links,
@@ -159,7 +179,7 @@ def read_configuration(project: Path, environ: Mapping[str, str]) -> Configurati
     )
 
 
-def _places(project: Path, environ: Mapping[str, str]) -> list[Path]:
+def _find_places(project: Path, environ: Mapping[str, str]) -> list[Path]:
     named = environ.get(_VARIABLE)
     if named is not None:
         if named and not Path(named).is_file():
@@ -171,13 +191,13 @@ def _places(project: Path, environ: Mapping[str, str]) -> list[Path]:
 
 def _read(path: Path) -> SettingsFile:
     text, table = read_table(path, SettingsFile, _KIND)
-    problems = [problem for prefix, options in table.stores.items() for problem in _wrong(path, prefix, options)]
+    problems = [problem for prefix, options in table.stores.items() for problem in _check_store(path, prefix, options)]
     if problems:
         raise SpecError(with_lines(problems, text), _KIND)
     return table
 
 
-def _wrong(path: Path, prefix: str, options: Mapping[str, str | bool | int]) -> list[Problem]:
+def _check_store(path: Path, prefix: str, options: Mapping[str, str | bool | int]) -> list[Problem]:
     if not _STORE.match(prefix):
         message = f"expected az://account, s3://bucket or gs://bucket, found {prefix!r}"
         return [Problem(str(path), 0, f'stores."{prefix}"', message)]
@@ -204,7 +224,7 @@ def _wrong(path: Path, prefix: str, options: Mapping[str, str | bool | int]) -> 
     return found
 
 
-def _shared_modules(table: _ModulesTable | None, environ: Mapping[str, str]) -> SharedModulesSettings | None:
+def _make_shared_modules(table: _ModulesTable | None, environ: Mapping[str, str]) -> SharedModulesSettings | None:
     if table is None:
         return None
     said = environ.get(_WRITE_VARIABLE, "")
@@ -213,5 +233,61 @@ def _shared_modules(table: _ModulesTable | None, environ: Mapping[str, str]) -> 
     return SharedModulesSettings(table.url, said == "1" if said else table.write)
 
 
-def _text(value: str | bool | int) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+# In the project's folder.
+MARKS_FILE = "history_marks.toml"
+_MARKS = "marks"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What somebody says about a change.
+
+    Attributes:
+        mark: `accepted` (it is meant), `invalid` (what was measured with it does not count), or `moved`.
+    """
+
+    series: str
+    iree: str
+    mark: str
+    reason: str
+    to: str = ""
+
+
+class _MarkTable(Document):
+    series: Annotated[str, Field(min_length=1)] = Field(description="Glob of series, or of cases.")
+    iree: Annotated[str, Field(min_length=1)] = Field(
+        description="With which IREE it came: a version, the beginning of a commit, or a day."
+    )
+    mark: Literal["accepted", "invalid", "moved"] = Field(
+        description="accepted: it is meant; invalid: what was measured with it does not count; or moved."
+    )
+    reason: Annotated[str, Field(min_length=1)] = Field(description="Why, with a link where there is one.")
+    to: str = Field("", description="Of one that was moved: with which IREE it really came.")
+
+
+class MarksFile(Document):
+    """What people say about changes in a history."""
+
+    mark: list[_MarkTable] = Field(
+        default_factory=list,
+        description="accepted: it is meant; invalid: what was measured with it does not count; or moved.",
+    )
+
+
+def read_marks(file: Path) -> tuple[Mark, ...]:
+    """The marks in a file; none where it is not there.
+
+    Raises:
+        SpecError: with everything that is wrong with it.
+    """
+    if not file.is_file():
+        return ()
+    text, table = read_table(file, MarksFile, _MARKS)
+    problems = [
+        Problem(str(file), 0, f"mark[{place}].to", "a mark `moved` says with which IREE it really came", "Add `to`.")
+        for place, item in enumerate(table.mark)
+        if (item.mark == "moved") != bool(item.to)
+    ]
+    if problems:
+        raise SpecError(with_lines(problems, text), _MARKS)
+    return tuple(Mark(**item.model_dump()) for item in table.mark)

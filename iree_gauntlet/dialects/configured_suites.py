@@ -7,11 +7,14 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar
+
+from pydantic import Field
 
 from iree_gauntlet.dialects.fields import Document, Flag, expecting, tolerant
 from iree_gauntlet.dialects.json_text import comments_of, plain_json
 from iree_gauntlet.dialects.locations import target_of_flags
+from iree_gauntlet.dialects.spec import Builder, Loaded
 from iree_gauntlet.dialects.spec_file import load_json, problem_at
 from iree_gauntlet.targets import Target
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.cases import Case, Kind
+    from iree_gauntlet.dialects.selection import Include
     from iree_gauntlet.errors import Problem
 
 
@@ -31,8 +35,8 @@ class SuiteDocument(Document):
     """How what a suite holds is compiled and run."""
 
     config_name: _ConfigName
-    iree_compile_flags: list[Flag]
-    iree_run_module_flags: list[Flag]
+    iree_compile_flags: list[Flag] = Field(description="Flags of iree-compile.")
+    iree_run_module_flags: list[Flag] = Field(description="Flags of iree-run-module.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,14 +44,7 @@ class Config:
     """A config, read.
 
     Attributes:
-        path: the file.
-        name: the file as the user names it.
-        text: as JSON, every value in its place.
         document: what it says; None where it cannot be understood.
-        target: what its flags are for; the config's name is its own.
-        problems: what is wrong with it.
-        warnings: what is passed over in it.
-        unmatched: its entries that name no case; they do no harm, as what is not here does not run.
     """
 
     path: Path
@@ -65,12 +62,7 @@ _Config = TypeVar("_Config", bound=Config)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConfiguredSuite(Generic[_Config]):
-    """Cases with one root.
-
-    Attributes:
-        configs: how they are compiled and run; one that cannot be read is among them.
-        problems: what is wrong with it as a whole.
-    """
+    """Cases with one root."""
 
     configs: tuple[_Config, ...]
     problems: tuple[Problem, ...] = ()
@@ -81,12 +73,11 @@ class ConfiguredSpec:
     """What is compiled and run by the configs of its suite.
 
     Attributes:
-        suite: what it belongs to.
-        name: the file that it is written in, as the user names it.
         model: what `--model` selects.
         stem: what `--filename` selects.
-        problems: what is wrong with it.
     """
+
+    dialect: ClassVar[str]
 
     suite: ConfiguredSuite[Any]
     name: str
@@ -107,14 +98,7 @@ class ConfiguredSpec:
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredCases:
-    """What a spec means.
-
-    Attributes:
-        cases: one for each config and kind; of a spec with problems, blocked.
-        problems: what is wrong with the spec.
-        warnings: what is passed over.
-        elsewhere: names of targets that other configs are for.
-    """
+    """What a spec means: a case for each config and kind, blocked where it has problems; and targets of others."""
 
     cases: tuple[Case, ...] = ()
     problems: tuple[Problem, ...] = ()
@@ -122,17 +106,43 @@ class ConfiguredCases:
     elsewhere: tuple[str, ...] = ()
 
 
+_Spec = TypeVar("_Spec", bound=ConfiguredSpec)
+
+
+class ConfiguredBuilder(Builder[_Spec]):
+    """Specs that stand for themselves, such as an operator's folder."""
+
+    def __init__(self, specs: Sequence[_Spec], loaded: Loaded) -> None:
+        super().__init__(specs, loaded)
+        self._suites: set[tuple[ConfiguredSuite[Any], bool]] = set()
+
+    def build(self, spec: _Spec) -> ConfiguredCases:
+        """The cases of a spec for the targets that are asked for."""
+        raise NotImplementedError
+
+    def add(self, spec: _Spec, chosen: Sequence[Include]) -> None:
+        """Adds the cases of a spec, and once what is wrong with its suite."""
+        suite, problems = spec.suite, self.loaded.problems if chosen else self.loaded.left_out
+        if (suite, bool(chosen)) not in self._suites:
+            self._suites.add((suite, bool(chosen)))
+            problems.update(suite.problems, *(config.problems for config in suite.configs))
+            self.loaded.warnings.update(*(config.warnings for config in suite.configs if chosen))
+            self.loaded.unmatched.update(*(config.unmatched for config in suite.configs if chosen))
+        problems.update(spec.problems)
+        if not chosen:
+            return
+        found = self.build(spec)
+        self.loaded.broken.update(found.problems)
+        self.loaded.warnings.update(found.warnings)
+        self.loaded.elsewhere.update(found.elsewhere)
+        for case in found.cases:
+            self.loaded.add(case, chosen)
+
+
 def read_config(
     path: Path, name: str, model: type[SuiteDocument], kind: type[_Config]
 ) -> tuple[_Config, dict[int, str]]:
-    """A config, and its comments by line.
-
-    Args:
-        path: the file.
-        name: how the user names it, for messages.
-        model: what its document has to be.
-        kind: of config.
-    """
+    """A config, and its comments by line."""
     comments: dict[int, str] = {}
 
     def plain(text: str) -> str:

@@ -48,11 +48,7 @@ _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 @dataclass(frozen=True, slots=True)
 class Checked(AfterValidator):
-    """A validator that says in a JSON Schema what it takes.
-
-    Attributes:
-        schema: added to that of the type.
-    """
+    """A validator that says in a JSON Schema what it takes."""
 
     schema: Mapping[str, Any] = field(hash=False)
 
@@ -62,12 +58,7 @@ class Checked(AfterValidator):
 
 
 def expecting(what: str, fits: Callable[[str], object]) -> Checked:
-    """A validator of text that says what is expected where the text does not fit.
-
-    Args:
-        what: is expected.
-        fits: whether a text does; of a pattern's `fullmatch`, the JSON Schema has the pattern.
-    """
+    """A validator of text that says what is expected; of a pattern's `fullmatch`, the JSON Schema has the pattern."""
 
     def checked(text: str) -> str:
         if not fits(text):
@@ -82,13 +73,7 @@ def expecting(what: str, fits: Callable[[str], object]) -> Checked:
 
 
 def one_of(what: str, known: Collection[str], besides: Iterable[str] = ()) -> Checked:
-    """A validator of a word that is one of those that are known.
-
-    Args:
-        what: the word is.
-        known: words.
-        besides: other spellings, of which another validator makes one of those.
-    """
+    """A validator of a word that is one of those that are known."""
 
     def checked(text: str) -> str:
         if text not in known:
@@ -98,7 +83,7 @@ def one_of(what: str, known: Collection[str], besides: Iterable[str] = ()) -> Ch
     return Checked(checked, {"enum": [*known, *besides]})
 
 
-def _input_text(text: str) -> str:
+def _check_input_text(text: str) -> str:
     """`1x64xi64`, `1xf32=3.0`, `@file.npy` and the runtime's other notations."""
     head, equals, contents = text.partition("=")
     if not text.strip() or "\0" in text:
@@ -150,10 +135,6 @@ def require_type(value: str, field: str) -> None:
 def require_literal(value: str, field: str) -> None:
     """Refuses an argument without a file that is none: values such as `4xf32=1 2 3 4`, `4xf32` for zeros, a number.
 
-    Args:
-        value: what is written.
-        field: what would name a file.
-
     Raises:
         FieldError: it is not one.
     """
@@ -162,12 +143,12 @@ def require_literal(value: str, field: str) -> None:
         message = f"expected values such as 4xf32=1 2 3 4, or 4xf32 for zeros, found {value!r}; {field!r} names a file"
         raise FieldError("value", message)
     try:
-        _input_text(value)
+        _check_input_text(value)
     except ValueError as error:
         raise FieldError("value", str(error)) from None
 
 
-def _flag(text: str) -> str:
+def _check_flag(text: str) -> str:
     if not text.startswith("-"):
         raise ValueError(f"expected a flag that starts with '-', found {text!r}")
     if "\0" in text or "\n" in text:
@@ -196,12 +177,12 @@ def _is_releases(text: str) -> bool:
     return True
 
 
-def _truth(value: object) -> object:
+def _read_truth(value: object) -> object:
     """`"True"` is true for the programs that read sharktank's files, and stands in some of them."""
     return True if value == "True" else value
 
 
-def _not_blank(text: str) -> str:
+def _check_not_blank(text: str) -> str:
     if not text.strip() or "\0" in text:
         raise ValueError("expected a non-empty string")
     return text
@@ -211,31 +192,57 @@ def _is_word(text: str) -> bool:
     return bool(_WORD.fullmatch(text)) and text not in ("and", "or", "not")
 
 
-def _whole(number: float) -> float:
+def _check_whole(number: float) -> float:
     if not number.is_integer():
         raise ValueError(f"expected a whole number of repetitions, found {number:g}")
     return number
 
 
-def _of_stages(timeouts: dict[str, float]) -> dict[str, float]:
+def _check_stages(timeouts: dict[str, float]) -> dict[str, float]:
     for stage in timeouts:
         if stage not in SPEC_STAGES:
             raise ValueError(f"unknown stage {stage!r}; stages are {', '.join(SPEC_STAGES)}")
     return timeouts
 
 
-Flag = Annotated[str, Checked(_flag, {"pattern": "^-"})]
-Text = Annotated[str, AfterValidator(_not_blank)]
+Flag = Annotated[str, Checked(_check_flag, {"pattern": "^-"})]
+Text = Annotated[str, AfterValidator(_check_not_blank)]
 Word = Annotated[str, expecting("one word of letters, digits, '_', '-' and '.'", _is_word)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
-InputText = Annotated[str, AfterValidator(_input_text)]
+InputText = Annotated[str, AfterValidator(_check_input_text)]
 PlainName = Annotated[str, expecting("a file name without folders", _is_plain_name)]
 RelativePath = Annotated[str, expecting("a relative path without '..'", _is_relative_path)]
-Releases = Annotated[str, expecting("a release such as 3.13.0, or a range such as >=3.13", _is_releases)]
-Truth = Annotated[bool, BeforeValidator(_truth), WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "True"}]})]
-WholeNumber = Annotated[float, Field(gt=0, lt=1 << 31), AfterValidator(_whole)]
-Timeouts = Annotated[dict[str, Positive], Checked(_of_stages, {"propertyNames": {"enum": [*SPEC_STAGES]}})]
+_Releases = Annotated[str, expecting("a release such as 3.13.0, or a range such as >=3.13", _is_releases)]
+Truth = Annotated[
+    bool, BeforeValidator(_read_truth), WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "True"}]})
+]
+WholeNumber = Annotated[float, Field(gt=0, lt=1 << 31), AfterValidator(_check_whole)]
+Timeouts = Annotated[
+    dict[str, Positive],
+    Checked(_check_stages, {"propertyNames": {"enum": [*SPEC_STAGES]}}),
+    Field(
+        default_factory=dict,
+        description="Seconds by stage: fetch, import, parameters, compile, threshold, compstat, benchmark; "
+        "options of the command line override them.",
+    ),
+]
+# Fields that may be left out.
+Flags = Annotated[list[Flag], Field(default_factory=list)]
+Texts = Annotated[list[Text], Field(default_factory=list)]
+ForPeople = Annotated[str, Field(default="", description="For people.")]
+Device = Annotated[
+    Text | None,
+    Field(
+        default=None,
+        description="What it runs on: local-task, hip, cuda, vulkan, metal, or a device's own name.",
+        examples=["local-task", "hip", "cuda", "vulkan", "metal"],
+    ),
+]
+GoldenCompiler = Annotated[
+    _Releases | None,
+    Field(default=None, description="Release that counts and size are for, such as 3.13.0, or a range (>=3.13)."),
+]
 
 
 class Document(BaseModel):
@@ -247,14 +254,14 @@ class Document(BaseModel):
 _Document = TypeVar("_Document", bound=Document)
 
 
-def _family(name: str) -> str:
+def _check_family(name: str) -> str:
     if name not in FAMILIES:
         known = f"; known are {', '.join(FAMILIES)}"
         raise ValueError(f"unknown target {name!r}{did_you_mean(name, FAMILIES) or known}")
     return name
 
 
-Family = Annotated[str, Checked(_family, {"enum": [*FAMILIES]})]
+Family = Annotated[str, Checked(_check_family, {"enum": [*FAMILIES]})]
 
 
 def in_schema(**conditions: Any) -> ConfigDict:
@@ -275,15 +282,19 @@ def present(*names: str) -> dict[str, Any]:
 class ImportOptions(Document):
     """How an `.onnx` program is prepared and imported (*ours*)."""
 
-    opset: Annotated[int, Field(ge=1, le=64)] | None = None
-    shapes: dict[Text, list[Count]] = Field(default_factory=dict)
+    opset: Annotated[int, Field(ge=1, le=64)] | None = Field(
+        default=None, description="Version of ONNX's operators to convert to first."
+    )
+    shapes: dict[Text, list[Count]] = Field(
+        default_factory=dict, description="Sizes of inputs by name, where the file leaves them open."
+    )
 
 
 class TargetOptions(Document):
     """What is otherwise on a further target (*ours*)."""
 
-    compiler_flags: list[Flag] = Field(default_factory=list)
-    device: Text | None = None
+    compiler_flags: Flags = Field(description="Flags of iree-compile.")
+    device: Device
 
 
 OWN_TARGET = "is what the file is for anyway"
@@ -293,7 +304,9 @@ OWN_TARGET_HINT = "Name further targets only."
 class WithTargets(Document):
     """What means further targets besides its own (*ours*)."""
 
-    targets: Mapping[Family, TargetOptions] = Field(default_factory=dict)
+    targets: Mapping[Family, TargetOptions] = Field(
+        default_factory=dict, description="Further targets, and what is otherwise there: vulkan, cuda, rocm, metal."
+    )
 
     def flags_for(self, target: Target, flags: Iterable[str]) -> tuple[str, ...]:
         """The compile flags of its own target, on a further one."""
@@ -307,8 +320,8 @@ class WithTargets(Document):
 class ProgramDocument(Document):
     """What names a program, of MLIR or ONNX."""
 
-    mlir: Text
-    onnx_import: ImportOptions | None = None  # ours
+    mlir: Text = Field(description="The program: a file, or a URL, of MLIR or of ONNX (.onnx), which is imported.")
+    onnx_import: ImportOptions | None = Field(None, description="How an .onnx program is imported.")  # ours
 
     @model_validator(mode="after")
     def _import_is_of_onnx(self) -> Self:
@@ -348,11 +361,7 @@ def require_no_type(value: str, source: str) -> None:
 def validated(model: type[_Document], content: object, name: str, text: str) -> tuple[_Document | None, list[Problem]]:
     """A document, or None where it cannot be understood, and what is wrong with it.
 
-    Args:
-        model: what it has to be.
-        content: what was read.
-        name: of the file, for messages.
-        text: of the file, as JSON with every value in its place; `{}` where it has no such text.
+    The text is JSON with every value in its place; `{}` where the file has no such text.
     """
     try:
         return model.model_validate(content), []

@@ -116,13 +116,13 @@ def read_spans(text: str) -> Container:
     document, end = json.JSONDecoder().raw_decode(plain, opening)
     if not isinstance(document, dict | list) or not is_blank(plain[end:]):
         raise ValueError("the document is not one object or array")
-    return _container(plain, without_comments(text), opening, end)
+    return _read_container(plain, without_comments(text), opening, end)
 
 
-def _container(plain: str, with_commas: str, opening: int, end: int) -> Container:
+def _read_container(plain: str, with_commas: str, opening: int, end: int) -> Container:
     """The places of what is between two positions; the second text has the commas before closing brackets, too."""
     members: list[Member] = []
-    for key, start, position in _members(plain, opening):
+    for key, start, position in _read_members(plain, opening):
         value, stop = json.JSONDecoder().raw_decode(plain, position)
         behind = _skip(with_commas, stop)
         members.append(
@@ -132,7 +132,9 @@ def _container(plain: str, with_commas: str, opening: int, end: int) -> Containe
                 comma=behind if with_commas[behind] == "," else None,
                 text=value if isinstance(value, str) else None,
                 key=key if isinstance(key, str) else "",
-                container=_container(plain, with_commas, position, stop) if isinstance(value, dict | list) else None,
+                container=_read_container(plain, with_commas, position, stop)
+                if isinstance(value, dict | list)
+                else None,
             )
         )
     return Container(opening, end - 1, tuple(members))
@@ -144,30 +146,20 @@ def is_blank(text: str) -> bool:
 
 
 def line_of(text: str, path: Sequence[str | int]) -> int:
-    """Line (1-based) on which the value at a path of keys and indices starts; its nearest parent's if absent.
-
-    Args:
-        text: a JSON text that parses, or does without its comments.
-        path: keys of objects and indices of arrays from the top.
-    """
+    """Line (1-based) on which the value at a path of keys and indices starts; its nearest parent's if absent."""
     text = without_comments(text)
     position, _ = _find(text, path)
     return text[:position].count("\n") + 1
 
 
 def lines_of_items(text: str, path: Sequence[str | int]) -> list[int]:
-    """Lines (1-based) of the items of the array at a path, in their order; empty where there is no array.
-
-    Args:
-        text: a JSON text that parses.
-        path: keys of objects and indices of arrays from the top.
-    """
+    """Lines (1-based) of the items of the array at a path, in their order; empty where there is no array."""
     position, missing = _find(text, path)
     if missing or text[position : position + 1] != "[":
         return []
     lines: list[int] = []
     line, counted = 1, 0
-    for _, _, start in _members(text, position):
+    for _, _, start in _read_members(text, position):
         line += text.count("\n", counted, start)
         counted = start
         lines.append(line)
@@ -264,14 +256,14 @@ def _find(text: str, path: Sequence[str | int]) -> tuple[int, Sequence[str | int
     """Position of the value at a path, or of its nearest parent, and what of the path is not there."""
     position = _skip(text, 0)
     for depth, part in enumerate(path):
-        found = next((start for key, _, start in _members(text, position) if key == part), None)
+        found = next((start for key, _, start in _read_members(text, position) if key == part), None)
         if found is None:
             return position, path[depth:]
         position = found
     return position, ()
 
 
-def _members(text: str, position: int) -> Iterator[tuple[str | int, int, int]]:
+def _read_members(text: str, position: int) -> Iterator[tuple[str | int, int, int]]:
     """(key or index, position, position of the value) of the members of the container that starts at `position`."""
     opening = text[position : position + 1]
     if opening not in ("{", "["):

@@ -62,6 +62,11 @@ def is_url(source: str) -> bool:
     return _SCHEME.match(source) is not None
 
 
+def outside(name: str) -> bool:
+    """Whether a file's name is no path inside a folder."""
+    return name.startswith("/") or "\\" in name or ".." in name.split("/") or not name.strip("./")
+
+
 # What to do about a URL that cannot be read.
 BRACKETS_HINT = "Brackets in a path are written %5B and %5D."
 
@@ -75,7 +80,7 @@ def unreadable(url: str) -> str:
     return ""
 
 
-def _readable(spec: Spec, path: Sequence[str | int], url: str) -> str | Problem:
+def _require_readable(spec: Spec, path: Sequence[str | int], url: str) -> str | Problem:
     why = unreadable(url)
     return problem(spec, path, why, BRACKETS_HINT) if why else url
 
@@ -87,7 +92,7 @@ def resolve_url(spec: Spec, path: Sequence[str | int], source: str) -> str | Pro
     the spec tree, and becomes a `file:` URL.
     """
     if is_url(source):
-        return _readable(spec, path, source)
+        return _require_readable(spec, path, source)
     if PurePosixPath(source).is_absolute() or PureWindowsPath(source).drive or "\\" in source:
         message = f"{source!r} is an absolute path or has backslashes: expected a URL or a path relative to the spec"
         return problem(spec, path, message, "Write file:///… for a file outside the spec tree.")
@@ -109,8 +114,8 @@ def torch_url(spec: Spec, path: Sequence[str | int], source: str, module_folders
     in the external files folder or next to the spec. The file need not exist.
     """
     if is_url(source):
-        return _readable(spec, path, source)
-    wrong = _not_inside(spec, path, source, "module" if module_folders else "external files")
+        return _require_readable(spec, path, source)
+    wrong = _check_inside(spec, path, source, "module" if module_folders else "external files")
     if wrong:
         return wrong
     folders = module_folders or (spec.tree.external, spec.path.parent)
@@ -119,17 +124,17 @@ def torch_url(spec: Spec, path: Sequence[str | int], source: str, module_folders
     return next((place for place in places if place.is_file()), missing).absolute().as_uri()
 
 
-def _not_inside(spec: Spec, path: Sequence[str | int], name: str, folder: str) -> Problem | None:
+def _check_inside(spec: Spec, path: Sequence[str | int], name: str, folder: str) -> Problem | None:
     if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name:
         message = f"{name!r} leaves the {folder} folder: expected a relative path without '..'"
         return problem(spec, path, message, "Name the file alone and put it there, or write file:///….")
-    too_long = _too_long(spec, path, name)
+    too_long = _check_length(spec, path, name)
     if too_long or PurePosixPath(name).parts:
         return too_long
     return problem(spec, path, f"{name!r} is the {folder} folder itself: expected a file in it", "Name the file.")
 
 
-def _too_long(spec: Spec, path: Sequence[str | int], name: str) -> Problem | None:
+def _check_length(spec: Spec, path: Sequence[str | int], name: str) -> Problem | None:
     if any(len(part.encode()) > _LONGEST_NAME for part in PurePosixPath(name).parts):
         return problem(spec, path, f"{name[:40] + '…'!r} has a longer name than a file can have", "Shorten it.")
     if len(name.encode()) > _LONGEST_PATH:
@@ -142,7 +147,7 @@ def external_file(spec: Spec, path: Sequence[str | int], name: str) -> Path | Pr
 
     The file need not exist: planning continues without it and says so.
     """
-    wrong = _not_inside(spec, path, name, "external files")
+    wrong = _check_inside(spec, path, name, "external files")
     if wrong:
         return wrong
     candidates = [spec.tree.external / name, spec.root / name, spec.tree.folder / name]
@@ -154,7 +159,7 @@ def machine_file(spec: Spec, path: Sequence[str | int], name: str) -> Path | Pro
     """The file that a field called `…_path` names: where it lies, or an external file. It need not exist."""
     if not PurePosixPath(name).is_absolute():
         return external_file(spec, path, name)
-    return _too_long(spec, path, name) or Path(name)
+    return _check_length(spec, path, name) or Path(name)
 
 
 def flag_variables() -> dict[str, str]:

@@ -17,9 +17,12 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote, unquote, urlsplit
 
+from pydantic import Field
+
 from iree_gauntlet.cases import MAIN, ArgumentOrder, Case, Expectation, Kind, Module, OnnxImport, Origin, Program, Stage
 from iree_gauntlet.dialects.configured_suites import (
     Config,
+    ConfiguredBuilder,
     ConfiguredCases,
     ConfiguredSpec,
     ConfiguredSuite,
@@ -31,9 +34,8 @@ from iree_gauntlet.dialects.configured_suites import (
     with_own_names,
 )
 from iree_gauntlet.dialects.fields import one_of
-from iree_gauntlet.dialects.flagfile import outside
 from iree_gauntlet.dialects.json_text import line_of
-from iree_gauntlet.dialects.locations import BRACKETS_HINT, devices_of_flags, is_url, unreadable
+from iree_gauntlet.dialects.locations import BRACKETS_HINT, devices_of_flags, is_url, outside, unreadable
 from iree_gauntlet.dialects.spec import SourceFields
 from iree_gauntlet.dialects.spec_file import did_you_mean, problem_at
 from iree_gauntlet.errors import Problem, UsageError
@@ -64,7 +66,7 @@ SOURCES = SourceFields()
 _LEAST_OPSET = 17
 _CONFIGS = "configs"
 # A test's name, from which the model's path follows where the suite's own files are not at hand.
-_NAME = re.compile(r"tests/(?:model_zoo/)?(?P<path>.+?)_models_test\.py::test_models\[(?P<model>.+\.onnx)\]")
+_NAME = re.compile(r"tests/(?:model_zoo/)?(.+?)_models_test\.py::test_models\[(.+\.onnx)\]")
 # What comes before a file's path in the URLs of GitHub and Hugging Face.
 _BEFORE_PATH = re.compile(r"/[^/]+/[^/]+/(?:raw|resolve)/[^/]+/")
 OUTCOMES = "tests_and_expected_outcomes"
@@ -74,16 +76,14 @@ _FAILURES = {"fail-import": Stage.IMPORT, "fail-compile": Stage.COMPILE, "fail-r
 class OutcomesDocument(SuiteDocument):
     """How a suite of ONNX models is compiled and run, and what comes of each test."""
 
-    tests_and_expected_outcomes: dict[str, Annotated[str, one_of("outcome", ("pass", *_FAILURES, "skip"))]]
+    tests_and_expected_outcomes: dict[str, Annotated[str, one_of("outcome", ("pass", *_FAILURES, "skip"))]] = Field(
+        description="What comes of each test, and of all others as default."
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelsConfig(Config):
-    """A config of the ONNX models' suite, read.
-
-    Attributes:
-        comments: by line.
-    """
+    """A config of the ONNX models' suite, read."""
 
     document: OutcomesDocument | None = None
     comments: Mapping[int, str] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class ModelsConfig(Config):
         """Why a test is skipped; empty where it runs. Upstream's default is to skip."""
         if self.outcomes.get(test, self.outcomes.get("default", "skip")) != "skip":
             return ""
-        why = self._comment(test) or "skip" if test in self.outcomes else "not listed"
+        why = self._find_comment(test) or "skip" if test in self.outcomes else "not listed"
         return f"{why} ({self.name})"
 
     def expectations_of(self, test: str) -> tuple[Expectation, ...]:
@@ -112,9 +112,9 @@ class ModelsConfig(Config):
         if outcome not in _FAILURES:
             return ()
         origin = Origin(self.name, f"{OUTCOMES}.{entry}")
-        return (Expectation(_FAILURES[outcome], self._comment(entry) or outcome, origin),)
+        return (Expectation(_FAILURES[outcome], self._find_comment(entry) or outcome, origin),)
 
-    def _comment(self, entry: str) -> str:
+    def _find_comment(self, entry: str) -> str:
         return self.comments.get(line_of(self.text, [OUTCOMES, entry]), "") if self.comments else ""
 
 
@@ -129,12 +129,7 @@ def has_word(path: Path, word: str) -> bool:
         return True
 
 
-def _read_config(path: Path, name: str) -> ModelsConfig:
-    config, comments = read_config(path, name, OutcomesDocument, ModelsConfig)
-    return replace(config, comments=comments)
-
-
-def _misnamed_tests(config: ModelsConfig, known: Iterable[str]) -> Iterator[Problem]:
+def _find_misnamed_tests(config: ModelsConfig, known: Iterable[str]) -> Iterator[Problem]:
     """Entries that name no test: misspelt, left behind, or of an older suite."""
     names = set(known)
     for entry in config.tests:
@@ -157,21 +152,18 @@ class ModelSpec(ConfiguredSpec):
         submodel: what `--submodel` selects.
     """
 
+    dialect = DIALECT
+
     suite: _Suite
     document: ModelTest | None
     submodel: str
 
 
 def is_models_suite(folder: Path, *, named: bool) -> bool:
-    """Whether a folder is the suite, or IREE's folder of configs for it.
-
-    Args:
-        folder: which.
-        named: whether the user named it: one that holds configs may have any name.
-    """
+    """Whether a folder is the suite, or IREE's folder of configs for it."""
     if folder.name == _MODELS_FOLDER:
-        return bool(_configs_in(folder) or _test_files(folder))
-    return named and bool(_configs_in(folder))
+        return bool(_find_configs(folder) or _test_files(folder))
+    return named and bool(_find_configs(folder))
 
 
 def read_model_specs(
@@ -179,49 +171,54 @@ def read_model_specs(
 ) -> list[ModelSpec]:
     """The tests of suites of ONNX models, in a stable order.
 
-    Args:
-        roots: folders of the suites, absolute.
-        asked: configs that are to be used; by default, all of each root.
-        model_root: folder or URL from which all models are fetched; empty for the suites' own.
-        working_folder: from which the user names files.
+    Configs that are asked for, and a folder or URL of all models, take the place of the suites' own.
 
     Raises:
         UsageError: the folder of models does not exist.
     """
     prefix = f"{working_folder.rstrip('/')}/"
-    other_base = _base(model_root)
+    other_base = _parse_base(model_root)
     specs: list[ModelSpec] = []
     for root in dict.fromkeys(roots):
-        paths = asked or _configs_in(root)
-        configs = [_read_config(path, str(path).removeprefix(prefix)) for path in paths]
+        paths = asked or _find_configs(root)
+        read_configs = (
+            read_config(path, str(path).removeprefix(prefix), OutcomesDocument, ModelsConfig) for path in paths
+        )
+        configs = [replace(config, comments=comments) for config, comments in read_configs]
         files = [(path, str(path).removeprefix(prefix)) for path in _test_files(root)]
         read = [(name, *_read_test_file(path, name, path.relative_to(root).as_posix())) for path, name in files]
         known = [test.name for _, tests, _ in read for test in tests]
-        configs = _checked(with_own_names(configs), known)
-        base = _base_of(root / "conftest.py") if read else _DEFAULT_BASE
-        read = read or [(config.name, *_named_tests(config)) for config in configs]
+        configs = _check_names(with_own_names(configs), known)
+        base = _read_base(root / "conftest.py") if read else _DEFAULT_BASE
+        read = read or [(config.name, *_read_named_tests(config)) for config in configs]
         hint = f"Give one as --config, or write {_CONFIGS}/NAME.json there (docs/reference/onnx-models.md)."
         without = Problem(str(root).removeprefix(prefix), 0, "", "this suite of ONNX models has no config", hint)
-        specs += _specs(
+        specs += _make_specs(
             ConfiguredSuite(tuple(configs), () if paths else (without,)),
             read,
-            partial(_whole_url, base=base, other_base=other_base),
+            partial(_complete_url, base=base, other_base=other_base),
         )
     return specs
 
 
-def build_model_cases(spec: ModelSpec, targets: Sequence[Target]) -> ConfiguredCases:
-    """The cases of a test, one for each config whose target is asked for."""
-    if spec.document is None:
-        return ConfiguredCases()
-    test = spec.document
-    chosen, elsewhere = asked_configs(spec.suite.configs, targets)
-    return ConfiguredCases(tuple(_case(spec, test, config, target) for config, target in chosen), elsewhere=elsewhere)
+class OnnxModels(ConfiguredBuilder[ModelSpec]):
+    """A case for each config whose target is asked for."""
+
+    def build(self, spec: ModelSpec) -> ConfiguredCases:
+        """The cases of a test."""
+        if spec.document is None:
+            return ConfiguredCases()
+        test = spec.document
+        chosen, elsewhere = asked_configs(spec.suite.configs, self.loaded.targets)
+        cases = tuple(
+            _make_case(spec, test, config, config.document, target) for config, target in chosen if config.document
+        )
+        return ConfiguredCases(cases, elsewhere=elsewhere)
 
 
-def _case(spec: ModelSpec, test: ModelTest, config: ModelsConfig, target: Target) -> Case:
-    document = config.document
-    assert document is not None, "only configs that were read are chosen"
+def _make_case(
+    spec: ModelSpec, test: ModelTest, config: ModelsConfig, document: OutcomesDocument, target: Target
+) -> Case:
     origin = Origin(spec.name, test.name.partition("::")[2])
     flags_origin = Origin(config.name)
     program = Program(test.url, OnnxImport(least_opset=_LEAST_OPSET))
@@ -251,19 +248,19 @@ def _case(spec: ModelSpec, test: ModelTest, config: ModelsConfig, target: Target
     )
 
 
-def _checked(configs: Sequence[ModelsConfig], known: Sequence[str]) -> list[ModelsConfig]:
+def _check_names(configs: Sequence[ModelsConfig], known: Sequence[str]) -> list[ModelsConfig]:
     """The configs with what is wrong with their names, and with the names of tests where the suite's are known."""
     first: dict[str, ModelsConfig] = {}
     checked = []
     for config in configs:
         others = [first.setdefault(config.target.config, config)] if config.document else []
         problems = (*config.problems, *same_names(config, others))
-        unmatched = tuple(_misnamed_tests(config, known)) if known else ()
+        unmatched = tuple(_find_misnamed_tests(config, known)) if known else ()
         checked.append(replace(config, problems=problems, unmatched=unmatched))
     return checked
 
 
-def _specs(
+def _make_specs(
     suite: _Suite, read: Iterable[tuple[str, list[ModelTest], list[Problem]]], whole: Callable[[str], str]
 ) -> Iterator[ModelSpec]:
     """The specs of files of tests, each test once."""
@@ -271,21 +268,19 @@ def _specs(
     for name, tests, problems in read:
         if problems:
             stem = PurePosixPath(name).stem
-            yield ModelSpec(suite, name, _kind(name), stem, None, stem, problems=tuple(problems))
+            yield ModelSpec(suite, name, _name_kind(name), stem, None, stem, problems=tuple(problems))
         for test in tests:
             if test.name not in seen:
                 seen.add(test.name)
-                yield _spec(suite, name, test, whole)
+                yield _make_spec(suite, name, test, whole)
 
 
-def _spec(suite: _Suite, name: str, test: ModelTest, whole: Callable[[str], str]) -> ModelSpec:
-    """The spec of a test.
-
-    `…/classification_models_test.py::test_models[mnist/model/mnist-12.onnx]` is the model `classification/mnist/model`
-    with the submodel `mnist-12`; `…::test_mnist` is `classification` with `mnist`.
-    """
+def _make_spec(suite: _Suite, name: str, test: ModelTest, whole: Callable[[str], str]) -> ModelSpec:
+    """The spec of a test."""
+    # `…/classification_models_test.py::test_models[mnist/model/mnist-12.onnx]` is the model
+    # `classification/mnist/model` with the submodel `mnist-12`; `…::test_mnist` is `classification` with `mnist`.
     file, _, function = test.name.partition("::")
-    kind = _kind(file)
+    kind = _name_kind(file)
     function, bracket, parameter = function.partition("[")
     path = parameter.removesuffix("]").removesuffix(".onnx") if bracket else function.removeprefix("test_")
     folder, _, submodel = path.rpartition("/")
@@ -293,7 +288,7 @@ def _spec(suite: _Suite, name: str, test: ModelTest, whole: Callable[[str], str]
         wrong = Problem(name, 0, function, why, BRACKETS_HINT)
         return ModelSpec(suite, name, kind, submodel, None, submodel, problems=(wrong,))
     stem = PurePosixPath(urlsplit(test.url).path).stem
-    leaving = [item for item in (path, _path_in_zoo(test.url)) if outside(item) or not item.isprintable()]
+    leaving = [item for item in (path, _find_path_in_zoo(test.url)) if outside(item) or not item.isprintable()]
     if leaving:
         hint = "A model's path has no '..' and no backslash, and begins at the suite's base."
         problem = Problem(name, 0, function, f"{leaving[0]!r} is not a path inside the folder of models", hint)
@@ -302,19 +297,19 @@ def _spec(suite: _Suite, name: str, test: ModelTest, whole: Callable[[str], str]
     return ModelSpec(suite, name, f"{kind}/{folder}" if folder else kind, stem, test, submodel)
 
 
-def _kind(file: str) -> str:
+def _name_kind(file: str) -> str:
     """`classification` of `…/classification_models_test.py`."""
     return PurePosixPath(file).stem.removesuffix("_test").removesuffix("_models")
 
 
-def _named_tests(config: ModelsConfig) -> tuple[list[ModelTest], list[Problem]]:
+def _read_named_tests(config: ModelsConfig) -> tuple[list[ModelTest], list[Problem]]:
     """The tests that a config names, where the suite's own files are not there."""
     tests: list[ModelTest] = []
     unknown: list[str] = []
     for name in config.tests:
         match = _NAME.fullmatch(name)
         if match:
-            tests.append(ModelTest(name, f"{match['path']}/{match['model']}"))
+            tests.append(ModelTest(name, f"{match[1]}/{match[2]}"))
         else:
             unknown.append(name)
     if not unknown:
@@ -325,14 +320,14 @@ def _named_tests(config: ModelsConfig) -> tuple[list[ModelTest], list[Problem]]:
     return tests, [problem_at(config.name, config.text, [OUTCOMES, unknown[0]], message, hint)]
 
 
-def _whole_url(url: str, base: str, other_base: str) -> str:
+def _complete_url(url: str, base: str, other_base: str) -> str:
     """Where a model is fetched from: `other_base` takes the place of the suite's base, and of that of a whole URL."""
     if other_base:
-        return other_base + quote(_path_in_zoo(url))
+        return other_base + quote(_find_path_in_zoo(url))
     return url if is_url(url) else base + quote(url)
 
 
-def _path_in_zoo(url: str) -> str:
+def _find_path_in_zoo(url: str) -> str:
     """The path of a model from the top of its repository."""
     if not is_url(url):
         return url
@@ -341,7 +336,7 @@ def _path_in_zoo(url: str) -> str:
     return unquote(path[match.end() :] if match else path.lstrip("/"))
 
 
-def _base(model_root: str) -> str:
+def _parse_base(model_root: str) -> str:
     """The URL, with a slash at its end, that `--model-root` means."""
     if not model_root or is_url(model_root):
         return f"{model_root.rstrip('/')}/" if model_root else ""
@@ -352,7 +347,7 @@ def _base(model_root: str) -> str:
     return f"file://{quote(str(Path(model_root).resolve()))}/"
 
 
-def _configs_in(root: Path) -> list[Path]:
+def _find_configs(root: Path) -> list[Path]:
     """The configs of a suite, or of IREE's folder for it."""
     return [
         path for folder in (root / _CONFIGS, root) for path in sorted(folder.glob("*.json")) if has_word(path, OUTCOMES)
@@ -375,11 +370,8 @@ class ModelTest:
 
     Attributes:
         name: pytest's: `tests/…_test.py::test_models[mnist/model/mnist-12.onnx]`.
-        url: of its model, as the suite has it: a URL, or a path from the suite's base.
-        markers: its marks without a meaning of their own.
         skip: why it is skipped; empty where it runs.
         fails: the stage at which it is expected to fail; None where it is expected to pass.
-        reason: why.
     """
 
     name: str
@@ -399,16 +391,7 @@ class _UnreadableError(Exception):
 
 
 def _read_test_file(path: Path, name: str, inside: str) -> tuple[list[ModelTest], list[Problem]]:
-    """The tests of a file.
-
-    Args:
-        path: the file.
-        name: how the user names it, for messages.
-        inside: its path from the suite's root, as pytest names it.
-
-    Returns:
-        The tests that compare a model, and what is wrong with the file.
-    """
+    """The tests of a file."""
     try:
         return _read_tests(ast.parse(path.read_bytes()), name, inside)
     except OSError as error:
@@ -419,26 +402,31 @@ def _read_test_file(path: Path, name: str, inside: str) -> tuple[list[ModelTest]
 
 
 def _read_tests(tree: ast.Module, name: str, inside: str) -> tuple[list[ModelTest], list[Problem]]:
-    constants = dict(_constants(tree))
+    constants = {
+        node.targets[0].id: text
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        if (text := _read_text(node.value, {})) is not None
+    }
     tests: list[ModelTest] = []
     problems: list[Problem] = []
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
     for node in functions:
         try:
-            tests += _tests_of(node, constants, inside)
+            tests += _read_tests_of(node, constants, inside)
         except _UnreadableError as error:
             problems.append(Problem(name, error.line, node.name, str(error), _HINT))
-    known = {call for node in functions for call in _comparisons(node)}
-    lost = [call for call in _comparisons(tree) if call not in known]
+    known = {call for node in functions for call in _find_comparisons(node)}
+    lost = [call for call in _find_comparisons(tree) if call not in known]
     problems += [Problem(name, call.lineno, "", "compares a model outside of a test function", _HINT) for call in lost]
     return tests, problems
 
 
-def _comparisons(tree: ast.AST) -> list[ast.Call]:
-    return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _dotted(node.func) == _FIXTURE]
+def _find_comparisons(tree: ast.AST) -> list[ast.Call]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _join_names(node.func) == _FIXTURE]
 
 
-def _base_of(conftest: Path) -> str:
+def _read_base(conftest: Path) -> str:
     """The URL that the suite's relative URLs begin at, as its `conftest.py` names the repository."""
     try:
         tree = ast.parse(conftest.read_bytes())
@@ -446,71 +434,65 @@ def _base_of(conftest: Path) -> str:
         # Relative URLs came with the newest suite; what is wrong with a checkout is seen in its tests.
         return _DEFAULT_BASE
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _dotted(node.func) in _BASES:
-            repository = _text(_keyword(node, "repository_name"), {})
+        if isinstance(node, ast.Call) and _join_names(node.func) in _BASES:
+            repository = _read_text(_find_keyword(node, "repository_name"), {})
             if repository:
-                return _BASES[_dotted(node.func)].format(repository)
+                return _BASES[_join_names(node.func)].format(repository)
     return _DEFAULT_BASE
 
 
-def _constants(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            value = _text(node.value, {})
-            if value is not None:
-                yield node.targets[0].id, value
-
-
-def _tests_of(function: ast.FunctionDef, constants: Mapping[str, str], inside: str) -> Iterator[ModelTest]:
-    calls = _comparisons(function)
+def _read_tests_of(function: ast.FunctionDef, constants: Mapping[str, str], inside: str) -> Iterator[ModelTest]:
+    calls = _find_comparisons(function)
     if not calls:
         return
     if len(calls) > 1:
         raise _UnreadableError(calls[1], f"compares {len(calls)} models: expected one")
-    url = _keyword(calls[0], "model_url") or (calls[0].args[0] if calls[0].args else None)
+    url = _find_keyword(calls[0], "model_url") or (calls[0].args[0] if calls[0].args else None)
     marks = [node for node in function.decorator_list if _mark(node) != "parametrize"]
     over = [node for node in function.decorator_list if _mark(node) == "parametrize"]
     if len(over) > 1:
         raise _UnreadableError(over[1], "is parametrized twice: expected one list of models")
-    for test, names, own in _parameters(over[0]) if over else [("", {}, [])]:
-        found = _text(url, {**constants, **names})
+    for test, names, own in _read_parameters(over[0]) if over else [("", {}, [])]:
+        found = _read_text(url, {**constants, **names})
         if found is None:
             raise _UnreadableError(calls[0], "its model_url is not text that can be read without running it")
         name = f"{inside}::{function.name}" + (f"[{test}]" if over else "")
         # In the order in which pytest keeps them.
-        yield _marked(ModelTest(name, found), [*reversed(marks), *own])
+        yield _apply_marks(ModelTest(name, found), [*reversed(marks), *own])
 
 
-def _parameters(decorator: ast.expr) -> Iterator[tuple[str, dict[str, str], list[ast.expr]]]:
+def _read_parameters(decorator: ast.expr) -> Iterator[tuple[str, dict[str, str], list[ast.expr]]]:
     """(id, value by name, marks) of each parameter."""
     arguments = decorator.args if isinstance(decorator, ast.Call) else []
-    name, values = (_text(arguments[0], {}), arguments[1]) if len(arguments) > 1 else (None, None)
+    name, values = (_read_text(arguments[0], {}), arguments[1]) if len(arguments) > 1 else (None, None)
     if name is None or not name.isidentifier() or not isinstance(values, ast.List | ast.Tuple):
         raise _UnreadableError(decorator, 'expected pytest.mark.parametrize("model", [pytest.param("….onnx"), …])')
     for item in values.elts:
-        called = isinstance(item, ast.Call) and _dotted(item.func) == "pytest.param"
+        called = isinstance(item, ast.Call) and _join_names(item.func) == "pytest.param"
         given = item.args[0] if isinstance(item, ast.Call) and called and item.args else item
-        value = _text(given, {})
+        value = _read_text(given, {})
         if value is None:
             raise _UnreadableError(item, "a parameter is not text: expected a model's path")
-        marks = _keyword(item, "marks") if isinstance(item, ast.Call) else None
+        marks = _find_keyword(item, "marks") if isinstance(item, ast.Call) else None
         own = list(marks.elts) if isinstance(marks, ast.List | ast.Tuple) else [marks] if marks else []
-        named = _text(_keyword(item, "id"), {}) if isinstance(item, ast.Call) else None
+        named = _read_text(_find_keyword(item, "id"), {}) if isinstance(item, ast.Call) else None
         yield named or value, {name: value}, own
 
 
-def _marked(test: ModelTest, marks: Sequence[ast.expr]) -> ModelTest:
+def _apply_marks(test: ModelTest, marks: Sequence[ast.expr]) -> ModelTest:
     """A test with what its marks mean; of several that expect a failure the first one counts, as for pytest."""
     markers: set[str] = set()
     skip, fails, why = test.skip, test.fails, ""
     for node in marks:
         word = _mark(node)
         call = node if isinstance(node, ast.Call) else None
-        reason = (_text(_keyword(call, "reason") or (call.args[0] if call.args else None), {}) if call else "") or ""
+        reason = (
+            _read_text(_find_keyword(call, "reason") or (call.args[0] if call.args else None), {}) if call else ""
+        ) or ""
         if word == "skip":
             skip = skip or f"skipped by the suite: {reason or 'no reason given'}"
         elif word == "xfail":
-            raised = _dotted(_keyword(call, "raises")) if call else ""
+            raised = _join_names(_find_keyword(call, "raises")) if call else ""
             if not raised:
                 raise _UnreadableError(node, "xfail does not say what is raised, and so at which stage it fails")
             if raised not in _RAISED:
@@ -527,23 +509,23 @@ def _marked(test: ModelTest, marks: Sequence[ast.expr]) -> ModelTest:
 
 def _mark(node: ast.expr) -> str:
     """The name of a mark; empty where it is none."""
-    prefix, _, word = _dotted(node.func if isinstance(node, ast.Call) else node).rpartition(".")
+    prefix, _, word = _join_names(node.func if isinstance(node, ast.Call) else node).rpartition(".")
     return word if prefix == "pytest.mark" else ""
 
 
-def _dotted(node: ast.expr | None) -> str:
+def _join_names(node: ast.expr | None) -> str:
     """`pytest.mark.skip` of an expression of names and dots; empty for another."""
     if isinstance(node, ast.Attribute):
-        before = _dotted(node.value)
+        before = _join_names(node.value)
         return f"{before}.{node.attr}" if before else ""
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _keyword(call: ast.Call | None, name: str) -> ast.expr | None:
+def _find_keyword(call: ast.Call | None, name: str) -> ast.expr | None:
     return next((item.value for item in call.keywords if item.arg == name), None) if call else None
 
 
-def _text(node: ast.expr | None, names: Mapping[str, str]) -> str | None:
+def _read_text(node: ast.expr | None, names: Mapping[str, str]) -> str | None:
     """The text that an expression means: literals, names, and sums of them; None for another."""
     match node:
         case ast.Constant(value=str() as text):
@@ -551,7 +533,7 @@ def _text(node: ast.expr | None, names: Mapping[str, str]) -> str | None:
         case ast.Name(id=name):
             return names.get(name)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            first, second = _text(left, names), _text(right, names)
+            first, second = _read_text(left, names), _read_text(right, names)
             return None if first is None or second is None else first + second
         case _:
             return None

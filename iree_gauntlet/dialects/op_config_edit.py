@@ -55,12 +55,7 @@ class _Segment:
     """A member with the text around it that goes where it goes; a container's text is its segments' in a row.
 
     Attributes:
-        lead: what stands before it, from the end of the segment before.
-        text: the member.
-        gap: between it and its comma.
-        comma: whether it has one.
         trail: what follows on its line, with the line's end, where nothing else stands there.
-        value: of a list's entry.
     """
 
     lead: str
@@ -110,22 +105,18 @@ def with_changes(text: str, changes: Sequence[Removal | Addition]) -> str:
     a comment is taken to be about the entries below it up to the next comment or blank line. A new entry comes to
     where the order of a sorted list asks for it, else to the list's end. A list that is missing becomes a field.
 
-    Args:
-        text: of a config that reads without problems.
-        changes: to the lists of `EXPECTED_LISTS`.
-
     Raises:
         GauntletError: an entry to be removed is not there, one to be added is, or the text cannot be edited so that
             it means just that.
     """
-    expected = _changed(_read(text), changes)
+    expected = _apply(_read(text), changes)
     document = read_spans(text)
-    style = _style(text, document)
+    style = _detect_style(text, document)
     # From the last one on, so that the places hold.
     for member in reversed(document.members):
         own = [change for change in changes if change.list == member.key]
         if own and member.container:
-            inner = _edited(text, member.container, own, style)
+            inner = _edit_list(text, member.container, own, style)
             text = text[: member.container.opening + 1] + inner + text[member.container.closing :]
     fields = {member.key for member in document.members}
     for name in dict.fromkeys(change.list for change in changes):
@@ -157,8 +148,8 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return document
 
 
-def _changed(document: dict[str, Any], changes: Sequence[Removal | Addition]) -> dict[str, Any]:
-    """What the changed text is to mean; a list's order is looked at by `_edited` alone, so that it is sorted here."""
+def _apply(document: dict[str, Any], changes: Sequence[Removal | Addition]) -> dict[str, Any]:
+    """What the changed text is to mean; a list's order is looked at by `_edit_list` alone: here it is sorted."""
     lists: dict[str, list[str]] = {}
     for change in changes:
         before = document.get(change.list, [])
@@ -188,9 +179,9 @@ def _order(entries: Sequence[Any]) -> Callable[[str], str] | None:
     return None
 
 
-def _style(text: str, document: Container) -> _Style:
+def _detect_style(text: str, document: Container) -> _Style:
     newline = "\r\n" if "\r\n" in text else "\n"
-    indents = [_indentation(text, member.start) for member in document.members]
+    indents = [_find_indentation(text, member.start) for member in document.members]
     step = next((indent for indent in indents if indent), "  ")
     lasts = [
         container.members[-1].comma is not None
@@ -200,13 +191,13 @@ def _style(text: str, document: Container) -> _Style:
     return _Style(newline, step, any(lasts))
 
 
-def _indentation(text: str, position: int) -> str:
+def _find_indentation(text: str, position: int) -> str:
     """The space before a position, where nothing else stands before it on its line."""
     line = text[text.rfind("\n", 0, position) + 1 : position]
     return "" if line.strip(" \t") else line
 
 
-def _edited(text: str, container: Container, changes: Sequence[Removal | Addition], style: _Style) -> str:
+def _edit_list(text: str, container: Container, changes: Sequence[Removal | Addition], style: _Style) -> str:
     """What stands between the brackets of a list, changed."""
     parts = _parts(text, container)
     last_comma = parts.segments[-1].comma if parts.segments else style.last_comma
@@ -214,15 +205,15 @@ def _edited(text: str, container: Container, changes: Sequence[Removal | Additio
     gone = {change.entry for change in changes if isinstance(change, Removal)}
     if gone:
         parts = _without(parts, gone)
-    outer = _indentation_of_line(text, container.opening)
-    indent = (container.members and _indentation(text, container.members[0].start)) or outer + style.step
+    outer = _find_line_indentation(text, container.opening)
+    indent = (container.members and _find_indentation(text, container.members[0].start)) or outer + style.step
     for change in changes:
         if isinstance(change, Addition):
             place = len(parts.segments)
             if key is not None:
                 place = sum(key(segment.value or "") < key(change.entry) for segment in parts.segments)
-            new = _Segment(indent, _quoted(change.entry), _comment(change.reason), True, outer, change.entry)
-            parts = _inserted(parts, place, new, style.newline)
+            new = _Segment(indent, _quote(change.entry), _comment(change.reason), True, outer, change.entry)
+            parts = _insert(parts, place, new, style.newline)
     return str(_with_commas(parts, last_comma=last_comma))
 
 
@@ -233,27 +224,27 @@ def _with_field(text: str, name: str, added: Sequence[Addition], style: _Style) 
     keys = [member.key for member in document.members]
     before = [keys.index(other) for other in EXPECTED_LISTS[: EXPECTED_LISTS.index(name)] if other in keys]
     place = before[-1] + 1 if before else len(keys)
-    outer = _indentation_of_line(text, document.opening)
-    indent = (document.members and _indentation(text, document.members[0].start)) or outer + style.step
+    outer = _find_line_indentation(text, document.opening)
+    indent = (document.members and _find_indentation(text, document.members[0].start)) or outer + style.step
     entries = sorted(added, key=lambda change: change.entry)
     last_comma = parts.segments[-1].comma if parts.segments else style.last_comma
     if parts.begins_line(place) or not parts.segments:
         lines = [
-            f"{indent}{style.step}{_quoted(change.entry)}"
+            f"{indent}{style.step}{_quote(change.entry)}"
             f"{',' if style.last_comma or number < len(entries) else ''}{_line_comment(_comment(change.reason))}"
             for number, change in enumerate(entries, start=1)
         ]
         value = style.newline.join(["[", *lines, f"{indent}]"])
     else:
         value = (
-            f"[{', '.join(f'{_quoted(change.entry)}{_block_comment(_comment(change.reason))}' for change in entries)}]"
+            f"[{', '.join(f'{_quote(change.entry)}{_block_comment(_comment(change.reason))}' for change in entries)}]"
         )
-    parts = _inserted(parts, place, _Segment(indent, f"{_quoted(name)}: {value}", "", True, outer), style.newline)
+    parts = _insert(parts, place, _Segment(indent, f"{_quote(name)}: {value}", "", True, outer), style.newline)
     inner = str(_with_commas(parts, last_comma=last_comma))
     return text[: document.opening + 1] + inner + text[document.closing :]
 
 
-def _indentation_of_line(text: str, position: int) -> str:
+def _find_line_indentation(text: str, position: int) -> str:
     line = text[text.rfind("\n", 0, position) + 1 : position]
     return line[: len(line) - len(line.lstrip(" \t"))]
 
@@ -298,7 +289,7 @@ def _without(parts: _Parts, gone: set[str]) -> _Parts:
         lead = segment.lead.lstrip(" \t") if same_line else segment.lead
         if segment.value not in gone:
             if number and (left or not kept):
-                left, lead = _one_gap(left, lead, first=not kept)
+                left, lead = _join_gaps(left, lead, first=not kept)
             kept.append(replace(segment, lead=left + lead))
             left, same_line = "", False
             continue
@@ -320,7 +311,7 @@ def _without(parts: _Parts, gone: set[str]) -> _Parts:
     return _Parts("", (), "") if not kept and is_blank(parts.head + tail) else _Parts(parts.head, tuple(kept), tail)
 
 
-def _one_gap(left: str, lead: str, *, first: bool) -> tuple[str, str]:
+def _join_gaps(left: str, lead: str, *, first: bool) -> tuple[str, str]:
     """What stays of what went, and what follows: of blank lines that meet, or come first, some go."""
     if is_blank(left) and "\n" in left and (first or _BLANK_LINES.match(lead)):
         left = ""
@@ -343,16 +334,9 @@ def _lead_that_stays(segments: Sequence[_Segment], number: int, gone: set[str]) 
     return "".join(lines)
 
 
-def _inserted(parts: _Parts, place: int, new: _Segment, newline: str) -> _Parts:
-    """With a new segment before another one.
-
-    Args:
-        parts: of a container.
-        place: index of the segment before which it comes.
-        new: its `lead` is the indentation for a line of its own, its `gap` a remark, its `trail` the indentation of
-            the container's own line.
-        newline: how lines end.
-    """
+def _insert(parts: _Parts, place: int, new: _Segment, newline: str) -> _Parts:
+    """With a new segment before another one."""
+    # Its `lead` is the indentation for a line of its own, its `gap` a remark, its `trail` the container's indentation.
     before, after = parts.segments[:place], parts.segments[place:]
     head, tail = parts.head, parts.tail
     if not parts.segments and "\n" not in head:
@@ -375,7 +359,7 @@ def _with_commas(parts: _Parts, *, last_comma: bool) -> _Parts:
     return replace(parts, segments=tuple(segments))
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -25,28 +25,31 @@ from iree_gauntlet.cases import (
     Stage,
     Statistic,
 )
-from iree_gauntlet.dialects.configured_suites import ConfiguredCases, asked_configs, markers_of
-from iree_gauntlet.dialects.fields import tolerant
-from iree_gauntlet.dialects.flagfile import file_of, outside, read_flagfile
+from iree_gauntlet.dialects.configured_suites import ConfiguredBuilder, ConfiguredCases, asked_configs, markers_of
+from iree_gauntlet.dialects.fields import TENSOR_TYPE, tolerant
 from iree_gauntlet.dialects.locations import (
     BRACKETS_HINT,
     CASE_FOLDER,
     devices_of_flags,
     flag_variables,
     is_url,
+    outside,
     unreadable,
     with_variables,
 )
-from iree_gauntlet.dialects.op_configs import (
+from iree_gauntlet.dialects.op_suites import (
     ELEMENT_TYPES,
+    FLAGFILE,
+    OP_TESTS,
+    TORCH_FILE,
     ExpectedOutput,
     FormulaArgument,
     FormulaFields,
+    OpSpec,
     TensorMeta,
     TorchOp,
     tensor_of,
 )
-from iree_gauntlet.dialects.op_trees import FLAGFILE, TORCH_FILE, OpSpec
 from iree_gauntlet.dialects.spec import SourceFields
 from iree_gauntlet.dialects.spec_file import load_json, problem_at
 from iree_gauntlet.errors import Problem
@@ -54,11 +57,11 @@ from iree_gauntlet.errors import Problem
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from iree_gauntlet.dialects.op_configs import SuiteConfig
+    from iree_gauntlet.dialects.op_suites import OpConfig, SuiteConfig
     from iree_gauntlet.targets import Target
 
 
-DIALECT = "op_tests"
+DIALECT = OP_TESTS
 SOURCES = SourceFields("flat_args[{}]", "expected_output[{}]")
 # Seconds: cases take a fraction of one, and one that hangs must not hold thousands for half an hour.
 _TIMEOUTS = ((Stage.COMPILE, 300.0), (Stage.THRESHOLD, 60.0))
@@ -77,14 +80,8 @@ class OpInputs:
 
     Attributes:
         program: name of the program's file; a pattern where there is not one.
-        inputs, expected, outputs: arguments, read from the folder, and files that the run writes.
-        flags: further flags of the run.
         function: that is called; empty for the module's only one.
-        benchmark: whether it is measured and not compared.
         allclose: how it is compared; None for the tool's own rule.
-        problems: what is wrong with it.
-        compiles: whether it can be compiled all the same.
-        warnings: what is passed over.
     """
 
     program: str = _ANY_PROGRAM
@@ -100,35 +97,31 @@ class OpInputs:
     warnings: tuple[Problem, ...] = ()
 
 
-def build_op_cases(spec: OpSpec, targets: Sequence[Target]) -> ConfiguredCases:
-    """The cases of a folder: for each config whose target is asked for, and a benchmark where it has a golden time.
+class OpTests(ConfiguredBuilder[OpSpec]):
+    """A case for each config whose target is asked for, and a benchmark where it has a golden time."""
 
-    Args:
-        spec: the folder.
-        targets: what is asked for.
-    """
-    chosen, elsewhere = asked_configs(spec.suite.configs, targets)
-    if not chosen:
-        return ConfiguredCases(elsewhere=elsewhere)
-    read = _read(spec)
-    cases: list[Case] = []
-    origin = Origin(spec.name)
-    program = Program(f"file://{quote(f'{spec.folder.path}/{read.program}')}", name=read.program)
-    for config, target in chosen:
-        cases += _cases(spec, read, program, origin, config, target)
-    return ConfiguredCases(tuple(cases), read.problems, read.warnings, elsewhere)
+    def build(self, spec: OpSpec) -> ConfiguredCases:
+        """The cases of a folder."""
+        chosen, elsewhere = asked_configs(spec.suite.configs, self.loaded.targets)
+        if not chosen:
+            return ConfiguredCases(elsewhere=elsewhere)
+        read = _read(spec)
+        cases: list[Case] = []
+        program = Program(f"file://{quote(f'{spec.folder.path}/{read.program}')}", name=read.program)
+        for config, target in chosen:
+            if config.document:
+                cases += _make_cases(spec, read, program, config, config.document, target)
+        return ConfiguredCases(tuple(cases), read.problems, read.warnings, elsewhere)
 
 
-def _cases(
-    spec: OpSpec, read: OpInputs, program: Program, origin: Origin, config: SuiteConfig, target: Target
+def _make_cases(
+    spec: OpSpec, read: OpInputs, program: Program, config: SuiteConfig, document: OpConfig, target: Target
 ) -> Iterator[Case]:
-    document = config.document
-    assert document is not None, "only configs that were read are chosen"
     flags = tuple(document.iree_compile_flags)
     if any("${" in flag for flag in flags):
         values = {CASE_FOLDER: spec.folder.path, **flag_variables()}
         flags = tuple(with_variables(flag, values) for flag in flags)
-    flags_origin = Origin(config.name)
+    origin, flags_origin = Origin(spec.name), Origin(config.name)
     module = Module(f"{spec.model}/{spec.stem}", MAIN, target, program, flags, origin, flags_origin=flags_origin)
     # In each table under whichever of its names.
     expected = next((config.expected[key] for key in spec.keys if key in config.expected), ())
@@ -151,7 +144,7 @@ def _cases(
         origin=origin,
         inputs=read.inputs,
         expected_outputs=read.expected,
-        outputs=(*(_output(flag.removeprefix(_OUTPUT)) for flag in written), *read.outputs),
+        outputs=(*(_parse_output(flag.removeprefix(_OUTPUT)) for flag in written), *read.outputs),
         device=devices_of_flags((*run_flags, *read.flags)),
         run_flags=(*called, *run_flags),
         own_flags=read.flags,
@@ -170,22 +163,20 @@ def _cases(
     if not read.benchmark:
         yield case
     if read.benchmark or golden:
-        yield _benchmark(case, spec, read, config, golden)
+        yield _make_benchmark(case, spec, read, config.name, document, golden)
 
 
-def _benchmark(case: Case, spec: OpSpec, read: OpInputs, config: SuiteConfig, key: str) -> Case:
-    document = config.document
-    assert document is not None, "only configs that were read are chosen"
+def _make_benchmark(case: Case, spec: OpSpec, read: OpInputs, config: str, document: OpConfig, key: str) -> Case:
     goldens: tuple[Golden, ...] = ()
     value = document.golden_times_ms.get(key)
     if value is not None:
-        origin = Origin(config.name, f"golden_times_ms.{key}")
+        origin = Origin(config, f"golden_times_ms.{key}")
         factor = document.tolerance_factor
         goldens = (Golden(Metric.TIME_MS, value, factor, Statistic.MEAN, case.target.sku, "", origin),)
     flags, own = (_without_comparing(flags) for flags in (case.run_flags, case.own_flags))
     if not any(flag.startswith("--function=") for flag in (*flags, *own)):
         # The tool that measures calls a function with arguments only by its name.
-        name = _exported(f"{spec.folder.path}/{read.program}")
+        name = _find_exported(f"{spec.folder.path}/{read.program}")
         flags = (f"--function={name}", *flags) if name else flags
     return replace(
         case,
@@ -205,12 +196,12 @@ def _without_comparing(flags: Sequence[str]) -> tuple[str, ...]:
     return tuple(flag for flag in flags if not flag.lstrip("-").startswith(_COMPARING))
 
 
-def _output(value: str) -> Argument:
+def _parse_output(value: str) -> Argument:
     """A file that the run writes, by its name alone: it goes into the step's folder, never into the suite."""
     return Argument(value[0] + value[1:].rpartition("/")[2] if value[:1] in ("@", "+") else value)
 
 
-def _exported(path: str) -> str:
+def _find_exported(path: str) -> str:
     """The first function of a program's text; empty where the program is bytecode, or has none."""
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -229,23 +220,23 @@ def _read(spec: OpSpec) -> OpInputs:
         return _read_flags(spec)
     if TORCH_FILE not in files:
         message = f"is of a form before {TORCH_FILE}, which is not read"
-        return _broken(spec, Problem(spec.name, 0, "", message, "Take a newer state of the suite."))
+        return _make_broken(spec, Problem(spec.name, 0, "", message, "Take a newer state of the suite."))
     return _read_torch(spec)
 
 
-def _broken(spec: OpSpec, *problems: Problem, warnings: Sequence[Problem] = ()) -> OpInputs:
+def _make_broken(spec: OpSpec, *problems: Problem, warnings: Sequence[Problem] = ()) -> OpInputs:
     """A case whose file cannot be used: its program may be valid."""
-    program = _program_of(spec)
+    program = _find_program(spec)
     return OpInputs(program, problems=problems, compiles=program != _ANY_PROGRAM, warnings=tuple(warnings))
 
 
-def _programs_of(spec: OpSpec) -> list[str]:
+def _list_programs(spec: OpSpec) -> list[str]:
     return [name for name in spec.folder.files if name.endswith((".mlir", ".mlirbc"))]
 
 
-def _program_of(spec: OpSpec) -> str:
+def _find_program(spec: OpSpec) -> str:
     """The one program of a folder; a pattern where there is not one."""
-    programs = _programs_of(spec)
+    programs = _list_programs(spec)
     return programs[0] if len(programs) == 1 else _ANY_PROGRAM
 
 
@@ -255,13 +246,13 @@ def _read_flags(spec: OpSpec) -> OpInputs:
         with open(f"{spec.folder.path}/{FLAGFILE}", encoding="utf-8") as file:  # noqa: PTH123 - one of thousands
             text = file.read()
     except OSError as error:
-        return _broken(spec, Problem(spec.name, 0, "", f"cannot be read: {error.strerror}", "Check its rights."))
+        return _make_broken(spec, Problem(spec.name, 0, "", f"cannot be read: {error.strerror}", "Check its rights."))
     except UnicodeDecodeError:
-        return _broken(spec, Problem(spec.name, 0, "", "is not UTF-8", "Save the file as UTF-8."))
+        return _make_broken(spec, Problem(spec.name, 0, "", "is not UTF-8", "Save the file as UTF-8."))
     lines, problems = read_flagfile(text, spec.name)
-    program = _program_of(spec)
+    program = _find_program(spec)
     if program == _ANY_PROGRAM:
-        found = " and ".join(sorted(_programs_of(spec))) or "none"
+        found = " and ".join(sorted(_list_programs(spec))) or "none"
         message = f"expected one program next to it, *.mlir or *.mlirbc; found {found}"
         problems.append(Problem(spec.name, 0, "", message, "Leave one program in the folder."))
     for line in lines:
@@ -277,7 +268,7 @@ def _read_flags(spec: OpSpec) -> OpInputs:
     for line in lines:
         if line.name in arguments:
             value = line.value or ""
-            arguments[line.name].append(_output(value) if line.name == "output" else Argument(value))
+            arguments[line.name].append(_parse_output(value) if line.name == "output" else Argument(value))
         else:
             others.append(line.text)
     return OpInputs(
@@ -295,17 +286,17 @@ def _read_torch(spec: OpSpec) -> OpInputs:
     """A folder of the torch variant: synthetic arguments, outputs compared by NumPy's `allclose`."""
     content, text, problems = load_json(Path(spec.folder.path, TORCH_FILE), spec.name)
     if content is None:
-        return _broken(spec, *problems)
+        return _make_broken(spec, *problems)
     document, problems, warnings = tolerant(TorchOp, content, spec.name, text)
     if document is None:
-        return _broken(spec, *problems, warnings=warnings)
+        return _make_broken(spec, *problems, warnings=warnings)
     reader = _Reader(spec, text)
     reader.local(["file_name"], document.file_name)
     compiles = not reader.problems
     expected = document.expected_output or [] if document.mode != "benchmark" else []
     return OpInputs(
         document.file_name if compiles else _ANY_PROGRAM,
-        _inputs(document),
+        _make_inputs(document),
         tuple(reader.expected(index, item) for index, item in enumerate(expected)),
         function=document.function_name,
         benchmark=document.mode == "benchmark",
@@ -316,27 +307,27 @@ def _read_torch(spec: OpSpec) -> OpInputs:
     )
 
 
-def _inputs(document: TorchOp) -> tuple[Argument, ...]:
+def _make_inputs(document: TorchOp) -> tuple[Argument, ...]:
     """The arguments: all formulas of a case draw from one generator, one after the other."""
     arguments = []
     drawn = 0
     for item in document.flat_args:
         if isinstance(item, FormulaArgument):
-            arguments.append(Argument(url=_formula_url(item.Formula, document.seed, drawn)))
+            arguments.append(Argument(url=_make_formula_url(item.Formula, document.seed, drawn)))
             drawn += math.prod(item.Formula.shape)
         else:
-            arguments.append(Argument(_scalar(item)))
+            arguments.append(Argument(_write_scalar(item)))
     return tuple(arguments)
 
 
-def _formula_url(formula: FormulaFields, seed: int, drawn: int) -> str:
+def _make_formula_url(formula: FormulaFields, seed: int, drawn: int) -> str:
     tensor = tensor_of(formula.shape, formula.dtype)
     # A plus would be read as a blank: 1e+16.
     coeff, offset = quote(repr(formula.coeff)), quote(repr(formula.offset))
     return f"random://formula/{tensor}?seed={seed}&skip={drawn}&coeff={coeff}&offset={offset}"
 
 
-def _scalar(number: float, meta: TensorMeta | None = None) -> str:
+def _write_scalar(number: float, meta: TensorMeta | None = None) -> str:
     """A plain number as the tools read it: of the type that NumPy gives it, or of the one that is named."""
     if meta is not None:
         element, tensor = ELEMENT_TYPES[meta.dtype], tensor_of(meta.shape, meta.dtype)
@@ -370,7 +361,7 @@ class _Reader:
                 self._refuse(["expected_output", index], f"{item} does not say its shape and type", hint)
             return Argument(f"@{item}")
         if not item.file:
-            return Argument(_scalar(item.value, item.meta))
+            return Argument(_write_scalar(item.value, item.meta))
         tensor = tensor_of(item.meta.shape, item.meta.dtype) if item.meta and item.file.endswith(".bin") else ""
         field: list[str | int] = ["expected_output", index, "url" if item.url else "value"]
         if is_url(item.file):
@@ -382,3 +373,84 @@ class _Reader:
 
     def _refuse(self, field: list[str | int], message: str, hint: str) -> None:
         self.problems.append(problem_at(self._spec.name, self._text, field, message, hint))
+
+
+_FLAG = re.compile(r"--\s*([A-Za-z_][\w.-]*)\s*(?:=\s*(.*))?")
+# `3x4xf32=@file.bin`, `@file.npy`, and `+file.npy` for the next array of a file.
+_FILE = re.compile(r"(?:([^@+*=]*)=)?[@+*](.+)")
+_ARGUMENTS = ("input", "expected_output")
+# `4x2xf8e4m3fn`, for which the tools read a type of 8 bits that equals no other.
+_SMALL_FLOAT = re.compile(r"((?:\d+x)*f)([468]e\w+)(?==|\Z)")
+
+
+@dataclass(frozen=True, slots=True)
+class FlagLine:
+    """A line that is a flag.
+
+    Attributes:
+        number: of the line, 1-based.
+        value: as written, with quotes: of which flags they are dropped is the tools' to say. None where it has none.
+    """
+
+    number: int
+    name: str
+    value: str | None
+
+    @property
+    def text(self) -> str:
+        """The flag as an argument of a command."""
+        return f"--{self.name}" if self.value is None else f"--{self.name}={self.value}"
+
+
+def read_flagfile(text: str, file: str) -> tuple[list[FlagLine], list[Problem]]:
+    """The flags of a flagfile in their order, and what is wrong with it."""
+    flags: list[FlagLine] = []
+    problems: list[Problem] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        words = line.strip()
+        if not words or words.startswith(("#", "//")):
+            continue
+        match = _FLAG.fullmatch(words)
+        if match is None or "\0" in words:
+            message = f"expected a flag such as --input=3x4xf32=@input_0.bin, found {_shorten(words)!r}"
+            problems.append(Problem(file, number, "", message, "Write one flag a line; a comment begins with #."))
+            continue
+        name, value = match.groups()
+        if value is not None and name in _ARGUMENTS:
+            value = _SMALL_FLOAT.sub(lambda found: found[1] + found[2].upper(), value, count=1)
+        flag = FlagLine(number, name, value)
+        wrong = _check_flag(flag)
+        if wrong:
+            problems.append(Problem(file, number, flag.name, *wrong))
+        flags.append(flag)
+    return flags, problems
+
+
+def _check_flag(flag: FlagLine) -> tuple[str, str] | None:
+    """What is wrong with a flag by itself, and what to do."""
+    if flag.name == "flagfile":
+        return "a flagfile inside a flagfile is not read", "Write its flags here."
+    if flag.name not in _ARGUMENTS:
+        return None
+    if not flag.value:
+        return "has no value: expected for example 3x4xf32=@input_0.bin", "Write the value after '='."
+    if flag.value[0] == flag.value[-1] == '"' and _FILE.fullmatch(flag.value[1:-1]):
+        return "the tools take quotes around a file for a part of its name", "Write it without quotes."
+    match = _FILE.fullmatch(flag.value)
+    kind = match[1] if match else None
+    if kind is not None and not TENSOR_TYPE.fullmatch(kind):
+        return (
+            f"expected a tensor type such as 3x4xf32 before '=@', found {_shorten(kind)!r}",
+            "Write sizes, then a type.",
+        )
+    return None
+
+
+def file_of(flag: FlagLine) -> str:
+    """The file that an argument is read from; empty where its value says it all."""
+    match = _FILE.fullmatch(flag.value or "") if flag.name in _ARGUMENTS else None
+    return match[2] if match else ""
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "…"

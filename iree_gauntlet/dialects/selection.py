@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from iree_gauntlet.dialects.spec_file import did_you_mean
 from iree_gauntlet.errors import NothingSelectedError, UsageError
@@ -14,21 +14,43 @@ from iree_gauntlet.targets import FAMILIES
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from iree_gauntlet.dialects.trees import AnySpec
-
 
 _MOST_DEPTH = 100  # of parentheses and `not`, well below what the interpreter's stack allows
 # A marker may hold what it may for pytest.
 _TOKEN = re.compile(r"\s*(?:(\()|(\))|([\w:+\-.\[\]\\/]+))")
 
 
+class Selectable(Protocol):
+    """What is asked of a spec, whatever its dialect; an `AnySpec`."""
+
+    @property
+    def model(self) -> str:
+        """What `--model` selects."""
+
+    @property
+    def submodel(self) -> str:
+        """What `--submodel` selects."""
+
+    @property
+    def stem(self) -> str:
+        """What `--filename` selects."""
+
+    @property
+    def document(self) -> object:
+        """What it says; None where that cannot be understood."""
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Families of targets that it may be for."""
+
+    @property
+    def is_test(self) -> bool:
+        """Whether it is one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Include:
-    """Globs that a spec has to match, all of them; `*` matches everything.
-
-    Attributes:
-        within: another selection that a spec has to match too.
-    """
+    """Globs that a spec has to match, all of them; `*` matches everything."""
 
     model: str = "*"
     submodel: str = "*"
@@ -36,7 +58,7 @@ class Include:
     markers: str = ""
     within: Include | None = None
 
-    def matches_spec(self, spec: AnySpec) -> bool:
+    def matches_spec(self, spec: Selectable) -> bool:
         """Whether the names of a spec match; markers are not looked at.
 
         A file that could not be understood is matched by either reading of its name, so that its problems are
@@ -53,9 +75,6 @@ class Include:
 
 class MarkerExpression:
     """A boolean expression over words: `and`, `or`, `not`, parentheses; as pytest's `-m`.
-
-    Attributes:
-        words: the markers that it names.
 
     Raises:
         UsageError: the expression cannot be read.
@@ -95,12 +114,12 @@ class MarkerExpression:
         return self._tokens[self._position] if self._position < len(self._tokens) else ""
 
     def _evaluate_or(self, markers: frozenset[str]) -> bool:
-        return any(self._parted_by("or", self._evaluate_and, markers))
+        return any(self._evaluate_parts("or", self._evaluate_and, markers))
 
     def _evaluate_and(self, markers: frozenset[str]) -> bool:
-        return all(self._parted_by("and", self._evaluate_not, markers))
+        return all(self._evaluate_parts("and", self._evaluate_not, markers))
 
-    def _parted_by(self, word: str, part: Callable[[frozenset[str]], bool], markers: frozenset[str]) -> list[bool]:
+    def _evaluate_parts(self, word: str, part: Callable[[frozenset[str]], bool], markers: frozenset[str]) -> list[bool]:
         """The values of all parts, also where the first decides: the next token is the one behind them."""
         values = [part(markers)]
         while self._peek() == word:
@@ -133,22 +152,13 @@ class MarkerExpression:
 
 def no_match(
     includes: Sequence[Include],
-    specs: Iterable[AnySpec],
+    specs: Iterable[Selectable],
     families: Collection[str],
     markers: Collection[str] = (),
     elsewhere: Collection[str] = (),
     unread: Sequence[str] = (),
 ) -> NothingSelectedError:
-    """The error for a selection that matches nothing: what exists, and the nearest names.
-
-    Args:
-        includes: what was asked for.
-        specs: everything that was read.
-        families: of the targets that were asked for.
-        markers: that the specs have which only a marker expression left out.
-        elsewhere: targets that what matches otherwise is for.
-        unread: files that cannot be used, and may hold what is meant.
-    """
+    """The error for a selection that matches nothing: what exists, and the nearest names."""
     everywhere = [spec for spec in specs if spec.is_test]
     within = [include.within or Include() for include in includes]
     inside = [spec for spec in everywhere if any(include.matches_spec(spec) for include in within)]
@@ -162,18 +172,18 @@ def no_match(
     others = sorted({spec.model for spec in inside} - set(models))
     lines = [text for include in includes if (text := unmatched(include, here))]
     if markers:
-        lines.append(f"Markers of what matches otherwise: {_listed(sorted(markers))}.")
+        lines.append(f"Markers of what matches otherwise: {_list_names(sorted(markers))}.")
     if elsewhere:
-        meant = _listed(sorted(elsewhere))
+        meant = _list_names(sorted(elsewhere))
         lines.append(f"What matches otherwise is for {meant}: name it with --target, or add a target to its spec.")
-    lines.append(f"Models for {', '.join(sorted(families))}: {_listed(models)}.")
+    lines.append(f"Models for {', '.join(sorted(families))}: {_list_names(models)}.")
     if others and not models:
-        lines.append(f"Models for other targets: {_listed(others)}; see --target.")
+        lines.append(f"Models for other targets: {_list_names(others)}; see --target.")
     if len(inside) < len(everywhere):
         outside = sorted({spec.model for spec in everywhere} - {spec.model for spec in inside})
-        lines.append(f"Models outside the suite: {_listed(outside)}.")
+        lines.append(f"Models outside the suite: {_list_names(outside)}.")
     if unread:
-        lines.append(f"Files that cannot be used: {_listed(unread)}; `lint` shows why.")
+        lines.append(f"Files that cannot be used: {_list_names(unread)}; `lint` shows why.")
     lines.append("`list` shows every model, submodel and marker.")
     wanted = "; ".join(dict.fromkeys(filter(None, map(_describe, includes))))
     target = "" if set(families) >= set(FAMILIES) else f" for target {' or '.join(sorted(families))}"
@@ -181,11 +191,11 @@ def no_match(
     return NothingSelectedError(f"nothing selected: {what}", "\n  ".join(dict.fromkeys(lines)))
 
 
-def unmatched(include: Include, specs: Sequence[AnySpec]) -> str:
+def unmatched(include: Include, specs: Sequence[Selectable]) -> str:
     """Which of its globs fits no spec, and what is spelled like it; empty where each of them fits one."""
     models = sorted({spec.model for spec in specs})
     if not any(fnmatchcase(model, include.model) for model in models):
-        return _unmatched("model", include.model, models) if include.model != "*" else ""
+        return _describe_unmatched("model", include.model, models) if include.model != "*" else ""
     chosen = [spec for spec in specs if fnmatchcase(spec.model, include.model)]
     lines = []
     for option, wanted, names in (
@@ -193,11 +203,11 @@ def unmatched(include: Include, specs: Sequence[AnySpec]) -> str:
         ("filename", include.filename, sorted({spec.stem for spec in chosen})),
     ):
         if chosen and not any(fnmatchcase(name, wanted) for name in names):
-            lines.append(f"{_unmatched(option, wanted, names)} {include.model!r} has: {_listed(names)}.")
+            lines.append(f"{_describe_unmatched(option, wanted, names)} {include.model!r} has: {_list_names(names)}.")
     return "\n  ".join(lines)
 
 
-def _unmatched(option: str, wanted: str, names: Sequence[str]) -> str:
+def _describe_unmatched(option: str, wanted: str, names: Sequence[str]) -> str:
     return f"No {option} {wanted!r}{did_you_mean(wanted, names) or '.'}"
 
 
@@ -208,6 +218,6 @@ def _describe(include: Include) -> str:
     return " ".join(words)
 
 
-def _listed(names: Sequence[str], most: int = 30) -> str:
+def _list_names(names: Sequence[str], most: int = 30) -> str:
     shown = ", ".join(names[:most]) or "none"
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -7,24 +7,31 @@ that those programs ignore.
 from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003 - pydantic looks it up
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
 
 from iree_gauntlet.dialects.fields import (
+    OWN_TARGET,
+    OWN_TARGET_HINT,
     TENSOR_TYPE,
     Count,
+    Device,
     Document,
     Family,
     Flag,
+    Flags,
+    ForPeople,
+    GoldenCompiler,
     InputText,
     PlainName,
     Positive,
     ProgramDocument,
     RelativePath,
-    Releases,
     TargetOptions,
     Text,
+    Texts,
     Timeouts,
     Truth,
     WholeNumber,
@@ -35,10 +42,20 @@ from iree_gauntlet.dialects.fields import (
     require_literal,
     require_no_type,
     require_type,
+    validated,
     when_true,
 )
-from iree_gauntlet.dialects.spec_file import FieldError
+from iree_gauntlet.dialects.spec import ROOT_NAMES, SHARKTANK, Spec, SpecTree, words_of
+from iree_gauntlet.dialects.spec_file import FieldError, as_typed, load_json, problem_at
+from iree_gauntlet.errors import Problem
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+
+_Counts = Annotated[dict[str, Count], Field(default_factory=dict)]
+_Factors = Annotated[dict[str, Positive], Field(default_factory=dict)]
 # Fields of benchmarks by their older names.
 _PROGRAMS = ("mlir_file_name", "mlir_file_path", "mlir_url", "mlir_file_url")
 _NEWER_NAMES = {"golden_time": "golden_time_ms", "specific_rocm_chip_to_ignore": "specific_chip_to_ignore"}
@@ -52,11 +69,17 @@ class Blob(Document):
         **{"if": present("source"), "then": {"properties": {"value": {"pattern": f"^(?:{TENSOR_TYPE.pattern})$"}}}},
     )
 
-    source: Text | None = None
-    value: Text | None = None
+    source: Text | None = Field(
+        None, description="A file relative to the spec, or a URL: https, az, s3, gs, hf, pypi, file, random."
+    )
+    value: Text | None = Field(
+        None,
+        description="Type of raw bytes, such as 1x64xf16 (a .npy file has its own); "
+        "without a source, values: 4xf32=1 2 3 4.",
+    )
 
     @model_validator(mode="after")
-    def _says_what_it_is(self) -> Blob:
+    def _check_source(self) -> Blob:
         if self.source is None and self.value is None:
             raise ValueError("has neither 'source' nor 'value': give at least one")
         if self.value and self.source:
@@ -68,22 +91,26 @@ class Blob(Document):
 
 
 class _Common(Document):
-    description: str = ""  # ours
-    markers: list[Word] = Field(default_factory=list)  # ours
-    timeouts: Timeouts = Field(default_factory=dict)  # ours
+    description: ForPeople  # ours
+    markers: list[Word] = Field(default_factory=list, description="Words to select by.")  # ours
+    timeouts: Timeouts  # ours
 
 
 class _Regression(ProgramDocument, _Common):
-    inputs: list[Blob] = Field(default_factory=list)
-    outputs: list[Blob] = Field(default_factory=list)
-    real_weights: Text | None = None
-    pipeline_mlir: Text | None = None
-    add_pipeline_module: Truth = False
-    compile_only: Truth = False
-    tuner_file: dict[str, Text] = Field(default_factory=dict)
+    inputs: list[Blob] = Field(default_factory=list, description="Arguments of the function, in order.")
+    outputs: list[Blob] = Field(default_factory=list, description="Expected outputs, in order.")
+    real_weights: Text | None = Field(
+        None, description="Archive of weights (IRPA). Without it the compile writes one of equal values."
+    )
+    pipeline_mlir: Text | None = Field(None, description="A second module, which is compiled as well.")
+    add_pipeline_module: Truth = Field(False, description="Load the second module too, after the main one.")
+    compile_only: Truth = Field(False, description="Compile, and do not run.")
+    tuner_file: dict[str, Text] = Field(
+        default_factory=dict, description="Transform dialect libraries by SKU, on ROCm."
+    )
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> _Regression:
+    def _check_parts(self) -> _Regression:
         if self.add_pipeline_module and not self.pipeline_mlir:
             raise FieldError("add_pipeline_module", "is true, but there is no pipeline_mlir to add")
         return self
@@ -92,23 +119,29 @@ class _Regression(ProgramDocument, _Common):
 class RegressionV1(_Regression):
     """Generation 1: one file for the CPU and ROCm."""
 
-    cpu_compiler_flags: list[Flag] = Field(default_factory=list)
-    rocm_compiler_flags: list[Flag] = Field(default_factory=list)
-    rocm_pipeline_compiler_flags: list[Flag] = Field(default_factory=list)
-    cpu_threshold_args: list[Flag] = Field(default_factory=list)
-    rocm_threshold_args: list[Flag] = Field(default_factory=list)
-    run_cpu_function: Text | None = None
-    run_rocm_function: Text | None = None
-    cpu_run_test_expecting_to_fail: Truth = False
-    rocm_run_test_expecting_to_fail: Truth = False
-    rocm_compile_chip_expecting_to_fail: list[Text] = Field(default_factory=list)
-    rocm_tests_only: Truth = False
+    cpu_compiler_flags: Flags = Field(description="Flags of iree-compile on the CPU.")
+    rocm_compiler_flags: Flags = Field(description="Flags of iree-compile on ROCm.")
+    rocm_pipeline_compiler_flags: Flags = Field(
+        description="A second module, which is compiled as well: its flags on ROCm."
+    )
+    cpu_threshold_args: Flags = Field(description="Further flags of iree-run-module on the CPU.")
+    rocm_threshold_args: Flags = Field(description="Further flags of iree-run-module on ROCm.")
+    run_cpu_function: Text | None = Field(None, description="Function to run on the CPU.")
+    run_rocm_function: Text | None = Field(None, description="Function to run on ROCm.")
+    cpu_run_test_expecting_to_fail: Truth = Field(
+        False, description="The threshold step is expected to fail on the CPU."
+    )
+    rocm_run_test_expecting_to_fail: Truth = Field(False, description="The threshold step is expected to fail on ROCm.")
+    rocm_compile_chip_expecting_to_fail: Texts = Field(description="Chips on which the compile is expected to fail.")
+    rocm_tests_only: Truth = Field(False, description="Nothing is done on the CPU.")
 
 
 class RegressionTarget(TargetOptions):
     """What is otherwise on a further target of a regression test (*ours*)."""
 
-    threshold_args: list[Flag] | None = None
+    threshold_args: list[Flag] | None = Field(
+        None, description="Further flags of iree-run-module, such as --expected_f16_threshold=1.0f."
+    )
 
 
 class RegressionV2(_Regression, WithTargets):
@@ -116,15 +149,23 @@ class RegressionV2(_Regression, WithTargets):
 
     model_config = in_schema(**{"if": when_true("compile_only"), "else": present("device")})
 
-    compiler_flags: list[Flag] = Field(default_factory=list)
-    pipeline_compiler_flags: list[Flag] = Field(default_factory=list)
-    threshold_args: list[Flag] = Field(default_factory=list)
-    targets: Mapping[Family, RegressionTarget] = Field(default_factory=dict)  # ours
-    run_function: Text | None = None
-    device: Text | None = None
-    run_test_expecting_to_fail: Truth = False
-    compile_chip_expecting_to_fail: list[Text] = Field(default_factory=list)
-    custom_real_weights_group: Text | None = None
+    compiler_flags: Flags = Field(description="Flags of iree-compile.")
+    pipeline_compiler_flags: Flags = Field(description="A second module, which is compiled as well: its flags.")
+    threshold_args: Flags = Field(
+        description="Further flags of iree-run-module, such as --expected_f16_threshold=1.0f."
+    )
+    targets: Mapping[Family, RegressionTarget] = Field(
+        default_factory=dict, description="Further targets, and what is otherwise there: vulkan, cuda, rocm, metal."
+    )  # ours
+    run_function: Text | None = Field(
+        None, description="Function to run; it may be left out where a module exports one."
+    )
+    device: Device
+    run_test_expecting_to_fail: Truth = Field(False, description="The threshold step is expected to fail.")
+    compile_chip_expecting_to_fail: Texts = Field(description="Chips on which the compile is expected to fail.")
+    custom_real_weights_group: Text | None = Field(
+        None, description="Accepted, and ignored: every file is fetched once anyway."
+    )
 
     @model_validator(mode="after")
     def _has_a_device(self) -> RegressionV2:
@@ -147,32 +188,48 @@ class Benchmark(_Common):
         **{"if": when_true("compilation_required"), "then": {"anyOf": [present(name) for name in _PROGRAMS]}},
     )
 
-    inputs: list[InputText]
-    function_run: Text
-    device: Text | None = None
-    submodel_name: Text | None = None
-    benchmark_repetitions: WholeNumber | None = None
-    benchmark_min_warmup_time: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    benchmark_flags: list[Flag] = Field(default_factory=list)
-    compilation_required: Truth = False
-    compiled_file_name: RelativePath | None = None
-    compile_flags: list[Flag] = Field(default_factory=list)
-    mlir_file_name: PlainName | None = None
-    mlir_file_path: Text | None = None
-    mlir_file_url: Text | None = None
-    mlir_url: Text | None = None
-    modules: list[Text] = Field(default_factory=list)
-    real_weights_file_name: PlainName | None = None
-    real_weights_file_path: Text | None = None
-    specific_chip_to_ignore: list[Text] = Field(default_factory=list)
-    specific_rocm_chip_to_ignore: list[Text] = Field(default_factory=list)
-    golden_time_ms: dict[str, Positive] = Field(default_factory=dict)
-    golden_time: dict[str, Positive] = Field(default_factory=dict)
-    golden_time_tolerance_multiplier: dict[str, Positive] = Field(default_factory=dict)
-    golden_dispatch: dict[str, Count] = Field(default_factory=dict)
-    golden_size: dict[str, Count] = Field(default_factory=dict)
-    golden_instructions: dict[str, Count] = Field(default_factory=dict)  # ours
-    golden_compiler: Releases | None = None  # ours
+    inputs: list[InputText] = Field(description="Each is one --input=: 1x64xi64 (zeros), 1xf32=3.0.")
+    function_run: Text = Field(description="Function to measure.")
+    device: Device
+    submodel_name: Text | None = Field(
+        None, description="Submodel whose module and weights are measured, where it is not the file's own."
+    )
+    benchmark_repetitions: WholeNumber | None = Field(
+        None, description="--benchmark_repetitions, as older files write it."
+    )
+    benchmark_min_warmup_time: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        None, description="--benchmark_min_warmup_time, as older files write it."
+    )
+    benchmark_flags: Flags = Field(description="Further flags of iree-benchmark-module.")
+    compilation_required: Truth = Field(False, description="It compiles a program of its own.")
+    compiled_file_name: RelativePath | None = Field(
+        None, description="Accepted, and ignored: modules are kept in the cache."
+    )
+    compile_flags: Flags = Field(description="Flags of iree-compile for its own program.")
+    mlir_file_name: PlainName | None = Field(None, description="Its own program: an external file.")
+    mlir_file_path: Text | None = Field(None, description="Its own program: a path.")
+    mlir_file_url: Text | None = Field(None, description="Its own program: a URL.")
+    mlir_url: Text | None = Field(None, description="Its own program: a URL.")
+    modules: Texts = Field(
+        description="<model>_<submodel> of modules that are loaded before it, each with its weights."
+    )
+    real_weights_file_name: PlainName | None = Field(
+        None, description="Another file of weights that the paired test downloads."
+    )
+    real_weights_file_path: Text | None = Field(None, description="A file of weights on this machine.")
+    specific_chip_to_ignore: Texts = Field(description="Chips on which it is skipped.")
+    specific_rocm_chip_to_ignore: Texts = Field(description="The older name of specific_chip_to_ignore.")
+    golden_time_ms: _Factors = Field(description="Milliseconds that a run may take, by SKU, or by cpu.")
+    golden_time: _Factors = Field(description="The older name of golden_time_ms.")
+    golden_time_tolerance_multiplier: _Factors = Field(
+        description="How many times a golden time may be exceeded, by SKU, or by cpu."
+    )
+    golden_dispatch: _Counts = Field(description="Most dispatches, by SKU, or by cpu.")
+    golden_size: _Counts = Field(description="Most bytes of the module, by SKU, or by cpu.")
+    golden_instructions: _Counts = Field(
+        description="Instructions of one call, as valgrind counts them, exceeded by 0.1 % at most, by SKU, or by cpu."
+    )  # ours
+    golden_compiler: GoldenCompiler  # ours
 
     def notes(self) -> tuple[str, ...]:
         """What is written otherwise today."""
@@ -187,7 +244,7 @@ class Benchmark(_Common):
         return self
 
     @model_validator(mode="after")
-    def _names_one_program_and_one_archive(self) -> Benchmark:
+    def _check_programs(self) -> Benchmark:
         if self.compilation_required and not any(getattr(self, name) for name in _PROGRAMS):
             message = "is true, but neither mlir_file_name nor mlir_file_path nor mlir_file_url says what to compile"
             raise FieldError("compilation_required", message)
@@ -199,20 +256,124 @@ class Benchmark(_Common):
         return self
 
     @model_validator(mode="after")
-    def _flags_agree(self) -> Benchmark:
+    def _check_flags(self) -> Benchmark:
         for name in ("benchmark_repetitions", "benchmark_min_warmup_time"):
             field: Any = getattr(self, name)
             written = [
                 flag.split("=", 1)[1] for flag in self.benchmark_flags if flag.lstrip("-").startswith(f"{name}=")
             ]
-            other = [value for value in written if field is not None and not _same_number(value, field)]
+            other = [value for value in written if field is not None and not _is_same_number(value, field)]
             if other:
                 raise FieldError(name, f"is {field:g}, but benchmark_flags say {other[0]}; keep one of the two")
         return self
 
 
-def _same_number(text: str, number: float) -> bool:
+def _is_same_number(text: str, number: float) -> bool:
     try:
         return float(text.rstrip("s")) == number
     except ValueError:
         return False
+
+
+_AnyDocument = RegressionV1 | RegressionV2 | Benchmark
+_SHARKTANK: tuple[type[_AnyDocument], ...] = (RegressionV1, RegressionV2, Benchmark)
+_OWN_FIELDS = {
+    kind: frozenset(kind.model_fields).difference(*(other.model_fields for other in _SHARKTANK if other is not kind))
+    for kind in _SHARKTANK
+}
+# What the names of spec files end in.
+_FAMILIES_IN_NAMES = ("cpu", "rocm")
+
+
+def read_sharktank_specs(tree: SpecTree, root: Path) -> Iterator[Spec]:
+    """The specs in the models' folders of a root."""
+    models = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    files = [path for model in models for path in _list_json(model)]
+    if root.name in ROOT_NAMES:
+        # A file where no model's folder is may have been meant as a spec.
+        message = f"is not read: specs lie in their model's folder, {as_typed(root)}/MODEL/"
+        for path in _list_json(root):
+            spec = _spec(tree, root, path, None)
+            yield replace(spec, warnings=(Problem(spec.name, 0, "", message, "Move it there."),))
+    if not files and root == tree.folder:
+        # It is the folder of one model, perhaps of a root whose files it may name.
+        root, files = root.parent, _list_json(root)
+        tree = replace(tree, folder=root) if root.name in ROOT_NAMES else tree
+    yield from (_read_sharktank(tree, root, path) for path in files)
+
+
+def _list_json(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*.json") if not path.name.startswith("."))
+
+
+def _read_sharktank(tree: SpecTree, root: Path, path: Path) -> Spec:
+    name = as_typed(path)
+    content, text, problems = load_json(path, name)
+    if content is None:
+        return _spec(tree, root, path, None, problems)
+    kind = _choose_document(content, root, path)
+    if isinstance(kind, str):
+        wrong = Problem(name, 1, "", kind, "docs/reference/specs.md lists the fields of each format.")
+        return _spec(tree, root, path, None, [wrong])
+    words = words_of(content, "benchmark" if kind is Benchmark else "quality")
+    document, problems = validated(kind, content, name, text)
+    family = path.stem.rpartition("_")[2]
+    first = isinstance(document, RegressionV1) or (isinstance(document, Benchmark) and document.device is None)
+    if document is not None and not first and family not in _FAMILIES_IN_NAMES:
+        message = f"the file name does not say the backend: expected {path.stem}_cpu.json or {path.stem}_rocm.json"
+        problems = [*problems, Problem(name, 0, "", message, "Rename the file.")]
+    if isinstance(document, RegressionV2) and family in document.targets:
+        problems = [*problems, problem_at(name, text, ["targets", family], OWN_TARGET, OWN_TARGET_HINT)]
+    if isinstance(document, Benchmark) and first and family == "cpu":
+        problems = [problem_at(name, text, ["device"], "is missing: only the first generation, for ROCm, has none")]
+        document = None
+    return _spec(tree, root, path, document, problems, words)
+
+
+def _spec(
+    tree: SpecTree,
+    root: Path,
+    path: Path,
+    document: _AnyDocument | None,
+    problems: Sequence[Problem] = (),
+    words: frozenset[str] | None = None,
+) -> Spec:
+    """A spec with what its file's name says: the stem ends in the family of targets, but in the first generation."""
+    head, _, family = path.stem.rpartition("_")
+    named = family in _FAMILIES_IN_NAMES
+    submodel = head if head and named and not isinstance(document, RegressionV1) else path.stem
+    families = (family,) if named else _FAMILIES_IN_NAMES
+    if isinstance(document, RegressionV1):
+        families = ("rocm",) if document.rocm_tests_only else _FAMILIES_IN_NAMES
+    elif isinstance(document, Benchmark) and document.device is None:
+        families = ("rocm",)
+    elif isinstance(document, RegressionV2):
+        families = (*families, *(further for further in document.targets if further not in families))
+    name, model = as_typed(path), path.parent.name
+    return Spec(
+        tree, root, path, name, SHARKTANK, model, submodel, document, tuple(problems), families=families, words=words
+    )
+
+
+def _choose_document(content: dict[str, Any], root: Path, path: Path) -> type[_AnyDocument] | str:
+    """The dialect by the fields that a file has; a message where none or two fit."""
+    keys = set(content)
+    own = _OWN_FIELDS
+    if keys & own[RegressionV1] and keys & own[RegressionV2]:
+        first, second = sorted(keys & own[RegressionV1]), sorted(keys & own[RegressionV2])
+        return f"mixes two generations of regression tests: {', '.join(first)} with {', '.join(second)}"
+    scores = {kind: len(keys & own[kind]) for kind in _SHARKTANK}
+    if isinstance(content.get("inputs"), list) and any(isinstance(item, dict) for item in content["inputs"]):
+        scores[Benchmark] = 0
+    best = max(_SHARKTANK, key=lambda kind: scores[kind])
+    shares_fields = keys & set().union(*(set(kind.model_fields) for kind in _SHARKTANK))
+    if not shares_fields or "type" in keys:
+        found = ", ".join(sorted(keys)[:8]) or "none"
+        return f"is not a spec of a known format (fields found: {found})"
+    if "mlir" in keys and "function_run" not in keys and best is Benchmark:
+        best = RegressionV2
+    if scores[best] == 0 or (best is RegressionV2 and scores[RegressionV1] == scores[RegressionV2]):
+        if "mlir" not in keys and root.name == "benchmarks":
+            return Benchmark
+        return RegressionV2 if path.stem.rpartition("_")[2] in _FAMILIES_IN_NAMES else RegressionV1
+    return best

@@ -1,39 +1,35 @@
-"""A spec file that was read, and the tree of folders that it belongs to."""
+"""What all dialects have in common: a spec that was read, what makes its cases, and what a selection comes to."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from iree_gauntlet.cases import Case, Origin, Stage
-from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
-from iree_gauntlet.dialects.torch_schema import BenchmarkTest, CompstatTest, ModuleDefinition, QualityTest
+from iree_gauntlet.errors import Problem
 from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from iree_gauntlet.cases import Kind, Module
-    from iree_gauntlet.errors import Problem
+    from iree_gauntlet.dialects.fields import Document
+    from iree_gauntlet.dialects.selection import Include, MarkerExpression
     from iree_gauntlet.targets import Target
 
 
-# The suffixes of sharktank's spec files.
-SHARKTANK_FAMILIES = ("cpu", "rocm")
-
-Document = RegressionV1 | RegressionV2 | Benchmark | ModuleDefinition | QualityTest | BenchmarkTest | CompstatTest
+# Of specs in files; their cases have the names of `Dialect.sources`.
+SHARKTANK = "sharktank"
+TORCH_MODELS = "torch-models"
+TORCH_ROOT = "torch_models"
+# Of folders that hold models' folders.
+ROOT_NAMES = ("regression_tests", "quality_tests", "benchmarks", TORCH_ROOT)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFields:
-    """Where the files of a format name sources; `{}` stands for an index, and an empty field for nowhere.
-
-    Attributes:
-        inputs: each input's.
-        outputs: each expected output's.
-        parameters: each archive's.
-        programs: names of fields that hold a program's.
-    """
+    """Where the files of a format name sources; `{}` stands for an index, and an empty field for nowhere."""
 
     inputs: str = ""
     outputs: str = ""
@@ -52,8 +48,6 @@ class SpecTree:
     """A folder of specs.
 
     Attributes:
-        folder: as the user named it, resolved.
-        external: the folder in which files named by specs are looked up (tuner files, pipelines).
         modules: the folder of module definitions; None for the root of a spec, or the folder above it.
         variables: names and values of what may stand as `${NAME}` in flags.
     """
@@ -69,15 +63,9 @@ class Spec:
     """One spec file, read.
 
     Attributes:
-        tree: the tree that it belongs to.
-        root: the folder above its model's folder.
-        path: the file.
-        name: the file as the user names it.
+        dialect: `SHARKTANK` or `TORCH_MODELS`.
+        model, submodel: what `--model` and `--submodel` select.
         document: what it says; None where it cannot be understood.
-        problems: what is wrong with it.
-        warnings: fields that its format may have gained since, and which are passed over.
-        torch: whether it lies in a tree of torch models.
-        kind: what its fields make it, of one that cannot be used too; None where they do not say.
         words: its kind's name and its markers, which marker expressions select it by; None where it does not say.
     """
 
@@ -85,12 +73,15 @@ class Spec:
     root: Path
     path: Path
     name: str
-    document: Document | None
+    dialect: str
+    model: str
+    submodel: str
+    document: Document | None = None
     problems: tuple[Problem, ...] = ()
     warnings: tuple[Problem, ...] = ()
-    torch: bool = False
-    kind: type[Document] | None = None
+    families: tuple[str, ...] = FAMILIES
     words: frozenset[str] | None = None
+    defines_module: bool = False
 
     @property
     def text(self) -> str:
@@ -101,53 +92,32 @@ class Spec:
             return ""
 
     @property
+    def torch(self) -> bool:
+        """Whether it lies in a tree of torch models."""
+        return self.dialect == TORCH_MODELS
+
+    @property
     def is_test(self) -> bool:
         """Whether it is one: no module that tests load, and no file that lies where no spec is read."""
         return not self.defines_module and not (self.document is None and self.warnings and not self.problems)
-
-    @property
-    def defines_module(self) -> bool:
-        """Whether it is no test, but what tests load."""
-        return self.kind is ModuleDefinition
-
-    @property
-    def model(self) -> str:
-        """The folder's name; of torch models its path below the root, as they may lie deeper."""
-        if not self.torch:
-            return self.path.parent.name
-        return "/".join(self.path.parts[len(self.root.parts) : -1]) or self.root.name
 
     @property
     def stem(self) -> str:
         """File name without suffix, what `--filename` selects."""
         return self.path.stem
 
-    @property
-    def submodel(self) -> str:
-        """What `--submodel` selects: the stem without the backend where the dialect puts it there."""
-        if self.torch or isinstance(self.document, RegressionV1):
-            return self.stem
-        head, _, family = self.stem.rpartition("_")
-        return head if head and family in SHARKTANK_FAMILIES else self.stem
 
-    @property
-    def families(self) -> tuple[str, ...]:
-        """Families of targets that it may be for; of a torch model, its module's flags decide."""
-        if self.torch:
-            return FAMILIES
-        if isinstance(self.document, RegressionV1):
-            return ("rocm",) if self.document.rocm_tests_only else SHARKTANK_FAMILIES
-        if isinstance(self.document, Benchmark) and self.document.device is None:
-            return ("rocm",)
-        family = self.stem.rpartition("_")[2]
-        own = (family,) if family in SHARKTANK_FAMILIES else SHARKTANK_FAMILIES
-        further = self.document.targets if isinstance(self.document, RegressionV2) else ()
-        return (*own, *(family for family in further if family not in own))
+def words_of(content: Mapping[str, Any], kind: str) -> frozenset[str] | None:
+    """The name of a spec's kind and its markers; None where these are no words."""
+    markers = content.get("markers", [])
+    is_list = isinstance(markers, list) and all(isinstance(marker, str) for marker in markers)
+    return frozenset({kind, *markers}) if is_list else None
 
 
-def base_case(spec: Spec, dialect: str, kind: Kind, target: Target, modules: tuple[Module, ...]) -> Case:
+def base_case(
+    spec: Spec, dialect: str, kind: Kind, target: Target, modules: tuple[Module, ...], timeouts: Mapping[str, float]
+) -> Case:
     """What a case has of its spec whatever the dialect."""
-    assert spec.document is not None, "only what was read has cases"
     return Case(
         dialect=dialect,
         model=spec.model,
@@ -156,7 +126,74 @@ def base_case(spec: Spec, dialect: str, kind: Kind, target: Target, modules: tup
         kind=kind,
         target=target,
         modules=modules,
-        timeouts=tuple((Stage(stage), seconds) for stage, seconds in spec.document.timeouts.items()),
+        timeouts=tuple((Stage(stage), seconds) for stage, seconds in timeouts.items()),
         working_directory=str(spec.tree.external) if spec.tree.external.is_dir() else "",
         origin=Origin(spec.name),
     )
+
+
+def defined_twice(name: str, target: Target, file: str, first: str) -> Problem:
+    """The problem of a file that claims the name of another one's."""
+    message = f"{name} on {target.name} is already defined by {first}"
+    return Problem(file, 0, "", message, "Rename or remove one of the two.")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a selection comes to, as the dialects find it; `CaseSet` has it in order."""
+
+    targets: Sequence[Target]
+    expressions: Mapping[Include, MarkerExpression]
+    cases: list[Case] = field(default_factory=list)
+    required: dict[str, Case] = field(default_factory=dict)
+    known: set[str] = field(default_factory=set)
+    elsewhere: set[str] = field(default_factory=set)
+    problems: set[Problem] = field(default_factory=set)
+    warnings: set[Problem] = field(default_factory=set)
+    left_out: set[Problem] = field(default_factory=set)
+    unmatched: set[Problem] = field(default_factory=set)
+    broken: set[Problem] = field(default_factory=set)
+
+    def matches(self, markers: Collection[str], chosen: Iterable[Include]) -> bool:
+        """Whether markers satisfy any of the parts of the selection that a spec's names fit."""
+        return any(self.expressions[include].matches(markers) for include in chosen)
+
+    def add(self, case: Case, chosen: Iterable[Include]) -> bool:
+        """Whether a case is selected by its markers, too."""
+        self.known.update(case.markers)
+        matches = self.matches(case.markers, chosen)
+        if matches:
+            self.cases.append(case)
+        return matches
+
+
+_Spec = TypeVar("_Spec")
+
+
+class Builder(Generic[_Spec]):
+    """Makes the cases of one dialect's specs."""
+
+    def __init__(self, specs: Sequence[_Spec], loaded: Loaded) -> None:
+        self.specs = specs
+        self.loaded = loaded
+
+    def add(self, spec: _Spec, chosen: Sequence[Include]) -> None:
+        """Adds what a spec means; of one that is not chosen, what is wrong with it."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Adds what the cases of all specs need."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """A format of specs.
+
+    Attributes:
+        read: the specs of the places that `read_specs` has found for it.
+        sources: where its files name sources, by the names that its cases have for it.
+    """
+
+    read: Callable[..., Iterable[Any]]
+    builder: type[Builder[Any]]
+    sources: Mapping[str, SourceFields]

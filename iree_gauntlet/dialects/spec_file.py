@@ -29,8 +29,6 @@ class FieldError(ValueError):
 
     Args:
         field: which; None for the value itself.
-        message: what was found and what is expected.
-        hint: what to do next.
     """
 
     def __init__(self, field: str | int | None, message: str, hint: str = "") -> None:
@@ -52,11 +50,6 @@ def load_json(
 ) -> tuple[dict[str, Any] | None, str, list[Problem]]:
     """Reads a JSON object from a file.
 
-    Args:
-        path: the file.
-        name: how the user names it, for messages.
-        plain: makes JSON of the file's text, every value in its place.
-
     Returns:
         The object or None, the text (for `line_of`), and what is wrong with the file.
     """
@@ -72,13 +65,13 @@ def load_json(
     return document, text, []
 
 
+def as_typed(path: Path) -> str:
+    """The path from the working folder where it lies below it."""
+    return str(path).removeprefix(f"{str(Path.cwd()).rstrip('/')}/")
+
+
 def read_text(path: Path, name: str, kind: str = "spec files") -> str:
     """The text of a file that a person wrote.
-
-    Args:
-        path: the file.
-        name: how the user names it, for messages.
-        kind: what such files are, for messages.
 
     Raises:
         SpecError: it cannot be read, or is not UTF-8.
@@ -99,37 +92,37 @@ def read_text(path: Path, name: str, kind: str = "spec files") -> str:
         raise SpecError([Problem(name, line, "", message, "Save the file as UTF-8.")], kind) from error
 
 
-def _bad(name: str, line: int, message: str, hint: str, field: str = "") -> SpecError:
+def _refuse(name: str, line: int, message: str, hint: str, field: str = "") -> SpecError:
     """What is wrong with a file as a whole; line 0 where it is unknown."""
     return SpecError([Problem(name, line, field, message, hint)])
 
 
 def _parse(text: str, name: str) -> dict[str, Any]:
     if not text.strip():
-        raise _bad(name, 0, "is empty: expected a JSON object", "See docs/reference/specs.md for the fields.")
+        raise _refuse(name, 0, "is empty: expected a JSON object", "See docs/reference/specs.md for the fields.")
     try:
-        document = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constants)
+        document = json.loads(text, object_pairs_hook=_refuse_duplicates, parse_constant=_refuse_constants)
     except json.JSONDecodeError as error:
-        raise _syntax_error(text, name, error) from error
+        raise _explain_syntax(text, name, error) from error
     except _DuplicateKeyError as error:
         key = str(error)
         found = [match.start() for match in re.finditer(re.escape(json.dumps(key, ensure_ascii=False)) + r"\s*:", text)]
         line = text[: found[-1]].count("\n") + 1 if found else 0
-        raise _bad(name, line, "appears twice in one object", "Remove one of the two.", key) from error
+        raise _refuse(name, line, "appears twice in one object", "Remove one of the two.", key) from error
     except _ConstantError as error:
         match = re.search(rf"[:\[,]\s*{error}", text)
         line = text[: match.end()].count("\n") + 1 if match else 1
-        raise _bad(name, line, f"{error} is not a JSON number", "Write a finite number.") from error
+        raise _refuse(name, line, f"{error} is not a JSON number", "Write a finite number.") from error
     except RecursionError as error:
-        raise _too_deep(name) from error
+        raise _refuse_depth(name) from error
     except ValueError as error:
         # An integer of more digits than Python converts.
-        raise _bad(name, 0, f"holds a number that cannot be read: {error}", "Write a shorter number.") from error
+        raise _refuse(name, 0, f"holds a number that cannot be read: {error}", "Write a shorter number.") from error
     if not isinstance(document, dict):
-        raise _bad(name, 1, f"expected a JSON object, found {_describe(document)}", "A spec is {…}.")
+        raise _refuse(name, 1, f"expected a JSON object, found {_describe(document)}", "A spec is {…}.")
     # What it holds is only walked where the text can hold the mistake.
     if text.count("{") + text.count("[") >= _MOST_DEPTH and _is_deeper(document, _MOST_DEPTH):
-        raise _too_deep(name)
+        raise _refuse_depth(name)
     if "\\u" in text:
         _require_characters(document, name)
     return document
@@ -140,11 +133,11 @@ def _require_characters(document: dict[str, Any], name: str) -> None:
         json.dumps(document, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         message = f"holds half of a surrogate pair, which is not a character: \\u{ord(error.object[error.start]):04x}"
-        raise _bad(name, 0, message, "Write the character itself.") from error
+        raise _refuse(name, 0, message, "Write the character itself.") from error
 
 
-def _too_deep(name: str) -> SpecError:
-    return _bad(name, 0, "is nested too deeply", "A spec is two or three levels deep.")
+def _refuse_depth(name: str) -> SpecError:
+    return _refuse(name, 0, "is nested too deeply", "A spec is two or three levels deep.")
 
 
 def _is_deeper(value: object, most: int) -> bool:
@@ -171,12 +164,6 @@ def without_strange_fields(
     """A document without the fields that its format may have gained since, and a warning of each.
 
     A field that is spelled nearly as a known one stays, and is an error when the document is validated.
-
-    Args:
-        content: the document.
-        known: names of the format's fields.
-        name: of the file, for messages.
-        text: of the file.
     """
     strange = [field for field in content if field not in known and not nearest(field, known)]
     hint = f"Known fields: {', '.join(sorted(known))}."
@@ -186,7 +173,7 @@ def without_strange_fields(
 
 def problem_at(name: str, text: str, path: Sequence[str | int], message: str, hint: str = "") -> Problem:
     """A problem at a field of a JSON text; an empty text gives no line."""
-    return Problem(name, line_of(text, path) if text else 0, _dotted(path), message, hint)
+    return Problem(name, line_of(text, path) if text else 0, _join_path(path), message, hint)
 
 
 def problem_of_field(file: str, field: str, message: str, hint: str = "") -> Problem:
@@ -202,7 +189,7 @@ def strings_of(path: Path, keys: Collection[str]) -> Iterator[tuple[str, str]]:
     """(field, text) of the strings under some keys, however deep, of a JSON file that may not be a valid spec."""
     for place, value in strings_in(load_json(path, str(path), without_comments)[0]):
         if place[-1] in keys:
-            yield _dotted(place), value
+            yield _join_path(place), value
 
 
 def strings_in(value: object, *path: str | int) -> Iterator[tuple[tuple[str | int, ...], str]]:
@@ -228,12 +215,7 @@ def problems_at(
 ) -> list[Problem]:
     """Turns pydantic's errors into problems that name line, field, what was found and what is allowed.
 
-    Args:
-        error: pydantic's.
-        model: that was to be read.
-        name: of the file, for messages.
-        line_at: the line of the value at a path of keys and indices.
-        written: a scalar as it stands in a file whose text need not be quoted; empty for other values.
+    `written` gives a scalar as it stands in the file; empty for other values.
     """
     problems = []
     for item in error.errors(include_url=False):
@@ -247,7 +229,7 @@ def problems_at(
             hint = cause.hint
         kind, found = item["type"], item.get("input")
         if kind == "extra_forbidden":
-            known = _fields_at(model, location[:-1])
+            known = _find_fields(model, location[:-1])
             question = did_you_mean(str(location[-1]), known)
             message = f"unknown field{question}"
             hint = "" if question else f"Known fields: {', '.join(sorted(known))}."
@@ -260,33 +242,33 @@ def problems_at(
             message = f"expected {expected.replace(' after validation, not', ', found')}"
         else:
             text = "" if isinstance(found, str) else written(location)
-            message = f"{_expected(item['msg'])}, found {text or _describe(found)}"
+            message = f"{_say_expected(item['msg'])}, found {text or _describe(found)}"
             if kind == "literal_error" and isinstance(found, str):
                 near = nearest(found, re.findall("'(.*?)'", item["ctx"]["expected"]))
                 hint = f"Did you mean {near!r}?" if near else ""
             elif kind == "string_type" and text:
                 hint = f'Write it in quotes: "{text}".'
-        problems.append(Problem(name, line_at(location), _dotted(location), message, hint))
+        problems.append(Problem(name, line_at(location), _join_path(location), message, hint))
     return problems
 
 
-def _fields_at(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:
+def _find_fields(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:
     """Names of the fields that the object at a location may have."""
     for part in location:
         if isinstance(part, str) and part in model.model_fields:
-            model = _model_in(model.model_fields[part].annotation) or model
+            model = _find_model(model.model_fields[part].annotation) or model
     return list(model.model_fields)
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
+def _find_model(annotation: Any) -> type[BaseModel] | None:
     """The model in an annotation such as `list[Blob]` or `ImportOptions | None`."""
     if hasattr(annotation, "model_fields"):
         found: type[BaseModel] = annotation
         return found
-    return next(filter(None, map(_model_in, get_args(annotation))), None)
+    return next(filter(None, map(_find_model, get_args(annotation))), None)
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -294,31 +276,33 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _no_constants(word: str) -> None:
+def _refuse_constants(word: str) -> None:
     raise _ConstantError(word)
 
 
-def _syntax_error(text: str, name: str, error: json.JSONDecodeError) -> SpecError:
+def _explain_syntax(text: str, name: str, error: json.JSONDecodeError) -> SpecError:
     before = text[: error.pos].rstrip()
     after = text[error.pos :].lstrip()[:1]
     if (after in ("}", "]") and before.endswith(",")) or "Illegal trailing comma" in error.msg:
         line = before.count("\n") + 1
-        return _bad(name, line, "trailing comma: JSON has none before ']' or '}'", "Remove the comma.")
+        return _refuse(name, line, "trailing comma: JSON has none before ']' or '}'", "Remove the comma.")
     if after == "":
-        return _bad(name, error.lineno, "ends in the middle of a value", "Is the file cut off?")
+        return _refuse(name, error.lineno, "ends in the middle of a value", "Is the file cut off?")
     if error.msg == "Expecting ',' delimiter" and "\n" in text[len(before) : error.pos]:
-        return _bad(name, before.count("\n") + 1, "is not JSON: a comma is missing at the end of this line", "Add it.")
-    return _bad(name, error.lineno, f"is not JSON: {error.msg} (column {error.colno})", "Fix the syntax there.")
+        return _refuse(
+            name, before.count("\n") + 1, "is not JSON: a comma is missing at the end of this line", "Add it."
+        )
+    return _refuse(name, error.lineno, f"is not JSON: {error.msg} (column {error.colno})", "Fix the syntax there.")
 
 
-def _dotted(location: Sequence[str | int]) -> str:
+def _join_path(location: Sequence[str | int]) -> str:
     text = ""
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else part)
     return text
 
 
-def _expected(message: str) -> str:
+def _say_expected(message: str) -> str:
     words = {
         "Input should be a valid string": "expected a string",
         "Input should be a valid list": "expected an array",

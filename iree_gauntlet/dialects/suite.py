@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from iree_gauntlet.cases import KINDS_AT, SPEC_STAGES, FailureKind, Origin, Stage
-from iree_gauntlet.dialects.fields import Document, expecting, one_of
+from iree_gauntlet.dialects.fields import Document, ForPeople, expecting, one_of
 from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, adjusted
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, unmatched
 from iree_gauntlet.dialects.spec_file import FieldError
@@ -32,16 +32,17 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
 DEFAULT_STAGES = (Stage.COMPILE, Stage.THRESHOLD, Stage.COMPSTAT, Stage.BENCHMARK)
 
 
-def _reason(text: str) -> str:
+def _check_reason(text: str) -> str:
     if not text.strip():
         raise ValueError("expected a reason: say why this fails, with a link where there is one")
     return text
 
 
-def _target(text: str) -> str:
-    if target_of(text) is None:
+def _require_target(text: str, sku: str = "") -> Target:
+    target = target_of(text, sku=sku)
+    if target is None:
         raise ValueError(f"unknown target {text!r}: expected {', '.join(FAMILIES)}, or a chip such as gfx942")
-    return text
+    return target
 
 
 _Stage = Annotated[str, one_of("stage", _STAGES)]
@@ -49,21 +50,23 @@ _Kind = Annotated[str, one_of("kind", [kind.value for kind in FailureKind])]
 
 
 class _IncludeTable(Document):
-    model: str = "*"
-    submodel: str = "*"
-    filename: str = "*"
-    markers: str = ""
+    model: str = Field(default="*", description="Glob of models.")
+    submodel: str = Field(default="*", description="Glob of submodels.")
+    filename: str = Field(default="*", description="Glob of spec files, without .json.")
+    markers: str = Field(default="", description="Expression of markers: small and not audio.")
 
 
 class _ExpectTable(Document):
-    case: str
-    stage: _Stage
-    reason: Annotated[str, AfterValidator(_reason)]
-    kind: _Kind | None = None
-    match: str = ""
+    case: str = Field(description="Glob of model/submodel.")
+    stage: _Stage = Field(description="The stage that fails.")
+    reason: Annotated[str, AfterValidator(_check_reason)] = Field(description="Why, with a link where there is one.")
+    kind: _Kind | None = Field(
+        None, description="How it fails: any other failure counts. Without it, any kind is expected."
+    )
+    match: str = Field("", description="A text that the failure's reason, or the tool's output, has in it.")
 
     @model_validator(mode="after")
-    def _kind_fits_the_stage(self) -> _ExpectTable:
+    def _check_kind(self) -> _ExpectTable:
         known = KINDS_AT.get(Stage(self.stage), ())
         if self.kind is not None and self.kind not in known:
             message = f"{self.kind!r} cannot come of the stage {self.stage!r}"
@@ -75,15 +78,32 @@ class SuiteTable(Document):
     """A suite: what is run, where, and what is expected to fail."""
 
     name: Annotated[str, expecting("letters, digits, '_', '-' and '.', first a letter or digit", _NAME.fullmatch)]
-    description: str = ""
-    target: Annotated[str, AfterValidator(_target)]
-    sku: str = ""
-    device_optional: bool = False
-    stages: list[_Stage] = Field(default_factory=lambda: [stage.value for stage in DEFAULT_STAGES], min_length=1)
-    spec_dirs: list[str] = Field(default_factory=lambda: ["../specs"])
-    configs: list[str] = Field(default_factory=list)
-    include: list[_IncludeTable] = Field(default_factory=lambda: [_IncludeTable()])
-    expect_failure: list[_ExpectTable] = Field(default_factory=list)
+    description: ForPeople
+    target: Annotated[str, AfterValidator(lambda text: _require_target(text) and text)] = Field(
+        description="cpu, rocm, cuda, vulkan, metal, vmvx, or a chip such as gfx942; "
+        "the command line may name another.",
+        examples=["cpu", "vulkan", "cuda", "rocm", "metal", "gfx942", "sm_80"],
+    )
+    sku: str = Field("", description="Machine that golden times are for.")
+    device_optional: bool = Field(False, description="Where there is no such device, compile only, without an error.")
+    stages: list[_Stage] = Field(
+        default_factory=lambda: [stage.value for stage in DEFAULT_STAGES],
+        min_length=1,
+        description="What is done, with the stages that these need.",
+    )
+    spec_dirs: list[str] = Field(
+        default_factory=lambda: ["../specs"], description="Folders of specs, relative to this file."
+    )
+    configs: list[str] = Field(
+        default_factory=list, description="Configs of operator suites and of ONNX models, relative to this file."
+    )
+    include: list[_IncludeTable] = Field(
+        default_factory=lambda: [_IncludeTable()],
+        description="What is selected; without one, everything. All fields that are given must match.",
+    )
+    expect_failure: list[_ExpectTable] = Field(
+        default_factory=list, description="What is known to fail: an unexpected pass is reported."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +111,9 @@ class Suite:
     """A suite, read.
 
     Attributes:
-        path: its file.
-        name: what its runs are called.
         target: where it runs.
         device_optional: where there is no such device, it is compiled and not run.
-        stages: what is done.
-        spec_dirs: folders of specs.
         configs: of operator suites; empty for those in their own folders.
-        includes: what is selected of them.
-        expected_failures: what is expected to fail.
     """
 
     path: Path
@@ -133,8 +147,6 @@ def read_suite(path: Path) -> Suite:
         )
         raise UsageError(f"suite {name} does not exist", hint)
     _, table = read_table(path, SuiteTable)
-    target = target_of(table.target, sku=table.sku)
-    assert target is not None, "checked by the table's validator"
     includes = tuple(Include(item.model, item.submodel, item.filename, item.markers) for item in table.include)
     for index, include in enumerate(includes):
         try:
@@ -145,7 +157,7 @@ def read_suite(path: Path) -> Suite:
         path=path,
         name=table.name,
         description=table.description,
-        target=target,
+        target=_require_target(table.target, table.sku),
         device_optional=table.device_optional,
         stages=tuple(Stage(stage) for stage in table.stages),
         spec_dirs=tuple(path.parent / folder for folder in table.spec_dirs),
@@ -186,10 +198,6 @@ def idle_includes(suite: Suite, specs: Iterable[AnySpec]) -> list[Problem]:
 def with_failures_of(suites: Sequence[Suite], cases: CaseSet) -> tuple[CaseSet, list[str]]:
     """What was selected without a suite, with the expected failures of the suites that select it too.
 
-    Args:
-        suites: of the project; the first that names a case and stage counts.
-        cases: what was selected.
-
     Returns:
         The cases, and a line for each suite whose list applies.
     """
@@ -219,12 +227,7 @@ def with_failures_of(suites: Sequence[Suite], cases: CaseSet) -> tuple[CaseSet, 
 
 
 def unselected_failures(suite: Suite, selected: CaseSet) -> list[Problem]:
-    """Its expected failures that name no case which it selects: they are of no use.
-
-    Args:
-        suite: the suite.
-        selected: all of its cases.
-    """
+    """Its expected failures that name no case which it selects: they are of no use."""
     names = {f"{case.model}/{case.submodel}" for case in (*selected.cases, *selected.required)}
     return [
         Problem(

@@ -25,10 +25,6 @@ _TABLE = re.compile(r"(\w+)\[(\d+)\]")
 def read_toml(path: Path, kind: str = "spec files") -> tuple[str, dict[str, Any]]:
     """Text and content of a TOML file.
 
-    Args:
-        path: the file.
-        kind: what such files are, for messages.
-
     Raises:
         SpecError: it cannot be read, or is no TOML.
     """
@@ -46,11 +42,6 @@ def read_toml(path: Path, kind: str = "spec files") -> tuple[str, dict[str, Any]
 def read_table(path: Path, model: type[_Document], kind: str = "spec files") -> tuple[str, _Document]:
     """Text of a TOML file, and what it means.
 
-    Args:
-        path: the file.
-        model: of its fields.
-        kind: what such files are, for messages.
-
     Raises:
         SpecError: with everything that is wrong with it.
     """
@@ -67,10 +58,10 @@ def read_table(path: Path, model: type[_Document], kind: str = "spec files") -> 
 def with_lines(problems: Iterable[Problem], text: str) -> list[Problem]:
     """Finds the lines of fields: TOML's reader keeps no positions."""
     lines = [line.strip() for line in text.splitlines()]
-    return [replace(problem, line=_line_of(problem.field, lines)) for problem in problems]
+    return [replace(problem, line=_find_line(problem.field, lines)) for problem in problems]
 
 
-def _line_of(field: str, lines: list[str]) -> int:
+def _find_line(field: str, lines: list[str]) -> int:
     """In the table of an array where the field says which (`include[1].model`), else the one that has its last word."""
     table, _, last = field.rpartition(".")
     word = last.split("[")[0]

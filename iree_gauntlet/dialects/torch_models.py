@@ -38,7 +38,7 @@ from iree_gauntlet.dialects.locations import (
     torch_url,
     with_device,
 )
-from iree_gauntlet.dialects.spec import SourceFields, base_case
+from iree_gauntlet.dialects.spec import TORCH_MODELS, Builder, Loaded, SourceFields, Spec, base_case, defined_twice
 from iree_gauntlet.dialects.spec_file import nearest
 from iree_gauntlet.dialects.torch_schema import (
     ArgumentSpec,
@@ -47,18 +47,16 @@ from iree_gauntlet.dialects.torch_schema import (
     ModuleDefinition,
     QualityTest,
     Weight,
+    read_module_definition,
 )
-from iree_gauntlet.dialects.trees import read_module_definition
 from iree_gauntlet.errors import Problem
 from iree_gauntlet.targets import Target, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from iree_gauntlet.dialects.spec import Spec
+    from iree_gauntlet.dialects.selection import Include
 
-
-DIALECT = "torch-models"
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 SOURCES = SourceFields("inputs[{}].url", "expected_outputs[{}].url", "weights[{}].url", ("mlir",))
@@ -72,12 +70,7 @@ _CHECKS = {Kind.QUALITY: Stage.THRESHOLD, Kind.BENCHMARK: Stage.BENCHMARK, Kind.
 
 @dataclass(frozen=True, slots=True)
 class TorchTest:
-    """What a test means: its case, and those that make what it needs.
-
-    Attributes:
-        case: the test's own.
-        definitions: of its modules, and of those whose programs name its synthetic weights.
-    """
+    """What a test means: its case, and those that make what it needs."""
 
     case: Case
     definitions: tuple[DefinedModule, ...]
@@ -125,12 +118,6 @@ class TorchTest:
 def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> tuple[TorchTest | None, list[Problem]]:
     """What a test means.
 
-    Args:
-        spec: a spec whose document is a test of this dialect.
-        modules: finds the module definitions that it names.
-        targets: what is asked for; the SKU of the one that covers the test's own target is the test's. A golden
-            time that names no SKU counts on every machine.
-
     Returns:
         The test, also one for a target that is not asked for, or None where its problems leave nothing to run;
         and the problems.
@@ -156,7 +143,7 @@ def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> 
     kind = Kind(document.type)
     expected_failure = Expectation(_CHECKS[kind], "marked 'xfail'", Origin(spec.name, "markers"))
     case = replace(
-        base_case(spec, DIALECT, kind, replace(target, sku=sku), loaded),
+        base_case(spec, TORCH_MODELS, kind, replace(target, sku=sku), loaded, document.timeouts),
         parameters=weights,
         inputs=inputs,
         outputs=tuple(Argument(item.value) for item in getattr(document, "outputs", [])),
@@ -164,7 +151,7 @@ def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> 
         device=devices_of_flags(run_args),
         run_flags=run_args,
         order=ArgumentOrder.MODULES_FIRST,
-        goldens=_goldens(spec, document, sku),
+        goldens=_read_goldens(spec, document, sku),
         golden_keys=(document.sku,) if isinstance(document, BenchmarkTest) and document.sku else (),
         expectations=(expected_failure,) if "xfail" in document.markers else (),
         markers=frozenset({*document.markers, document.type}),
@@ -172,6 +159,51 @@ def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> 
         notes=tuple(text for field, text in _NOTES.items() if getattr(document, field, None)),
     )
     return TorchTest(case, tuple(builder.required.values())), []
+
+
+class TorchTests(Builder[Spec]):
+    """Tests of torch models; of a module definition, only what is wrong with it is added."""
+
+    def __init__(self, specs: Sequence[Spec], loaded: Loaded) -> None:
+        super().__init__(specs, loaded)
+        self._modules = TorchModules(specs)
+
+    def add(self, spec: Spec, chosen: Sequence[Include]) -> None:
+        """Adds what a test means."""
+        loaded = self.loaded
+        if spec.defines_module:
+            # It is the business of the tests that load it.
+            loaded.left_out.update(spec.problems or self._modules.define(spec))
+            loaded.warnings.update(spec.warnings)
+            return
+        # The targets that its markers name, such as `hip`; where they name none, it may be for any.
+        named = [target for word in spec.words or () if (target := target_of(word))]
+        asked_for = not named or any(target.covers(other) for target in loaded.targets for other in named)
+        wanted = chosen and (spec.words is None or loaded.matches(spec.words, chosen)) and asked_for
+        problems = loaded.problems if wanted else loaded.left_out
+        problems.update(spec.problems)
+        loaded.warnings.update(spec.warnings if wanted else ())
+        if spec.document is None:
+            return
+        test, found = build_test(spec, self._modules, loaded.targets)
+        problems.update(found)
+        if test is None or not chosen:
+            return
+        here = [test] if any(target.covers(test.case.target) for target in loaded.targets) else []
+        here += test.further(loaded.targets)
+        if not here:
+            loaded.elsewhere.add(test.case.target.name)
+        for each in here:
+            if loaded.add(each.case, chosen):
+                self._require(each.required)
+
+    def _require(self, cases: Sequence[Case]) -> None:
+        """Adds what modules come from: a name means one definition, also over several trees."""
+        for case in cases:
+            first = self.loaded.required.setdefault(case.id, case)
+            if first.origin.file != case.origin.file:
+                name = f"module {case.modules[0].name}"
+                self.loaded.problems.add(defined_twice(name, case.target, case.origin.file, first.origin.file))
 
 
 class _Builder:
@@ -217,7 +249,7 @@ class _Builder:
         return found
 
 
-def _goldens(spec: Spec, document: QualityTest | BenchmarkTest | CompstatTest, sku: str) -> tuple[Golden, ...]:
+def _read_goldens(spec: Spec, document: QualityTest | BenchmarkTest | CompstatTest, sku: str) -> tuple[Golden, ...]:
     if isinstance(document, QualityTest):
         return ()
     if isinstance(document, BenchmarkTest):
@@ -241,13 +273,7 @@ def _goldens(spec: Spec, document: QualityTest | BenchmarkTest | CompstatTest, s
 
 @dataclass(frozen=True, slots=True)
 class DefinedModule:
-    """A module definition, read.
-
-    Attributes:
-        module: what tests load.
-        case: compiles it; of it, only what tests need is planned.
-        document: as it is written.
-    """
+    """A module definition, read."""
 
     module: Module
     case: Case
@@ -260,17 +286,13 @@ class DefinedModule:
 
 
 class TorchModules:
-    """The module definitions that tests name, found in the module folders of their trees.
-
-    Args:
-        specs: what was read; the definitions among it are not read again.
-    """
+    """The module definitions that tests name, found in the module folders of their trees."""
 
     def __init__(self, specs: Iterable[Spec]) -> None:
         self._specs = {spec.path: spec for spec in specs if isinstance(spec.document, ModuleDefinition)}
-        torch = [spec for spec in specs if spec.torch and spec.path not in self._specs]
-        self._unread = {spec.path: spec.problems for spec in torch if spec.document is None}
-        self._tests = {spec.path for spec in torch} - self._unread.keys()
+        others = [spec for spec in specs if spec.path not in self._specs]
+        self._unread = {spec.path: spec.problems for spec in others if spec.document is None}
+        self._tests = {spec.path for spec in others} - self._unread.keys()
         self._defined: dict[Path, DefinedModule | tuple[Problem, ...]] = {}
         self._known: dict[Path, tuple[str, ...]] = {}
 
@@ -281,7 +303,7 @@ class TorchModules:
 
     def find(self, spec: Spec, field: Sequence[str | int], name: str) -> DefinedModule | tuple[Problem, ...]:
         """The module that a test names, or what is wrong with the name or with the definition."""
-        folders = _module_folders(spec)
+        folders = _find_module_folders(spec)
         # iree-test-suites takes what follows a dot for a suffix: `clip.v2` is its `clip.json`.
         files = (f"{name}.json", PurePosixPath(name).with_suffix(".json"))
         places = (folder / file for file in files for folder in folders)
@@ -299,7 +321,7 @@ class TorchModules:
     def _define(self, path: Path, spec: Spec) -> DefinedModule | tuple[Problem, ...]:
         """The module of a file: one, with one name, whichever test asks for it first."""
         if path not in self._defined:
-            folders = _module_folders(spec)
+            folders = _find_module_folders(spec)
             definition = self._specs.get(path) or read_module_definition(spec.tree, folders[0], path)
             self._defined[path] = _defined(definition, folders) if definition.document else definition.problems
         return self._defined[path]
@@ -319,7 +341,7 @@ class TorchModules:
         return self._known[folder]
 
 
-def _module_folders(spec: Spec) -> tuple[Path, ...]:
+def _find_module_folders(spec: Spec) -> tuple[Path, ...]:
     """Where the modules of a test are looked for, the first one first."""
     if spec.tree.modules is not None:
         return (spec.tree.modules,)
@@ -350,16 +372,16 @@ def _defined(spec: Spec, folders: Sequence[Path]) -> DefinedModule | tuple[Probl
         origin=Origin(spec.name, "mlir"),
     )
     case = replace(
-        base_case(spec, DIALECT, Kind.COMPILE, target, (module,)),
+        base_case(spec, TORCH_MODELS, Kind.COMPILE, target, (module,), document.timeouts),
         model=model or folder.name,
         submodel=submodel,
         stem=submodel,
-        blocked_reason=_lfs_pointer(document, url),
+        blocked_reason=_find_lfs_pointer(document, url),
     )
     return DefinedModule(module, case, document)
 
 
-def _lfs_pointer(document: ModuleDefinition, url: str) -> str:
+def _find_lfs_pointer(document: ModuleDefinition, url: str) -> str:
     """Why a file of Git LFS cannot be compiled yet; empty where it can, or is missing as a whole."""
     if document.type != "git-lfs" or not url.startswith("file:"):
         return ""

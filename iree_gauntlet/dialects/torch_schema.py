@@ -7,6 +7,10 @@ it ignores.
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -24,10 +28,12 @@ from iree_gauntlet.dialects.fields import (
     Count,
     Document,
     Flag,
+    Flags,
+    ForPeople,
+    GoldenCompiler,
     InputText,
     Positive,
     ProgramDocument,
-    Releases,
     Text,
     Timeouts,
     WithTargets,
@@ -36,11 +42,21 @@ from iree_gauntlet.dialects.fields import (
     present,
     require_no_type,
     require_type,
+    validated,
 )
-from iree_gauntlet.dialects.spec_file import FieldError, did_you_mean
+from iree_gauntlet.dialects.json_text import without_comments
+from iree_gauntlet.dialects.spec import TORCH_MODELS, Spec, SpecTree, words_of
+from iree_gauntlet.dialects.spec_file import (
+    FieldError,
+    as_typed,
+    did_you_mean,
+    load_json,
+    problem_at,
+    without_strange_fields,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 
 # What a definition's steps do; of a test, each other stage has its own step.
@@ -54,27 +70,27 @@ _WEIGHTS = {"url": ("url",), "random": ("module", "seed"), "splat": ("module", "
 _OF_WEIGHTS = ("url", "module", "seed", "value")
 
 
-def _marker(word: str) -> str:
+def _check_marker(word: str) -> str:
     if word in _PYTEST_WORDS:
         raise ValueError(f"{word!r} means something else to pytest: choose another marker")
     return word
 
 
-def _module_name(name: str) -> str:
+def _check_module_name(name: str) -> str:
     parts = name.removesuffix(".json").split("/")
     if "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
         raise ValueError(f"expected the name of a module definition below the module folder, found {name!r}")
     return name.removesuffix(".json")
 
 
-def _run_flag(text: str) -> str:
+def _check_run_flag(text: str) -> str:
     name = text.lstrip("-").split("=")[0]
     if name in ("benchmark_format", "benchmark_out", "benchmark_out_format"):
         raise ValueError(f"--{name} would keep the results from being read: remove it")
     return text
 
 
-def _only_one(value: object) -> object:
+def _take_only_one(value: object) -> object:
     """The document of iree-test-suites says that a compstat's module is an array; its program takes a name."""
     if isinstance(value, list) and len(value) != 1:
         raise ValueError(f"expected one module, found {len(value)}")
@@ -84,22 +100,24 @@ def _only_one(value: object) -> object:
 _ONE_MODULE: dict[str, Any] = {
     "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1}]
 }
-Marker = Annotated[Word, AfterValidator(_marker)]
+Marker = Annotated[Word, AfterValidator(_check_marker)]
 _MARKER: TypeAdapter[str] = TypeAdapter(Marker, config=ConfigDict(strict=True))
-_ModuleName = Annotated[Text, AfterValidator(_module_name)]
-_RunFlag = Annotated[Flag, AfterValidator(_run_flag)]
+_ModuleName = Annotated[Text, AfterValidator(_check_module_name)]
+_RunFlag = Annotated[Flag, AfterValidator(_check_run_flag)]
 
 
 class ModuleDefinition(ProgramDocument, WithTargets):
     """What is compiled, and how: `<module folder>/<name>.json`."""
 
-    type: Literal["azure", "git-lfs"] | None = None
-    compiler_flags: list[Flag]
-    description: str = ""  # ours
-    timeouts: Timeouts = Field(default_factory=dict)  # ours
+    type: Literal["azure", "git-lfs"] | None = Field(
+        None, description="git-lfs: the program is relative to the module folder; azure: it is a URL."
+    )
+    compiler_flags: list[Flag] = Field(description="Flags of iree-compile.")
+    description: ForPeople  # ours
+    timeouts: Timeouts  # ours
 
     @model_validator(mode="after")
-    def _timeouts_are_of_its_stages(self) -> ModuleDefinition:
+    def _check_timeouts(self) -> ModuleDefinition:
         for stage in self.timeouts:
             if stage not in _MODULE_STAGES:
                 stages = ", ".join(_MODULE_STAGES)
@@ -112,11 +130,13 @@ class ArgumentSpec(Document):
 
     model_config = in_schema(anyOf=[present("value"), present("url")])
 
-    value: InputText | None = None
-    url: Text | None = None
+    value: InputText | None = Field(
+        None, description="A type with a url, a value such as 1xf32=3.0, or a file: @name.npy."
+    )
+    url: Text | None = Field(None, description="Where it comes from: a file, or a URL.")
 
     @model_validator(mode="after")
-    def _says_something(self) -> ArgumentSpec:
+    def _check_value(self) -> ArgumentSpec:
         if self.value is None and self.url is None:
             raise ValueError("has neither 'value' nor 'url': give at least one")
         if self.value and self.url:
@@ -128,10 +148,10 @@ class ArgumentSpec(Document):
 class OutputSpec(Document):
     """Where a run writes an output: `@file`, `+file`, or `-` for standard output."""
 
-    value: Text
+    value: Text = Field(description="A type with a url, a value such as 1xf32=3.0, or a file: @name.npy.")
 
     @model_validator(mode="after")
-    def _stays_in_its_folder(self) -> OutputSpec:
+    def _check_name(self) -> OutputSpec:
         name = self.value.removeprefix("@") if self.value.startswith("@") else self.value.removeprefix("+")
         if self.value[0] in "@+" and (not name or name[0] == "/" or "\\" in name or "/" in name or name == ".."):
             raise FieldError("value", f"{self.value!r}: expected a file name without folders, such as @output_0.npy")
@@ -161,15 +181,19 @@ class Weight(Document):
         ]
     )
 
-    type: Literal["url", "random", "splat"] = "url"
-    scope: Annotated[str, Field(pattern=r"^[^=\x00]*$")]
-    url: Text | None = None
-    module: _ModuleName | None = None
-    seed: Count | None = None
-    value: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    type: Literal["url", "random", "splat"] = Field("url", description="What the file is.")
+    scope: Annotated[str, Field(pattern=r"^[^=\x00]*$")] = Field(
+        description="Name that an archive is loaded under: --parameters=<scope>=…."
+    )
+    url: Text | None = Field(None, description="Where it comes from: a file, or a URL.")
+    module: _ModuleName | None = Field(None, description="Name of a module definition below the module folder.")
+    seed: Count | None = Field(None, description="Of the values that are made.")
+    value: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
+        None, description="A type with a url, a value such as 1xf32=3.0, or a file: @name.npy."
+    )
 
     @model_validator(mode="after")
-    def _fields_are_of_its_type(self) -> Weight:
+    def _check_fields(self) -> Weight:
         wanted = _WEIGHTS[self.type]
         for field in _OF_WEIGHTS:
             given = getattr(self, field) is not None
@@ -182,12 +206,12 @@ class Weight(Document):
 
 
 class _Test(Document):
-    markers: list[Marker]
-    description: str = ""  # ours
-    timeouts: Timeouts = Field(default_factory=dict)  # ours
+    markers: list[Marker] = Field(description="Words to select by.")
+    description: ForPeople  # ours
+    timeouts: Timeouts  # ours
 
     @model_validator(mode="after")
-    def _timeouts_are_of_its_stages(self) -> _Test:
+    def _check_timeouts(self) -> _Test:
         for stage in self.timeouts:
             if stage in _MODULE_STAGES and stage != "fetch":
                 raise FieldError("timeouts", f"{stage!r} is a stage of module definitions: write it there")
@@ -197,15 +221,17 @@ class _Test(Document):
 class _RunTest(_Test):
     """What is run. Files of IREE carry sharktank's `pipeline_…` along, which no program reads in torch models."""
 
-    modules: Annotated[list[_ModuleName], Field(min_length=1)]
-    weights: list[Weight] = Field(default_factory=list)
-    inputs: list[ArgumentSpec] = Field(default_factory=list)
-    run_args: list[_RunFlag] = Field(default_factory=list)
-    pipeline_mlir: Text | None = None
-    pipeline_compiler_flags: list[Flag] = Field(default_factory=list)
+    modules: Annotated[list[_ModuleName], Field(min_length=1)] = Field(description="Modules in load order.")
+    weights: list[Weight] = Field(default_factory=list, description="Archives of parameters.")
+    inputs: list[ArgumentSpec] = Field(default_factory=list, description="Arguments of the function, in order.")
+    run_args: list[_RunFlag] = Field(
+        default_factory=list, description="Flags of iree-run-module, or of iree-benchmark-module."
+    )
+    pipeline_mlir: Text | None = Field(None, description="A second module, which is compiled as well.")
+    pipeline_compiler_flags: Flags = Field(description="A second module, which is compiled as well: its flags.")
 
     @model_validator(mode="after")
-    def _modules_differ(self) -> _RunTest:
+    def _check_modules(self) -> _RunTest:
         for index, name in enumerate(self.modules):
             if name in self.modules[:index]:
                 raise FieldError("modules", f"names {name!r} twice")
@@ -215,9 +241,13 @@ class _RunTest(_Test):
 class QualityTest(_RunTest):
     """Runs modules and compares their outputs with the expected ones."""
 
-    type: Literal["quality"]
-    expected_outputs: list[ArgumentSpec] = Field(default_factory=list)
-    outputs: list[OutputSpec] = Field(default_factory=list)
+    type: Literal["quality"] = Field(description="What the file is.")
+    expected_outputs: list[ArgumentSpec] = Field(
+        default_factory=list, description="What outputs are compared with; without any, the test only has to run."
+    )
+    outputs: list[OutputSpec] = Field(
+        default_factory=list, description="Files in which outputs are kept: {value: @name.npy}."
+    )
 
 
 class BenchmarkTest(_RunTest):
@@ -226,29 +256,39 @@ class BenchmarkTest(_RunTest):
     The first generation of iree-test-suites holds the mean against `golden_time`, without a factor.
     """
 
-    type: Literal["benchmark"]
-    golden_time_ms: Positive | None = None
-    golden_time: Positive | None = None
-    tolerance_factor: Positive = 1.1
-    sku: Word | None = None  # ours
+    type: Literal["benchmark"] = Field(description="What the file is.")
+    golden_time_ms: Positive | None = Field(
+        None, description="Milliseconds that the fastest repetition may take, times the factor."
+    )
+    golden_time: Positive | None = Field(None, description="As of the first generation: the mean may not exceed it.")
+    tolerance_factor: Positive = Field(1.1, description="How many times the golden time may be exceeded.")
+    sku: Word | None = Field(None, description="The golden time is checked only with this --sku.")  # ours
 
 
 class CompstatTest(_Test):
     """Holds a module's dispatch count and size against upper bounds."""
 
-    type: Literal["compstat"]
-    module: Annotated[_ModuleName, BeforeValidator(_only_one), WithJsonSchema(_ONE_MODULE)]
-    golden_dispatch_count: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    golden_binary_size: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    golden_compiler: Releases | None = None  # ours
+    type: Literal["compstat"] = Field(description="What the file is.")
+    module: Annotated[_ModuleName, BeforeValidator(_take_only_one), WithJsonSchema(_ONE_MODULE)] = Field(
+        description="Name of a module definition below the module folder."
+    )
+    golden_dispatch_count: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        None, description="Most dispatches."
+    )
+    golden_binary_size: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        None, description="Most bytes of the module."
+    )
+    golden_compiler: GoldenCompiler  # ours
 
 
-TEST_TYPES: dict[str, type[QualityTest | BenchmarkTest | CompstatTest]] = {
+_TEST_TYPES: dict[str, type[QualityTest | BenchmarkTest | CompstatTest]] = {
     "quality": QualityTest,
     "benchmark": BenchmarkTest,
     "compstat": CompstatTest,
 }
 _TorchDocument = ModuleDefinition | QualityTest | BenchmarkTest | CompstatTest
+_TORCH_FIELDS = frozenset().union(*(kind.model_fields for kind in (ModuleDefinition, *_TEST_TYPES.values())))
+_TORCH_HINT = "docs/reference/torch-models.md lists the fields of tests and module definitions."
 
 # Fields that a JSON file has only where it is meant as a test.
 _OF_TESTS = frozenset(
@@ -275,25 +315,82 @@ def sound_markers(content: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def torch_document(content: dict[str, Any]) -> type[_TorchDocument] | str | None:
-    """What a JSON object in a tree of torch models is meant as.
-
-    Returns:
-        The document's type; None where the file is neither a test nor a module definition; a message about the
-        field `type` where that does not tell.
-    """
+def _choose_document(content: dict[str, Any]) -> type[_TorchDocument] | str | None:
+    """What a JSON object is meant as; None for neither test nor definition; a message where `type` does not tell."""
     of_module = not content.keys().isdisjoint({"mlir", "compiler_flags"})
     of_test = not content.keys().isdisjoint(_OF_TESTS)
     if "type" not in content:
         if of_module:
             return ModuleDefinition
-        return f"is missing: a test is of type {', '.join(TEST_TYPES)}" if of_test else None
+        return f"is missing: a test is of type {', '.join(_TEST_TYPES)}" if of_test else None
     kind = content["type"]
-    if isinstance(kind, str) and kind in TEST_TYPES:
-        return TEST_TYPES[kind]
+    if isinstance(kind, str) and kind in _TEST_TYPES:
+        return _TEST_TYPES[kind]
     if kind in ("azure", "git-lfs") or (of_module and not of_test):
         return ModuleDefinition
-    known = ", ".join(TEST_TYPES)
+    known = ", ".join(_TEST_TYPES)
     if not isinstance(kind, str):
         return f"expected the type of a test ({known})"
-    return f"unknown type {kind!r}{did_you_mean(kind, TEST_TYPES) or f' of a test; types are {known}'}"
+    return f"unknown type {kind!r}{did_you_mean(kind, _TEST_TYPES) or f' of a test; types are {known}'}"
+
+
+def has_type(path: Path) -> bool:
+    """Whether a file is a JSON object with a `type`."""
+    try:
+        content = path.read_bytes()
+        document = json.loads(without_comments(content.decode("utf-8-sig"))) if b'"type"' in content else None
+    except (OSError, ValueError, RecursionError):
+        # It is reported when it is read as a spec.
+        return False
+    return isinstance(document, dict) and "type" in document
+
+
+def json_files_below(root: Path, without: Path | None = None) -> Iterator[Path]:
+    """Files that may be specs, in a stable order; `without` is not looked into."""
+    for current, subfolders, files in os.walk(root):
+        subfolders[:] = sorted(
+            name for name in subfolders if not name.startswith(".") and Path(current, name) != without
+        )
+        for name in sorted(files):
+            if name.endswith(".json") and not name.startswith("."):
+                yield Path(current, name)
+
+
+def read_torch_specs_below(tree: SpecTree, root: Path, without: Path | None = None) -> Iterator[Spec]:
+    """The specs anywhere below a root."""
+    return (spec for path in json_files_below(root, without) if (spec := _read_torch(tree, root, path)))
+
+
+def _read_torch(tree: SpecTree, root: Path, path: Path) -> Spec | None:
+    """A test or module definition; None for a JSON file that is neither."""
+    name = as_typed(path)
+    spec = partial(Spec, tree, root, path, name, TORCH_MODELS, _name_model(root, path), path.stem)
+    content, text, problems = load_json(path, name, without_comments)
+    if content is None:
+        return spec(None, tuple(problems))
+    kind = _choose_document(content)
+    if kind is None:
+        return None
+    if isinstance(kind, str):
+        return spec(None, (problem_at(name, text, ["type"], kind, _TORCH_HINT),))
+    content, warnings = without_strange_fields(content, _TORCH_FIELDS, name, text)
+    document, problems = validated(kind, content, name, text)
+    if kind is ModuleDefinition:
+        return spec(document, tuple(problems), tuple(warnings), defines_module=True)
+    return spec(document, tuple(problems), tuple(warnings), words=words_of(content, str(content["type"])))
+
+
+def read_module_definition(tree: SpecTree, root: Path, path: Path) -> Spec:
+    """Reads a file as a module definition, whatever it looks like."""
+    name = as_typed(path)
+    content, text, problems = load_json(path, name, without_comments)
+    document = None
+    if content is not None:
+        document, problems = validated(ModuleDefinition, content, name, text)
+    model = _name_model(root, path)
+    return Spec(tree, root, path, name, TORCH_MODELS, model, path.stem, document, tuple(problems), defines_module=True)
+
+
+def _name_model(root: Path, path: Path) -> str:
+    """The path of its folder below the root: models may lie deeper."""
+    return "/".join(path.parts[len(root.parts) : -1]) or root.name

@@ -33,11 +33,7 @@ class YamlFile:
     """A YAML file, read.
 
     Attributes:
-        name: as the user would type it.
-        kind: what such files are, for messages.
-        content: its plain values.
         root: its nodes, which know where they stand.
-        twice: fields that stand there twice.
     """
 
     name: str
@@ -49,10 +45,6 @@ class YamlFile:
     def as_(self, model: type[Model], context: object = None) -> Model:
         """What it means.
 
-        Args:
-            model: of its fields.
-            context: what the model's validators need to know.
-
         Raises:
             SpecError: with everything that is wrong with its fields.
         """
@@ -60,7 +52,7 @@ class YamlFile:
         try:
             meant = model.model_validate(self.content, context=context)
         except ValidationError as error:
-            problems += problems_at(error, model, self.name, self.line_of, self._written)
+            problems += problems_at(error, model, self.name, self.line_of, self._find_written)
         if problems:
             raise SpecError(problems, self.kind)
         return meant
@@ -69,20 +61,20 @@ class YamlFile:
         """Line (1-based) of a field's name, or of the item of a list; its nearest parent's if absent."""
         return self._find(path)[1]
 
-    def _written(self, path: Sequence[str | int]) -> str:
+    def _find_written(self, path: Sequence[str | int]) -> str:
         """A string, number or the like as it stands in the file; empty for a long one, and for others."""
         node, _ = self._find(path)
         return str(node.value) if isinstance(node, yaml.ScalarNode) and len(node.value) <= _LONGEST else ""
 
     def _find(self, path: Sequence[str | int]) -> tuple[yaml.Node, int]:
-        node, line = self.root, _line(self.root)
+        node, line = self.root, _count_line(self.root)
         for part in path:
             children: dict[object, tuple[yaml.Node, int]] = {}
             if isinstance(node, yaml.MappingNode):
                 # What `<<` brought stands before what is written.
-                children = {key.value: (value, _line(key)) for key, value in node.value}
+                children = {key.value: (value, _count_line(key)) for key, value in node.value}
             elif isinstance(node, yaml.SequenceNode):
-                children = {index: (item, _line(item)) for index, item in enumerate(node.value)}
+                children = {index: (item, _count_line(item)) for index, item in enumerate(node.value)}
             if part not in children:
                 break
             node, line = children[part]
@@ -91,11 +83,6 @@ class YamlFile:
 
 def read_yaml(path: Path, kind: str, example: str) -> YamlFile:
     """Reads a YAML file.
-
-    Args:
-        path: the file, which exists.
-        kind: what such files are, for messages.
-        example: the page that shows one.
 
     Raises:
         SpecError: it cannot be read, is no YAML, or holds more than plain data.
@@ -108,7 +95,7 @@ def read_yaml(path: Path, kind: str, example: str) -> YamlFile:
     except RecursionError as error:
         raise SpecError([Problem(name, 0, "", "is nested too deeply", "Look for brackets left open.")], kind) from error
     except yaml.YAMLError as error:
-        raise SpecError([_syntax_problem(name, error)], kind) from error
+        raise SpecError([_explain_syntax(name, error)], kind) from error
     if root is None:
         raise SpecError([Problem(name, 0, "", "is empty", f"See {example} for an example.")], kind)
     if isinstance(content, dict):
@@ -139,7 +126,7 @@ class _Loader(yaml.SafeLoader):
         node = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
         for key, _ in node.value:
-            name, line = str(key.value), _line(key)
+            name, line = str(key.value), _count_line(key)
             if name in lines:
                 self.twice.append((line, name, f"this field is there already, at line {lines[name]}"))
             lines.setdefault(name, line)
@@ -172,11 +159,11 @@ for _name in ("null", "bool", "int", "float", "timestamp"):
     _Loader.add_constructor(f"{_TAG}{_name}", _Loader.construct_plain)
 
 
-def _line(node: yaml.Node) -> int:
+def _count_line(node: yaml.Node) -> int:
     return int(node.start_mark.line) + 1
 
 
-def _syntax_problem(name: str, error: yaml.YAMLError) -> Problem:
+def _explain_syntax(name: str, error: yaml.YAMLError) -> Problem:
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         said = ", ".join(filter(None, (error.context, error.problem)))

@@ -16,7 +16,7 @@ from iree_gauntlet.records.history_outcome import Finding, Kind, Series
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from iree_gauntlet.dialects.history_marks import Mark
+    from iree_gauntlet.dialects.configuration_file import Mark
     from iree_gauntlet.records.history_outcome import Point, SeriesKey
 
 

@@ -66,7 +66,7 @@ def history_show_task(options: dict[str, Any]) -> ExitCode:
 
     Example: history.show --series 'dtln/* time_ms'
     """
-    from iree_gauntlet.upkeep.history_confirm import show  # noqa: PLC0415
+    from iree_gauntlet.upkeep.history_keep import show  # noqa: PLC0415
 
     return show(read(AskRequest, options), as_json=read(FormatRequest, options).as_json)
 
@@ -80,7 +80,7 @@ def history_check_task(options: dict[str, Any]) -> ExitCode:
 
     Example: history.check --since 2026-11-01
     """
-    from iree_gauntlet.upkeep.history_confirm import check  # noqa: PLC0415
+    from iree_gauntlet.upkeep.history_keep import check  # noqa: PLC0415
 
     return check(read(CheckRequest, options), as_json=read(FormatRequest, options).as_json)
 
@@ -94,7 +94,7 @@ def history_confirm_task(options: dict[str, Any]) -> ExitCode:
 
     Example: history.confirm --series 'dtln/spectral@cpu time_ms'
     """
-    from iree_gauntlet.upkeep.history_confirm import confirm  # noqa: PLC0415
+    from iree_gauntlet.upkeep.history_keep import confirm  # noqa: PLC0415
 
     with machines_of(read(ClusterRequest, options), ConductRequest()) as machines:
         return confirm(read(ConfirmRequest, options), console_presenter(), machines)
@@ -106,7 +106,7 @@ def history_page_task(options: dict[str, Any]) -> ExitCode:
 
     Example: history.page --series '* time_ms' --output times.html
     """
-    from iree_gauntlet.upkeep.history_confirm import page  # noqa: PLC0415
+    from iree_gauntlet.upkeep.history_keep import page  # noqa: PLC0415
 
     return page(read(PageRequest, options))
 

@@ -106,7 +106,7 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
     from iree_gauntlet.artifacts.registry_file import Registry  # noqa: PLC0415
     from iree_gauntlet.artifacts.store import ArtifactStore  # noqa: PLC0415
     from iree_gauntlet.engine.tolerance_flags import loose_tolerances, void_tolerances, wrong_tolerances  # noqa: PLC0415
-    from iree_gauntlet.upkeep.doubtful_cases import doubts_about  # noqa: PLC0415 - it brings NumPy
+    from iree_gauntlet.upkeep.lint_checks import doubts_about  # noqa: PLC0415 - it brings NumPy
 
     selection = select(request, Defaults(targets=FAMILIES), for_problems=True)
     _warn(selection.file_warnings(listed=True))
@@ -120,7 +120,7 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
     of_files: list[Problem] = []
     beside: list[Problem] = []
     if request == SelectionRequest():
-        from iree_gauntlet.upkeep.project_files import problems_of_project  # noqa: PLC0415
+        from iree_gauntlet.upkeep.lint_checks import problems_of_project  # noqa: PLC0415
 
         of_files, beside = problems_of_project()
         problems += of_files

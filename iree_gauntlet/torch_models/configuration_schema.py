@@ -227,10 +227,10 @@ class ShapesEntry(_Fields):
         **{"if": {"required": ["name"], "properties": {"name": {"const": CUSTOM}}}, "then": present("shapes")}
     )
 
-    name: Annotated[Readable, AfterValidator(_set)]
-    min_power: Power | None = None
-    max_power: Power | None = None
-    shapes: Annotated[list[Sizes], Field(min_length=1)] | None = None
+    name: Annotated[Readable, AfterValidator(_set)] = Field(description="What it is called.")
+    min_power: Power | None = Field(None, description="Of a set: the least power of two.")
+    max_power: Power | None = Field(None, description="Of a set: the largest power of two.")
+    shapes: Annotated[list[Sizes], Field(min_length=1)] | None = Field(None, description="Shapes of custom: [m, k, n].")
 
     @model_validator(mode="after")
     def _fits_the_set(self, info: ValidationInfo) -> Self:
@@ -257,22 +257,28 @@ class ModelEntry(_Fields):
 
     model_config = in_schema(anyOf=[present("matrix_shapes"), present("config")])
 
-    name: Annotated[Readable, AfterValidator(_name)] | None = None
+    name: Annotated[Readable, AfterValidator(_name)] | None = Field(None, description="What it is called.")
     model_type: Annotated[
         _ModelType, BeforeValidator(lambda text: "linear" if text is None else text, json_schema_input_type=str | None)
-    ] = "linear"
-    config: Readable | None = None
-    device: Annotated[Readable, AfterValidator(_device)] | None = None
-    high_precision_dtype: Element | None = None
-    torch_compile_mode: _TorchMode | None = None
-    use_torch_compile: bool | None = None
+    ] = Field("linear", description="The architecture: linear, ln_linear_sigmoid, transformers, …")
+    config: Readable | None = Field(None, description="A config.json of transformers, relative to this file.")
+    device: Annotated[Readable, AfterValidator(_device)] | None = Field(
+        None,
+        description="cpu, cuda, mps, xpu, or a device of IREE's.",
+        examples=["cpu", "local-task", "hip", "cuda", "vulkan"],
+    )
+    high_precision_dtype: Element | None = Field(None, description="Type of the baseline.")
+    torch_compile_mode: _TorchMode | None = Field(None, description="How torch compiles, where it is compared with.")
+    use_torch_compile: bool | None = Field(None, description="The same, as torchao once wrote it.")
     compile: Annotated[
         Literal[_TorchMode, "true", "false"] | None,
         BeforeValidator(_compile, json_schema_input_type=Literal[_TorchMode, "true", "false"] | bool | None),
-    ] = None
-    enable_profiler: bool | None = None
-    enable_memory_profiler: bool | None = None
-    matrix_shapes: list[ShapesEntry] | None = None
+    ] = Field(None, description="The same, as torchao once wrote it.")
+    enable_profiler: bool | None = Field(
+        None, description="Add a table of dispatches, and a file for Perfetto, to each recipe."
+    )
+    enable_memory_profiler: bool | None = Field(None, description="Add the high-water of memory by phase.")
+    matrix_shapes: list[ShapesEntry] | None = Field(None, description="Sets of shapes by name, or custom with shapes.")
 
     @field_validator("config")
     @classmethod
@@ -309,12 +315,20 @@ _SHAPES = TypeAdapter(Annotated[list[ShapesEntry], Field(min_length=1)])
 class File(_Fields):
     """A configuration."""
 
-    benchmark_mode: Annotated[Readable, Checked(_mode, {"enum": ["inference"]})] | None = None
-    quantization_config_recipe_names: Annotated[list[_Quantization | None], AfterValidator(_different)] | None = None
-    sparsity_config_recipe_names: Annotated[list[_Sparsity | None], AfterValidator(_different)] | None = None
-    output_dir: Annotated[Readable, AfterValidator(_output_dir)] | None = None
+    benchmark_mode: Annotated[Readable, Checked(_mode, {"enum": ["inference"]})] | None = Field(
+        None, description="What is measured; inference is all there is."
+    )
+    quantization_config_recipe_names: Annotated[list[_Quantization | None], AfterValidator(_different)] | None = Field(
+        None, description="Recipes that change the model's numbers, or the compiler."
+    )
+    sparsity_config_recipe_names: Annotated[list[_Sparsity | None], AfterValidator(_different)] | None = Field(
+        None, description="Recipes that make zeros."
+    )
+    output_dir: Annotated[Readable, AfterValidator(_output_dir)] | None = Field(
+        None, description="Folder for a copy of the results, below the working directory."
+    )
     model_params: Annotated[
         Annotated[ModelEntry, Tag(f"{BRANCH}one")]
         | Annotated[list[ModelEntry], Field(min_length=1), Tag(f"{BRANCH}list")],
         Discriminator(_form),
-    ]
+    ] = Field(description="One entry, or a list.")

@@ -73,10 +73,6 @@ _SHOWN_PROBLEMS = 20
 def export_cache(request: RunRequest, archive: str) -> ExitCode:
     """Packs the artifacts that the selected cases need, fetched first where they are missing, and their modules.
 
-    Args:
-        request: what is selected, by which IREE, and how it is fetched.
-        archive: the file to write.
-
     Raises:
         GauntletError: a file is not available, or the archive cannot be written.
     """
@@ -89,22 +85,22 @@ def export_cache(request: RunRequest, archive: str) -> ExitCode:
     selection.require_sound()
     with open_progress(sys.stderr) as progress:
         machine = open_workbench(request.toolchain, progress, request.network, need_toolchain=False)
-        steps = _planned(selection, machine)
+        steps = _plan_steps(selection, machine)
         if request.network.offline:
             missing = missing_files(steps, (*selection.cases.cases, *selection.cases.required), machine.store)
             if missing:
                 raise GauntletError(missing_text(missing))
-        fetched = _fetched(steps, machine.store)
+        fetched = _fetch_all(steps, machine.store)
         # Now that every program is known, the modules' keys are known.
-        keys = _module_keys(_planned(selection, machine), machine.modules)
+        keys = _find_module_keys(_plan_steps(selection, machine), machine.modules)
     files = [Packed(PackedKind.ARTIFACT, local_name(item.url), item.url, item.sha256, item.bytes) for item in fetched]
-    contents: list[Callable[[], Iterator[bytes]]] = [partial(_blocks, item.path) for item in fetched]
+    contents: list[Callable[[], Iterator[bytes]]] = [partial(_read_blocks, item.path) for item in fetched]
     leases = Leases(machine.cache_dir)
     with refusals_explained(machine.cache_dir):
         for key in keys:
             folder = machine.modules.folder_of(key)
             leases.use(folder)
-            content = partial(_packed_module, folder, key)
+            content = partial(_pack_module, folder, key)
             digest = hashlib.sha256()
             for block in content():
                 digest.update(block)
@@ -139,7 +135,7 @@ def import_cache(archive: Path, cache_dir: str) -> ExitCode:
         return _Import(archive, stream, place).run()
 
 
-def _planned(selection: Selection, machine: Workbench) -> Sequence[Step]:
+def _plan_steps(selection: Selection, machine: Workbench) -> Sequence[Step]:
     context = plan_context(machine, runs_folder() / f"next-{selection.name}")
     plan = make_plan(selection.cases, selection.stages, context)
     if plan.problems:
@@ -147,7 +143,7 @@ def _planned(selection: Selection, machine: Workbench) -> Sequence[Step]:
     return [step for step in plan.steps if not (step.skip or step.blocked)]
 
 
-def _fetched(steps: Sequence[Step], store: ArtifactStore) -> list[Fetched]:
+def _fetch_all(steps: Sequence[Step], store: ArtifactStore) -> list[Fetched]:
     """Every file of the network that the steps read; what is made (`random:`) or the user's own (`file:`) stays."""
     urls = dict.fromkeys(item.url for step in steps if step.stage is Stage.FETCH for item in step.inputs)
     found: list[Fetched] = []
@@ -165,25 +161,23 @@ def _fetched(steps: Sequence[Step], store: ArtifactStore) -> list[Fetched]:
     return found
 
 
-def _module_keys(steps: Sequence[Step], modules: ModuleCache) -> list[str]:
-    """Keys of the modules that the cache has.
-
-    Synthetic weights are made on the other machine; failures that the cache remembers have no module, and happen
-    there again.
-    """
+def _find_module_keys(steps: Sequence[Step], modules: ModuleCache) -> list[str]:
+    """Keys of the modules that the cache has."""
+    # Synthetic weights are made on the other machine; failures that the cache remembers have no module, and happen
+    # there again.
     stages = (Stage.IMPORT, Stage.COMPILE)
     keys = dict.fromkeys(step.cache.key for step in steps if step.stage in stages and step.cache.hit)
     entries = {key: modules.lookup(key).entry for key in keys}
     return [key for key, entry in entries.items() if entry is not None and entry.files]
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
+def _read_blocks(path: Path) -> Iterator[bytes]:
     with path.open("rb", buffering=0) as file:
         while block := file.read(BLOCK_BYTES):
             yield block
 
 
-def _packed_module(folder: Path, key: str) -> Iterator[bytes]:
+def _pack_module(folder: Path, key: str) -> Iterator[bytes]:
     try:
         yield from pack(folder, key)
     except DamageError as error:
@@ -208,24 +202,24 @@ def _write(output: Path, suite: str, files: Sequence[Packed], contents: Sequence
         for index, (file, content) in enumerate(zip(files, contents, strict=True)):
             digest = hashlib.sha256()
             try:
-                for block in member(member_name(index), file.size, _watched(content(), digest.update)):
+                for block in member(member_name(index), file.size, _watch(content(), digest.update)):
                     stream.write(block)
                     progress.advance(len(block))
             except DamagedArchiveError as error:
-                raise _changed(file) from error
+                raise _report_change(file) from error
             if digest.hexdigest() != file.sha256:
-                raise _changed(file)
+                raise _report_change(file)
         stream.write(END)
     sync_folder(target.parent)
     return total
 
 
-def _changed(file: Packed) -> GauntletError:
+def _report_change(file: Packed) -> GauntletError:
     what = f"{file.url or file.name} is not what it was when it was hashed: nothing was written"
     return GauntletError(what, "`cache.verify` finds and repairs what is damaged.")
 
 
-def _watched(blocks: Iterator[bytes], watch: Callable[[bytes], None]) -> Iterator[bytes]:
+def _watch(blocks: Iterator[bytes], watch: Callable[[bytes], None]) -> Iterator[bytes]:
     for block in blocks:
         watch(block)
         yield block
@@ -293,7 +287,7 @@ class _Import:
         for index, (file, want) in enumerate(zip(files, wanted, strict=True)):
             name = member_name(index)
             if want:
-                self._take(file, _watched(reader.member(name, file.size), lambda block: progress.advance(len(block))))
+                self._take(file, _watch(reader.member(name, file.size), lambda block: progress.advance(len(block))))
             else:
                 reader.skip(name, file.size, self.stream)
                 progress.advance(file.size)
@@ -315,14 +309,14 @@ class _Import:
 
     def _take(self, file: Packed, content: Iterator[bytes]) -> None:
         digest = hashlib.sha256()
-        take = self._artifact if file.kind is PackedKind.ARTIFACT else self._module
-        problem = take(file, _watched(content, digest.update), digest)
+        take = self._take_artifact if file.kind is PackedKind.ARTIFACT else self._take_module
+        problem = take(file, _watch(content, digest.update), digest)
         if problem:
             self.problems.append(problem)
         else:
             self.arrived.append(file)
 
-    def _artifact(self, file: Packed, blocks: Iterator[bytes], digest: Any) -> str:
+    def _take_artifact(self, file: Packed, blocks: Iterator[bytes], digest: Any) -> str:
         """Puts an artifact into the store; what is wrong, empty for nothing."""
         temporary = self.place.root / f".import-{secrets.token_hex(8)}.part"
         try:
@@ -330,7 +324,7 @@ class _Import:
                 for block in blocks:
                     stream.write(block)
             if digest.hexdigest() != file.sha256:
-                return f"{file.url}: {_differs(file, digest)}"
+                return f"{file.url}: {_describe_difference(file, digest)}"
             try:
                 self.store.adopt(file.url, temporary, file.sha256, Progress())
             except ArtifactError as error:
@@ -341,7 +335,7 @@ class _Import:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def _module(self, file: Packed, blocks: Iterator[bytes], digest: Any) -> str:
+    def _take_module(self, file: Packed, blocks: Iterator[bytes], digest: Any) -> str:
         """Puts a module into the cache; what is wrong, empty for nothing."""
         with self.modules.incoming(file.name) as folder:
             try:
@@ -352,12 +346,12 @@ class _Import:
                     pass
                 return f"module {file.name[:12]}: {error}"
             if digest.hexdigest() != file.sha256:
-                return f"module {file.name[:12]}: {_differs(file, digest)}"
+                return f"module {file.name[:12]}: {_describe_difference(file, digest)}"
             published = self.modules.adopt(folder, file.name, hashes)
         return "" if published.entry else f"module {file.name[:12]}: {published.note}"
 
 
-def _differs(file: Packed, digest: Any) -> str:
+def _describe_difference(file: Packed, digest: Any) -> str:
     return f"its content has sha256 {digest.hexdigest()}, the archive's {_MANIFEST_FILE} says {file.sha256}; not taken"
 
 
@@ -379,10 +373,7 @@ class Packed:
     """A file of an archive.
 
     Attributes:
-        kind: what it is.
-        name: an artifact's name in the store, or a module's key.
         url: an artifact's source; empty for a module.
-        sha256: of its content; a module's is that of its own archive.
         size: bytes of its content.
     """
 
@@ -417,7 +408,7 @@ def read_manifest(data: bytes) -> list[Packed]:
             raise DamagedArchiveError(
                 f"its format is {document['format']!r:.{_SHOWN}}, and this toolkit reads {_FORMAT}"
             )
-        found = [_packed(item) for item in document["files"]]
+        found = [_parse_packed(item) for item in document["files"]]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedArchiveError(f"its {_MANIFEST_FILE} is not as it was written") from error
     names = {(file.kind, file.name.casefold()) for file in found}
@@ -426,7 +417,7 @@ def read_manifest(data: bytes) -> list[Packed]:
     return found
 
 
-def _packed(item: dict[str, object]) -> Packed:
+def _parse_packed(item: dict[str, object]) -> Packed:
     file = Packed(**item)  # type: ignore[arg-type]
     texts = (file.kind, file.name, file.url, file.sha256)
     if not all(isinstance(text, str) for text in texts) or type(file.size) is not int or file.size < 0:
@@ -435,12 +426,12 @@ def _packed(item: dict[str, object]) -> Packed:
         raise ValueError
     if file.kind == PackedKind.MODULE and is_key(file.name) and not file.url:
         return Packed(PackedKind.MODULE, file.name, "", file.sha256, file.size)
-    if file.kind == PackedKind.ARTIFACT and _local_name(file.url) == file.name:
+    if file.kind == PackedKind.ARTIFACT and _find_local_name(file.url) == file.name:
         return Packed(PackedKind.ARTIFACT, file.name, file.url, file.sha256, file.size)
     raise DamagedArchiveError(f"its {_MANIFEST_FILE} names {file.name!a:.{_SHOWN}}, which is no place in a cache")
 
 
-def _local_name(url: str) -> str | None:
+def _find_local_name(url: str) -> str | None:
     try:
         source = parse_source(url)
     except ArtifactError:

@@ -74,12 +74,12 @@ def _collect(place: CachePlace, limits: Limits, *, delete: bool) -> ExitCode:
         # Again: the stamps of what has gone are among them now.
         dead = leftovers(place.root, place.leases, now)
         remove_leftovers(dead)
-        _summary("deleted", gone, planned)
+        _write_summary("deleted", gone, planned)
         kept = len(planned.goes) - len(gone)
         if kept:
             sys.stdout.write(f"{kept} items stay: they have been used, or went otherwise, since this began\n")
     else:
-        _summary("would go", planned.goes, planned)
+        _write_summary("would go", planned.goes, planned)
     if dead:
         sys.stdout.write(f"and {counted(len(dead), 'leftover')} of processes that have ended\n")
     if not delete and (planned.goes or dead):
@@ -92,7 +92,7 @@ def _collect(place: CachePlace, limits: Limits, *, delete: bool) -> ExitCode:
     return ExitCode.OK
 
 
-def _summary(verb: str, goes: Sequence[Item], planned: Collection) -> None:
+def _write_summary(verb: str, goes: Sequence[Item], planned: Collection) -> None:
     size, linked = sum(item.bytes for item in goes), sum(item.shared_bytes for item in goes)
     text = f"{verb}: {counted(len(goes), 'item')}, {byte_size(size)} of {byte_size(planned.before)}"
     if linked:
@@ -109,7 +109,6 @@ class Collection:
 
     Attributes:
         goes: in the order of going.
-        spared: what would go if it were not in use.
         before: bytes of the cache.
         after: bytes of the cache without what goes.
     """
@@ -123,11 +122,7 @@ class Collection:
 def plan_collection(items: Iterable[Item], limits: Limits, now: float, used: Callable[[Item], bool]) -> Collection:
     """Decide what goes: all that was not used for long enough, then the least recently used until the rest fits.
 
-    Args:
-        items: the whole cache.
-        limits: what may stay.
-        now: seconds since 1970.
-        used: whether an item must stay.
+    `now` is in seconds since 1970.
     """
     everything = list(items)
     before = after = sum(item.bytes for item in everything)
@@ -152,8 +147,6 @@ class Users:
     """Tells whether someone uses an item, as of when this was made.
 
     Args:
-        root: the cache's folder.
-        leases: of the cache.
         now: seconds since 1970.
     """
 
@@ -168,10 +161,10 @@ class Users:
         """Whether a living process uses it, or is fetching it."""
         if item.path in self._paths or item.path in self._folders:
             return True
-        return item.kind is ItemKind.UNFINISHED and self._fetching(item)
+        return item.kind is ItemKind.UNFINISHED and self._is_fetching(item)
 
-    def _fetching(self, item: Item) -> bool:
-        if _held(_lock(self._root, item)):
+    def _is_fetching(self, item: Item) -> bool:
+        if _is_held(_lock(self._root, item)):
             return True
         try:
             return f"artifacts/{local_name(item.name)}" in self._paths
@@ -190,7 +183,7 @@ def collect(root: Path, planned: Iterable[Item], leases: Leases) -> list[Item]:
     wanted = list(planned)
 
     def goes(item: Item) -> bool:
-        used = users.uses(item) or _last_use(root, item, verified) > item.last_use
+        used = users.uses(item) or _find_last_use(root, item, verified) > item.last_use
         return not used and _take(root, item, aside)
 
     with contextlib.ExitStack() as afterwards:
@@ -209,10 +202,10 @@ def collect(root: Path, planned: Iterable[Item], leases: Leases) -> list[Item]:
 def leftovers(root: Path, leases: Leases, now: float) -> list[Path]:
     """What dead processes have left: files and folders that will never be read again."""
     found = [*leases.dead(), *VerifiedHashes(root / "verified").gone()]
-    for path in _candidates(root):
-        age = now - _changed(path)
+    for path in _find_candidates(root):
+        age = now - _find_change(path)
         if path.suffix == ".lock":
-            if age > _LOCK_SECONDS and not _held(path):
+            if age > _LOCK_SECONDS and not _is_held(path):
                 found.append(path)
         elif age > _LEFTOVER_SECONDS:
             found.append(path)
@@ -244,7 +237,7 @@ def _take(root: Path, item: Item, aside: Path) -> bool:
         if item.kind is ItemKind.MODULE:
             path.rename(aside / path.name)
         elif item.kind is ItemKind.UNFINISHED:
-            with _unfetched(root, item) as free:
+            with _lock_unfetched(root, item) as free:
                 if free:
                     shutil.rmtree(path)
                 return free
@@ -256,7 +249,7 @@ def _take(root: Path, item: Item, aside: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _unfetched(root: Path, item: Item) -> Iterator[bool]:
+def _lock_unfetched(root: Path, item: Item) -> Iterator[bool]:
     """Whether no process fetches it; none begins to meanwhile."""
     lock = _lock(root, item)
     with tried_lock(lock) as locked:
@@ -268,16 +261,16 @@ def _lock(root: Path, item: Item) -> Path:
     return root / "locks" / f"{Path(item.path).name}.lock"
 
 
-def _last_use(root: Path, item: Item, verified: VerifiedHashes) -> float:
+def _find_last_use(root: Path, item: Item, verified: VerifiedHashes) -> float:
     """When an item was last used, by what tells it at once; 0 where nothing does."""
     if item.kind is ItemKind.ARTIFACT:
         return verified.last_use(root / item.path) or 0.0
     if item.kind is ItemKind.MODULE:
-        return _changed(root / item.path / "entry.json")
+        return _find_change(root / item.path / "entry.json")
     return 0.0
 
 
-def _candidates(root: Path) -> Iterator[Path]:
+def _find_candidates(root: Path) -> Iterator[Path]:
     yield from (root / "modules" / "making").glob("*")
     yield from (root / "refreshing").glob("*")
     yield from (root / "wheels").glob("*/*/.pip-*")
@@ -286,7 +279,7 @@ def _candidates(root: Path) -> Iterator[Path]:
         yield from root.glob(pattern)
 
 
-def _changed(path: Path) -> float:
+def _find_change(path: Path) -> float:
     """When it was changed, or anything in it; 0 where it is gone."""
     times = [0.0]
     for place in (path, *path.rglob("*")):
@@ -295,7 +288,7 @@ def _changed(path: Path) -> float:
     return max(times)
 
 
-def _held(lock: Path) -> bool:
+def _is_held(lock: Path) -> bool:
     """Whether someone holds a lock."""
     with tried_lock(lock, shared=True) as locked:
         return not locked and lock.exists()
@@ -320,7 +313,7 @@ def parse_bytes(text: str, option: str) -> int:
     Raises:
         UsageError: it is none.
     """
-    return int(_parsed(text, _BYTES, option, "50GB"))
+    return int(_parse_quantity(text, _BYTES, option, "50GB"))
 
 
 def parse_age(text: str, option: str) -> float:
@@ -329,10 +322,10 @@ def parse_age(text: str, option: str) -> float:
     Raises:
         UsageError: it is none.
     """
-    return float(_parsed(text, _SECONDS, option, "30d"))
+    return float(_parse_quantity(text, _SECONDS, option, "30d"))
 
 
-def _parsed(text: str, units: dict[str, int], option: str, example: str) -> Decimal:
+def _parse_quantity(text: str, units: dict[str, int], option: str, example: str) -> Decimal:
     match = _QUANTITY.match(text)
     by_lower = {unit.lower(): factor for unit, factor in units.items()}
     factor = by_lower.get(match[2].lower()) if match else None

@@ -38,11 +38,6 @@ _SCHEMA = 1
 def list_cache(cache_dir: str, match: str, *, as_json: bool) -> ExitCode:
     """Prints what is in the cache, the largest first.
 
-    Args:
-        cache_dir: its folder; empty for the project's.
-        match: glob over names; empty for all.
-        as_json: for programs.
-
     Raises:
         NothingSelectedError: `--match` matches nothing.
         GauntletError: the cache cannot be read.
@@ -70,18 +65,13 @@ def list_cache(cache_dir: str, match: str, *, as_json: bool) -> ExitCode:
         sys.stdout.write(f"nothing is in {place.root}\n")
         return ExitCode.OK
     now = time.time()
-    print_table([("SIZE", "LAST USE", "KIND", "PINNED", "VERIFIED", "NAME"), *(_row(item, now) for item in items)])
-    sys.stdout.write(f"{_totals(items)} in {place.root}\n")
+    print_table([("SIZE", "LAST USE", "KIND", "PINNED", "VERIFIED", "NAME"), *(_make_row(item, now) for item in items)])
+    sys.stdout.write(f"{_sum_up(items)} in {place.root}\n")
     return ExitCode.OK
 
 
 def where(url: str, cache_dir: str, *, as_json: bool) -> ExitCode:
     """Prints where the file of a URL is or will be; ERROR where it is not there.
-
-    Args:
-        url: as it stands in a spec.
-        cache_dir: folder of the cache; empty for the project's.
-        as_json: for programs.
 
     Raises:
         UsageError: the URL means no source.
@@ -101,7 +91,7 @@ def _tell_where(place: CachePlace, url: str, name: str, source: Source, *, as_js
     path, present = store.path(url), store.present(url)
     pin = place.pins.of(name)
     verified = present and bool(store.verified.known(path))
-    places = _places(source, place.configuration)
+    places = _list_places(source, place.configuration)
     if as_json:
         document = {
             "schema": _SCHEMA,
@@ -139,7 +129,7 @@ def _tell_where(place: CachePlace, url: str, name: str, source: Source, *, as_js
     return ExitCode.OK if present else ExitCode.ERROR
 
 
-def _places(source: Source, configuration: Configuration) -> list[str]:
+def _list_places(source: Source, configuration: Configuration) -> list[str]:
     if isinstance(source, FileSource):
         return [str(source.path)]
     if isinstance(source, RandomSource):
@@ -153,7 +143,7 @@ def _places(source: Source, configuration: Configuration) -> list[str]:
     return [unquote(place) if place.startswith("/") else place for place in places(source.url, configuration)]
 
 
-def _row(item: Item, now: float) -> tuple[str, ...]:
+def _make_row(item: Item, now: float) -> tuple[str, ...]:
     verified = {True: "yes", False: "no", None: ""}[item.verified]
     name = item.name
     if item.kind is ItemKind.UNFINISHED:
@@ -162,7 +152,7 @@ def _row(item: Item, now: float) -> tuple[str, ...]:
     return byte_size(item.bytes), age_text(now - item.last_use), item.kind, item.pin, verified, name
 
 
-def _totals(items: Sequence[Item]) -> str:
+def _sum_up(items: Sequence[Item]) -> str:
     by_kind = []
     for kind in ItemKind:
         found = [item for item in items if item.kind is kind]
@@ -173,15 +163,7 @@ def _totals(items: Sequence[Item]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CachePlace:
-    """A cache and its project.
-
-    Attributes:
-        root: the cache's folder.
-        project: the project's folder.
-        pins: of the project, and learnt in this cache.
-        configuration: of the project and the user.
-        leases: of the cache.
-    """
+    """A cache and its project."""
 
     root: Path
     project: Path

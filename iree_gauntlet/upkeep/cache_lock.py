@@ -56,14 +56,14 @@ def lock_hashes(asked: LockRequest) -> ExitCode:
         )
     shared = place.root.resolve() != (place.project / "cache").resolve()
     # What other projects have learnt in a shared cache is theirs.
-    named = _named_artifacts(place.project) if asked.prune or shared else None
+    named = _find_named_artifacts(place.project) if asked.prune or shared else None
     with refusals_explained(place.root), ExitStack() as stack, open_progress(sys.stderr) as progress:
-        fresh = stack.enter_context(_fetched_anew(place, urls, progress)) if urls else []
+        fresh = stack.enter_context(_fetch_anew(place, urls, progress)) if urls else []
         refreshed = [Entry(local_name(item.url), item.sha256, item.url) for item in fresh]
         if asked.dry_run:
             relock = plan_relock(*_read(place), refreshed, named=named, prune=asked.prune)
         else:
-            with _both_locked(place, progress):
+            with _lock_both(place, progress):
                 registry, learnt = _read(place)
                 relock = plan_relock(registry, learnt, refreshed, named=named, prune=asked.prune)
                 # In this order: a kill between the two leaves a hash in both, which the next time repairs.
@@ -93,7 +93,7 @@ def _read(place: CachePlace) -> tuple[Registry, Registry]:
 
 
 @contextmanager
-def _both_locked(place: CachePlace, progress: Progress) -> Iterator[None]:
+def _lock_both(place: CachePlace, progress: Progress) -> Iterator[None]:
     """Alone with the registry, also among users of other caches, and with what was learnt here."""
     registry, learnt = place.pins.registry.path, place.root / "locks" / "registry.lock"
     with ExitStack() as stack:
@@ -104,7 +104,7 @@ def _both_locked(place: CachePlace, progress: Progress) -> Iterator[None]:
 
 
 @contextmanager
-def _fetched_anew(place: CachePlace, urls: list[str], progress: Progress) -> Iterator[list[Fetched]]:
+def _fetch_anew(place: CachePlace, urls: list[str], progress: Progress) -> Iterator[list[Fetched]]:
     """Files as their sources have them now, in a cache of their own, where nothing pins them."""
     parent = place.root / "refreshing"
     parent.mkdir(parents=True, exist_ok=True)
@@ -163,12 +163,8 @@ def _show(place: CachePlace, relock: Relock, refreshed: list[Entry], *, dry: boo
         sys.stdout.write(f"{path}: {added} added, {rest} changed, {dropped} dropped; commit it\n")
 
 
-def _named_artifacts(project: Path) -> set[str]:
-    """Local names of all URLs in the project's specs, and in those that its suites add.
-
-    Raises:
-        SpecError: a spec or suite cannot be read, and might name one.
-    """
+def _find_named_artifacts(project: Path) -> set[str]:
+    """Local names of all URLs in the project's specs, and in those that its suites add."""
     folders = {project / "specs"}
     for suite in sorted((project / "suites").glob("*.toml")):
         folders.update(read_suite(suite).spec_dirs)
@@ -177,18 +173,18 @@ def _named_artifacts(project: Path) -> set[str]:
         for current, _, files in os.walk(folder):
             for file in sorted(files):
                 if file.endswith(".json"):
-                    names |= _names(Path(current, file))
+                    names |= _read_names(Path(current, file))
     return names
 
 
-def _names(path: Path) -> set[str]:
+def _read_names(path: Path) -> set[str]:
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         hint = "Fix or remove it: it might name an artifact, so nothing was changed."
         raise SpecError([Problem(str(path), 0, "", f"cannot be read: {error}", hint)]) from error
     names = set()
-    for text in _strings(document):
+    for text in _walk_strings(document):
         for url in _URL.findall(text):
             try:
                 names.add(local_name(url))
@@ -197,16 +193,16 @@ def _names(path: Path) -> set[str]:
     return names
 
 
-def _strings(document: Any) -> Iterator[str]:
+def _walk_strings(document: Any) -> Iterator[str]:
     if isinstance(document, str):
         yield document
     elif isinstance(document, dict):
         for key, value in document.items():
             yield str(key)
-            yield from _strings(value)
+            yield from _walk_strings(value)
     elif isinstance(document, list):
         for value in document:
-            yield from _strings(value)
+            yield from _walk_strings(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +210,6 @@ class Change:
     """A line of the registry that changes.
 
     Attributes:
-        name: of the artifact.
         before: the line as it was; None for a new one.
         after: the line as it will be; None for one that is dropped.
     """
@@ -238,10 +233,6 @@ class Relock:
     """What a registry becomes.
 
     Attributes:
-        entries: all that it will hold.
-        changes: against what it holds, by name.
-        leaving: names whose learnt hash is no longer needed.
-        overruled: learnt hashes that the registry contradicts: it counts, and they go.
         foreign: learnt hashes that stay where they are, as the project does not name them.
     """
 
@@ -262,12 +253,7 @@ def plan_relock(
 ) -> Relock:
     """Decide what a registry becomes.
 
-    Args:
-        registry: as it is.
-        learnt: the hashes that a cache has learnt.
-        refreshed: of files that were fetched again: these count more than what is pinned.
-        named: names that the project's specs need; learnt ones of others are left alone. None for all.
-        prune: drop entries that `named` lacks.
+    Learnt hashes of artifacts that are not `named` are left alone, and dropped with `prune`; None names all.
     """
     fresh = {entry.name: entry for entry in refreshed}
     entries = dict(registry.entries)
@@ -300,7 +286,7 @@ def registry_text(before: str, path: Path, entries: Iterable[Entry]) -> str:
     Raises:
         ArtifactError: a line of the text is wrong.
     """
-    top, above, end = _comments(before, path)
+    top, above, end = _split_comments(before, path)
     lines = [*top]
     for entry in sorted(entries):
         lines += above.get(entry.name, [])
@@ -323,7 +309,7 @@ def write_registry(path: Path, entries: Iterable[Entry]) -> None:
         write_atomic(path, after)
 
 
-def _comments(text: str, path: Path) -> tuple[list[str], dict[str, list[str]], list[str]]:
+def _split_comments(text: str, path: Path) -> tuple[list[str], dict[str, list[str]], list[str]]:
     """Comments and blank lines: those at the top, those above each entry by its name, those at the end."""
     lines = text.splitlines()
 

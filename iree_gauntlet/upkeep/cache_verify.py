@@ -66,7 +66,7 @@ def verify(asked: VerifyRequest) -> ExitCode:
         elif damaged:
             with open_progress(sys.stderr) as progress:
                 repaired = sum(_repair(place, finding, progress, offline=asked.offline) for finding in damaged)
-    _summary(findings, repaired, seconds)
+    _write_summary(findings, repaired, seconds)
     return ExitCode.ERROR if repaired < len(damaged) else ExitCode.OK
 
 
@@ -118,7 +118,7 @@ def _repair(place: CachePlace, finding: Finding, progress: Painter, *, offline: 
     return True
 
 
-def _summary(findings: Sequence[Finding], repaired: int, seconds: float) -> None:
+def _write_summary(findings: Sequence[Finding], repaired: int, seconds: float) -> None:
     counts = {condition: sum(finding.condition is condition for finding in findings) for condition in Condition}
     size = byte_size(sum(finding.item.bytes for finding in findings))
     damaged = counts[Condition.DAMAGED]
@@ -131,13 +131,7 @@ def _summary(findings: Sequence[Finding], repaired: int, seconds: float) -> None
 
 
 def _check_module(root: Path, item: Item, read: Callable[[int], None]) -> Finding:
-    """Check a module's files against its `entry.json`, and that against its own checksum.
-
-    Args:
-        root: the cache's folder.
-        item: the module.
-        read: called with each block's size.
-    """
+    """Check a module's files against its `entry.json`, and that against its own checksum."""
     folder = root / item.path
     try:
         document = open_sealed((folder / ENTRY_FILE).read_bytes(), item.key)
@@ -171,10 +165,7 @@ class Finding:
     """The result of checking an item.
 
     Attributes:
-        item: what was checked.
-        condition: what it is in.
         what: what is wrong with it, or why that is unknown; empty where it is good.
-        url: of an artifact, as far as it is known.
     """
 
     item: Item
@@ -199,7 +190,7 @@ def _check_artifact(
             return Finding(item, Condition.GONE)
         except OSError as error:
             return Finding(item, Condition.DAMAGED, f"cannot be read: {error.strerror}", url)
-        unchanged = _identity(before) == _identity(after)
+        unchanged = _identify(before) == _identify(after)
         if unchanged:
             break
         # It was fetched again meanwhile.
@@ -238,5 +229,5 @@ def _is_seeded(item: Item) -> bool:
     return item.name.startswith("random/")
 
 
-def _identity(status: os.stat_result) -> tuple[int, int, int]:
+def _identify(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic.json_schema import GenerateJsonSchema
 
-from iree_gauntlet.dialects.configuration_file import SettingsFile
-from iree_gauntlet.dialects.history_marks import MarksFile
+from iree_gauntlet.dialects.configuration_file import MarksFile, SettingsFile
 from iree_gauntlet.dialects.onnx_models import OutcomesDocument
-from iree_gauntlet.dialects.op_configs import OpConfig, TorchOp
+from iree_gauntlet.dialects.op_suites import OpConfig, TorchOp
 from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
 from iree_gauntlet.dialects.suite import SuiteTable
 from iree_gauntlet.dialects.torch_schema import BenchmarkTest, CompstatTest, ModuleDefinition, QualityTest
@@ -23,7 +22,6 @@ from iree_gauntlet.figures import counted
 from iree_gauntlet.settings import shown
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.torch_models.configuration_schema import File as RecipesFile
-from iree_gauntlet.upkeep.field_descriptions import described
 
 if TYPE_CHECKING:
     from iree_gauntlet.dialects.fields import Document
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
 # Which editors' language servers know as a whole.
 _DRAFT = "http://json-schema.org/draft-07/schema#"
 _NULL = {"type": "null"}
+_SCHEMA_FIELD = {"description": "Where editors find what the fields mean; nothing else reads it.", "type": "string"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +39,7 @@ class Format:
     """A format of files.
 
     Attributes:
-        model: reads it.
         files: where such files lie, for people and editors.
-        growing: unknown fields are passed over, with a warning.
     """
 
     model: type[Document]
@@ -104,38 +101,44 @@ def schema_text(name: str) -> str:
 def schema_of(name: str) -> dict[str, Any]:
     """The schema of a format."""
     item = FORMATS[name]
-    made = _plain(name, item.model.model_json_schema(schema_generator=_Generator))
+    made = _simplify(item.model.model_json_schema(schema_generator=_Generator))
     if item.files.endswith(".toml"):
         made = _without_null(made)
     if item.growing:
         made["additionalProperties"] = True
-    made["properties"] = {**described(name, {"$schema": {"type": "string"}}), **made["properties"]}
+    made["properties"] = {"$schema": _SCHEMA_FIELD, **made["properties"]}
     return {"$schema": _DRAFT, "title": f"IREE Gauntlet: {name} ({item.files})", **made}
 
 
 class _Generator(GenerateJsonSchema):
     """Without the titles that repeat the names of fields."""
 
-    def field_title_should_be_set(self, schema: Any) -> bool:
+    def field_title_should_be_set(self, schema: object) -> bool:
         del schema
         return False
 
 
-def _plain(name: str, node: Any) -> Any:
-    """A schema without the names of our classes, and with what editors show of a field, and of a docstring."""
+def _simplify(node: Any) -> Any:
+    """A schema without the names of our classes, and with what editors show of a docstring."""
     if isinstance(node, list):
-        return [_plain(name, item) for item in node]
+        return list(map(_simplify, node))
     if not isinstance(node, dict):
         return node
-    found = {key: _plain(name, value) for key, value in node.items() if key != "title" or not isinstance(value, str)}
+    found = {key: _simplify(value) for key, value in node.items() if key != "title" or not isinstance(value, str)}
     if node.get("type") == "object" and "properties" in node:
-        found["properties"] = described(name, found["properties"])
+        found["properties"] = {name: _order(value) for name, value in found["properties"].items()}
     if isinstance(found.get("pattern"), str):
         # Python's own, and JSON Schema's `$` means the same.
         found["pattern"] = found["pattern"].replace(r"\Z", "")
     if isinstance(found.get("description"), str):
         found["description"] = found["description"].split("\n\n")[0].replace("\n", " ").replace(" (*ours*)", "")
     return found
+
+
+def _order(schema: dict[str, Any]) -> dict[str, Any]:
+    """What a person reads of a field first, examples last."""
+    first, last = ("description",), ("examples",)
+    return {key: schema[key] for key in sorted(schema, key=lambda key: (key not in first, key in last))}
 
 
 def _without_null(node: Any) -> Any:

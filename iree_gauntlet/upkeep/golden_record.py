@@ -47,15 +47,11 @@ def record(request: RunRequest, known: Mapping[str, Any] | None = None) -> ExitC
 
     Each is tried, whatever becomes of the others.
 
-    Args:
-        request: what is selected, and how it is fetched.
-        known: what a reference has said of the only one that is selected.
-
     Raises:
         UsageError: no model was named, or a spec is none of one's own.
     """
     _require_named(request.selection, "golden.record rewrites expected outputs")
-    with _chosen(request) as (cases, store, workers):
+    with _choose_cases(request) as (cases, store, workers):
         for _, spec in cases:
             require_ones_own(spec.path)
         return _record_cases(cases, store, workers, known)
@@ -100,16 +96,12 @@ def _say_what_was_recorded(recording: Recording) -> None:
 def sensitivity(request: RunRequest, *, write: bool) -> ExitCode:
     """Says which weights of the selected ONNX models the tolerance could see if they were 1 % wrong.
 
-    Args:
-        request: what is selected, and how it is fetched.
-        write: the share goes into the provenance of the outputs.
-
     Raises:
         UsageError: no model was named, or there is no provenance to write into.
         GauntletError: what keeps a model from being run.
     """
     _require_named(request.selection, "golden.sensitivity runs a model once for each of its weights")
-    with _chosen(request) as (cases, store, workers):
+    with _choose_cases(request) as (cases, store, workers):
         for _, spec in cases if write else ():
             require_ones_own(spec.path)
         for case, spec in cases:
@@ -141,7 +133,7 @@ def _require_named(asked: SelectionRequest, what: str) -> None:
 
 
 @contextmanager
-def _chosen(request: RunRequest) -> Iterator[tuple[list[tuple[Case, Spec]], ArtifactStore, ReferenceWorkers]]:
+def _choose_cases(request: RunRequest) -> Iterator[tuple[list[tuple[Case, Spec]], ArtifactStore, ReferenceWorkers]]:
     """The selected quality cases that a reference can run, with their specs; what fetches and what runs them."""
     selection = select(request.selection, request.defaults)
     selection.require_sound()

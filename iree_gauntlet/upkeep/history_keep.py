@@ -1,4 +1,4 @@
-"""`history.add`, `.import`, `.list`, `.export`, `.prune`: what is in a history."""
+"""The `history` tasks: what is in a history, what changed in it, and whether a step is there when measured again."""
 
 from __future__ import annotations
 
@@ -8,38 +8,58 @@ import json
 import os
 import shlex
 import sys
+from dataclasses import asdict, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet import messages
-from iree_gauntlet.dialects.configuration_file import read_configuration
+from iree_gauntlet.dialects.configuration_file import MARKS_FILE, read_configuration, read_marks
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.figures import counted
-from iree_gauntlet.history.extract import extract
+from iree_gauntlet.history.extract import extract, iree_version
 from iree_gauntlet.history.imports import imported
 from iree_gauntlet.history.index import HistoryIndex
+from iree_gauntlet.history.judge import Effects, idle_marks, judge, with_confirmations, with_marks, without_invalid
 from iree_gauntlet.history.stores import HistoryStore, history_of, open_history
 from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.measuring.machine.machine_state import machine_facts
+from iree_gauntlet.records.compare_record import read_comparison
 from iree_gauntlet.records.earlier_runs import LATEST, run_named
-from iree_gauntlet.records.history_outcome import selected
-from iree_gauntlet.records.history_run import HistoryRun, history_file
+from iree_gauntlet.records.history_outcome import Finding, HistoryOutcome, Kind, selected
+from iree_gauntlet.records.history_run import HistoryMachine, HistoryRun, history_file
 from iree_gauntlet.records.outcome import outcome_of
-from iree_gauntlet.reports.history_page import export_rows, runs_document
+from iree_gauntlet.reports.history_page import (
+    changes_document,
+    export_rows,
+    history_page,
+    runs_document,
+    series_document,
+    series_json,
+)
 from iree_gauntlet.reports.render_console import print_document
-from iree_gauntlet.settings import made_cache_folder, project_folder
+from iree_gauntlet.reports.render_html import html_page, memory_of
+from iree_gauntlet.reports.report_files import append_document
+from iree_gauntlet.requests import CompareRequest, Defaults, RunRequest
+from iree_gauntlet.settings import made_cache_folder, project_folder, runs_folder
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from iree_gauntlet.experiments.compare_elsewhere import ComparingMachines
+    from iree_gauntlet.progress import Presenter
     from iree_gauntlet.records.history_outcome import Series
     from iree_gauntlet.settings import Configuration
     from iree_gauntlet.upkeep.upkeep_requests import (
         AddRequest,
+        AskRequest,
+        CheckRequest,
+        ConfirmRequest,
         ExportRequest,
         HistoryRequest,
         ImportRequest,
+        PageRequest,
         PruneRequest,
     )
 
@@ -53,23 +73,15 @@ def configuration() -> Configuration:
     return read_configuration(project_folder(), os.environ)
 
 
-def store_of(asked: HistoryRequest) -> HistoryStore:
-    """The history that is asked for.
-
-    Raises:
-        UsageError: there is no such kind of place.
-    """
+def _store_of(asked: HistoryRequest) -> HistoryStore:
+    """The history that is asked for."""
     settings = configuration()
     return open_history(asked.store or history_of(settings), settings, made_cache_folder(asked.cache_dir))
 
 
-def index_of(asked: HistoryRequest) -> HistoryIndex:
-    """The index of the history that is asked for, brought up to date.
-
-    Raises:
-        UsageError: there is no such history.
-    """
-    store = store_of(asked)
+def _open_index(asked: HistoryRequest) -> HistoryIndex:
+    """The index of the history that is asked for, brought up to date."""
+    store = _store_of(asked)
     index = HistoryIndex(store)
     index.update()
     if not index.runs() and not index.problems():
@@ -80,8 +92,8 @@ def index_of(asked: HistoryRequest) -> HistoryIndex:
 def add(asked: AddRequest) -> ExitCode:
     """Add runs, whatever came of them."""
     folders = [run_named(word, "history.add") for word in shlex.split(asked.runs) or (LATEST,)]
-    return _kept(
-        store_of(asked), [part for folder in folders for part in extract(outcome_of(read_journal(folder / JOURNAL)))]
+    return _keep_runs(
+        _store_of(asked), [part for folder in folders for part in extract(outcome_of(read_journal(folder / JOURNAL)))]
     )
 
 
@@ -91,10 +103,10 @@ def add_imported(asked: ImportRequest) -> ExitCode:
     if not files:
         raise UsageError("history.import: no file is named", "Name files: gauntlet history.import data.js.")
     given = {"date": asked.date, "commit": asked.commit, "machine": asked.machine, "sku": asked.sku}
-    return _kept(store_of(asked), [run for file in files for run in imported(Path(file), **given)])
+    return _keep_runs(_store_of(asked), [run for file in files for run in imported(Path(file), **given)])
 
 
-def _kept(store: HistoryStore, runs: list[HistoryRun]) -> ExitCode:
+def _keep_runs(store: HistoryStore, runs: list[HistoryRun]) -> ExitCode:
     added = store.add(dict(map(history_file, runs)))
     figures = sum(len(case.figures) for run in runs for case in run.cases)
     before = len(runs) - added
@@ -105,7 +117,7 @@ def _kept(store: HistoryStore, runs: list[HistoryRun]) -> ExitCode:
 
 def list_runs(asked: HistoryRequest, *, as_json: bool) -> ExitCode:
     """Show the runs of a history, the newest last."""
-    index = index_of(asked)
+    index = _open_index(asked)
     runs = index.runs()
     code = unread(index.problems())
     if as_json:
@@ -117,7 +129,7 @@ def list_runs(asked: HistoryRequest, *, as_json: bool) -> ExitCode:
 
 def export(asked: ExportRequest) -> ExitCode:
     """Write all figures as CSV."""
-    index = index_of(asked)
+    index = _open_index(asked)
     series = chosen(index, asked.series)
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(export_rows(series))
@@ -161,8 +173,8 @@ def prune(asked: PruneRequest) -> ExitCode:
     """Remove old runs."""
     if not asked.before:
         raise UsageError("history.prune: which runs?", "Say it: --before 2026-01-31.")
-    day = day_of(asked.before, "--before")
-    store = store_of(asked)
+    day = _parse_day(asked.before, "--before")
+    store = _store_of(asked)
     index = HistoryIndex(store)
     index.update()
     old = [run for run in index.runs() if datetime.fromisoformat(str(run["time"])).astimezone(UTC).date() < day]
@@ -175,13 +187,168 @@ def prune(asked: PruneRequest) -> ExitCode:
     return ExitCode.OK
 
 
-def day_of(text: str, where: str) -> date:
-    """A day that a user names.
-
-    Raises:
-        UsageError: it is none.
-    """
+def _parse_day(text: str, where: str) -> date:
+    """A day that a user names."""
     try:
         return date.fromisoformat(text)
     except ValueError as error:
         raise UsageError(f"{where} {text}: expected a day", "Such as 2026-01-31.") from error
+
+
+# How `compare` and `bisect` call a figure; what has no noise needs no comparison.
+_METRICS = {"time_ms": "time", "compile_s": "compile-time"}
+_EXACT = {"size_bytes": "size", "dispatches": "dispatches", "max_error": "error", "instructions": "instructions"}
+
+
+def confirm(asked: ConfirmRequest, presenter: Presenter, machines: ComparingMachines | None = None) -> ExitCode:
+    """Measure the two IREEs of a step in turns, keep what comes of it with the step, and say which bisect comes next.
+
+    Raises:
+        NothingSelectedError: nothing got worse that fits.
+        UsageError: the history does not say which two IREEs to compare, or the figure is none that can be.
+    """
+    finding = _choose_finding(asked)
+    key, irees = finding.key, (finding.before.named or finding.before.iree, finding.after.named or finding.after.iree)
+    metric = (_METRICS | _EXACT).get(key.figure)
+    if metric is None or irees[0] == irees[1]:
+        why = f"{key.figure} is not measured by compare" if metric is None else f"both sides are IREE {irees[0]}"
+        raise UsageError(f"{key.title} cannot be confirmed: {why}", "Compare two of your own: gauntlet compare A B.")
+    presenter.line(f"{key.title}: {100 * finding.change:+.1f} % between {irees[0]} and {irees[1]}")
+    if key.figure in _EXACT:
+        presenter.line("it has no noise: there is nothing to confirm")
+        code = ExitCode.OK
+    else:
+        code = _measure(asked, finding, irees, presenter, machines)
+    if code is not ExitCode.INTERRUPTED:
+        words = ["gauntlet", "bisect", "--good", irees[0], "--bad", irees[1], "--metric", metric]
+        words += ["--model", key.model, "--submodel", key.submodel, "--target", key.target]
+        presenter.line(f"since which release or commit: {shlex.join(words)}")
+    return code
+
+
+def _choose_finding(asked: ConfirmRequest) -> Finding:
+    """The surest loss that fits and has not been confirmed yet; one that can be measured, where there is one."""
+    found = [item for item in _judge_history(asked).regressions if item.kind is Kind.REGRESSION]
+    if not found:
+        raise NothingSelectedError("nothing got worse that fits", "`history.check` shows all that changed.")
+
+    def order(item: Finding) -> tuple[bool, bool, bool, float]:
+        return item.same_iree, bool(item.confirmed), item.key.figure not in _METRICS, item.p_value or 0.0
+
+    return min(found, key=order)
+
+
+def _measure(
+    asked: ConfirmRequest,
+    finding: Finding,
+    irees: tuple[str, str],
+    presenter: Presenter,
+    machines: ComparingMachines | None,
+) -> ExitCode:
+    # It brings the engine, which no other of these tasks needs.
+    from iree_gauntlet.experiments.compare import compare  # noqa: PLC0415
+
+    key, now = finding.key, datetime.now(UTC)
+    folder = runs_folder() / f"{now:%Y%m%d-%H%M%S}-confirm"
+    selection = {"model": key.model, "submodel": key.submodel, "target": [key.target], "sku": key.sku}
+    request = RunRequest.of({**selection, "cache_dir": asked.cache_dir, "run_dir": str(folder)}, Defaults())
+    compared = CompareRequest(sides=" ".join(irees), metric=_METRICS[key.figure], budget=asked.budget)
+    code = compare(compared, request, presenter, machines)
+    _keep(asked, finding, folder, now)
+    return code
+
+
+def _keep(asked: ConfirmRequest, finding: Finding, folder: Path, now: datetime) -> None:
+    """What came of it becomes a part of the history."""
+    record = read_comparison(folder)
+    verdict = record.verdicts.get(finding.key.case)
+    elsewhere = record.measured.get(finding.key.case)
+    if verdict is None:
+        return
+    confirms = {
+        "case": finding.key.case,
+        "figure": finding.key.figure,
+        "before": finding.before.iree,
+        "after": finding.after.iree,
+        **{name: verdict.get(name) for name in ("verdict", "ratio", "low", "high", "blocks")},
+    }
+    run = HistoryRun(
+        run=folder.name,
+        time=now.isoformat(),
+        cases=(),
+        iree=iree_version(record.sides[1].toolchain),
+        machine=HistoryMachine.from_dict(elsewhere["machine"] if elsewhere else asdict(machine_facts())),
+        state="confirmation",
+        more={"confirms": confirms},
+    )
+    _store_of(asked).add(dict([history_file(run)]))
+
+
+# Of the project: what people say about changes.
+
+
+def check(asked: CheckRequest, *, as_json: bool) -> ExitCode:
+    """Say what changed; a regression that is not won back is a failure."""
+    outcome = _judge_history(asked)
+    if asked.since:
+        day = _parse_day(asked.since, "--since")
+        kept = [
+            item for item in outcome.findings if datetime.fromisoformat(item.after.time).astimezone(UTC).date() >= day
+        ]
+        outcome = replace(outcome, findings=tuple(kept))
+    if as_json:
+        found = [item.as_dict() for item in outcome.findings]
+        content = {"schema": 1, "history": outcome.place, "runs": outcome.runs, "series": len(outcome.series)}
+        content |= {"exit_code": int(outcome.exit_code), "findings": found, "problems": list(outcome.problems)}
+        sys.stdout.write(json.dumps(content, indent=2) + "\n")
+    else:
+        document = changes_document(outcome)
+        print_document(document, sys.stdout, environ=os.environ)
+        append_document(document, os.environ)
+    return outcome.exit_code
+
+
+def show(asked: AskRequest, *, as_json: bool) -> ExitCode:
+    """Show series with their changes."""
+    outcome = _judge_history(asked)
+    if as_json:
+        sys.stdout.write(json.dumps(series_json(outcome), indent=2) + "\n")
+    else:
+        print_document(series_document(outcome), sys.stdout, environ=os.environ)
+    return unread(outcome.problems)
+
+
+def page(asked: PageRequest) -> ExitCode:
+    """Write the page of a history; of one that it replaces, it knows what was on it."""
+    outcome = _judge_history(asked)
+    file = Path(asked.output or "history.html")
+    try:
+        memory = memory_of(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else ""
+        write_atomic(file, html_page(history_page(outcome, f"{datetime.now(UTC):%Y-%m-%dT%H:%MZ}", memory)))
+    except OSError as error:
+        raise GauntletError(f"{file}: {error.strerror}", "Name another file with --output.") from error
+    sys.stdout.write(f"{file}: {len(outcome.series)} series of {counted(outcome.runs, 'run')}\n")
+    return unread(outcome.problems)
+
+
+def _judge_history(asked: AskRequest) -> HistoryOutcome:
+    """What the history that is asked for says of the series that are."""
+    index, settings = _open_index(asked), configuration().history
+    series = chosen(index, asked.series, asked.sku)
+    if asked.marks and not Path(asked.marks).is_file():
+        raise UsageError(f"--marks {asked.marks}: there is no such file", "Name a file such as history_marks.toml.")
+    marks = read_marks(Path(asked.marks) if asked.marks else project_folder() / MARKS_FILE)
+    for idle in idle_marks(series, marks) if not (asked.series or asked.sku) else ():
+        messages.warn(idle)
+    series = without_invalid(series, marks)
+    findings = with_marks(
+        judge(series, Effects(settings.least_time, settings.least_other, settings.least_size)), series, marks
+    )
+    findings = with_confirmations(findings, index.confirmations())
+    return HistoryOutcome(
+        _store_of(asked).place,
+        sum(run["state"] != "confirmation" for run in index.runs()),
+        series,
+        findings,
+        index.problems(),
+    )

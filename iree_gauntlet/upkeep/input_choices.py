@@ -1,27 +1,34 @@
-"""Inputs for an ONNX model of somebody's: what it can do something with, by what its operators allow.
+"""Inputs for an ONNX model of somebody's: those that somebody has, or what its operators can do something with.
 
-Floats are noise, integers what the operators behind them take for an index, a size or an axis. Several sets are made,
-in the order of wishes; a reference says which of them the model runs on.
+Chosen floats are noise, integers what the operators behind them take for an index, a size or an axis. Several sets are
+made, in the order of wishes; a reference says which of them the model runs on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from iree_gauntlet.artifacts.seeded import parse_seeded
-from iree_gauntlet.workers.iree_side.onnx_reference import walk_nodes
+from iree_gauntlet.errors import UsageError
+from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, raw_bytes, walk_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
-    from iree_gauntlet.upkeep.onnx_program import OnnxInput
+    from numpy.typing import NDArray
 
+    from iree_gauntlet.upkeep.onnx_program import OnnxInput, OnnxProgram
+
+    Array = NDArray[Any]
     Sizes = tuple[int, ...]
-    from collections.abc import Callable
 
 
 _MOST_VALUES = 64
@@ -63,12 +70,10 @@ class InputChoice:
     """What an input is given.
 
     Attributes:
-        name: the input's.
         type: `1x3x48x192xf32`.
         source: `random://…`; empty where the values are written down.
         values: written down, `2 12`; empty for those of a source.
         content: of a file of its own; None where it needs none.
-        zero: whether zeros would do as well.
         why: it is this; empty for noise, and where nothing says what is wanted.
     """
 
@@ -101,13 +106,8 @@ class InputChoice:
 
 
 def input_sets(inputs: Sequence[OnnxInput], model: Any) -> Iterator[tuple[InputChoice, ...]]:
-    """Sets of inputs in the order of wishes.
-
-    Args:
-        inputs: of the program; sizes that are open are chosen here.
-        model: of `onnx.load`; weights are not looked at.
-    """
-    shapes = _shapes(inputs)
+    """Sets of inputs in the order of wishes."""
+    shapes = _list_shapes(inputs)
     chooser = _Chooser(model)
     ways = itertools.product(
         range(len(shapes) if any(item.open_sizes for item in inputs) else 1),
@@ -125,20 +125,16 @@ def input_sets(inputs: Sequence[OnnxInput], model: Any) -> Iterator[tuple[InputC
             return
 
 
-def _shapes(inputs: Sequence[OnnxInput]) -> list[dict[str, Sizes]]:
-    """Shapes by input, in the order of trying.
-
-    All open sizes alike, but for the first one, which is mostly a batch, 1; then those of one input alone, since a
-    signal has another length than a state; then all alike.
-    """
+def _list_shapes(inputs: Sequence[OnnxInput]) -> list[dict[str, Sizes]]:
+    """Shapes by input, in the order of trying."""
     dynamic = [item for item in inputs if item.open_sizes]
-    found = [_sizes(inputs, size, 1, dynamic) for size in _SIZES]
+    found = [_choose_sizes(inputs, size, 1, dynamic) for size in _SIZES]
     for one in dynamic if len(dynamic) > 1 else ():
-        found += [_sizes(inputs, size, 1, [one]) for size in _SIZES[1:]]
-    return found + [_sizes(inputs, size, size, dynamic) for size in _SIZES[1:3]]
+        found += [_choose_sizes(inputs, size, 1, [one]) for size in _SIZES[1:]]
+    return found + [_choose_sizes(inputs, size, size, dynamic) for size in _SIZES[1:3]]
 
 
-def _sizes(inputs: Sequence[OnnxInput], size: int, batch: int, growing: Sequence[OnnxInput]) -> dict[str, Sizes]:
+def _choose_sizes(inputs: Sequence[OnnxInput], size: int, batch: int, growing: Sequence[OnnxInput]) -> dict[str, Sizes]:
     """Shapes of inputs of which some grow."""
     batches = {item.open_sizes[0] for item in inputs if len(item.shape) > 1 and 0 in item.open_sizes}
     # By their names: what is called alike is alike.
@@ -168,7 +164,7 @@ class _Chooser:
 
     def __init__(self, model: Any) -> None:
         self._users = _users(model)
-        self._declared = self._known = _known_shapes(model)
+        self._declared = self._known = _infer_shapes(model)
         self._outputs = [self._declared[value.name] for value in model.graph.output if value.name in self._declared]
 
     def choose(
@@ -177,16 +173,16 @@ class _Chooser:
         """One choice for each input of the given shapes; the ways of integers and floats are counted from 0."""
         self._known = {**self._declared, **shapes}
         return tuple(
-            self._bits(item, shapes[item.name], seed)
+            self._choose_bits(item, shapes[item.name], seed)
             if item.element_type in ("i1", *_PACKED)
-            else self._floats(item, shapes[item.name], of_floats, seed)
+            else self._choose_floats(item, shapes[item.name], of_floats, seed)
             if item.is_float
-            else self._integers(item, shapes[item.name], of_integers, seed)
+            else self._choose_integers(item, shapes[item.name], of_integers, seed)
             for seed, item in enumerate(inputs, start=1)
         )
 
-    def _bits(self, item: OnnxInput, shape: Sizes, seed: int) -> InputChoice:
-        kind = _kind(item, shape)
+    def _choose_bits(self, item: OnnxInput, shape: Sizes, seed: int) -> InputChoice:
+        kind = _write_type(item, shape)
         if item.element_type in _PACKED:
             # No source makes them.
             count = (math.prod(shape) * _PACKED[item.element_type] + 7) // 8
@@ -196,62 +192,62 @@ class _Chooser:
             return InputChoice(item.name, kind, f"random://ones/{kind}", why="a loop's condition")
         return InputChoice(item.name, kind, f"random://integers/{kind}?seed={seed}")
 
-    def _integers(self, item: OnnxInput, shape: Sizes, way: int, seed: int) -> InputChoice:
-        if way == 0 and (needed := self._needed(item, shape)):
+    def _choose_integers(self, item: OnnxInput, shape: Sizes, way: int, seed: int) -> InputChoice:
+        if way == 0 and (needed := self._find_needed(item, shape)):
             return needed
-        if way >= len(_RANGES) and (sizes := self._sizes_of_output(item, shape, last=way > len(_RANGES))):
+        if way >= len(_RANGES) and (sizes := self._choose_sizes_of_output(item, shape, last=way > len(_RANGES))):
             return sizes
         users = self._users[item.name]
         low, high = _RANGES[way % len(_RANGES)]
         for node, place in users:
             low, high = _INTEGER_DOMAINS.get((node.op_type, place), (low, high))
-        limits = [(below, node.op_type) for node, place in users if (below := _below(node, place, self._known))]
+        limits = [(below, node.op_type) for node, place in users if (below := _find_bound(node, place, self._known))]
         why = ""
         if way == 0 and limits:
             high, why = limits[0][0], f"below {limits[0][0]}, where {limits[0][1]} looks"
         high = max(min(high, 1 << (int(item.element_type[1:]) - 1)), low + 1)
         # Raw, since a .npy's integers have a sign: those that a model hands on would be of another type than it
         # computes.
-        kind = _kind(item, shape)
+        kind = _write_type(item, shape)
         array = parse_seeded(f"random://integers/{kind}?seed={seed}&low={low}&high={high}").generate()
         if 0 < array.size <= _LONGEST_LITERAL:
             return InputChoice(item.name, kind, values=" ".join(map(str, array.reshape(-1).tolist())), why=why)
         return InputChoice(item.name, kind, content=array.tobytes(), zero=low <= 0, why=why)
 
-    def _floats(self, item: OnnxInput, shape: Sizes, way: int, seed: int) -> InputChoice:
-        if way == 0 and (needed := self._needed(item, shape)):
+    def _choose_floats(self, item: OnnxInput, shape: Sizes, way: int, seed: int) -> InputChoice:
+        if way == 0 and (needed := self._find_needed(item, shape)):
             return needed
         users = self._users[item.name]
         domains = [_DOMAINS[node.op_type, place] for node, place in users if (node.op_type, place) in _DOMAINS]
         low, high = (domains or [_FLOATS[way]])[0]
-        kind = _kind(item, shape)
+        kind = _write_type(item, shape)
         if low == high:
             source = f"random://zeros/{kind}" if domains else f"random://normal/{kind}?seed={seed}"
             return InputChoice(item.name, kind, source)
         source = f"random://uniform/{kind}?seed={seed}&low={low:g}&high={high:g}"
         return InputChoice(item.name, kind, source, zero=low <= 0)
 
-    def _needed(self, item: OnnxInput, shape: Sizes) -> InputChoice | None:
+    def _find_needed(self, item: OnnxInput, shape: Sizes) -> InputChoice | None:
         """What an operator cannot do without; None where none needs anything."""
-        values, needs = next(_needed_values(self._users[item.name], shape, self._known), ((), ""))
-        return _written(item, shape, values, f"what {needs} needs") if len(values) else None
+        values, needs = next(_find_needed_values(self._users[item.name], shape, self._known), ((), ""))
+        return _write_values(item, shape, values, f"what {needs} needs") if len(values) else None
 
-    def _sizes_of_output(self, item: OnnxInput, shape: Sizes, *, last: bool) -> InputChoice | None:
+    def _choose_sizes_of_output(self, item: OnnxInput, shape: Sizes, *, last: bool) -> InputChoice | None:
         """What operators that are made of others take: the first sizes of an output, or the last."""
         count = math.prod(shape)
         found = next((sizes for sizes in self._outputs if len(sizes) >= count > 0), None)
         if found is None or len(shape) > 1:
             return None
-        return _written(item, shape, found[-count:] if last else found[:count], "the sizes of an output")
+        return _write_values(item, shape, found[-count:] if last else found[:count], "the sizes of an output")
 
 
-def _kind(item: OnnxInput, shape: Sizes) -> str:
+def _write_type(item: OnnxInput, shape: Sizes) -> str:
     return "x".join((*map(str, shape), item.element_type))
 
 
-def _written(item: OnnxInput, shape: Sizes, values: Sequence[float], why: str) -> InputChoice:
+def _write_values(item: OnnxInput, shape: Sizes, values: Sequence[float], why: str) -> InputChoice:
     written = " ".join(f"{value:g}" if item.is_float else str(int(value)) for value in values)
-    return InputChoice(item.name, _kind(item, shape), values=written, zero=False, why=why)
+    return InputChoice(item.name, _write_type(item, shape), values=written, zero=False, why=why)
 
 
 def _users(model: Any) -> dict[str, list[tuple[Any, int]]]:
@@ -273,7 +269,7 @@ def _users(model: Any) -> dict[str, list[tuple[Any, int]]]:
     return found
 
 
-def _known_shapes(model: Any) -> dict[str, Sizes]:
+def _infer_shapes(model: Any) -> dict[str, Sizes]:
     """Shapes of values as far as all their sizes are declared, or follow from that."""
     import onnx  # noqa: PLC0415 - the model is of it
 
@@ -288,15 +284,15 @@ def _known_shapes(model: Any) -> dict[str, Sizes]:
     return found
 
 
-def _attribute(node: Any, name: str, default: int) -> int:
+def _read_attribute(node: Any, name: str, default: int) -> int:
     return next((int(item.i) for item in node.attribute if item.name == name), default)
 
 
-def _below(node: Any, place: int, known: Mapping[str, Sizes]) -> int:
+def _find_bound(node: Any, place: int, known: Mapping[str, Sizes]) -> int:
     """What an index of an operator's input has to be below; 0 where that is not known."""
     data = known.get(node.input[0], ()) if node.input else ()
     if node.op_type in ("Gather", "GatherElements", "ScatterElements", "Scatter") and place == 1 and data:
-        return data[_attribute(node, "axis", 0)]
+        return data[_read_attribute(node, "axis", 0)]
     if node.op_type in ("GatherND", "ScatterND") and place == 1 and data:
         return min(data)
     if node.op_type in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss") and place == 1 and len(data) > 1:
@@ -311,10 +307,7 @@ class _Use:
     """An operator that takes an input whose values are wanted.
 
     Attributes:
-        node: the operator.
         data: shape of its first input; empty where it is not known.
-        outputs: shapes of its outputs, likewise.
-        count: how many values are wanted.
     """
 
     node: Any
@@ -329,26 +322,22 @@ class _Use:
 
     def attribute(self, name: str, default: int) -> int:
         """A whole number."""
-        return next((int(item.i) for item in self.node.attribute if item.name == name), default)
+        return _read_attribute(self.node, name, default)
 
     def axes(self) -> list[int]:
         """Of its attribute; those in the order of the data's where it has none."""
         return next((list(item.ints) for item in self.node.attribute if item.name == "axes"), list(range(self.count)))
 
 
-def _needed_values(
+def _find_needed_values(
     users: Sequence[tuple[Any, int]], shape: Sizes, known: Mapping[str, Sizes]
 ) -> Iterator[tuple[Sequence[float], str]]:
-    """Values for an input, each with the type of the operator that needs them.
-
-    Args:
-        users: the operators that take it, and as which of their inputs.
-        shape: of the input.
-        known: shapes of values by name, as far as they are known.
-    """
+    """Values for an input, each with the type of the operator that needs them."""
     count = math.prod(shape)
     for node, place in users:
-        rule = _RULES.get((node.op_type, place)) or (_reduced if node.op_type.startswith("Reduce") and place else None)
+        rule = _RULES.get((node.op_type, place)) or (
+            _choose_reduced if node.op_type.startswith("Reduce") and place else None
+        )
         if rule is None or not 0 < count <= _MOST_VALUES or not node.output:
             continue
         use = _Use(node, known.get(node.input[0], ()), [known.get(name, ()) for name in node.output], count)
@@ -361,27 +350,27 @@ def _needed_values(
             yield values, node.op_type
 
 
-def _padded(use: _Use, count: int) -> list[int]:
+def _find_padded(use: _Use, count: int) -> list[int]:
     """So many axes: those along which the output has another size than the data first."""
     sizes = enumerate(zip(use.out, use.data, strict=True))
     return [axis for axis, _ in sorted(sizes, key=lambda item: item[1][0] == item[1][1])][:count]
 
 
-def _pads(use: _Use) -> Sequence[float]:
+def _choose_pads(use: _Use) -> Sequence[float]:
     """All at the end; one at each side where the output's shape is open."""
     if not use.out:
         return [1] * use.count
-    axes = range(len(use.data)) if 2 * len(use.data) == use.count else _padded(use, use.count // 2)
+    axes = range(len(use.data)) if 2 * len(use.data) == use.count else _find_padded(use, use.count // 2)
     return [*([0] * len(axes)), *(use.out[axis] - use.data[axis] for axis in axes)]
 
 
-def _ratios(use: _Use) -> Sequence[float]:
+def _choose_ratios(use: _Use) -> Sequence[float]:
     """What each size is multiplied by."""
     pairs = list(zip(use.data, use.out, strict=True))[-use.count :]
     return [out // one if out % one == 0 else out / one for one, out in pairs]
 
 
-def _reduced(use: _Use) -> Sequence[float]:
+def _choose_reduced(use: _Use) -> Sequence[float]:
     """Axes whose sizes are gone, or 1."""
     for axes in itertools.combinations(range(len(use.data)), use.count):
         kept = [1 if axis in axes else size for axis, size in enumerate(use.data)]
@@ -392,7 +381,7 @@ def _reduced(use: _Use) -> Sequence[float]:
     return range(use.count)
 
 
-def _unsqueezed(use: _Use) -> Sequence[float]:
+def _choose_unsqueezed(use: _Use) -> Sequence[float]:
     """Axes of 1 that the data does not have."""
     for axes in itertools.combinations(range(len(use.out)), use.count):
         if tuple(size for axis, size in enumerate(use.out) if axis not in axes) == use.data:
@@ -400,7 +389,7 @@ def _unsqueezed(use: _Use) -> Sequence[float]:
     return range(use.count)
 
 
-def _block(use: _Use) -> Sequence[float]:
+def _choose_block(use: _Use) -> Sequence[float]:
     """The sizes of a block of Col2Im, all in its last dimension."""
     return [*([1] * (use.count - 1)), use.data[1] // use.out[1]]
 
@@ -409,7 +398,7 @@ _RULES: dict[tuple[str, int], Callable[[_Use], Sequence[float]]] = {
     ("AffineGrid", 1): lambda use: [use.out[0], 1, *use.out[1:-1]],
     ("CenterCropPad", 1): lambda use: [use.out[axis] for axis in use.axes()],
     ("Col2Im", 1): lambda use: use.out[2:],
-    ("Col2Im", 2): _block,
+    ("Col2Im", 2): _choose_block,
     ("ConstantOfShape", 0): lambda use: use.out or [2] * use.count,
     ("Expand", 1): lambda use: use.out or [2] * use.count,
     ("GRU", 4): lambda use: [use.data[0]] * use.count,
@@ -421,14 +410,14 @@ _RULES: dict[tuple[str, int], Callable[[_Use], Sequence[float]]] = {
     ("MelWeightMatrix", 3): lambda _: [0],
     ("MelWeightMatrix", 4): lambda _: [4096],
     ("OneHot", 1): lambda use: [use.out[use.attribute("axis", -1)]] if use.out else [3] * use.count,
-    ("Pad", 1): _pads,
-    ("Pad", 3): lambda use: _padded(use, use.count),
+    ("Pad", 1): _choose_pads,
+    ("Pad", 3): lambda use: _find_padded(use, use.count),
     ("RNN", 4): lambda use: [use.data[0]] * use.count,
     ("Range", 0): lambda _: [0],
     ("Range", 1): lambda use: [use.out[0] if use.out else 4],
     ("Range", 2): lambda _: [1],
     ("Reshape", 1): lambda use: use.out or [*([1] * (use.count - 1)), -1],
-    ("Resize", 2): _ratios,
+    ("Resize", 2): _choose_ratios,
     ("Resize", 3): lambda use: use.out[-use.count :],
     ("ReverseSequence", 1): lambda use: [use.data[0]] * use.count,
     ("Slice", 1): lambda use: [0] * use.count,
@@ -436,10 +425,133 @@ _RULES: dict[tuple[str, int], Callable[[_Use], Sequence[float]]] = {
     ("Slice", 3): lambda use: range(use.count),
     ("Slice", 4): lambda use: [1] * use.count,
     ("Split", 1): lambda use: [one[use.attribute("axis", 0)] for one in use.outputs],
-    ("Squeeze", 1): _reduced,
-    ("Tile", 1): _ratios,
+    ("Squeeze", 1): _choose_reduced,
+    ("Tile", 1): _choose_ratios,
     ("TopK", 1): lambda use: [use.out[use.attribute("axis", -1)]] if use.out else [1] * use.count,
-    ("Unsqueeze", 1): _unsqueezed,
-    ("Upsample", 1): _ratios,
+    ("Unsqueeze", 1): _choose_unsqueezed,
+    ("Upsample", 1): _choose_ratios,
     **{(name, 0): lambda use: [use.out[0]] for name in ("BlackmanWindow", "HammingWindow", "HannWindow")},
 }
+
+
+_SET = "test_data_set_"
+_EXPECTED = "Expected input_0.pb, output_0.pb, …; .npy files of these names or the inputs' own; or .npz with them."
+
+
+@dataclass(frozen=True, slots=True)
+class GivenData:
+    """What a folder holds for a program.
+
+    Attributes:
+        outputs: by their place; none where the folder has none.
+    """
+
+    inputs: tuple[InputChoice, ...]
+    outputs: tuple[Array, ...]
+    notes: tuple[str, ...]
+
+
+def read_data(path: Path, program: OnnxProgram) -> GivenData:
+    """Reads the inputs of a program, and its expected outputs where they are there.
+
+    Args:
+        path: a folder with files of tensors, or with `test_data_set_0` in it, of which the first set is read; or one
+            .npz file.
+        program: its inputs are looked for by name, or as `input_0`, ….
+
+    Raises:
+        UsageError: there is no such data, an input is missing, or is of another type or shape than the program takes.
+    """
+    if not path.exists():
+        raise UsageError(f"--data {path}: there is no such folder", _EXPECTED)
+    sets = sorted(path.glob(f"{_SET}*"), key=lambda item: (len(item.name), item.name)) if path.is_dir() else []
+    folder = sets[0] if sets else path
+    arrays = _read_arrays(folder)
+    inputs = tuple(_read_input(folder, item, index, arrays) for index, item in enumerate(program.inputs))
+    declared = program.model.graph.output
+    found = [arrays.get(f"output_{index}", arrays.get(value.name)) for index, value in enumerate(declared)]
+    outputs = tuple(
+        _check_output(folder, value, array) for value, array in zip(declared, found, strict=True) if array is not None
+    )
+    if outputs and len(outputs) != len(declared):
+        what = f"--data {folder}: {len(outputs)} of {len(declared)} outputs are there"
+        raise UsageError(what, "Give all of them, or none to have them recorded.")
+    used = {f"input_{index}" for index in range(len(inputs))} | {f"output_{index}" for index in range(len(declared))}
+    used |= {item.name for item in program.inputs} | {value.name for value in declared}
+    notes = tuple(f"{name} is no input or output of the model: left out" for name in arrays if name not in used)
+    return GivenData(inputs, outputs, notes)
+
+
+def _read_arrays(path: Path) -> dict[str, Array]:
+    """Tensors by their names: those of files, or within a .npz file."""
+    files = (
+        sorted(item for item in path.iterdir() if item.suffix in (".pb", ".npy", ".npz")) if path.is_dir() else [path]
+    )
+    found: dict[str, Array] = {}
+    for file in files:
+        try:
+            if file.suffix == ".npz":
+                with np.load(file, allow_pickle=False) as archive:
+                    found |= {name: archive[name] for name in archive.files}
+            elif file.suffix == ".npy":
+                found[file.stem] = np.load(file, allow_pickle=False)
+            else:
+                found[file.stem] = _read_tensor(file)
+        # Of NumPy, zip and protobuf, each with its own.
+        except Exception as error:
+            what = f"--data {file}: no tensor can be read from it: {str(error)[:200] or type(error).__name__}"
+            raise UsageError(what, _EXPECTED) from error
+    if not found:
+        raise UsageError(f"--data {path}: there are no tensors in it", _EXPECTED)
+    return found
+
+
+def _read_tensor(path: Path) -> Array:
+    import onnx  # noqa: PLC0415 - the program was read with it
+
+    tensor = onnx.TensorProto()
+    tensor.ParseFromString(path.read_bytes())
+    array: Array = onnx.numpy_helper.to_array(tensor)
+    return array
+
+
+def _read_input(folder: Path, item: OnnxInput, index: int, arrays: Mapping[str, Array]) -> InputChoice:
+    array = arrays.get(f"input_{index}", arrays.get(item.name))
+    if array is None:
+        there = ", ".join(name for name in arrays if not name.startswith("output_"))
+        raise UsageError(f"--data {folder}: input {item.name} is not there, nor input_{index}", f"There: {there}.")
+    element = ELEMENT_TYPES.get(array.dtype.name, "")
+    fits = len(array.shape) == len(item.shape) and all(
+        place in item.open_sizes or size == one
+        for place, (size, one) in enumerate(zip(array.shape, item.shape, strict=True))
+    )
+    kind = "x".join((*map(str, array.shape), item.element_type))
+    if element != item.element_type or not fits:
+        wanted = "x".join(("?" if place in item.open_sizes else str(size)) for place, size in enumerate(item.shape))
+        what = f"--data {folder}: input {item.name} is {array.dtype} {list(array.shape)}"
+        raise UsageError(what, f"The model takes {wanted or 'a scalar'} of {item.element_type}.")
+    return InputChoice(item.name, kind, content=file_content(array), zero=False)
+
+
+def _check_output(folder: Path, declared: Any, array: Array) -> Array:
+    """An expected output, which has to be of the type that the model declares."""
+    import onnx  # noqa: PLC0415 - the program was read with it
+
+    what = f"--data {folder}: output {declared.name} is {array.dtype}"
+    if array.dtype.name not in ELEMENT_TYPES:
+        raise UsageError(f"{what}, which IREE's tools do not know", "Only tensors of numbers can be compared.")
+    known = declared.type.tensor_type.elem_type
+    wanted = onnx.helper.tensor_dtype_to_np_dtype(known).name if known else array.dtype.name
+    if ELEMENT_TYPES[array.dtype.name] != ELEMENT_TYPES.get(wanted):
+        raise UsageError(what, f"The model gives {wanted}.")
+    return array
+
+
+def file_content(array: Array) -> bytes:
+    """The content of a file that holds an array: a .npy, or raw bytes where that says another type than modules do."""
+    if array.dtype.kind in "Viu":
+        return raw_bytes(array)
+    stream = io.BytesIO()
+    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(array.shape)
+    np.lib.format.write_array(stream, little, version=(1, 0))
+    return stream.getvalue()

@@ -39,20 +39,15 @@ _INSTALLABLE = (ChoiceKind.RELEASE, ChoiceKind.RANGE, ChoiceKind.NIGHTLY, Choice
 def install(versions: str, cache_dir: str, *, offline: bool) -> ExitCode:
     """Installs releases into the cache, each into an environment of its own.
 
-    Args:
-        versions: words that name releases, ranges, nightlies; or the path of a folder of wheels.
-        cache_dir: folder of the cache; empty for the project's.
-        offline: what is not in the cache is not available.
-
     Raises:
         UsageError: a name means nothing that can be installed.
         ToolchainError: one is not available; those before it stay.
     """
-    choices = [_installable(text) for text in _names(versions, "install")]
-    place = open_place(cache_dir, _configuration(), offline=offline)
+    choices = [_parse_installable(text) for text in _parse_names(versions, "install")]
+    place = open_place(cache_dir, _read_configuration_here(), offline=offline)
     for choice in choices:
         found = environment_for(choice, place)
-        sys.stdout.write(f"{_title(found)}: {found.path} ({byte_size(found.bytes)})\n")
+        sys.stdout.write(f"{_make_title(found)}: {found.path} ({byte_size(found.bytes)})\n")
         sys.stdout.flush()
     return ExitCode.OK
 
@@ -60,15 +55,11 @@ def install(versions: str, cache_dir: str, *, offline: bool) -> ExitCode:
 def build(sources: str, asked: BuildRequest) -> ExitCode:
     """Builds checkouts of IREE, or commits of them, into the cache.
 
-    Args:
-        sources: words that name checkouts.
-        asked: what of them, and how.
-
     Raises:
         UsageError: a name means no checkout, or an option is none of CMake's.
         ToolchainError: one does not build; those before it stay.
     """
-    choices = [_buildable(text, asked.commit) for text in _names(sources, "build")]
+    choices = [_parse_buildable(text, asked.commit) for text in _parse_names(sources, "build")]
     options = [text if text.startswith("-D") else f"-D{text}" for text in asked.option]
     if asked.runtime_only and asked.bindings:
         raise UsageError("--runtime-only and --bindings exclude each other", "The bindings are the compiler's.")
@@ -77,7 +68,7 @@ def build(sources: str, asked: BuildRequest) -> ExitCode:
             raise UsageError(
                 f"--option {text}: no option of CMake's", "Such as --option -DIREE_TARGET_BACKEND_CUDA=ON."
             )
-    place = open_place(asked.cache_dir, _configuration(), offline=False)
+    place = open_place(asked.cache_dir, _read_configuration_here(), offline=False)
     builds = replace(place.builds, options=(*place.builds.options, *options))
     parts = frozenset((RUNTIME, *(() if asked.runtime_only else (COMPILER,)), *((IMPORTER,) if asked.bindings else ())))
     for choice in choices:
@@ -92,7 +83,7 @@ def build(sources: str, asked: BuildRequest) -> ExitCode:
 
 def list_toolchains(cache_dir: str, *, as_json: bool) -> ExitCode:
     """Prints what is installed here, and every environment of the cache with its size and last use."""
-    place = open_place(cache_dir, _configuration(), offline=True)
+    place = open_place(cache_dir, _read_configuration_here(), offline=True)
     here: Toolchain | ToolchainError
     try:
         here = find_installed()
@@ -100,10 +91,10 @@ def list_toolchains(cache_dir: str, *, as_json: bool) -> ExitCode:
         here = error
     rows = place.environments.all()
     built = place.builds.all()
-    work = [(path, _folder_bytes(path)) for path in place.builds.work_folders()]
+    work = [(path, _measure_folder(path)) for path in place.builds.work_folders()]
     if as_json:
         document = {
-            "installed": _flat(here) if isinstance(here, Toolchain) else None,
+            "installed": _flatten(here) if isinstance(here, Toolchain) else None,
             "environments": [
                 {"path": str(path), "problem": why} | ({**asdict(found), "path": str(path)} if found else {})
                 for path, found, why in rows
@@ -123,7 +114,7 @@ def list_toolchains(cache_dir: str, *, as_json: bool) -> ExitCode:
     now = time.time()
     table = [("VERSION", "SIZE", "LAST USE", "PATH")]
     table += [
-        (_title(found), byte_size(found.bytes), age_text(now - found.last_use), str(path))
+        (_make_title(found), byte_size(found.bytes), age_text(now - found.last_use), str(path))
         if found is not None
         else (path.name, "", "", f"{path} {why}: it is made again when it is needed")
         for path, found, why in rows
@@ -149,10 +140,10 @@ def show(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
         ToolchainError: it is not there.
         UsageError: the value names no IREE.
     """
-    place = open_place(request.cache_dir, _configuration(), offline=True)
+    place = open_place(request.cache_dir, _read_configuration_here(), offline=True)
     found = find_toolchain(*chosen(request, os.environ), place)
     if as_json:
-        sys.stdout.write(json.dumps(_flat(found), indent=2) + "\n")
+        sys.stdout.write(json.dumps(_flatten(found), indent=2) + "\n")
         return ExitCode.OK
     compiler, runtime = found.compiler, found.runtime
     rows = (
@@ -181,11 +172,11 @@ def remove(versions: str, cache_dir: str) -> ExitCode:
         UsageError: there is none of that name.
         ToolchainError: one is in use, or cannot be deleted.
     """
-    names = _names(versions, "remove")
-    place = open_place(cache_dir, _configuration(), offline=True)
+    names = _parse_names(versions, "remove")
+    place = open_place(cache_dir, _read_configuration_here(), offline=True)
     root = cache_folder(cache_dir)
     leases = Leases(root)
-    chosen_paths = [_removable(name, place) for name in names]
+    chosen_paths = [_find_removable(name, place) for name in names]
     for path, label, size in chosen_paths:
         if path in place.builds.work_folders():
             # Nobody runs what is in it: only who builds there is in the way.
@@ -197,11 +188,7 @@ def remove(versions: str, cache_dir: str) -> ExitCode:
 
 
 def _remove_unused(path: Path, label: str, place: Place, leases: Leases, root: Path) -> None:
-    """Deletes an environment or a finished build.
-
-    Raises:
-        ToolchainError: it is in use, or cannot be deleted.
-    """
+    """Deletes an environment or a finished build."""
     with leases.collecting():
         if path.relative_to(root.absolute()).as_posix() in leases.in_use():
             raise ToolchainError(f"{path} is in use by a running process", "Remove it when that has ended.")
@@ -212,23 +199,17 @@ def _remove_unused(path: Path, label: str, place: Place, leases: Leases, root: P
 
 
 def open_place(cache_dir: str, configuration: Configuration, *, offline: bool) -> Place:
-    """Where toolchains are looked for; what is found there is in use for as long as this lives.
-
-    Args:
-        cache_dir: folder of the cache; empty for the project's.
-        configuration: of the project and the user.
-        offline: nothing is installed.
-    """
+    """Where toolchains are looked for; what is found there is in use for as long as this lives."""
     root = (cache_folder if offline else made_cache_folder)(cache_dir)
     hashes = VerifiedHashes(root / "verified")
     return toolchain_place(root, configuration, Leases(root), hashes.sha256, offline=offline)
 
 
-def _configuration() -> Configuration:
+def _read_configuration_here() -> Configuration:
     return read_configuration(project_folder(), os.environ)
 
 
-def _names(text: str, task: str) -> list[str]:
+def _parse_names(text: str, task: str) -> list[str]:
     text = text.strip()
     # A folder's name may have spaces.
     names = [text] if text.startswith("wheels:") or (text and Path(text).is_dir()) else text.split()
@@ -237,7 +218,7 @@ def _names(text: str, task: str) -> list[str]:
     return names
 
 
-def _installable(text: str) -> Choice:
+def _parse_installable(text: str) -> Choice:
     choice = parse_choice(text, "toolchain.install")
     if choice.kind not in _INSTALLABLE:
         raise UsageError(
@@ -247,14 +228,14 @@ def _installable(text: str) -> Choice:
     return choice
 
 
-def _buildable(text: str, commit: str) -> Choice:
+def _parse_buildable(text: str, commit: str) -> Choice:
     choice = parse_choice(text if text.startswith("source:") else f"source:{text}", "toolchain.build")
     if choice.ref and commit:
         raise UsageError(f"toolchain.build {text} --commit {commit}: two commits", "Name one of them.")
     return replace(choice, text=f"{choice.text}@{commit}", ref=commit) if commit else choice
 
 
-def _removable(name: str, place: Place) -> tuple[Path, str, int]:
+def _find_removable(name: str, place: Place) -> tuple[Path, str, int]:
     """Folder, label and bytes of what is named by its version, its label, its folder's name, or a build's commit."""
     environments = place.environments
     for path, build, _ in place.builds.all():
@@ -262,7 +243,7 @@ def _removable(name: str, place: Place) -> tuple[Path, str, int]:
             return path, path.name, build.bytes if build else 0
     for path in place.builds.work_folders():
         if name == path.name:
-            return path, path.name, _folder_bytes(path)
+            return path, path.name, _measure_folder(path)
     there = environments.all()
     wanted = {name, environments.path_of(name).name}
     if name[:1].isdigit():
@@ -276,7 +257,7 @@ def _removable(name: str, place: Place) -> tuple[Path, str, int]:
     raise UsageError(f"toolchain.remove {name}: there is no such environment", f"There are: {have}.")
 
 
-def _folder_bytes(path: Path) -> int:
+def _measure_folder(path: Path) -> int:
     """What its files hold together; those that vanish meanwhile do not count."""
     sizes = 0
     for folder, _, names in os.walk(path):
@@ -286,7 +267,7 @@ def _folder_bytes(path: Path) -> int:
     return sizes
 
 
-def _title(found: Environment) -> str:
+def _make_title(found: Environment) -> str:
     return found.label if found.label in (found.compiler, found.runtime) else f"{found.label} ({found.compiler or '-'})"
 
 
@@ -296,7 +277,7 @@ def version_text(part: Part, digits: int | None = None) -> str:
     return f"{part.release}{says}{f' @ {part.commit[:digits]}' if part.commit else ', commit unknown'}"
 
 
-def _flat(toolchain: Toolchain) -> dict[str, Any]:
+def _flatten(toolchain: Toolchain) -> dict[str, Any]:
     """For `--format json`."""
     compiler, runtime = toolchain.compiler, toolchain.runtime
     return {

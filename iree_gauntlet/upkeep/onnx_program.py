@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from iree_gauntlet.upkeep.input_choices import InputChoice
-
 
 # Element types of ONNX, by their names there, as IREE has them.
 _TYPES = {
@@ -37,7 +35,7 @@ _TYPES = {
 _OPEN = 1
 # IREE imports older ones in part.
 _LEAST_OPSET = 17
-_SHAPE = re.compile(r"(?P<name>.+)=(?P<sizes>\d+(x\d+)*)\Z")
+_SHAPE = re.compile(r"(.+)=(\d+(?:x\d+)*)\Z")
 _EXPORT = "Export it to ONNX first, such as with torch.onnx.export(…, dynamo=True)."
 _HINTS = {
     ".mlir": "The spec of a program in MLIR is written by hand: docs/start/own-model.md#a-model-that-is-mlir-already",
@@ -55,11 +53,7 @@ class OnnxInput:
     """An input of a program.
 
     Attributes:
-        name: as the file has it.
-        shape: its sizes; 1 for those that the file leaves open.
-        element_type: as IREE has it.
         open_sizes: names of those that are to be chosen, by their places, counted from 0.
-        is_dynamic: whether the file leaves any open.
     """
 
     name: str
@@ -80,13 +74,6 @@ class OnnxProgram:
 
     Attributes:
         path: where it is.
-        name: what its model is called here.
-        function: that it is imported as.
-        inputs: those that a caller passes.
-        outputs: how many there are.
-        opset: of ONNX's own operators.
-        data: files beside it that it keeps weights in.
-        has_f64: whether it computes in double precision somewhere.
         model: of `onnx.load`, without those weights.
     """
 
@@ -100,11 +87,11 @@ class OnnxProgram:
     has_f64: bool
     model: Any
 
-    def onnx_import(self, choices: Iterable[InputChoice]) -> dict[str, Any]:
-        """How it is imported: sizes that the file leaves open, and another opset where it has one that is too old."""
+    def onnx_import(self, types: Iterable[str]) -> dict[str, Any]:
+        """How it is imported with inputs of these types: sizes that are open, and another opset for one too old."""
         shapes = {
-            item.name: [int(size) for size in choice.type.split("x")[:-1]]
-            for item, choice in zip(self.inputs, choices, strict=True)
+            item.name: [int(size) for size in text.split("x")[:-1]]
+            for item, text in zip(self.inputs, types, strict=True)
             if item.is_dynamic
         }
         return ({"shapes": shapes} if shapes else {}) | ({"opset": _LEAST_OPSET} if self.opset < _LEAST_OPSET else {})
@@ -112,11 +99,6 @@ class OnnxProgram:
 
 def read_onnx(path: Path, name: str = "", shapes: Mapping[str, tuple[int, ...]] | None = None) -> OnnxProgram:
     """Reads what a spec needs of an ONNX file; its weights are not looked at.
-
-    Args:
-        path: the file.
-        name: what its model is to be called; empty for the file's own.
-        shapes: sizes of inputs that the file leaves open, by their names; 1 for others.
 
     Raises:
         UsageError: it cannot be read, has inputs that are no tensors, or none of such a name and shape.
@@ -146,13 +128,13 @@ def read_onnx(path: Path, name: str = "", shapes: Mapping[str, tuple[int, ...]] 
     constants = {tensor.name for tensor in graph.initializer}
     values = [value for value in graph.input if value.name not in constants]
     known = shapes or {}
-    inputs = tuple(_input(path, value, onnx.TensorProto.DataType.Name, known.get(value.name)) for value in values)
+    inputs = tuple(_read_input(path, value, onnx.TensorProto.DataType.Name, known.get(value.name)) for value in values)
     if unknown := known.keys() - {item.name for item in inputs}:
         names = ", ".join(item.name for item in inputs)
         raise UsageError(f"--shape {min(unknown)}=…: {path.name} has no such input", f"Its inputs: {names}.")
     opset = max((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), default=0)
-    name = _model_name(name or path.stem)
-    return OnnxProgram(path, name, graph.name, inputs, len(graph.output), opset, data, _computes_in_f64(model), model)
+    name = _make_model_name(name or path.stem)
+    return OnnxProgram(path, name, graph.name, inputs, len(graph.output), opset, data, _has_f64(model), model)
 
 
 def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
@@ -166,11 +148,11 @@ def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
         found = _SHAPE.match(text)
         if found is None:
             raise UsageError(f"--shape {text}: expected an input and its sizes", "Such as --shape x=1x3x96x320.")
-        shapes[found["name"]] = tuple(map(int, found["sizes"].split("x")))
+        shapes[found[1]] = tuple(map(int, found[2].split("x")))
     return shapes
 
 
-def _input(path: Path, value: Any, name_of: Any, wanted: tuple[int, ...] | None) -> OnnxInput:
+def _read_input(path: Path, value: Any, name_of: Any, wanted: tuple[int, ...] | None) -> OnnxInput:
     tensor = value.type.tensor_type
     kind = name_of(tensor.elem_type) if value.type.HasField("tensor_type") else value.type.WhichOneof("value")
     element_type = _TYPES.get(kind)
@@ -194,7 +176,7 @@ def _is_open(dim: Any) -> bool:
     return not dim.HasField("dim_value") or dim.dim_value < 0
 
 
-def _computes_in_f64(model: Any) -> bool:
+def _has_f64(model: Any) -> bool:
     """Whether a value or a weight is f64, or something is made so."""
     from onnx import TensorProto  # noqa: PLC0415 - the caller has it
 
@@ -206,7 +188,7 @@ def _computes_in_f64(model: Any) -> bool:
     return TensorProto.DOUBLE in types
 
 
-def _model_name(text: str) -> str:
+def _make_model_name(text: str) -> str:
     """A name that a folder and a chain can have, as near to the text as possible."""
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     return re.sub(r"[^A-Za-z0-9._-]+", "_", plain).strip("_.-") or "model"

@@ -27,9 +27,8 @@ from iree_gauntlet.requests import RunRequest, SelectionRequest
 from iree_gauntlet.settings import project_folder, shown
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.upkeep.format_schemas import FORMATS, schema_text
-from iree_gauntlet.upkeep.given_data import GivenData, file_content, read_data
 from iree_gauntlet.upkeep.golden_record import record, reference_workers
-from iree_gauntlet.upkeep.input_choices import input_sets
+from iree_gauntlet.upkeep.input_choices import GivenData, file_content, input_sets, read_data
 from iree_gauntlet.upkeep.onnx_program import parse_shapes, read_onnx
 from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, raw_bytes, tensor_type
 from iree_gauntlet.workers.iree_side.rounding import FLOAT_TYPES, allow_of_others, difference
@@ -84,19 +83,19 @@ def init(asked: InitRequest) -> ExitCode:
     runs_here = not asked.no_record and bool(onnxruntime_version())
     with reference_workers() as workers:
         chosen = ChosenInputs(data.inputs)
-        notes = _notes(program, asked.name, data, workers if runs_here else None)
+        notes = _take_notes(program, asked.name, data, workers if runs_here else None)
         if program is not None and not asked.data:
             chosen = _choose(program, workers if runs_here else None)
-        files = _files_of(program, chosen, data)
+        files = _list_files(program, chosen, data)
         try:
-            made, kept = _write(folder, files if is_project else _of_project(program) | files)
+            made, kept = _write(folder, files if is_project else _list_project_files(program) | files)
         except OSError as error:
             raise UsageError(f"{error.filename}: {error.strerror}", "Name a folder that can be written to.") from error
         _say_what_was_made(made, kept)
         if not messages.is_quiet():
-            where = _elsewhere(folder) if folder / _WORKFLOW in made else ""
+            where = _explain_workflow_place(folder) if folder / _WORKFLOW in made else ""
             sys.stdout.writelines(f"  note: {note}\n" for note in notes)
-            sys.stdout.write(f"{_assumed(program, chosen)}{where}\n")
+            sys.stdout.write(f"{_explain_inputs(program, chosen)}{where}\n")
         code = ExitCode.OK
         if program is not None and runs_here and not data.outputs:
             with contextlib.chdir(folder):
@@ -105,16 +104,12 @@ def init(asked: InitRequest) -> ExitCode:
     if not messages.is_quiet():
         refused = runs_here and code is not ExitCode.OK
         recorded = bool(data.outputs) or (runs_here and not refused)
-        sys.stdout.write(_next(folder, program, recorded=recorded, refused=refused))
+        sys.stdout.write(_say_next_steps(folder, program, recorded=recorded, refused=refused))
     return code
 
 
-def _notes(program: OnnxProgram | None, name: str, data: GivenData, workers: ReferenceWorkers | None) -> list[str]:
-    """What a person should know of what was given for a program.
-
-    Raises:
-        UsageError: an output has another shape than the program gives.
-    """
+def _take_notes(program: OnnxProgram | None, name: str, data: GivenData, workers: ReferenceWorkers | None) -> list[str]:
+    """What a person should know of what was given for a program."""
     if program is None:
         return []
     renamed = f"{name!r} is called {program.name} here: a name has letters, digits, '.', '_' and '-'"
@@ -122,11 +117,11 @@ def _notes(program: OnnxProgram | None, name: str, data: GivenData, workers: Ref
     return [*([renamed] if name and program.name != name else []), *data.notes, *checked]
 
 
-def _files_of(program: OnnxProgram | None, chosen: ChosenInputs, data: GivenData) -> dict[Path, bytes | Path]:
+def _list_files(program: OnnxProgram | None, chosen: ChosenInputs, data: GivenData) -> dict[Path, bytes | Path]:
     """What a program comes to, by place in the project; nothing for none."""
     if program is None:
         return {}
-    return _model_files(program, chosen.choices, data.outputs, _GIVEN if data.inputs else _NOISE, _TEMPLATE)
+    return _list_model_files(program, chosen.choices, data.outputs, _GIVEN if data.inputs else _NOISE, _TEMPLATE)
 
 
 def _require_new(folder: Path, program: OnnxProgram) -> None:
@@ -154,7 +149,7 @@ def _choose(program: OnnxProgram, workers: ReferenceWorkers | None) -> ChosenInp
     return _choose_inputs(program, workers)
 
 
-def _of_project(program: OnnxProgram | None) -> dict[Path, bytes | Path]:
+def _list_project_files(program: OnnxProgram | None) -> dict[Path, bytes | Path]:
     """What goes into a new project, by place in it; without the example where there is a program."""
     files: dict[Path, bytes | Path] = {}
     for path in sorted(_TEMPLATE.rglob("*")):
@@ -164,7 +159,7 @@ def _of_project(program: OnnxProgram | None) -> dict[Path, bytes | Path]:
     # For editors: completion, and what is wrong as it is typed.
     files |= {Path(_SCHEMAS, f"{name}.json"): schema_text(name).encode() for name in FORMATS}
     if program is None:
-        files[REGRESSIONS / _EXAMPLE / "dense_cpu" / "output_0.npy"] = _expected_of_example()
+        files[REGRESSIONS / _EXAMPLE / "dense_cpu" / "output_0.npy"] = _compute_example()
     return files
 
 
@@ -187,7 +182,7 @@ def _write(folder: Path, files: dict[Path, bytes | Path]) -> tuple[list[Path], l
     return made, kept
 
 
-def _assumed(program: OnnxProgram | None, chosen: ChosenInputs) -> str:
+def _explain_inputs(program: OnnxProgram | None, chosen: ChosenInputs) -> str:
     """What a program is given, and why."""
     if program is None:
         return ""
@@ -212,7 +207,7 @@ def _assumed(program: OnnxProgram | None, chosen: ChosenInputs) -> str:
     return "\n".join(("", *lines, *([hint] if open_sizes else ()), ""))
 
 
-def _elsewhere(folder: Path) -> str:
+def _explain_workflow_place(folder: Path) -> str:
     """That GitHub reads workflows only at the top of a repository."""
     here = folder.resolve()
     top = next((path for path in here.parents if (path / ".git").exists()), None)
@@ -226,7 +221,7 @@ def _elsewhere(folder: Path) -> str:
     )
 
 
-def _expected_of_example() -> bytes:
+def _compute_example() -> bytes:
     spec = json.loads((_TEMPLATE / REGRESSIONS / _EXAMPLE / "dense_cpu.json").read_text(encoding="utf-8"))
     x, w = (parse_seeded(item["source"]).generate().astype(np.float64) for item in spec["inputs"])
     stream = io.BytesIO()
@@ -234,7 +229,7 @@ def _expected_of_example() -> bytes:
     return stream.getvalue()
 
 
-def _next(folder: Path, program: OnnxProgram | None, *, recorded: bool, refused: bool) -> str:
+def _say_next_steps(folder: Path, program: OnnxProgram | None, *, recorded: bool, refused: bool) -> str:
     if refused and program is not None:
         spec = shown((folder / REGRESSIONS / program.name / f"{SPEC}.json").absolute())
         return (
@@ -257,8 +252,6 @@ class ChosenInputs:
     """What a program is given.
 
     Attributes:
-        choices: one for each of its inputs.
-        tried: why other ones were not taken: what a reference said of them, each once.
         runs: whether a reference ran the program on these; None where none was asked.
         said: what it said of them (`run_onnx`); None where it did not run.
     """
@@ -295,18 +288,11 @@ def _choose_inputs(program: OnnxProgram, workers: ReferenceWorkers | None) -> Ch
 
 
 def _plan(program: OnnxProgram, sets: Sequence[Sequence[InputChoice]], folder: Path, *, last: bool) -> dict[str, Any]:
-    """What `run_onnx` is told: to run a program on the first of several sets of inputs that will do.
-
-    Args:
-        program: what is run.
-        sets: in the order of trying.
-        folder: a new one, for the files of inputs and outputs.
-        last: whether no other sets follow.
-    """
+    """What `run_onnx` is told: to run a program on the first of several sets of inputs that will do."""
     folder.mkdir()
     return {
         "model": str(program.path.resolve()),
-        "inputs": [[_given(choice, folder) for choice in choices] for choices in sets],
+        "inputs": [[_write_given(choice, folder) for choice in choices] for choices in sets],
         "cwd": str(folder),
         "folder": str(folder),
         "tolerances": None,
@@ -317,11 +303,7 @@ def _plan(program: OnnxProgram, sets: Sequence[Sequence[InputChoice]], folder: P
 def _check_outputs(
     program: OnnxProgram, choices: Sequence[InputChoice], outputs: Sequence[NDArray[Any]], workers: ReferenceWorkers
 ) -> list[str]:
-    """What a reference says of outputs that somebody gave, a line for each that it computes otherwise.
-
-    Raises:
-        UsageError: one has another shape than the program gives.
-    """
+    """What a reference says of outputs that somebody gave, a line for each that it computes otherwise."""
     plan = _plan(program, [choices], workers.folder / "given", last=True)
     try:
         said = workers.answer("run_onnx", program.path.name, plan)
@@ -355,7 +337,7 @@ def _read_back(item: Mapping[str, Any], like: NDArray[Any]) -> NDArray[Any]:
     return np.frombuffer(content, like.dtype).reshape(like.shape)
 
 
-def _given(choice: InputChoice, folder: Path) -> str:
+def _write_given(choice: InputChoice, folder: Path) -> str:
     """What is chosen, as iree-run-module takes it, with its file in a folder."""
     if choice.values:
         return choice.literal
@@ -370,45 +352,37 @@ def _given(choice: InputChoice, folder: Path) -> str:
     return f"@{path}" if path.suffix == ".npy" else f"{choice.type}=@{path}"
 
 
-def _model_files(
+def _list_model_files(
     program: OnnxProgram,
     choices: Sequence[InputChoice],
     outputs: Sequence[NDArray[Any]],
     description: str,
     templates: Path,
 ) -> dict[Path, bytes | Path]:
-    """What a program is copied to, with its weights; its inputs, outputs that are known, spec and benchmark.
-
-    Args:
-        program: of somebody's.
-        choices: one for each of its inputs.
-        outputs: that are expected; empty where they are still to be recorded.
-        description: the spec's.
-        templates: a new project, whose specs have the flags.
-    """
+    """What a program is copied to, with its weights; its inputs, outputs that are known, spec and benchmark."""
     regressions, benchmarks = REGRESSIONS / program.name, BENCHMARKS / program.name
     regression, benchmark = (
         json.loads((templates / kind / "example" / "dense_cpu.json").read_text(encoding="utf-8"))
         for kind in (REGRESSIONS, BENCHMARKS)
     )
-    onnx_import = program.onnx_import(choices)
-    given = [_given_output(index, array) for index, array in enumerate(outputs)]
+    onnx_import = program.onnx_import(choice.type for choice in choices)
+    given = [_describe_given_output(index, array) for index, array in enumerate(outputs)]
     spec = {
         "description": description,
         "mlir": program.path.name,
         **({"onnx_import": onnx_import} if onnx_import else {}),
-        "inputs": [_in_spec(index, choice) for index, choice in enumerate(choices)],
+        "inputs": [_write_in_spec(index, choice) for index, choice in enumerate(choices)],
         "outputs": [named for named, _ in given]
         # Until they are recorded, that they are missing is an error.
         or [{"source": f"{SPEC}/output_{index}.npy"} for index in range(program.outputs)],
         "device": regression["device"],
         "compiler_flags": [*regression["compiler_flags"], *((_KEEP_F64,) if program.has_f64 else ())],
-        **({"threshold_args": list(_tolerance_of(outputs))} if given else {}),
+        **({"threshold_args": list(_choose_tolerance(outputs))} if given else {}),
     }
     timed = {"inputs": [choice.for_benchmark for choice in choices], "function_run": program.function}
     return {
-        regressions / f"{SPEC}.json": _json(spec),
-        benchmarks / f"{SPEC}.json": _json({**benchmark, **timed}),
+        regressions / f"{SPEC}.json": _write_json(spec),
+        benchmarks / f"{SPEC}.json": _write_json({**benchmark, **timed}),
         regressions / program.path.name: program.path,
         **{regressions / item.relative_to(program.path.parent): item for item in program.data},
         **{
@@ -420,7 +394,7 @@ def _model_files(
     }
 
 
-def _given_output(index: int, array: NDArray[Any]) -> tuple[dict[str, str], bytes]:
+def _describe_given_output(index: int, array: NDArray[Any]) -> tuple[dict[str, str], bytes]:
     """How a spec names an output that somebody had, and the content of its file."""
     content = file_content(array)
     if content.startswith(b"\x93NUMPY"):
@@ -428,7 +402,7 @@ def _given_output(index: int, array: NDArray[Any]) -> tuple[dict[str, str], byte
     return {"source": f"{SPEC}/output_{index}.bin", "value": tensor_type(f"output_{index}", array)}, content
 
 
-def _tolerance_of(outputs: Sequence[NDArray[Any]]) -> tuple[str, ...]:
+def _choose_tolerance(outputs: Sequence[NDArray[Any]]) -> tuple[str, ...]:
     """The flags for outputs of another program."""
     by_type: dict[str, list[NDArray[Any]]] = {}
     for array in outputs:
@@ -437,7 +411,7 @@ def _tolerance_of(outputs: Sequence[NDArray[Any]]) -> tuple[str, ...]:
     return tolerance_flags(floats)
 
 
-def _in_spec(index: int, choice: InputChoice) -> dict[str, str]:
+def _write_in_spec(index: int, choice: InputChoice) -> dict[str, str]:
     if choice.values:
         return {"value": choice.literal}
     if choice.content is None:
@@ -446,7 +420,7 @@ def _in_spec(index: int, choice: InputChoice) -> dict[str, str]:
     return {"source": f"{SPEC}/input_{index}{choice.suffix}", **typed}
 
 
-def _json(content: dict[str, Any]) -> bytes:
+def _write_json(content: dict[str, Any]) -> bytes:
     text = "{\n}\n"
     for key, value in content.items():
         text = with_member(text, key, value)

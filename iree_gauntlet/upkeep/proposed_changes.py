@@ -38,11 +38,6 @@ class FileChange:
 def hand_out(changes: Sequence[FileChange], output: str, *, write: bool) -> None:
     """Shows changes as a diff on standard output, keeps it, or makes them; words about it go to standard error.
 
-    Args:
-        changes: those that change nothing are left out.
-        output: the file that keeps the diff; empty to show it.
-        write: the changes are made.
-
     Raises:
         UsageError: there is no folder for the diff, or a file came with the toolkit.
         OSError: a file cannot be written.

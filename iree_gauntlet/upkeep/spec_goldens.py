@@ -65,10 +65,6 @@ _COMPILER_FIELD = "golden_compiler"
 def show(request: SelectionRequest, asked: GoldenShowRequest) -> ExitCode:
     """Prints the goldens of the selection, of all SKUs and releases unless `--sku` names one.
 
-    Args:
-        request: the selection.
-        asked: with which runs, and in which form.
-
     Raises:
         UsageError: an option names what does not exist.
         NothingSelectedError: nothing matches, or what matches has no golden.
@@ -77,26 +73,26 @@ def show(request: SelectionRequest, asked: GoldenShowRequest) -> ExitCode:
     selection = select(request, Defaults(targets=FAMILIES))
     for problem in selection.cases.problems:
         sys.stderr.write(f"{problem}\n")
-    goldens = _goldens(selection, request)
+    goldens = _collect_goldens(selection, request)
     if not goldens and not selection.cases.problems:
         raise NothingSelectedError(
             f"the {len({case.chain for case in selection.cases.cases})} selected chains have no golden",
             "docs/how-to/goldens.md says how to set one.",
         )
-    standings = golden_standings(goldens, list(_records(runs_folder(), asked.last)), runs_folder())
+    standings = golden_standings(goldens, list(_read_records(runs_folder(), asked.last)), runs_folder())
     if asked.as_json:
         document = {"schema": _SCHEMA, "goldens": [_record(item) for item in standings]}
         sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     elif standings:
-        print_document(_document(standings), sys.stdout, environ=os.environ)
+        print_document(_make_document(standings), sys.stdout, environ=os.environ)
     return ExitCode.USAGE if selection.cases.problems else ExitCode.OK
 
 
-def _goldens(selection: Selection, request: SelectionRequest) -> list[tuple[str, Golden]]:
+def _collect_goldens(selection: Selection, request: SelectionRequest) -> list[tuple[str, Golden]]:
     """Chain and golden, each once, in the selection's order; those of other SKUs too unless one was named."""
     selections = [selection]
     if not any(target.sku for target in selection.targets):
-        skus = sorted(_skus(selection))
+        skus = sorted(_find_skus(selection))
         selections += [select(replace(request, sku=sku), Defaults(targets=FAMILIES)) for sku in skus]
     found: dict[tuple[str, str, str], Golden] = {}
     for one in selections:
@@ -109,7 +105,7 @@ def _goldens(selection: Selection, request: SelectionRequest) -> list[tuple[str,
     return [(key[0], found[key]) for key in keys]
 
 
-def _skus(selection: Selection) -> set[str]:
+def _find_skus(selection: Selection) -> set[str]:
     """The SKUs that goldens of the selected specs are for."""
     files = {case.origin.file for case in selection.cases.cases}
     found = {key for case in selection.cases.cases for key in case.golden_keys}
@@ -121,7 +117,7 @@ def _skus(selection: Selection) -> set[str]:
     return found
 
 
-def _records(folder: Path, last: int) -> Iterator[JournalRecord]:
+def _read_records(folder: Path, last: int) -> Iterator[JournalRecord]:
     """Journals of the newest runs, the newest first; a session over several releases has one for each."""
     paths = [*folder.glob(f"*/{JOURNAL}"), *folder.glob(f"*/*/{JOURNAL}")]
     paths.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
@@ -154,7 +150,7 @@ def _record(standing: Standing) -> dict[str, Any]:
     }
 
 
-def _document(standings: Sequence[Standing]) -> Document:
+def _make_document(standings: Sequence[Standing]) -> Document:
     counts = Counter(item.verdict for item in standings)
     verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
     remarks = Counter(item.note for item in standings if item.note and item.run)
@@ -162,12 +158,12 @@ def _document(standings: Sequence[Standing]) -> Document:
         "",
         f"{counted(len(standings), 'golden')}: {verdicts}",
         (),
-        (Table(_COLUMNS, tuple(map(_row, standings))),),
+        (Table(_COLUMNS, tuple(map(_make_row, standings))),),
         remarks=tuple(f"{count} of them: {remark}" for remark, count in remarks.items()),
     )
 
 
-def _row(standing: Standing) -> tuple[Cell, ...]:
+def _make_row(standing: Standing) -> tuple[Cell, ...]:
     """In the order of `_COLUMNS`."""
     golden = standing.golden
     timed = golden.metric is Metric.TIME_MS
@@ -191,17 +187,13 @@ def _row(standing: Standing) -> tuple[Cell, ...]:
 def update(request: SelectionRequest, asked: GoldenUpdateRequest) -> ExitCode:
     """Shows, and with `write` makes, the goldens that runs speak for.
 
-    Args:
-        request: the selection; where none is asked for, all goldens of the runs.
-        asked: which runs speak, and what becomes of the diff.
-
     Raises:
         UsageError: there is no such run, or an option is out of range.
         NothingSelectedError: the runs hold nothing against goldens.
         GauntletError: a journal or a spec cannot be read, or a spec has changed since.
     """
-    headroom = _headroom(asked.size_headroom)
-    records = [read_journal(run / JOURNAL) for run in _runs(asked)]
+    headroom = _check_headroom(asked.size_headroom)
+    records = [read_journal(run / JOURNAL) for run in _choose_runs(asked)]
     evidence = collect_evidence([record for record in records if record.runs])
     names = ", ".join(record.path.parent.name for record in records)
     wanted = {
@@ -220,15 +212,15 @@ def update(request: SelectionRequest, asked: GoldenUpdateRequest) -> ExitCode:
         outcome = propose(golden, wanted[golden], size_headroom=headroom, to_release=asked.to_release)
         where = f"{golden.origin.file}: {golden.origin.field}"
         if isinstance(outcome, str):
-            sys.stderr.write(f"stays    {where} {_number(golden.value)}: {outcome}\n")
+            sys.stderr.write(f"stays    {where} {_write_number(golden.value)}: {outcome}\n")
             continue
         verb = "tighten" if outcome.value < golden.value else "relax" if outcome.value > golden.value else "move"
         change = f" ({100 * (outcome.change - 1):+.1f} %)" if math.isfinite(outcome.change) else ""
-        values = f"{_number(golden.value)} → {_number(outcome.value)}{change}"
+        values = f"{_write_number(golden.value)} → {_write_number(outcome.value)}{change}"
         sys.stderr.write(f"{verb:<8} {where} {values}: {outcome.basis}\n")
         proposals.append(outcome)
     changes = [
-        _changed(file, [item for item in proposals if item.golden.origin.file == file])
+        _change_file(file, [item for item in proposals if item.golden.origin.file == file])
         for file in dict.fromkeys(item.golden.origin.file for item in proposals)
     ]
     hand_out(changes, asked.output, write=asked.write)
@@ -236,10 +228,7 @@ def update(request: SelectionRequest, asked: GoldenUpdateRequest) -> ExitCode:
 
 
 def _as_written(evidence: Mapping[Golden, list[Evidence]], request: SelectionRequest) -> dict[Golden, list[Evidence]]:
-    """The figures by the goldens that stand in the specs today, which may have been edited since the runs.
-
-    Where nothing is selected, goldens of other specs than the project's stay as the runs have recorded them.
-    """
+    """The figures by the goldens that stand in the specs today, which may have been edited since the runs."""
     everything = request == SelectionRequest()
     try:
         selection = select(request, Defaults(targets=FAMILIES))
@@ -247,7 +236,7 @@ def _as_written(evidence: Mapping[Golden, list[Evidence]], request: SelectionReq
         if not everything:
             raise
         return dict(evidence)
-    today = {(golden.origin.file, golden.origin.field): golden for _, golden in _goldens(selection, request)}
+    today = {(golden.origin.file, golden.origin.field): golden for _, golden in _collect_goldens(selection, request)}
     found: dict[Golden, list[Evidence]] = {}
     for golden, items in evidence.items():
         present = today.get((golden.origin.file, golden.origin.field), golden if everything else None)
@@ -256,7 +245,7 @@ def _as_written(evidence: Mapping[Golden, list[Evidence]], request: SelectionReq
     return found
 
 
-def _runs(asked: GoldenUpdateRequest) -> list[Path]:
+def _choose_runs(asked: GoldenUpdateRequest) -> list[Path]:
     """Folders of the runs that are asked, the oldest first."""
     if asked.run and asked.last != 1:
         raise UsageError("--run together with --last: which runs?", "Give one of the two.")
@@ -266,7 +255,7 @@ def _runs(asked: GoldenUpdateRequest) -> list[Path]:
     return [*itertools.islice(runs_of_specs(runs_folder()), asked.last)][::-1]
 
 
-def _headroom(text: float) -> float | None:
+def _check_headroom(text: float) -> float | None:
     if text == 0:
         return None
     if not math.isfinite(text) or text < 1:
@@ -274,7 +263,7 @@ def _headroom(text: float) -> float | None:
     return text
 
 
-def _changed(file: str, proposals: Sequence[Proposal]) -> FileChange:
+def _change_file(file: str, proposals: Sequence[Proposal]) -> FileChange:
     path = Path(file)
     document, _, problems = load_json(path, file, without_comments)
     if document is None:
@@ -290,7 +279,7 @@ def _changed(file: str, proposals: Sequence[Proposal]) -> FileChange:
         except KeyError:
             present = None
         if present != golden.value:
-            what = f"{file}: {field} is {present}, and was {_number(golden.value)} when it was measured"
+            what = f"{file}: {field} is {present}, and was {_write_number(golden.value)} when it was measured"
             raise GauntletError(what, "Run again with the spec as it is now.")
         after = with_number(after, where, proposal.value)
     moved = {proposal.release for proposal in proposals if proposal.release}
@@ -312,5 +301,5 @@ def _require_all_measured(file: str, document: Mapping[str, Any], proposals: Seq
         raise GauntletError(what, "Measure it too and give both runs (--run A --run B), or remove it.")
 
 
-def _number(value: float) -> str:
+def _write_number(value: float) -> str:
     return json.dumps(int(value) if value == int(value) else value)

@@ -16,8 +16,8 @@ import tomlkit
 from iree_gauntlet.cases import FailureKind, Stage, Verdict
 from iree_gauntlet.diagnostics import diagnostic_of, stable_text
 from iree_gauntlet.dialects.op_config_edit import EXPECTED_LISTS, Addition, Removal, with_changes
+from iree_gauntlet.dialects.op_suites import OpSpec
 from iree_gauntlet.dialects.op_tests import DIALECT
-from iree_gauntlet.dialects.op_trees import OpSpec
 from iree_gauntlet.dialects.suite import read_suite
 from iree_gauntlet.dialects.toml_file import read_toml
 from iree_gauntlet.dialects.trees import read_specs
@@ -27,6 +27,7 @@ from iree_gauntlet.figures import counted
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.goldens.goldens import release_of
 from iree_gauntlet.records.earlier_runs import Asked, asked_for, newest_run, run_named
+from iree_gauntlet.records.outcome import outcome_of, state_of
 from iree_gauntlet.records.run_folder import free_folder
 from iree_gauntlet.requests import Defaults, FolderRequest, RunRequest
 from iree_gauntlet.settings import project_folder, runs_folder, shown
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
     from tomlkit.items import AoT
 
     from iree_gauntlet.dialects.load import ExpectedFailure
-    from iree_gauntlet.dialects.op_configs import SuiteConfig
+    from iree_gauntlet.dialects.op_suites import SuiteConfig
+    from iree_gauntlet.records.step_outcome import StepOutcome
     from iree_gauntlet.results import Result
     from iree_gauntlet.upkeep.upkeep_requests import XfailUpdateRequest
 
@@ -47,8 +49,6 @@ if TYPE_CHECKING:
 # By stage, and whether the tool crashes there.
 _LISTS = dict(zip(itertools.product(("compile", "run"), (False, True)), EXPECTED_LISTS, strict=True))
 _LONGEST_DIAGNOSTIC = 120
-# What `--lenient` leaves of an unexpected pass.
-_LENIENT = "passed although expected to fail"
 # The result of a broken golden belongs into the golden, not into a list of failures.
 _STAGES = (Stage.IMPORT, Stage.COMPILE, Stage.THRESHOLD)
 # What runs are called that are no suite's.
@@ -75,61 +75,90 @@ def update(asked: XfailUpdateRequest, request: RunRequest) -> ExitCode:
 
     Those of operator suites are in their configs, all others in the suite.
 
-    Args:
-        asked: which run, and what becomes of the diff.
-        request: how it is run again.
-
     Raises:
         UsageError: there is no such run, it did not finish, or it was not a suite's.
         SpecError: the suite cannot be read.
         GauntletError: the journal cannot be read.
     """
-    run = run_named(asked.run, "--run") if asked.run else newest_run(runs_folder())
-    record = read_journal(run / JOURNAL)
-    if record.end is None or record.end.get("interrupted"):
-        raise UsageError(f"{shown(run)} did not finish", "`run --resume` continues it.")
+    run = _read_run(run_named(asked.run, "--run") if asked.run else newest_run(runs_folder()))
+    if state_of(run.record) != "complete":
+        raise UsageError(f"{shown(run.folder)} did not finish", "`run --resume` continues it.")
     changes: list[FileChange] = []
-    suite = _suite_of(run, record, asked.suite)
-    if _is_operator_run(record):
-        changes += _config_changes(run, record, suite, asked.rerun, request)
+    suite = _find_suite(run, asked.suite)
+    if run.is_of_operators:
+        changes += _change_configs(run, suite, asked.rerun, request)
     elif suite is None:
-        raise UsageError(f"{shown(run)} was not a suite's", "Run a suite, or name the file with --suite.")
+        raise UsageError(f"{shown(run.folder)} was not a suite's", "Run a suite, or name the file with --suite.")
     if suite is not None:
-        changes.append(_suite_change(run, record, suite))
+        changes.append(_change_suite(run, suite))
     hand_out(changes, asked.output, write=asked.write)
     return ExitCode.OK
 
 
-def _suite_change(run: Path, record: JournalRecord, path: Path) -> FileChange:
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A run, read.
+
+    Attributes:
+        steps: with what became of them; those of the record have their reasons as a whole.
+        toolchain: as the journal has it.
+    """
+
+    folder: Path
+    record: JournalRecord
+    steps: tuple[StepOutcome, ...]
+    suite: str
+    toolchain: Mapping[str, Any]
+
+    @property
+    def release(self) -> str:
+        """Of the IREE that it was run with."""
+        return release_of(str(self.toolchain.get("compiler", "")))
+
+    @property
+    def is_of_operators(self) -> bool:
+        """Whether there are cases of operator suites in it."""
+        return any(step.dialect == DIALECT for step in self.steps)
+
+
+def _read_run(folder: Path) -> _Run:
+    record = read_journal(folder / JOURNAL)
+    outcome = outcome_of(record)
+    order = {step["id"]: place for place, step in enumerate(record.steps)}
+    steps = sorted(outcome.steps, key=lambda step: order[step.id])
+    return _Run(folder, record, tuple(steps), outcome.suite, outcome.toolchain)
+
+
+def _change_suite(run: _Run, path: Path) -> FileChange:
     suite = read_suite(path)
-    if suite.name != record.runs[-1]["suite"]:
-        what = f"{shown(run)} is a run of the suite {record.runs[-1]['suite']!r}, {path} is {suite.name!r}"
+    if suite.name != run.suite:
+        what = f"{shown(run.folder)} is a run of the suite {run.suite!r}, {path} is {suite.name!r}"
         raise UsageError(what, "Name the suite of the run with --suite, or another run.")
-    removed = {index for index, entry in enumerate(suite.expected_failures) if _is_over(entry, record)}
-    release = release_of(str(record.runs[-1].get("toolchain", {}).get("compiler", "")))
-    added = _new_failures(record, release, suite.expected_failures)
+    removed = {index for index, entry in enumerate(suite.expected_failures) if _is_over(entry, run)}
+    added = _find_new_failures(run, suite.expected_failures)
     new = {(failure.case, failure.stage) for failure in added}
     removed |= {index for index, old in enumerate(suite.expected_failures) if (old.case, old.stage) in new}
     text, _ = read_toml(path)
     return FileChange(path, text, with_expected_failures(text, removed=removed, added=added))
 
 
-def _suite_of(run: Path, record: JournalRecord, suite: str) -> Path | None:
-    asked = asked_for(run)
+def _find_suite(run: _Run, suite: str) -> Path | None:
+    asked = asked_for(run.folder)
     named = suite or asked.selection.get("suite")
-    if not named and not (_is_operator_run(record) and record.runs[-1]["suite"] == _NO_SUITE):
+    if not named and not (run.is_of_operators and run.suite == _NO_SUITE):
         named = asked.defaults.get("suite")
     return suite_path(str(named)) if named else None
 
 
-def _is_over(entry: ExpectedFailure, record: JournalRecord) -> bool:
+def _is_over(entry: ExpectedFailure, run: _Run) -> bool:
     """Whether an expected failure is no longer one; why is reported."""
+    results = run.record.results
     verdicts = [
-        record.results[step["id"]].verdict
-        for step in record.steps
-        if step["stage"] == entry.stage
-        and fnmatch.fnmatchcase(f"{step['model']}/{step['submodel']}", entry.case)
-        and step["id"] in record.results
+        results[step.id].verdict
+        for step in run.steps
+        if step.stage == entry.stage
+        and fnmatch.fnmatchcase(f"{step.model}/{step.submodel}", entry.case)
+        and step.id in results
     ]
     where = f"{entry.origin.file}: {entry.origin.field} ({entry.case}, {entry.stage})"
     passed, failed = verdicts.count(Verdict.XPASSED), verdicts.count(Verdict.XFAILED)
@@ -143,14 +172,14 @@ def _is_over(entry: ExpectedFailure, record: JournalRecord) -> bool:
     return False
 
 
-def _new_failures(record: JournalRecord, release: str, listed: Sequence[ExpectedFailure]) -> list[NewFailure]:
+def _find_new_failures(run: _Run, listed: Sequence[ExpectedFailure]) -> list[NewFailure]:
     found: dict[tuple[str, Stage], NewFailure] = {}
-    for step in record.steps:
-        result = record.results.get(step["id"])
-        if result is None or result.verdict not in (Verdict.FAILED, Verdict.ERROR) or step["dialect"] == DIALECT:
+    for step in run.steps:
+        result = run.record.results.get(step.id)
+        if result is None or result.verdict not in (Verdict.FAILED, Verdict.ERROR) or step.dialect == DIALECT:
             continue
-        case, stage = f"{step['model']}/{step['submodel']}", Stage(step["stage"])
-        reason = _short_reason(result.reason)
+        case, stage = f"{step.model}/{step.submodel}", Stage(step.stage)
+        reason = _shorten_reason(result.reason)
         error = result.verdict is Verdict.ERROR and not result.crashed
         if error or stage not in _STAGES:
             why = "an error is no failure of the product" if error else "golden.update is for figures"
@@ -163,7 +192,7 @@ def _new_failures(record: JournalRecord, release: str, listed: Sequence[Expected
             sys.stderr.write(f"stays    {where}: {case} fails otherwise ({kind}): write a narrower case\n")
         elif (case, stage) not in found:
             match = "" if result.failure in (None, FailureKind.WRONG_NUMBERS) else stable_text(result.reason)
-            why = f"{reason} (IREE {release})" if release else reason
+            why = f"{reason} (IREE {run.release})" if run.release else reason
             found[case, stage] = NewFailure(case, stage, why, kind, match)
             verb, how = "change" if old else "add", f"{kind}: " if kind else ""
             sys.stderr.write(f"{verb:<8} {case}, {stage}: {how}{reason}\n")
@@ -174,11 +203,6 @@ def with_expected_failures(text: str, *, removed: Collection[int], added: Sequen
     """The text of a suite with other expected failures.
 
     An entry goes with the comment that stands directly above it.
-
-    Args:
-        text: of a suite that reads without problems.
-        removed: indices of entries of `expect_failure` that go.
-        added: new ones; they come last.
     """
     # From the last one on, so that the indices hold.
     for index in sorted(removed, reverse=True):
@@ -213,7 +237,7 @@ def _without(text: str, index: int) -> str:
         # One of the two blank lines that then meet.
         blank = first > 0 and not lines[first - 1].strip() and not "".join(lines[last + 1 : last + 2]).strip()
         shorter = "".join(lines[: first - 1 if blank else first] + lines[last + 1 :])
-        if _reads_as(shorter, expected):
+        if _is_read_as(shorter, expected):
             return shorter
     document = tomlkit.parse(text)
     tables = cast("AoT", document[_NAME])
@@ -223,7 +247,7 @@ def _without(text: str, index: int) -> str:
     return tomlkit.dumps(document)
 
 
-def _reads_as(text: str, expected: dict[str, object]) -> bool:
+def _is_read_as(text: str, expected: dict[str, object]) -> bool:
     try:
         return tomllib.loads(text) == expected
     except tomllib.TOMLDecodeError:
@@ -245,40 +269,25 @@ class _Candidate:
         return any("_compile_" in change.list for change in self.changes)
 
 
-def _config_changes(
-    run: Path, record: JournalRecord, suite: Path | None, count: int, request: RunRequest
-) -> list[FileChange]:
-    """What the configs of a run's operator suites are to become, by the run and by running again what differs.
-
-    Args:
-        run: its folder.
-        record: of the run.
-        suite: file of its suite; None where it was none's.
-        count: how often it is run again; 0 trusts the run.
-        request: how it is run again.
-
-    Raises:
-        UsageError: what the run was about is not there any more, or another IREE is.
-        GauntletError: a config cannot be edited, or cannot be read.
-    """
-    asked = asked_for(run)
-    release = release_of(str(record.runs[-1].get("toolchain", {}).get("compiler", "")))
-    candidates = _candidates(_found_in(record), _listed_cases(asked, suite), release)
+def _change_configs(run: _Run, suite: Path | None, count: int, request: RunRequest) -> list[FileChange]:
+    """What the configs of a run's operator suites are to become, by the run and by running again what differs."""
+    asked = asked_for(run.folder)
+    candidates = _choose_candidates(_collect_found(run), _read_listed_cases(asked, suite), run.release)
     if count < 0:
         raise UsageError(f"--rerun {count}: expected how often to run again", "0 trusts the run.")
     if candidates and count:
         # Each by itself, as it is judged.
         kept = {**asked.selection, "batch": 0, "shard": "", "shard_costs": ""}
         request = replace(request, defaults=Defaults.of(asked.defaults), stages=asked.stages or ()).with_kept(kept)
-        candidates = _steady(run, record, candidates, count, request)
+        candidates = _keep_steady(run, candidates, count, request)
     by_config: dict[Path, list[Removal | Addition]] = {}
     for candidate in candidates.values():
         sys.stderr.write(f"{candidate.words}  [{shown(candidate.listed.config).name}]\n")
         by_config.setdefault(candidate.listed.config, []).extend(candidate.changes)
-    return [_file_change(path, changes) for path, changes in by_config.items()]
+    return [_change_file(path, changes) for path, changes in by_config.items()]
 
 
-def _candidates(found: Mapping[str, Found], listed: Mapping[str, Listed], release: str) -> dict[str, _Candidate]:
+def _choose_candidates(found: Mapping[str, Found], listed: Mapping[str, Listed], release: str) -> dict[str, _Candidate]:
     candidates = {}
     for chain, outcome in found.items():
         if not outcome.unexpected:
@@ -289,14 +298,14 @@ def _candidates(found: Mapping[str, Found], listed: Mapping[str, Listed], releas
         elif outcome.unjudged:
             sys.stderr.write(f"not added {case.entry}: {outcome.unjudged}\n")
         else:
-            changes, words = _changes_of(case, outcome, release)
+            changes, words = _decide_changes(case, outcome, release)
             if changes:
                 candidates[chain] = _Candidate(case, outcome, changes, words)
     return candidates
 
 
-def _steady(
-    run: Path, record: JournalRecord, candidates: Mapping[str, _Candidate], count: int, request: RunRequest
+def _keep_steady(
+    run: _Run, candidates: Mapping[str, _Candidate], count: int, request: RunRequest
 ) -> dict[str, _Candidate]:
     """Those that come out the same every time; the others are reported."""
     words = f"{counted(len(candidates), 'case')}, {counted(count, 'time')}"
@@ -310,7 +319,7 @@ def _steady(
     for _ in range(count):
         for compiles, chains in parts.items():
             if chains:
-                again = _run_again(run, record, chains, request, forced=compiles)
+                again = _run_again(run, chains, request, forced=compiles)
                 for chain in chains:
                     if chain in again:
                         outcomes[chain].append(again[chain])
@@ -329,16 +338,14 @@ def _steady(
     return steady
 
 
-def _run_again(
-    run: Path, record: JournalRecord, chains: Collection[str], request: RunRequest, *, forced: bool
-) -> dict[str, Found]:
+def _run_again(run: _Run, chains: Collection[str], request: RunRequest, *, forced: bool) -> dict[str, Found]:
     """The result of some chains of a run in another one, which is kept in the run's folder `again`."""
     # What runs brings the engine; a diff without reruns need not wait for it.
     from iree_gauntlet.experiments import run as execute  # noqa: PLC0415
     from iree_gauntlet.reports.experiment_reports import ConsolePresenter  # noqa: PLC0415
 
     # Inside of the run, so that it stays the newest one.
-    folder = free_folder(run.resolve() / "again" / "1")
+    folder = free_folder(run.folder.resolve() / "again" / "1")
     request = replace(
         request,
         folder=FolderRequest(run_dir=str(folder)),
@@ -347,19 +354,19 @@ def _run_again(
     )
     # The diff alone goes to standard output.
     code = execute.run(execute.choose(request), ConsolePresenter(sys.stderr), brief=True).exit_code
-    again = read_journal(folder / JOURNAL)
-    if code is ExitCode.INTERRUPTED or again.end is None or again.end.get("interrupted"):
+    again = _read_run(folder)
+    if code is ExitCode.INTERRUPTED or state_of(again.record) != "complete":
         raise KeyboardInterrupt
-    identities = [one.runs[-1].get("toolchain", {}).get("identity", "") for one in (record, again)]
+    identities = [one.toolchain.get("identity", "") for one in (run, again)]
     if identities[0] != identities[1]:
         raise UsageError(
-            f"{shown(run)} was run with another IREE than the one that is here now",
+            f"{shown(run.folder)} was run with another IREE than the one that is here now",
             "Give that IREE with --iree, or --rerun 0 to trust the run.",
         )
-    return _found_in(again)
+    return _collect_found(again)
 
 
-def _file_change(path: Path, changes: Sequence[Removal | Addition]) -> FileChange:
+def _change_file(path: Path, changes: Sequence[Removal | Addition]) -> FileChange:
     try:
         text = path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -376,11 +383,7 @@ class Found:
 
     Attributes:
         stage: at which it failed, `compile` or `run`; empty where it did not.
-        crash: whether it was a crash of the tool.
-        passed: what it got through before.
-        reason: why it failed.
         unjudged: what kept it from being judged; empty where nothing did.
-        unexpected: whether something came out otherwise than its config says.
     """
 
     stage: str = ""
@@ -402,47 +405,38 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A case as a config has it.
-
-    Attributes:
-        config: its file.
-        entry: the name under which the config lists it, or would.
-        lists: the lists of expected failures in which it stands, with the reason that is given there.
-    """
+    """A case as a config has it."""
 
     config: Path
     entry: str
     lists: Mapping[str, str]
 
 
-def _is_operator_run(record: JournalRecord) -> bool:
-    """Whether there are cases of operator suites in a run."""
-    return any(step["dialect"] == DIALECT for step in record.steps)
-
-
-def _found_in(record: JournalRecord) -> dict[str, Found]:
+def _collect_found(run: _Run) -> dict[str, Found]:
     """The result of each case of operator suites, by chain."""
-    chains: dict[str, list[dict[str, Any]]] = {}
-    for step in record.steps:
-        if step["dialect"] == DIALECT and step["model"] != BATCH_MODEL:
-            chains.setdefault(step["chain"], []).append(step)
-    return {chain: _found(steps, record.results) for chain, steps in chains.items()}
+    chains: dict[str, list[StepOutcome]] = {}
+    for step in run.steps:
+        if step.dialect == DIALECT and step.model != BATCH_MODEL:
+            chains.setdefault(step.chain, []).append(step)
+    expected = {step["id"] for step in run.record.steps if step.get("expect_failure")}
+    return {chain: _judge_case(steps, run.record.results, expected) for chain, steps in chains.items()}
 
 
-def _found(steps: Sequence[Mapping[str, Any]], results: Mapping[str, Result]) -> Found:
+def _judge_case(steps: Sequence[StepOutcome], results: Mapping[str, Result], expected: Collection[str]) -> Found:
     passed: set[str] = set()
     unexpected = False
     for step in steps:
-        stage = Stage(step["stage"])
+        stage = Stage(step.stage)
         name = "compile" if stage is Stage.COMPILE else "run" if stage in (Stage.THRESHOLD, Stage.BENCHMARK) else ""
-        result = results.get(step["id"])
+        result = results.get(step.id)
         if result is None:
             return Found(unjudged="it was not finished", unexpected=True)
         verdict, reason = result.verdict, result.reason
         if verdict is Verdict.SKIPPED:
             continue
         if verdict in (Verdict.PASSED, Verdict.XPASSED, Verdict.INCONCLUSIVE):
-            lenient = any(note.startswith(_LENIENT) for note in result.notes)
+            # With `--lenient`, a pass that is none to be expected is a pass.
+            lenient = verdict is Verdict.PASSED and step.id in expected
             unexpected = unexpected or lenient or verdict is Verdict.XPASSED
             passed.add(name)
             continue
@@ -457,17 +451,8 @@ def _found(steps: Sequence[Mapping[str, Any]], results: Mapping[str, Result]) ->
     return Found(passed=frozenset(passed), unexpected=unexpected)
 
 
-def _listed_cases(asked: Asked, suite: Path | None) -> dict[str, Listed]:
-    """The cases that a run was asked for as their configs have them now, by chain.
-
-    Args:
-        asked: what the run was asked for.
-        suite: file of its suite; None where it was none's.
-
-    Raises:
-        UsageError: the folders of the run are not there from here.
-        SpecError: the run's suite, or a config, cannot be read.
-    """
+def _read_listed_cases(asked: Asked, suite: Path | None) -> dict[str, Listed]:
+    """The cases that a run was asked for as their configs have them now, by chain."""
     named = read_suite(suite) if suite else None
     default = list(named.spec_dirs) if named else [shown(project_folder() / "specs")]
     folders = [Path(folder) for folder in asked.selection["spec_dir"]] or default
@@ -477,7 +462,13 @@ def _listed_cases(asked: Asked, suite: Path | None) -> dict[str, Listed]:
     unread = [problem for config in used.values() if config.document is None for problem in config.problems]
     if unread:
         raise SpecError(unread, "configs")
-    prefixed = {path: _is_prefixed(config) for path, config in used.items()}
+    # Whether a config writes the torch variant's folder before its entries.
+    prefixed = {
+        path: any(
+            entry.startswith("generated/") for name in _LISTS.values() for entry in getattr(config.document, name)
+        )
+        for path, config in used.items()
+    }
     cases: dict[str, Listed] = {}
     for spec in specs:
         for config in spec.suite.configs:
@@ -498,20 +489,8 @@ def _listed(spec: OpSpec, config: SuiteConfig, *, long: bool) -> Listed:
     return Listed(config.path, entry, lists)
 
 
-def _is_prefixed(config: SuiteConfig) -> bool:
-    """Whether a config writes the torch variant's folder before its entries."""
-    entries = (entry for name in _LISTS.values() for entry in getattr(config.document, name))
-    return any(entry.startswith("generated/") for entry in entries)
-
-
-def _changes_of(listed: Listed, found: Found, release: str) -> tuple[list[Removal | Addition], str]:
-    """What a case's lists are to become, and what is done in a few words; nothing where they are right.
-
-    Args:
-        listed: the case in its config.
-        found: its result.
-        release: of the IREE that it came to that with.
-    """
+def _decide_changes(listed: Listed, found: Found, release: str) -> tuple[list[Removal | Addition], str]:
+    """What a case's lists are to become, and what is done in a few words; nothing where they are right."""
     if found.unjudged:
         return [], ""
     wanted = _LISTS[found.stage, found.crash] if found.stage else ""
@@ -527,14 +506,14 @@ def _changes_of(listed: Listed, found: Found, release: str) -> tuple[list[Remova
     )
     if not wanted or wanted in listed.lists:
         return changes, f"remove   {listed.entry}: {found.words}, {said}" if gone else ""
-    diagnostic = _short_reason(found.reason)
+    diagnostic = _shorten_reason(found.reason)
     reason = f"{found.stage}: {diagnostic}" + (f" (IREE {release})" if release else "")
     changes.append(Addition(wanted, listed.entry, reason))
     verb = "move    " if gone else "add     "
     return changes, f"{verb} {listed.entry}: {wanted}: {diagnostic}" + (f"; {said}" if gone else "")
 
 
-def _short_reason(reason: str) -> str:
+def _shorten_reason(reason: str) -> str:
     """What a list of expected failures says of a failure: what the tool said, and of which operator."""
     text = diagnostic_of(reason) or "no reason was given"
     return text if len(text) <= _LONGEST_DIAGNOSTIC else text[: _LONGEST_DIAGNOSTIC - 1] + "…"

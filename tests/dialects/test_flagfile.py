@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.dialects.flagfile import file_of, outside, read_flagfile
+from iree_gauntlet.dialects.locations import outside
+from iree_gauntlet.dialects.op_tests import file_of, read_flagfile
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 
 from iree_gauntlet.artifacts.seeded import parse_seeded
 from iree_gauntlet.cases import Allclose, Argument, Kind, Stage
-from iree_gauntlet.dialects.op_configs import ELEMENT_TYPES
+from iree_gauntlet.dialects.op_suites import ELEMENT_TYPES
 from iree_gauntlet.engine.threshold import compare_allclose, with_known_type
 from iree_gauntlet.measuring.numerics.arrays import Tensor, read_npy
 from iree_gauntlet.measuring.numerics.element_types import TensorError

@@ -3,83 +3,32 @@
 from __future__ import annotations
 
 import json
-from copy import deepcopy
-from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from iree_gauntlet.cases import Case, Stage
-from iree_gauntlet.dialects.torch_schema import (
-    ArgumentSpec,
-    BenchmarkTest,
-    CompstatTest,
-    ModuleDefinition,
-    OutputSpec,
-    QualityTest,
-    Weight,
+from iree_gauntlet.dialects.torch_schema import ArgumentSpec, OutputSpec, Weight
+from tests.support.torch_documents import (
+    BENCHMARK_FILE,
+    COMPSTAT_FILE,
+    DOCUMENTS,
+    MODELS,
+    MODULE_FILE,
+    QUALITY_FILE,
+    RANDOM_WEIGHT,
+    SPLAT_WEIGHT,
+    URL_WEIGHT,
+    read_changed,
 )
-from tests.support.budgets import part_of_the_examples
-from tests.support.spec_trees import plan, write_tree
-from tests.support.torch_trees import BENCHMARK, COMPSTAT, MODULE, QUALITY, load_torch, without
+from tests.support.torch_trees import QUALITY, without
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pydantic import BaseModel
 
     from iree_gauntlet.dialects.load import CaseSet
     from iree_gauntlet.errors import Problem
-
-ALL = (Stage.COMPILE, Stage.THRESHOLD, Stage.COMPSTAT, Stage.BENCHMARK)
-URL_WEIGHT = {"type": "url", "url": "https://h/w.irpa", "scope": "model"}
-RANDOM_WEIGHT = {"type": "random", "module": "m/modules/a", "seed": 42, "scope": ""}
-SPLAT_WEIGHT = {"type": "splat", "module": "m/modules/a", "value": 0.5, "scope": "other"}
-PIPELINE = {"pipeline_mlir": "https://h/p.mlir", "pipeline_compiler_flags": ["--x"]}
-# A document of each type with every field that it may have.
-DOCUMENTS: dict[str, dict[str, Any]] = {
-    "m/modules/a.json": MODULE
-    | {
-        "type": "azure",
-        "mlir": "https://h/model.onnx",
-        "onnx_import": {"opset": 17, "shapes": {"x": [1, 2]}},
-        "description": "a module",
-        "timeouts": {"compile": 60},
-        "targets": {},
-    },
-    "m/quality.json": QUALITY
-    | {
-        "weights": [URL_WEIGHT, RANDOM_WEIGHT, SPLAT_WEIGHT],
-        "outputs": [{"value": "@out.npy"}],
-        **PIPELINE,
-        "description": "a test",
-        "timeouts": {"threshold": 60},
-    },
-    "m/bench.json": BENCHMARK
-    | {
-        **PIPELINE,
-        "golden_time": 12.5,
-        "tolerance_factor": 1.25,
-        "sku": "epyc",
-        "description": "a test",
-        "timeouts": {"benchmark": 60},
-    },
-    "m/stat.json": COMPSTAT | {"golden_compiler": "3.13.0", "description": "a test", "timeouts": {"compstat": 60}},
-}
-MODELS: dict[str, type[ModuleDefinition | QualityTest | BenchmarkTest | CompstatTest]] = {
-    "m/modules/a.json": ModuleDefinition,
-    "m/quality.json": QualityTest,
-    "m/bench.json": BenchmarkTest,
-    "m/stat.json": CompstatTest,
-}
-MODULE_FILE, QUALITY_FILE, BENCHMARK_FILE, COMPSTAT_FILE = MODELS
-
-
-def read(folder: Path, name: str, content: Any) -> CaseSet:
-    files = {f"torch_models/{path}": document for path, document in (DOCUMENTS | {name: content}).items()}
-    return load_torch(write_tree(folder, files))
 
 
 def only(cases: CaseSet) -> Problem:
@@ -93,7 +42,7 @@ def line_of_text(document: Any, text: str) -> int:
 
 
 def test_the_documents_are_valid_and_have_every_field(tmp_path: Path) -> None:
-    cases = read(tmp_path, QUALITY_FILE, DOCUMENTS[QUALITY_FILE])
+    cases = read_changed(tmp_path, QUALITY_FILE, DOCUMENTS[QUALITY_FILE])
     assert not cases.problems
     assert len(cases.cases) == 3
     for name, model in MODELS.items():
@@ -322,7 +271,7 @@ ERRORS: dict[str, list[tuple[str, Any, str, str]]] = {
 )
 def test_mistakes(tmp_path: Path, name: str, field: str, value: Any, within: str, says: str) -> None:
     document = DOCUMENTS[name] | {field: value}
-    problem = only(read(tmp_path, name, document))
+    problem = only(read_changed(tmp_path, name, document))
     assert problem.file == str(tmp_path / "torch_models" / name)
     assert problem.field == field + within
     assert says in problem.message
@@ -349,7 +298,7 @@ def test_the_table_has_every_field() -> None:
 
 @pytest.mark.parametrize(("name", "field"), [(name, field) for name, fields in DOCUMENTS.items() for field in fields])
 def test_a_field_that_is_missing(tmp_path: Path, name: str, field: str) -> None:
-    cases = read(tmp_path, name, without(DOCUMENTS[name], field))
+    cases = read_changed(tmp_path, name, without(DOCUMENTS[name], field))
     if field == "type" and name != MODULE_FILE:
         problem = only(cases)
         assert problem.field == "type"
@@ -366,7 +315,7 @@ def test_a_field_that_is_missing(tmp_path: Path, name: str, field: str) -> None:
 def test_a_field_that_is_misspelt(tmp_path: Path, name: str, field: str) -> None:
     misspelt = field[:-1]
     document = {misspelt if key == field else key: value for key, value in DOCUMENTS[name].items()}
-    found = {problem.field: problem for problem in read(tmp_path, name, document).problems}
+    found = {problem.field: problem for problem in read_changed(tmp_path, name, document).problems}
     if field == "type" and name != MODULE_FILE:
         assert set(found) == {"type"}
         return
@@ -379,7 +328,7 @@ def test_a_field_that_is_misspelt(tmp_path: Path, name: str, field: str) -> None
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", BIG * 20])
 def test_numbers_that_are_none(tmp_path: Path, name: str, number: str) -> None:
     raw = json.dumps(DOCUMENTS[name] | {"timeouts": {"fetch": 12345}}, indent=2).replace("12345", number)
-    problem = only(read(tmp_path, name, raw))
+    problem = only(read_changed(tmp_path, name, raw))
     assert problem.file.endswith(name)
     assert problem.line == (0 if len(number) > 99 else raw[: raw.index(number)].count("\n") + 1)
 
@@ -406,7 +355,7 @@ def test_numbers_that_are_none(tmp_path: Path, name: str, number: str) -> None:
     ],
 )
 def test_files_that_are_neither(tmp_path: Path, content: Any, line: int, says: str) -> None:
-    cases = read(tmp_path, "m/x.json", content)
+    cases = read_changed(tmp_path, "m/x.json", content)
     problems = [*cases.problems, *cases.left_out]
     assert {problem.file for problem in problems} == {str(tmp_path / "torch_models/m/x.json")}
     assert {problem.line for problem in problems} == {line}
@@ -415,20 +364,20 @@ def test_files_that_are_neither(tmp_path: Path, content: Any, line: int, says: s
 
 @pytest.mark.parametrize("content", [{}, {"name": "x"}, {"inputs": [], "markers": []}, {"url": "https://h"}])
 def test_files_of_others_are_left_alone(tmp_path: Path, content: Any) -> None:
-    cases = read(tmp_path, "m/x.json", content)
+    cases = read_changed(tmp_path, "m/x.json", content)
     assert not cases.problems
     assert len(cases.cases) == 3
 
 
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     changes = {"markers": 1, "modules": [5], "input": 0, "inputs": [{"value": 1}], "weights": [{"type": "url"}]}
-    fields = {problem.field for problem in read(tmp_path, QUALITY_FILE, QUALITY | changes).problems}
+    fields = {problem.field for problem in read_changed(tmp_path, QUALITY_FILE, QUALITY | changes).problems}
     assert fields == {"markers", "modules[0]", "input", "inputs[0].value", "weights[0].scope"}
 
 
 @pytest.mark.parametrize("name", [QUALITY_FILE, MODULE_FILE])
 def test_fields_that_nobody_knows_are_warnings(tmp_path: Path, name: str) -> None:
-    cases = read(tmp_path, name, DOCUMENTS[name] | {"comment": "for the nightly", "owner": ["ci"]})
+    cases = read_changed(tmp_path, name, DOCUMENTS[name] | {"comment": "for the nightly", "owner": ["ci"]})
     assert not cases.problems
     assert cases.cases
     assert [(item.field, item.message) for item in cases.warnings] == [
@@ -437,257 +386,5 @@ def test_fields_that_nobody_knows_are_warnings(tmp_path: Path, name: str) -> Non
     assert all(item.line > 1 for item in cases.warnings)
     # So are those of what it names.
     changes = {"modules": ["m/no"], "inputs": [{"url": "../x"}], "weights": [RANDOM_WEIGHT | {"module": "m/nor"}]}
-    fields = {problem.field for problem in read(tmp_path, QUALITY_FILE, QUALITY | changes).problems}
+    fields = {problem.field for problem in read_changed(tmp_path, QUALITY_FILE, QUALITY | changes).problems}
     assert fields == {"modules[0]", "inputs[0].url", "weights[0].module"}
-
-
-# Property tests: a valid document, spoiled somewhere.
-
-SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-(10**30), 10**30),
-    st.floats(allow_nan=False, allow_infinity=False),
-    st.text(max_size=20),
-    st.sampled_from(
-        [
-            *("https://h/x", "../x", "/x", "C:/x", ".", "a/" * 3000, "1x2xf32", "--x", "@x", "-", "skip", "xfail"),
-            *("quality", "benchmark", "compstat", "url", "random", "splat", "git-lfs", "m/modules/a", "m/stat"),
-            *("and", "\x1b[0m"),
-        ]
-    ),
-)
-JSON = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
-)
-FIELDS = {field for model in MODELS.values() for field in model.model_fields}
-names = st.sampled_from(sorted(DOCUMENTS))
-quick = settings(max_examples=part_of_the_examples(0.4), derandomize=True)
-Path_ = tuple[str | int, ...]
-
-
-def check(name: str, content: Any) -> tuple[list[Problem], CaseSet]:
-    """Problems of a tree in which one file has other content; where there are none, it can be planned."""
-    with TemporaryDirectory() as folder:
-        cases = read(Path(folder), name, content)
-        for problem in cases.problems:
-            assert problem.message
-            assert problem.file
-            assert str(problem).encode()
-        if not cases.problems:
-            json.dumps([step.id for step in plan(cases, ALL).steps]).encode()
-        # What is wrong with a definition is reported for its own file, also to the tests that load it.
-        return [problem for problem in cases.problems if problem.file.endswith(name)], cases
-
-
-def paths_in(value: Any, prefix: Path_ = ()) -> list[Path_]:
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path for key, child in children for path in [(*prefix, key), *paths_in(child, (*prefix, key))]]
-
-
-def dotted(path: Path_) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
-
-
-def at(document: Any, path: Path_) -> Any:
-    for part in path:
-        document = document[part]
-    return document
-
-
-def kind_of(value: Any) -> str:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return "number" if is_number else type(value).__name__
-
-
-@quick
-@given(name=names, key=st.text(min_size=1, max_size=12), value=JSON)
-def test_an_unknown_key_is_always_reported_by_its_name(name: str, key: str, value: Any) -> None:
-    if key not in FIELDS:
-        problems, cases = check(name, DOCUMENTS[name] | {key: value})
-        # One that looks like a known field is misspelt; others may be newer than this toolkit.
-        found = problems or cases.warnings
-        assert [problem.field for problem in found] == [key]
-        assert found[0].message.startswith("unknown field; did you mean" if problems else "unknown field, which is")
-        assert found[0].line > 1
-
-
-@quick
-@given(name=names, data=st.data())
-def test_a_renamed_key_is_always_reported(name: str, data: st.DataObject) -> None:
-    document = deepcopy(DOCUMENTS[name])
-    inside = [path for path in paths_in(document) if isinstance(path[-1], str)]
-    path = data.draw(st.sampled_from(inside))
-    key = str(path[-1])
-    renamed = key[:2] + data.draw(st.text("abcxyz_", min_size=1, max_size=3)) + key[2:]
-    parent = at(document, path[:-1])
-    parent[renamed] = parent.pop(key)
-    if path[:-1] == ("onnx_import", "shapes"):
-        return  # names of inputs, which may be any
-    problems, _ = check(name, document)
-    fields = {problem.field for problem in problems}
-    reported = any(repr(renamed) in problem.message for problem in problems)  # an unknown stage
-    assert dotted((*path[:-1], renamed)) in fields or reported or fields == {"type"}
-
-
-@quick
-@given(name=names, data=st.data())
-def test_a_value_of_another_type_is_always_reported_with_its_field(name: str, data: st.DataObject) -> None:
-    document = deepcopy(DOCUMENTS[name])
-    path = data.draw(st.sampled_from(paths_in(document)))
-    old, value = at(document, path), data.draw(JSON)
-    # Optional fields take null for being absent.
-    if kind_of(old) == kind_of(value) or value is None:
-        return
-    if path == ("module",) and value == [old]:
-        return  # the one other way to write it
-    at(document, path[:-1])[path[-1]] = value
-    problems, _ = check(name, document)
-    fields = {problem.field for problem in problems}
-    assert any(field == dotted(path) or field.startswith((f"{dotted(path)}.", f"{dotted(path)}[")) for field in fields)
-    assert all(problem.line >= 1 for problem in problems)
-
-
-def same_except(first: Case, second: Case, *fields: str) -> bool:
-    """Whether two cases are one but for some fields."""
-    blank: dict[str, Any] = dict.fromkeys(fields)
-    return replace(first, **blank) == replace(second, **blank)
-
-
-# What a field of a test may change of its case, and nothing else.
-CHANGES: dict[str, tuple[str, ...]] = {
-    "markers": ("markers", "skip_reason", "expectations"),
-    "description": (),
-    "timeouts": ("timeouts",),
-    "weights": ("parameters",),
-    "inputs": ("inputs",),
-    "outputs": ("outputs",),
-    "expected_outputs": ("expected_outputs",),
-    "run_args": ("run_flags", "device"),
-    "pipeline_mlir": ("notes",),
-    "golden_time": ("goldens", "notes"),
-    "golden_time_ms": ("goldens",),
-    "tolerance_factor": ("goldens",),
-    "sku": ("goldens", "golden_keys"),
-    "golden_dispatch_count": ("goldens",),
-    "golden_binary_size": ("goldens",),
-    "golden_compiler": ("goldens",),
-}
-
-
-@pytest.fixture(scope="module")
-def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
-    return by_file(read(tmp_path_factory.mktemp("tree"), QUALITY_FILE, DOCUMENTS[QUALITY_FILE]))
-
-
-def by_file(cases: CaseSet) -> dict[str, Case]:
-    """Cases by their file's place in the tree, free of where the tree lies."""
-    found = {}
-    for case in cases.cases:
-        text = case.origin.file
-        folder = text[: text.index("/torch_models/")]
-        found[text.partition("/torch_models/")[2]] = relocated(case, folder)
-    return found
-
-
-def relocated(value: Any, folder: str) -> Any:
-    """A value whose strings, however deep, do not name the tree's folder."""
-    if isinstance(value, str):
-        return value.replace(folder, "")
-    if isinstance(value, tuple):
-        return tuple(relocated(item, folder) for item in value)
-    if hasattr(value, "__dataclass_fields__"):
-        names_of_fields = value.__dataclass_fields__
-        return replace(value, **{name: relocated(getattr(value, name), folder) for name in names_of_fields})
-    return value
-
-
-@settings(max_examples=part_of_the_examples(0.6), derandomize=True)
-@given(
-    name=st.sampled_from([QUALITY_FILE, BENCHMARK_FILE, COMPSTAT_FILE]),
-    action=st.sampled_from(["drop", "replace", "insert"]),
-    data=st.data(),
-    junk=JSON,
-)
-def test_junk_is_reported_or_changes_what_it_says_and_nothing_else(
-    originals: dict[str, Case], name: str, action: str, data: st.DataObject, junk: Any
-) -> None:
-    document = deepcopy(DOCUMENTS[name])
-    path = data.draw(st.sampled_from(paths_in(document)))
-    parent = at(document, path[:-1])
-    if action == "drop":
-        del parent[path[-1]]
-    elif action == "replace":
-        parent[path[-1]] = junk
-    elif isinstance(parent, list):
-        parent.insert(int(path[-1]), junk)
-    else:
-        parent[data.draw(st.text(max_size=5))] = junk
-    problems, cases = check(name, document)
-    found = by_file(cases)
-    # The other files mean what they meant.
-    assert all(found[other] == case for other, case in originals.items() if other != name)
-    if problems:
-        assert name not in found
-    elif path[0] == "type" and document.get("type") != DOCUMENTS[name]["type"]:
-        pytest.fail("a test of another type, without a word")
-    elif path[0] in ("module", "modules"):
-        assert found[name].modules == originals[name].modules
-    else:
-        assert same_except(found[name], originals[name], *CHANGES.get(str(path[0]), ()))
-
-
-@quick
-@given(action=st.sampled_from(["drop", "replace", "insert"]), data=st.data(), junk=JSON)
-def test_junk_in_a_definition_is_reported_or_changes_the_module_alone(
-    originals: dict[str, Case], action: str, data: st.DataObject, junk: Any
-) -> None:
-    document = deepcopy(DOCUMENTS[MODULE_FILE])
-    path = data.draw(st.sampled_from(paths_in(document)))
-    parent = at(document, path[:-1])
-    if action == "drop":
-        del parent[path[-1]]
-    elif action == "replace" or not isinstance(parent, list):
-        parent[path[-1]] = junk
-    else:
-        parent.insert(int(path[-1]), junk)
-    problems, cases = check(MODULE_FILE, document)
-    if problems:
-        assert not cases.cases
-        return
-    for name, case in by_file(cases).items():
-        # The flags say the target, and the weights name the module.
-        assert same_except(case, originals[name], "modules", "parameters", "target")
-        (module,), (original,) = case.modules, originals[name].modules
-        if path[0] not in ("mlir", "onnx_import"):
-            assert module.program == original.program
-        if path[0] != "compiler_flags":
-            assert (module.flags, module.target) == (original.flags, original.target)
-
-
-@quick
-@given(name=names, data=st.data())
-def test_damaged_text_never_is_a_traceback(name: str, data: st.DataObject) -> None:
-    raw = json.dumps(DOCUMENTS[name], indent=1).encode()
-    start = data.draw(st.integers(0, len(raw)))
-    end = data.draw(st.integers(start, min(len(raw), start + 20)))
-    check(name, raw[:start] + data.draw(st.binary(max_size=4)) + raw[end:])
-
-
-@quick
-@given(name=names, content=JSON)
-def test_any_json_never_is_a_traceback(name: str, content: Any) -> None:
-    check(name, content)
-
-
-@quick
-@given(word=st.text(max_size=12), name=st.sampled_from([QUALITY_FILE, BENCHMARK_FILE, COMPSTAT_FILE]))
-def test_any_marker_is_one_or_is_refused(word: str, name: str) -> None:
-    problems, cases = check(name, DOCUMENTS[name] | {"markers": [word]})
-    if problems:
-        assert [problem.field for problem in problems] == ["markers[0]"]
-    else:
-        case = by_file(cases)[name]
-        assert case.markers == {word, DOCUMENTS[name]["type"]}
-        assert word.isascii()
-        assert not any(char.isspace() for char in word)

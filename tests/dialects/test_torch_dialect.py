@@ -1,8 +1,7 @@
-"""What torch models' tests mean apart from their commands: targets, selection, markers, modules and what is planned."""
+"""What torch models' tests mean apart from their commands: targets, selection, markers and modules."""
 
 from __future__ import annotations
 
-from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +15,11 @@ from iree_gauntlet.dialects.trees import read_specs, read_torch_specs
 from iree_gauntlet.targets import FAMILIES, Target, target_of
 from tests.support.spec_trees import BENCHMARK as SHARKTANK_BENCHMARK
 from tests.support.spec_trees import CPU, SECOND, argv_of, plan, step_of, write_tree
-from tests.support.torch_trees import BENCHMARK, COMPSTAT, EVERYWHERE, MODULE, QUALITY, TREE, load_torch, without
+from tests.support.torch_trees import ALL_STAGES, BENCHMARK, COMPSTAT, MODULE, QUALITY, TREE, load_torch, quality_file
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from iree_gauntlet.dialects.load import CaseSet
-    from iree_gauntlet.engine.plan import Plan
     from iree_gauntlet.errors import Problem
-
-ALL = (Stage.COMPILE, Stage.THRESHOLD, Stage.COMPSTAT, Stage.BENCHMARK)
-POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n"
 
 
 @pytest.fixture
@@ -34,21 +27,9 @@ def tree(tmp_path: Path) -> Path:
     return write_tree(tmp_path, TREE)
 
 
-def test_file(name: str, **changes: Any) -> dict[str, Any]:
-    """A quality test under a name, changed."""
-    return {f"torch_models/{name}.json": QUALITY | changes}
-
-
-test_file.__test__ = False  # type: ignore[attr-defined]
-
-
 def only(cases: CaseSet) -> Problem:
     assert len(cases.problems) == 1, cases.problems
     return cases.problems[0]
-
-
-def ids(made: Plan) -> list[str]:
-    return [step.id for step in made.steps]
 
 
 # Targets
@@ -139,12 +120,12 @@ MANY = {
     "torch_models/m/modules/any.json": flags_for("hip"),
     "torch_models/m/modules/sm.json": flags_for("cuda", "--iree-cuda-target=sm_80"),
     "torch_models/m/modules/vulkan.json": flags_for("vulkan"),
-    **test_file("m/q_a"),
-    **test_file("m/q_mi300", modules=["m/modules/mi300"], markers=["hip"]),
-    **test_file("m/q_mi200", modules=["m/modules/mi200"], markers=["hip"]),
-    **test_file("m/q_any", modules=["m/modules/any"], markers=["hip"]),
-    **test_file("m/q_sm", modules=["m/modules/sm"]),
-    **test_file("m/q_vulkan", modules=["m/modules/vulkan"]),
+    **quality_file("m/q_a"),
+    **quality_file("m/q_mi300", modules=["m/modules/mi300"], markers=["hip"]),
+    **quality_file("m/q_mi200", modules=["m/modules/mi200"], markers=["hip"]),
+    **quality_file("m/q_any", modules=["m/modules/any"], markers=["hip"]),
+    **quality_file("m/q_sm", modules=["m/modules/sm"]),
+    **quality_file("m/q_vulkan", modules=["m/modules/vulkan"]),
 }
 
 
@@ -205,7 +186,7 @@ def test_nothing_selected_names_the_targets_that_there_is_something_for(tmp_path
     ],
 )
 def test_selection_by_name(tree: Path, globs: dict[str, Any], expected: list[str]) -> None:
-    write_tree(tree, test_file("m/deep/q") | test_file("top_cpu"))
+    write_tree(tree, quality_file("m/deep/q") | quality_file("top_cpu"))
     cases = load_torch(tree, CPU, includes=[Include(**globs)])
     assert [f"{case.model}/{case.submodel}" for case in cases.cases] == expected
 
@@ -222,7 +203,7 @@ def test_types_and_markers_are_markers(tree: Path) -> None:
 def test_the_marker_skip(tree: Path, name: str, stage: str) -> None:
     document = TREE[f"torch_models/m/{name}.json"]
     write_tree(tree, {f"torch_models/m/{name}.json": document | {"markers": ["skip"]}})
-    made = plan(load_torch(tree), ALL)
+    made = plan(load_torch(tree), ALL_STAGES)
     skipped = {step.id: step.skip for step in made.steps if step.skip}
     assert set(skipped) == {f"m/{name}@cpu:{stage}"}
     assert "marked 'skip'" in skipped[f"m/{name}@cpu:{stage}"]
@@ -233,7 +214,7 @@ def test_nothing_is_done_for_tests_that_are_skipped(tree: Path) -> None:
     for name in ("quality", "bench", "stat"):
         document = TREE[f"torch_models/m/{name}.json"]
         write_tree(tree, {f"torch_models/m/{name}.json": document | {"markers": ["skip"]}})
-    made = plan(load_torch(tree), ALL)
+    made = plan(load_torch(tree), ALL_STAGES)
     assert {step.id: bool(step.skip) for step in made.steps} == {
         "m/quality@cpu:threshold": True,
         "m/bench@cpu:benchmark": True,
@@ -245,7 +226,7 @@ def test_nothing_is_done_for_tests_that_are_skipped(tree: Path) -> None:
 def test_the_marker_xfail(tree: Path, name: str, stage: str) -> None:
     document = TREE[f"torch_models/m/{name}.json"]
     write_tree(tree, {f"torch_models/m/{name}.json": document | {"markers": ["xfail"]}})
-    made = plan(load_torch(tree), ALL)
+    made = plan(load_torch(tree), ALL_STAGES)
     expected = {step.id: step.expect_failure for step in made.steps if step.expect_failure}
     assert set(expected) == {f"m/{name}@cpu:{stage}"}
     assert "marked 'xfail'" in expected[f"m/{name}@cpu:{stage}"]
@@ -260,7 +241,7 @@ def test_a_suite_expects_failures_of_tests_and_of_modules(tree: Path) -> None:
     ]
     cases = load_torch(tree, expected=failures)
     assert "'m/nothing' fits no spec" in only(cases).message
-    expected = {step.id: step.expect_failure for step in plan(cases, ALL).steps if step.expect_failure}
+    expected = {step.id: step.expect_failure for step in plan(cases, ALL_STAGES).steps if step.expect_failure}
     assert expected == {
         "m/quality@cpu:threshold": "wrong numbers (x.toml)",
         "m/modules/a@cpu:compile": "no lowering (x.toml)",
@@ -285,7 +266,7 @@ def test_a_suite_expects_failures_of_tests_and_of_modules(tree: Path) -> None:
 )
 def test_golden_times(tree: Path, changes: dict[str, Any], sku: str, golden: tuple[float, float, str] | None) -> None:
     write_tree(tree, {"torch_models/m/bench.json": BENCHMARK | changes})
-    step = step_of(plan(load_torch(tree, Target("cpu", "", sku)), ALL), "m/bench@cpu:benchmark")
+    step = step_of(plan(load_torch(tree, Target("cpu", "", sku)), ALL_STAGES), "m/bench@cpu:benchmark")
     assert step.sku == sku
     assert [(item.value, item.factor, item.sku) for item in step.goldens] == ([golden] if golden else [])
     assert step.golden_keys == ((changes["sku"],) if "sku" in changes else ())
@@ -303,7 +284,7 @@ def test_golden_times(tree: Path, changes: dict[str, Any], sku: str, golden: tup
 )
 def test_golden_figures(tree: Path, changes: dict[str, Any], values: list[tuple[Metric, float]]) -> None:
     write_tree(tree, {"torch_models/m/stat.json": COMPSTAT | changes | {"golden_compiler": "3.13.0"}})
-    goldens = step_of(plan(load_torch(tree), ALL), "m/stat@cpu:compstat").goldens
+    goldens = step_of(plan(load_torch(tree), ALL_STAGES), "m/stat@cpu:compstat").goldens
     assert [(golden.metric, golden.limit) for golden in goldens] == values
     assert {golden.release for golden in goldens} == {"3.13.0"}
 
@@ -311,7 +292,7 @@ def test_golden_figures(tree: Path, changes: dict[str, Any], values: list[tuple[
 def test_one_device_replaces_all_of_a_test(tree: Path) -> None:
     flags = ["--a", "--device=local-task", "--device_allocator=caching", "--device=hip", "--b"]
     write_tree(tree, {"torch_models/m/quality.json": QUALITY | {"run_args": flags}})
-    made = plan(load_torch(tree, device="local-sync"), ALL)
+    made = plan(load_torch(tree, device="local-sync"), ALL_STAGES)
     quality = step_of(made, "m/quality@cpu:threshold")
     assert argv_of(made, quality.id)[-4:] == ["--a", "--device=local-sync", "--device_allocator=caching", "--b"]
     assert quality.resources.device == "local-sync"
@@ -327,7 +308,7 @@ def test_timeouts_are_of_the_file_whose_steps_they_are(tree: Path) -> None:
     }
     cases = load_torch(write_tree(tree, changes))
     assert not cases.problems
-    assert {step.id.replace("@cpu", ""): step.timeout for step in plan(cases, ALL).steps} == {
+    assert {step.id.replace("@cpu", ""): step.timeout for step in plan(cases, ALL_STAGES).steps} == {
         "m/modules/a:fetch": 6,
         "m/modules/a:compile": 5,
         "m/modules/a:parameters.random-42.model": 10,
@@ -416,7 +397,7 @@ def test_a_broken_definition_is_told_as_such_to_tests_that_load_it(tree: Path, c
 def test_a_module_that_is_missing(tree: Path, field: str) -> None:
     weights = [{"type": "splat", "module": "m/modules/aa", "value": 1, "scope": ""}]
     changes = {"modules": ["m/modules/aa"]} if field == "modules" else {"weights": weights}
-    problem = only(load_torch(write_tree(tree, test_file("m/quality", **changes))))
+    problem = only(load_torch(write_tree(tree, quality_file("m/quality", **changes))))
     assert problem.field == ("modules[0]" if field == "modules" else "weights[0].module")
     assert problem.line > 5
     assert "no module definition m/modules/aa.json in" in problem.message
@@ -434,14 +415,14 @@ def test_a_module_that_is_missing_with_nothing_like_it(tree: Path) -> None:
 def test_a_test_is_no_module(tree: Path) -> None:
     loads = {"quality": "the test itself", "bench": "a test", "stat": "a test"}
     for name, what in loads.items():
-        problem = only(load_torch(write_tree(tree, test_file("m/quality", modules=[f"m/{name}"]))))
+        problem = only(load_torch(write_tree(tree, quality_file("m/quality", modules=[f"m/{name}"]))))
         assert (problem.field, problem.file) == ("modules[0]", f"{tree}/torch_models/m/quality.json")
         assert f"'m/{name}' is {what}, not a module definition" in problem.message
     # Two tests that name each other.
-    write_tree(tree, test_file("m/quality", modules=["m/second"]) | test_file("m/second", modules=["m/quality"]))
+    write_tree(tree, quality_file("m/quality", modules=["m/second"]) | quality_file("m/second", modules=["m/quality"]))
     assert [problem.field for problem in load_torch(tree).problems] == ["modules[0]", "modules[0]"]
     # One whose mistakes keep it from being read tells them, and nobody else's.
-    write_tree(tree, test_file("m/second", modules="m/quality"))
+    write_tree(tree, quality_file("m/second", modules="m/quality"))
     assert only(load_torch(tree)).field == "modules"
 
 
@@ -464,7 +445,7 @@ def test_files_that_leave_their_folder(tree: Path, name: str, field: str) -> Non
         write_tree(tree, {"torch_models/m/modules/a.json": MODULE | kind | {"mlir": name}})
     else:
         more = {"type": "url", "scope": ""} if key == "weights" else {}
-        write_tree(tree, test_file("m/quality", **{key: [{"url": name} | more]}))
+        write_tree(tree, quality_file("m/quality", **{key: [{"url": name} | more]}))
     problem = only(load_torch(tree))
     assert problem.field == ("mlir" if field == "lfs" else field)
     assert problem.line > 1
@@ -487,8 +468,8 @@ def test_two_tests_of_one_name_in_two_trees(tmp_path: Path) -> None:
 def test_a_module_of_two_trees_is_told_where_both_are_needed(tmp_path: Path) -> None:
     other = MODULE | {"mlir": "https://h/other.mlir"}
     trees = [
-        write_tree(tmp_path / "a", {"torch_models/m/modules/a.json": MODULE} | test_file("m/first")),
-        write_tree(tmp_path / "b", {"torch_models/m/modules/a.json": other} | test_file("m/second")),
+        write_tree(tmp_path / "a", {"torch_models/m/modules/a.json": MODULE} | quality_file("m/first")),
+        write_tree(tmp_path / "b", {"torch_models/m/modules/a.json": other} | quality_file("m/second")),
     ]
     problem = only(load_torch(trees))
     assert problem.file == f"{trees[1]}/torch_models/m/modules/a.json"
@@ -497,18 +478,18 @@ def test_a_module_of_two_trees_is_told_where_both_are_needed(tmp_path: Path) -> 
     for name, program in (("first", "model"), ("second", "other")):
         cases = load_torch(trees, includes=[Include(submodel=name)])
         assert not cases.problems
-        assert argv_of(plan(cases, ALL), "m/modules/a@cpu:compile")[1] == f"/cache/h/{program}.mlir"
+        assert argv_of(plan(cases, ALL_STAGES), "m/modules/a@cpu:compile")[1] == f"/cache/h/{program}.mlir"
     # Both load one folder's definitions where it is named.
     cases = load_torch(trees, modules=tmp_path / "b" / "torch_models")
     assert not cases.problems
-    assert argv_of(plan(cases, ALL), "m/modules/a@cpu:compile")[1] == "/cache/h/other.mlir"
+    assert argv_of(plan(cases, ALL_STAGES), "m/modules/a@cpu:compile")[1] == "/cache/h/other.mlir"
 
 
 def test_modules_of_one_name_for_two_targets(tmp_path: Path) -> None:
     rocm = flags_for("hip", "--iree-rocm-target=gfx942")
     trees = [
-        write_tree(tmp_path / "a", {"torch_models/m/modules/a.json": MODULE} | test_file("m/q")),
-        write_tree(tmp_path / "b", {"torch_models/m/modules/a.json": rocm} | test_file("m/q")),
+        write_tree(tmp_path / "a", {"torch_models/m/modules/a.json": MODULE} | quality_file("m/q")),
+        write_tree(tmp_path / "b", {"torch_models/m/modules/a.json": rocm} | quality_file("m/q")),
     ]
     cases = load_torch(trees)
     assert not cases.problems
@@ -516,7 +497,7 @@ def test_modules_of_one_name_for_two_targets(tmp_path: Path) -> None:
 
 
 def test_tests_in_the_root_and_in_a_folder_of_its_name(tree: Path) -> None:
-    write_tree(tree, test_file("q") | test_file("torch_models/q"))
+    write_tree(tree, quality_file("q") | quality_file("torch_models/q"))
     assert "torch_models/q on cpu is already defined" in only(load_torch(tree)).message
 
 
@@ -551,138 +532,3 @@ def test_roots(tmp_path: Path) -> None:
 def test_a_sharktank_spec_and_a_test_of_one_name(tmp_path: Path) -> None:
     write_tree(tmp_path, TREE | {"regression_tests/m/quality_cpu.json": SECOND})
     assert "m/quality on cpu is already defined by" in only(load_torch(tmp_path)).message
-
-
-# What is planned
-
-
-LFS = {
-    "torch_models/m/modules/a.json": MODULE | {"type": "git-lfs", "mlir": "m/big.mlir"},
-    "torch_models/m/big.mlir": POINTER,
-}
-
-
-def test_a_pointer_of_git_lfs_blocks_what_needs_the_program(tree: Path) -> None:
-    made = plan(load_torch(write_tree(tree, LFS)), ALL)
-    blocked = {step.id: step.blocked for step in made.steps if step.blocked}
-    assert set(blocked) == {"m/modules/a@cpu:compile", "m/modules/a@cpu:parameters.random-42.model"}
-    for reason in blocked.values():
-        assert f"{tree}/torch_models/m/big.mlir is a pointer of Git LFS" in reason
-        assert "git lfs pull --include=big.mlir" in reason
-    write_tree(tree, {"torch_models/m/big.mlir": "module {}"})
-    assert not [step for step in plan(load_torch(tree), ALL).steps if step.blocked]
-    # One that is missing is for the fetch to tell.
-    (tree / "torch_models/m/big.mlir").unlink()
-    cases = load_torch(tree)
-    assert not cases.problems
-    assert not [step for step in plan(cases, ALL).steps if step.blocked]
-
-
-@pytest.mark.parametrize("imported", [False, True])
-def test_of_a_module_that_is_not_loaded_only_the_program_is_needed(tree: Path, imported: bool) -> None:
-    program = {"mlir": "https://h/b.onnx", "onnx_import": {"opset": 17}} if imported else {"mlir": "https://h/b.mlir"}
-    weights = [{"type": "random", "module": "m/modules/b", "seed": 3, "scope": ""}]
-    write_tree(tree, {"torch_models/m/modules/b.json": MODULE | program})
-    write_tree(tree, test_file("m/quality", weights=weights))
-    made = plan(load_torch(tree, includes=[Include(submodel="quality")]), ALL)
-    stages = [step.id.rpartition(":")[2].partition(".")[0] for step in made.steps if "modules/b" in step.id]
-    assert stages == ["fetch", "import", "parameters"] if imported else ["fetch", "parameters"]
-    (archive,) = [step for step in made.steps if step.stage is Stage.PARAMETERS]
-    assert archive.needs == (f"m/modules/b@cpu:{'import' if imported else 'fetch'}",)
-    assert archive.id in step_of(made, "m/quality@cpu:threshold").needs
-
-
-def test_tests_share_archives_of_one_module_scope_and_seed(tree: Path) -> None:
-    def weight(kind: str = "random", scope: str = "model", **values: Any) -> dict[str, Any]:
-        return {"type": kind, "module": "m/modules/a", "scope": scope, **values}
-
-    write_tree(tree, {"torch_models/m/modules/b.json": MODULE} | test_file("m/one", weights=[weight(seed=42)]))
-    more = [weight(seed=43), weight(scope="other", seed=42), weight("splat", value=42), weight("splat", value=42.5)]
-    more += [{**weight(seed=42), "module": "m/modules/b"}, weight("splat", value=0.0), weight("splat", value=-0.0)]
-    write_tree(tree, test_file("m/many", weights=[*more, weight(seed=42)]))
-    made = plan(load_torch(tree), ALL)
-    archives = [step.id for step in made.steps if step.stage is Stage.PARAMETERS]
-    # One of `bench`, `one` and `many`, and those of `many` alone.
-    assert archives == [
-        *("m/modules/a@cpu:parameters.random-42.model", "m/modules/a@cpu:parameters.random-42.other"),
-        "m/modules/a@cpu:parameters.random-43.model",
-        *(f"m/modules/a@cpu:parameters.splat-{value}.model" for value in ("-0.0", "0.0", "42.0", "42.5")),
-        "m/modules/b@cpu:parameters.random-42.model",
-    ]
-    paths = [step.output("parameters") for step in made.steps if step.stage is Stage.PARAMETERS]
-    assert len(set(paths)) == len(paths)
-    for name in ("one@cpu:threshold", "bench@cpu:benchmark"):
-        assert f"--parameters=model={paths[0]}" in argv_of(made, f"m/{name}")
-        assert archives[0] in step_of(made, f"m/{name}").needs
-
-
-def test_archives_of_scopes_that_are_no_file_names(tree: Path) -> None:
-    scopes = ["", "a/b", "../x", "a b", "é", "A", "a", ".", "x" * 300, "a.b", "@x", "%s"]
-    weights = [{"type": "random", "module": "m/modules/a", "seed": 1, "scope": scope} for scope in scopes]
-    made = plan(load_torch(write_tree(tree, test_file("m/quality", weights=weights))), ALL)
-    paths = [step.output("parameters") for step in made.steps if step.stage is Stage.PARAMETERS]
-    assert len({path.lower() for path in paths}) >= len(scopes)  # and one of the benchmark
-    assert all(path.startswith("/run/steps/m/modules/a.cpu/parameters.random-") for path in paths)
-    assert not [path for path in paths if ".." in path or "%" in path or "@" in path]
-
-
-STEPS = {
-    Stage.FETCH: "m/modules/a:fetch m/quality:fetch",
-    Stage.PARAMETERS: "m/modules/a:fetch m/modules/a:parameters.random-42.model",
-    Stage.COMPILE: "m/modules/a:fetch m/modules/a:compile",
-    Stage.THRESHOLD: "m/modules/a:fetch m/modules/a:compile m/quality:fetch m/quality:threshold",
-    Stage.COMPSTAT: "m/modules/a:fetch m/modules/a:compile m/stat:compstat",
-    Stage.BENCHMARK: "m/modules/a:fetch m/modules/a:parameters.random-42.model m/modules/a:compile m/bench:benchmark",
-}
-
-
-@pytest.mark.parametrize(
-    "stages", [chosen for count in (1, 2, 6) for chosen in combinations(STEPS, count)], ids="-".join
-)
-def test_stages_bring_what_is_before_them_and_nothing_else(tree: Path, stages: Sequence[Stage]) -> None:
-    made = plan(load_torch(tree), stages)
-    wanted = {name.replace(":", "@cpu:") for stage in stages for name in STEPS[stage].split()}
-    # Fetching is a step of its own where inputs are read, or nothing but fetching is asked for.
-    if stages != (Stage.FETCH,) and Stage.THRESHOLD not in stages:
-        wanted -= {"m/quality@cpu:fetch"}
-    assert set(ids(made)) == wanted
-    known = set(ids(made))
-    assert all(set(step.needs) <= known for step in made.steps)
-
-
-def test_every_input_is_fetched_or_made_by_what_a_step_needs(tree: Path) -> None:
-    weights = [
-        {"type": "url", "url": "https://h/w.irpa", "scope": "model"},
-        {"type": "splat", "module": "m/modules/a", "value": 1, "scope": "x"},
-    ]
-    write_tree(tree, test_file("m/quality", weights=weights) | {"torch_models/m/modules/b.json": MODULE})
-    write_tree(tree, test_file("m/second", modules=["m/modules/b", "m/modules/a"]))
-    made = plan(load_torch(tree), ALL)
-    for step in made.steps:
-        before = [step_of(made, need) for need in step.needs]
-        there = {item.path for other in before if other.stage is Stage.FETCH for item in other.inputs}
-        there |= {path for other in before for _, path in other.outputs}
-        if step.stage is not Stage.FETCH:
-            assert {item.path for item in step.inputs} <= there, step.id
-
-
-@pytest.mark.parametrize("stages", [ALL, (Stage.COMPSTAT,), (Stage.COMPILE,)])
-def test_selecting_one_test_makes_what_it_loads_and_nothing_else(tree: Path, stages: Sequence[Stage]) -> None:
-    write_tree(tree, {"torch_models/m/modules/b.json": MODULE} | test_file("m/other", modules=["m/modules/b"]))
-    made = plan(load_torch(tree, includes=[Include(submodel="stat")]), stages)
-    expected = ["m/modules/a@cpu:fetch", "m/modules/a@cpu:compile"]
-    assert ids(made) == expected + ([] if Stage.COMPSTAT not in stages else ["m/stat@cpu:compstat"])
-
-
-def test_the_same_tree_gives_the_same_plan_in_any_order(tree: Path) -> None:
-    specs = {path.name: path for path in (tree / "torch_models/m").glob("*.json")}
-    assert len(specs) == 3
-    first = plan(load_torch(tree), ALL)
-    assert plan(load_torch(tree, *reversed(EVERYWHERE)), ALL) == first
-    assert plan(load_torch([tree / "torch_models", tree]), ALL) == first
-
-
-def test_an_empty_list_of_weights_is_none(tree: Path) -> None:
-    for document in (QUALITY | {"weights": []}, without(QUALITY, "weights")):
-        made = plan(load_torch(write_tree(tree, {"torch_models/m/quality.json": document})), ALL)
-        assert not [word for word in argv_of(made, "m/quality@cpu:threshold") if word.startswith("--parameters")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.cases import Stage
 from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, load_cases
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.dialects.trees import read_specs
@@ -15,8 +16,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-__all__ = ["BENCHMARK", "COMPSTAT", "EVERYWHERE", "MODULE", "QUALITY", "TREE", "load_torch", "without"]
+__all__ = [
+    "ALL_STAGES",
+    "BENCHMARK",
+    "COMPSTAT",
+    "EVERYWHERE",
+    "MODULE",
+    "QUALITY",
+    "TREE",
+    "load_torch",
+    "quality_file",
+    "without",
+]
 
+ALL_STAGES = (Stage.COMPILE, Stage.THRESHOLD, Stage.COMPSTAT, Stage.BENCHMARK)
 # Targets that cover every test.
 EVERYWHERE = (CPU, *(Target(family) for family in ("rocm", "cuda", "vulkan", "metal", "vmvx")))
 
@@ -74,3 +87,8 @@ def load_torch(
     """The cases of trees; on every target where none is named."""
     specs = read_specs([folders] if isinstance(folders, Path) else folders, external, modules)
     return load_cases(specs, includes, targets or EVERYWHERE, expected, device)
+
+
+def quality_file(name: str, **changes: Any) -> dict[str, Any]:
+    """A quality test under a name, changed."""
+    return {f"torch_models/{name}.json": QUALITY | changes}

@@ -18,7 +18,6 @@ from iree_gauntlet.dialects.json_text import plain_json
 from iree_gauntlet.errors import SpecError
 from iree_gauntlet.torch_models.configuration_schema import Context
 from iree_gauntlet.torch_models.plugins import load_registry
-from iree_gauntlet.upkeep.field_descriptions import FIELDS
 from iree_gauntlet.upkeep.format_schemas import FORMATS, schema_of, schema_text
 from tests.support.command_line import run_here
 from tests.support.places import CORPUS, ROOT
@@ -142,18 +141,6 @@ def test_every_field_has_a_line_for_editors(name: str) -> None:
     objects = [schema, *schema.get("$defs", {}).values()]
     bare = [field for item in objects for field, said in item["properties"].items() if not said.get("description")]
     assert bare == []
-
-
-def test_no_line_is_of_a_field_that_there_is_not() -> None:
-    schemas = {name: schema_of(name) for name in FORMATS}
-    there = {
-        f"{name}:{field}"
-        for name, schema in schemas.items()
-        for item in (schema, *schema.get("$defs", {}).values())
-        for field in item["properties"]
-    }
-    names = {place.partition(":")[2] for place in there}
-    assert {key for key in FIELDS if key not in (there if ":" in key else names)} == set()
 
 
 def test_every_file_is_of_some_format() -> None:

@@ -1,22 +1,30 @@
-"""What of a case is probably not as it was meant, and shows without running it: for `lint`."""
+"""For `lint`: what of a case is probably not as it was meant, and what is wrong with a project beside its specs."""
 
 from __future__ import annotations
 
+import os
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Kind
+from iree_gauntlet.dialects.configuration_file import MARKS_FILE, read_configuration, read_marks
 from iree_gauntlet.dialects.spec_file import did_you_mean, problem_of_field
 from iree_gauntlet.engine.commands import shape_text
 from iree_gauntlet.engine.recording import changed_since
+from iree_gauntlet.engine.workspace import select
+from iree_gauntlet.errors import NothingSelectedError, Problem, SpecError, UsageError
+from iree_gauntlet.requests import Defaults, SelectionRequest
+from iree_gauntlet.settings import project_folder, shown
+from iree_gauntlet.targets import FAMILIES
 from iree_gauntlet.toolchains.devices import DRIVERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from iree_gauntlet.artifacts.store import ArtifactStore
     from iree_gauntlet.cases import Argument, Case
-    from iree_gauntlet.errors import Problem
 
 
 # `1x64xf32`, at the beginning of a value, or behind the kind of a `random://` source.
@@ -35,13 +43,13 @@ def doubts_about(case: Case, store: ArtifactStore) -> Iterator[Problem]:
         what = f"IREE has no driver {driver!r}{did_you_mean(driver, DRIVERS)}"
         hint = "Where a plugin brings it, all is well."
         yield problem_of_field(case.origin.file, "run_args" if is_torch else "device", what, hint)
-    yield from _unfitting(case)
+    yield from _find_unfitting(case)
 
 
-def _unfitting(case: Case) -> Iterator[Problem]:
+def _find_unfitting(case: Case) -> Iterator[Problem]:
     """Inputs that are not of the sizes that an ONNX program is imported with, as far as their types are written."""
     options = case.modules[0].program.onnx if len(case.modules) == 1 else None
-    given = [_shape_of(item) for item in case.inputs]
+    given = [_parse_shape(item) for item in case.inputs]
     if options is None or not given or None in given:
         return
     for name, shape in options.shapes:
@@ -50,7 +58,39 @@ def _unfitting(case: Case) -> Iterator[Problem]:
             yield problem_of_field(case.origin.file, "inputs", what, "Give the same sizes in both.")
 
 
-def _shape_of(argument: Argument) -> tuple[int, ...] | None:
+def _parse_shape(argument: Argument) -> tuple[int, ...] | None:
     """None where a file says it."""
     found = _TYPE.match(argument.value or argument.url)
     return tuple(map(int, found[1].split("x")[:-1])) if found else None
+
+
+def problems_of_project() -> tuple[list[Problem], list[Problem]]:
+    """What keeps files of the project from being used, and what in them has no effect."""
+    project = shown(project_folder())
+    problems: list[Problem] = []
+    doubtful: list[Problem] = []
+    for read in (partial(read_configuration, project, os.environ), partial(read_marks, project / MARKS_FILE)):
+        try:
+            read()
+        except SpecError as error:
+            problems += error.problems
+    for path in sorted((project / "suites").glob("*.toml")):
+        try:
+            doubtful += _check_suite(path)
+        except SpecError as error:
+            problems += error.problems
+        except NothingSelectedError as error:
+            problems.append(Problem(str(path), 0, "include", "selects nothing", error.what))
+        except UsageError as error:
+            # Such as folders of specs that are elsewhere.
+            doubtful.append(Problem(str(path), 0, "", f"what it selects was not checked: {error.what}", error.hint))
+    return problems, doubtful
+
+
+def _check_suite(path: Path) -> list[Problem]:
+    """Entries of a suite that name nothing."""
+    found = select(SelectionRequest(suite=str(path)), Defaults(targets=FAMILIES), for_problems=True).cases
+    own = [problem for problem in found.problems if problem.file == str(path)]
+    if own:
+        raise SpecError(own)
+    return [problem for problem in (*found.warnings, *found.unmatched) if problem.file == str(path)]

@@ -1,0 +1,576 @@
+"""Suites of operators: their cases, and the configs by which these are compiled and run, skipped, expected to fail.
+
+A case is a folder with `run_module_io_flags.txt` (ONNX operators) or `run_module_io.json` (torch operators). Its root
+is the nearest folder at or above it that holds configs: JSON files in a folder `configs`. An entry of their lists names
+a case from that root; the comment on its line is the reason that reports give.
+
+Facts: iree-test-suites, `onnx_ops/conftest.py` and `torch_ops/common.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
+
+from iree_gauntlet.cases import Expectation, FailureKind, Origin, Stage
+from iree_gauntlet.dialects.configured_suites import (
+    Config,
+    ConfiguredSpec,
+    ConfiguredSuite,
+    SuiteDocument,
+    read_config,
+    same_names,
+    with_own_names,
+)
+from iree_gauntlet.dialects.fields import Count, Document, Positive, Text, Texts, in_schema, one_of, present
+from iree_gauntlet.dialects.json_text import line_of, lines_of_items
+from iree_gauntlet.dialects.locations import CASE_FOLDER, flag_variables, strange_variables
+from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, nearest
+from iree_gauntlet.errors import Problem, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+
+OP_TESTS = "op_tests"
+# NumPy's names of element types, and IREE's.
+ELEMENT_TYPES = {
+    "bool": "i1",
+    "int8": "i8",
+    "int16": "i16",
+    "int32": "i32",
+    "int64": "i64",
+    "uint8": "ui8",
+    "uint16": "ui16",
+    "uint32": "ui32",
+    "uint64": "ui64",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "f32",
+    "float64": "f64",
+    "float8_e4m3fn": "f8E4M3FN",
+    "float8_e4m3fnuz": "f8E4M3FNUZ",
+    "float8_e5m2": "f8E5M2",
+    "float8_e5m2fnuz": "f8E5M2FNUZ",
+}
+# `f8E4M3FN` and `f8e4m3fn`, which are written for the long names.
+_SHORT_NAMES = {iree.lower(): name for name, iree in ELEMENT_TYPES.items() if iree.startswith("f8")}
+_SHORT_SPELLINGS = (*(iree for iree in ELEMENT_TYPES.values() if iree.startswith("f8")), *_SHORT_NAMES)
+_EXAMPLE = """{
+  "config_name": "cpu_llvm_sync",
+  "iree_compile_flags": ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"],
+  "iree_run_module_flags": ["--device=local-sync"]
+}"""
+_RUNS = (Stage.THRESHOLD, Stage.BENCHMARK)
+# The stages that the entries of a list do without, and those at which they are expected to fail, and how.
+_SKIPS: dict[str, tuple[Stage, ...]] = {"skip_compile_tests": (Stage.COMPILE, *_RUNS), "skip_run_tests": _RUNS}
+_CRASH = (FailureKind.CRASHES,)
+_NO_CRASH = tuple(kind for kind in FailureKind if kind is not FailureKind.CRASHES)
+_FAILURES: dict[str, tuple[tuple[Stage, ...], tuple[FailureKind, ...]]] = {
+    "expected_compile_crashes": ((Stage.COMPILE,), _CRASH),
+    "expected_compile_failures": ((Stage.COMPILE,), _NO_CRASH),
+    "expected_run_crashes": (_RUNS, _CRASH),
+    "expected_run_failures": (_RUNS, _NO_CRASH),
+}
+_LISTS = (*_SKIPS, *_FAILURES)
+# Looking for the nearest of thousands of names takes a while.
+_MOST_GUESSES = 10
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SuiteConfig(Config):
+    """A config of an operator suite, read."""
+
+    document: OpConfig | None = None
+    skips: Mapping[str, tuple[tuple[Stage, str], ...]] = field(default_factory=dict)
+    expected: Mapping[str, tuple[Expectation, ...]] = field(default_factory=dict)
+
+
+def _read_op_config(path: Path, name: str) -> SuiteConfig:
+    """Reads a config."""
+    config, comments = read_config(path, name, OpConfig, SuiteConfig)
+    document, text = config.document, config.text
+    if document is None:
+        return config
+    reason = _read_reasons(text, comments) if comments else lambda where, _: f"in {where}"
+    known = {CASE_FOLDER: "", **flag_variables()}
+    strange = [
+        _describe_problem(name, text, "iree_compile_flags", index, what, hint)
+        for index, flag in enumerate(document.iree_compile_flags)
+        for what, hint in strange_variables(flag, known)
+    ]
+    if strange:
+        return SuiteConfig(path, name, problems=tuple(strange))
+    skips: dict[str, tuple[tuple[Stage, str], ...]] = {}
+    for where, stages in _SKIPS.items():
+        for index, entry in enumerate(getattr(document, where)):
+            why = f"{reason(where, index)} ({name})"
+            skips.setdefault(entry, tuple((stage, why) for stage in stages))
+    expected: dict[str, tuple[Expectation, ...]] = {}
+    for where, (stages, kinds) in _FAILURES.items():
+        for index, entry in enumerate(getattr(document, where)):
+            before = expected.get(entry, ())
+            origin = Origin(name, f"{where}[{index}]")
+            # The list of crashes comes first, and counts.
+            if all(item.stage is not stages[0] for item in before):
+                found_here = (Expectation(stage, reason(where, index), origin, kinds) for stage in stages)
+                expected[entry] = (*before, *found_here)
+    warnings = (*config.warnings, *_find_idle(name, text, document))
+    return replace(config, skips=skips, expected=expected, warnings=warnings)
+
+
+def _read_reasons(text: str, comments: Mapping[int, str]) -> Callable[[str, int], str]:
+    """What the comment on an entry's line says, by list and index."""
+    lines = {where: lines_of_items(text, [where]) for where in _LISTS}
+    return lambda where, index: comments.get(lines[where][index], "") or f"in {where}"
+
+
+def _find_idle(name: str, text: str, document: OpConfig) -> Iterator[Problem]:
+    """Entries that say nothing: they stand twice in a list, or expect a failure of a stage that is skipped."""
+    skipped = {skip: frozenset(getattr(document, skip)) for skip in _SKIPS}
+    for where in _LISTS:
+        before: dict[str, int] = {}
+        stage = _FAILURES[where][0][0] if where in _FAILURES else None
+        for index, entry in enumerate(getattr(document, where)):
+            if before.setdefault(entry, index) != index:
+                message = f"{entry!r} stands in this list before ([{before[entry]}])"
+                yield _describe_problem(name, text, where, index, message, "Remove one of the two.")
+                continue
+            skip = next((skip for skip, stages in _SKIPS.items() if stage in stages and entry in skipped[skip]), "")
+            if skip:
+                message = f"{entry!r} stands in {skip} too, and is skipped: what does not run cannot fail"
+                yield _describe_problem(name, text, where, index, message, "Remove it from one of the two.")
+
+
+def _find_unmatched(config: SuiteConfig, known: Collection[str], is_case: Callable[[str], bool]) -> Iterator[Problem]:
+    """Entries that name no case: misspelt, left behind, or of a part of the suite that is not here."""
+    document = config.document
+    if document is None:
+        return
+    lists = {where: getattr(document, where) for where in _LISTS} | {"golden_times_ms": list(document.golden_times_ms)}
+    unmatched = {
+        where: [(index, entry) for index, entry in enumerate(entries) if entry not in known and not is_case(entry)]
+        for where, entries in lists.items()
+    }
+    # So many are no slips: a part of the suite is not here. A guess takes its time.
+    guesses = sum(map(len, unmatched.values())) <= _MOST_GUESSES
+    for where, lost in unmatched.items():
+        lines = lines_of_items(config.text, [where]) if lost else []
+        for index, entry in lost:
+            near = _find_nearest(entry, known) if guesses else ""
+            message = f"{entry!r} names no case" + (f"; did you mean {near!r}?" if near else "")
+            hint = "Write the case's folder from the suite's root, or remove the entry."
+            if where == "golden_times_ms":
+                yield _describe_problem(config.name, config.text, where, entry, message, hint)
+            else:
+                yield Problem(config.name, lines[index], f"{where}[{index}]", message, hint)
+
+
+def _find_nearest(entry: str, known: Collection[str]) -> str:
+    """The case that is spelled most like an entry: of the same folder where there are any."""
+    folder, _, name = entry.rpartition("/")
+    siblings = {other.rpartition("/")[2]: other for other in known if other.rpartition("/")[0] == folder}
+    return siblings.get(nearest(name, siblings), "") if siblings else nearest(entry, known)
+
+
+def _describe_problem(name: str, text: str, where: str, place: int | str, message: str, hint: str) -> Problem:
+    field_name = f"{where}[{place}]" if isinstance(place, int) else f"{where}.{place}"
+    return Problem(name, line_of(text, [where, place]), field_name, message, hint)
+
+
+def _lengthen_name(text: str) -> str:
+    return _SHORT_NAMES.get(text.lower(), text)
+
+
+def _check_number(value: object) -> object:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"expected a finite number, true or false, found {value!r}")
+    return value
+
+
+def _check_number_or_file(value: object) -> object:
+    if isinstance(value, str) and value.endswith((".npy", ".bin")):
+        return value
+    return None if value is None else _check_number(value)
+
+
+def _unquote(value: object) -> object:
+    """The number of a string that is one; anything else as it is."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _is_object(value: object) -> str:
+    return f"{BRANCH}object" if isinstance(value, dict) else f"{BRANCH}plain"
+
+
+_NUMBER_OR_FILE: dict[str, Any] = {
+    "anyOf": [{"type": ["number", "boolean", "null"]}, {"type": "string", "pattern": r"\.(npy|bin)$"}]
+}
+ElementType = Annotated[str, AfterValidator(_lengthen_name), one_of("element type", ELEMENT_TYPES, _SHORT_SPELLINGS)]
+Number = Annotated[Any, AfterValidator(_check_number), WithJsonSchema({"type": ["number", "boolean"]})]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# A number, also in quotes.
+Factor = Annotated[
+    Positive,
+    BeforeValidator(_unquote),
+    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "pattern": "[0-9]"}]}),
+]
+
+
+class OpConfig(SuiteDocument):
+    """How the cases of a suite are compiled and run, and what is expected of them.
+
+    The lists name case folders, relative to the suite's root.
+    """
+
+    skip_compile_tests: Texts = Field(
+        description="Case folders, relative to the suite's root: not compiled, and not run."
+    )
+    skip_run_tests: Texts = Field(description="Case folders, relative to the suite's root: compiled only.")
+    expected_compile_failures: Texts = Field(
+        description="Case folders, relative to the suite's root: the compile is expected to fail."
+    )
+    expected_run_failures: Texts = Field(
+        description="Case folders, relative to the suite's root: the run is expected to fail, or to give other values."
+    )
+    expected_compile_crashes: Texts = Field(
+        description="Case folders, relative to the suite's root: the compiler is expected to die by a signal."
+    )
+    expected_run_crashes: Texts = Field(
+        description="Case folders, relative to the suite's root: the run is expected to die by a signal."
+    )
+    golden_times_ms: dict[Text, Factor] = Field(
+        default_factory=dict, description="Milliseconds by case; these are measured too."
+    )
+    tolerance_factor: Factor = Field(1.0, description="How many times the golden time may be exceeded.")
+
+
+class FormulaFields(Document):
+    """`(coeff * numpy.random.rand(*shape) + offset).astype(dtype)`."""
+
+    shape: list[Count] = Field(description="Sizes.")
+    dtype: ElementType = Field("float32", description="Element type, as NumPy calls it.")
+    coeff: _Finite = Field(1.0, description="Times what is random.")
+    offset: _Finite = Field(0.0, description="Added to that.")
+
+
+class FormulaArgument(Document):
+    """A synthetic argument."""
+
+    Formula: FormulaFields = Field(description="(coeff * numpy.random.rand(*shape) + offset).astype(dtype).")
+
+
+class TensorMeta(Document):
+    """What a raw file holds."""
+
+    dtype: ElementType = Field(description="Element type, as NumPy calls it.")
+    shape: list[Count] = Field(description="Sizes.")
+
+
+class ExpectedOutput(Document):
+    """An expected output: a URL or file, or one value; the name of a file may stand in either."""
+
+    model_config = in_schema(oneOf=[present("url"), present("value")])
+
+    url: Text | None = Field(None, description="Where it comes from: a file, or a URL.")
+    value: Annotated[Any, AfterValidator(_check_number_or_file), WithJsonSchema(_NUMBER_OR_FILE)] = Field(
+        None, description="A number, or the name of a file."
+    )
+    meta: TensorMeta | None = Field(None, description="What raw bytes hold.")
+
+    @model_validator(mode="after")
+    def _check_source(self) -> ExpectedOutput:
+        if (self.url is None) == (self.value is None):
+            raise FieldError("url", "expected one of 'url' and 'value'")
+        if self.file.split("?")[0].endswith(".bin") and self.meta is None:
+            raise FieldError("meta", "is missing: a .bin file does not say its shape and type")
+        return self
+
+    @property
+    def file(self) -> str:
+        """The URL or name of the file; empty for one value."""
+        return self.url or (self.value if isinstance(self.value, str) else "")
+
+
+_FlatArgument = Annotated[
+    Annotated[FormulaArgument, Tag(f"{BRANCH}object")] | Annotated[Number, Tag(f"{BRANCH}plain")],
+    Discriminator(_is_object),
+]
+Expected = Annotated[
+    Annotated[ExpectedOutput, Tag(f"{BRANCH}object")] | Annotated[Text, Tag(f"{BRANCH}plain")],
+    Discriminator(_is_object),
+]
+
+
+class TorchOp(Document):
+    """`run_module_io.json`."""
+
+    model_config = in_schema(
+        **{
+            "if": {"required": ["mode"], "properties": {"mode": {"const": "benchmark"}}},
+            "else": {
+                "required": ["expected_output"],
+                "properties": {"expected_output": {"minItems": 1, "type": "array"}},
+            },
+        }
+    )
+
+    function_name: Text = Field("main", description="Function to run.")
+    flat_args: list[_FlatArgument] = Field(
+        default_factory=list, description="Arguments in order: numbers, and formulas."
+    )
+    seed: Annotated[int, Field(ge=0, le=(1 << 32) - 1)] = Field(0, description="Of the values that are made.")
+    rtol: Tolerance = Field(1e-05, description="Relative tolerance, as of numpy.allclose.")
+    atol: Tolerance = Field(1e-08, description="Absolute tolerance, as of numpy.allclose.")
+    equal_nan: bool = Field(False, description="Whether two NaN are equal.")
+    mode: Literal["compare", "quality", "benchmark"] = Field(
+        "compare", description="compare (or quality), or benchmark: measured, and not compared."
+    )
+    file_name: Text = Field("test.mlir", description="The program.")
+    vmfb_name: Text = Field("out.vmfb", description="Accepted, and ignored.")
+    expected_output: list[Expected] | None = Field(
+        None, description="What outputs are compared with: files, or objects with url or value."
+    )
+    azure_blob: bool = Field(True, description="Accepted, and ignored.")
+
+    @model_validator(mode="after")
+    def _check_expected(self) -> TorchOp:
+        if self.mode != "benchmark" and not self.expected_output:
+            raise FieldError("expected_output", "is missing: a case that compares needs what is expected")
+        return self
+
+
+def tensor_of(shape: list[int], dtype: str) -> str:
+    """IREE's name of a tensor type: `64x64xbf16`."""
+    return "x".join((*map(str, shape), ELEMENT_TYPES[dtype]))
+
+
+FLAGFILE = "run_module_io_flags.txt"
+TORCH_FILE = "run_module_io.json"
+CONFIGS = "configs"
+# The last is what the suites of torch operators had before it.
+_CASE_FILES = (FLAGFILE, TORCH_FILE, "run_module_io_flags.json")
+_CONFIG_WORDS = (b"config_name", b"iree_compile_flags", b"iree_run_module_flags")
+
+# The torch variant's cases lie in this folder of the root, and its configs leave it out.
+_GENERATED = "generated/"
+
+
+@dataclass(frozen=True, slots=True)
+class CaseFolder:
+    """A folder of a case.
+
+    Attributes:
+        path: absolute.
+        found_from: the spec folder in which it was found, absolute.
+    """
+
+    path: str
+    files: tuple[str, ...]
+    found_from: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpSpec(ConfiguredSpec):
+    """The folder of a case, which is read when it is selected.
+
+    What is wrong with a case keeps no other from running, and is found when its cases are made: it is no problem of
+    the spec. Its model is the path of the folder above it, from the suite's root, and its stem its own name.
+
+    Attributes:
+        folder: where it is.
+    """
+
+    dialect = OP_TESTS
+
+    suite: ConfiguredSuite[SuiteConfig]
+    folder: CaseFolder
+    keys: tuple[str, ...]
+
+    @property
+    def submodel(self) -> str:
+        """What `--submodel` selects."""
+        return self.stem
+
+    @property
+    def document(self) -> None:
+        """Nothing, until it is selected."""
+
+
+def is_case_folder(files: Iterable[str]) -> bool:
+    """Whether a folder with these files is one of a case."""
+    return any(name in _CASE_FILES for name in files)
+
+
+def read_op_specs(
+    folders: Sequence[CaseFolder], with_configs: Iterable[str], asked: Sequence[Path], working_folder: str
+) -> list[OpSpec]:
+    """The cases of operator suites, in a stable order.
+
+    Configs that are asked for take the place of those in the `configs` of each root.
+
+    Raises:
+        UsageError: a config that was asked for does not exist.
+    """
+    candidates = {path for path in with_configs if _find_configs(path)}
+    above: dict[str, str] = {}
+    roots: dict[str, list[CaseFolder]] = {}
+    for folder in folders:
+        parent = folder.path.rpartition("/")[0]
+        if parent not in above:
+            above[parent] = _find_root(folder, candidates)
+        roots.setdefault(above[parent], []).append(folder)
+    prefix = f"{working_folder.rstrip('/')}/"
+    if asked:
+        roots = _place_by_entries(roots, candidates, _read_entries(asked, prefix))
+    keys = {folder.path: _name_keys(folder, root) for root, inside in roots.items() for folder in inside}
+    used = {root: _select_asked(root, asked, roots) or _find_configs(root) for root in roots}
+    configs = _read_configs(used, {root: [keys[item.path] for item in roots[root]] for root in roots}, prefix)
+    specs = []
+    for root, inside in roots.items():
+        files = [next(name for name in _CASE_FILES if name in folder.files) for folder in inside]
+        names = [f"{folder.path}/{file}".removeprefix(prefix) for folder, file in zip(inside, files, strict=True)]
+        problems = () if used[root] else (_without_config(root.removeprefix(prefix), names[0]),)
+        suite = ConfiguredSuite(tuple(configs[path] for path in used[root]), problems)
+        for folder, name in zip(inside, names, strict=True):
+            model, _, stem = keys[folder.path][0].rpartition("/")
+            specs.append(OpSpec(suite, name, model or Path(root).name, stem, folder, keys[folder.path]))
+    return specs
+
+
+def _select_asked(root: str, asked: Sequence[Path], roots: Iterable[str]) -> tuple[Path, ...]:
+    """The configs that are asked for and may be meant for a root: not those of another root's own folder."""
+    others = {Path(other, CONFIGS).resolve() for other in roots if other != root}
+    return tuple(path for path in asked if path.resolve().parent not in others)
+
+
+def _find_configs(root: str) -> tuple[Path, ...]:
+    """The configs of a folder; a JSON file of another kind next to them is none."""
+    folder = Path(root, CONFIGS)
+    if not folder.is_dir():
+        return ()
+    return tuple(path for path in sorted(folder.glob("*.json")) if _is_config(path))
+
+
+def _is_config(path: Path) -> bool:
+    """By any of the required fields: one that is misspelt is reported when the file is read."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        # What is wrong with it is reported then, too.
+        return True
+    return any(word in content for word in _CONFIG_WORDS)
+
+
+def _find_root(folder: CaseFolder, candidates: set[str]) -> str:
+    """The nearest folder above a case that holds configs; the spec folder where none does."""
+    inside = folder.path.startswith(f"{folder.found_from}/")
+    # Above the case: what lies in its own folder is of no suite.
+    path = folder.path.rpartition("/")[0]
+    while path:
+        if path in candidates:
+            return path
+        if path == folder.found_from:
+            inside = False
+        if not inside and _find_configs(path):
+            return path
+        path = path.rpartition("/")[0]
+    return folder.found_from if folder.path != folder.found_from else folder.path.rpartition("/")[0]
+
+
+def _read_entries(asked: Sequence[Path], prefix: str) -> set[str]:
+    """The cases that configs name."""
+    entries: set[str] = set()
+    for path in asked:
+        # One that is not there, or cannot be read, is reported when it is used.
+        config = _read_op_config(path, str(path).removeprefix(prefix)) if path.is_file() else None
+        if config is not None and config.document is not None:
+            entries |= {*config.skips, *config.expected, *config.document.golden_times_ms}
+    return entries
+
+
+def _place_by_entries(
+    roots: Mapping[str, Sequence[CaseFolder]], candidates: Collection[str], entries: Collection[str]
+) -> dict[str, list[CaseFolder]]:
+    """The same roots; where one is only the spec folder, the folder instead from which most entries name its cases."""
+    found: dict[str, list[CaseFolder]] = {}
+    for root, inside in roots.items():
+        votes: Counter[str] = Counter()
+        if root not in candidates and not _find_configs(root):
+            for folder in inside:
+                parts = folder.path.split("/")
+                votes.update(
+                    "/".join(parts[:place]) for place in range(1, len(parts)) if "/".join(parts[place:]) in entries
+                )
+        best = votes.most_common(1)[0][0] if votes else root
+        # The torch variant's entries leave it out.
+        best = best.removesuffix(f"/{_GENERATED[:-1]}")
+        # Cases that do not lie below it keep what they had.
+        for folder in inside:
+            below = folder.path.startswith(f"{best}/")
+            found.setdefault(best if below else root, []).append(folder)
+    return found
+
+
+def _name_keys(folder: CaseFolder, root: str) -> tuple[str, ...]:
+    """Names of a case: its path from the root; of the torch variant also without `generated`, and its last folders."""
+    # The last are what torch_ops/common.py calls a case by, wherever it lies.
+    path = folder.path[len(root) :].lstrip("/")
+    if TORCH_FILE not in folder.files:
+        return (path,)
+    return tuple(dict.fromkeys((path, path.removeprefix(_GENERATED), "/".join(folder.path.split("/")[-2:]))))
+
+
+def _without_config(root: str, case: str) -> Problem:
+    hint = f"Write {root}/{CONFIGS}/NAME.json, or give one as --config:\n{_EXAMPLE}"
+    return Problem(case, 0, "", f"its operator suite {root} has no config", hint)
+
+
+def _read_configs(
+    used: Mapping[str, tuple[Path, ...]], keys: Mapping[str, Sequence[tuple[str, ...]]], prefix: str
+) -> dict[Path, SuiteConfig]:
+    """The configs that the roots use, each read once and held against the cases of all of them."""
+    roots_of: dict[Path, list[str]] = {}
+    called: dict[Path, SuiteConfig] = {}
+    for root, paths in used.items():
+        for path in paths:
+            roots_of.setdefault(path, []).append(root)
+    for path in roots_of:
+        if not path.is_file():
+            raise UsageError(f"config {path} does not exist", f"A config is a JSON file, for example:\n{_EXAMPLE}")
+    read = {path: _read_op_config(path, str(path).removeprefix(prefix)) for path in roots_of}
+    for paths in used.values():
+        # A config of several roots is called by its file where one of them has another of its name.
+        named = with_own_names([read[path] for path in paths])
+        called |= {path: config for path, config in zip(paths, named, strict=True) if config is not read[path]}
+    read |= called
+    first: dict[tuple[str, str], SuiteConfig] = {}
+    configs: dict[Path, SuiteConfig] = {}
+    for path, roots in roots_of.items():
+        config = read[path]
+        known = {key for root in roots for names in keys[root] for key in names}
+        name = config.target.config
+        others = [first.setdefault((root, name), config) for root in roots] if config.document else []
+        problems = (*config.problems, *same_names(config, others))
+        unmatched = tuple(_find_unmatched(config, known, partial(_is_case, roots)))
+        configs[path] = replace(config, problems=problems, unmatched=unmatched)
+    return configs
+
+
+def _is_case(roots: Sequence[str], entry: str) -> bool:
+    """Whether an entry is the folder of a case, also one outside of the spec folder."""
+    if entry.startswith("/") or ".." in entry.split("/"):
+        return False
+    paths = [f"{root}/{folder}{entry}" for root in roots for folder in ("", _GENERATED)]
+    return any(os.path.isfile(f"{path}/{file}") for path in paths for file in _CASE_FILES)  # noqa: PTH113
