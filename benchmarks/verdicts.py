@@ -18,11 +18,14 @@ import numpy as np
 
 from iree_gauntlet.cases import Statistic
 from iree_gauntlet.measuring.goldens.goldens import confirm_breach
-from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison, Verdict, compare_log_ratios
-from iree_gauntlet.measuring.statistics.false_discovery import student_quantile
+from iree_gauntlet.measuring.statistics.comparison_verdict import (
+    Comparison,
+    Verdict,
+    compare_log_ratios,
+    student_quantile,
+)
 from iree_gauntlet.measuring.statistics.paired import bootstrap_t_interval, rank_interval, sorted_walsh_averages
-from iree_gauntlet.measuring.statistics.rounds import Round
-from iree_gauntlet.measuring.statistics.sequential import sequential_plan
+from iree_gauntlet.measuring.statistics.rounds import Round, sequential_plan
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from iree_gauntlet.measuring.statistics.sequential import SequentialPlan
+    from iree_gauntlet.measuring.statistics.rounds import SequentialPlan
 
 _NOISE = Path(__file__).parents[1] / "tests" / "data" / "noise"
 _CONDITIONS = ("quiet", "neighbour", "shared")

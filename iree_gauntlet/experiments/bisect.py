@@ -31,7 +31,7 @@ from iree_gauntlet.experiments.run import run
 from iree_gauntlet.figures import counted, one_line
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.statistics.bisection import Search, Side, most_comparisons, most_tries
-from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS
+from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS
 from iree_gauntlet.records.bisect_outcome import BISECT_RECORD
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.run_folder import asked_folder, free_folder, make_folder

@@ -21,11 +21,10 @@ from iree_gauntlet.experiments.run import choose
 from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, Rules, judge, next_look, summary_of
 from iree_gauntlet.experiments.sides import Side, pair_of, prepare_side, rounds_asked, unready
 from iree_gauntlet.journal_format import read_events
-from iree_gauntlet.measuring.instructions.counters import find_counter
-from iree_gauntlet.measuring.instructions.counts import Work
+from iree_gauntlet.measuring.instructions.counters import Work, find_counter
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict as TimeVerdict
-from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, sequential_plan
+from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA, sequential_plan
 from iree_gauntlet.records.compare_record import COMPARISON_FILE, ComparisonRecord, read_comparison
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.run_folder import asked_folder, make_folder

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.engine.modules.modules import read_statistics
 from iree_gauntlet.engine.profiling import Profiling, compared, profile_dispatches
-from iree_gauntlet.measuring.profiles.dispatch_profile import merged
-from iree_gauntlet.measuring.profiles.side_changes import CompileChange, compile_changes
+from iree_gauntlet.measuring.profiles.dispatch_profile import CompileChange, compile_changes, merged
 from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 

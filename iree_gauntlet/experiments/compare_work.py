@@ -10,8 +10,8 @@ from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.modules.modules import read_statistics
 from iree_gauntlet.experiments.sides import Side, prepare_side, unready
 from iree_gauntlet.figures import outside_text, work_change
-from iree_gauntlet.measuring.instructions.counts import Work, compare_work, read_counts
-from iree_gauntlet.measuring.profiles.side_changes import Match, compile_changes, dispatch_changes
+from iree_gauntlet.measuring.instructions.counters import Work, compare_work, read_counts
+from iree_gauntlet.measuring.profiles.dispatch_profile import Match, compile_changes, dispatch_changes
 from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:

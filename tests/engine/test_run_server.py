@@ -26,13 +26,12 @@ from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor
 from iree_gauntlet.engine.served_threshold import check_served_threshold, run_job
 from iree_gauntlet.engine.threshold import check_threshold
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.measuring.numerics.arrays import Tensor, read_arguments
+from iree_gauntlet.measuring.numerics.arrays import Tensor, TensorError, read_arguments, storage_dtype
 from iree_gauntlet.measuring.numerics.comparison import compare_outputs
-from iree_gauntlet.measuring.numerics.element_types import TensorError, storage_dtype
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances
 from iree_gauntlet.steps import Command, Step
-from iree_gauntlet.workers.iree_side.output_rule import close_values, same_values
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, Value, read_value
+from iree_gauntlet.workers.iree_side.run_server import close_values, same_values
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import CORPUS
 from tests.support.processes import wait_until

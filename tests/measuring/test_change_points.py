@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.measuring.statistics.change_points import LEAST_RUNS, change_points, drift
 from iree_gauntlet.measuring.statistics.change_points import _rank_tail as rank_tail
-from iree_gauntlet.measuring.statistics.false_discovery import student_p, student_quantile
+from iree_gauntlet.measuring.statistics.comparison_verdict import student_p, student_quantile
 
 LEAST = math.log(1.02)
 FIGURES = st.lists(st.floats(0.001, 1e6, allow_nan=False), max_size=40)

@@ -21,8 +21,14 @@ from iree_gauntlet.measuring.instructions.count_call import (
     read_cachegrind,
     same_environment,
 )
-from iree_gauntlet.measuring.instructions.counters import CounterKind, find_counter, open_hardware_counter
-from iree_gauntlet.measuring.instructions.counts import Work, compare_work, read_counts
+from iree_gauntlet.measuring.instructions.counters import (
+    CounterKind,
+    Work,
+    compare_work,
+    find_counter,
+    open_hardware_counter,
+    read_counts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

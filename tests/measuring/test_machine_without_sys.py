@@ -15,16 +15,18 @@ import pytest
 
 from iree_gauntlet.engine import operator_suites
 from iree_gauntlet.measuring.machine.disturbance import RoundWatch
-from iree_gauntlet.measuring.machine.machine_sensors import (
+from iree_gauntlet.measuring.machine.machine_state import (
+    benchmark_warnings,
     cpu_use,
     free_memory,
     load_average,
+    machine_facts,
+    machine_state,
     on_battery,
     read_cpu_times,
     total_memory,
     used_swap,
 )
-from iree_gauntlet.measuring.machine.machine_state import benchmark_warnings, machine_facts, machine_state
 from iree_gauntlet.system.short_process import Answer
 from iree_gauntlet.torch_models import roofline
 from iree_gauntlet.workers.iree_side import run_server

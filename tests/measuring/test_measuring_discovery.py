@@ -10,19 +10,16 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.measuring.statistics.comparison_verdict import (
     Comparison,
-    Verdict,
-    compare_log_ratios,
-    without_verdict,
-)
-from iree_gauntlet.measuring.statistics.false_discovery import (
     Dependence,
+    Verdict,
     adjusted_p_values,
+    compare_log_ratios,
     control_discoveries,
     geometric_mean,
     student_quantile,
+    without_verdict,
 )
-from iree_gauntlet.measuring.statistics.rounds import EvidenceError
-from iree_gauntlet.measuring.statistics.sequential import sequential_plan
+from iree_gauntlet.measuring.statistics.rounds import EvidenceError, sequential_plan
 
 
 def _compared(shift: float, seed: int = 0, blocks: int = 40) -> Comparison:

@@ -42,13 +42,6 @@ class Evidence:
     """One figure of one run.
 
     Attributes:
-        run: the run's name.
-        chain: model/submodel@target.
-        measured: the figure.
-        lowest, highest: of the repetitions (times), else the figure itself.
-        repetitions: how many there were.
-        release: the compiler's release.
-        machine: what it was measured on.
         refused: why it does not count; empty where it does.
     """
 
@@ -65,14 +58,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A golden that ought to be another.
-
-    Attributes:
-        golden: as it is written.
-        value: what it ought to be.
-        release: the release that it then belongs to.
-        basis: one line, what it is based upon.
-    """
+    """A golden that ought to be another."""
 
     golden: Golden
     value: float
@@ -100,8 +86,6 @@ class Standing:
     """A golden, and the newest figure that may be held against it.
 
     Attributes:
-        chain: model/submodel@target.
-        golden: as it is written.
         verdict: `loose` is a kept one of which the figure is less than half.
         measured: the newest figure; None where no run has one.
         run: the run that has measured it; empty where none has.
@@ -211,11 +195,7 @@ def propose(
     or minima, as the golden says), in three digits. A count is proposed where it differs. A size is proposed
     with the headroom that is asked for, for the code of other machines; without one, only where it breaks.
 
-    Args:
-        golden: the golden.
-        evidence: what was measured for it.
-        size_headroom: factor for sizes; None where none was asked for.
-        to_release: whether a golden of another release moves to the one that has measured.
+    `size_headroom`: factor for sizes; None where none was asked for.
     """
     usable = [item for item in evidence if not item.refused]
     if not usable:
@@ -309,10 +289,7 @@ def golden_standings(
     release. That the golden has changed since the run, or is new, does not matter: the figure is held against the
     present one. Figures of unfinished runs and of models whose outputs were wrong do not count.
 
-    Args:
-        goldens: chain and golden.
-        records: journals, the newest first.
-        folder: of all runs; one that is a part of a comparison is named by its path in it.
+    `folder`: of all runs; one that is a part of a comparison is named by its path in it.
     """
     by_chain: dict[str, list[Golden]] = {}
     for chain, golden in goldens:

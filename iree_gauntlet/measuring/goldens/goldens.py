@@ -11,7 +11,7 @@ the limit.
 There is no second side to cancel drift and no reason for symmetric noise, so the interval is the one of the sign test:
 order statistics of the rounds, exact for any distribution of independent rounds (David and Nagaraja, Order Statistics,
 3rd edition, 2003, §7.1). It speaks of the machine as it is in these minutes: a machine that is slow all along gives a
-real breach. The looks and their levels are those of `sequential`, with rounds in place of blocks.
+real breach. The looks and their levels are those of `rounds`, with rounds in place of blocks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from iree_gauntlet.results import Check, Samples
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.measuring.statistics.sequential import SequentialPlan
+    from iree_gauntlet.measuring.statistics.rounds import SequentialPlan
 
 
 _TITLES = {
@@ -79,9 +79,8 @@ def release_of(version: str) -> str:
 def covers(releases: str, version: str) -> bool:
     """Whether a golden of a release, or of a range of them, is one for a compiler.
 
-    Args:
-        releases: `3.13.0`, or a range such as `>=3.13` or `>=3.9,<3.12`.
-        version: of the compiler; a nightly is taken for the release that it leads to.
+    `releases`: `3.13.0`, or a range such as `>=3.13` or `>=3.9,<3.12`. `version`: of the compiler; a nightly is taken
+    for the release that it leads to.
     """
     release = release_of(version)
     if releases[:1].isdigit() or not release:
@@ -94,11 +93,7 @@ def check_time(samples: Samples, goldens: Sequence[Golden], golden_keys: Sequenc
 
     Where a spec has several for one SKU, the strictest limit counts.
 
-    Args:
-        samples: the repetitions.
-        goldens: of any metric; others than times are passed over.
-        golden_keys: SKUs that the spec has golden times for, for the note where none fits.
-        sku: the target's SKU; empty where none was named.
+    `goldens`: of any metric; others than times are passed over. `sku`: the target's SKU; empty where none was named.
     """
     times = [golden for golden in goldens if golden.metric == Metric.TIME_MS]
     fitting = [golden for golden in times if golden.sku == sku]
@@ -131,11 +126,7 @@ def check_figure(metric: Metric, measured: float, goldens: Sequence[Golden], rel
     A golden written for this release, or a range that it lies in, goes before one for every release; of several, the
     strictest counts.
 
-    Args:
-        metric: anything but a time.
-        measured: the figure.
-        goldens: of any metric; others are passed over.
-        release: the compiler's version or release.
+    `goldens`: of any metric; others are passed over.
     """
     current = release_of(release)
     candidates = [golden for golden in goldens if golden.metric == metric]
@@ -180,11 +171,7 @@ class Confirmation:
 
     Attributes:
         passed: False where the limit is broken for certain, True where it is kept for certain, None for neither.
-        reason: one line.
-        measured: median over rounds of the dialect's figure, in the golden's unit.
         low, high: its interval; 0 and infinity where there are too few rounds for one.
-        limit: golden × factor.
-        confidence: of the interval, whatever the stopping.
         next_look: at how many rounds more could be said; None where the verdict stands or the budget is spent.
     """
 
@@ -203,15 +190,10 @@ def confirm_breach(
 ) -> Confirmation:
     """Judges rounds that were taken after a breach, in their order.
 
-    Args:
-        rounds: times in the golden's unit; not the round that broke it.
-        golden: the expected figure.
-        factor: what it may be exceeded by; 1.1 is 10 %.
-        statistic: which figure of a round's repetitions the dialect's rule holds against the limit.
-        plan: when to look and what the looks cost together; rounds after the last look are not used.
+    `rounds`: times in the golden's unit; not the round that broke it. `factor`: what it may be exceeded by; 1.1 is 10
+    %. `plan`: when to look and what the looks cost together; rounds after the last look are not used.
 
-    Raises:
-        EvidenceError: no rounds, a golden or a factor that is not a positive finite number.
+    Raises EvidenceError: no rounds, a golden or a factor that is not a positive finite number.
     """
     limit = golden * factor
     if not (golden > 0 and factor > 0 and math.isfinite(limit)):
@@ -252,10 +234,7 @@ def _judge(low: float, high: float, limit: float) -> tuple[bool | None, str]:
 
 @functools.lru_cache(maxsize=1024)
 def _reach(count: int, level: float) -> int | None:
-    """The largest k with P(at most k of `count` values fall below their median) ≤ level; None where there is none.
-
-    The k-th order statistic, counted from 0, is then a lower bound of the median.
-    """
+    """The largest k with P(at most k of `count` values fall below their median) ≤ level; None where there is none."""
     total, best = 0, None
     for successes in range(count):
         total += math.comb(count, successes)

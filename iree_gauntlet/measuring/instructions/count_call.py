@@ -75,8 +75,6 @@ class Counted:
     """The instructions of one process.
 
     Attributes:
-        total: all of them.
-        functions: of each function, where the counter knows them.
         places: where a function has most of its instructions, `file:line`.
     """
 
@@ -91,8 +89,7 @@ class ProcessCounter(Protocol):
     def count(self, argv: Sequence[str], stdout: int) -> Counted:
         """Runs a process, in the environment of `same_environment`, and counts its instructions.
 
-        Raises:
-            CountError: it did not end well, or could not be counted.
+        Raises CountError: it did not end well, or could not be counted.
         """
 
 
@@ -124,13 +121,9 @@ def main(arguments: Sequence[str]) -> int:
 def count_call(counter: ProcessCounter, command: Sequence[str], folder: Path) -> dict[str, object]:
     """The instructions of one call.
 
-    Args:
-        counter: counts processes.
-        command: `iree-benchmark-module` and its arguments, without those of Google Benchmark.
-        folder: for what the tool says.
+    `command`: `iree-benchmark-module` and its arguments, without those of Google Benchmark.
 
-    Raises:
-        CountError: it cannot be counted.
+    Raises CountError: it cannot be counted.
     """
     command = linked(command, folder)
     once, more = (_benchmarked(counter, command, calls, folder) for calls in (1, 2))
@@ -281,8 +274,7 @@ def _ending(code: int) -> str:
 def read_cachegrind(lines: Iterable[str]) -> Counted:
     """What cachegrind wrote (its manual, "Cachegrind Output File Format").
 
-    Raises:
-        CountError: the file has no total: it was cut short.
+    Raises CountError: the file has no total: it was cut short.
     """
     functions: dict[str, int] = defaultdict(int)
     by_line: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
@@ -310,8 +302,7 @@ def read_cachegrind(lines: Iterable[str]) -> Counted:
 def refuse_io_uring() -> None:
     """Has io_uring_setup fail with ENOSYS, in this process and all that it starts.
 
-    Raises:
-        CountError: the kernel does not do that.
+    Raises CountError: the kernel does not do that.
     """
     architecture = _AUDIT_ARCHITECTURES.get(platform.machine())
     if architecture is None or not sys.platform.startswith("linux"):

@@ -23,8 +23,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.measuring.machine.gpus import ANY_GPU, GpuState, Slowdown, read_gpus
-from iree_gauntlet.measuring.machine.machine_sensors import CpuUse, cpu_use, cpus_there, read_cpu_times
-from iree_gauntlet.measuring.machine.machine_state import MachineState, machine_state
+from iree_gauntlet.measuring.machine.machine_state import (
+    CpuUse,
+    MachineState,
+    cpu_use,
+    cpus_there,
+    machine_state,
+    read_cpu_times,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -41,8 +47,6 @@ class RoundState:
     """The machine before and after a round, and what it did meanwhile.
 
     Attributes:
-        before, after: the two readings.
-        seconds: wall time between them.
         whole: what all CPUs did; None where the kernel does not say.
         pinned: what the round's own CPUs did; None where it was not pinned to any.
     """
@@ -81,11 +85,7 @@ class RoundState:
         return {name: value for name, value in found.items() if value is not None}
 
     def disturbances(self, limits: Limits | None = None) -> tuple[str, ...]:
-        """What disturbed the round and by how much, a line each; empty for a round that counts.
-
-        Args:
-            limits: what is tolerated.
-        """
+        """What disturbed the round and by how much, a line each; empty for a round that counts."""
         limits = limits or Limits()
         return (
             *self._work(limits),
@@ -140,11 +140,9 @@ class RoundState:
 class RoundWatch:
     """Watches the machine from its making on until `ended`: make it just before a round's process is started.
 
-    Args:
-        gpu: whether the round runs on a GPU; the vendor's tool is asked before and after it then.
-        cpus: numbers of the logical CPUs that the round is pinned to; empty for none.
-        device: the GPU's IREE device (`hip://1`), to look at that one alone; empty for all GPUs.
-        root: where /proc and /sys are looked for.
+    `gpu`: whether the round runs on a GPU; the vendor's tool is asked before and after it then. `cpus`: numbers of the
+    logical CPUs that the round is pinned to; empty for none. `device`: the GPU's IREE device (`hip://1`), to look at
+    that one alone; empty for all GPUs.
     """
 
     def __init__(self, *, gpu: bool = False, cpus: Collection[int] = (), device: str = "", root: Path = _ROOT) -> None:
@@ -160,11 +158,7 @@ class RoundWatch:
         self._begin = time.monotonic()
 
     def ended(self, *, own_cpu_seconds: float) -> RoundState:
-        """What was seen; call it when the round's process has ended.
-
-        Args:
-            own_cpu_seconds: CPU time of the round's own process.
-        """
+        """What was seen; call it when the round's process has ended."""
         seconds = time.monotonic() - self._begin
         times = read_cpu_times(self._root)
         return RoundState(
@@ -203,14 +197,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _gpu_causes(before: Sequence[GpuState], after: Sequence[GpuState], seconds: float, limits: Limits) -> Iterator[str]:
-    """A line for each cause.
-
-    Args:
-        before: the GPUs before the round.
-        after: the same after it; one that is not in both readings is judged by what there is.
-        seconds: how long it took.
-        limits: what is tolerated.
-    """
+    """A line for each cause."""
     earlier = {gpu.index: gpu for gpu in before}
     for gpu in after:
         first = earlier.get(gpu.index)
@@ -277,12 +264,8 @@ class Limits:
         busy_share: share of all CPUs that other work may take, where the round is not pinned. A tenth is what
             daemons and an editor take; a whole neighbour on a machine of 8 CPUs is more.
         pinned_busy_share: the same of the CPUs that the round is pinned to: there, every share is its loss.
-        busy_share_beside_pinned: of all CPUs, where the round is pinned: others' memory traffic and heat.
         steal_share: share of the CPU time that a hypervisor may take.
-        throttle_events: thermal throttling events of the CPU.
         frequency_drop: share by which a frequency may fall, of the CPU or of a GPU at work.
-        swap_grown_bytes: memory that may go to swap: the kernel moves a few idle pages on a quiet machine too.
-        gpu_others: other processes that may be on the GPU.
         heat_share: share of the round in which a GPU may be slowed down by heat or its power supply.
         power_capped_share: share of the round that a GPU may spend at its power limit; 1.0 for all of it.
     """

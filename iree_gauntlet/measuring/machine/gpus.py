@@ -63,14 +63,10 @@ class GpuState:
     """One GPU at one moment. None where the tool does not say.
 
     Attributes:
-        index: its number in the vendor's tool.
         name: of the model; empty where the tool does not say.
         uuid: its identity; empty where the tool does not say.
-        clock_mhz, max_clock_mhz: clock of the compute units (SM, gfx), and the highest possible.
         temperature_c: in °C; of the hottest spot where it is reported.
         utilization_percent: share of the last moments (up to a second) in which it was busy, 0 to 100.
-        power_w: power draw in W.
-        reasons: why the clock is not higher.
         throttled: for each reason, for how long it has applied since the driver was loaded, in the unit of `uptime`.
         uptime: the clock that goes with `throttled`; None where that is in seconds of everybody's clock.
         others: processes on it; None where they are not known.
@@ -169,11 +165,7 @@ _PID = re.compile(r"PID\s*([0-9]{1,9})")
 def read_nvidia(ask: Callable[..., str]) -> tuple[GpuState, ...]:
     """The GPUs that nvidia-smi knows, with the processes that compute on them.
 
-    Args:
-        ask: asks the tool with these arguments.
-
-    Raises:
-        ToolAnswerError: it gave no answer that can be read.
+    Raises ToolAnswerError: it gave no answer that can be read.
     """
     gpus = _states(ask)
     try:
@@ -253,11 +245,7 @@ def _summed(amounts: Iterable[tuple[Slowdown, float | None]]) -> tuple[tuple[Slo
 def read_amd_smi(ask: Callable[..., str]) -> tuple[GpuState, ...]:
     """The GPUs that amd-smi knows, with the processes on them.
 
-    Args:
-        ask: asks the tool with these arguments.
-
-    Raises:
-        ToolAnswerError: it gave no answer that can be read.
+    Raises ToolAnswerError: it gave no answer that can be read.
     """
     gpus = tuple(_metric(entry) for entry in _gpu_entries(_document(ask("metric", "--json"))))
     try:
@@ -272,11 +260,7 @@ def read_rocm_smi(ask: Callable[..., str]) -> tuple[GpuState, ...]:
 
     It lists the processes of all GPUs together: with more than one GPU, it is not known whose they are.
 
-    Args:
-        ask: asks the tool with these arguments.
-
-    Raises:
-        ToolAnswerError: it gave no answer that can be read.
+    Raises ToolAnswerError: it gave no answer that can be read.
     """
     shown = ("--showproductname", "--showuse", "--showclocks", "--showpower", "--showtemp")
     document = _document(ask(*shown, "--json"))
@@ -438,11 +422,9 @@ def is_gpu(device: str) -> bool:
 def read_gpus(device: str, *, path: str | None = None, timeout: float = _TIMEOUT_SECONDS) -> GpuReading:
     """Reads the state of the GPUs that a device may mean.
 
-    Args:
-        device: an IREE device, such as `cuda`, `hip://1` or `vulkan`, or `ANY_GPU`; others than GPUs give an
-            empty reading.
-        path: folders in which the tools are looked for; PATH where None.
-        timeout: seconds that a tool may take for one answer.
+    `device`: an IREE device, such as `cuda`, `hip://1` or `vulkan`, or `ANY_GPU`; others than GPUs give an empty
+    reading. `path`: folders in which the tools are looked for; PATH where None. `timeout`: seconds that a tool may take
+    for one answer.
     """
     problems = []
     for tool in _DRIVERS.get(_driver(device), ()):
@@ -466,11 +448,6 @@ def asked_gpus(gpus: Sequence[GpuState], device: str, environment: Mapping[str, 
 
     The driver's numbers are the tool's only where nothing hides or reorders GPUs: CUDA puts the fastest first
     unless CUDA_DEVICE_ORDER says otherwise, and Vulkan has an order of its own.
-
-    Args:
-        gpus: of the machine.
-        device: an IREE device.
-        environment: the variables that the device's process gets.
     """
     driver, (_, _, rest) = _driver(device), device.partition("://")
     path = rest.partition("?")[0]
@@ -514,11 +491,7 @@ def _driver(device: str) -> str:
 
 
 def _ask(program: str, timeout: float, *words: str) -> str:
-    """Standard output of a tool.
-
-    Raises:
-        ToolAnswerError: it could not be started, failed, or did not answer in time.
-    """
+    """Standard output of a tool."""
     try:
         answer = run_short([program, *words], timeout=timeout)
     except OSError as error:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet.measuring.numerics.element_types import is_float, is_integer
+from iree_gauntlet.measuring.numerics.arrays import is_float, is_integer
 from iree_gauntlet.results import OutputComparison
 
 if TYPE_CHECKING:
@@ -43,10 +43,7 @@ def compare_outputs(
 ) -> list[OutputComparison]:
     """Compares all outputs of a call; the call passes where every entry passes.
 
-    Args:
-        actual: what the module gave.
-        expected: what it should give; None for an output that is of no interest.
-        tolerances: how far floats may be apart.
+    `expected`: what it should give; None for an output that is of no interest.
 
     Returns:
         An entry for each actual output and for each expected one that is missing.
@@ -164,11 +161,9 @@ class _ErrorStatistics:
     """Counts and errors of two arrays, gathered piece by piece.
 
     Attributes:
-        mismatches: values that do not pass.
         worst: flat index of the value furthest outside its limit; None while all are equal.
         max_abs_error, max_rel_error: over values finite on both sides (relative: expected ≠ 0 as well);
             None for types without arithmetic or while there are none.
-        actual_nans, expected_nans, actual_infs, expected_infs: counts.
     """
 
     def __init__(self, element_type: str) -> None:
@@ -194,14 +189,7 @@ class _ErrorStatistics:
         return max(-1.0, min(1.0, inner / norm))
 
     def add(self, start: int, actual: NDArray[Any], expected: NDArray[Any], limits: tuple[float, float] | None) -> None:
-        """Adds a piece.
-
-        Args:
-            start: flat index of its first value.
-            actual: values of the module, one-dimensional.
-            expected: what they should be, of the same type and length.
-            limits: (atol, rtol); None where values must be the same bytes.
-        """
+        """Adds a piece."""
         same = _same_bytes(actual, expected)
         with np.errstate(all="ignore"):
             if same.all() and not self._is_complex:

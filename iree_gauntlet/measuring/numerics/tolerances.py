@@ -35,8 +35,6 @@ class Tolerances:
     """A value passes where |actual − expected| ≤ atol + rtol · |expected|.
 
     Attributes:
-        f16, f32, f64, bf16: atol of each element type, as written.
-        rtol: relative tolerance of all four.
         exact: whether floats too must be equal byte for byte (`--equality_mode=exact`).
     """
 
@@ -68,8 +66,7 @@ class Tolerances:
 def parse_tolerances(flags: Iterable[str]) -> Tolerances:
     """Picks the tolerance flags out of a run's flags; all others are left alone. The last one wins.
 
-    Raises:
-        UsageError: a tolerance that is negative, missing or no number, or an unknown equality mode.
+    Raises UsageError: a tolerance that is negative, missing or no number, or an unknown equality mode.
     """
     tolerances = Tolerances()
     for flag in flags:

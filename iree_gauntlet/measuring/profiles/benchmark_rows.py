@@ -22,14 +22,10 @@ class BenchmarkError(GauntletError):
 def parse_benchmark_rows(text: str) -> tuple[Samples, ...]:
     """Reads what the tool printed; other lines before or after the JSON document are passed over.
 
-    Args:
-        text: the tool's stdout.
-
     Returns:
         The samples of each benchmark, in the order of the rows; at least one.
 
-    Raises:
-        BenchmarkError: no document, a torn one, no rows, a row that reports an error or makes no sense.
+    Raises BenchmarkError: no document, a torn one, no rows, a row that reports an error or makes no sense.
     """
     rows = [_checked(row) for row in _document_rows(text)]
     if not rows:

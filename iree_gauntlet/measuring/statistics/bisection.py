@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from iree_gauntlet.measuring.statistics.sequential import SequentialPlan
+    from iree_gauntlet.measuring.statistics.rounds import SequentialPlan
 
 
 # What lies within this share of the distance between good and bad from one of them is that one's value.
@@ -60,11 +60,9 @@ class Search:
     """What is known of a row of candidates.
 
     Attributes:
-        count: how many there are, both ends among them.
         sides: of those that were tried, by their place in the row; `NEITHER` for what could not be judged.
 
-    Raises:
-        GauntletError: the ends are not on their own sides, or a place is outside of the row.
+    Raises GauntletError: the ends are not on their own sides, or a place is outside of the row.
     """
 
     count: int
@@ -190,10 +188,7 @@ class Placing:
 
     Attributes:
         bad: None for undecided.
-        reason: one line.
-        ratio: estimate of candidate / good.
         low, high: its interval; 0 and infinity where there are too few blocks for one.
-        confidence: of the interval, whatever the stopping.
         next_look: at how many blocks it may be decided; None where it is, or the budget is spent.
     """
 
@@ -217,13 +212,7 @@ def middle_of(ratio: float, low: float, high: float) -> float:
     Half the estimated log(bad/good), but never beyond the interval's end that is nearer to the good one: then the
     truth about the bad end lies beyond the middle as surely as the interval holds.
 
-    Args:
-        ratio: estimate of bad / good.
-        low: lower end of its interval.
-        high: upper end.
-
-    Raises:
-        EvidenceError: the interval holds 1, so that the ends may be the same.
+    Raises EvidenceError: the interval holds 1, so that the ends may be the same.
     """
     if not 0 < low <= high < math.inf or low <= 1 <= high:
         raise EvidenceError(f"the ends do not differ for certain: ratio {ratio:.4g}, interval {low:.4g} to {high:.4g}")
@@ -235,13 +224,11 @@ def middle_of(ratio: float, low: float, high: float) -> float:
 def place(ratios: NDArray[np.float64], plan: SequentialPlan, middle: float) -> Placing:
     """Places a candidate by the log ratios log(candidate/good) of its blocks, in the order in which they were taken.
 
-    Args:
-        ratios: of all blocks that count; those after the plan's last look are not used.
-        plan: when to look and what the looks cost together: α shared out over all comparisons of the search.
-        middle: of the ends (`middle_of`); above 0 where bad takes longer.
+    `ratios`: of all blocks that count; those after the plan's last look are not used. `plan`: when to look and what the
+    looks cost together: α shared out over all comparisons of the search. `middle`: of the ends (`middle_of`); above 0
+    where bad takes longer.
 
-    Raises:
-        EvidenceError: no ratios, one that is not finite, a middle that is 0 or not finite.
+    Raises EvidenceError: no ratios, one that is not finite, a middle that is 0 or not finite.
     """
     if middle == 0 or not math.isfinite(middle):
         raise EvidenceError(f"a middle at {middle!r} divides nothing")

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from iree_gauntlet.measuring.statistics.false_discovery import student_p
+from iree_gauntlet.measuring.statistics.comparison_verdict import student_p
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,14 +55,7 @@ _EXACT = 900
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A step of a series.
-
-    Attributes:
-        at: index of the first figure behind it.
-        before, after: figures in the stretches on both sides.
-        effect: difference of the logarithms, behind less before.
-        p_value: how likely a step like this is where nothing changes.
-    """
+    """A step of a series."""
 
     at: int
     before: int
@@ -78,13 +71,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A series that got slower bit by bit.
-
-    Attributes:
-        since: index of the first figure behind the best stretch.
-        effect: difference of the logarithms, of the last stretch less the best one.
-        p_value: of its least sure step.
-    """
+    """A series that got slower bit by bit."""
 
     since: int
     effect: float
@@ -96,13 +83,9 @@ def change_points(
 ) -> tuple[Change, ...]:
     """The steps of a series, in its order.
 
-    Args:
-        values: the figures, all positive, in order.
-        least_effect: |difference of logarithms| below which a step is none.
-        disturbed: which of them a busy machine spoilt: these count for a quarter; none where empty.
+    `disturbed`: which of them a busy machine spoilt: these count for a quarter; none where empty.
 
-    Raises:
-        ValueError: a figure that is not positive and finite.
+    Raises ValueError: a figure that is not positive and finite.
     """
     series = _Series(values, disturbed)
     cuts = series.splits(0, len(values))
@@ -118,13 +101,9 @@ def change_points(
 def drift(values: Sequence[float], least_effect: float, *, disturbed: Sequence[bool] = ()) -> Drift | None:
     """A rise from the best earlier stretch to the last one that no single step of that size accounts for.
 
-    Args:
-        values: the figures, in order.
-        least_effect: difference of logarithms that it has at least.
-        disturbed: as in `change_points`.
+    `disturbed`: as in `change_points`.
 
-    Raises:
-        ValueError: as there.
+    Raises ValueError: as there.
     """
     # Steps of whatever size: each is significant, and none alone would be reported.
     small = change_points(values, 0.0, disturbed=disturbed)
@@ -152,14 +131,7 @@ def _weakness(change: Change, least_effect: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """A stretch as the tests see it.
-
-    Attributes:
-        mean: trimmed.
-        error: squared standard error of the mean.
-        count: figures that it is of, after trimming.
-        variance: of one figure, as the error has it.
-    """
+    """A stretch as the tests see it."""
 
     mean: float
     error: float
@@ -204,10 +176,7 @@ class _Series:
 
     @staticmethod
     def _refined(logs: Values, place: int) -> int:
-        """Where both sides are nearest to their medians; what is far off counts no more than three spreads.
-
-        Of a large step, no more than half of it: or a figure that is far off would be as near to the other side.
-        """
+        """Where both sides are nearest to their medians; what is far off counts no more than three spreads."""
         medians = float(np.median(logs[:place])), float(np.median(logs[place:]))
         off = np.abs(logs - medians[0]), np.abs(logs - medians[1])
         spread = 1.4826 * float(np.median(np.concatenate((off[0][:place], off[1][place:]))))

@@ -33,11 +33,7 @@ _MAX_BLOCKS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """From where to where; infinite where the evidence is too little for any bound.
-
-    Attributes:
-        low, high: ends, on the scale of what was asked for.
-    """
+    """From where to where; infinite where the evidence is too little for any bound."""
 
     low: float
     high: float
@@ -48,11 +44,7 @@ class Interval:
 
 
 def log_ratios(blocks: Sequence[Block], location: Location = Location.MIN) -> NDArray[np.float64]:
-    """log(B/A) of each block.
-
-    Raises:
-        EvidenceError: no blocks.
-    """
+    """log(B/A) of each block. Raises EvidenceError: no blocks."""
     if not blocks:
         raise EvidenceError("no blocks to compare", "take at least one round of each side")
     return np.array([block.log_ratio(location) for block in blocks], dtype=np.float64)
@@ -61,8 +53,7 @@ def log_ratios(blocks: Sequence[Block], location: Location = Location.MIN) -> ND
 def sorted_walsh_averages(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """The n(n+1)/2 averages (vᵢ + vⱼ)/2, i ≤ j, rising.
 
-    Raises:
-        EvidenceError: no values, more than 1,000, or one that is not finite.
+    Raises EvidenceError: no values, more than 1,000, or one that is not finite.
     """
     if not 1 <= values.size <= _MAX_BLOCKS or not np.isfinite(values).all():
         raise EvidenceError(f"{values.size} log ratios, expected 1 to {_MAX_BLOCKS} finite numbers")
@@ -78,9 +69,8 @@ def rank_estimate(walsh: NDArray[np.float64]) -> float:
 def rank_interval(walsh: NDArray[np.float64], level: float) -> Interval:
     """The interval of the location that holds with probability 1 − level or more.
 
-    Args:
-        walsh: sorted Walsh averages of the values.
-        level: two-sided; too small a one for so few values gives an infinite interval.
+    `walsh`: sorted Walsh averages of the values. `level`: two-sided; too small a one for so few values gives an
+    infinite interval.
     """
     needed = _critical_count(_count(walsh), level / 2)
     if needed > walsh.size:
@@ -110,10 +100,7 @@ def _pairs(count: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 @functools.lru_cache(maxsize=256)
 def _upper_tail(count: int) -> NDArray[np.float64]:
-    """P(W ≥ w) for w = 0 … n(n+1)/2, of the signed-rank statistic of n values.
-
-    W is a sum of the ranks 1 … n, each there or not with probability ½: its generating function is Π (1 + xʳ)/2.
-    """
+    """P(W ≥ w) for w = 0 … n(n+1)/2, of the signed-rank statistic of n values."""
     size = count * (count + 1) // 2 + 1
     chances = np.zeros(size)
     chances[0] = 1.0
@@ -143,15 +130,9 @@ def bootstrap_t_interval(
     Efron and Tibshirani, An Introduction to the Bootstrap, 1993, §12.5: each resample gives (mean* − mean)/se*, and
     their quantiles take the place of Student's. The block order is no matter here.
 
-    Args:
-        blocks: at least three, all rounds with the same number of repetitions.
-        level: two-sided.
-        seed: the same seed gives the same interval.
-        draws: resamples.
-        location: which figure stands for a round.
+    `seed`: the same seed gives the same interval.
 
-    Raises:
-        EvidenceError: too few blocks or draws, rounds of unequal length, a level outside 0 to 1.
+    Raises EvidenceError: too few blocks or draws, rounds of unequal length, a level outside 0 to 1.
     """
     if len(blocks) < 3 or draws < 100 or not 0 < level < 1 or seed < 0:
         raise EvidenceError(

@@ -99,11 +99,7 @@ def _described(model: onnx.ModelProto, published: onnx.ModelProto) -> dict[str, 
 
 
 def _whole(path: Path) -> onnx.ModelProto:
-    """The model of a file that has all of it.
-
-    Raises:
-        InputError: its weights lie outside, or it is too large.
-    """
+    """The model of a file that has all of it."""
     import onnx  # noqa: PLC0415 - the toolchain's
 
     if path.stat().st_size > _MOST_BYTES:

@@ -23,11 +23,7 @@ _ASYNC = "$async"
 
 
 class Device:
-    """A device, and what is loaded once for all programs on it.
-
-    Args:
-        uri: IREE's name of it, such as local-task.
-    """
+    """A device, and what is loaded once for all programs on it."""
 
     def __init__(self, uri: str) -> None:
         from iree import runtime  # noqa: PLC0415 - the plan is checked without it
@@ -77,11 +73,7 @@ class Device:
         return np.array(memory.map().asarray(view.shape, self._types_of(view)[1]))
 
     def type_name(self, view: Any) -> str:
-        """The name of a buffer's element type.
-
-        Raises:
-            PlanError: for one that is not known here.
-        """
+        """The name of a buffer's element type. Raises PlanError: for one that is not known here."""
         return self._types_of(view)[0]
 
     def _types_of(self, view: Any) -> tuple[str, np.dtype[Any]]:
@@ -111,15 +103,9 @@ def staged(runtime: Any, device: Any, allocator: Any, source: Any) -> Any:
 class Program:
     """A function of modules that are loaded on a device, in a context of their own.
 
-    Args:
-        device: where.
-        modules: files, in the order of loading.
-        parameters: scope and file.
-        function: of the last module.
-        trace: takes what the modules trace: a key, and views of tensors; None for what the runtime does with it.
+    `trace`: takes what the modules trace: a key, and views of tensors; None for what the runtime does with it.
 
-    Raises:
-        PlanError: where the last module has no such function.
+    Raises PlanError: where the last module has no such function.
     """
 
     def __init__(
@@ -154,9 +140,7 @@ class Program:
     def start(self, arguments: Sequence[Any], after: Any = None) -> tuple[list[Any], Any]:
         """Begin a call, and do not wait for it.
 
-        Args:
-            arguments: on the device.
-            after: a fence that is waited for first; None for nothing.
+        `after`: a fence that is waited for first; None for nothing.
 
         Returns:
             The outputs, which may be handed on with `after`, and the fence after which they may be read.

@@ -46,8 +46,7 @@ class ImportFailedError(Exception):
 def parse_shape(text: str) -> tuple[str, Shape]:
     """Read `NAME=1x3x48x192` (`NAME=` for a scalar).
 
-    Raises:
-        InputError: where the text is not of that form, or a dimension is not positive.
+    Raises InputError: where the text is not of that form, or a dimension is not positive.
     """
     # Input names may hold `=` and `:`; dimensions never do, so the last `=` separates.
     name, separator, dimensions = text.rpartition("=")
@@ -120,17 +119,14 @@ def _opset(model: onnx.ModelProto) -> int:
 def prepare(model: onnx.ModelProto, shapes: dict[str, Shape], opset: int | None) -> onnx.ModelProto:
     """Fix input shapes, convert the opset, infer shapes.
 
-    Args:
-        model: the model as read; it is changed.
-        shapes: static shape by name of a graph input; inputs not named stay as they are.
-        opset: version of the default operator set to convert to; None keeps the file's.
+    `model`: the model as read; it is changed. `shapes`: static shape by name of a graph input; inputs not named stay as
+    they are. `opset`: version of the default operator set to convert to; None keeps the file's.
 
     Returns:
         The prepared model.
 
-    Raises:
-        InputError: an unknown input, a shape that does not fit, an opset lower than the file's.
-        ImportFailedError: the opset conversion or the shape inference failed.
+    Raises InputError: an unknown input, a shape that does not fit, an opset lower than the file's. ImportFailedError:
+    the opset conversion or the shape inference failed.
     """
     import onnx.shape_inference  # noqa: PLC0415
     import onnx.version_converter  # noqa: PLC0415
@@ -178,11 +174,7 @@ def _first_line(error: Exception) -> str:
 
 
 def load_onnx(path: Path) -> onnx.ModelProto:
-    """The model of a file.
-
-    Raises:
-        InputError: it cannot be read, or is none.
-    """
+    """The model of a file. Raises InputError: it cannot be read, or is none."""
     import onnx  # noqa: PLC0415
     from google.protobuf.message import DecodeError  # noqa: PLC0415
 
@@ -201,8 +193,7 @@ def load_onnx(path: Path) -> onnx.ModelProto:
 def import_to_mlir(model: onnx.ModelProto, folder: Path) -> Path:
     """Run the toolchain's own importer on a prepared model, with its files in a folder of ours.
 
-    Raises:
-        ImportFailedError: the importer failed.
+    Raises ImportFailedError: the importer failed.
     """
     import onnx  # noqa: PLC0415
     from iree.compiler.extras import onnx_importer  # noqa: PLC0415
@@ -255,8 +246,7 @@ def _shapes(texts: Sequence[str]) -> dict[str, Shape]:
 def prepared_as_asked(arguments: argparse.Namespace) -> onnx.ModelProto:
     """The prepared model of a command line.
 
-    Raises:
-        InputError, ImportFailedError: as of `prepare`, or the file cannot be read.
+    Raises InputError, ImportFailedError: as of `prepare`, or the file cannot be read.
     """
     shapes = _shapes(arguments.shape)
     output: Path = arguments.output

@@ -72,7 +72,6 @@ class Generation:
 
     Attributes:
         tokens: those of each step, int64 [batch, 1].
-        logits: of each step, as bits.
         call_ns: of each step; the first one is prefill's.
     """
 
@@ -91,13 +90,7 @@ def generate(
 ) -> Generation:
     """Make tokens, each from the logits of the step before.
 
-    Args:
-        prefill: gives the first logits.
-        decode: gives the next ones for a token and its position.
-        choose: the tokens of logits.
-        position: of the token that decode is given first.
-        tokens: how many, that of prefill included.
-        clock: in ns.
+    `clock`: in ns.
     """
     chosen: list[NDArray[np.int64]] = []
     found: list[NDArray[Any]] = []
@@ -114,9 +107,7 @@ def generate(
 def most_likely(logits: NDArray[Any], type_name: str) -> NDArray[np.int64]:
     """The tokens of the largest logits, the first of equal ones; NaN counts as the largest, as in torch.
 
-    Args:
-        logits: [batch, vocabulary], as bits.
-        type_name: their element type.
+    `logits`: [batch, vocabulary], as bits.
     """
     values = (logits.astype("<u4") << 16).view("<f4") if type_name == "bf16" else logits
     found: NDArray[np.int64] = np.argmax(values, axis=-1, keepdims=True).astype(np.int64)
@@ -126,13 +117,7 @@ def most_likely(logits: NDArray[Any], type_name: str) -> NDArray[np.int64]:
 class Generator:
     """Both programs on one device, and the state between their calls.
 
-    Args:
-        device: of both.
-        inputs: of prefill, with their element types.
-        plan: see the module.
-
-    Raises:
-        PlanError: where the plan contradicts itself.
+    Raises PlanError: where the plan contradicts itself.
     """
 
     def __init__(self, device: Device, inputs: list[tuple[NDArray[Any], str]], plan: dict[str, Any]) -> None:
@@ -155,9 +140,7 @@ class Generator:
     def generate(self) -> Generation:
         """One generation, from the inputs on.
 
-        Raises:
-            PlanError: where a program does not return what the plan says.
-            RuntimeError: where the runtime fails.
+        Raises PlanError: where a program does not return what the plan says. RuntimeError: where the runtime fails.
         """
         return generate(self.prefill, self.decode, self.choose, self._position, self._tokens)
 
@@ -194,8 +177,7 @@ class Generator:
 def overhead_us(clock: Callable[[], int] = time.perf_counter_ns) -> float:
     """What the loop itself takes, a token.
 
-    Args:
-        clock: in ns.
+    `clock`: in ns.
     """
     token, logits = np.zeros((1, 1), np.int64), np.zeros((1, 1), np.float32)
     begin = clock()
@@ -206,9 +188,8 @@ def overhead_us(clock: Callable[[], int] = time.perf_counter_ns) -> float:
 def measure(plan: dict[str, Any]) -> dict[str, Any]:
     """Measure as a plan says; the answer.
 
-    Raises:
-        PlanError: for a plan that cannot be used; also OSError, ValueError and KeyError.
-        RuntimeError: where the runtime failed.
+    Raises PlanError: for a plan that cannot be used; also OSError, ValueError and KeyError. RuntimeError: where the
+    runtime failed.
     """
     generations, warm_up = int(plan["generations"]), int(plan["warm_up"])
     if generations < 1 or warm_up < 0:

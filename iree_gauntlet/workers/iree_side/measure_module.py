@@ -72,12 +72,7 @@ _NS_PER_US = 1e3
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """What a loop over calls took.
-
-    Attributes:
-        total_ns: from the first call's begin to the last one's end.
-        call_ns: each call, by context, in order.
-    """
+    """What a loop over calls took."""
 
     total_ns: int
     call_ns: tuple[tuple[int, ...], ...]
@@ -85,13 +80,7 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Carry:
-    """Outputs of a call that are inputs of the next one of its group.
-
-    Attributes:
-        outputs: index of the first of them.
-        inputs: index of the input that it becomes.
-        count: how many follow each other.
-    """
+    """Outputs of a call that are inputs of the next one of its group."""
 
     outputs: int
     inputs: int
@@ -101,15 +90,9 @@ class Carry:
 class Context:
     """A program, called in groups with inputs from the host.
 
-    Args:
-        program: what is called.
-        inputs: arrays on the host, with their element types.
-        in_flight: calls of a group, pushed before the first one is waited for.
-        fetch: indices of the outputs that each call brings to the host; None for all.
-        carry: None for nothing.
+    `fetch`: indices of the outputs that each call brings to the host; None for all. `carry`: None for nothing.
 
-    Raises:
-        PlanError: where `carry` names inputs that there are not.
+    Raises PlanError: where `carry` names inputs that there are not.
     """
 
     def __init__(
@@ -137,12 +120,9 @@ class Context:
     ) -> list[tuple[str, NDArray[Any] | None]]:
         """One call alone; the element types of all its outputs, with those that were brought to the host.
 
-        Args:
-            whole: whether all outputs are brought.
-            inputs: None for the context's own.
+        `inputs`: None for the context's own.
 
-        Raises:
-            PlanError: where `fetch` or `carry` names outputs that the function has not.
+        Raises PlanError: where `fetch` or `carry` names outputs that the function has not.
         """
         arguments = self._arguments(self._inputs if inputs is None else inputs, self._start)
         if self.pushed_async:
@@ -164,8 +144,7 @@ class Context:
     def group(self, items: Sequence[Sequence[tuple[NDArray[Any], str]]] | None = None) -> list[list[NDArray[Any]]]:
         """A group of calls; the outputs of each that are brought to the host, in the order of `fetch`.
 
-        Args:
-            items: the inputs of each call; None for the context's own, `in_flight` times.
+        `items`: the inputs of each call; None for the context's own, `in_flight` times.
         """
         calls = [self._inputs] * self.in_flight if items is None else items
         return self._all_at_once(calls) if self.pushed_async else self._one_by_one(calls)
@@ -210,13 +189,9 @@ def run_loop(
 ) -> Loop:
     """Calls as often as asked for, shared out over contexts that run in parallel.
 
-    Args:
-        contexts: a function for each, which is one call.
-        calls: in all; at least one a context.
-        clock: in ns.
+    `calls`: in all; at least one a context. `clock`: in ns.
 
-    Raises:
-        BaseException: what a call raises.
+    Raises BaseException: what a call raises.
     """
     shares = [calls // len(contexts) + (index < calls % len(contexts)) for index in range(len(contexts))]
     if len(contexts) == 1:
@@ -238,8 +213,7 @@ def run_loop(
 def overhead_us(clock: Callable[[], int] = time.perf_counter_ns) -> float:
     """What the loop itself takes, a call.
 
-    Args:
-        clock: in ns.
+    `clock`: in ns.
     """
     loop = run_loop([lambda: None], _OVERHEAD_CALLS, clock)
     return loop.total_ns / _OVERHEAD_CALLS / _NS_PER_US
@@ -248,9 +222,7 @@ def overhead_us(clock: Callable[[], int] = time.perf_counter_ns) -> float:
 def read_contexts(plan: dict[str, Any], inputs: Sequence[tuple[NDArray[Any], str]]) -> list[Context]:
     """The contexts of a plan, loaded.
 
-    Raises:
-        PlanError: where the plan contradicts itself or the program.
-        RuntimeError: where the runtime cannot load it.
+    Raises PlanError: where the plan contradicts itself or the program. RuntimeError: where the runtime cannot load it.
     """
     uris, calls, in_flight = plan["devices"], int(plan["calls"]), int(plan.get("in_flight", 1))
     if in_flight < 1 or calls % in_flight:
@@ -269,9 +241,8 @@ def read_contexts(plan: dict[str, Any], inputs: Sequence[tuple[NDArray[Any], str
 def measure(plan: dict[str, Any]) -> dict[str, Any]:
     """Measure as a plan says; the answer.
 
-    Raises:
-        PlanError: for a plan that cannot be used; also OSError, ValueError and KeyError.
-        RuntimeError: where the runtime failed.
+    Raises PlanError: for a plan that cannot be used; also OSError, ValueError and KeyError. RuntimeError: where the
+    runtime failed.
     """
     inputs = read_arrays(plan["inputs"])
     begin = time.perf_counter_ns()
@@ -296,11 +267,7 @@ def figures(
 ) -> dict[str, Any]:
     """What an answer says of times and memory.
 
-    Args:
-        contexts: that were called.
-        starts: of loading, of the first call, and its end, in ns.
-        total_ns: of the loop.
-        call_ns: of each group of calls, by context.
+    `starts`: of loading, of the first call, and its end, in ns.
     """
     begin, loaded, first = starts
     in_flight = contexts[0].in_flight

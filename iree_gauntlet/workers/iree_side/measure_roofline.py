@@ -47,10 +47,7 @@ _FEWEST = 3
 def best_seconds(call: Callable[[], object], seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
     """The shortest time of a call, after one that warms up.
 
-    Args:
-        call: what is timed.
-        seconds: that the calls take together, at least; there are three or more.
-        clock: in seconds.
+    `seconds`: that the calls take together, at least; there are three or more. `clock`: in seconds.
     """
     call()
     best, count, begin = float("inf"), 0, clock()
@@ -67,10 +64,7 @@ def product_rate(
 ) -> tuple[float, int]:
     """Operations a second of an f32 matrix product, and the side of the matrices that reached it.
 
-    Args:
-        sizes: sides of the matrices.
-        seconds: for all sizes together, at least.
-        clock: in seconds.
+    `clock`: in seconds.
     """
     found = []
     for size in sizes:
@@ -85,11 +79,8 @@ def product_rate(
 def copy_rate(size: int, threads: int, seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
     """Bytes a second that threads move between memory and memory, read and written ones counted.
 
-    Args:
-        size: bytes of the array, which is shared out.
-        threads: each copies its own part; NumPy gives up Python's lock meanwhile.
-        seconds: at least.
-        clock: in seconds.
+    `size`: bytes of the array, which is shared out. `threads`: each copies its own part; NumPy gives up Python's lock
+    meanwhile. `clock`: in seconds.
     """
     source = np.ones(size // 8, np.float64)
     target = np.zeros_like(source)
@@ -103,11 +94,7 @@ def copy_rate(size: int, threads: int, seconds: float, clock: Callable[[], float
 
 
 def measure(plan: dict[str, Any]) -> dict[str, Any]:
-    """Measure as a plan says; the answer.
-
-    Raises:
-        PlanError: for a plan that cannot be used; also KeyError.
-    """
+    """Measure as a plan says; the answer. Raises PlanError: for a plan that cannot be used; also KeyError."""
     sizes, threads = [int(size) for size in plan["matrix_sizes"]], int(plan["threads"])
     copied, seconds = int(plan["copy_bytes"]), float(plan["seconds"])
     if not sizes or min(sizes) < 1 or threads < 1 or copied < 8 * threads or seconds < 0:

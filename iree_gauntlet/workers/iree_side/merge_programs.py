@@ -25,8 +25,6 @@ class Merged:
 
     Attributes:
         module: the programs as one, MLIR bytecode; empty where some are no part of it.
-        functions: public functions of each program, under their new names.
-        refused: what each of the programs that are no part of it has against it, by its index.
     """
 
     module: bytes = b""
@@ -50,10 +48,6 @@ def merge_programs(programs: Sequence[str], prefixes: Sequence[str]) -> Merged:
 
     Every symbol at the top of a program gets the program's prefix, and all references to it, those inside of
     functions and globals included. The module's own name goes.
-
-    Args:
-        programs: paths of MLIR, as text or bytecode.
-        prefixes: one for each of them, all different.
     """
     ir = import_bindings()
     merged = Merged()
@@ -94,11 +88,7 @@ def _attributes(operation: Any) -> dict[str, Any]:
 
 
 def _take_over(ir: Any, whole: Any, part: Any, prefix: str) -> list[str]:
-    """Move a program's operations into the whole, renamed.
-
-    Returns:
-        The new names of its public functions.
-    """
+    """Move a program's operations into the whole, renamed."""
     functions = []
     operations = list(part.operation.regions[0].blocks[0].operations)
     for operation in operations:

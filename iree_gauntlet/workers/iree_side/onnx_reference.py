@@ -67,7 +67,6 @@ class ReferenceInput:
     """An input of a model.
 
     Attributes:
-        name: in the graph.
         dtype: NumPy's or ml_dtypes' name of its element type; a longer text where it is no tensor of numbers.
         shape: as declared: sizes, names of open ones, or None.
     """
@@ -93,23 +92,13 @@ class Reference(Protocol):
         """In the order of the graph's."""
 
     def run(self, arrays: Sequence[Array]) -> dict[str, Array]:
-        """Outputs by name, in the order of the graph's.
-
-        Raises:
-            InferenceFailedError: it cannot be run on these.
-        """
+        """Outputs by name, in the order of the graph's. Raises InferenceFailedError: it cannot be run on these."""
 
 
 class OnnxRuntime:
     """A model in onnxruntime: one thread, the processor's own provider.
 
-    Args:
-        model: its file or content.
-        optimised: with onnxruntime's own graph optimisations.
-
-    Raises:
-        PlanError: there is no onnxruntime.
-        InferenceFailedError: it cannot load the model.
+    Raises PlanError: there is no onnxruntime. InferenceFailedError: it cannot load the model.
     """
 
     name = "onnxruntime"
@@ -167,11 +156,9 @@ class OnnxRuntime:
 class OnnxEvaluator:
     """A model in onnx's own reference evaluator.
 
-    Args:
-        model: of `onnx.load`, with its weights.
+    `model`: of `onnx.load`, with its weights.
 
-    Raises:
-        InferenceFailedError: it cannot load the model.
+    Raises InferenceFailedError: it cannot load the model.
     """
 
     name = "onnx"
@@ -209,12 +196,9 @@ class OnnxEvaluator:
 def load_reference(file: Path | bytes, model: Any) -> tuple[Reference, list[str]]:
     """onnxruntime, or where it cannot load a model, onnx's evaluator; and why it is not onnxruntime.
 
-    Args:
-        file: of the model, or its content.
-        model: the same, as of `onnx.load`.
+    `model`: the same, as of `onnx.load`.
 
-    Raises:
-        InferenceFailedError: neither can load it.
+    Raises InferenceFailedError: neither can load it.
     """
     try:
         return OnnxRuntime(file), []
@@ -225,8 +209,7 @@ def load_reference(file: Path | bytes, model: Any) -> tuple[Reference, list[str]
 def evaluator_instead(model: Any, why: str) -> Reference:
     """Onnx's evaluator, where onnxruntime does not run a model.
 
-    Raises:
-        InferenceFailedError: it cannot load the model; why onnxruntime does not run it is said too.
+    Raises InferenceFailedError: it cannot load the model; why onnxruntime does not run it is said too.
     """
     try:
         return OnnxEvaluator(model)
@@ -255,13 +238,9 @@ def require_inputs(inputs: Sequence[ReferenceInput], arrays: Sequence[Array]) ->
 def read_input(text: str, cwd: str, dtype_name: str) -> Array:
     """What is written behind `--input=`, as the array that a reference takes.
 
-    Args:
-        text: `@x.npy`, `4xf32=@x.bin`, `4xf32=1`.
-        cwd: where its files lie.
-        dtype_name: of the model's input.
+    `text`: `@x.npy`, `4xf32=@x.bin`, `4xf32=1`.
 
-    Raises:
-        PlanError: it is no tensor, or one that is not read here.
+    Raises PlanError: it is no tensor, or one that is not read here.
     """
     try:
         value = read_value(text, cwd)
@@ -298,8 +277,7 @@ def raw_bytes(array: Array) -> bytes:
 def tensor_type(name: str, array: Any) -> str:
     """The type of an output in IREE's notation: `1x64xi64`.
 
-    Raises:
-        PlanError: it is no tensor of numbers that IREE's tools know.
+    Raises PlanError: it is no tensor of numbers that IREE's tools know.
     """
     found = array.dtype.name if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
     element = ELEMENT_TYPES.get(found)
@@ -309,11 +287,7 @@ def tensor_type(name: str, array: Any) -> str:
 
 
 def _known_dtype(name: str) -> np.dtype[Any]:
-    """A type by the name that NumPy or ml_dtypes has for it.
-
-    Raises:
-        PlanError: neither has.
-    """
+    """A type by the name that NumPy or ml_dtypes has for it."""
     try:
         return np.dtype(name)
     except TypeError:

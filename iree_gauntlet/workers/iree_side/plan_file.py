@@ -41,11 +41,7 @@ class PlanError(Exception):
 
 
 def host_type(name: str) -> np.dtype[Any]:
-    """The NumPy type that holds an element type's bits.
-
-    Raises:
-        PlanError: for a type that is not known.
-    """
+    """The NumPy type that holds an element type's bits. Raises PlanError: for a type that is not known."""
     if name not in ELEMENT_TYPES:
         raise PlanError(f"unknown element type {name!r}; known: {', '.join(ELEMENT_TYPES)}")
     return np.dtype(ELEMENT_TYPES[name][1])
@@ -54,8 +50,7 @@ def host_type(name: str) -> np.dtype[Any]:
 def array_bits(array: NDArray[Any], name: str) -> NDArray[Any]:
     """An array as the runtime takes it: contiguous, and of the type that holds its bits.
 
-    Raises:
-        PlanError: where it has another one.
+    Raises PlanError: where it has another one.
     """
     if array.dtype != host_type(name):
         raise PlanError(f"holds {array.dtype}, and {name} is held by {ELEMENT_TYPES[name][1][1:]}")
@@ -84,8 +79,7 @@ def call_times(
 def read_arrays(items: Sequence[Mapping[str, Any]], folder: Path = Path()) -> list[tuple[NDArray[Any], str]]:
     """The arrays of a plan or, by their names in its folder, of a build; with their element types.
 
-    Raises:
-        PlanError: names the file that cannot be read, or is not of the type that the plan says.
+    Raises PlanError: names the file that cannot be read, or is not of the type that the plan says.
     """
     found = []
     for item in items:
@@ -103,10 +97,7 @@ def read_arrays(items: Sequence[Mapping[str, Any]], folder: Path = Path()) -> li
 def write_arrays(folder: str, name: str, arrays: Iterable[tuple[str, NDArray[Any] | None]]) -> list[dict[str, Any]]:
     """Write arrays as `<name>_0.npy`, ….
 
-    Args:
-        folder: where to; empty for nowhere.
-        name: begins their names.
-        arrays: element type and bits; None for one that was not fetched.
+    `folder`: where to; empty for nowhere. `arrays`: element type and bits; None for one that was not fetched.
 
     Returns:
         What the answer says of each: file, empty where there is none; type; shape, where it was fetched.
@@ -126,10 +117,8 @@ def write_arrays(folder: str, name: str, arrays: Iterable[tuple[str, NDArray[Any
 def answer_plan(words: Sequence[str], measure: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
     """Run a script of one plan, and write what it measured to standard output.
 
-    Args:
-        words: the command line, with the script's name.
-        measure: what to do with the plan; raises PlanError, OSError, ValueError or KeyError for a plan that cannot
-            be used and RuntimeError for a runtime that failed.
+    `measure`: what to do with the plan; raises PlanError, OSError, ValueError or KeyError for a plan that cannot be
+    used and RuntimeError for a runtime that failed.
 
     Returns:
         The exit code.

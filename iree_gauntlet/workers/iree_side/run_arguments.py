@@ -74,8 +74,6 @@ class Value:
     """A tensor's contents.
 
     Attributes:
-        shape: dimensions.
-        element_type: IREE's name.
         contents: dense, row-major; several values a byte for types below 8 bits.
     """
 
@@ -98,12 +96,7 @@ def byte_count(shape: tuple[int, ...], element_type: str) -> int:
 def read_value(text: str, folder: str) -> Value | None:
     """Reads an argument; None for one that says that nothing is expected.
 
-    Args:
-        text: what stands behind the flag.
-        folder: where relative paths begin.
-
-    Raises:
-        UnsupportedError: it is not read here.
+    Raises UnsupportedError: it is not read here.
     """
     text = text.strip()
     if text == "(ignored)":
@@ -149,11 +142,7 @@ def _storage(shape: tuple[int, ...], element_type: str) -> tuple[tuple[int, ...]
 
 
 def open_file(path: str) -> int:
-    """A descriptor that reads a file.
-
-    Raises:
-        UnsupportedError: it cannot be read.
-    """
+    """A descriptor that reads a file. Raises UnsupportedError: it cannot be read."""
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (OSError, ValueError) as error:

@@ -64,7 +64,6 @@ from iree_gauntlet.workers.iree_side.onnx_reference import (
 )
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan
 from iree_gauntlet.workers.iree_side.rounding import Allowed, allow, difference, largest_of
-from iree_gauntlet.workers.iree_side.widen_onnx import widened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -93,6 +92,70 @@ _MOST_WIDENED = 100_000_000
 _ITS_OWN_WAYS = frozenset(("Attention", "DFT", "MaxUnpool", "STFT"))
 # So far apart are two references different, whatever an order of additions does.
 _APART = {"f64": 1e-9, "f32": 1e-3, "f16": 1e-2, "bf16": 2e-2}
+
+
+# Attributes that name an element type.
+_TYPE_ATTRIBUTES = ("to", "dtype", "output_datatype", "output_dtype")
+
+
+def widened(model: Any) -> Any:
+    """A copy of a model (of `onnx.load`, with its weights) in which all of f16, bf16 and f32 is f64.
+
+    Weights, constants, inputs, outputs, casts: what its numbers would be, were there no rounding to its own types.
+    Operators that no kernel has in f64 are for whoever runs it to find out.
+    """
+    import onnx  # noqa: PLC0415
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    _widen_graph(copy.graph)
+    for function in copy.functions:
+        for node in function.node:
+            _widen_node(node)
+    return copy
+
+
+def _is_narrow(element_type: int) -> bool:
+    from onnx import TensorProto  # noqa: PLC0415
+
+    return element_type in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+def _widen_graph(graph: Any) -> None:
+    from onnx import TensorProto  # noqa: PLC0415
+
+    # Of values in between, which say nothing that does not follow.
+    del graph.value_info[:]
+    for value in (*graph.input, *graph.output):
+        if _is_narrow(value.type.tensor_type.elem_type):
+            value.type.tensor_type.elem_type = TensorProto.DOUBLE
+    for tensor in graph.initializer:
+        _widen_tensor(tensor)
+    for node in graph.node:
+        _widen_node(node)
+
+
+def _widen_tensor(tensor: Any) -> None:
+    from onnx import numpy_helper  # noqa: PLC0415
+
+    if _is_narrow(tensor.data_type):
+        values = numpy_helper.to_array(tensor).astype(np.float64)
+        tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+
+
+def _widen_node(node: Any) -> None:
+    from onnx import TensorProto, helper, numpy_helper  # noqa: PLC0415
+
+    for attribute in node.attribute:
+        if attribute.HasField("t"):
+            _widen_tensor(attribute.t)
+        if attribute.HasField("g"):
+            _widen_graph(attribute.g)
+        if attribute.name in _TYPE_ATTRIBUTES and _is_narrow(attribute.i):
+            attribute.i = TensorProto.DOUBLE
+        if node.op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
+            values = np.array(attribute.f if attribute.name == "value_float" else attribute.floats, np.float64)
+            attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(values)))
 
 
 def _answered(plan: dict[str, Any]) -> dict[str, Any]:

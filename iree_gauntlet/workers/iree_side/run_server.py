@@ -55,7 +55,6 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
 
 from iree_gauntlet.workers.iree_side.device_context import staged
-from iree_gauntlet.workers.iree_side.output_rule import close_values, same_values
 from iree_gauntlet.workers.iree_side.run_arguments import (
     ELEMENT_TYPES,
     TYPE_NAMES,
@@ -87,6 +86,71 @@ _SMALL_MODULE_BYTES = 1 << 18
 _RUNTIME_ERRORS = (OSError, RuntimeError, ValueError, TypeError, NotImplementedError, LookupError)
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _STATM = Path("/proc/self/statm")
+
+
+# Types whose values may differ; all others are compared by their bytes.
+_TOLERANT_TYPES = ("f16", "f32", "f64", "bf16")
+
+_PIECE = 1 << 15
+
+
+def same_values(
+    actual: NDArray[Any], expected: NDArray[Any], element_type: str, limits: tuple[float, float] | None
+) -> tuple[bool, float | None]:
+    """Whether two arrays of the same type and shape pass, and the largest error of finite values.
+
+    `limits`: absolute and relative tolerance; None where values must be the same bytes.
+
+    Returns:
+        The verdict; the error is 0 where all bytes are the same, and None where it was not looked for: for types of
+        other kinds, and where no value is finite on both sides.
+    """
+    mine, wanted = actual.reshape(-1), expected.reshape(-1)
+    if np.array_equal(mine.view(np.uint8), wanted.view(np.uint8)):
+        return True, 0.0
+    if limits is None or element_type not in _TOLERANT_TYPES:
+        return False, None
+    passed, largest = True, None
+    with np.errstate(all="ignore"):
+        for start in range(0, mine.size, _PIECE):
+            piece = slice(start, start + _PIECE)
+            good, error = _compare(_widen(mine[piece], element_type), _widen(wanted[piece], element_type), limits)
+            passed = passed and good
+            if error is not None:
+                largest = error if largest is None else max(largest, error)
+    return passed, largest
+
+
+def close_values(
+    actual: NDArray[Any], expected: NDArray[Any], *, rtol: float, atol: float, equal_nan: bool
+) -> tuple[bool, float | None]:
+    """Whether two arrays of the same shape pass by `numpy.allclose`, and the largest error of finite values."""
+    with np.errstate(all="ignore"):
+        passed = bool(np.allclose(actual, expected, rtol=rtol, atol=atol, equal_nan=equal_nan))
+        if actual.dtype.kind not in "fiu" or expected.dtype.kind not in "fiu":
+            return passed, None
+        mine, wanted = actual.astype(np.float64), expected.astype(np.float64)
+        finite = np.isfinite(mine) & np.isfinite(wanted)
+        return passed, float(np.abs(mine - wanted).max(where=finite, initial=0.0)) if finite.any() else None
+
+
+def _compare(
+    mine: NDArray[np.float64], wanted: NDArray[np.float64], limits: tuple[float, float]
+) -> tuple[bool, float | None]:
+    error, size = np.abs(mine - wanted), np.abs(wanted)
+    finite = np.isfinite(wanted)
+    passed = (mine == wanted) | (finite & (error <= limits[0] + limits[1] * size))
+    if not passed.all():
+        passed |= np.isnan(mine) & np.isnan(wanted)
+    finite &= np.isfinite(mine)
+    return bool(passed.all()), float(error.max(where=finite, initial=0.0)) if finite.any() else None
+
+
+def _widen(values: NDArray[Any], element_type: str) -> NDArray[np.float64]:
+    """The same numbers in double precision."""
+    if element_type == "bf16":
+        return (values.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return values.astype(np.float64)
 
 
 class RunServer:
@@ -177,11 +241,7 @@ class RunServer:
         return Value(shape, element_type, self._contents(view, byte_count(shape, element_type), device, allocator))
 
     def _device(self, uri: str) -> tuple[Any, Any, Any]:
-        """The device, the module that offers it to programs, and its allocator.
-
-        Raises:
-            UnsupportedError: there is none; the tool reports that only for programs that need one.
-        """
+        """The device, the module that offers it to programs, and its allocator."""
         if uri in self._no_devices:
             raise UnsupportedError(self._no_devices[uri])
         if uri not in self._devices:
@@ -215,9 +275,7 @@ class RunServer:
 def serve(requests: Any, answers: int) -> None:
     """Answers requests until there are no more.
 
-    Args:
-        requests: a file of lines.
-        answers: the descriptor that answers are written to.
+    `answers`: the descriptor that answers are written to.
     """
     server = RunServer()
     memory = _PeakMemory()
@@ -229,11 +287,7 @@ def serve(requests: Any, answers: int) -> None:
 
 
 class _PeakMemory:
-    """The most that this process had in memory, case by case.
-
-    Linux gives the peak since the process began, unless it is asked to reset, which is done only after a case that
-    raised it: the figure of a case is exact where it is higher than that by so much, and else is at most that.
-    """
+    """The most that this process had in memory, case by case."""
 
     _STEP = 1 << 24
 

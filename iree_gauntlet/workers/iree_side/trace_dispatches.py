@@ -24,7 +24,7 @@ dispatches that were begun and gave nothing: objects of `dispatch`, `kept` and t
 `outputs` with the `largest` |value| of the reference.
 
 With `by_values`, the reference may be another program that means the same: it runs first, and a tensor of the target is
-right where the reference has one of the same values in any layout (`value_index.py`). `trace.jsonl` then has `wrong` of
+right where the reference has one of the same values in any layout (`ValueIndex`). `trace.jsonl` then has `wrong` of
 each tensor, and no errors.
 
 With `capture`, the keys of some dispatches, the target runs alone, up to where each of them has run once: their inputs
@@ -41,6 +41,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -55,7 +56,6 @@ if __name__ == "__main__":
 from iree_gauntlet.workers.iree_side.device_context import Device, Program
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, host_type
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, read_value, storage_of
-from iree_gauntlet.workers.iree_side.value_index import ValueIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -69,6 +69,46 @@ _UNUSABLE = 2
 _INPUTS, _OUTPUTS = " inputs", " outputs"
 # In place of a dispatch's key, before what the function gives.
 _RESULTS = "results"
+
+
+# Of the sorted values: the smallest, the largest, and those between them at equal distances.
+_KEPT = 257
+
+
+class ValueIndex:
+    """Which tensors a program has, whatever their names and layouts: known by their sorted values.
+
+    A transposed, packed or padded tensor has the values of the plain one, but for zeros. Of each, its count of other
+    values and some order statistics are kept, so that an index is small however large the tensors are.
+
+    `tolerances`: by element type, what a value may be off, as a share of the largest one; without, nothing.
+    """
+
+    def __init__(self, tolerances: Mapping[str, float]) -> None:
+        self._tolerances = tolerances
+        self._found: dict[tuple[str, int], list[Array]] = defaultdict(list)
+
+    def add(self, element_type: str, numbers: Array) -> None:
+        """Adds a tensor's values, which are not held."""
+        count, kept = _sorted(numbers)
+        self._found[element_type, count].append(kept)
+
+    def has(self, element_type: str, numbers: Array) -> bool:
+        """Whether a tensor of such values was added."""
+        count, kept = _sorted(numbers)
+        finite = np.abs(kept[np.isfinite(kept)])
+        allowed = self._tolerances.get(element_type, 0.0) * float(finite.max(initial=0.0))
+        return any(
+            np.allclose(other, kept, rtol=0.0, atol=allowed, equal_nan=True)
+            for other in self._found.get((element_type, count), ())
+        )
+
+
+def _sorted(numbers: Array) -> tuple[int, Array]:
+    """How many are not zero, and some of them in their order."""
+    values = np.sort(numbers[numbers != 0], axis=None)
+    places = np.linspace(0, max(0, values.size - 1), min(values.size, _KEPT)).round().astype(int)
+    return values.size, values[places]
 
 
 class Tensor:
@@ -120,11 +160,7 @@ def error_of(target: Tensor, reference: Tensor) -> float:
 
 
 def _compare(plan: Mapping[str, Any]) -> None:
-    """Run both sides and write what is found.
-
-    Raises:
-        PlanError: a side cannot be run.
-    """
+    """Run both sides and write what is found."""
     folder = Path(plan["folder"])
     sides = {name: _Side(name, plan[name], folder) for name in ("target", "reference")}
     left, count, differs = int(plan["keep"]), 0, ""
@@ -318,11 +354,7 @@ class _Side:
 
 
 def _emit(plan: Mapping[str, Any], stream: BinaryIO) -> None:
-    """Run a side; what it traces goes to the stream.
-
-    Raises:
-        PlanError: an argument, or the function, cannot be used.
-    """
+    """Run a side; what it traces goes to the stream."""
     device = Device(plan["device"])
 
     def trace(key: str, views: Sequence[Any]) -> None:
