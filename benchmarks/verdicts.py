@@ -22,9 +22,9 @@ from iree_gauntlet.measuring.statistics.comparison_verdict import (
     Comparison,
     Verdict,
     compare_log_ratios,
-    student_quantile,
+    find_student_quantile,
 )
-from iree_gauntlet.measuring.statistics.paired import bootstrap_t_interval, rank_interval, sorted_walsh_averages
+from iree_gauntlet.measuring.statistics.paired import bootstrap_t_interval, rank_interval, sort_walsh_averages
 from iree_gauntlet.measuring.statistics.rounds import Round, sequential_plan
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -213,7 +213,7 @@ def _ratios(rounds: NDArray[np.float64], blocks: int, seed: int) -> NDArray[np.f
 
 
 def _student(ratios: NDArray[np.float64]) -> tuple[float, float]:
-    reach = student_quantile(1 - _LEVEL / 2, ratios.size - 1) * float(ratios.std(ddof=1)) / math.sqrt(ratios.size)
+    reach = find_student_quantile(1 - _LEVEL / 2, ratios.size - 1) * float(ratios.std(ddof=1)) / math.sqrt(ratios.size)
     return float(ratios.mean()) - reach, float(ratios.mean()) + reach
 
 
@@ -229,7 +229,7 @@ def _hierarchical(rounds: NDArray[np.float64], blocks: int, seed: int) -> tuple[
 
 
 def _rank(ratios: NDArray[np.float64]) -> tuple[float, float]:
-    interval = rank_interval(sorted_walsh_averages(ratios), _LEVEL)
+    interval = rank_interval(sort_walsh_averages(ratios), _LEVEL)
     return interval.low, interval.high
 
 

@@ -55,8 +55,8 @@ class Served:
         """What is due after so many seconds is done; in how many it wakes again by itself."""
         self.clock.now = self.began + seconds
         self.server._reap()
-        self.server._tend()
-        return self.server._patience()
+        self.server._advance()
+        return self.server._compute_patience()
 
     def answer(self) -> dict[str, Any]:
         first, last = self.answers

@@ -31,7 +31,7 @@ from iree_gauntlet.measuring.numerics.comparison import compare_outputs
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances
 from iree_gauntlet.steps import Command, Step
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, Value, read_value
-from iree_gauntlet.workers.iree_side.run_server import close_values, same_values
+from iree_gauntlet.workers.iree_side.run_server import close_values, compare_values
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import CORPUS
 from tests.support.processes import wait_until
@@ -662,7 +662,7 @@ def test_the_small_rule_is_the_large_one(data: st.DataObject) -> None:
     whole = compare_outputs([Tensor(name, mine.shape, mine)], [Tensor(name, wanted.shape, wanted)], tolerances)[0]
     limits = tolerances.effective(name) if tolerances.applies_to(name) else None
     bits = np.uint16 if name == "bf16" else dtype
-    passed, error = same_values(mine.view(bits), wanted.view(bits), name, limits)
+    passed, error = compare_values(mine.view(bits), wanted.view(bits), name, limits)
     assert passed == whole.passed
     if limits and error:
         assert error == whole.max_abs_error
@@ -672,9 +672,9 @@ def test_large_arrays_are_compared_to_their_end() -> None:
     wanted = np.zeros(100_000, np.float32)
     mine = wanted.copy()
     mine[5] = 1e-5
-    assert same_values(mine, wanted, "f32", (1e-4, 0.0)) == (True, float(np.float32(1e-5)))
+    assert compare_values(mine, wanted, "f32", (1e-4, 0.0)) == (True, float(np.float32(1e-5)))
     mine[-1] = 1
-    assert same_values(mine, wanted, "f32", (1e-4, 0.0)) == (False, 1.0)
+    assert compare_values(mine, wanted, "f32", (1e-4, 0.0)) == (False, 1.0)
     assert close_values(mine, wanted, rtol=0.0, atol=2.0, equal_nan=False) == (True, 1.0)
 
 

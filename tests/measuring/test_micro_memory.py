@@ -25,7 +25,7 @@ from iree_gauntlet.measuring.profiles.memory_profile import (
 from iree_gauntlet.reports.sweeps.sweep_plots import memory_plot
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.workers import iree_side
-from iree_gauntlet.workers.iree_side.measure_memory import MemoryWatch, measure, thinned
+from iree_gauntlet.workers.iree_side.measure_memory import MemoryWatch, drop_every_second, measure
 from tests.support.command_line import LIMIT_SECONDS, Done
 from tests.support.processes import wait_until
 from tests.support.worker_here import answered_here
@@ -185,7 +185,7 @@ def test_a_watch_looks_by_itself() -> None:
 @given(st.lists(st.integers(0, 1000), max_size=60))
 def test_thinning_loses_no_peak_and_keeps_the_order(sizes: list[int]) -> None:
     samples = [[float(at), size, 0, None] for at, size in enumerate(sizes)]
-    fewer = thinned(samples)
+    fewer = drop_every_second(samples)
     assert len(fewer) == (len(samples) + 1) // 2
     assert [sample[0] for sample in fewer] == sorted(sample[0] for sample in fewer)
     assert max((sample[1] for sample in fewer), default=0) == max(sizes, default=0)

@@ -16,7 +16,13 @@ import pytest
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.workers import iree_side
 from iree_gauntlet.workers.iree_side.device_context import Device
-from iree_gauntlet.workers.iree_side.measure_generative import Generator, generate, measure, most_likely, overhead_us
+from iree_gauntlet.workers.iree_side.measure_generative import (
+    Generator,
+    choose_most_likely,
+    generate,
+    measure,
+    overhead_us,
+)
 from tests.support.clocks import Clock
 from tests.support.command_line import LIMIT_SECONDS, Done
 from tests.support.worker_here import answered_here
@@ -242,8 +248,8 @@ def test_the_largest_logit_wins_the_first_of_equal_ones_and_nan_over_all(name: s
     dtype = np.dtype(ml_dtypes.bfloat16) if name == "bf16" else np.dtype(f"f{int(name[1:]) // 8}")
     logits = np.array([[-3, -1, -1, -2], [1, np.inf, np.nan, 3], [-np.inf] * 4, [0.0, 256, 255, 1]]).astype(dtype)
     bits = logits.view(np.uint16) if name == "bf16" else logits
-    assert most_likely(bits, name).tolist() == [[1], [2], [0], [1]]
-    assert most_likely(bits, name).dtype == np.int64
+    assert choose_most_likely(bits, name).tolist() == [[1], [2], [0], [1]]
+    assert choose_most_likely(bits, name).dtype == np.int64
 
 
 def test_each_decode_is_given_the_token_before_it_and_its_position() -> None:

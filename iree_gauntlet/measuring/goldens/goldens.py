@@ -49,19 +49,19 @@ def describe(check: Check) -> str:
     title = _TITLES[Metric(check.metric)]
     if check.statistic == Statistic.MIN:
         title = f"fastest {title}"
-    figure = "unknown" if check.measured is None else _figure(check, check.measured)
+    figure = "unknown" if check.measured is None else _format_figure(check, check.measured)
     if check.limit is None or check.golden is None or check.measured is None or check.passed is None:
         return f"{title} {figure} ({check.note})"
-    source = f"golden {_figure(check, check.golden)} × {check.factor:g}, " if check.factor != 1 else ""
+    source = f"golden {_format_figure(check, check.golden)} × {check.factor:g}, " if check.factor != 1 else ""
     distance = abs(check.measured - check.limit)
     share = f", {'-' if check.passed else '+'}{100 * distance / check.limit:.1f} %" if check.limit > 0 else ""
     relation = "equals" if not distance else "is below" if check.passed else "exceeds"
-    difference = f" by {_figure(check, distance)}{share}" if distance else ""
-    limit = _figure(check, check.limit)
+    difference = f" by {_format_figure(check, distance)}{share}" if distance else ""
+    limit = _format_figure(check, check.limit)
     return f"{title} {figure} {relation} the limit {limit}{difference} ({source}{check.note})"
 
 
-def _figure(check: Check, value: float) -> str:
+def _format_figure(check: Check, value: float) -> str:
     # Counts and bytes in full; times and errors in as many digits as a person can compare.
     number = f"{value:,.10g}" if check.unit in ("dispatches", "bytes", "instructions") else f"{value:.4g}"
     return f"{number} {check.unit}" if check.unit in ("ms", "bytes") else number
@@ -105,19 +105,19 @@ def check_time(samples: Samples, goldens: Sequence[Golden], golden_keys: Sequenc
             note = f"no golden for {named} (has: {keys}): measured only"
         else:
             note = "no golden time in the spec: measured only"
-        return _measured_only(Metric.TIME_MS, _time(samples, statistic), note, statistic=statistic, sku=sku)
+        return _note_figure(Metric.TIME_MS, _time(samples, statistic), note, statistic=statistic, sku=sku)
     golden = min(fitting, key=lambda candidate: candidate.limit)
     measured = _time(samples, golden.statistic)
     if measured is None:
         if samples.mean_ms <= golden.limit:
             # The fastest repetition is at most the mean.
-            return _checked(golden, samples.mean_ms, Statistic.MEAN, sku, "")
+            return _check_golden(golden, samples.mean_ms, Statistic.MEAN, sku, "")
         note = (
             "the golden is for the fastest repetition, and the benchmark reported aggregates only:"
             f" measured only ({golden.origin})"
         )
-        return _measured_only(Metric.TIME_MS, samples.mean_ms, note, statistic=Statistic.MEAN, sku=sku)
-    return _checked(golden, measured, golden.statistic, sku, "")
+        return _note_figure(Metric.TIME_MS, samples.mean_ms, note, statistic=Statistic.MEAN, sku=sku)
+    return _check_golden(golden, measured, golden.statistic, sku, "")
 
 
 def check_figure(metric: Metric, measured: float, goldens: Sequence[Golden], release: str) -> Check:
@@ -139,18 +139,18 @@ def check_figure(metric: Metric, measured: float, goldens: Sequence[Golden], rel
             note = f"no golden for compiler release {current or 'unknown'} (has: {known}): measured only"
         else:
             note = f"no golden {title} in the spec: measured only"
-        return _measured_only(metric, measured, note, release=current)
+        return _note_figure(metric, measured, note, release=current)
     golden = min(fitting, key=lambda candidate: candidate.limit)
-    return _checked(golden, measured, "", "", current)
+    return _check_golden(golden, measured, "", "", current)
 
 
 def _time(samples: Samples, statistic: Statistic) -> float | None:
     return samples.mean_ms if statistic == Statistic.MEAN else samples.min_ms
 
 
-def _checked(golden: Golden, measured: float, statistic: str, sku: str, release: str) -> Check:
+def _check_golden(golden: Golden, measured: float, statistic: str, sku: str, release: str) -> Check:
     return replace(
-        _measured_only(golden.metric, measured, str(golden.origin), statistic=statistic, sku=sku, release=release),
+        _note_figure(golden.metric, measured, str(golden.origin), statistic=statistic, sku=sku, release=release),
         golden=golden.value,
         factor=golden.factor,
         limit=golden.limit,
@@ -158,7 +158,7 @@ def _checked(golden: Golden, measured: float, statistic: str, sku: str, release:
     )
 
 
-def _measured_only(
+def _note_figure(
     metric: Metric, measured: float | None, note: str, *, statistic: str = "", sku: str = "", release: str = ""
 ) -> Check:
     text = str(statistic)
@@ -206,7 +206,7 @@ def confirm_breach(
     looks = plan.reached(len(rounds))
     for look, level in looks:
         ordered = sorted(figures[:look])
-        reach = _reach(look, level / 2)
+        reach = _find_reach(look, level / 2)
         if reach is not None:
             low, high = max(low, ordered[reach]), min(high, ordered[-1 - reach])
     passed, reason = _judge(low, high, limit)
@@ -233,7 +233,7 @@ def _judge(low: float, high: float, limit: float) -> tuple[bool | None, str]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _reach(count: int, level: float) -> int | None:
+def _find_reach(count: int, level: float) -> int | None:
     """The largest k with P(at most k of `count` values fall below their median) ≤ level; None where there is none."""
     total, best = 0, None
     for successes in range(count):

@@ -75,7 +75,7 @@ class CpuUse:
     unsure: float
 
 
-def _asked_elsewhere(root: Path, question: Callable[[], _Answer]) -> _Answer | None:
+def _ask_elsewhere(root: Path, question: Callable[[], _Answer]) -> _Answer | None:
     """What the system says where /proc or /sys says nothing, as on systems that have none; None where it cannot."""
     if str(root) != root.anchor:
         return None
@@ -90,39 +90,39 @@ def _count_usable_cores(root: Path) -> int:
     # Not on every system, and typeshed knows it only for Linux.
     affinity = getattr(os, "sched_getaffinity", None)
     count = len(affinity(0)) if affinity else os.cpu_count() or 1
-    quota = _cpu_quota(root)
+    quota = _read_cpu_quota(root)
     return max(1, count if quota is None else min(count, math.ceil(quota)))
 
 
 def _read_memory_limits(root: Path) -> list[int]:
     """Bytes that each cgroup above this process allows."""
-    files = [folder / "memory.max" for folder in _cgroup_folders(root)]
+    files = [folder / "memory.max" for folder in _list_cgroup_folders(root)]
     files.append(root / "sys/fs/cgroup/memory/memory.limit_in_bytes")
-    return [limit for file in files if (limit := _number(file)) is not None and limit > 0]
+    return [limit for file in files if (limit := _read_number(file)) is not None and limit > 0]
 
 
 def total_memory(root: Path = _ROOT) -> int | None:
     """Bytes of memory that the machine has."""
-    fields = _meminfo(root)
+    fields = _read_meminfo(root)
     if fields:
         return fields.get("MemTotal")
-    return _asked_elsewhere(root, lambda: psutil.virtual_memory().total)
+    return _ask_elsewhere(root, lambda: psutil.virtual_memory().total)
 
 
 def free_memory(root: Path = _ROOT) -> int | None:
     """Bytes of memory that can be had without swapping."""
-    fields = _meminfo(root)
+    fields = _read_meminfo(root)
     if fields:
         return fields.get("MemAvailable", fields.get("MemFree"))
-    return _asked_elsewhere(root, lambda: psutil.virtual_memory().available)
+    return _ask_elsewhere(root, lambda: psutil.virtual_memory().available)
 
 
-def used_swap(root: Path = _ROOT) -> int | None:
+def read_used_swap(root: Path = _ROOT) -> int | None:
     """Bytes of swap in use."""
-    fields = _meminfo(root)
+    fields = _read_meminfo(root)
     if fields:
         return fields["SwapTotal"] - fields["SwapFree"] if {"SwapTotal", "SwapFree"} <= fields.keys() else None
-    return _asked_elsewhere(root, lambda: psutil.swap_memory().used)
+    return _ask_elsewhere(root, lambda: psutil.swap_memory().used)
 
 
 def _read_cpu_model(root: Path) -> str:
@@ -137,11 +137,11 @@ def _read_cpu_model(root: Path) -> str:
 def _read_cpu_temperature(root: Path) -> float | None:
     """The hottest of the processors' sensors, in °C."""
     files: list[Path] = []
-    for chip in _entries(root / "sys/class/hwmon", "hwmon*"):
-        files += _entries(chip, "temp*_input") if read_text(chip / "name") in _CPU_DRIVERS else []
-    for zone in _entries(root / "sys/class/thermal", "thermal_zone*"):
+    for chip in _list_entries(root / "sys/class/hwmon", "hwmon*"):
+        files += _list_entries(chip, "temp*_input") if read_text(chip / "name") in _CPU_DRIVERS else []
+    for zone in _list_entries(root / "sys/class/thermal", "thermal_zone*"):
         files += [zone / "temp"] if _CPU_ZONE.fullmatch(read_text(zone / "type") or "") else []
-    found = [value for file in files if (value := _number(file)) is not None and _COLDEST <= value <= _HOTTEST]
+    found = [value for file in files if (value := _read_number(file)) is not None and _COLDEST <= value <= _HOTTEST]
     return max(found) / 1000 if found else None
 
 
@@ -151,17 +151,17 @@ def load_average(root: Path) -> float | None:
     try:
         return float(words[0])
     except (IndexError, ValueError):
-        return _asked_elsewhere(root, lambda: os.getloadavg()[0])
+        return _ask_elsewhere(root, lambda: os.getloadavg()[0])
 
 
-def on_battery(root: Path) -> bool | None:
+def is_on_battery(root: Path) -> bool | None:
     """Whether the machine runs on battery; None where it has none, or does not say.
 
     Batteries of its devices, such as a mouse, are none of its own (Documentation/ABI/testing/sysfs-class-power).
     """
-    supplies = [(read_text(folder / "type"), folder) for folder in _entries(root / "sys/class/power_supply")]
+    supplies = [(read_text(folder / "type"), folder) for folder in _list_entries(root / "sys/class/power_supply")]
     if not supplies:
-        return _asked_elsewhere(root, _on_battery_elsewhere)
+        return _ask_elsewhere(root, _on_battery_elsewhere)
     batteries = [folder for kind, folder in supplies if kind == "Battery" and read_text(folder / "scope") != "Device"]
     if not batteries:
         return None
@@ -173,7 +173,7 @@ def on_battery(root: Path) -> bool | None:
     return False if statuses & {"Charging", "Full", "Not charging"} else None
 
 
-def turbo(root: Path) -> bool | None:
+def _is_turbo_on(root: Path) -> bool | None:
     """Whether the processor may exceed its nominal frequency."""
     no_turbo = flag(root / "sys/devices/system/cpu/intel_pstate/no_turbo")
     if no_turbo is not None:
@@ -181,9 +181,9 @@ def turbo(root: Path) -> bool | None:
     return flag(root / "sys/devices/system/cpu/cpufreq/boost")
 
 
-def cpus_there(root: Path) -> list[int]:
+def list_cpus(root: Path) -> list[int]:
     """Numbers of the logical CPUs, rising."""
-    folders = _entries(root / "sys/devices/system/cpu", "cpu*")
+    folders = _list_entries(root / "sys/devices/system/cpu", "cpu*")
     return sorted(int(found[1]) for folder in folders if (found := _CPU_FOLDER.fullmatch(folder.name)))
 
 
@@ -193,7 +193,7 @@ def _read_cpu_texts(root: Path, name: str, cpus: Collection[int] = ()) -> list[s
     `name`: the file, such as `cpufreq/scaling_governor`. `cpus`: numbers of the CPUs that are asked; all where empty.
     """
     folder = root / "sys/devices/system/cpu"
-    numbers = sorted(cpus) or cpus_there(root)
+    numbers = sorted(cpus) or list_cpus(root)
     return [text for number in numbers if (text := read_text(f"{folder}/cpu{number}/{name}"))]
 
 
@@ -209,7 +209,7 @@ def fastest_cores(root: Path, cpus: Collection[int]) -> list[int]:
     empty.
     """
     cores: dict[str, tuple[int, int]] = {}
-    for number in sorted(cpus) or cpus_there(root):
+    for number in sorted(cpus) or list_cpus(root):
         core = next(iter(_read_cpu_texts(root, "topology/thread_siblings_list", (number,))), str(number))
         cores[core] = next(iter(_read_cpu_numbers(root, "cpufreq/cpuinfo_max_freq", (number,))), 0), number
     fastest = max((speed for speed, _ in cores.values()), default=0)
@@ -221,21 +221,21 @@ def flag(path: Path) -> bool | None:
     return {"0": False, "1": True}.get(read_text(path) or "")
 
 
-def _cpu_quota(root: Path) -> float | None:
+def _read_cpu_quota(root: Path) -> float | None:
     """CPUs that the tightest cgroup above this process allows; None for no limit."""
     quotas = []
-    for folder in _cgroup_folders(root):
+    for folder in _list_cgroup_folders(root):
         quota, _, period = (read_text(folder / "cpu.max") or "").partition(" ")
         if quota.isdigit() and period.strip().isdigit():
             quotas.append(int(quota) / int(period))
     old = root / "sys/fs/cgroup/cpu"
-    quota_v1, period_v1 = _number(old / "cpu.cfs_quota_us"), _number(old / "cpu.cfs_period_us")
+    quota_v1, period_v1 = _read_number(old / "cpu.cfs_quota_us"), _read_number(old / "cpu.cfs_period_us")
     if quota_v1 and period_v1 and quota_v1 > 0:
         quotas.append(quota_v1 / period_v1)
     return min(quotas, default=None)
 
 
-def _meminfo(root: Path) -> dict[str, int]:
+def _read_meminfo(root: Path) -> dict[str, int]:
     found = {}
     for line in (read_text(root / "proc/meminfo") or "").splitlines():
         name, _, rest = line.partition(":")
@@ -245,7 +245,7 @@ def _meminfo(root: Path) -> dict[str, int]:
     return found
 
 
-def _cgroup_folders(root: Path) -> list[Path]:
+def _list_cgroup_folders(root: Path) -> list[Path]:
     """This process's cgroup (version 2) and those above it."""
     base = root / "sys/fs/cgroup"
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
@@ -260,7 +260,7 @@ def _on_battery_elsewhere() -> bool | None:
     return None if battery is None or battery.power_plugged is None else not battery.power_plugged
 
 
-def _entries(folder: Path, pattern: str = "*") -> list[Path]:
+def _list_entries(folder: Path, pattern: str = "*") -> list[Path]:
     try:
         with os.scandir(folder) as entries:
             return [folder / entry.name for entry in entries if fnmatchcase(entry.name, pattern)]
@@ -268,7 +268,7 @@ def _entries(folder: Path, pattern: str = "*") -> list[Path]:
         return []
 
 
-def _number(path: Path) -> int | None:
+def _read_number(path: Path) -> int | None:
     text = read_text(path) or ""
     return int(text) if text.removeprefix("-").isdecimal() else None
 
@@ -293,7 +293,7 @@ def read_cpu_times(root: Path = _ROOT) -> dict[int, CpuTimes]:
     """The counters of each CPU, by its number; empty where they are not shown."""
     text = read_text(root / "proc/stat")
     if text is None:
-        return _asked_elsewhere(root, _times_elsewhere) or {}
+        return _ask_elsewhere(root, _times_elsewhere) or {}
     found: dict[int, CpuTimes] = {}
     for line in text.splitlines():
         name, *words = line.split() or [""]
@@ -423,11 +423,11 @@ def machine_state(
         governor=",".join(sorted(set(_read_cpu_texts(root, "cpufreq/scaling_governor", cpus)))) or None,
         frequency_mhz=sum(frequencies) / len(frequencies) / 1000 if frequencies else None,
         throttle_count=sum(throttles) if throttles else None,
-        turbo=turbo(root),
+        turbo=_is_turbo_on(root),
         smt=flag(root / "sys/devices/system/cpu/smt/active"),
         free_memory_bytes=free_memory(root),
-        swap_used_bytes=used_swap(root),
-        on_battery=on_battery(root),
+        swap_used_bytes=read_used_swap(root),
+        on_battery=is_on_battery(root),
         cpu_temperature_c=_read_cpu_temperature(root),
         gpus=gpus.gpus if gpus else (),
         gpu_problem=gpus.problem if gpus else "",
@@ -436,10 +436,10 @@ def machine_state(
 
 def benchmark_warnings(state: MachineState) -> list[str]:
     """What would spoil a benchmark now, each with what to do about it; empty for a fit machine."""
-    return [*_load_warnings(state), *_clock_warnings(state), *_memory_warnings(state), *_heat_warnings(state)]
+    return [*_warn_of_load(state), *_warn_of_clock(state), *_warn_of_memory(state), *_warn_of_heat(state)]
 
 
-def _clock_warnings(state: MachineState) -> Iterator[str]:
+def _warn_of_clock(state: MachineState) -> Iterator[str]:
     if state.governor and set(state.governor.split(",")) - {"performance"}:
         yield (
             f"CPU frequency governor is {state.governor}: times depend on how warm the clock is;"
@@ -464,7 +464,7 @@ def _clock_warnings(state: MachineState) -> Iterator[str]:
         yield "running on battery, which slows the CPU: plug it in"
 
 
-def _load_warnings(state: MachineState) -> Iterator[str]:
+def _warn_of_load(state: MachineState) -> Iterator[str]:
     if state.busy_share is not None and state.busy_share > BUSY_SHARE:
         yield f"other work keeps the CPUs {100 * state.busy_share:.0f} % busy: stop it, or wait until it ends"
     elif state.busy_share is None and state.load_1m is not None and state.load_1m > 0.5 * state.cores:
@@ -476,7 +476,7 @@ def _load_warnings(state: MachineState) -> Iterator[str]:
         )
 
 
-def _memory_warnings(state: MachineState) -> Iterator[str]:
+def _warn_of_memory(state: MachineState) -> Iterator[str]:
     if state.swap_used_bytes is not None and state.swap_used_bytes > _GIB // 4:
         yield f"{byte_size(state.swap_used_bytes)} of swap are in use: free memory, then sudo swapoff -a"
     if state.free_memory_bytes is not None and state.free_memory_bytes < _GIB:
@@ -486,7 +486,7 @@ def _memory_warnings(state: MachineState) -> Iterator[str]:
         )
 
 
-def _heat_warnings(state: MachineState) -> Iterator[str]:
+def _warn_of_heat(state: MachineState) -> Iterator[str]:
     if state.cpu_temperature_c is not None and state.cpu_temperature_c >= _HOT_CPU_C:
         yield (
             f"the CPU is at {state.cpu_temperature_c:.0f} °C, close to where it slows down: let it cool, and look"

@@ -220,7 +220,7 @@ def read_output(path: Path, tensor_type: TensorType | None = None) -> Tensor:
         return tensor.with_element_type(tensor.element_type.removeprefix("s"))
     if tensor_type is None:
         raise TensorError(f"{path}: a raw file does not say what it holds", "give its shape and element type")
-    size = _size(path)
+    size = _get_size(path)
     return read_raw(path, tensor_type if size == tensor_type.byte_count else TensorType((size,), "*8"))
 
 
@@ -271,7 +271,7 @@ class _Offsets:
         """Makes sure that every file was read to its end by some argument."""
         for name, (tensor_type, end) in self._farthest.items():
             path = self._folder / name
-            start, size = end - tensor_type.byte_count, _size(path)
+            start, size = end - tensor_type.byte_count, _get_size(path)
             if end < size:
                 behind = f" after byte {start}" if start else ""
                 raise UnreadError(
@@ -289,7 +289,7 @@ def _read_npy_argument(text: str, folder: Path, offsets: _Offsets) -> list[Tenso
     path = folder / name
     offset = 0 if mode == "@" else offsets.last(name)
     tensors: list[Tensor] = []
-    while offset < _size(path) if mode == "*" else not tensors:
+    while offset < _get_size(path) if mode == "*" else not tensors:
         tensor, offset = _read_npy(path, offset)
         tensors.append(tensor)
         offsets.read(name, tensor.type, offset)
@@ -326,7 +326,7 @@ def _read_npy(path: Path, offset: int) -> tuple[Tensor, int]:
             raise TensorError(f"{path}: not an array of plain numbers", "save the array alone, with numpy.save")
     if len(shape) > _MAX_RANK:
         raise TensorError(f"{path}: rank {len(shape)} exceeds IREE's limit of {_MAX_RANK}")
-    tensor_type = TensorType(shape, _npy_element_type(path, descr))
+    tensor_type = TensorType(shape, _name_npy_type(path, descr))
     tensor = read_raw(path, tensor_type, start)
     array = tensor.array
     if descr[0] == ">":
@@ -365,7 +365,7 @@ def _read_header(path: Path, offset: int) -> tuple[object, int]:
         raise TensorError(f"{path}: damaged .npy header") from error
 
 
-def _npy_element_type(path: Path, descr: str) -> str:
+def _name_npy_type(path: Path, descr: str) -> str:
     plain = descr[1:] if descr[:1] in ("|", "=", "<", ">") else descr
     kind, width = plain[:1], plain[1:]
     if kind not in _KINDS or not (width.isascii() and width.isdigit()) or not 0 < int(width) <= 31:
@@ -378,7 +378,7 @@ def _npy_element_type(path: Path, descr: str) -> str:
     return f"{'i' if kind == 'b' else _KINDS[kind]}{int(width) * 8}"
 
 
-def _size(path: Path) -> int:
+def _get_size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError as error:
@@ -387,7 +387,7 @@ def _size(path: Path) -> int:
 
 def _map(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, what: str) -> NDArray[Any]:
     needed = int(np.prod(shape, dtype=object)) * dtype.itemsize
-    available = max(0, _size(path) - offset)
+    available = max(0, _get_size(path) - offset)
     if available < needed:
         raise TensorError(
             f"{path}: {what} needs {needed} bytes, the file has {available}{f' after byte {offset}' if offset else ''}",

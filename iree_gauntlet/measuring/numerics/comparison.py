@@ -82,7 +82,7 @@ def _compare_output(index: int, actual: Tensor, expected: Tensor | None, toleran
         expected_path=expected.source,
     )
     if actual.type != expected.type:
-        return replace(result, message=_type_message(actual, expected))
+        return replace(result, message=_describe_types(actual, expected))
     statistics = _compare_values(actual, expected, tolerances)
     result = replace(
         result, passed=statistics.mismatches == 0, **{name: getattr(statistics, name) for name in _FIGURES}
@@ -96,7 +96,7 @@ def _compare_output(index: int, actual: Tensor, expected: Tensor | None, toleran
             worst_actual=_show(mine[statistics.worst]),
             worst_expected=_show(wanted[statistics.worst]),
         )
-    return replace(result, message=_value_message(result))
+    return replace(result, message=_describe_values(result))
 
 
 def _compare_values(actual: Tensor, expected: Tensor, tolerances: Tolerances) -> _ErrorStatistics:
@@ -108,7 +108,7 @@ def _compare_values(actual: Tensor, expected: Tensor, tolerances: Tolerances) ->
     return statistics
 
 
-def _type_message(actual: Tensor, expected: Tensor) -> str:
+def _describe_types(actual: Tensor, expected: Tensor) -> str:
     if actual.shape != expected.shape:
         return f"the module gives {actual.type}, expected is {expected.type}"
     message = f"the module gives element type {actual.element_type}, expected is {expected.element_type}"
@@ -122,18 +122,18 @@ def _type_message(actual: Tensor, expected: Tensor) -> str:
     return message
 
 
-def _value_message(result: OutputComparison) -> str:
+def _describe_values(result: OutputComparison) -> str:
     rule = f"{result.atol:g} + {result.rtol:g}·|expected|" if result.atol or result.rtol else ""
     if result.passed:
         if result.worst_index is None:
             return f"all {result.count} values are equal"
-        return f"all {result.count} values are within {rule}{_error_text(result)}"
+        return f"all {result.count} values are within {rule}{_describe_error(result)}"
     share = 100 * (result.mismatches or 0) / result.count
     text = f"{result.mismatches} of {result.count} values ({share:.3g} %) differ"
     if rule:
         text += f" by more than {rule}"
     where = list(result.worst_index or ())
-    text += f"; worst at {where}: {result.worst_actual}, expected {result.worst_expected}{_error_text(result)}"
+    text += f"; worst at {where}: {result.worst_actual}, expected {result.worst_expected}{_describe_error(result)}"
     for name, mine, wanted in (
         ("NaN", result.actual_nans, result.expected_nans),
         ("Inf", result.actual_infs, result.expected_infs),
@@ -143,7 +143,7 @@ def _value_message(result: OutputComparison) -> str:
     return text
 
 
-def _error_text(result: OutputComparison) -> str:
+def _describe_error(result: OutputComparison) -> str:
     return "" if result.max_abs_error is None else f" (largest error {result.max_abs_error:.4g})"
 
 
@@ -190,7 +190,7 @@ class _ErrorStatistics:
 
     def add(self, start: int, actual: NDArray[Any], expected: NDArray[Any], limits: tuple[float, float] | None) -> None:
         """Adds a piece."""
-        same = _same_bytes(actual, expected)
+        same = _compare_bytes(actual, expected)
         with np.errstate(all="ignore"):
             if same.all() and not self._is_complex:
                 self._add_equal(actual)
@@ -298,7 +298,7 @@ class _ErrorStatistics:
             self.worst = start + index
 
 
-def _same_bytes(actual: NDArray[Any], expected: NDArray[Any]) -> NDArray[np.bool_]:
+def _compare_bytes(actual: NDArray[Any], expected: NDArray[Any]) -> NDArray[np.bool_]:
     """Whether values are the same bytes, one answer a value."""
     width = actual.dtype.itemsize
     if width in (1, 2, 4, 8):

@@ -127,11 +127,11 @@ def parse_dispatch_events(lines: Iterable[str], *, invocations: int, elapsed_ns:
         raise ProfileError(f"a profile of {invocations} invocations has no times")
     events: dict[str, dict[str, list[int | None]]] = {_HOST_EVENT: defaultdict(list), _DEVICE_EVENT: defaultdict(list)}
     summary: Mapping[str, Any] | None = None
-    for row in profile_rows(lines, "the profile's rows", "type"):
+    for row in read_profile_rows(lines, "the profile's rows", "type"):
         if row.kind == _SUMMARY:
             summary = row.fields
         elif row.kind in events:
-            name, duration = _event(row)
+            name, duration = _read_event(row)
             events[row.kind][name].append(duration)
     kind = _DEVICE_EVENT if events[_DEVICE_EVENT] else _HOST_EVENT
     found = events[kind]
@@ -142,7 +142,7 @@ def parse_dispatch_events(lines: Iterable[str], *, invocations: int, elapsed_ns:
             "the program dispatches nothing, or its device writes no events of dispatches",
         )
     notes: list[str] = []
-    dispatches = tuple(_dispatch(name, durations, invocations, notes) for name, durations in found.items())
+    dispatches = tuple(_sum_dispatch(name, durations, invocations, notes) for name, durations in found.items())
     return DispatchProfile(dispatches, invocations, elapsed_ns, kind == _DEVICE_EVENT, tuple(notes))
 
 
@@ -177,7 +177,7 @@ def merged(profiles: Sequence[DispatchProfile]) -> DispatchProfile:
     )
 
 
-def profile_rows(lines: Iterable[str], what: str, field: str, *, needed: bool = False) -> Iterator[ProfileRow]:
+def read_profile_rows(lines: Iterable[str], what: str, field: str, *, needed: bool = False) -> Iterator[ProfileRow]:
     """The rows of a tool, but for empty lines.
 
     Raises ProfileError: a line is no JSON object, or does not have the field.
@@ -229,7 +229,7 @@ class ProfileRow:
         )
 
 
-def _event(row: ProfileRow) -> tuple[str, int | None]:
+def _read_event(row: ProfileRow) -> tuple[str, int | None]:
     """Name and ns of a dispatch; None for one without a valid time."""
     name, valid = row.text("key"), row.fields.get("valid")
     if not isinstance(valid, bool):
@@ -255,7 +255,7 @@ def _check_whole(summary: Mapping[str, Any] | None, kind: str, found: int) -> No
         raise ProfileError(f"the profile's rows hold {found} dispatches, and {_SUMMARY} counts {expected}")
 
 
-def _dispatch(name: str, durations: Sequence[int | None], invocations: int, notes: list[str]) -> DispatchTime:
+def _sum_dispatch(name: str, durations: Sequence[int | None], invocations: int, notes: list[str]) -> DispatchTime:
     timed = [duration for duration in durations if duration is not None]
     if not timed:
         raise ProfileError(f"no dispatch of {name} has a valid time")
@@ -325,10 +325,10 @@ def dispatch_names(data: Iterable[bytes]) -> list[str]:
 def new_and_gone(before: Iterable[str], after: Iterable[str]) -> tuple[list[str], list[str]]:
     """What one list of dispatches has and the other has not, without their numbers: `matmul_4x8_f32`, `add_4 (2)`."""
     old, new = (Counter(dispatch_name(name).work or name for name in names) for names in (before, after))
-    return _listed(new - old), _listed(old - new)
+    return _list_works(new - old), _list_works(old - new)
 
 
-def _listed(works: Counter[str]) -> list[str]:
+def _list_works(works: Counter[str]) -> list[str]:
     return [work if count == 1 else f"{work} ({count})" for work, count in sorted(works.items())]
 
 
@@ -449,7 +449,7 @@ class DispatchChanges:
 
 def dispatch_changes(a: DispatchProfile, b: DispatchProfile) -> DispatchChanges:
     """Matches the dispatches of two profiles."""
-    changes = _matched(a, b)
+    changes = _match(a, b)
     a_ns, b_ns = a.dispatched_ns, b.dispatched_ns
     if a.outside_ns is not None and b.outside_ns is not None:
         changes.append(DispatchChange(_OUTSIDE_NAME, OUTSIDE, Match.OUTSIDE, a.outside_ns, b.outside_ns, 0, 0))
@@ -469,7 +469,7 @@ class _Dispatch:
     count: int
 
 
-def _by_label(profile: DispatchProfile) -> dict[tuple[str, str], list[_Dispatch]]:
+def _group_by_label(profile: DispatchProfile) -> dict[tuple[str, str], list[_Dispatch]]:
     """The dispatches of each name without number, in the order of the program."""
     found: dict[tuple[str, str], list[_Dispatch]] = defaultdict(list)
     for dispatch in profile.dispatches:
@@ -480,9 +480,9 @@ def _by_label(profile: DispatchProfile) -> dict[tuple[str, str], list[_Dispatch]
     return found
 
 
-def _matched(a: DispatchProfile, b: DispatchProfile) -> list[DispatchChange]:
+def _match(a: DispatchProfile, b: DispatchProfile) -> list[DispatchChange]:
     """A row for each pair of one name, then the rows of each kind of what is left."""
-    sides = _by_label(a), _by_label(b)
+    sides = _group_by_label(a), _group_by_label(b)
     changes: list[DispatchChange] = []
     left: tuple[dict[str, list[_Dispatch]], dict[str, list[_Dispatch]]] = (defaultdict(list), defaultdict(list))
     for label in sorted(sides[0].keys() | sides[1].keys()):
@@ -560,25 +560,25 @@ def compile_changes(
 
     `a_bytes`: size of the module; None where unknown.
     """
-    ours, theirs = _figures(a, a_bytes), _figures(b, b_bytes)
+    ours, theirs = _collect_figures(a, a_bytes), _collect_figures(b, b_bytes)
     names = sorted(ours.keys() | theirs.keys(), key=_rank_figure)
     changes = (CompileChange(name, ours.get(name), theirs.get(name), _unit(name)) for name in names)
     return tuple(change for change in changes if change.a != change.b)
 
 
-def _figures(statistics: Mapping[str, Any], module_bytes: int | None) -> dict[str, float]:
-    found = {_COMPILE_NAMES.get(path, path): value for path, value in _leaves(statistics)}
+def _collect_figures(statistics: Mapping[str, Any], module_bytes: int | None) -> dict[str, float]:
+    found = {_COMPILE_NAMES.get(path, path): value for path, value in _walk_leaves(statistics)}
     if module_bytes is not None:
         found[_MODULE_SIZE] = module_bytes
     return found
 
 
-def _leaves(statistics: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, float]]:
+def _walk_leaves(statistics: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, float]]:
     """Numbers by their place, `execution/dispatch-count`."""
     for key, value in statistics.items():
         here = f"{path}/{key}" if path else str(key)
         if isinstance(value, dict):
-            yield from _leaves(value, "" if here == "stream-aggregate" else here)
+            yield from _walk_leaves(value, "" if here == "stream-aggregate" else here)
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield here, value
 

@@ -29,7 +29,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.statistics.paired import Interval, rank_estimate, rank_interval, sorted_walsh_averages
+from iree_gauntlet.measuring.statistics.paired import Interval, rank_estimate, rank_interval, sort_walsh_averages
 from iree_gauntlet.measuring.statistics.rounds import EvidenceError
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def most_tries(count: int) -> int:
 
 def is_same_value(one: float, other: float) -> bool:
     """Whether two values are the same. NaN counts as infinite."""
-    return _no_nan(one) == _no_nan(other)
+    return _replace_nan(one) == _replace_nan(other)
 
 
 def is_nearer_to_bad(value: float, good: float, bad: float) -> bool:
@@ -151,11 +151,11 @@ def is_nearer_to_bad(value: float, good: float, bad: float) -> bool:
 
     By ratio where all three are positive, else by difference. NaN counts as infinite.
     """
-    value, good, bad = (_no_nan(number) for number in (value, good, bad))
+    value, good, bad = (_replace_nan(number) for number in (value, good, bad))
     low, high = min(good, bad), max(good, bad)
     if value <= low or value >= high:
         return (value <= low) == (bad == low)
-    to_bad, to_good = _distance(value, bad, low), _distance(value, good, low)
+    to_bad, to_good = _measure_distance(value, bad, low), _measure_distance(value, good, low)
     return to_bad < to_good
 
 
@@ -164,17 +164,17 @@ def is_third_value(value: float, good: float, bad: float) -> bool:
 
     By ratio where all three are positive, else by difference. NaN counts as infinite.
     """
-    value, good, bad = (_no_nan(number) for number in (value, good, bad))
+    value, good, bad = (_replace_nan(number) for number in (value, good, bad))
     least = min(value, good, bad)
-    between = _distance(good, bad, least)
-    return all(_distance(value, end, least) > _FITS * between for end in (good, bad))
+    between = _measure_distance(good, bad, least)
+    return all(_measure_distance(value, end, least) > _FITS * between for end in (good, bad))
 
 
-def _no_nan(number: float) -> float:
+def _replace_nan(number: float) -> float:
     return math.inf if math.isnan(number) else number
 
 
-def _distance(one: float, other: float, least: float) -> float:
+def _measure_distance(one: float, other: float, least: float) -> float:
     if one == other:
         return 0.0
     if math.isinf(one) or math.isinf(other):
@@ -233,18 +233,18 @@ def place(ratios: NDArray[np.float64], plan: SequentialPlan, middle: float) -> P
     if middle == 0 or not math.isfinite(middle):
         raise EvidenceError(f"a middle at {middle!r} divides nothing")
     interval = Interval(-math.inf, math.inf)
-    walsh = sorted_walsh_averages(ratios[: plan.max_blocks])
+    walsh = sort_walsh_averages(ratios[: plan.max_blocks])
     bad: bool | None = None
     for look, level in plan.reached(ratios.size):
-        walsh = sorted_walsh_averages(ratios[:look])
+        walsh = sort_walsh_averages(ratios[:look])
         interval = interval.intersection(rank_interval(walsh, level))
-        bad = _side(interval, middle)
+        bad = _choose_side(interval, middle)
         if bad is not None:
             break
     next_look = plan.next_look(ratios.size) if bad is None and interval.low <= interval.high else None
     return Placing(
         bad=bad,
-        reason=_reason(interval, middle, bad, next_look),
+        reason=_describe_reason(interval, middle, bad, next_look),
         ratio=math.exp(rank_estimate(walsh)),
         low=math.exp(interval.low),
         high=math.exp(interval.high),
@@ -253,7 +253,7 @@ def place(ratios: NDArray[np.float64], plan: SequentialPlan, middle: float) -> P
     )
 
 
-def _side(interval: Interval, middle: float) -> bool | None:
+def _choose_side(interval: Interval, middle: float) -> bool | None:
     if interval.low > interval.high:
         return None
     if interval.low > middle:
@@ -263,7 +263,7 @@ def _side(interval: Interval, middle: float) -> bool | None:
     return None
 
 
-def _reason(interval: Interval, middle: float, bad: bool | None, next_look: int | None) -> str:
+def _describe_reason(interval: Interval, middle: float, bad: bool | None, next_look: int | None) -> str:
     if interval.low > interval.high:
         return "earlier and later blocks contradict each other: the machine or a side has changed"
     if math.isinf(interval.low) or math.isinf(interval.high):

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from iree_gauntlet.measuring.statistics.comparison_verdict import student_p
+from iree_gauntlet.measuring.statistics.comparison_verdict import compute_student_p
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,8 +91,8 @@ def change_points(
     cuts = series.splits(0, len(values))
     while cuts:
         changes = series.changes(cuts)
-        worst = max(range(len(cuts)), key=lambda place: _weakness(changes[place], least_effect))
-        if _weakness(changes[worst], least_effect) < _P_VALUE:
+        worst = max(range(len(cuts)), key=lambda place: _rank_weakness(changes[place], least_effect))
+        if _rank_weakness(changes[worst], least_effect) < _P_VALUE:
             return changes
         del cuts[worst]
     return ()
@@ -124,7 +124,7 @@ def drift(values: Sequence[float], least_effect: float, *, disturbed: Sequence[b
     return Drift(since, last[0] - best, max(change.p_value for change in small))
 
 
-def _weakness(change: Change, least_effect: float) -> float:
+def _rank_weakness(change: Change, least_effect: float) -> float:
     """Its p-value; above 1 for one that is too small, the smaller the higher."""
     return change.p_value if abs(change.effect) >= least_effect else 1.0 + least_effect - abs(change.effect)
 
@@ -149,19 +149,19 @@ class _Series:
         self._weights = np.where(disturbed, _DISTURBED_WEIGHT, 1.0) if len(disturbed) else np.ones(len(given))
 
     def location(self, start: int, end: int) -> float:
-        return self._side(start, end).mean
+        return self._get_side(start, end).mean
 
     def splits(self, start: int, end: int) -> list[int]:
         """Where a stretch may change, in order."""
         if end - start < 2 * LEAST_RUNS:
             return []
-        at = start + self._best_split(start, end)
-        if self._welch(start, at, end, alike=0.0) > _PROMISING:
+        at = start + self._find_best_split(start, end)
+        if self._test_by_welch(start, at, end, alike=0.0) > _PROMISING:
             return []
         return [*self.splits(start, at), at, *self.splits(at, end)]
 
-    def _best_split(self, start: int, end: int) -> int:
-        ranks = _ranks(self._logs[start:end])
+    def _find_best_split(self, start: int, end: int) -> int:
+        ranks = _rank(self._logs[start:end])
         count = end - start
         apart = np.abs(ranks[:, None] - ranks[None, :])
         first = np.arange(LEAST_RUNS, count - LEAST_RUNS + 1)
@@ -172,10 +172,10 @@ class _Series:
         across, behind = rows[first - 1] - within, rows[-1] - 2 * rows[first - 1] + within
         energy = 2 * across / (first * second) - within / first**2 - behind / second**2
         place = int(first[np.argmax(first * second / count * energy)])
-        return self._refined(self._logs[start:end], place)
+        return self._refine_split(self._logs[start:end], place)
 
     @staticmethod
-    def _refined(logs: Values, place: int) -> int:
+    def _refine_split(logs: Values, place: int) -> int:
         """Where both sides are nearest to their medians; what is far off counts no more than three spreads."""
         medians = float(np.median(logs[:place])), float(np.median(logs[place:]))
         off = np.abs(logs - medians[0]), np.abs(logs - medians[1])
@@ -191,19 +191,21 @@ class _Series:
     def changes(self, cuts: Sequence[int]) -> tuple[Change, ...]:
         """Each split, held against the stretches up to its neighbours."""
         edges = [0, *cuts, len(self._logs)]
-        alike = self._alike(edges)
+        alike = self._measure_likeness(edges)
         found = []
         for start, at, end in zip(edges, edges[1:], edges[2:], strict=False):
             before, after = at - start, end - at
-            p_value = max(self._welch(start, at, end, alike=alike), self._rank_test(start, at, end, alike=alike))
+            p_value = max(
+                self._test_by_welch(start, at, end, alike=alike), self._rank_test(start, at, end, alike=alike)
+            )
             places = max(1.0, (before + after) / (_PLACES * min(before, after)))
             effect = self.location(at, end) - self.location(start, at)
             found.append(Change(at, before, after, effect, min(1.0, p_value * places)))
         return tuple(found)
 
-    def _alike(self, edges: Sequence[int]) -> float:
+    def _measure_likeness(self, edges: Sequence[int]) -> float:
         """The autocorrelation of figures about their stretches' means, corrected for being measured from those."""
-        parts = [_winsorised(self._logs[start:end]) for start, end in itertools.pairwise(edges)]
+        parts = [_cut_outliers(self._logs[start:end]) for start, end in itertools.pairwise(edges)]
         rest = np.concatenate([part - part.mean() for part in parts])
         count, power = len(rest), float(rest @ rest)
         if power <= 0:
@@ -212,13 +214,13 @@ class _Series:
         found += (1 + 3 * found) / count + (len(edges) - 2) * (1 - found) / count
         return min(max(found, 0.0), _MOST_ALIKE)
 
-    def _side(self, start: int, end: int) -> _Side:
+    def _get_side(self, start: int, end: int) -> _Side:
         # Splits that are given up one by one leave most stretches as they were.
         if (start, end) not in self._sides:
-            self._sides[start, end] = self._side_of(start, end)
+            self._sides[start, end] = self._measure_side(start, end)
         return self._sides[start, end]
 
-    def _side_of(self, start: int, end: int) -> _Side:
+    def _measure_side(self, start: int, end: int) -> _Side:
         order = np.argsort(self._logs[start:end], kind="stable")
         logs, weights = self._logs[start:end][order], self._weights[start:end][order]
         count = end - start
@@ -236,8 +238,8 @@ class _Series:
         variance = spread * worth / (left - 1)
         return _Side(mean, variance / left, left, variance)
 
-    def _welch(self, start: int, at: int, end: int, *, alike: float) -> float:
-        one, other = self._side(start, at), self._side(at, end)
+    def _test_by_welch(self, start: int, at: int, end: int, *, alike: float) -> float:
+        one, other = self._get_side(start, at), self._get_side(at, end)
         errors, degrees = (one.error, other.error), 0.0
         if min(at - start, end - at) < _FEW:
             few, many = (one, other) if at - start < end - at else (other, one)
@@ -255,7 +257,9 @@ class _Series:
         if not degrees:
             parts = zip(errors, (one.count, other.count), strict=True)
             degrees = total**2 / sum(error**2 / max(count - 1, 1.0) for error, count in parts)
-        return student_p(difference / math.sqrt(total) * math.sqrt((1 - alike) / (1 + alike)), max(1, int(degrees)))
+        return compute_student_p(
+            difference / math.sqrt(total) * math.sqrt((1 - alike) / (1 + alike)), max(1, int(degrees))
+        )
 
     def _rank_test(self, start: int, at: int, end: int, *, alike: float) -> float:
         """0 where there are too few figures for it to say anything."""
@@ -277,14 +281,14 @@ class _Series:
         return math.erfc(max(pairs * (0.5 - share) - 0.5, 0.0) / deviation / math.sqrt(2))
 
 
-def _ranks(values: Values) -> Values:
+def _rank(values: Values) -> Values:
     """Equal ones share theirs."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = counts.cumsum()
     return (ends - (counts - 1) / 2)[inverse]
 
 
-def _winsorised(values: Values) -> Values:
+def _cut_outliers(values: Values) -> Values:
     out = int(_TRIMMED * len(values)) if len(values) >= _TRIMMED_FROM else 0
     ordered = np.sort(values)
     return np.clip(values, ordered[out], ordered[len(values) - out - 1])

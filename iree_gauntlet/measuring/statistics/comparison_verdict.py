@@ -32,7 +32,7 @@ from iree_gauntlet.measuring.statistics.paired import (
     rank_estimate,
     rank_interval,
     rank_p_above,
-    sorted_walsh_averages,
+    sort_walsh_averages,
 )
 from iree_gauntlet.measuring.statistics.rounds import Block, EvidenceError, Location
 
@@ -129,10 +129,10 @@ def compare_log_ratios(
     edge = math.log1p(least)
     looks = plan.reached(ratios.size)
     interval, p_slower, p_faster = Interval(-math.inf, math.inf), 1.0, 1.0
-    walsh = sorted_walsh_averages(ratios[: plan.max_blocks])
+    walsh = sort_walsh_averages(ratios[: plan.max_blocks])
     for look, level in looks:
         # Only prefixes: every look sees what was there when it was made.
-        walsh = sorted_walsh_averages(ratios[:look])
+        walsh = sort_walsh_averages(ratios[:look])
         interval = interval.intersection(rank_interval(walsh, level))
         share = level / plan.alpha
         p_slower = min(p_slower, rank_p_above(walsh, edge) / share)
@@ -141,7 +141,7 @@ def compare_log_ratios(
     next_look = plan.next_look(ratios.size) if verdict == Verdict.INCONCLUSIVE else None
     if not looks:
         reason = f"{ratios.size} blocks, and {plan.looks[0]} are needed for the first verdict"
-        walsh = sorted_walsh_averages(ratios)
+        walsh = sort_walsh_averages(ratios)
     elif verdict == Verdict.INCONCLUSIVE and next_look is None and interval.low <= interval.high:
         reason += f"; all {plan.max_blocks} blocks are taken"
     return Comparison(
@@ -299,11 +299,11 @@ def geometric_mean(comparisons: Sequence[Comparison], confidence: float = 0.95) 
     mean, count = float(logs.mean()), len(comparisons)
     if count == 1:
         return GeometricMean(math.exp(mean), 0.0, math.inf, confidence, 1)
-    reach = student_quantile((1 + confidence) / 2, count - 1) * float(logs.std(ddof=1)) / math.sqrt(count)
+    reach = find_student_quantile((1 + confidence) / 2, count - 1) * float(logs.std(ddof=1)) / math.sqrt(count)
     return GeometricMean(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach), confidence, count)
 
 
-def student_quantile(probability: float, degrees: int) -> float:
+def find_student_quantile(probability: float, degrees: int) -> float:
     """The value below which a share of Student's t distribution lies.
 
     By bisection of the distribution function, whose closed form for whole degrees of freedom is in Abramowitz and
@@ -314,25 +314,25 @@ def student_quantile(probability: float, degrees: int) -> float:
     if not 0 < probability < 1 or degrees < 1:
         raise EvidenceError(f"quantile {probability!r} of Student's t with {degrees} degrees of freedom")
     if probability < 0.5:
-        return -student_quantile(1 - probability, degrees)
+        return -find_student_quantile(1 - probability, degrees)
     low, high = 0.0, 1.0
-    while _within(high, degrees) < 2 * probability - 1:
+    while _compute_within(high, degrees) < 2 * probability - 1:
         high *= 2
     for _ in range(200):
         middle = (low + high) / 2
-        if _within(middle, degrees) < 2 * probability - 1:
+        if _compute_within(middle, degrees) < 2 * probability - 1:
             low = middle
         else:
             high = middle
     return (low + high) / 2
 
 
-def student_p(value: float, degrees: int) -> float:
+def compute_student_p(value: float, degrees: int) -> float:
     """The probability that |T| is at least this large; `degrees` of freedom."""
-    return max(0.0, 1 - _within(abs(value), degrees))
+    return max(0.0, 1 - _compute_within(abs(value), degrees))
 
 
-def _within(value: float, degrees: int) -> float:
+def _compute_within(value: float, degrees: int) -> float:
     """P(|T| ≤ value)."""
     angle = math.atan(value / math.sqrt(degrees))
     square = math.cos(angle) ** 2

@@ -98,7 +98,7 @@ class Block:
         outer, inner = (first, fourth), (second, third)
         return cls(order, outer, inner) if order == BlockOrder.ABBA else cls(order, inner, outer)
 
-    def log_ratio(self, kind: Location = Location.MIN) -> float:
+    def compute_log_ratio(self, kind: Location = Location.MIN) -> float:
         """log(B/A): mean log location of B's rounds less that of A's; above 0 where B is slower."""
         slow = sum(math.log(round_.location(kind)) for round_ in self.b)
         return (slow - sum(math.log(round_.location(kind)) for round_ in self.a)) / 2

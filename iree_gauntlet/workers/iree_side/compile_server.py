@@ -130,9 +130,9 @@ def _work(library: CompilerLibrary, request: Mapping[str, Any], private: Path) -
         if merged.refused:
             _say("\n".join(merged.refused.values()))
             return 1
-        program = _held(merged.module, "merged.mlirbc")
+        program = _hold_in_memory(merged.module, "merged.mlirbc")
     # In memory: a full disk is met, and named, when it is written out.
-    output = _held(b"", "module.vmfb")
+    output = _hold_in_memory(b"", "module.vmfb")
     code = library.compile(program, request["flags"], output)
     if code:
         _say_if_full(private)
@@ -140,7 +140,7 @@ def _work(library: CompilerLibrary, request: Mapping[str, Any], private: Path) -
     return _write_out(output, Path(request["output"]))
 
 
-def _held(data: bytes, name: str) -> str:
+def _hold_in_memory(data: bytes, name: str) -> str:
     """The path of a file in memory."""
     descriptor = os.memfd_create(name)
     with open(descriptor, "wb", closefd=False) as stream:
@@ -215,16 +215,16 @@ class _Server:
     def serve(self) -> None:
         """Work until standard input ends or a signal says so, then kill what is left."""
         while not self.ending:
-            for key, _ in self._selector.select(self._patience()):
+            for key, _ in self._selector.select(self._compute_patience()):
                 if key.fd == self._wake:
                     os.read(self._wake, 4096)
                 elif not self._read():
                     self.ending = True
             self._reap()
-            self._tend()
+            self._advance()
         self._end_everything()
 
-    def _patience(self) -> float | None:
+    def _compute_patience(self) -> float | None:
         """Seconds until something is due; None for never."""
         if any(child.gone for child in self._children.values()):
             return _DRAIN_SECONDS
@@ -302,7 +302,7 @@ class _Server:
                 "peak_rss_bytes": usage.ru_maxrss * 1024,
             }
 
-    def _tend(self) -> None:
+    def _advance(self) -> None:
         """Move every compile on: overdue ones to their end, ended ones out."""
         now = self._clock()
         for child in list(self._children.values()):
@@ -321,13 +321,13 @@ class _Server:
             else:
                 child.asked = True
                 child.deadline = now + child.request["grace"]
-                _signal(child.pid, signal.SIGTERM)
+                _send_signal(child.pid, signal.SIGTERM)
 
     def _kill(self, child: _Child) -> None:
         if not child.killed:
             child.killed = True
             child.deadline = self._clock() + _KILL_PATIENCE_SECONDS
-        _signal(child.pid, signal.SIGKILL)
+        _send_signal(child.pid, signal.SIGKILL)
 
     def _finish(self, child: _Child, *, stuck: bool = False) -> None:
         del self._children[child.pid]
@@ -337,7 +337,7 @@ class _Server:
             # Missing, or torn where it was killed while it wrote.
             with contextlib.suppress(OSError, ValueError):
                 detail = json.loads((Path(child.private) / _DETAIL_FILE).read_bytes())
-        notes = _removed(child.private)
+        notes = _remove_folder(child.private)
         facts = {"timed_out": child.asked, "stuck": stuck, "detail": detail, "notes": notes}
         _tell({"id": child.request["id"], **child.answer, **facts})
 
@@ -348,7 +348,7 @@ class _Server:
         while self._children and self._clock() < until:
             time.sleep(_DRAIN_SECONDS / 4)
             self._reap()
-            self._tend()
+            self._advance()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -360,7 +360,7 @@ def _tell(answer: dict[str, Any]) -> None:
             left = left[os.write(1, left) :]
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
+def _send_signal(pid: int, number: signal.Signals) -> None:
     """Signal a child's group; and the child, which may not lead one yet."""
     for send in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
@@ -377,7 +377,7 @@ def _has_members(group: int) -> bool:
     return True
 
 
-def _removed(folder: str) -> list[str]:
+def _remove_folder(folder: str) -> list[str]:
     """Remove a private folder; what stays is said."""
     try:
         shutil.rmtree(folder)

@@ -31,7 +31,7 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
     sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.describe_onnx import used_values
+from iree_gauntlet.workers.iree_side.describe_onnx import list_used_values
 from iree_gauntlet.workers.iree_side.import_onnx import ImportFailedError, InputError, import_to_mlir, load_onnx
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan
 
@@ -46,14 +46,14 @@ _FUNCTION = "operator"
 _LEAST_IR = 4
 
 
-def _needed(graph: onnx.GraphProto, outputs: list[str], given: set[str]) -> tuple[list[onnx.NodeProto], set[str]]:
+def _find_needed(graph: onnx.GraphProto, outputs: list[str], given: set[str]) -> tuple[list[onnx.NodeProto], set[str]]:
     """The nodes that outputs need where some values are given, in order; and all values that these take."""
     wanted, nodes = set(outputs) - given, []
     for node in reversed(graph.node):
         if wanted.intersection(node.output):
             nodes.append(node)
-            wanted.update(name for name in used_values(node) if name not in given)
-    used = {name for node in nodes for name in used_values(node)} | set(outputs)
+            wanted.update(name for name in list_used_values(node) if name not in given)
+    used = {name for node in nodes for name in list_used_values(node)} | set(outputs)
     return nodes[::-1], used
 
 
@@ -74,7 +74,7 @@ def _cut(model: onnx.ModelProto, plan: Mapping[str, Any]) -> onnx.ModelProto:
         )
         for item in plan["constants"]
     }
-    nodes, used = _needed(graph, plan["outputs"], {*new, *made})
+    nodes, used = _find_needed(graph, plan["outputs"], {*new, *made})
     kept = [item for item in graph.initializer if item.name in used and item.name not in {*new, *made}]
     constants = {item.name for item in kept}
     own = [item for item in graph.input if item.name not in {item.name for item in graph.initializer}]
@@ -88,7 +88,7 @@ def _cut(model: onnx.ModelProto, plan: Mapping[str, Any]) -> onnx.ModelProto:
     cut.functions.extend(model.functions)
     cut.graph.name = _FUNCTION
     cut.graph.node.extend(nodes)
-    cut.graph.initializer.extend(_repeated(item, plan["repeat"]) for item in (*kept, *made.values()))
+    cut.graph.initializer.extend(_repeat(item, plan["repeat"]) for item in (*kept, *made.values()))
     cut.graph.sparse_initializer.extend(item for item in graph.sparse_initializer if item.values.name in used)
     cut.graph.input.extend(own if plan["inputs"] is None else new.values())
     cut.graph.output.extend(infos[name] for name in plan["outputs"])
@@ -97,7 +97,7 @@ def _cut(model: onnx.ModelProto, plan: Mapping[str, Any]) -> onnx.ModelProto:
     return cut
 
 
-def _repeated(tensor: onnx.TensorProto, first: int) -> onnx.TensorProto:
+def _repeat(tensor: onnx.TensorProto, first: int) -> onnx.TensorProto:
     from onnx import numpy_helper  # noqa: PLC0415 - the toolchain's
 
     values = numpy_helper.to_array(tensor) if first else None
@@ -106,7 +106,7 @@ def _repeated(tensor: onnx.TensorProto, first: int) -> onnx.TensorProto:
     return numpy_helper.from_array(np.resize(values.ravel()[:first], values.shape), tensor.name)
 
 
-def _answered(plan: dict[str, Any]) -> dict[str, Any]:
+def _answer(plan: dict[str, Any]) -> dict[str, Any]:
     import onnx  # noqa: PLC0415 - the toolchain's
 
     target = Path(plan["onnx"])
@@ -124,4 +124,4 @@ def _answered(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(answer_plan(sys.argv, _answered))
+    sys.exit(answer_plan(sys.argv, _answer))

@@ -39,7 +39,7 @@ class Device:
         self._local, self._usage = runtime.MemoryType.DEVICE_LOCAL, runtime.BufferUsage.DEFAULT
         self._visible, self._scoped = int(runtime.MemoryType.HOST_VISIBLE), int(runtime.BufferUsage.MAPPING_SCOPED)
 
-    def parameter_index(self, file: str) -> Any:
+    def load_parameter_index(self, file: str) -> Any:
         """The contents of a parameter archive; each file is opened once."""
         if file not in self._indices:
             index = self.runtime.ParameterIndex()
@@ -61,22 +61,22 @@ class Device:
         """A copy of a buffer's contents on the host, as bits; the runtime's own `DeviceArray` would convert bf16."""
         buffer = view.get_buffer()
         if buffer.memory_type() & self._visible and buffer.allowed_usage() & self._scoped:
-            return self._mapped(view, view)
+            return self._copy_mapped(view, view)
         return self.fetch_staged(view)
 
     def fetch_staged(self, view: Any) -> NDArray[Any]:
         """The same through a buffer on the host, for memory that the host does not see."""
-        return self._mapped(staged(self.runtime, self.hal, self._allocator, view.get_buffer()), view)
+        return self._copy_mapped(copy_to_host(self.runtime, self.hal, self._allocator, view.get_buffer()), view)
 
-    def _mapped(self, memory: Any, view: Any) -> NDArray[Any]:
+    def _copy_mapped(self, memory: Any, view: Any) -> NDArray[Any]:
         # A copy, as a caller would take it: the mapping ends with the buffer.
-        return np.array(memory.map().asarray(view.shape, self._types_of(view)[1]))
+        return np.array(memory.map().asarray(view.shape, self._find_types(view)[1]))
 
     def type_name(self, view: Any) -> str:
         """The name of a buffer's element type. Raises PlanError: for one that is not known here."""
-        return self._types_of(view)[0]
+        return self._find_types(view)[0]
 
-    def _types_of(self, view: Any) -> tuple[str, np.dtype[Any]]:
+    def _find_types(self, view: Any) -> tuple[str, np.dtype[Any]]:
         kind = view.element_type
         if kind not in self._types:
             raise PlanError(f"an output has the element type {kind:#x}, which is not known here")
@@ -87,7 +87,7 @@ class Device:
         return self.runtime.HalFence.create_at(self.hal.create_semaphore(0), 1)
 
 
-def staged(runtime: Any, device: Any, allocator: Any, source: Any) -> Any:
+def copy_to_host(runtime: Any, device: Any, allocator: Any, source: Any) -> Any:
     """A copy of a buffer in memory that the host sees."""
     staging = allocator.allocate_buffer(
         memory_type=int(runtime.MemoryType.HOST_LOCAL | runtime.MemoryType.DEVICE_VISIBLE),
@@ -120,7 +120,7 @@ class Program:
         self.device = device
         sink = {"debug_sink": runtime.HalModuleDebugSink(trace)} if trace is not None else {}
         loaded = [runtime.create_hal_module(instance, device.hal, **sink)]
-        providers = [device.parameter_index(file).create_provider(scope=scope) for scope, file in parameters]
+        providers = [device.load_parameter_index(file).create_provider(scope=scope) for scope, file in parameters]
         if providers:
             loaded.append(runtime.create_io_parameters_module(instance, *providers))
         mains = [runtime.VmModule.mmap(instance, file) for file in modules]

@@ -41,7 +41,7 @@ FACTOR = 1.01
 _TYPES = {"float16": "f16", "float32": "f32", "float64": "f64"}
 
 
-def effect_of(before: Sequence[Array], after: Sequence[Array], allowed: Mapping[str, float], rtol: float) -> float:
+def measure_effect(before: Sequence[Array], after: Sequence[Array], allowed: Mapping[str, float], rtol: float) -> float:
     """The largest difference of any element, in units of what the tolerance allows there.
 
     `allowed`: absolute tolerance by IREE's name of the element type; other types must not change at all.
@@ -63,7 +63,7 @@ def effect_of(before: Sequence[Array], after: Sequence[Array], allowed: Mapping[
     return worst
 
 
-def _tensors(graph: Any) -> Iterator[Any]:
+def _list_tensors(graph: Any) -> Iterator[Any]:
     """The floating-point tensors of a graph and of those inside of its nodes: initializers, and values of constants."""
     from onnx import TensorProto  # noqa: PLC0415
 
@@ -72,14 +72,14 @@ def _tensors(graph: Any) -> Iterator[Any]:
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.HasField("g"):
-                yield from _tensors(attribute.g)
+                yield from _list_tensors(attribute.g)
             if node.op_type == "Constant" and attribute.HasField("t") and attribute.t.data_type in floats:
                 tensor = attribute.t
                 tensor.name = tensor.name or node.output[0]
                 yield tensor
 
 
-def _answered(plan: dict[str, Any]) -> dict[str, Any]:
+def _answer(plan: dict[str, Any]) -> dict[str, Any]:
     import onnx  # noqa: PLC0415
     from google.protobuf.message import DecodeError  # noqa: PLC0415
 
@@ -95,7 +95,7 @@ def _answered(plan: dict[str, Any]) -> dict[str, Any]:
     rtol = allowed.pop("rtol", 0.0)
     before = list(reference.run(arrays).values())
     found = []
-    for tensor in list(_tensors(model.graph)):
+    for tensor in list(_list_tensors(model.graph)):
         kept = onnx.TensorProto()
         kept.CopyFrom(tensor)
         values = onnx.numpy_helper.to_array(tensor)
@@ -103,7 +103,7 @@ def _answered(plan: dict[str, Any]) -> dict[str, Any]:
         tensor.CopyFrom(onnx.numpy_helper.from_array(scaled, tensor.name))
         try:
             again, _ = load_reference(model.SerializeToString(), model)
-            effect = effect_of(before, list(again.run(arrays).values()), allowed, rtol)
+            effect = measure_effect(before, list(again.run(arrays).values()), allowed, rtol)
         except InferenceFailedError:
             # A size, or a scale of sizes: with another one the model does not run, which is seen.
             effect = math.inf
@@ -114,4 +114,4 @@ def _answered(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(answer_plan(sys.argv, _answered))
+    sys.exit(answer_plan(sys.argv, _answer))

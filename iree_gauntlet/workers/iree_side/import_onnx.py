@@ -112,7 +112,7 @@ def _restore_ranks(model: onnx.ModelProto, ranks: dict[str, int]) -> None:
                 tensor.shape.dim.add()
 
 
-def _opset(model: onnx.ModelProto) -> int:
+def _get_opset(model: onnx.ModelProto) -> int:
     return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
 
 
@@ -131,7 +131,7 @@ def prepare(model: onnx.ModelProto, shapes: dict[str, Shape], opset: int | None)
     import onnx.shape_inference  # noqa: PLC0415
     import onnx.version_converter  # noqa: PLC0415
 
-    current = _opset(model)
+    current = _get_opset(model)
     newest = onnx.defs.onnx_opset_version()
     if opset is not None and not current <= opset <= newest:
         limit = f"lower than the file's {current}" if opset < current else f"unknown to onnx {onnx.__version__}"
@@ -145,12 +145,12 @@ def prepare(model: onnx.ModelProto, shapes: dict[str, Shape], opset: int | None)
             model = onnx.version_converter.convert_version(model, opset)
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
     except (RuntimeError, ValueError) as error:  # what onnx's converter and inference raise
-        raise ImportFailedError(_first_line(error)) from error
+        raise ImportFailedError(_get_first_line(error)) from error
     _restore_ranks(model, ranks)
     return model
 
 
-def imported_functions(lines: Iterable[bytes]) -> list[str]:
+def find_functions(lines: Iterable[bytes]) -> list[str]:
     """Names of the functions that a program text defines, in its order.
 
     Lines are bytes because an imported text is mostly weights in hexadecimal, a hundred megabytes of it.
@@ -169,7 +169,7 @@ def _unescape(quoted: bytes) -> str:
     return plain.decode()
 
 
-def _first_line(error: Exception) -> str:
+def _get_first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
@@ -184,7 +184,7 @@ def load_onnx(path: Path) -> onnx.ModelProto:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (DecodeError, ValueError, onnx.checker.ValidationError) as error:
         # A ValueError: of weights beside it.
-        raise InputError(f"{path} is not a usable ONNX file: {_first_line(error)}") from error
+        raise InputError(f"{path} is not a usable ONNX file: {_get_first_line(error)}") from error
     if not model.graph.node:
         raise InputError(f"{path} is not a usable ONNX file: it has no nodes")
     return model
@@ -206,7 +206,7 @@ def import_to_mlir(model: onnx.ModelProto, folder: Path) -> Path:
     try:
         importer.main(importer.parse_arguments([str(prepared), "-o", str(imported)]))
     except (onnx_importer.OnnxImportError, MLIRError, RuntimeError, onnx.checker.ValidationError) as error:
-        raise ImportFailedError(_first_line(error)) from error
+        raise ImportFailedError(_get_first_line(error)) from error
     return imported
 
 
@@ -243,7 +243,7 @@ def _shapes(texts: Sequence[str]) -> dict[str, Shape]:
     return shapes
 
 
-def prepared_as_asked(arguments: argparse.Namespace) -> onnx.ModelProto:
+def prepare_as_asked(arguments: argparse.Namespace) -> onnx.ModelProto:
     """The prepared model of a command line.
 
     Raises InputError, ImportFailedError: as of `prepare`, or the file cannot be read.
@@ -253,19 +253,19 @@ def prepared_as_asked(arguments: argparse.Namespace) -> onnx.ModelProto:
     if not output.parent.is_dir():
         raise InputError(f"no folder {output.parent} to write {output.name} in")
     model = load_onnx(arguments.model)
-    opset = arguments.opset if arguments.least_opset is None else max(arguments.least_opset, _opset(model))
+    opset = arguments.opset if arguments.least_opset is None else max(arguments.least_opset, _get_opset(model))
     return prepare(model, shapes, opset)
 
 
 def _run(arguments: argparse.Namespace) -> list[str]:
     """Carry out the command; returns the names of the imported functions."""
     output: Path = arguments.output
-    model = prepared_as_asked(arguments)
+    model = prepare_as_asked(arguments)
     # Next to the output, so that the last step is a rename within one file system.
     with tempfile.TemporaryDirectory(prefix=".import-", dir=output.parent) as folder:
         imported = import_to_mlir(model, Path(folder))
         with imported.open("rb") as lines:
-            functions = imported_functions(lines)
+            functions = find_functions(lines)
         _publish(imported, output)
     return functions
 

@@ -104,7 +104,7 @@ def generate(
     return Generation(tuple(chosen), tuple(found), tuple(times))
 
 
-def most_likely(logits: NDArray[Any], type_name: str) -> NDArray[np.int64]:
+def choose_most_likely(logits: NDArray[Any], type_name: str) -> NDArray[np.int64]:
     """The tokens of the largest logits, the first of equal ones; NaN counts as the largest, as in torch.
 
     `logits`: [batch, vocabulary], as bits.
@@ -164,7 +164,7 @@ class Generator:
 
     def choose(self, logits: NDArray[Any]) -> NDArray[np.int64]:
         """The tokens of logits."""
-        return most_likely(logits, self.type_name)
+        return choose_most_likely(logits, self.type_name)
 
     def _check(self, name: str, views: list[Any], state: int) -> None:
         if len(views) != 1 + state:

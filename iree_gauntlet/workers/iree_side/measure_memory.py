@@ -65,7 +65,7 @@ _NS_PER_MS = 1e6
 _MS_PER_S = 1e3
 
 
-def thinned(samples: list[list[Any]]) -> list[list[Any]]:
+def drop_every_second(samples: list[list[Any]]) -> list[list[Any]]:
     """Every second sample, with the larger one of each two, so that no peak is lost."""
     return [max(samples[index : index + 2], key=lambda sample: sample[1]) for index in range(0, len(samples), 2)]
 
@@ -112,7 +112,7 @@ class MemoryWatch:
                 "end_ms": end[0],
                 "begin_bytes": begin[1],
                 # The kernel keeps its mark and its count apart, and the mark may lag by some pages.
-                "peak_bytes": max(self._high_water(), sampled) if self.exact_peaks else sampled,
+                "peak_bytes": max(self._read_high_water(), sampled) if self.exact_peaks else sampled,
                 "end_bytes": end[1],
                 "device_bytes": end[3],
             }
@@ -122,10 +122,10 @@ class MemoryWatch:
         """Take a sample."""
         with self._lock:
             resident, mapped = (int(word) * self._page for word in (_SELF / "statm").read_text().split()[1:3])
-            sample = [(time.perf_counter_ns() - self._begin) / _NS_PER_MS, resident, mapped, self._device_bytes()]
+            sample = [(time.perf_counter_ns() - self._begin) / _NS_PER_MS, resident, mapped, self._read_device_bytes()]
             self.samples.append(sample)
             if len(self.samples) > self._most:
-                self.samples = thinned(self.samples)
+                self.samples = drop_every_second(self.samples)
                 self.interval_ms *= 2
         return sample
 
@@ -133,7 +133,7 @@ class MemoryWatch:
         while not self._stop.wait(self.interval_ms / _MS_PER_S):
             self.look()
 
-    def _device_bytes(self) -> int | None:
+    def _read_device_bytes(self) -> int | None:
         said = device_memory([self.device]) if self.device else {}
         return said["device_bytes_allocated"] - said["device_bytes_freed"] if said else None
 
@@ -143,7 +143,7 @@ class MemoryWatch:
         except OSError:
             self.exact_peaks = False
 
-    def _high_water(self) -> int:
+    def _read_high_water(self) -> int:
         match = _HIGH_WATER.search((_SELF / "status").read_text())
         return int(match[1]) * 1024 if match else 0
 

@@ -124,7 +124,7 @@ class Context:
 
         Raises PlanError: where `fetch` or `carry` names outputs that the function has not.
         """
-        arguments = self._arguments(self._inputs if inputs is None else inputs, self._start)
+        arguments = self._push_arguments(self._inputs if inputs is None else inputs, self._start)
         if self.pushed_async:
             views, done = self.program.start(arguments)
             done.wait()
@@ -147,40 +147,40 @@ class Context:
         `items`: the inputs of each call; None for the context's own, `in_flight` times.
         """
         calls = [self._inputs] * self.in_flight if items is None else items
-        return self._all_at_once(calls) if self.pushed_async else self._one_by_one(calls)
+        return self._start_all(calls) if self.pushed_async else self._call_one_by_one(calls)
 
-    def _all_at_once(self, calls: Sequence[Sequence[tuple[NDArray[Any], str]]]) -> list[list[NDArray[Any]]]:
+    def _start_all(self, calls: Sequence[Sequence[tuple[NDArray[Any], str]]]) -> list[list[NDArray[Any]]]:
         started = []
         kept, after = self._start, None
         for inputs in calls:
-            views, done = self.program.start(self._arguments(inputs, kept), after)
+            views, done = self.program.start(self._push_arguments(inputs, kept), after)
             if self._carry:
-                kept, after = self._next(self._carry, views), done
-            started.append((self._brought(views), done))
+                kept, after = self._take_over(self._carry, views), done
+            started.append((self._pick_fetched(views), done))
         outputs = []
         for views, done in started:
             done.wait()
             outputs.append([self._device.fetch(view) for view in views])
         return outputs
 
-    def _one_by_one(self, calls: Sequence[Sequence[tuple[NDArray[Any], str]]]) -> list[list[NDArray[Any]]]:
+    def _call_one_by_one(self, calls: Sequence[Sequence[tuple[NDArray[Any], str]]]) -> list[list[NDArray[Any]]]:
         outputs = []
         kept = self._start
         for inputs in calls:
-            views = self.program.invoke(self._arguments(inputs, kept))
+            views = self.program.invoke(self._push_arguments(inputs, kept))
             if self._carry:
-                kept = self._next(self._carry, views)
-            outputs.append([self._device.fetch(view) for view in self._brought(views)])
+                kept = self._take_over(self._carry, views)
+            outputs.append([self._device.fetch(view) for view in self._pick_fetched(views)])
         return outputs
 
-    def _arguments(self, inputs: Sequence[tuple[NDArray[Any], str]], kept: dict[int, Any]) -> list[Any]:
+    def _push_arguments(self, inputs: Sequence[tuple[NDArray[Any], str]], kept: dict[int, Any]) -> list[Any]:
         return [kept[index] if index in kept else self._device.push(*given) for index, given in enumerate(inputs)]
 
-    def _brought(self, views: list[Any]) -> list[Any]:
+    def _pick_fetched(self, views: list[Any]) -> list[Any]:
         return views if self._fetch is None else [views[index] for index in self._fetch]
 
     @staticmethod
-    def _next(carry: Carry, views: Sequence[Any]) -> dict[int, Any]:
+    def _take_over(carry: Carry, views: Sequence[Any]) -> dict[int, Any]:
         return {carry.inputs + index: views[carry.outputs + index] for index in range(carry.count)}
 
 

@@ -44,7 +44,9 @@ if TYPE_CHECKING:
 _FEWEST = 3
 
 
-def best_seconds(call: Callable[[], object], seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
+def measure_best_seconds(
+    call: Callable[[], object], seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> float:
     """The shortest time of a call, after one that warms up.
 
     `seconds`: that the calls take together, at least; there are three or more. `clock`: in seconds.
@@ -59,7 +61,7 @@ def best_seconds(call: Callable[[], object], seconds: float, clock: Callable[[],
     return best
 
 
-def product_rate(
+def measure_product_rate(
     sizes: Sequence[int], seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[float, int]:
     """Operations a second of an f32 matrix product, and the side of the matrices that reached it.
@@ -71,7 +73,7 @@ def product_rate(
         chance = np.random.default_rng(size)
         left, right = (chance.random((size, size), dtype=np.float32) for _ in range(2))
         out = np.empty_like(left)
-        best = best_seconds(partial(np.matmul, left, right, out=out), seconds / len(sizes), clock)
+        best = measure_best_seconds(partial(np.matmul, left, right, out=out), seconds / len(sizes), clock)
         found.append((2 * size**3 / best, size))
     return max(found)
 
@@ -86,10 +88,12 @@ def copy_rate(size: int, threads: int, seconds: float, clock: Callable[[], float
     target = np.zeros_like(source)
     parts = list(zip(np.array_split(source, threads), np.array_split(target, threads), strict=True))
     if threads == 1:
-        best = best_seconds(lambda: np.copyto(target, source), seconds, clock)
+        best = measure_best_seconds(lambda: np.copyto(target, source), seconds, clock)
     else:
         with ThreadPoolExecutor(threads) as pool:
-            best = best_seconds(lambda: list(pool.map(lambda part: np.copyto(part[1], part[0]), parts)), seconds, clock)
+            best = measure_best_seconds(
+                lambda: list(pool.map(lambda part: np.copyto(part[1], part[0]), parts)), seconds, clock
+            )
     return 2 * source.nbytes / best
 
 
@@ -99,7 +103,7 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
     copied, seconds = int(plan["copy_bytes"]), float(plan["seconds"])
     if not sizes or min(sizes) < 1 or threads < 1 or copied < 8 * threads or seconds < 0:
         raise PlanError("expected a size or more, a thread or more, and 8 bytes or more to copy for each")
-    flops, size = product_rate(sizes, seconds)
+    flops, size = measure_product_rate(sizes, seconds)
     return {
         "flops_per_s": flops,
         "matrix_size": size,

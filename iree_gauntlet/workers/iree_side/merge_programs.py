@@ -65,7 +65,7 @@ def merge_programs(programs: Sequence[str], prefixes: Sequence[str]) -> Merged:
             except (OSError, ir.MLIRError) as error:
                 merged.refused[index] = str(error)
                 continue
-            own = _attributes(part.operation)
+            own = _list_attributes(part.operation)
             if attributes is None:
                 attributes = own
                 for name, value in own.items():
@@ -81,7 +81,7 @@ def merge_programs(programs: Sequence[str], prefixes: Sequence[str]) -> Merged:
     return merged
 
 
-def _attributes(operation: Any) -> dict[str, Any]:
+def _list_attributes(operation: Any) -> dict[str, Any]:
     # Releases differ in what iterating over attributes gives: names, or names with values.
     names = [item if isinstance(item, str) else item.name for item in operation.attributes]
     return {name: operation.attributes[name] for name in names if name != "sym_name"}

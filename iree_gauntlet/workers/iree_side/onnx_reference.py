@@ -128,10 +128,10 @@ class OnnxRuntime:
         try:
             self._session = onnxruntime.InferenceSession(loaded, options, providers=["CPUExecutionProvider"])
         except self._failures as error:
-            raise InferenceFailedError(f"onnxruntime cannot load {self._of}: {_first_line(error)}") from error
+            raise InferenceFailedError(f"onnxruntime cannot load {self._of}: {_get_first_line(error)}") from error
         self._outputs = self._session.get_outputs()
         self.inputs = tuple(
-            ReferenceInput(item.name, _dtype_name(item.type), tuple(item.shape)) for item in self._session.get_inputs()
+            ReferenceInput(item.name, _name_dtype(item.type), tuple(item.shape)) for item in self._session.get_inputs()
         )
 
     def run(self, arrays: Sequence[Array]) -> dict[str, Array]:
@@ -143,11 +143,11 @@ class OnnxRuntime:
                 names, {item.name: array for item, array in zip(self.inputs, arrays, strict=True)}
             )
         except self._failures as error:
-            raise InferenceFailedError(f"onnxruntime cannot run {self._of}: {_first_line(error)}") from error
+            raise InferenceFailedError(f"onnxruntime cannot run {self._of}: {_get_first_line(error)}") from error
         # It hands f8 on as bytes.
-        types = [_dtype_name(value.type) for value in self._outputs]
+        types = [_name_dtype(value.type) for value in self._outputs]
         typed = [
-            array.view(_known_dtype(kind)) if kind.startswith("float8") else array
+            array.view(_find_dtype(kind)) if kind.startswith("float8") else array
             for array, kind in zip(values, types, strict=True)
         ]
         return dict(zip(names, typed, strict=True))
@@ -171,12 +171,12 @@ class OnnxEvaluator:
         self._names = [value.name for value in model.graph.output]
         constants = {tensor.name for tensor in model.graph.initializer}
         values = [value for value in model.graph.input if value.name not in constants]
-        self.inputs = tuple(ReferenceInput(value.name, *declared_type(value)) for value in values)
+        self.inputs = tuple(ReferenceInput(value.name, *read_declared_type(value)) for value in values)
         try:
             self._evaluator = ReferenceEvaluator(model)
         # Whatever Python may raise: it interprets a file of somebody's.
         except Exception as error:
-            raise InferenceFailedError(f"onnx's evaluator cannot load the model: {_first_line(error)}") from error
+            raise InferenceFailedError(f"onnx's evaluator cannot load the model: {_get_first_line(error)}") from error
 
     def run(self, arrays: Sequence[Array]) -> dict[str, Array]:
         """As of `Reference`."""
@@ -188,7 +188,7 @@ class OnnxEvaluator:
                 values = self._evaluator.run(None, feeds)
         # As above.
         except Exception as error:
-            raise InferenceFailedError(f"onnx's evaluator cannot run the model: {_first_line(error)}") from error
+            raise InferenceFailedError(f"onnx's evaluator cannot run the model: {_get_first_line(error)}") from error
         arrays_of = (np.asarray(value) if isinstance(value, np.generic) else value for value in values)
         return dict(zip(self._names, arrays_of, strict=True))
 
@@ -203,10 +203,10 @@ def load_reference(file: Path | bytes, model: Any) -> tuple[Reference, list[str]
     try:
         return OnnxRuntime(file), []
     except (InferenceFailedError, PlanError) as error:
-        return evaluator_instead(model, str(error)), [str(error)]
+        return load_evaluator_instead(model, str(error)), [str(error)]
 
 
-def evaluator_instead(model: Any, why: str) -> Reference:
+def load_evaluator_instead(model: Any, why: str) -> Reference:
     """Onnx's evaluator, where onnxruntime does not run a model.
 
     Raises InferenceFailedError: it cannot load the model; why onnxruntime does not run it is said too.
@@ -248,7 +248,7 @@ def read_input(text: str, cwd: str, dtype_name: str) -> Array:
         raise PlanError(f"the input {text!r} cannot be given to a reference: {error}") from error
     if value is None:
         raise PlanError(f"the input {text!r} is no tensor")
-    dtype = _known_dtype(dtype_name)
+    dtype = _find_dtype(dtype_name)
     contents = np.frombuffer(value.contents, np.uint8)
     count = int(np.prod(value.shape, dtype=np.int64))
     if dtype.name in _PACKED:
@@ -286,7 +286,7 @@ def tensor_type(name: str, array: Any) -> str:
     return "x".join([*map(str, array.shape), element])
 
 
-def _known_dtype(name: str) -> np.dtype[Any]:
+def _find_dtype(name: str) -> np.dtype[Any]:
     """A type by the name that NumPy or ml_dtypes has for it."""
     try:
         return np.dtype(name)
@@ -299,7 +299,7 @@ def _known_dtype(name: str) -> np.dtype[Any]:
         return known
 
 
-def _first_line(error: Exception) -> str:
+def _get_first_line(error: Exception) -> str:
     """What an exception says, on one line; of onnxruntime's what the innermost operator says."""
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     *_, kind, name, said = _NODE.findall(line)[-1] if _NODE.search(line) else ("", "", line)
@@ -307,13 +307,13 @@ def _first_line(error: Exception) -> str:
     return f"{kind} {name!r}: {plain}" if kind else plain
 
 
-def _dtype_name(kind: str) -> str:
+def _name_dtype(kind: str) -> str:
     """NumPy's name of `tensor(float)`."""
     name = kind.removeprefix("tensor(").removesuffix(")")
     return _ITS_NAMES.get(name, name)
 
 
-def declared_type(value: Any) -> tuple[str, tuple[int | str | None, ...]]:
+def read_declared_type(value: Any) -> tuple[str, tuple[int | str | None, ...]]:
     """Type and shape of an input or output, as a model declares them; no shape of what is not a tensor."""
     import onnx  # noqa: PLC0415
 

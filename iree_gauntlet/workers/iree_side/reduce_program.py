@@ -99,24 +99,24 @@ class Edits:
         except self._ir.MLIRError:
             return False
 
-    def bytecode(self, program: Any) -> bytes:
+    def write_bytecode(self, program: Any) -> bytes:
         """It, with its locations."""
         buffer = io.BytesIO()
         program.operation.write_bytecode(buffer)
         return buffer.getvalue()
 
-    def text(self, program: Any) -> str:
+    def write_text_of(self, program: Any) -> str:
         """It, for people."""
         return f"{program.operation.get_asm(assume_verified=True)}\n".replace("\n\n", "\n")
 
-    def size(self, program: Any) -> tuple[int, int]:
+    def measure(self, program: Any) -> tuple[int, int]:
         """How many operations its functions have, nested ones too, and its bytes: what smaller means."""
-        operations = sum(operation.name not in _FRAME for operation in _nested(program.operation))
-        return operations, len(self.bytecode(program))
+        operations = sum(operation.name not in _FRAME for operation in _walk(program.operation))
+        return operations, len(self.write_bytecode(program))
 
-    def names(self, program: Any) -> list[str]:
+    def list_names(self, program: Any) -> list[str]:
         """What its first operations are called; of those that torch has no name for, what they were."""
-        found = [operation for operation in _nested(program.operation) if operation.name not in _FRAME]
+        found = [operation for operation in _walk(program.operation) if operation.name not in _FRAME]
         return [self._name(operation) for operation in found[:_NAMED]]
 
     def _name(self, operation: Any) -> str:
@@ -124,12 +124,12 @@ class Edits:
             return str(operation.name)
         return str(self._ir.StringAttr(operation.attributes["name"]).value)
 
-    def constants(self, program: Any) -> list[tuple[int, str]]:
+    def list_constants(self, program: Any) -> list[tuple[int, str]]:
         """Attributes with many values: an operation's place in the program, and the attribute's name."""
         found = []
-        for place, operation in enumerate(_nested(program.operation)):
-            for name, attribute in _attributes(operation):
-                shape = self._values(attribute)
+        for place, operation in enumerate(_walk(program.operation)):
+            for name, attribute in _list_attributes(operation):
+                shape = self._get_values_type(attribute)
                 if shape is not None and not getattr(attribute, "is_splat", False):
                     found.append((place, name))
         return found
@@ -137,42 +137,42 @@ class Edits:
     def with_splats(self, program: Any, places: Collection[tuple[int, str]]) -> Any:
         """It, with constants at these places of one value."""
         copy = program.operation.clone().operation
-        for place, operation in enumerate(_nested(copy)):
-            for name, attribute in _attributes(operation):
+        for place, operation in enumerate(_walk(copy)):
+            for name, attribute in _list_attributes(operation):
                 if (place, name) in places:
-                    operation.attributes[name] = self._splat(self._values(attribute))
+                    operation.attributes[name] = self._make_splat(self._get_values_type(attribute))
         return copy
 
-    def symbols(self, program: Any) -> list[str]:
+    def list_symbols(self, program: Any) -> list[str]:
         """Names of its functions, globals and executables, while there are several."""
-        names = [name for operation in _body(program) if (name := self._symbol(operation))]
+        names = [name for operation in _list_body(program) if (name := self._get_symbol(operation))]
         return names if len(names) > 1 else []
 
     def without_symbols(self, program: Any, names: Collection[str]) -> Any:
         """It, without these."""
         copy = program.operation.clone().operation
-        for operation in _body(copy):
-            if self._symbol(operation) in names:
+        for operation in _list_body(copy):
+            if self._get_symbol(operation) in names:
                 operation.erase()
         return copy
 
-    def functions(self, program: Any) -> list[str]:
+    def list_functions(self, program: Any) -> list[str]:
         """Names of functions with a body of one block, the longest first."""
         found = {
-            self._symbol(operation): len(operation.regions[0].blocks[0].operations)
-            for operation in _body(program)
+            self._get_symbol(operation): len(operation.regions[0].blocks[0].operations)
+            for operation in _list_body(program)
             if operation.name in _FUNCTIONS and len(operation.regions[0].blocks) == 1
         }
         return sorted(found, key=lambda name: -found[name])
 
     def count(self, program: Any, name: str) -> int:
         """How many operations a function has, its end left out; 0 where there is none of the name."""
-        function = self._function(program, name)
+        function = self._find_function(program, name)
         return len(function.regions[0].blocks[0].operations) - 1 if function is not None else 0
 
-    def at(self, program: Any, name: str, places: Collection[tuple[int, int]]) -> list[int]:
+    def find_at(self, program: Any, name: str, places: Collection[tuple[int, int]]) -> list[int]:
         """Which of a function's operations stand at some lines and columns."""
-        function = self._function(program, name)
+        function = self._find_function(program, name)
         if function is None:
             return []
         found = []
@@ -189,7 +189,7 @@ class Edits:
         is taken out become arguments; what nothing uses is returned.
         """
         copy = program.operation.clone().operation
-        function = self._function(copy, name)
+        function = self._find_function(copy, name)
         if function is None:
             return copy
         *operations, end = [operation.operation for operation in function.regions[0].blocks[0].operations]
@@ -199,7 +199,7 @@ class Edits:
         used: dict[Any, None] = {}
         for index in reversed(range(len(operations))):
             if index in wanted:
-                for value in _operands(operations[index]):
+                for value in _list_operands(operations[index]):
                     used[value] = None
                     if value in makers and not _is_passed(value):
                         wanted.add(makers[value])
@@ -220,7 +220,7 @@ class Edits:
         """Put a function of these operations in place of one: with arguments for the values that are given."""
         ir = self._ir
         types, location = [value.type for value in given], function.location
-        attributes = {key: value for key, value in _attributes(function) if key not in _SIGNATURE}
+        attributes = {key: value for key, value in _list_attributes(function) if key not in _SIGNATURE}
         kind = ir.FunctionType.get(types, [value.type for value in results])
         attributes["function_type"] = ir.TypeAttr.get(kind)
         with location:
@@ -233,16 +233,17 @@ class Edits:
             block.append(ir.Operation.create(end, operands=list(results)))
         function.erase()
 
-    def _function(self, program: Any, name: str) -> Any:
+    def _find_function(self, program: Any, name: str) -> Any:
         return next(
-            (found for found in _body(program) if found.name in _FUNCTIONS and self._symbol(found) == name), None
+            (found for found in _list_body(program) if found.name in _FUNCTIONS and self._get_symbol(found) == name),
+            None,
         )
 
-    def _symbol(self, operation: Any) -> str:
+    def _get_symbol(self, operation: Any) -> str:
         attributes = operation.attributes
         return str(self._ir.StringAttr(attributes["sym_name"]).value) if "sym_name" in attributes else ""
 
-    def _values(self, attribute: Any) -> Any:
+    def _get_values_type(self, attribute: Any) -> Any:
         """The type of an attribute with many values; None for others."""
         ir = self._ir
         if not (_is(attribute, ir.DenseElementsAttr) or _is(attribute, ir.DenseResourceElementsAttr)):
@@ -255,7 +256,7 @@ class Edits:
             count *= size
         return shape if count >= _LARGE else None
 
-    def _splat(self, shape: Any) -> Any:
+    def _make_splat(self, shape: Any) -> Any:
         """Values of a type, all one."""
         ir = self._ir
         element = shape.element_type
@@ -264,29 +265,29 @@ class Edits:
         return ir.DenseElementsAttr.get_splat(shape, one)
 
 
-def _body(program: Any) -> list[Any]:
+def _list_body(program: Any) -> list[Any]:
     """What stands at the top of a program."""
     return [operation.operation for operation in program.operation.regions[0].blocks[0].operations]
 
 
-def _nested(operation: Any) -> Iterator[Any]:
+def _walk(operation: Any) -> Iterator[Any]:
     """An operation and all in it."""
     yield operation
     for region in operation.regions:
         for block in region.blocks:
             for inner in block.operations:
-                yield from _nested(inner.operation)
+                yield from _walk(inner.operation)
 
 
-def _attributes(operation: Any) -> list[tuple[str, Any]]:
+def _list_attributes(operation: Any) -> list[tuple[str, Any]]:
     # Releases differ in what iterating over attributes gives: names, or names with values.
     names = [item if isinstance(item, str) else item.name for item in operation.attributes]
     return [(name, operation.attributes[name]) for name in names]
 
 
-def _operands(operation: Any) -> Iterator[Any]:
+def _list_operands(operation: Any) -> Iterator[Any]:
     """What an operation takes, and those in it."""
-    for inner in _nested(operation):
+    for inner in _walk(operation):
         yield from inner.operands
 
 
@@ -316,19 +317,19 @@ class _Oracle:
         self.said = ""
         self.flags = list(plan["flags"])
 
-    def fails(self, program: bytes) -> bool:
+    def does_fail(self, program: bytes) -> bool:
         """Whether it does; what the compiler said is kept."""
         if program not in self._asked:
             self._asked[program] = self._compile(program)
         return self._asked[program]
 
-    def words_of(self, program: bytes) -> str:
+    def ask_words(self, program: bytes) -> str:
         """What the compiler says of a program, whatever time is left."""
         self._until, self.flags = math.inf, list(self._plan["flags"])
         self._compile(program)
         return (self._folder / "candidate.txt").read_text(encoding="utf-8", errors="replace")
 
-    def up_to(self, phase: str, program: bytes) -> bool:
+    def narrow_to(self, phase: str, program: bytes) -> bool:
         """Whether it fails on the way to a phase; if so, no program is compiled further from now on."""
         before = self.flags
         self.flags = [*before, f"--compile-to={phase}"]
@@ -377,25 +378,25 @@ class _Reducer:
         self._edits = edits
         self._oracle = oracle
         self.best = edits.parse(plan["program"])
-        self.size = edits.size(self.best)
+        self.size = edits.measure(self.best)
         # What the compiler says of it.
         self.said = ""
 
     def begin(self) -> str:
         """Whether the program fails at all as it is handed on here, and up to which phase it has to be compiled."""
-        program = self._edits.bytecode(self.best)
-        if not self._oracle.fails(program):
+        program = self._edits.write_bytecode(self.best)
+        if not self._oracle.does_fail(program):
             raise ValueError("handed on as bytecode it does not fail in this way")
         self.said = self._oracle.said
-        return next((phase for phase in _PHASES if self._oracle.up_to(phase, program)), "")
+        return next((phase for phase in _PHASES if self._oracle.narrow_to(phase, program)), "")
 
     def offer(self, program: Any, what: str) -> bool:
         """Keep a program where it is smaller and fails as before."""
-        size = self._edits.size(program)
+        size = self._edits.measure(program)
         if (
             size >= self.size
             or not self._edits.is_valid(program)
-            or not self._oracle.fails(self._edits.bytecode(program))
+            or not self._oracle.does_fail(self._edits.write_bytecode(program))
         ):
             return False
         self.best, self.size, self.said = program, size, self._oracle.said
@@ -407,15 +408,17 @@ class _Reducer:
 
     def reduce(self) -> None:
         """All that there is to try."""
-        self._fewer(lambda: self._edits.constants(self.best), self._edits.with_splats, "constants")
+        self._remove_runs(lambda: self._edits.list_constants(self.best), self._edits.with_splats, "constants")
         before = None
         while before != self.size:
             before = self.size
-            self._fewer(lambda: self._edits.symbols(self.best), self._edits.without_symbols, "functions and globals")
-            for name in self._edits.functions(self.best):
-                self._function(name)
+            self._remove_runs(
+                lambda: self._edits.list_symbols(self.best), self._edits.without_symbols, "functions and globals"
+            )
+            for name in self._edits.list_functions(self.best):
+                self._reduce_function(name)
 
-    def _function(self, name: str) -> None:
+    def _reduce_function(self, name: str) -> None:
         edits = self._edits
 
         def keep(kept: Sequence[int], what: str) -> bool:
@@ -424,7 +427,7 @@ class _Reducer:
         def count() -> int:
             return edits.count(self.best, name)
 
-        hit = edits.at(self.best, name, [(int(line), int(column)) for line, column in _PLACE.findall(self.said)])
+        hit = edits.find_at(self.best, name, [(int(line), int(column)) for line, column in _PLACE.findall(self.said)])
         for margin in _MARGINS if hit else ():
             near = {i for place in hit for i in range(place - margin, place + margin + 1) if 0 <= i < count()}
             if keep(sorted(near), "what the diagnostic points at"):
@@ -444,13 +447,13 @@ class _Reducer:
                 low, high = 0, count()
             else:
                 high = middle
-        self._fewer(
+        self._remove_runs(
             lambda: list(range(count())),
             lambda best, out: edits.with_operations(best, name, [i for i in range(count()) if i not in out]),
             "operations",
         )
 
-    def _fewer(self, items: Callable[[], list[Any]], without: Callable[[Any, set[Any]], Any], what: str) -> None:
+    def _remove_runs(self, items: Callable[[], list[Any]], without: Callable[[Any, set[Any]], Any], what: str) -> None:
         """Delta debugging: take out runs of items, from all of them to each one."""
         run = len(items())
         while run:
@@ -473,7 +476,7 @@ def _run(plan: Mapping[str, Any]) -> None:
             reducer = _Reducer(plan, edits, oracle)
         except edits.errors as error:
             raise OSError("it does not parse") from error
-        end: dict[str, Any] = {"problem": "", "phase": "", "complete": False, "before": _size(reducer.size)}
+        end: dict[str, Any] = {"problem": "", "phase": "", "complete": False, "before": _describe_size(reducer.size)}
         try:
             end["phase"] = reducer.begin()
             reducer.reduce()
@@ -482,21 +485,21 @@ def _run(plan: Mapping[str, Any]) -> None:
             pass
         except ValueError as error:
             end["problem"] = str(error)
-        constants = len(edits.constants(reducer.best))
+        constants = len(edits.list_constants(reducer.best))
         end |= {
-            "after": _size(reducer.size),
+            "after": _describe_size(reducer.size),
             "tried": oracle.tried,
             "constants": constants,
-            "names": edits.names(reducer.best),
+            "names": edits.list_names(reducer.best),
         }
-        text = edits.text(reducer.best)
+        text = edits.write_text_of(reducer.best)
         (folder / "reduced.mlir").write_text(text, encoding="utf-8")
         # Of the text, whose lines are others.
-        (folder / "reduced.txt").write_text(oracle.words_of(text.encode()), encoding="utf-8")
+        (folder / "reduced.txt").write_text(oracle.ask_words(text.encode()), encoding="utf-8")
         (folder / "end.json").write_text(json.dumps(end), encoding="utf-8")
 
 
-def _size(size: tuple[int, int]) -> dict[str, int]:
+def _describe_size(size: tuple[int, int]) -> dict[str, int]:
     return {"operations": size[0], "bytes": size[1]}
 
 

@@ -54,16 +54,16 @@ from iree_gauntlet.workers.iree_side.onnx_reference import (
     InferenceFailedError,
     OnnxEvaluator,
     OnnxRuntime,
-    declared_type,
-    evaluator_instead,
+    load_evaluator_instead,
     load_reference,
     raw_bytes,
+    read_declared_type,
     read_input,
     tensor_type,
     walk_nodes,
 )
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan
-from iree_gauntlet.workers.iree_side.rounding import Allowed, allow, difference, largest_of
+from iree_gauntlet.workers.iree_side.rounding import Allowed, allow, difference, find_largest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -158,7 +158,7 @@ def _widen_node(node: Any) -> None:
             attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(values)))
 
 
-def _answered(plan: dict[str, Any]) -> dict[str, Any]:
+def _answer(plan: dict[str, Any]) -> dict[str, Any]:
     import onnx  # noqa: PLC0415 - only where the plan could be used
 
     path = Path(plan["model"])
@@ -168,27 +168,27 @@ def _answered(plan: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         raise PlanError(f"cannot read {path.name}: {' '.join(str(error).split())[:200]}") from error
     reference, notes = load_reference(path, model)
-    taken, refused, arrays, outputs = _first_that_runs(model, reference, plan)
+    taken, refused, arrays, outputs = _run_first_fitting(model, reference, plan)
     if outputs is None and reference.name == OnnxRuntime.name and plan["last"]:
         notes.append(refused[0])
-        reference = evaluator_instead(model, refused[0])
-        taken, refused, arrays, outputs = _first_that_runs(model, reference, plan)
+        reference = load_evaluator_instead(model, refused[0])
+        taken, refused, arrays, outputs = _run_first_fitting(model, reference, plan)
     if outputs is None:
         raise InferenceFailedError("; ".join(dict.fromkeys([*notes, *refused])))
     types = {name: tensor_type(name, array) for name, array in outputs.items()}
-    notes += _undeclared(model, outputs)
-    differing = _differing(model, reference, arrays, outputs)
+    notes += _find_undeclared(model, outputs)
+    differing = _find_differing(model, reference, arrays, outputs)
     other = None
     if not differing and reference.name == OnnxRuntime.name and _is_small(model, arrays):
-        other = _tried(lambda: OnnxEvaluator(model).run(arrays))
+        other = _try_run(lambda: OnnxEvaluator(model).run(arrays))
         strange = {node.op_type for node in walk_nodes(model) if _is_its_own_way(node)}
-        if other is not None and strange and not _undeclared(model, other) and _are_apart(outputs, other):
+        if other is not None and strange and not _find_undeclared(model, other) and _are_apart(outputs, other):
             notes.append(f"onnxruntime computes {', '.join(sorted(strange))} otherwise than ONNX says")
             reference, outputs, other = OnnxEvaluator(model), other, outputs
-    allowed = _allowed(plan["tolerances"], model, reference, arrays, outputs, other)
+    allowed = _choose_allowed(plan["tolerances"], model, reference, arrays, outputs, other)
     optimised = None
     if not differing and reference.name == OnnxRuntime.name:
-        optimised = _tried(lambda: OnnxRuntime(path, optimised=True).run(arrays))
+        optimised = _try_run(lambda: OnnxRuntime(path, optimised=True).run(arrays))
     told = []
     for index, (name, array) in enumerate(outputs.items()):
         file = Path(plan["folder"]) / f"output_{index}.bin"
@@ -198,16 +198,16 @@ def _answered(plan: dict[str, Any]) -> dict[str, Any]:
                 "name": name,
                 "type": types[name],
                 "file": str(file),
-                **_described(array),
+                **_describe(array),
                 "differs": name in differing,
-                "optimised": _excess(array, (optimised or {}).get(name), allowed),
-                "other": _excess(array, (other or {}).get(name), allowed),
-                "input": _handed_through(model, reference, name),
+                "optimised": _measure_excess(array, (optimised or {}).get(name), allowed),
+                "other": _measure_excess(array, (other or {}).get(name), allowed),
+                "input": _find_handed_through(model, reference, name),
             }
         )
     return {
         "taken": taken,
-        "tells": not _undeclared(model, outputs) and any(map(_tells, outputs.values())),
+        "tells": not _find_undeclared(model, outputs) and any(map(_does_tell, outputs.values())),
         "refused": refused,
         "reference": {"name": reference.name, "version": reference.version},
         "inputs": [
@@ -221,7 +221,7 @@ def _answered(plan: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _first_that_runs(
+def _run_first_fitting(
     model: Any, reference: Reference, plan: Mapping[str, Any]
 ) -> tuple[int, list[str], list[Array], Outputs | None]:
     """Which set of inputs is taken, why those before it were not, its arrays, and what they give; None for none."""
@@ -239,8 +239,8 @@ def _first_that_runs(
             continue
         if not outputs:
             raise PlanError("the model has no outputs")
-        idle = _undeclared(model, outputs)
-        if not any(map(_tells, outputs.values())):
+        idle = _find_undeclared(model, outputs)
+        if not any(map(_does_tell, outputs.values())):
             idle.append("its outputs say nothing: all of them are the same everywhere, empty or no numbers")
         if not idle:
             return index, refused, arrays, outputs
@@ -250,12 +250,12 @@ def _first_that_runs(
     return (0, refused, [], None) if best is None else best
 
 
-def _undeclared(model: Any, outputs: Outputs) -> list[str]:
+def _find_undeclared(model: Any, outputs: Outputs) -> list[str]:
     """Outputs that are not of the shape that a model declares: files are wrong there, or inputs don't suit them."""
     found = []
     for value in model.graph.output:
         array: Any = outputs[value.name]
-        _, shape = declared_type(value)
+        _, shape = read_declared_type(value)
         if not isinstance(array, np.ndarray) or not shape:
             # A model may leave out the shape of an output, which looks like a scalar's.
             continue
@@ -265,16 +265,16 @@ def _undeclared(model: Any, outputs: Outputs) -> list[str]:
     return found
 
 
-def _tells(array: Any) -> bool:
+def _does_tell(array: Any) -> bool:
     """Whether an output has values that are not all the same."""
     if not isinstance(array, np.ndarray) or array.dtype.kind in "OSU":
         return True
-    described = _described(array)
+    described = _describe(array)
     odd = described["nans"] + described["infinities"]
     return odd < array.size and (odd > 0 or array.size == 1 or described["least"] != described["most"])
 
 
-def _described(array: Array) -> dict[str, Any]:
+def _describe(array: Array) -> dict[str, Any]:
     """What there is to say of an array; `least` and `most` of finite values, null where there are none."""
     with np.errstate(all="ignore"):
         values = array.astype(np.float64) if array.dtype.name not in ("int64", "uint64") else array
@@ -292,7 +292,7 @@ def _described(array: Array) -> dict[str, Any]:
     }
 
 
-def _tried(run: Callable[[], Outputs]) -> Outputs | None:
+def _try_run(run: Callable[[], Outputs]) -> Outputs | None:
     """What it gives; None where it cannot be run: of a second opinion there may be none."""
     try:
         return run()
@@ -320,13 +320,13 @@ def _is_its_own_way(node: Any) -> bool:
 def _are_apart(outputs: Outputs, others: Outputs) -> bool:
     for array, other in zip(outputs.values(), others.values(), strict=True):
         element = _FLOATS.get(array.dtype.name, "")
-        scale = largest_of(other)
+        scale = find_largest(other)
         if difference(array, other) > (_APART[element] * scale if element else 0.0):
             return True
     return False
 
 
-def _allowed(
+def _choose_allowed(
     given: Mapping[str, float] | None,
     model: Any,
     reference: Reference,
@@ -338,7 +338,7 @@ def _allowed(
     elements = dict.fromkeys(_FLOATS[array.dtype.name] for array in outputs.values() if array.dtype.name in _FLOATS)
     if given is not None:
         return {name: Allowed(given[name], given["rtol"], "as the spec says") for name in elements}
-    exact = _in_f64(model, reference, arrays) if elements else None
+    exact = _run_in_f64(model, reference, arrays) if elements else None
     found = {}
     for element in elements:
         pairs = [
@@ -346,11 +346,11 @@ def _allowed(
             for name, array in outputs.items()
             if _FLOATS.get(array.dtype.name) == element
         ]
-        found[element] = allow(element, pairs, _longest_sum(model, arrays))
+        found[element] = allow(element, pairs, _find_longest_sum(model, arrays))
     return found
 
 
-def _handed_through(model: Any, reference: Reference, name: str) -> int | None:
+def _find_handed_through(model: Any, reference: Reference, name: str) -> int | None:
     """The place of the input that an output is, by no operator but Identity."""
     makers = {output: node for node in model.graph.node for output in node.output}
     while name in makers and makers[name].op_type == "Identity":
@@ -358,7 +358,7 @@ def _handed_through(model: Any, reference: Reference, name: str) -> int | None:
     return next((place for place, item in enumerate(reference.inputs) if item.name == name), None)
 
 
-def _longest_sum(model: Any, arrays: Sequence[Array]) -> int:
+def _find_longest_sum(model: Any, arrays: Sequence[Array]) -> int:
     """Of how many products a value is the sum, at most: by the weights of layers, and by inputs that are reduced."""
     weights = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     longest = 1
@@ -371,7 +371,7 @@ def _longest_sum(model: Any, arrays: Sequence[Array]) -> int:
     return longest
 
 
-def _in_f64(model: Any, reference: Reference, arrays: Sequence[Array]) -> Outputs | None:
+def _run_in_f64(model: Any, reference: Reference, arrays: Sequence[Array]) -> Outputs | None:
     """What the model gives in double precision; None where neither reference can say."""
     if _count_weights(model) > _MOST_WIDENED:
         return None
@@ -380,13 +380,13 @@ def _in_f64(model: Any, reference: Reference, arrays: Sequence[Array]) -> Output
     copy = widened(model)
     found = None
     if reference.name == OnnxRuntime.name:
-        found = _tried(lambda: OnnxRuntime(copy.SerializeToString()).run(wide))
+        found = _try_run(lambda: OnnxRuntime(copy.SerializeToString()).run(wide))
     if found is None and (reference.name == OnnxEvaluator.name or _is_small(model, arrays)):
-        found = _tried(lambda: OnnxEvaluator(copy).run(wide))
+        found = _try_run(lambda: OnnxEvaluator(copy).run(wide))
     return found
 
 
-def _differing(model: Any, reference: Reference, arrays: Sequence[Array], outputs: Outputs) -> set[str]:
+def _find_differing(model: Any, reference: Reference, arrays: Sequence[Array], outputs: Outputs) -> set[str]:
     """Outputs that are not the same in another run, whose random numbers have no seeds."""
     first, again = outputs, reference
     if any(item.name == "seed" for node in walk_nodes(model) if node.op_type in _RANDOM for item in node.attribute):
@@ -400,14 +400,14 @@ def _differing(model: Any, reference: Reference, arrays: Sequence[Array], output
         again = OnnxRuntime(unseeded.SerializeToString()) if on_onnxruntime else OnnxEvaluator(unseeded)
         first = again.run(arrays)
     second = again.run(arrays)
-    return {name for name, array in first.items() if not _same(array, second[name])}
+    return {name for name, array in first.items() if not _is_same(array, second[name])}
 
 
-def _same(array: Array, other: Array) -> bool:
+def _is_same(array: Array, other: Array) -> bool:
     return array.shape == other.shape and raw_bytes(array) == raw_bytes(other)
 
 
-def _excess(array: Array, other: Array | None, allowed: Mapping[str, Allowed]) -> float | None:
+def _measure_excess(array: Array, other: Array | None, allowed: Mapping[str, Allowed]) -> float | None:
     """The largest difference, where some difference is more than is allowed; -1 for an infinite one, else None."""
     if other is None:
         return None
@@ -424,4 +424,4 @@ def _excess(array: Array, other: Array | None, allowed: Mapping[str, Allowed]) -
 
 
 if __name__ == "__main__":
-    sys.exit(answer_plan(sys.argv, _answered))
+    sys.exit(answer_plan(sys.argv, _answer))

@@ -69,7 +69,7 @@ def make_inputs(inputs: Sequence[ReferenceInput]) -> list[Array]:
     return arrays
 
 
-def _members(inputs: Sequence[Array], outputs: Mapping[str, Any]) -> dict[str, bytes]:
+def _list_members(inputs: Sequence[Array], outputs: Mapping[str, Any]) -> dict[str, bytes]:
     """Contents of the archive by name."""
     named = [("input", f"input_{index}", "", array) for index, array in enumerate(inputs)]
     named += [("expected_output", f"output_{i}", name, array) for i, (name, array) in enumerate(outputs.items())]
@@ -86,7 +86,7 @@ def _make(model: Path, output: Path) -> None:
         raise PlanError(f"no file {model}")
     session = OnnxRuntime(model)
     inputs = make_inputs(session.inputs)
-    members = _members(inputs, session.run(inputs))
+    members = _list_members(inputs, session.run(inputs))
     partial = output.with_name(f"{output.name}.partial")
     with zipfile.ZipFile(partial, "w") as archive:
         for name, content in members.items():

@@ -54,16 +54,16 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
     sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.device_context import staged
+from iree_gauntlet.workers.iree_side.device_context import copy_to_host
 from iree_gauntlet.workers.iree_side.run_arguments import (
     ELEMENT_TYPES,
     TYPE_NAMES,
     UnsupportedError,
     Value,
-    byte_count,
+    count_bytes,
+    get_storage,
     open_file,
     read_value,
-    storage_of,
 )
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ _TOLERANT_TYPES = ("f16", "f32", "f64", "bf16")
 _PIECE = 1 << 15
 
 
-def same_values(
+def compare_values(
     actual: NDArray[Any], expected: NDArray[Any], element_type: str, limits: tuple[float, float] | None
 ) -> tuple[bool, float | None]:
     """Whether two arrays of the same type and shape pass, and the largest error of finite values.
@@ -175,11 +175,11 @@ class RunServer:
             outputs = self._run(request)
             verdict = "mismatch" if outputs else "passed"
         except UnsupportedError as error:
-            verdict, message = "unsupported", _status(error)
+            verdict, message = "unsupported", _describe_status(error)
         except MemoryError:
             verdict, message = "error", "RESOURCE_EXHAUSTED; no memory is left"
         except _RUNTIME_ERRORS as error:
-            verdict, message = "error", _status(error)
+            verdict, message = "error", _describe_status(error)
         return {
             "id": request["id"],
             "verdict": verdict,
@@ -194,11 +194,11 @@ class RunServer:
         folder = request["cwd"]
         inputs = [read_value(text, folder) for text in request["inputs"]]
         expected = [read_value(text, folder) for text in request["expected"]]
-        device, hal_module, allocator = self._device(request["device"])
+        device, hal_module, allocator = self._get_device(request["device"])
         runtime = self._runtime
-        module = self._module(os.path.join(folder, request["module"]))  # noqa: PTH118 - paths are a good part of a case
+        module = self._load_module(os.path.join(folder, request["module"]))  # noqa: PTH118 - paths are a good part of a case
         context = runtime.VmContext(self._instance, modules=[hal_module, module])
-        function = _function(module, request["function"])
+        function = _find_function(module, request["function"])
         arguments = runtime.VmVariantList(len(inputs))
         for value in inputs:
             if value is None:
@@ -211,7 +211,7 @@ class RunServer:
             return []
         if len(expected) > len(results) and rule is None:
             raise UnsupportedError(f"{len(expected)} expected outputs of {len(results)}")
-        actual = [self._output(results, index, device, allocator) for index in range(len(results))]
+        actual = [self._read_output(results, index, device, allocator) for index in range(len(results))]
         verdicts = [
             _judge(mine, wanted, request["limits"], rule) for mine, wanted in zip(actual, expected, strict=False)
         ]
@@ -219,7 +219,7 @@ class RunServer:
             return []
         return _describe(actual, verdicts, len(expected), request["kept"])
 
-    def _module(self, path: str) -> Any:
+    def _load_module(self, path: str) -> Any:
         file = open_file(path)
         try:
             if os.fstat(file).st_size > _SMALL_MODULE_BYTES:
@@ -229,7 +229,7 @@ class RunServer:
         finally:
             os.close(file)
 
-    def _output(self, results: Any, index: int, device: Any, allocator: Any) -> Value:
+    def _read_output(self, results: Any, index: int, device: Any, allocator: Any) -> Value:
         try:
             view = results.get_as_object(index, self._runtime.HalBufferView)
         except ValueError as error:
@@ -238,9 +238,11 @@ class RunServer:
         if number not in TYPE_NAMES:
             raise UnsupportedError(f"output {index} has the element type {number:#x}")
         shape, element_type = tuple(view.shape), TYPE_NAMES[number]
-        return Value(shape, element_type, self._contents(view, byte_count(shape, element_type), device, allocator))
+        return Value(
+            shape, element_type, self._read_contents(view, count_bytes(shape, element_type), device, allocator)
+        )
 
-    def _device(self, uri: str) -> tuple[Any, Any, Any]:
+    def _get_device(self, uri: str) -> tuple[Any, Any, Any]:
         """The device, the module that offers it to programs, and its allocator."""
         if uri in self._no_devices:
             raise UnsupportedError(self._no_devices[uri])
@@ -250,7 +252,7 @@ class RunServer:
             try:
                 device = self._runtime.get_device(uri)
             except _RUNTIME_ERRORS as error:
-                self._no_devices[uri] = _status(error)
+                self._no_devices[uri] = _describe_status(error)
                 raise UnsupportedError(self._no_devices[uri]) from error
             self._devices[uri] = (device, self._runtime.create_hal_module(self._instance, device), device.allocator)
         return self._devices[uri]
@@ -262,14 +264,14 @@ class RunServer:
         )
         return self._runtime.HalBufferView(buffer, value.shape, ELEMENT_TYPES[value.element_type][0])
 
-    def _contents(self, view: Any, count: int, device: Any, allocator: Any) -> bytes | memoryview:
+    def _read_contents(self, view: Any, count: int, device: Any, allocator: Any) -> bytes | memoryview:
         """A buffer's contents on the host; in place where the host sees them."""
         if not count:
             return b""
         buffer = view.get_buffer()
         if int(buffer.memory_type()) & self._visible and int(buffer.allowed_usage()) & self._scoped:
             return memoryview(view.map())[:count]
-        return memoryview(staged(self._runtime, device, allocator, buffer).map())[:count]
+        return memoryview(copy_to_host(self._runtime, device, allocator, buffer).map())[:count]
 
 
 def serve(requests: Any, answers: int) -> None:
@@ -282,7 +284,7 @@ def serve(requests: Any, answers: int) -> None:
     _write(answers, {"ready": True})
     for line in requests:
         answer = server.answer(json.loads(line))
-        answer["peak_rss_bytes"] = memory.of_case()
+        answer["peak_rss_bytes"] = memory.take_peak()
         _write(answers, answer)
 
 
@@ -296,17 +298,17 @@ class _PeakMemory:
         self._status: int | None = None
         with contextlib.suppress(OSError):
             self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
-        self._lowest = self._peak()
+        self._lowest = self._read_peak()
 
-    def of_case(self) -> int:
-        peak = self._peak()
+    def take_peak(self) -> int:
+        peak = self._read_peak()
         if peak > self._lowest + self._STEP and self._status is not None:
             with contextlib.suppress(OSError), open("/proc/self/clear_refs", "wb", buffering=0) as file:  # noqa: PTH123
                 file.write(b"5")
-            self._lowest = self._peak()
+            self._lowest = self._read_peak()
         return peak
 
-    def _peak(self) -> int:
+    def _read_peak(self) -> int:
         if self._status is not None:
             text = os.pread(self._status, 4096, 0)
             found = text.find(b"VmHWM:")
@@ -315,7 +317,7 @@ class _PeakMemory:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _function(module: Any, name: str) -> Any:
+def _find_function(module: Any, name: str) -> Any:
     """The function that is called: the named one, or the only one that is no part of IREE's own machinery."""
     if not name:
         names = [each for each in module.function_names if not each.startswith("__") and "$" not in each]
@@ -328,8 +330,8 @@ def _function(module: Any, name: str) -> Any:
     return function
 
 
-def _array(value: Value) -> NDArray[Any]:
-    dims, dtype = storage_of(value.shape, value.element_type)
+def _make_array(value: Value) -> NDArray[Any]:
+    dims, dtype = get_storage(value.shape, value.element_type)
     return np.frombuffer(value.contents, dtype).reshape(dims)
 
 
@@ -346,7 +348,7 @@ def _judge(
         if actual.shape != expected.shape:
             return False, None
         rtol, atol, equal_nan = rule
-        return close_values(_array(actual), _array(expected), rtol=rtol, atol=atol, equal_nan=equal_nan)
+        return close_values(_make_array(actual), _make_array(expected), rtol=rtol, atol=atol, equal_nan=equal_nan)
     if expected.element_type in _PACKED:
         raise UnsupportedError(f"comparing {expected.element_type}")
     if actual.element_type != expected.element_type or actual.shape != expected.shape:
@@ -354,8 +356,8 @@ def _judge(
     if len(actual.contents) <= _SMALL_BYTES and bytes(actual.contents) == expected.contents:
         return True, 0.0
     pair = limits.get(actual.element_type)
-    passed, error = same_values(
-        _array(actual), _array(expected), actual.element_type, None if pair is None else (pair[0], pair[1])
+    passed, error = compare_values(
+        _make_array(actual), _make_array(expected), actual.element_type, None if pair is None else (pair[0], pair[1])
     )
     if not passed and actual.element_type.startswith("f8"):
         raise UnsupportedError(f"telling how {actual.element_type} differ")
@@ -388,14 +390,14 @@ def _keep(value: Value, path: Path) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     if _NPY_TYPES.fullmatch(value.element_type):
         path = path.with_suffix(".npy")
-        np.save(path, _array(value))
+        np.save(path, _make_array(value))
     else:
         path = path.with_suffix(".bin")
         path.write_bytes(value.contents)
     return str(path)
 
 
-def _status(error: BaseException) -> str:
+def _describe_status(error: BaseException) -> str:
     """IREE's status in one bounded line, without the place in its source."""
     lines = str(error).splitlines()
     text = _SOURCE.sub("", lines[0].strip()) if lines else type(error).__name__

@@ -55,7 +55,7 @@ if __name__ == "__main__":
 
 from iree_gauntlet.workers.iree_side.device_context import Device, Program
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, host_type
-from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, read_value, storage_of
+from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, get_storage, read_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -90,12 +90,12 @@ class ValueIndex:
 
     def add(self, element_type: str, numbers: Array) -> None:
         """Adds a tensor's values, which are not held."""
-        count, kept = _sorted(numbers)
+        count, kept = _sort_values(numbers)
         self._found[element_type, count].append(kept)
 
     def has(self, element_type: str, numbers: Array) -> bool:
         """Whether a tensor of such values was added."""
-        count, kept = _sorted(numbers)
+        count, kept = _sort_values(numbers)
         finite = np.abs(kept[np.isfinite(kept)])
         allowed = self._tolerances.get(element_type, 0.0) * float(finite.max(initial=0.0))
         return any(
@@ -104,7 +104,7 @@ class ValueIndex:
         )
 
 
-def _sorted(numbers: Array) -> tuple[int, Array]:
+def _sort_values(numbers: Array) -> tuple[int, Array]:
     """How many are not zero, and some of them in their order."""
     values = np.sort(numbers[numbers != 0], axis=None)
     places = np.linspace(0, max(0, values.size - 1), min(values.size, _KEPT)).round().astype(int)
@@ -145,7 +145,7 @@ class Tensor:
 _Pair = tuple[list[Tensor], list[Tensor]]
 
 
-def error_of(target: Tensor, reference: Tensor) -> float:
+def measure_error(target: Tensor, reference: Tensor) -> float:
     """The largest |difference| as a share of the reference's largest |value|; infinite where one is no number alone."""
     if target.contents == reference.contents:
         return 0.0
@@ -179,7 +179,7 @@ def _compare(plan: Mapping[str, Any]) -> None:
                 break
             if key == _RESULTS:
                 pairs = zip(tensors, references, strict=True)
-                results = [{**_said(a, b, plan["tolerances"]), "largest": b.largest()} for a, b in pairs]
+                results = [{**_describe(a, b, plan["tolerances"]), "largest": b.largest()} for a, b in pairs]
                 continue
             name = key.removesuffix(_INPUTS).removesuffix(_OUTPUTS)
             if key.endswith(_INPUTS):
@@ -187,7 +187,7 @@ def _compare(plan: Mapping[str, Any]) -> None:
                 continue
             # Of a dispatch that takes no tensors, only its outputs are traced.
             inputs = begun[name].pop(0) if begun.get(name) else ([], [])
-            said = _compared(name, inputs, (tensors, references), plan["tolerances"])
+            said = _compare_dispatch(name, inputs, (tensors, references), plan["tolerances"])
             if said["suspect"] and left:
                 left -= 1
                 for item, tensor in zip(said["outputs"], references, strict=True):
@@ -216,18 +216,18 @@ def _kill(*sides: _Side) -> None:
         side.kill()
 
 
-def _compared(name: str, inputs: _Pair, outputs: _Pair, allowed: Mapping[str, float]) -> dict[str, Any]:
+def _compare_dispatch(name: str, inputs: _Pair, outputs: _Pair, allowed: Mapping[str, float]) -> dict[str, Any]:
     """What is said of a dispatch; a suspect where an output is wrong and no input is."""
     said: dict[str, Any] = {
-        part: [_said(a, b, allowed) for a, b in zip(*pair, strict=True)]
+        part: [_describe(a, b, allowed) for a, b in zip(*pair, strict=True)]
         for part, pair in (("inputs", inputs), ("outputs", outputs))
     }
     wrong_in, wrong_out = (any(item["wrong"] for item in said[part]) for part in ("inputs", "outputs"))
     return {"dispatch": name, **said, "suspect": wrong_out and not wrong_in, "kept": ""}
 
 
-def _said(target: Tensor, reference: Tensor, allowed: Mapping[str, float]) -> dict[str, Any]:
-    error = error_of(target, reference)
+def _describe(target: Tensor, reference: Tensor, allowed: Mapping[str, float]) -> dict[str, Any]:
+    error = measure_error(target, reference)
     wrong = error > allowed.get(target.element_type, 0.0)
     # Infinity is no JSON.
     written = error if np.isfinite(error) else None
@@ -371,7 +371,7 @@ def _emit(plan: Mapping[str, Any], stream: BinaryIO) -> None:
         value = read_value(text, plan["cwd"])
         if value is None:
             raise PlanError(f"the input {text!r} is no tensor")
-        shape, dtype = storage_of(value.shape, value.element_type)
+        shape, dtype = get_storage(value.shape, value.element_type)
         array = np.frombuffer(value.contents, dtype).reshape(shape)
         arguments.append(device.push(array, value.element_type))
     trace(_RESULTS, program.invoke(arguments))
