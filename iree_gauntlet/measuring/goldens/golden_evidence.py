@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.journal_format import JournalRecord
-    from iree_gauntlet.results import Check, Result
+    from iree_gauntlet.results import Result
 
 
 # A golden of which less than this is used guards nothing any more.
@@ -171,19 +171,16 @@ def _pick_figures(golden: Golden, result: Result) -> list[float]:
         samples = result.samples
         if samples and samples.aggregated and golden.statistic is Statistic.MIN:
             return []  # the mean of all: the fastest is not known
-        return _confirming_times(result) or list(samples.real_time_ms if samples else ())
+        # Those that were taken because the first run broke the golden: it was picked for being slow.
+        rounds = (result.statistics.get("confirmation") or {}).get("rounds") or ()
+        confirming = [float(time) for item in rounds if not item["disturbed"] for time in item["times_ms"]]
+        return confirming or list(samples.real_time_ms if samples else ())
     figure = result.statistics.get(golden.metric.value)
     if golden.metric is Metric.INSTRUCTIONS and not is_usual_count(
         str(result.statistics.get("counter")), str(result.statistics.get("cpu"))
     ):
         return []  # another kind of count, which the golden is not of
     return [float(figure)] if figure is not None else []
-
-
-def _confirming_times(result: Result) -> list[float]:
-    """Times of the rounds that were taken because the first run broke the golden: it was picked for being slow."""
-    rounds = (result.statistics.get("confirmation") or {}).get("rounds") or ()
-    return [float(time) for item in rounds if not item["disturbed"] for time in item["times_ms"]]
 
 
 def propose(
@@ -339,7 +336,9 @@ def _find_mismatch(golden: Golden, evidence: Evidence, sku: str, rivals: Collect
 
 def _judge(golden: Golden, evidence: Evidence, result: Result) -> tuple[Verdict, str]:
     """The verdict, and a remark on it."""
-    own = next((check.passed for check in result.checks if _is_of(check, golden) and check.passed is not None), None)
+    very = (golden.metric, golden.value, golden.factor, str(golden.origin))
+    judged = [check for check in result.checks if check.passed is not None]
+    own = next((one.passed for one in judged if (one.metric, one.golden, one.factor, one.note) == very), None)
     if result.verdict == "inconclusive":
         return Verdict.INCONCLUSIVE, result.reason
     # Where the run has held it against this very golden, it knows more: a breach may not have been confirmed.
@@ -348,9 +347,3 @@ def _judge(golden: Golden, evidence: Evidence, result: Result) -> tuple[Verdict,
         return Verdict.BROKEN, evidence.refused
     loose = evidence.measured < _LOOSE * golden.value
     return Verdict.LOOSE if loose else Verdict.KEPT, evidence.refused
-
-
-def _is_of(check: Check, golden: Golden) -> bool:
-    """Whether a figure was held against this very golden."""
-    same = check.golden == golden.value and check.factor == golden.factor
-    return check.metric == golden.metric and same and check.note == str(golden.origin)

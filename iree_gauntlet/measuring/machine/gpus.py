@@ -31,6 +31,9 @@ from iree_gauntlet.system.short_process import run_short
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    # An object of a tool's JSON.
+    Fields = dict[str, Any]
+
 
 class ToolAnswerError(Exception):
     """A vendor's tool did not answer, or nothing that can be read; the text continues after the tool's name."""
@@ -85,7 +88,7 @@ class GpuState:
     uptime: float | None = None
     others: tuple[int, ...] | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Fields:
         """For the journal: what is known."""
         found = {name: value for name, value in asdict(self).items() if value not in (None, "", ())}
         if "throttled" in found:
@@ -203,6 +206,8 @@ def _parse_nvidia_state(line: str, counters: int) -> GpuState:
     if len(words) != 9 + counters or not _NUMBER.fullmatch(words[0]):
         raise ToolAnswerError(f"printed what is no GPU: {line.strip()[:80]}")
     index, uuid, clock, most, temperature, utilization, power, reasons = words[:8]
+    microseconds = [parse_number(word) for word in words[8:-1]]
+    seconds = [None if amount is None else amount / 1e6 for amount in microseconds]
     return GpuState(
         index=int(index),
         name=words[-1],
@@ -213,7 +218,7 @@ def _parse_nvidia_state(line: str, counters: int) -> GpuState:
         utilization_percent=parse_number(utilization),
         power_w=parse_number(power),
         reasons=_parse_reasons(reasons),
-        throttled=_sum_reasons(zip(_NVIDIA_COUNTERS.values(), map(_seconds, words[8:-1]), strict=False)),
+        throttled=_sum_reasons(zip(_NVIDIA_COUNTERS.values(), seconds, strict=False)),
     )
 
 
@@ -226,11 +231,6 @@ def _parse_reasons(text: str) -> tuple[Slowdown, ...]:
     # Hardware slowdown is the sum of its causes where these are named.
     cause_named = Slowdown.HEAT in found or Slowdown.POWER_BRAKE in found
     return tuple(dict.fromkeys(reason for reason in found if not (cause_named and reason is Slowdown.HARDWARE)))
-
-
-def _seconds(microseconds: str) -> float | None:
-    amount = parse_number(microseconds)
-    return None if amount is None else amount / 1e6
 
 
 def _sum_reasons(amounts: Iterable[tuple[Slowdown, float | None]]) -> tuple[tuple[Slowdown, float], ...]:
@@ -293,7 +293,7 @@ def _parse_document(answer: str) -> Any:
         raise ToolAnswerError(f"printed what is no JSON: {answer.strip()[:80]}") from None
 
 
-def _list_gpu_entries(document: Any) -> Iterator[dict[str, Any]]:
+def _list_gpu_entries(document: Any) -> Iterator[Fields]:
     entries = document.get("gpu_data") if isinstance(document, dict) else document
     if not isinstance(entries, list):
         raise ToolAnswerError("printed JSON that is no list of GPUs")
@@ -302,11 +302,14 @@ def _list_gpu_entries(document: Any) -> Iterator[dict[str, Any]]:
             yield entry
 
 
-def _read_metric(entry: dict[str, Any]) -> GpuState:
+def _read_metric(entry: Fields) -> GpuState:
     clocks = [
         part for name, part in _get_section(entry, "clock").items() if _GFX.fullmatch(name) and isinstance(part, dict)
     ]
     temperature, power, throttle = (_get_section(entry, name) for name in ("temperature", "power", "throttle"))
+    active = [cause for name, cause in _AMD_VIOLATIONS.items() if throttle.get(f"{name}_violation_status") == "ACTIVE"]
+    # Of cards without violations, only that they are throttled is known.
+    unnamed = [Slowdown.UNNAMED] if power.get("throttle_status") == "THROTTLED" else []
     return GpuState(
         index=entry["gpu"],
         clock_mhz=_find_largest(_find_first(part, "clk", "cur_clk") for part in clocks),
@@ -314,22 +317,13 @@ def _read_metric(entry: dict[str, Any]) -> GpuState:
         temperature_c=_find_first(temperature, "hotspot", "edge"),
         utilization_percent=_find_first(_get_section(entry, "usage"), "gfx_activity"),
         power_w=_find_first(power, "socket_power", "current_socket_power", "average_socket_power"),
-        reasons=_violations(throttle, power),
-        throttled=_sum_reasons(_accumulated(throttle)),
+        reasons=tuple(dict.fromkeys(active or unnamed)),
+        throttled=_sum_reasons(
+            (cause, _find_first(throttle, f"{name}_accumulated", f"{name}_violation_accumulated"))
+            for name, cause in _AMD_VIOLATIONS.items()
+        ),
         uptime=_read_value(throttle.get("accumulation_counter")),
     )
-
-
-def _violations(throttle: dict[str, Any], power: dict[str, Any]) -> tuple[Slowdown, ...]:
-    """Of cards without violations, only that they are throttled is known."""
-    found = [cause for name, cause in _AMD_VIOLATIONS.items() if throttle.get(f"{name}_violation_status") == "ACTIVE"]
-    unnamed = [Slowdown.UNNAMED] if power.get("throttle_status") == "THROTTLED" else []
-    return tuple(dict.fromkeys(found or unnamed))
-
-
-def _accumulated(throttle: dict[str, Any]) -> Iterator[tuple[Slowdown, float | None]]:
-    for name, cause in _AMD_VIOLATIONS.items():
-        yield cause, _find_first(throttle, f"{name}_accumulated", f"{name}_violation_accumulated")
 
 
 def _read_holders(document: Any) -> Iterator[tuple[int, tuple[int, ...]]]:
@@ -349,7 +343,7 @@ def _read_holders(document: Any) -> Iterator[tuple[int, tuple[int, ...]]]:
             yield entry["gpu"], tuple(sorted(pids))
 
 
-def _read_card(index: int, fields: dict[str, Any]) -> GpuState:
+def _read_card(index: int, fields: Fields) -> GpuState:
     clock = re.search(r"([0-9]{1,6})\s*[Mm][Hh]z", str(fields.get("sclk clock speed:", "")))
     return GpuState(
         index=index,
@@ -361,12 +355,12 @@ def _read_card(index: int, fields: dict[str, Any]) -> GpuState:
     )
 
 
-def _get_section(entry: dict[str, Any], name: str) -> dict[str, Any]:
+def _get_section(entry: Fields, name: str) -> Fields:
     found = entry.get(name)
     return found if isinstance(found, dict) else {}
 
 
-def _find_first(fields: dict[str, Any], *names: str) -> float | None:
+def _find_first(fields: Fields, *names: str) -> float | None:
     return next((value for name in names if (value := _read_value(fields.get(name))) is not None), None)
 
 

@@ -104,9 +104,7 @@ def _read_memory_limits(root: Path) -> list[int]:
 def total_memory(root: Path = _ROOT) -> int | None:
     """Bytes of memory that the machine has."""
     fields = _read_meminfo(root)
-    if fields:
-        return fields.get("MemTotal")
-    return _ask_elsewhere(root, lambda: psutil.virtual_memory().total)
+    return fields.get("MemTotal") if fields else _ask_elsewhere(root, lambda: psutil.virtual_memory().total)
 
 
 def free_memory(root: Path = _ROOT) -> int | None:
@@ -120,9 +118,9 @@ def free_memory(root: Path = _ROOT) -> int | None:
 def read_used_swap(root: Path = _ROOT) -> int | None:
     """Bytes of swap in use."""
     fields = _read_meminfo(root)
-    if fields:
-        return fields["SwapTotal"] - fields["SwapFree"] if {"SwapTotal", "SwapFree"} <= fields.keys() else None
-    return _ask_elsewhere(root, lambda: psutil.swap_memory().used)
+    if not fields:
+        return _ask_elsewhere(root, lambda: psutil.swap_memory().used)
+    return fields["SwapTotal"] - fields["SwapFree"] if {"SwapTotal", "SwapFree"} <= fields.keys() else None
 
 
 def _read_cpu_model(root: Path) -> str:
@@ -161,7 +159,8 @@ def is_on_battery(root: Path) -> bool | None:
     """
     supplies = [(read_text(folder / "type"), folder) for folder in _list_entries(root / "sys/class/power_supply")]
     if not supplies:
-        return _ask_elsewhere(root, _on_battery_elsewhere)
+        battery = _ask_elsewhere(root, getattr(psutil, "sensors_battery", lambda: None))
+        return None if battery is None or battery.power_plugged is None else not battery.power_plugged
     batteries = [folder for kind, folder in supplies if kind == "Battery" and read_text(folder / "scope") != "Device"]
     if not batteries:
         return None
@@ -253,11 +252,6 @@ def _list_cgroup_folders(root: Path) -> list[Path]:
             parts = [part for part in line[3:].split("/") if part and part != ".."]
             return [base.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
     return [base]
-
-
-def _on_battery_elsewhere() -> bool | None:
-    battery = psutil.sensors_battery()
-    return None if battery is None or battery.power_plugged is None else not battery.power_plugged
 
 
 def _list_entries(folder: Path, pattern: str = "*") -> list[Path]:

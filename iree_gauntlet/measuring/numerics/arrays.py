@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    Array = NDArray[Any]
+    DType = np.dtype[Any]
+
 
 # The types that NumPy can compute with. The rest is handled as bytes, as iree-run-module does.
 _DTYPES: dict[str, Any] = {
@@ -87,13 +90,13 @@ def bit_count(element_type: str) -> int:
     return int(match[1])
 
 
-def storage_dtype(element_type: str) -> np.dtype[Any]:
+def storage_dtype(element_type: str) -> DType:
     """The NumPy type that holds it: raw bytes (`V2`) where NumPy has none, packed bytes below 8 bits.
 
     Raises TensorError: IREE has no such element type.
     """
     if element_type in _DTYPES:
-        known: np.dtype[Any] = np.dtype(_DTYPES[element_type])
+        known: DType = np.dtype(_DTYPES[element_type])
         return known
     bits = bit_count(element_type)
     return np.dtype(np.uint8) if bits < 8 else np.dtype(f"V{(bits + 7) // 8}")
@@ -169,7 +172,7 @@ class Tensor:
 
     element_type: str
     shape: tuple[int, ...]
-    array: NDArray[Any]
+    array: Array
     source: str = ""
 
     @property
@@ -385,7 +388,7 @@ def _get_size(path: Path) -> int:
         raise TensorError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _map(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, what: str) -> NDArray[Any]:
+def _map(path: Path, dtype: DType, shape: tuple[int, ...], offset: int, what: str) -> Array:
     needed = int(np.prod(shape, dtype=object)) * dtype.itemsize
     available = max(0, _get_size(path) - offset)
     if available < needed:
@@ -401,7 +404,7 @@ def _map(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, 
         raise TensorError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def parse_inline_values(text: str, tensor_type: TensorType) -> NDArray[Any]:
+def parse_inline_values(text: str, tensor_type: TensorType) -> Array:
     """The array that the text behind `=` stands for.
 
     Raises TensorError: a value that does not fit the type, or too few or too many values.
@@ -426,7 +429,7 @@ def parse_inline_values(text: str, tensor_type: TensorType) -> NDArray[Any]:
     return np.broadcast_to(values, (capacity,)).copy().reshape(shape)
 
 
-def _parse_value(token: str, element_type: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _parse_value(token: str, element_type: str, dtype: DType) -> Array:
     if is_integer(element_type):
         bits = dtype.itemsize * 8
         value = parse_c_integer(token, element_type) % (1 << bits)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from iree_gauntlet.measuring.numerics.arrays import Tensor
+    from iree_gauntlet.measuring.numerics.arrays import Array, Tensor
     from iree_gauntlet.measuring.numerics.tolerances import Tolerances
 
 
@@ -188,7 +188,7 @@ class _ErrorStatistics:
             return None
         return max(-1.0, min(1.0, inner / norm))
 
-    def add(self, start: int, actual: NDArray[Any], expected: NDArray[Any], limits: tuple[float, float] | None) -> None:
+    def add(self, start: int, actual: Array, expected: Array, limits: tuple[float, float] | None) -> None:
         """Adds a piece."""
         same = _compare_bytes(actual, expected)
         with np.errstate(all="ignore"):
@@ -202,7 +202,7 @@ class _ErrorStatistics:
                 self.mismatches += int(np.count_nonzero(~same))
                 self._add_worst(start, np.where(same, -math.inf, 0.0))
 
-    def _add_equal(self, values: NDArray[Any]) -> None:
+    def _add_equal(self, values: Array) -> None:
         """A piece that is the same on both sides to the bit: most pieces of most outputs."""
         if not self._is_float and not is_integer(self._element_type):
             return
@@ -224,12 +224,7 @@ class _ErrorStatistics:
             self._products = [product + square for product in self._products]
 
     def _add_numbers(
-        self,
-        start: int,
-        actual: NDArray[Any],
-        expected: NDArray[Any],
-        same: NDArray[np.bool_],
-        limits: tuple[float, float] | None,
+        self, start: int, actual: Array, expected: Array, same: NDArray[np.bool_], limits: tuple[float, float] | None
     ) -> None:
         mine, wanted = self._widen(actual), self._widen(expected)
         mine_nan, wanted_nan = np.isnan(mine), np.isnan(wanted)
@@ -239,7 +234,7 @@ class _ErrorStatistics:
         self.expected_infs += int(np.count_nonzero(np.isinf(wanted)))
         error, size = np.abs(mine - wanted), np.abs(wanted)
         equal = (mine == wanted) | (mine_nan & wanted_nan)
-        limit: NDArray[Any] | float = 0.0
+        limit: Array | float = 0.0
         passed = same
         if limits is not None:
             limit = limits[0] + limits[1] * size
@@ -254,7 +249,7 @@ class _ErrorStatistics:
         excess = np.where(passed, np.minimum(excess, 0.0), np.maximum(np.nan_to_num(excess, nan=math.inf), 0.0))
         self._add_worst(start, np.where(passed & equal, -math.inf, excess))
 
-    def _widen(self, values: NDArray[Any]) -> NDArray[Any]:
+    def _widen(self, values: Array) -> Array:
         """The same numbers in double precision."""
         if self._is_complex:
             return values.astype(np.complex128)
@@ -266,7 +261,7 @@ class _ErrorStatistics:
             self._table = np.arange(1 << bits).astype(pattern).view(values.dtype).astype(np.float64)
         return np.asarray(self._table[values.view(pattern)])
 
-    def _add_integers(self, start: int, actual: NDArray[Any], expected: NDArray[Any], same: NDArray[np.bool_]) -> None:
+    def _add_integers(self, start: int, actual: Array, expected: Array, same: NDArray[np.bool_]) -> None:
         unsigned = f"uint{actual.dtype.itemsize * 8}"
         mine, wanted = actual.view(unsigned), expected.view(unsigned)
         # Exact for all values, also where the difference of two i64 does not fit an i64.
@@ -277,7 +272,7 @@ class _ErrorStatistics:
         self._add_products(wide_mine, wide_wanted)
         self._add_worst(start, np.where(same, -math.inf, error))
 
-    def _add_errors(self, error: NDArray[Any], size: NDArray[Any], finite: NDArray[np.bool_]) -> None:
+    def _add_errors(self, error: Array, size: Array, finite: NDArray[np.bool_]) -> None:
         if finite.any():
             self.max_abs_error = max(self.max_abs_error or 0.0, float(np.max(error, where=finite, initial=0.0)))
         comparable = finite & (size > 0)
@@ -285,20 +280,20 @@ class _ErrorStatistics:
             relative = np.divide(error, size, where=comparable, out=np.zeros_like(error))
             self.max_rel_error = max(self.max_rel_error or 0.0, float(relative.max()))
 
-    def _add_products(self, mine: NDArray[Any], wanted: NDArray[Any]) -> None:
+    def _add_products(self, mine: Array, wanted: Array) -> None:
         # Not `@`: BLAS would wake its threads for each of these short pieces.
         self._products[0] += float(np.einsum("i,i->", mine, wanted))
         self._products[1] += float(np.einsum("i,i->", mine, mine))
         self._products[2] += float(np.einsum("i,i->", wanted, wanted))
 
-    def _add_worst(self, start: int, excess: NDArray[Any]) -> None:
+    def _add_worst(self, start: int, excess: Array) -> None:
         index = int(np.argmax(excess))
         if excess[index] > self._worst_excess:
             self._worst_excess = float(excess[index])
             self.worst = start + index
 
 
-def _compare_bytes(actual: NDArray[Any], expected: NDArray[Any]) -> NDArray[np.bool_]:
+def _compare_bytes(actual: Array, expected: Array) -> NDArray[np.bool_]:
     """Whether values are the same bytes, one answer a value."""
     width = actual.dtype.itemsize
     if width in (1, 2, 4, 8):

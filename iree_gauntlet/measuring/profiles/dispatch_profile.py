@@ -303,14 +303,11 @@ def dispatch_name(name: str) -> DispatchName:
     if match is None:
         return DispatchName("", None, name, "other")
     work = match["work"] or ""
-    return DispatchName(match["function"], int(match["number"]), work, _kind(work))
-
-
-def _kind(work: str) -> str:
     words = work.split("_")
     sizes = next((index for index, word in enumerate(words) if _SIZES.fullmatch(word)), len(words))
     kind_words = "_".join(words[:sizes])
-    return next((kind for kind, parts in _KINDS if any(part in kind_words for part in parts)), kind_words or "other")
+    kind = next((kind for kind, parts in _KINDS if any(part in kind_words for part in parts)), kind_words or "other")
+    return DispatchName(match["function"], int(match["number"]), work, kind)
 
 
 def dispatch_names(data: Iterable[bytes]) -> list[str]:
@@ -319,7 +316,11 @@ def dispatch_names(data: Iterable[bytes]) -> list[str]:
     # An executable is called like its dispatch, without what it does.
     short = {match[0] for name in found if (match := _NUMBERED.match(name)) and match[0] != name}
     # The length of a text is before it in some formats, and may look like a letter.
-    return sorted((name for name in found if name not in short and name[1:] not in found), key=_place)
+    parts = {name: dispatch_name(name) for name in found if name not in short and name[1:] not in found}
+    # Numbers are given in the order of the program.
+    return sorted(
+        parts, key=lambda name: (parts[name].function, -1 if parts[name].number is None else parts[name].number, name)
+    )
 
 
 def new_and_gone(before: Iterable[str], after: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -330,12 +331,6 @@ def new_and_gone(before: Iterable[str], after: Iterable[str]) -> tuple[list[str]
 
 def _list_works(works: Counter[str]) -> list[str]:
     return [work if count == 1 else f"{work} ({count})" for work, count in sorted(works.items())]
-
-
-def _place(name: str) -> tuple[str, int, str]:
-    """Where a dispatch stands: its numbers are given in the order of the program."""
-    parts = dispatch_name(name)
-    return parts.function, -1 if parts.number is None else parts.number, name
 
 
 # The kind of the row for what no dispatch accounts for.
@@ -363,7 +358,6 @@ _COMPILE_NAMES = {
     "execution/call-count": "calls",
     "synchronization/await-count": "awaits",
 }
-_COMPILE_ORDER = (_MODULE_SIZE, *_COMPILE_NAMES.values())
 
 
 class Match(StrEnum):
@@ -561,9 +555,13 @@ def compile_changes(
     `a_bytes`: size of the module; None where unknown.
     """
     ours, theirs = _collect_figures(a, a_bytes), _collect_figures(b, b_bytes)
-    names = sorted(ours.keys() | theirs.keys(), key=_rank_figure)
-    changes = (CompileChange(name, ours.get(name), theirs.get(name), _unit(name)) for name in names)
-    return tuple(change for change in changes if change.a != change.b)
+    order = {name: place for place, name in enumerate((_MODULE_SIZE, *_COMPILE_NAMES.values()))}
+    changes = []
+    for name in sorted(ours.keys() | theirs.keys(), key=lambda name: (order.get(name, len(order)), name)):
+        if ours.get(name) != theirs.get(name):
+            in_bytes = name == _MODULE_SIZE or name.endswith(("memory", "-size", "-bytes"))
+            changes.append(CompileChange(name, ours.get(name), theirs.get(name), "bytes" if in_bytes else ""))
+    return tuple(changes)
 
 
 def _collect_figures(statistics: Mapping[str, Any], module_bytes: int | None) -> dict[str, float]:
@@ -581,11 +579,3 @@ def _walk_leaves(statistics: Mapping[str, Any], path: str = "") -> Iterator[tupl
             yield from _walk_leaves(value, "" if here == "stream-aggregate" else here)
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield here, value
-
-
-def _rank_figure(name: str) -> tuple[int, str]:
-    return (_COMPILE_ORDER.index(name) if name in _COMPILE_ORDER else len(_COMPILE_ORDER), name)
-
-
-def _unit(name: str) -> str:
-    return "bytes" if name == _MODULE_SIZE or name.endswith(("memory", "-size", "-bytes")) else ""

@@ -110,22 +110,19 @@ def memory_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
 def read_memory_profile(answer: Mapping[str, Any]) -> MemoryProfile:
     """What the worker answered. Raises GauntletError: it is no answer of that worker."""
     try:
-        phases = tuple(MemoryPhase(**phase) for phase in answer["phases"])
-        series = tuple(MemorySample(*sample) for sample in answer["samples"])
-        device = answer["device_memory"]
         profile = MemoryProfile(
-            phases,
-            series,
+            tuple(MemoryPhase(**phase) for phase in answer["phases"]),
+            tuple(MemorySample(*sample) for sample in answer["samples"]),
             answer["interval_ms"],
             answer["exact_peaks"],
-            device["device_bytes_peak"] if device else None,
+            answer["device_memory"]["device_bytes_peak"] if answer["device_memory"] else None,
         )
     except (KeyError, TypeError) as error:
         raise GauntletError(
             f"{MEMORY_WORKER} answered something else than phases and samples: {error}",
             "see its standard output in the step's folder",
         ) from error
-    if not phases or not series:
+    if not profile.phases or not profile.series:
         raise GauntletError(f"{MEMORY_WORKER} saw nothing", "see its standard error in the step's folder")
     return profile
 

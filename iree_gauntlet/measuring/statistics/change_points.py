@@ -161,7 +161,9 @@ class _Series:
         return [*self.splits(start, at), at, *self.splits(at, end)]
 
     def _find_best_split(self, start: int, end: int) -> int:
-        ranks = _rank(self._logs[start:end])
+        _, inverse, counts = np.unique(self._logs[start:end], return_inverse=True, return_counts=True)
+        # Equal ones share theirs.
+        ranks = (counts.cumsum() - (counts - 1) / 2)[inverse]
         count = end - start
         apart = np.abs(ranks[:, None] - ranks[None, :])
         first = np.arange(LEAST_RUNS, count - LEAST_RUNS + 1)
@@ -279,13 +281,6 @@ class _Series:
             return min(1.0, 2 * float(tail[low] * (1 - part) + tail[min(low + 1, pairs)] * part))
         deviation = math.sqrt(pairs * (few + many + 1) / 12)
         return math.erfc(max(pairs * (0.5 - share) - 0.5, 0.0) / deviation / math.sqrt(2))
-
-
-def _rank(values: Values) -> Values:
-    """Equal ones share theirs."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = counts.cumsum()
-    return (ends - (counts - 1) / 2)[inverse]
 
 
 def _cut_outliers(values: Values) -> Values:

@@ -44,13 +44,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 
 if __name__ == "__main__":
     # The package is the one that this script lies in; all else is found as this Python finds it.
-    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+    sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
+    package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
 from iree_gauntlet.workers.iree_side.compiler_library import CompilerLibrary, LibraryMissingError, find_package
 from iree_gauntlet.workers.iree_side.merge_programs import import_bindings, merge_programs
@@ -71,9 +71,24 @@ _SMALLEST_ROOM = 1 << 16
 _DEFAULTS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGCHLD", "SIGPIPE", "SIGXFSZ")
 
 
+@dataclass(frozen=True, slots=True)
+class _CompileRequest:
+    id: int
+    programs: list[str]
+    prefixes: list[str] | None
+    flags: list[str]
+    output: str
+    stdout: str
+    stderr: str
+    cwd: str
+    timeout: float
+    grace: float
+    memory_bytes: int
+
+
 def _become_child(
     library: CompilerLibrary,
-    request: Mapping[str, Any],
+    request: _CompileRequest,
     streams: tuple[int, int, int],
     private: str,
     server: int,
@@ -101,7 +116,7 @@ def _become_child(
         os._exit(code)
 
 
-def _set_up(request: Mapping[str, Any], streams: tuple[int, int, int], private: str, server: int) -> None:
+def _set_up(request: _CompileRequest, streams: tuple[int, int, int], private: str, server: int) -> None:
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != server:
@@ -114,17 +129,17 @@ def _set_up(request: Mapping[str, Any], streams: tuple[int, int, int], private: 
     for target, descriptor in enumerate(streams):
         os.dup2(descriptor, target)
     os.environ["TMPDIR"] = private
-    os.chdir(request["cwd"])
-    limit, most = request["memory_bytes"], resource.getrlimit(resource.RLIMIT_AS)[1]
+    os.chdir(request.cwd)
+    limit, most = request.memory_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]
     if limit and (most == resource.RLIM_INFINITY or limit < most):
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def _work(library: CompilerLibrary, request: Mapping[str, Any], private: Path) -> int:
-    programs = request["programs"]
+def _work(library: CompilerLibrary, request: _CompileRequest, private: Path) -> int:
+    programs = request.programs
     program = programs[0]
-    if request["prefixes"] is not None:
-        merged = merge_programs(programs, request["prefixes"])
+    if request.prefixes is not None:
+        merged = merge_programs(programs, request.prefixes)
         detail = {"functions": merged.functions, "refused": sorted(merged.refused)}
         (private / _DETAIL_FILE).write_text(json.dumps(detail), encoding="utf-8")
         if merged.refused:
@@ -133,11 +148,14 @@ def _work(library: CompilerLibrary, request: Mapping[str, Any], private: Path) -
         program = _hold_in_memory(merged.module, "merged.mlirbc")
     # In memory: a full disk is met, and named, when it is written out.
     output = _hold_in_memory(b"", "module.vmfb")
-    code = library.compile(program, request["flags"], output)
+    code = library.compile(program, request.flags, output)
     if code:
-        _say_if_full(private)
+        # The compiler takes a full disk for a failed link.
+        room = os.statvfs(private)
+        if room.f_bavail * room.f_frsize < _SMALLEST_ROOM:
+            _say(f"error: {private}: No space left on device")
         return code
-    return _write_out(output, Path(request["output"]))
+    return _write_out(output, Path(request.output))
 
 
 def _hold_in_memory(data: bytes, name: str) -> str:
@@ -166,13 +184,6 @@ def _write_out(held: str, output: Path) -> int:
     return 0
 
 
-def _say_if_full(folder: Path) -> None:
-    """Name a full disk, which the compiler takes for a failed link."""
-    room = os.statvfs(folder)
-    if room.f_bavail * room.f_frsize < _SMALLEST_ROOM:
-        _say(f"error: {folder}: No space left on device")
-
-
 def _say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
@@ -183,7 +194,7 @@ class _Child:
     """A compile under way; times are of the monotonic clock."""
 
     pid: int
-    request: dict[str, Any]
+    request: _CompileRequest
     private: str
     begun: float
     deadline: float
@@ -237,16 +248,16 @@ class _Server:
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
             request = json.loads(line)
-            if request["op"] == "compile":
-                self._start(request)
+            if request.pop("op") == "compile":
+                self._start(_CompileRequest(**request))
             else:
                 for child in self._children.values():
-                    if child.request["id"] == request["id"]:
+                    if child.request.id == request["id"]:
                         self._kill(child)
         return bool(data)
 
-    def _start(self, request: dict[str, Any]) -> None:
-        if request["prefixes"] is not None and not self._merges:
+    def _start(self, request: _CompileRequest) -> None:
+        if request.prefixes is not None and not self._merges:
             # Once, and not in each child. It starts no thread.
             import_bindings()
             gc.freeze()
@@ -255,11 +266,11 @@ class _Server:
         private = ""
         try:
             with contextlib.ExitStack() as stack:
-                if not Path(request["cwd"]).is_dir():
-                    raise FileNotFoundError(2, "no such folder", request["cwd"])
-                out = stack.enter_context(Path(request["stdout"]).open("wb"))
-                same = request["stdout"] == request["stderr"]
-                err = out if same else stack.enter_context(Path(request["stderr"]).open("wb"))
+                if not Path(request.cwd).is_dir():
+                    raise FileNotFoundError(2, "no such folder", request.cwd)
+                out = stack.enter_context(Path(request.stdout).open("wb"))
+                same = request.stdout == request.stderr
+                err = out if same else stack.enter_context(Path(request.stderr).open("wb"))
                 private = tempfile.mkdtemp(prefix="compile-", dir=self._folder)
                 told, tell = os.pipe()
                 for descriptor in (told, tell):
@@ -270,15 +281,15 @@ class _Server:
                     os.close(tell)
                     streams = (self._nothing, out.fileno(), err.fileno())
                     _become_child(self._library, request, streams, private, server, told)
-                self._children[pid] = _Child(pid, request, private, begun, begun + request["timeout"])
+                self._children[pid] = _Child(pid, request, private, begun, begun + request.timeout)
                 # Before it does anything: what was begun is never taken for what was not, and begun again.
-                _tell({"id": request["id"], "pid": pid})
+                _tell({"id": request.id, "pid": pid})
                 os.write(tell, b"\n")
         except OSError as error:
             if private:
                 shutil.rmtree(private, ignore_errors=True)
             where = f"{error.filename}: " if error.filename else ""
-            _tell({"id": request["id"], "error": f"{where}{error.strerror}"})
+            _tell({"id": request.id, "error": f"{where}{error.strerror}"})
             return
 
     def _reap(self) -> None:
@@ -320,7 +331,7 @@ class _Server:
                 self._kill(child)
             else:
                 child.asked = True
-                child.deadline = now + child.request["grace"]
+                child.deadline = now + child.request.grace
                 _send_signal(child.pid, signal.SIGTERM)
 
     def _kill(self, child: _Child) -> None:
@@ -333,13 +344,13 @@ class _Server:
         del self._children[child.pid]
         child.answer.setdefault("seconds", self._clock() - child.begun)
         detail = None
-        if child.request["prefixes"] is not None:
+        if child.request.prefixes is not None:
             # Missing, or torn where it was killed while it wrote.
             with contextlib.suppress(OSError, ValueError):
                 detail = json.loads((Path(child.private) / _DETAIL_FILE).read_bytes())
         notes = _remove_folder(child.private)
         facts = {"timed_out": child.asked, "stuck": stuck, "detail": detail, "notes": notes}
-        _tell({"id": child.request["id"], **child.answer, **facts})
+        _tell({"id": child.request.id, **child.answer, **facts})
 
     def _end_everything(self) -> None:
         for child in self._children.values():

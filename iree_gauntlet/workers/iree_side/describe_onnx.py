@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":
     # The package is the one that this script lies in; all else is found as this Python finds it.
-    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+    sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
+    package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
 from iree_gauntlet.workers.iree_side.import_onnx import (
     ImportFailedError,
@@ -64,8 +64,7 @@ def _list_from_around(graph: onnx.GraphProto) -> Iterator[str]:
     yield from (value.name for value in graph.output if value.name not in own)
 
 
-def _count_bytes(value: onnx.ValueInfoProto) -> int | None:
-    tensor = value.type.tensor_type
+def _count_bytes(tensor: onnx.TypeProto.Tensor) -> int | None:
     sizes = [dim.dim_value for dim in tensor.shape.dim]
     known = tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
     return math.prod(sizes) * _ELEMENT_BYTES[tensor.elem_type] if known else None
@@ -91,7 +90,7 @@ def _describe(model: onnx.ModelProto, published: onnx.ModelProto) -> dict[str, A
         ],
         "of": len(published.graph.node),
         "sizes": {
-            value.name: _count_bytes(value)
+            value.name: _count_bytes(value.type.tensor_type)
             for value in (*graph.value_info, *graph.output)
             if value.type.tensor_type.elem_type in _ELEMENT_BYTES
         },

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -23,22 +24,30 @@ import numpy as np
 
 if __name__ == "__main__":
     # The package is the one that this script lies in; all else is found as this Python finds it.
-    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+    sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
+    package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
 from iree_gauntlet.workers.iree_side.onnx_reference import InferenceFailedError, load_reference, read_input
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
+    import onnx
 
-    Array = NDArray[Any]
+    from iree_gauntlet.workers.iree_side.plan_file import Array
 
 
 FACTOR = 1.01
 _TYPES = {"float16": "f16", "float32": "f32", "float64": "f64"}
+
+
+@dataclass(frozen=True, slots=True)
+class _SensitivityPlan:
+    model: str
+    inputs: list[str]
+    cwd: str
+    tolerances: dict[str, float]
 
 
 def measure_effect(before: Sequence[Array], after: Sequence[Array], allowed: Mapping[str, float], rtol: float) -> float:
@@ -63,7 +72,7 @@ def measure_effect(before: Sequence[Array], after: Sequence[Array], allowed: Map
     return worst
 
 
-def _list_tensors(graph: Any) -> Iterator[Any]:
+def _list_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     """The floating-point tensors of a graph and of those inside of its nodes: initializers, and values of constants."""
     from onnx import TensorProto  # noqa: PLC0415
 
@@ -79,19 +88,18 @@ def _list_tensors(graph: Any) -> Iterator[Any]:
                 yield tensor
 
 
-def _answer(plan: dict[str, Any]) -> dict[str, Any]:
+def _answer(said: dict[str, Any]) -> dict[str, Any]:
     import onnx  # noqa: PLC0415
     from google.protobuf.message import DecodeError  # noqa: PLC0415
 
+    plan = read_plan(_SensitivityPlan, said)
     try:
-        model = onnx.load(plan["model"])
+        model = onnx.load(plan.model)
     except (OSError, ValueError, DecodeError) as error:
-        raise PlanError(f"cannot read {plan['model']}: {error}") from error
+        raise PlanError(f"cannot read {plan.model}: {error}") from error
     reference, _ = load_reference(model.SerializeToString(), model)
-    arrays = [
-        read_input(text, plan["cwd"], item.dtype) for text, item in zip(plan["inputs"], reference.inputs, strict=False)
-    ]
-    allowed = dict(plan["tolerances"])
+    arrays = [read_input(text, plan.cwd, item.dtype) for text, item in zip(plan.inputs, reference.inputs, strict=False)]
+    allowed = dict(plan.tolerances)
     rtol = allowed.pop("rtol", 0.0)
     before = list(reference.run(arrays).values())
     found = []

@@ -210,13 +210,6 @@ def import_to_mlir(model: onnx.ModelProto, folder: Path) -> Path:
     return imported
 
 
-def _publish(source: Path, target: Path) -> None:
-    """Move a finished file to its name: a reader sees all of it or nothing."""
-    with source.open("rb") as stream:
-        os.fsync(stream.fileno())
-    source.replace(target)
-
-
 def import_parser(prog: str = "import_onnx.py") -> argparse.ArgumentParser:
     """What reads the command line, also of other programs that prepare a model in the same way."""
     parser = argparse.ArgumentParser(prog=prog, description="Prepare an ONNX model, import it to MLIR.")
@@ -235,20 +228,15 @@ def import_parser(prog: str = "import_onnx.py") -> argparse.ArgumentParser:
     return parser
 
 
-def _shapes(texts: Sequence[str]) -> dict[str, Shape]:
-    shapes: dict[str, Shape] = {}
-    for name, shape in map(parse_shape, texts):
-        if shapes.setdefault(name, shape) != shape:
-            raise InputError(f"--shape gives input {name!r} two shapes")
-    return shapes
-
-
 def prepare_as_asked(arguments: argparse.Namespace) -> onnx.ModelProto:
     """The prepared model of a command line.
 
     Raises InputError, ImportFailedError: as of `prepare`, or the file cannot be read.
     """
-    shapes = _shapes(arguments.shape)
+    shapes: dict[str, Shape] = {}
+    for name, shape in map(parse_shape, arguments.shape):
+        if shapes.setdefault(name, shape) != shape:
+            raise InputError(f"--shape gives input {name!r} two shapes")
     output: Path = arguments.output
     if not output.parent.is_dir():
         raise InputError(f"no folder {output.parent} to write {output.name} in")
@@ -266,7 +254,9 @@ def _run(arguments: argparse.Namespace) -> list[str]:
         imported = import_to_mlir(model, Path(folder))
         with imported.open("rb") as lines:
             functions = find_functions(lines)
-        _publish(imported, output)
+            os.fsync(lines.fileno())
+        # A reader sees all of it or nothing.
+        imported.replace(output)
     return functions
 
 

@@ -46,15 +46,18 @@ from typing import TYPE_CHECKING, Any, Self
 
 if __name__ == "__main__":
     # The package is the one that has this script; all else is found as this Python finds it.
-    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+    sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
+    package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
 from iree_gauntlet.workers.iree_side.device_context import Device, device_memory
 from iree_gauntlet.workers.iree_side.measure_module import read_contexts
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_arrays
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    # ms, resident bytes, of these mapped from files, the device's bytes.
+    Sample = tuple[float, int, int, int | None]
 
 
 _SELF = Path("/proc/self")
@@ -65,7 +68,7 @@ _NS_PER_MS = 1e6
 _MS_PER_S = 1e3
 
 
-def drop_every_second(samples: list[list[Any]]) -> list[list[Any]]:
+def drop_every_second(samples: Sequence[Sample]) -> list[Sample]:
     """Every second sample, with the larger one of each two, so that no peak is lost."""
     return [max(samples[index : index + 2], key=lambda sample: sample[1]) for index in range(0, len(samples), 2)]
 
@@ -78,7 +81,7 @@ class MemoryWatch:
 
     def __init__(self, interval_ms: float, most: int = _MOST_SAMPLES) -> None:
         self.interval_ms = interval_ms
-        self.samples: list[list[Any]] = []
+        self.samples: list[Sample] = []
         self.phases: list[dict[str, Any]] = []
         self.exact_peaks = True
         self.device: Device | None = None
@@ -118,11 +121,13 @@ class MemoryWatch:
             }
         )
 
-    def look(self) -> list[Any]:
+    def look(self) -> Sample:
         """Take a sample."""
         with self._lock:
             resident, mapped = (int(word) * self._page for word in (_SELF / "statm").read_text().split()[1:3])
-            sample = [(time.perf_counter_ns() - self._begin) / _NS_PER_MS, resident, mapped, self._read_device_bytes()]
+            said = device_memory([self.device]) if self.device else {}
+            on_device = said["device_bytes_allocated"] - said["device_bytes_freed"] if said else None
+            sample = (time.perf_counter_ns() - self._begin) / _NS_PER_MS, resident, mapped, on_device
             self.samples.append(sample)
             if len(self.samples) > self._most:
                 self.samples = drop_every_second(self.samples)
@@ -132,10 +137,6 @@ class MemoryWatch:
     def _watch(self) -> None:
         while not self._stop.wait(self.interval_ms / _MS_PER_S):
             self.look()
-
-    def _read_device_bytes(self) -> int | None:
-        said = device_memory([self.device]) if self.device else {}
-        return said["device_bytes_allocated"] - said["device_bytes_freed"] if said else None
 
     def _set_back_high_water(self) -> None:
         try:

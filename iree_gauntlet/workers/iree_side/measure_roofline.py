@@ -23,6 +23,7 @@ from __future__ import annotations
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -32,16 +33,24 @@ import numpy as np
 
 if __name__ == "__main__":
     # The package is the one that has this script; all else is found as this Python finds it.
-    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+    sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
+    package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
 _FEWEST = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _RooflinePlan:
+    threads: int
+    matrix_sizes: list[int]
+    copy_bytes: int
+    seconds: float
 
 
 def measure_best_seconds(
@@ -97,10 +106,11 @@ def copy_rate(size: int, threads: int, seconds: float, clock: Callable[[], float
     return 2 * source.nbytes / best
 
 
-def measure(plan: dict[str, Any]) -> dict[str, Any]:
+def measure(said: dict[str, Any]) -> dict[str, Any]:
     """Measure as a plan says; the answer. Raises PlanError: for a plan that cannot be used; also KeyError."""
-    sizes, threads = [int(size) for size in plan["matrix_sizes"]], int(plan["threads"])
-    copied, seconds = int(plan["copy_bytes"]), float(plan["seconds"])
+    plan = read_plan(_RooflinePlan, said)
+    sizes, threads = plan.matrix_sizes, plan.threads
+    copied, seconds = plan.copy_bytes, plan.seconds
     if not sizes or min(sizes) < 1 or threads < 1 or copied < 8 * threads or seconds < 0:
         raise PlanError("expected a size or more, a thread or more, and 8 bytes or more to copy for each")
     flops, size = measure_product_rate(sizes, seconds)

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
+    import onnx
 
-    Array = NDArray[Any]
+    from iree_gauntlet.workers.iree_side.plan_file import Array
 
 
 # IREE's names of element types by those of NumPy and ml_dtypes; a module's integers have no sign.
@@ -163,7 +163,7 @@ class OnnxEvaluator:
 
     name = "onnx"
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: onnx.ModelProto) -> None:
         import onnx  # noqa: PLC0415 - onnxruntime does without
         from onnx.reference import ReferenceEvaluator  # noqa: PLC0415
 
@@ -193,7 +193,7 @@ class OnnxEvaluator:
         return dict(zip(self._names, arrays_of, strict=True))
 
 
-def load_reference(file: Path | bytes, model: Any) -> tuple[Reference, list[str]]:
+def load_reference(file: Path | bytes, model: onnx.ModelProto) -> tuple[Reference, list[str]]:
     """onnxruntime, or where it cannot load a model, onnx's evaluator; and why it is not onnxruntime.
 
     `model`: the same, as of `onnx.load`.
@@ -206,7 +206,7 @@ def load_reference(file: Path | bytes, model: Any) -> tuple[Reference, list[str]
         return load_evaluator_instead(model, str(error)), [str(error)]
 
 
-def load_evaluator_instead(model: Any, why: str) -> Reference:
+def load_evaluator_instead(model: onnx.ModelProto, why: str) -> Reference:
     """Onnx's evaluator, where onnxruntime does not run a model.
 
     Raises InferenceFailedError: it cannot load the model; why onnxruntime does not run it is said too.
@@ -217,7 +217,7 @@ def load_evaluator_instead(model: Any, why: str) -> Reference:
         raise InferenceFailedError(f"{why}; {error}") from error
 
 
-def walk_nodes(model: Any) -> Iterator[Any]:
+def walk_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """The nodes of a model, its functions and all graphs inside of its nodes."""
     waiting = deque((*model.graph.node, *(node for function in model.functions for node in function.node)))
     while waiting:
@@ -228,7 +228,7 @@ def walk_nodes(model: Any) -> Iterator[Any]:
                 waiting.extend(graph.node)
 
 
-def require_inputs(inputs: Sequence[ReferenceInput], arrays: Sequence[Array]) -> None:
+def require_inputs(inputs: Sequence[ReferenceInput], arrays: Sequence[object]) -> None:
     """Raises PlanError where there are not as many arrays as a model has inputs."""
     if len(inputs) != len(arrays):
         known = ", ".join(f"{item.name} {item.dtype} {list(item.shape)}" for item in inputs)
@@ -313,7 +313,7 @@ def _name_dtype(kind: str) -> str:
     return _ITS_NAMES.get(name, name)
 
 
-def read_declared_type(value: Any) -> tuple[str, tuple[int | str | None, ...]]:
+def read_declared_type(value: onnx.ValueInfoProto) -> tuple[str, tuple[int | str | None, ...]]:
     """Type and shape of an input or output, as a model declares them; no shape of what is not a tensor."""
     import onnx  # noqa: PLC0415
 

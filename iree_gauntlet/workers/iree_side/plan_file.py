@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+    # An array, as its bits are held, and its element type.
+    TypedArray = tuple[Array, str]
 
 
 _EXIT_RUNTIME_FAILED = 1
@@ -36,8 +41,21 @@ ELEMENT_TYPES = {
 }
 
 
+_Plan = TypeVar("_Plan")
+
+
 class PlanError(Exception):
     """The plan cannot be used as asked; the text is one line."""
+
+
+def read_plan(kind: type[_Plan], said: Mapping[str, Any]) -> _Plan:
+    """A plan as a dataclass whose fields are its keys; others are passed over. Raises KeyError: it lacks one."""
+    asked = [
+        item.name
+        for item in fields(cast("Any", kind))
+        if item.name in said or item.default is MISSING is item.default_factory
+    ]
+    return kind(**{name: said[name] for name in asked})
 
 
 def host_type(name: str) -> np.dtype[Any]:
@@ -47,7 +65,7 @@ def host_type(name: str) -> np.dtype[Any]:
     return np.dtype(ELEMENT_TYPES[name][1])
 
 
-def array_bits(array: NDArray[Any], name: str) -> NDArray[Any]:
+def array_bits(array: Array, name: str) -> Array:
     """An array as the runtime takes it: contiguous, and of the type that holds its bits.
 
     Raises PlanError: where it has another one.
@@ -76,7 +94,7 @@ def call_times(
     return tuple(times)
 
 
-def read_arrays(items: Sequence[Mapping[str, Any]], folder: Path = Path()) -> list[tuple[NDArray[Any], str]]:
+def read_arrays(items: Sequence[Mapping[str, Any]], folder: Path = Path()) -> list[TypedArray]:
     """The arrays of a plan or, by their names in its folder, of a build; with their element types.
 
     Raises PlanError: names the file that cannot be read, or is not of the type that the plan says.
@@ -94,7 +112,7 @@ def read_arrays(items: Sequence[Mapping[str, Any]], folder: Path = Path()) -> li
     return found
 
 
-def write_arrays(folder: str, name: str, arrays: Iterable[tuple[str, NDArray[Any] | None]]) -> list[dict[str, Any]]:
+def write_arrays(folder: str, name: str, arrays: Iterable[tuple[str, Array | None]]) -> list[dict[str, Any]]:
     """Write arrays as `<name>_0.npy`, ….
 
     `folder`: where to; empty for nowhere. `arrays`: element type and bits; None for one that was not fetched.

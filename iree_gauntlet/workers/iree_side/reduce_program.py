@@ -37,20 +37,23 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":
     # The package is the one that this script lies in; all else is found as this Python finds it.
-    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+    sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
+    package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
 from iree_gauntlet.workers.iree_side.compiler_library import find_package
-from iree_gauntlet.workers.iree_side.merge_programs import import_bindings
+from iree_gauntlet.workers.iree_side.merge_programs import FUNCTIONS, import_bindings, list_attributes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
+
+    from iree_gauntlet.workers.iree_side.merge_programs import Bindings, Native, Operation
 
 
 _UNUSABLE = 2
@@ -63,9 +66,8 @@ _MARGINS = (0, 4, 16)
 _ABORT_SECONDS = 20.0
 
 
-_FUNCTIONS = ("func.func", "util.func")
 # What a program of no operation has.
-_FRAME = ("builtin.module", *_FUNCTIONS, "func.return", "util.return")
+_FRAME = ("builtin.module", *FUNCTIONS, "func.return", "util.return")
 # What says how a function's arguments and results are passed on, which others have no use for.
 _SIGNATURE = ("function_type", "arg_attrs", "res_attrs", "tied_operands")
 # Types that an argument of a program may have; the values of all others are made where they are used.
@@ -75,10 +77,24 @@ _NAMED = 5
 _LARGE = 16
 
 
+@dataclass(frozen=True, slots=True)
+class _ReducePlan:
+    compile: str
+    program: str
+    flags: list[str]
+    cwd: str
+    pattern: str
+    crash: bool
+    hang: float
+    timeout: float
+    budget: float
+    folder: str
+
+
 class Edits:
     """What can be done to programs."""
 
-    def __init__(self, ir: Any) -> None:
+    def __init__(self, ir: Bindings) -> None:
         self._ir = ir
         self.context = ir.Context()
         # As iree-compile parses.
@@ -87,68 +103,66 @@ class Edits:
         self.place = ir.Location.unknown(self.context)
         self.errors = (ir.MLIRError, ValueError)
 
-    def parse(self, path: str) -> Any:
+    def parse(self, path: str) -> Operation:
         """A program from a file, text or bytecode; one of `errors` where it is none."""
         # The file's path stands in the locations, which diagnostics print.
         return self._ir.Module.parseFile(path).operation
 
-    def is_valid(self, program: Any) -> bool:
+    def is_valid(self, program: Operation) -> bool:
         """Whether the verifier takes it; it may refuse what an edit has left behind."""
         try:
             return bool(program.operation.verify())
         except self._ir.MLIRError:
             return False
 
-    def write_bytecode(self, program: Any) -> bytes:
+    def write_bytecode(self, program: Operation) -> bytes:
         """It, with its locations."""
         buffer = io.BytesIO()
         program.operation.write_bytecode(buffer)
         return buffer.getvalue()
 
-    def write_text_of(self, program: Any) -> str:
+    def write_text_of(self, program: Operation) -> str:
         """It, for people."""
         return f"{program.operation.get_asm(assume_verified=True)}\n".replace("\n\n", "\n")
 
-    def measure(self, program: Any) -> tuple[int, int]:
+    def measure(self, program: Operation) -> tuple[int, int]:
         """How many operations its functions have, nested ones too, and its bytes: what smaller means."""
         operations = sum(operation.name not in _FRAME for operation in _walk(program.operation))
         return operations, len(self.write_bytecode(program))
 
-    def list_names(self, program: Any) -> list[str]:
+    def list_names(self, program: Operation) -> list[str]:
         """What its first operations are called; of those that torch has no name for, what they were."""
         found = [operation for operation in _walk(program.operation) if operation.name not in _FRAME]
-        return [self._name(operation) for operation in found[:_NAMED]]
+        return [
+            self._read_text(operation, "name") if operation.name == "torch.operator" else str(operation.name)
+            for operation in found[:_NAMED]
+        ]
 
-    def _name(self, operation: Any) -> str:
-        if operation.name != "torch.operator":
-            return str(operation.name)
-        return str(self._ir.StringAttr(operation.attributes["name"]).value)
-
-    def list_constants(self, program: Any) -> list[tuple[int, str]]:
+    def list_constants(self, program: Operation) -> list[tuple[int, str]]:
         """Attributes with many values: an operation's place in the program, and the attribute's name."""
         found = []
         for place, operation in enumerate(_walk(program.operation)):
-            for name, attribute in _list_attributes(operation):
+            for name, attribute in list_attributes(operation).items():
                 shape = self._get_values_type(attribute)
                 if shape is not None and not getattr(attribute, "is_splat", False):
                     found.append((place, name))
         return found
 
-    def with_splats(self, program: Any, places: Collection[tuple[int, str]]) -> Any:
+    def with_splats(self, program: Operation, places: Collection[tuple[int, str]]) -> Operation:
         """It, with constants at these places of one value."""
         copy = program.operation.clone().operation
         for place, operation in enumerate(_walk(copy)):
-            for name, attribute in _list_attributes(operation):
+            for name, attribute in list_attributes(operation).items():
                 if (place, name) in places:
                     operation.attributes[name] = self._make_splat(self._get_values_type(attribute))
         return copy
 
-    def list_symbols(self, program: Any) -> list[str]:
+    def list_symbols(self, program: Operation) -> list[str]:
         """Names of its functions, globals and executables, while there are several."""
         names = [name for operation in _list_body(program) if (name := self._get_symbol(operation))]
         return names if len(names) > 1 else []
 
-    def without_symbols(self, program: Any, names: Collection[str]) -> Any:
+    def without_symbols(self, program: Operation, names: Collection[str]) -> Operation:
         """It, without these."""
         copy = program.operation.clone().operation
         for operation in _list_body(copy):
@@ -156,21 +170,21 @@ class Edits:
                 operation.erase()
         return copy
 
-    def list_functions(self, program: Any) -> list[str]:
+    def list_functions(self, program: Operation) -> list[str]:
         """Names of functions with a body of one block, the longest first."""
         found = {
             self._get_symbol(operation): len(operation.regions[0].blocks[0].operations)
             for operation in _list_body(program)
-            if operation.name in _FUNCTIONS and len(operation.regions[0].blocks) == 1
+            if operation.name in FUNCTIONS and len(operation.regions[0].blocks) == 1
         }
         return sorted(found, key=lambda name: -found[name])
 
-    def count(self, program: Any, name: str) -> int:
+    def count(self, program: Operation, name: str) -> int:
         """How many operations a function has, its end left out; 0 where there is none of the name."""
         function = self._find_function(program, name)
         return len(function.regions[0].blocks[0].operations) - 1 if function is not None else 0
 
-    def find_at(self, program: Any, name: str, places: Collection[tuple[int, int]]) -> list[int]:
+    def find_at(self, program: Operation, name: str, places: Collection[tuple[int, int]]) -> list[int]:
         """Which of a function's operations stand at some lines and columns."""
         function = self._find_function(program, name)
         if function is None:
@@ -182,7 +196,7 @@ class Edits:
                 found.append(index)
         return found
 
-    def with_operations(self, program: Any, name: str, kept: Collection[int]) -> Any:
+    def with_operations(self, program: Operation, name: str, kept: Collection[int]) -> Operation:
         """It, with some operations of a function alone.
 
         Those that make what cannot be passed (numbers, lists) stay where they are needed. Tensors that come from what
@@ -196,7 +210,7 @@ class Edits:
         arguments = set(function.regions[0].blocks[0].arguments)
         makers = {value: index for index, operation in enumerate(operations) for value in operation.results}
         wanted = set(kept)
-        used: dict[Any, None] = {}
+        used: dict[Native, None] = {}
         for index in reversed(range(len(operations))):
             if index in wanted:
                 for value in _list_operands(operations[index]):
@@ -215,12 +229,17 @@ class Edits:
         return copy
 
     def _rebuild(
-        self, function: Any, kept: Sequence[Any], given: Sequence[Any], results: Sequence[Any], end: str
+        self,
+        function: Operation,
+        kept: Sequence[Operation],
+        given: Sequence[Native],
+        results: Sequence[Native],
+        end: str,
     ) -> None:
         """Put a function of these operations in place of one: with arguments for the values that are given."""
         ir = self._ir
         types, location = [value.type for value in given], function.location
-        attributes = {key: value for key, value in _list_attributes(function) if key not in _SIGNATURE}
+        attributes = {key: value for key, value in list_attributes(function).items() if key not in _SIGNATURE}
         kind = ir.FunctionType.get(types, [value.type for value in results])
         attributes["function_type"] = ir.TypeAttr.get(kind)
         with location:
@@ -233,17 +252,19 @@ class Edits:
             block.append(ir.Operation.create(end, operands=list(results)))
         function.erase()
 
-    def _find_function(self, program: Any, name: str) -> Any:
+    def _find_function(self, program: Operation, name: str) -> Operation:
         return next(
-            (found for found in _list_body(program) if found.name in _FUNCTIONS and self._get_symbol(found) == name),
+            (found for found in _list_body(program) if found.name in FUNCTIONS and self._get_symbol(found) == name),
             None,
         )
 
-    def _get_symbol(self, operation: Any) -> str:
-        attributes = operation.attributes
-        return str(self._ir.StringAttr(attributes["sym_name"]).value) if "sym_name" in attributes else ""
+    def _get_symbol(self, operation: Operation) -> str:
+        return self._read_text(operation, "sym_name") if "sym_name" in operation.attributes else ""
 
-    def _get_values_type(self, attribute: Any) -> Any:
+    def _read_text(self, operation: Operation, attribute: str) -> str:
+        return str(self._ir.StringAttr(operation.attributes[attribute]).value)
+
+    def _get_values_type(self, attribute: Native) -> Operation:
         """The type of an attribute with many values; None for others."""
         ir = self._ir
         if not (_is(attribute, ir.DenseElementsAttr) or _is(attribute, ir.DenseResourceElementsAttr)):
@@ -256,7 +277,7 @@ class Edits:
             count *= size
         return shape if count >= _LARGE else None
 
-    def _make_splat(self, shape: Any) -> Any:
+    def _make_splat(self, shape: Native) -> Operation:
         """Values of a type, all one."""
         ir = self._ir
         element = shape.element_type
@@ -265,12 +286,12 @@ class Edits:
         return ir.DenseElementsAttr.get_splat(shape, one)
 
 
-def _list_body(program: Any) -> list[Any]:
+def _list_body(program: Operation) -> list[Operation]:
     """What stands at the top of a program."""
     return [operation.operation for operation in program.operation.regions[0].blocks[0].operations]
 
 
-def _walk(operation: Any) -> Iterator[Any]:
+def _walk(operation: Operation) -> Iterator[Operation]:
     """An operation and all in it."""
     yield operation
     for region in operation.regions:
@@ -279,23 +300,17 @@ def _walk(operation: Any) -> Iterator[Any]:
                 yield from _walk(inner.operation)
 
 
-def _list_attributes(operation: Any) -> list[tuple[str, Any]]:
-    # Releases differ in what iterating over attributes gives: names, or names with values.
-    names = [item if isinstance(item, str) else item.name for item in operation.attributes]
-    return [(name, operation.attributes[name]) for name in names]
-
-
-def _list_operands(operation: Any) -> Iterator[Any]:
+def _list_operands(operation: Operation) -> Iterator[Operation]:
     """What an operation takes, and those in it."""
     for inner in _walk(operation):
         yield from inner.operands
 
 
-def _is_passed(value: Any) -> bool:
+def _is_passed(value: Native) -> bool:
     return str(value.type).startswith(_PASSED)
 
 
-def _is(what: Any, kind: Any) -> bool:
+def _is(what: Native, kind: Native) -> bool:
     # Releases differ: in older ones a class says what is of it.
     return bool(kind.isinstance(what) if hasattr(kind, "isinstance") else isinstance(what, kind))
 
@@ -307,15 +322,15 @@ class _TimeIsUpError(Exception):
 class _Oracle:
     """Says whether a program fails as it should."""
 
-    def __init__(self, plan: Mapping[str, Any]) -> None:
+    def __init__(self, plan: _ReducePlan) -> None:
         self._plan = plan
-        self._pattern = re.compile(plan["pattern"])
-        self._folder = Path(plan["folder"])
-        self._until = time.monotonic() + plan["budget"]
+        self._pattern = re.compile(plan.pattern)
+        self._folder = Path(plan.folder)
+        self._until = time.monotonic() + plan.budget
         self._asked: dict[bytes, bool] = {}
         self.tried = 0
         self.said = ""
-        self.flags = list(plan["flags"])
+        self.flags = list(plan.flags)
 
     def does_fail(self, program: bytes) -> bool:
         """Whether it does; what the compiler said is kept."""
@@ -325,7 +340,7 @@ class _Oracle:
 
     def ask_words(self, program: bytes) -> str:
         """What the compiler says of a program, whatever time is left."""
-        self._until, self.flags = math.inf, list(self._plan["flags"])
+        self._until, self.flags = math.inf, list(self._plan.flags)
         self._compile(program)
         return (self._folder / "candidate.txt").read_text(encoding="utf-8", errors="replace")
 
@@ -345,12 +360,12 @@ class _Oracle:
         self.tried += 1
         source = self._folder / "candidate.mlir"
         source.write_bytes(program)
-        argv = [self._plan["compile"], str(source), *self.flags, "-o", str(self._folder / "candidate.vmfb")]
-        hang = self._plan["hang"]
+        argv = [self._plan.compile, str(source), *self.flags, "-o", str(self._folder / "candidate.vmfb")]
+        hang = self._plan.hang
         with (self._folder / "candidate.txt").open("wb") as log:
-            process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._plan["cwd"])
+            process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._plan.cwd)
             try:
-                code = process.wait(hang or min(left, self._plan["timeout"]))
+                code = process.wait(hang or min(left, self._plan.timeout))
             except subprocess.TimeoutExpired:
                 code = None
                 # It prints where it is.
@@ -363,7 +378,7 @@ class _Oracle:
         if code is None and not hang and time.monotonic() >= self._until:
             raise _TimeIsUpError
         said = (self._folder / "candidate.txt").read_text(encoding="utf-8", errors="replace")
-        ended = code is None if hang else (code is not None and (code < 0) is self._plan["crash"] and code != 0)
+        ended = code is None if hang else (code is not None and (code < 0) is self._plan.crash and code != 0)
         if not (ended and any(self._pattern.search(line) for line in said.splitlines() or [""])):
             return False
         self.said = said
@@ -373,11 +388,11 @@ class _Oracle:
 class _Reducer:
     """The smallest program so far, and what makes it smaller."""
 
-    def __init__(self, plan: Mapping[str, Any], edits: Edits, oracle: _Oracle) -> None:
-        self._folder = Path(plan["folder"])
+    def __init__(self, plan: _ReducePlan, edits: Edits, oracle: _Oracle) -> None:
+        self._folder = Path(plan.folder)
         self._edits = edits
         self._oracle = oracle
-        self.best = edits.parse(plan["program"])
+        self.best = edits.parse(plan.program)
         self.size = edits.measure(self.best)
         # What the compiler says of it.
         self.said = ""
@@ -390,7 +405,7 @@ class _Reducer:
         self.said = self._oracle.said
         return next((phase for phase in _PHASES if self._oracle.narrow_to(phase, program)), "")
 
-    def offer(self, program: Any, what: str) -> bool:
+    def offer(self, program: Operation, what: str) -> bool:
         """Keep a program where it is smaller and fails as before."""
         size = self._edits.measure(program)
         if (
@@ -453,7 +468,9 @@ class _Reducer:
             "operations",
         )
 
-    def _remove_runs(self, items: Callable[[], list[Any]], without: Callable[[Any, set[Any]], Any], what: str) -> None:
+    def _remove_runs(
+        self, items: Callable[[], list[Operation]], without: Callable[[Any, set[Any]], Any], what: str
+    ) -> None:
         """Delta debugging: take out runs of items, from all of them to each one."""
         run = len(items())
         while run:
@@ -466,8 +483,8 @@ class _Reducer:
             run //= 2
 
 
-def _run(plan: Mapping[str, Any]) -> None:
-    folder = Path(plan["folder"])
+def _run(plan: _ReducePlan) -> None:
+    folder = Path(plan.folder)
     find_package()
     edits = Edits(import_bindings())
     with edits.place:
@@ -506,7 +523,7 @@ def _describe_size(size: tuple[int, int]) -> dict[str, int]:
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     try:
-        _run(json.loads(Path(argv[0]).read_text(encoding="utf-8")))
+        _run(_ReducePlan(**json.loads(Path(argv[0]).read_text(encoding="utf-8"))))
     except OSError as error:
         sys.stderr.write(f"{error}\n")
         return _UNUSABLE

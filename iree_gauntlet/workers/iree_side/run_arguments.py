@@ -224,16 +224,12 @@ def _parse_values(text: str, shape: tuple[int, ...], element_type: str) -> bytes
     form = _FLOAT if kind == "f" else _INTEGER
     if not all(form.fullmatch(token) for token in tokens):
         raise UnsupportedError(f"values {text!r} of {element_type}")
-    values = _make_floats(tokens, element_type) if kind == "f" else _make_integers(tokens, dtype)
-    return np.broadcast_to(values, (capacity,)).tobytes()
-
-
-def _make_integers(tokens: Sequence[str], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    limits = np.iinfo(dtype)
-    numbers = [int(token) for token in tokens]
+    if kind == "f":
+        return np.broadcast_to(_make_floats(tokens, element_type), (capacity,)).tobytes()
+    limits, numbers = np.iinfo(dtype), [int(token) for token in tokens]
     if not all(limits.min <= number <= limits.max for number in numbers):
         raise UnsupportedError(f"values out of the range of {dtype}")
-    return np.array(numbers, dtype)
+    return np.broadcast_to(np.array(numbers, dtype), (capacity,)).tobytes()
 
 
 def _make_floats(tokens: Sequence[str], element_type: str) -> np.ndarray[Any, Any]:

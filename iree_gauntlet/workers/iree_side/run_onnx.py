@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -47,8 +47,8 @@ import numpy as np
 
 if __name__ == "__main__":
     # The package is the one that this script lies in; all else is found as this Python finds it.
-    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+    sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
+    package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
 from iree_gauntlet.workers.iree_side.onnx_reference import (
     InferenceFailedError,
@@ -59,20 +59,21 @@ from iree_gauntlet.workers.iree_side.onnx_reference import (
     raw_bytes,
     read_declared_type,
     read_input,
+    require_inputs,
     tensor_type,
     walk_nodes,
 )
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_plan
 from iree_gauntlet.workers.iree_side.rounding import Allowed, allow, difference, find_largest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from numpy.typing import NDArray
+    import onnx
 
     from iree_gauntlet.workers.iree_side.onnx_reference import Reference
+    from iree_gauntlet.workers.iree_side.plan_file import Array
 
-    Array = NDArray[Any]
     Outputs = dict[str, Array]
 
 
@@ -98,7 +99,7 @@ _APART = {"f64": 1e-9, "f32": 1e-3, "f16": 1e-2, "bf16": 2e-2}
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_datatype", "output_dtype")
 
 
-def widened(model: Any) -> Any:
+def widened(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy of a model (of `onnx.load`, with its weights) in which all of f16, bf16 and f32 is f64.
 
     Weights, constants, inputs, outputs, casts: what its numbers would be, were there no rounding to its own types.
@@ -121,7 +122,7 @@ def _is_narrow(element_type: int) -> bool:
     return element_type in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
-def _widen_graph(graph: Any) -> None:
+def _widen_graph(graph: onnx.GraphProto) -> None:
     from onnx import TensorProto  # noqa: PLC0415
 
     # Of values in between, which say nothing that does not follow.
@@ -135,7 +136,7 @@ def _widen_graph(graph: Any) -> None:
         _widen_node(node)
 
 
-def _widen_tensor(tensor: Any) -> None:
+def _widen_tensor(tensor: onnx.TensorProto) -> None:
     from onnx import numpy_helper  # noqa: PLC0415
 
     if _is_narrow(tensor.data_type):
@@ -143,7 +144,7 @@ def _widen_tensor(tensor: Any) -> None:
         tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
 
 
-def _widen_node(node: Any) -> None:
+def _widen_node(node: onnx.NodeProto) -> None:
     from onnx import TensorProto, helper, numpy_helper  # noqa: PLC0415
 
     for attribute in node.attribute:
@@ -158,10 +159,21 @@ def _widen_node(node: Any) -> None:
             attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(values)))
 
 
-def _answer(plan: dict[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _RunPlan:
+    model: str
+    inputs: list[list[str]]
+    cwd: str
+    folder: str
+    tolerances: dict[str, float] | None
+    last: bool
+
+
+def _answer(said: dict[str, Any]) -> dict[str, Any]:
     import onnx  # noqa: PLC0415 - only where the plan could be used
 
-    path = Path(plan["model"])
+    plan = read_plan(_RunPlan, said)
+    path = Path(plan.model)
     try:
         model = onnx.load(str(path))
     # Of protobuf, by one of several names; or a weight's file is missing.
@@ -169,7 +181,7 @@ def _answer(plan: dict[str, Any]) -> dict[str, Any]:
         raise PlanError(f"cannot read {path.name}: {' '.join(str(error).split())[:200]}") from error
     reference, notes = load_reference(path, model)
     taken, refused, arrays, outputs = _run_first_fitting(model, reference, plan)
-    if outputs is None and reference.name == OnnxRuntime.name and plan["last"]:
+    if outputs is None and reference.name == OnnxRuntime.name and plan.last:
         notes.append(refused[0])
         reference = load_evaluator_instead(model, refused[0])
         taken, refused, arrays, outputs = _run_first_fitting(model, reference, plan)
@@ -181,17 +193,22 @@ def _answer(plan: dict[str, Any]) -> dict[str, Any]:
     other = None
     if not differing and reference.name == OnnxRuntime.name and _is_small(model, arrays):
         other = _try_run(lambda: OnnxEvaluator(model).run(arrays))
-        strange = {node.op_type for node in walk_nodes(model) if _is_its_own_way(node)}
+        strange = {
+            node.op_type
+            for node in walk_nodes(model)
+            if node.op_type in _ITS_OWN_WAYS
+            or (node.op_type == "Resize" and any(item.s == b"align_corners" for item in node.attribute))
+        }
         if other is not None and strange and not _find_undeclared(model, other) and _are_apart(outputs, other):
             notes.append(f"onnxruntime computes {', '.join(sorted(strange))} otherwise than ONNX says")
             reference, outputs, other = OnnxEvaluator(model), other, outputs
-    allowed = _choose_allowed(plan["tolerances"], model, reference, arrays, outputs, other)
+    allowed = _choose_allowed(plan.tolerances, model, reference, arrays, outputs, other)
     optimised = None
     if not differing and reference.name == OnnxRuntime.name:
         optimised = _try_run(lambda: OnnxRuntime(path, optimised=True).run(arrays))
     told = []
     for index, (name, array) in enumerate(outputs.items()):
-        file = Path(plan["folder"]) / f"output_{index}.bin"
+        file = Path(plan.folder) / f"output_{index}.bin"
         file.write_bytes(raw_bytes(array))
         told.append(
             {
@@ -222,16 +239,14 @@ def _answer(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run_first_fitting(
-    model: Any, reference: Reference, plan: Mapping[str, Any]
+    model: onnx.ModelProto, reference: Reference, plan: _RunPlan
 ) -> tuple[int, list[str], list[Array], Outputs | None]:
     """Which set of inputs is taken, why those before it were not, its arrays, and what they give; None for none."""
     refused: list[str] = []
     best: tuple[int, list[str], list[Array], Outputs] | None = None
-    for index, texts in enumerate(plan["inputs"]):
-        if len(texts) != len(reference.inputs):
-            known = ", ".join(f"{item.name} {item.dtype} {list(item.shape)}" for item in reference.inputs)
-            raise PlanError(f"{len(texts)} inputs were given, the model takes {len(reference.inputs)}: {known}")
-        arrays = [read_input(text, plan["cwd"], item.dtype) for text, item in zip(texts, reference.inputs, strict=True)]
+    for index, texts in enumerate(plan.inputs):
+        require_inputs(reference.inputs, texts)
+        arrays = [read_input(text, plan.cwd, item.dtype) for text, item in zip(texts, reference.inputs, strict=True)]
         try:
             outputs = reference.run(arrays)
         except InferenceFailedError as error:
@@ -250,7 +265,7 @@ def _run_first_fitting(
     return (0, refused, [], None) if best is None else best
 
 
-def _find_undeclared(model: Any, outputs: Outputs) -> list[str]:
+def _find_undeclared(model: onnx.ModelProto, outputs: Outputs) -> list[str]:
     """Outputs that are not of the shape that a model declares: files are wrong there, or inputs don't suit them."""
     found = []
     for value in model.graph.output:
@@ -300,21 +315,15 @@ def _try_run(run: Callable[[], Outputs]) -> Outputs | None:
         return None
 
 
-def _is_small(model: Any, arrays: Sequence[Array]) -> bool:
+def _is_small(model: onnx.ModelProto, arrays: Sequence[Array]) -> bool:
     values = _count_weights(model) + sum(array.size for array in arrays)
     return values <= _FEW_VALUES and sum(1 for _ in walk_nodes(model)) <= _FEW_NODES
 
 
-def _count_weights(model: Any) -> int:
+def _count_weights(model: onnx.ModelProto) -> int:
     """How many values its tensors hold: initializers, and those of constants."""
     constants = (attribute.t for node in walk_nodes(model) for attribute in node.attribute)
     return sum(math.prod(tensor.dims) for tensor in (*model.graph.initializer, *constants) if tensor.data_type)
-
-
-def _is_its_own_way(node: Any) -> bool:
-    """Whether onnxruntime is known to compute an operator otherwise than ONNX says."""
-    corners = any(item.s == b"align_corners" for item in node.attribute)
-    return node.op_type in _ITS_OWN_WAYS or (node.op_type == "Resize" and corners)
 
 
 def _are_apart(outputs: Outputs, others: Outputs) -> bool:
@@ -328,7 +337,7 @@ def _are_apart(outputs: Outputs, others: Outputs) -> bool:
 
 def _choose_allowed(
     given: Mapping[str, float] | None,
-    model: Any,
+    model: onnx.ModelProto,
     reference: Reference,
     arrays: Sequence[Array],
     outputs: Outputs,
@@ -350,7 +359,7 @@ def _choose_allowed(
     return found
 
 
-def _find_handed_through(model: Any, reference: Reference, name: str) -> int | None:
+def _find_handed_through(model: onnx.ModelProto, reference: Reference, name: str) -> int | None:
     """The place of the input that an output is, by no operator but Identity."""
     makers = {output: node for node in model.graph.node for output in node.output}
     while name in makers and makers[name].op_type == "Identity":
@@ -358,7 +367,7 @@ def _find_handed_through(model: Any, reference: Reference, name: str) -> int | N
     return next((place for place, item in enumerate(reference.inputs) if item.name == name), None)
 
 
-def _find_longest_sum(model: Any, arrays: Sequence[Array]) -> int:
+def _find_longest_sum(model: onnx.ModelProto, arrays: Sequence[Array]) -> int:
     """Of how many products a value is the sum, at most: by the weights of layers, and by inputs that are reduced."""
     weights = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     longest = 1
@@ -371,7 +380,7 @@ def _find_longest_sum(model: Any, arrays: Sequence[Array]) -> int:
     return longest
 
 
-def _run_in_f64(model: Any, reference: Reference, arrays: Sequence[Array]) -> Outputs | None:
+def _run_in_f64(model: onnx.ModelProto, reference: Reference, arrays: Sequence[Array]) -> Outputs | None:
     """What the model gives in double precision; None where neither reference can say."""
     if _count_weights(model) > _MOST_WIDENED:
         return None
@@ -386,7 +395,9 @@ def _run_in_f64(model: Any, reference: Reference, arrays: Sequence[Array]) -> Ou
     return found
 
 
-def _find_differing(model: Any, reference: Reference, arrays: Sequence[Array], outputs: Outputs) -> set[str]:
+def _find_differing(
+    model: onnx.ModelProto, reference: Reference, arrays: Sequence[Array], outputs: Outputs
+) -> set[str]:
     """Outputs that are not the same in another run, whose random numbers have no seeds."""
     first, again = outputs, reference
     if any(item.name == "seed" for node in walk_nodes(model) if node.op_type in _RANDOM for item in node.attribute):
@@ -400,11 +411,11 @@ def _find_differing(model: Any, reference: Reference, arrays: Sequence[Array], o
         again = OnnxRuntime(unseeded.SerializeToString()) if on_onnxruntime else OnnxEvaluator(unseeded)
         first = again.run(arrays)
     second = again.run(arrays)
-    return {name for name, array in first.items() if not _is_same(array, second[name])}
-
-
-def _is_same(array: Array, other: Array) -> bool:
-    return array.shape == other.shape and raw_bytes(array) == raw_bytes(other)
+    return {
+        name
+        for name, array in first.items()
+        if array.shape != second[name].shape or raw_bytes(array) != raw_bytes(second[name])
+    }
 
 
 def _measure_excess(array: Array, other: Array | None, allowed: Mapping[str, Allowed]) -> float | None:

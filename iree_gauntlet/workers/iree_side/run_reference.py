@@ -32,8 +32,8 @@ import numpy as np
 
 if __name__ == "__main__":
     # The package is the one that this script lies in; all else is found as this Python finds it.
-    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+    sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
+    package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
 from iree_gauntlet.workers.iree_side.onnx_reference import InferenceFailedError, OnnxRuntime, raw_bytes, tensor_type
 from iree_gauntlet.workers.iree_side.plan_file import PlanError
@@ -41,11 +41,8 @@ from iree_gauntlet.workers.iree_side.plan_file import PlanError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from iree_gauntlet.workers.iree_side.onnx_reference import ReferenceInput
-
-    Array = NDArray[Any]
+    from iree_gauntlet.workers.iree_side.plan_file import Array
 
 
 # Types of integers that upstream makes inputs of.

@@ -51,8 +51,8 @@ import numpy as np
 
 if __name__ == "__main__":
     # The package is the one that this script lies in; all else is found as this Python finds it.
-    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+    sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
+    package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
 from iree_gauntlet.workers.iree_side.device_context import copy_to_host
 from iree_gauntlet.workers.iree_side.run_arguments import (
@@ -70,6 +70,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+    from iree_gauntlet.workers.iree_side.device_context import Native, View
+    from iree_gauntlet.workers.iree_side.plan_file import Array
 
 
 _LONGEST_MESSAGE = 2000
@@ -95,7 +98,7 @@ _PIECE = 1 << 15
 
 
 def compare_values(
-    actual: NDArray[Any], expected: NDArray[Any], element_type: str, limits: tuple[float, float] | None
+    actual: Array, expected: Array, element_type: str, limits: tuple[float, float] | None
 ) -> tuple[bool, float | None]:
     """Whether two arrays of the same type and shape pass, and the largest error of finite values.
 
@@ -122,7 +125,7 @@ def compare_values(
 
 
 def close_values(
-    actual: NDArray[Any], expected: NDArray[Any], *, rtol: float, atol: float, equal_nan: bool
+    actual: Array, expected: Array, *, rtol: float, atol: float, equal_nan: bool
 ) -> tuple[bool, float | None]:
     """Whether two arrays of the same shape pass by `numpy.allclose`, and the largest error of finite values."""
     with np.errstate(all="ignore"):
@@ -146,7 +149,7 @@ def _compare(
     return bool(passed.all()), float(error.max(where=finite, initial=0.0)) if finite.any() else None
 
 
-def _widen(values: NDArray[Any], element_type: str) -> NDArray[np.float64]:
+def _widen(values: Array, element_type: str) -> NDArray[np.float64]:
     """The same numbers in double precision."""
     if element_type == "bf16":
         return (values.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
@@ -161,7 +164,7 @@ class RunServer:
 
         self._runtime = runtime
         self._instance = runtime.VmInstance()
-        self._devices: dict[str, tuple[Any, Any, Any]] = {}
+        self._devices: dict[str, tuple[Native, Native, Native]] = {}
         self._no_devices: dict[str, str] = {}
         self._local, self._usage = runtime.MemoryType.DEVICE_LOCAL, runtime.BufferUsage.DEFAULT
         self._visible, self._scoped = int(runtime.MemoryType.HOST_VISIBLE), int(runtime.BufferUsage.MAPPING_SCOPED)
@@ -203,7 +206,11 @@ class RunServer:
         for value in inputs:
             if value is None:
                 raise UnsupportedError("an input that is none")
-            arguments.push_ref(self._push(device, allocator, value))
+            buffer = allocator.allocate_buffer_copy(
+                memory_type=self._local, allowed_usage=self._usage, device=device, buffer=value.contents
+            )
+            number, _ = ELEMENT_TYPES[value.element_type]
+            arguments.push_ref(runtime.HalBufferView(buffer, value.shape, number))
         results = runtime.VmVariantList(len(expected))
         context.invoke(function, arguments, results)
         rule = request["allclose"]
@@ -219,7 +226,7 @@ class RunServer:
             return []
         return _describe(actual, verdicts, len(expected), request["kept"])
 
-    def _load_module(self, path: str) -> Any:
+    def _load_module(self, path: str) -> Native:
         file = open_file(path)
         try:
             if os.fstat(file).st_size > _SMALL_MODULE_BYTES:
@@ -229,7 +236,7 @@ class RunServer:
         finally:
             os.close(file)
 
-    def _read_output(self, results: Any, index: int, device: Any, allocator: Any) -> Value:
+    def _read_output(self, results: Native, index: int, device: Native, allocator: Native) -> Value:
         try:
             view = results.get_as_object(index, self._runtime.HalBufferView)
         except ValueError as error:
@@ -242,13 +249,15 @@ class RunServer:
             shape, element_type, self._read_contents(view, count_bytes(shape, element_type), device, allocator)
         )
 
-    def _get_device(self, uri: str) -> tuple[Any, Any, Any]:
+    def _get_device(self, uri: str) -> tuple[Native, Native, Native]:
         """The device, the module that offers it to programs, and its allocator."""
         if uri in self._no_devices:
             raise UnsupportedError(self._no_devices[uri])
         if uri not in self._devices:
             if not uri.startswith("local-"):
-                _unlimit_memory()
+                # A GPU's driver reserves addresses for all memory of all GPUs, and more, at once.
+                _, hard = resource.getrlimit(resource.RLIMIT_AS)
+                resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
             try:
                 device = self._runtime.get_device(uri)
             except _RUNTIME_ERRORS as error:
@@ -257,14 +266,7 @@ class RunServer:
             self._devices[uri] = (device, self._runtime.create_hal_module(self._instance, device), device.allocator)
         return self._devices[uri]
 
-    def _push(self, device: Any, allocator: Any, value: Value) -> Any:
-        """Copies a value to the device; a view of its buffer."""
-        buffer = allocator.allocate_buffer_copy(
-            memory_type=self._local, allowed_usage=self._usage, device=device, buffer=value.contents
-        )
-        return self._runtime.HalBufferView(buffer, value.shape, ELEMENT_TYPES[value.element_type][0])
-
-    def _read_contents(self, view: Any, count: int, device: Any, allocator: Any) -> bytes | memoryview:
+    def _read_contents(self, view: View, count: int, device: Native, allocator: Native) -> bytes | memoryview:
         """A buffer's contents on the host; in place where the host sees them."""
         if not count:
             return b""
@@ -317,7 +319,7 @@ class _PeakMemory:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _find_function(module: Any, name: str) -> Any:
+def _find_function(module: Native, name: str) -> Native:
     """The function that is called: the named one, or the only one that is no part of IREE's own machinery."""
     if not name:
         names = [each for each in module.function_names if not each.startswith("__") and "$" not in each]
@@ -330,7 +332,7 @@ def _find_function(module: Any, name: str) -> Any:
     return function
 
 
-def _make_array(value: Value) -> NDArray[Any]:
+def _make_array(value: Value) -> Array:
     dims, dtype = get_storage(value.shape, value.element_type)
     return np.frombuffer(value.contents, dtype).reshape(dims)
 
@@ -410,13 +412,6 @@ def _write(descriptor: int, answer: dict[str, Any]) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def _end_with(life: int) -> None:
-    """Has the kernel end this process when the other end of a pipe is closed, in the midst of whatever it does."""
-    signal.signal(signal.SIGIO, signal.SIG_DFL)
-    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
-
-
 def _limit_memory(most: int) -> None:
     """Bounds the address space to what is taken now, and so many bytes; where the former is not shown, not at all."""
     try:
@@ -430,18 +425,16 @@ def _limit_memory(most: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
 
 
-def _unlimit_memory() -> None:
-    """Takes the bound off: a GPU's driver reserves addresses for all memory of all GPUs, and more, at once."""
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-
-
 def main(words: Sequence[str]) -> int:
     """Serves until standard input ends; the exit code."""
     if len(words) != 3:
         sys.stderr.write(f"usage: {Path(words[0]).name} LIFE_FD MEMORY_BYTES\n")
         return 2
-    _end_with(int(words[1]))
+    # The kernel ends this process when the other end of the pipe is closed, in the midst of whatever it does.
+    life = int(words[1])
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
     # Answers keep standard output to themselves: what a module prints goes where errors go.
     answers = os.dup(1)
     os.dup2(2, 1)
