@@ -191,9 +191,8 @@ def confirm_breach(
     """Judges rounds that were taken after a breach, in their order.
 
     `rounds`: times in the golden's unit; not the round that broke it. `factor`: what it may be exceeded by; 1.1 is 10
-    %. `plan`: when to look and what the looks cost together; rounds after the last look are not used.
-
-    Raises EvidenceError: no rounds, a golden or a factor that is not a positive finite number.
+    %. `plan`: when to look and what the looks cost together; rounds after the last look are not used. Raises
+    EvidenceError: no rounds, a golden or a factor that is not a positive finite number.
     """
     limit = golden * factor
     if not (golden > 0 and factor > 0 and math.isfinite(limit)):

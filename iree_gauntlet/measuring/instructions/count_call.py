@@ -122,8 +122,6 @@ def count_call(counter: ProcessCounter, command: Sequence[str], folder: Path) ->
     """The instructions of one call.
 
     `command`: `iree-benchmark-module` and its arguments, without those of Google Benchmark.
-
-    Raises CountError: it cannot be counted.
     """
     command = link_files(command, folder)
     once, more = (_run_benchmark(counter, command, calls, folder) for calls in (1, 2))

@@ -59,8 +59,6 @@ def find_counter(kind: str = "auto", cpu: str = "") -> Counter:
 
     `kind`: the one that is wanted; `auto` for the best that there is. `cpu`: what modules are compiled for; empty for
     what the counter knows.
-
-    Raises ToolchainError: there is none.
     """
     why_not = ""
     if kind != CounterKind.VALGRIND:
@@ -107,9 +105,7 @@ def why_no_hardware() -> str:
 def open_hardware_counter(pid: int, event: tuple[int, int] = (0, _INSTRUCTIONS)) -> int:
     """A file descriptor that gives a count of a process and its children, from its next exec on: 8 bytes.
 
-    `pid`: of the process; 0 for this one.
-
-    Raises OSError: the machine has no such counter, or does not let one read it.
+    `pid`: of the process; 0 for this one. Raises OSError: the machine has no such counter, or does not let one read it.
     """
     number = _SYSCALLS.get(platform.machine())
     if number is None or os.uname().sysname != "Linux":
@@ -171,10 +167,7 @@ class Work(StrEnum):
 
 
 def compare_work(a: float, b: float, least: float) -> Work:
-    """What B's count says against A's.
-
-    `least`: the share of A's from which on a difference counts.
-    """
+    """What B's count says against A's. `least`: the share of A's from which on a difference counts."""
     if abs(b - a) <= least * a:
         return Work.SAME
     return Work.MORE if b > a else Work.LESS

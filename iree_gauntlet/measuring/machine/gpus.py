@@ -166,10 +166,7 @@ _PID = re.compile(r"PID\s*([0-9]{1,9})")
 
 
 def read_nvidia(ask: Callable[..., str]) -> tuple[GpuState, ...]:
-    """The GPUs that nvidia-smi knows, with the processes that compute on them.
-
-    Raises ToolAnswerError: it gave no answer that can be read.
-    """
+    """The GPUs that nvidia-smi knows, with the processes that compute on them."""
     gpus = _read_nvidia_states(ask)
     try:
         answer = ask("--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader")
@@ -243,10 +240,7 @@ def _sum_reasons(amounts: Iterable[tuple[Slowdown, float | None]]) -> tuple[tupl
 
 
 def read_amd_smi(ask: Callable[..., str]) -> tuple[GpuState, ...]:
-    """The GPUs that amd-smi knows, with the processes on them.
-
-    Raises ToolAnswerError: it gave no answer that can be read.
-    """
+    """The GPUs that amd-smi knows, with the processes on them."""
     gpus = tuple(_read_metric(entry) for entry in _list_gpu_entries(_parse_document(ask("metric", "--json"))))
     try:
         holders = dict(_read_holders(_parse_document(ask("process", "--json"))))
@@ -259,8 +253,6 @@ def read_rocm_smi(ask: Callable[..., str]) -> tuple[GpuState, ...]:
     """The GPUs that rocm-smi knows.
 
     It lists the processes of all GPUs together: with more than one GPU, it is not known whose they are.
-
-    Raises ToolAnswerError: it gave no answer that can be read.
     """
     shown = ("--showproductname", "--showuse", "--showclocks", "--showpower", "--showtemp")
     document = _parse_document(ask(*shown, "--json"))

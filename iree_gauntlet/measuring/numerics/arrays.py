@@ -214,9 +214,8 @@ def read_output(path: Path, tensor_type: TensorType | None = None) -> Tensor:
     (bf16, f8) have to be written to a raw file; its type is the one that is given, unless its size says
     otherwise, in which case it is read as bytes (`*8`), which equal no other type.
 
-    `tensor_type`: what a raw file should hold; needed for files that are no .npy.
-
-    Raises TensorError: the file cannot be read, or is raw and no type is given.
+    `tensor_type`: what a raw file should hold; needed for files that are no .npy. Raises TensorError: the file cannot
+    be read, or is raw and no type is given.
     """
     if path.suffix == ".npy":
         tensor = read_npy(path)

@@ -119,9 +119,8 @@ def parse_dispatch_events(lines: Iterable[str], *, invocations: int, elapsed_ns:
     """Reads the rows of a profile.
 
     `lines`: what `iree-profile dispatch --dispatch_events --format=jsonl` printed. `invocations`: how often the program
-    was invoked while it was profiled; warm-up counts too. `elapsed_ns`: wall time of an invocation, ns.
-
-    Raises ProfileError: no dispatches, rows that are cut off, or a row without what is needed, which is named.
+    was invoked while it was profiled; warm-up counts too. `elapsed_ns`: wall time of an invocation, ns. Raises
+    ProfileError: no dispatches, rows that are cut off, or a row without what is needed, which is named.
     """
     if invocations < 1:
         raise ProfileError(f"a profile of {invocations} invocations has no times")

@@ -88,7 +88,6 @@ def perfetto_trace(lines: Iterable[str], device: str) -> dict[str, Any]:
     goes to threads of its own. `otherData.left_out` counts the events without a valid time.
 
     `lines`: what `iree-profile export --format=ireeperf-jsonl` wrote. `device`: as the benchmark's `--device` names it.
-
     Raises ProfileError: no such rows, one that is cut off or lacks a field that is needed, which is named, or no
     events.
     """

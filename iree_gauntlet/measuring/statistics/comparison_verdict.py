@@ -101,9 +101,7 @@ def compare(
     `plan`: when to look and what the looks cost together; blocks after the last look are not used. `least`: δ, the
     minimum effect, above which a difference matters; 0.01 is 1 %. `band`: ε, the equivalence margin, within which two
     times are the same for all that one cares. `allow`: the slowdown below which `not slower` will do; None where that
-    is no answer.
-
-    Raises EvidenceError: no blocks, margins that are not 0 < least ≤ band < 1, or an allowance below 0.
+    is no answer. Raises EvidenceError: no blocks, margins that are not 0 < least ≤ band < 1, or an allowance below 0.
     """
     return compare_log_ratios(log_ratios(blocks, location), plan, least, band, allow)
 
@@ -264,9 +262,7 @@ def control_discoveries(
     A difference that is no discovery among so many models becomes `inconclusive`; other verdicts stay.
 
     `comparisons`: by model, already held against their controls; all that were made, not only those that look bad.
-    `rate`: the largest expected share of false discoveries.
-
-    Raises EvidenceError: a rate that is not between 0 and 1.
+    `rate`: the largest expected share of false discoveries. Raises EvidenceError: a rate that is not between 0 and 1.
     """
     if not 0 < rate < 1:
         raise EvidenceError(f"false-discovery rate {rate!r}, expected a number between 0 and 1")

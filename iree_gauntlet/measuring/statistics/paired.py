@@ -130,9 +130,8 @@ def bootstrap_t_interval(
     Efron and Tibshirani, An Introduction to the Bootstrap, 1993, §12.5: each resample gives (mean* − mean)/se*, and
     their quantiles take the place of Student's. The block order is no matter here.
 
-    `seed`: the same seed gives the same interval.
-
-    Raises EvidenceError: too few blocks or draws, rounds of unequal length, a level outside 0 to 1.
+    `seed`: the same seed gives the same interval. Raises EvidenceError: too few blocks or draws, rounds of unequal
+    length, a level outside 0 to 1.
     """
     if len(blocks) < 3 or draws < 100 or not 0 < level < 1 or seed < 0:
         raise EvidenceError(

@@ -54,10 +54,7 @@ class Location(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One process start.
-
-    Raises EvidenceError: no times, or one that is not a positive finite number.
-    """
+    """One process start. Raises EvidenceError: no times, or one that is not a positive finite number."""
 
     times: tuple[float, ...]
 
@@ -111,9 +108,8 @@ def block_orders(count: int, seed: int) -> tuple[BlockOrder, ...]:
     coin's and nothing else's, however the machine drifts (R. A. Fisher, The Design of Experiments, 1935, §21). An
     order that strictly alternates could fall in step with a periodic disturbance.
 
-    `seed`: the same seed gives the same orders; a longer draw begins with the shorter one.
-
-    Raises EvidenceError: a negative count or seed.
+    `seed`: the same seed gives the same orders; a longer draw begins with the shorter one. Raises EvidenceError: a
+    negative count or seed.
     """
     if count < 0 or seed < 0:
         raise EvidenceError(f"cannot draw {count} block orders with seed {seed}: both must be 0 or more")
@@ -177,9 +173,8 @@ def sequential_plan(alpha: float = DEFAULT_ALPHA, max_blocks: int = DEFAULT_MAX_
     to stop a plain case. With a small rate or a large budget the first look is later, as one that cannot decide would
     waste its share: n blocks give no two-sided p-value below 2/2ⁿ.
 
-    `max_blocks`: the budget; where no earlier look can decide there is one, at the end.
-
-    Raises EvidenceError: a rate outside 0 to 1, no blocks.
+    `max_blocks`: the budget; where no earlier look can decide there is one, at the end. Raises EvidenceError: a rate
+    outside 0 to 1, no blocks.
     """
     if max_blocks < 1:
         raise EvidenceError(f"a budget of {max_blocks} blocks, expected at least 1")

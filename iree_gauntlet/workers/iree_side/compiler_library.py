@@ -59,9 +59,8 @@ class LibraryMissingError(Exception):
 class CompilerLibrary:
     """The library, with its global state made once, before any fork.
 
-    `package`: folder of `iree.compiler`.
-
-    Raises LibraryMissingError: it is not there, cannot be loaded, or lacks an entry point.
+    `package`: folder of `iree.compiler`. Raises LibraryMissingError: it is not there, cannot be loaded, or lacks an
+    entry point.
     """
 
     def __init__(self, package: Path) -> None:

@@ -108,9 +108,8 @@ def copy_to_host(runtime: Native, device: Native, allocator: Native, source: Nat
 class Program:
     """A function of modules that are loaded on a device, in a context of their own.
 
-    `trace`: takes what the modules trace: a key, and views of tensors; None for what the runtime does with it.
-
-    Raises PlanError: where the last module has no such function.
+    `trace`: takes what the modules trace: a key, and views of tensors; None for what the runtime does with it. Raises
+    PlanError: where the last module has no such function.
     """
 
     def __init__(

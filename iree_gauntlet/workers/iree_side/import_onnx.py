@@ -191,10 +191,7 @@ def load_onnx(path: Path) -> onnx.ModelProto:
 
 
 def import_to_mlir(model: onnx.ModelProto, folder: Path) -> Path:
-    """Run the toolchain's own importer on a prepared model, with its files in a folder of ours.
-
-    Raises ImportFailedError: the importer failed.
-    """
+    """Run the toolchain's own importer on a prepared model, with its files in a folder of ours."""
     import onnx  # noqa: PLC0415
     from iree.compiler.extras import onnx_importer  # noqa: PLC0415
     from iree.compiler.ir import MLIRError  # noqa: PLC0415

@@ -93,10 +93,7 @@ def generate(
     tokens: int,
     clock: Callable[[], int] = time.perf_counter_ns,
 ) -> Generation:
-    """Make tokens, each from the logits of the step before.
-
-    `clock`: in ns.
-    """
+    """Make tokens, each from the logits of the step before. `clock`: in ns."""
     chosen: list[Tokens] = []
     found: list[Array] = []
     times: list[int] = []
@@ -196,10 +193,7 @@ class Generator:
 
 
 def overhead_us(clock: Callable[[], int] = time.perf_counter_ns) -> float:
-    """What the loop itself takes, a token.
-
-    `clock`: in ns.
-    """
+    """What the loop itself takes, a token. `clock`: in ns."""
     token, logits = np.zeros((1, 1), np.int64), np.zeros((1, 1), np.float32)
     begin = clock()
     generate(lambda: logits, lambda _token, _position: logits, lambda _logits: token, 0, _OVERHEAD_TOKENS, clock)

@@ -117,9 +117,8 @@ class _ModulePlan:
 class Context:
     """A program, called in groups with inputs from the host.
 
-    `fetch`: indices of the outputs that each call brings to the host; None for all. `carry`: None for nothing.
-
-    Raises PlanError: where `carry` names inputs that there are not.
+    `fetch`: indices of the outputs that each call brings to the host; None for all. `carry`: None for nothing. Raises
+    PlanError: where `carry` names inputs that there are not.
     """
 
     def __init__(
@@ -145,9 +144,8 @@ class Context:
     def first(self, *, whole: bool, inputs: Inputs | None = None) -> list[tuple[str, Array | None]]:
         """One call alone; the element types of all its outputs, with those that were brought to the host.
 
-        `inputs`: None for the context's own.
-
-        Raises PlanError: where `fetch` or `carry` names outputs that the function has not.
+        `inputs`: None for the context's own. Raises PlanError: where `fetch` or `carry` names outputs that the function
+        has not.
         """
         arguments = self._push_arguments(self._inputs if inputs is None else inputs, self._start)
         if self.pushed_async:
@@ -214,9 +212,7 @@ def run_loop(
 ) -> Loop:
     """Calls as often as asked for, shared out over contexts that run in parallel.
 
-    `calls`: in all; at least one a context. `clock`: in ns.
-
-    Raises BaseException: what a call raises.
+    `calls`: in all; at least one a context. `clock`: in ns. Raises BaseException: what a call raises.
     """
     shares = [calls // len(contexts) + (index < calls % len(contexts)) for index in range(len(contexts))]
     if len(contexts) == 1:
@@ -236,10 +232,7 @@ def run_loop(
 
 
 def overhead_us(clock: Callable[[], int] = time.perf_counter_ns) -> float:
-    """What the loop itself takes, a call.
-
-    `clock`: in ns.
-    """
+    """What the loop itself takes, a call. `clock`: in ns."""
     loop = run_loop([lambda: None], _OVERHEAD_CALLS, clock)
     return loop.total_ns / _OVERHEAD_CALLS / _NS_PER_US
 
@@ -291,10 +284,7 @@ def measure(said: dict[str, Any]) -> dict[str, Any]:
 def figures(
     contexts: Sequence[Context], starts: tuple[int, int, int], total_ns: int, call_ns: Sequence[Sequence[int]]
 ) -> dict[str, Any]:
-    """What an answer says of times and memory.
-
-    `starts`: of loading, of the first call, and its end, in ns.
-    """
+    """What an answer says of times and memory. `starts`: of loading, of the first call, and its end, in ns."""
     begin, loaded, first = starts
     in_flight = contexts[0].in_flight
     return {

@@ -156,9 +156,7 @@ class OnnxRuntime:
 class OnnxEvaluator:
     """A model in onnx's own reference evaluator.
 
-    `model`: of `onnx.load`, with its weights.
-
-    Raises InferenceFailedError: it cannot load the model.
+    `model`: of `onnx.load`, with its weights. Raises InferenceFailedError: it cannot load the model.
     """
 
     name = "onnx"
@@ -196,9 +194,7 @@ class OnnxEvaluator:
 def load_reference(file: Path | bytes, model: onnx.ModelProto) -> tuple[Reference, list[str]]:
     """onnxruntime, or where it cannot load a model, onnx's evaluator; and why it is not onnxruntime.
 
-    `model`: the same, as of `onnx.load`.
-
-    Raises InferenceFailedError: neither can load it.
+    `model`: the same, as of `onnx.load`. Raises InferenceFailedError: neither can load it.
     """
     try:
         return OnnxRuntime(file), []
@@ -238,9 +234,7 @@ def require_inputs(inputs: Sequence[ReferenceInput], arrays: Sequence[object]) -
 def read_input(text: str, cwd: str, dtype_name: str) -> Array:
     """What is written behind `--input=`, as the array that a reference takes.
 
-    `text`: `@x.npy`, `4xf32=@x.bin`, `4xf32=1`.
-
-    Raises PlanError: it is no tensor, or one that is not read here.
+    `text`: `@x.npy`, `4xf32=@x.bin`, `4xf32=1`. Raises PlanError: it is no tensor, or one that is not read here.
     """
     try:
         value = read_value(text, cwd)

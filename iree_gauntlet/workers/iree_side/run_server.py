@@ -277,10 +277,7 @@ class RunServer:
 
 
 def serve(requests: Any, answers: int) -> None:
-    """Answers requests until there are no more.
-
-    `answers`: the descriptor that answers are written to.
-    """
+    """Answers requests until there are no more. `answers`: the descriptor that answers are written to."""
     server = RunServer()
     memory = _PeakMemory()
     _write(answers, {"ready": True})
