@@ -66,13 +66,7 @@ _RULES = (
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What each rule said of one simulated session.
-
-    Attributes:
-        alarms: by rule, whether B is called slower.
-        verdict: of the sequential rule.
-        blocks: that it took.
-    """
+    """What each rule said of one simulated session."""
 
     alarms: dict[str, bool]
     verdict: Verdict
