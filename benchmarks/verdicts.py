@@ -18,11 +18,14 @@ import numpy as np
 
 from iree_gauntlet.cases import Statistic
 from iree_gauntlet.measuring.goldens.goldens import confirm_breach
-from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison, Verdict, compare_log_ratios
-from iree_gauntlet.measuring.statistics.false_discovery import student_quantile
-from iree_gauntlet.measuring.statistics.paired import bootstrap_t_interval, rank_interval, sorted_walsh_averages
-from iree_gauntlet.measuring.statistics.rounds import Round
-from iree_gauntlet.measuring.statistics.sequential import sequential_plan
+from iree_gauntlet.measuring.statistics.comparison_verdict import (
+    Comparison,
+    Verdict,
+    compare_log_ratios,
+    find_student_quantile,
+)
+from iree_gauntlet.measuring.statistics.paired import bootstrap_t_interval, rank_interval, sort_walsh_averages
+from iree_gauntlet.measuring.statistics.rounds import Round, sequential_plan
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from iree_gauntlet.measuring.statistics.sequential import SequentialPlan
+    from iree_gauntlet.measuring.statistics.rounds import SequentialPlan
 
 _NOISE = Path(__file__).parents[1] / "tests" / "data" / "noise"
 _CONDITIONS = ("quiet", "neighbour", "shared")
@@ -63,13 +66,7 @@ _RULES = (
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What each rule said of one simulated session.
-
-    Attributes:
-        alarms: by rule, whether B is called slower.
-        verdict: of the sequential rule.
-        blocks: that it took.
-    """
+    """What each rule said of one simulated session."""
 
     alarms: dict[str, bool]
     verdict: Verdict
@@ -210,7 +207,7 @@ def _ratios(rounds: NDArray[np.float64], blocks: int, seed: int) -> NDArray[np.f
 
 
 def _student(ratios: NDArray[np.float64]) -> tuple[float, float]:
-    reach = student_quantile(1 - _LEVEL / 2, ratios.size - 1) * float(ratios.std(ddof=1)) / math.sqrt(ratios.size)
+    reach = find_student_quantile(1 - _LEVEL / 2, ratios.size - 1) * float(ratios.std(ddof=1)) / math.sqrt(ratios.size)
     return float(ratios.mean()) - reach, float(ratios.mean()) + reach
 
 
@@ -226,7 +223,7 @@ def _hierarchical(rounds: NDArray[np.float64], blocks: int, seed: int) -> tuple[
 
 
 def _rank(ratios: NDArray[np.float64]) -> tuple[float, float]:
-    interval = rank_interval(sorted_walsh_averages(ratios), _LEVEL)
+    interval = rank_interval(sort_walsh_averages(ratios), _LEVEL)
     return interval.low, interval.high
 
 

@@ -43,17 +43,7 @@ HEAVY = ("numpy", "pydantic", "rich", "pooch", "requests", "psutil", "junit_xml"
 
 @dataclass(frozen=True)
 class Module:
-    """What the rules ask of a module.
-
-    Attributes:
-        path: in the package.
-        lines: how many it has.
-        documented: whether it has a docstring.
-        imports: every module that it imports, also inside functions and for types alone.
-        relative: whether an import is relative.
-        untyped: its functions, but for tasks as Invoke has them, that take the options of a command line as a mapping.
-        offered: its functions and variables without an underscore, which are for other files.
-    """
+    """What the rules ask of a module."""
 
     path: Path
     lines: int

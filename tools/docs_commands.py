@@ -76,8 +76,6 @@ class Command:
     """A command line of a page.
 
     Attributes:
-        page: relative to the checkout.
-        line: where it begins, 1-based.
         text: as it is printed, without the prompt; over several lines where it goes on.
     """
 

@@ -43,8 +43,6 @@ class Run:
     """One run of the tests.
 
     Attributes:
-        seed: of its order.
-        code: what pytest exited with.
         outcomes: of each test by its name: `passed`, `skipped`, `failed`.
     """
 

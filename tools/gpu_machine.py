@@ -203,7 +203,6 @@ class Part:
 
     Attributes:
         name: for `--part` and the reports.
-        seconds: that it may take.
         perform: does it; its exit code.
     """
 
@@ -213,14 +212,7 @@ class Part:
 
 
 class Parts:
-    """All parts, and what is kept of them.
-
-    Args:
-        folder: as `unpack` leaves it.
-        output: folder of the reports.
-        target: what is compiled for.
-        sku: name of the machine in goldens.
-    """
+    """All parts, and what is kept of them. `folder`: as `unpack` leaves it."""
 
     def __init__(self, folder: Path, output: Path, target: str, sku: str) -> None:
         self.folder, self.output, self.target, self.sku = folder, output, target, sku

@@ -88,8 +88,7 @@ def prompt(architecture: Architecture, seed: int = PROMPT_SEED) -> NDArray[np.in
 def sound_output(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """An output that a comparison can say something about, as it came.
 
-    Raises:
-        BlockError: it is not finite, or too small for the tolerance: any other output would pass too.
+    Raises BlockError: it is not finite, or too small for the tolerance: any other output would pass too.
     """
     if not np.isfinite(values).all():
         raise BlockError("the expected output holds NaN or infinity", "Check the architecture and the weights.")
@@ -195,12 +194,7 @@ def _register_parameters(torch: Any, module: Any, architecture: Architecture) ->
 
 
 def _named_model(model: Any, architecture: Architecture) -> Any:
-    """The ONNX model with the function's name, its parameters made inputs behind `tokens`.
-
-    The importer makes a parameter of an input from a chosen one on, and keeps its name. Of initializers and
-    constants it takes all from a size on: norms with few weights cannot be distinguished from tables, and those that
-    have no name get one that is drawn by lot.
-    """
+    """The ONNX model with the function's name, its parameters made inputs behind `tokens`."""
     helper = importlib.import_module("onnx.helper")
     graph = model.graph
     graph.name = FUNCTION

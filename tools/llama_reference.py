@@ -41,16 +41,9 @@ class Architecture:
     """Sizes of the model.
 
     Attributes:
-        name: of the model.
         vocabulary: number of tokens; their ids are 0 to vocabulary - 1.
-        hidden: width of the residual stream.
-        layers: number of decoder layers.
         heads: query heads; they share `hidden` evenly.
         key_value_heads: heads of keys and values, each serving `heads / key_value_heads` query heads.
-        intermediate: width within the SwiGLU.
-        rope_theta: base of the rotary frequencies.
-        norm_epsilon: added to the mean square in every norm.
-        sequence: tokens of the one prompt that the program takes.
     """
 
     name: str
@@ -78,9 +71,8 @@ class Architecture:
 def read_architecture(path: Path) -> Architecture:
     """The architecture that a JSON file describes.
 
-    Raises:
-        ArchitectureError: the file cannot be read, a field is missing, unknown or of the wrong type, or the
-            sizes do not fit together.
+    Raises ArchitectureError: the file cannot be read, a field is missing, unknown or of the wrong type, or the sizes do
+    not fit together.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -129,10 +121,7 @@ def logits(
 ) -> NDArray[np.float64]:
     """Scores of every next token, for every position of a prompt.
 
-    Args:
-        architecture: sizes of the model.
-        weights: by the names of `parameter_shapes`.
-        tokens: (batch, positions), each in the vocabulary.
+    `weights`: by the names of `parameter_shapes`.
 
     Returns:
         (batch, positions, vocabulary).
@@ -164,10 +153,7 @@ def _normed(
 
 
 def _rotated(architecture: Architecture, heads: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rotary positions (Su et al. 2021): number `i` of a head is turned together with `i + width / 2`.
-
-    Each pair is one complex number here, multiplied by exp(i · position · frequency).
-    """
+    """Rotary positions (Su et al. 2021): number `i` of a head is turned together with `i + width / 2`."""
     half = architecture.head_width // 2
     frequencies = architecture.rope_theta ** (-np.arange(half) / half)
     turns = np.exp(1j * np.outer(np.arange(heads.shape[-2]), frequencies))

@@ -54,10 +54,8 @@ def main() -> int:
 def copy_of(checkout: Path, docs: Path, repository: str = "") -> None:
     """Makes the pages of the site.
 
-    Args:
-        checkout: has docs/, and what lies beside it.
-        docs: gets the pages; made.
-        repository: the address of its files; empty where it is not known: then there is no link to them.
+    `docs`: gets the pages; made. `repository`: the address of its files; empty where it is not known: then there is no
+    link to them.
     """
     shutil.copytree(checkout / "docs", docs)
     (docs / "README.md").rename(docs / "index.md")

@@ -71,10 +71,6 @@ class Size:
 
     Attributes:
         rooms: by room (a folder of the package, or `.`), how many of each of `COLUMNS`.
-        places: by column, where what it counts stands, for those that count single places.
-        classes: by name of a class, the files that have one.
-        imports: by file, the files of the package that it imports.
-        longest: lines and path of the longest file.
     """
 
     rooms: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))

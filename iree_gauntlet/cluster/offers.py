@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import __version__
 from iree_gauntlet.errors import ToolchainError, UsageError
-from iree_gauntlet.measuring.machine.machine_sensors import total_memory
-from iree_gauntlet.measuring.machine.machine_state import machine_facts
+from iree_gauntlet.measuring.machine.machine_state import machine_facts, total_memory
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.toolchains.devices import find_device
 from iree_gauntlet.toolchains.environments import environment_tag, inspect

@@ -18,7 +18,7 @@ from iree_gauntlet.engine.rounds.machine_lock import QuietStretch
 from iree_gauntlet.engine.scheduler import Limits, Scheduler
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, MachinesLostError
 from iree_gauntlet.figures import counted
-from iree_gauntlet.measuring.machine.machine_sensors import free_memory
+from iree_gauntlet.measuring.machine.machine_state import free_memory
 from iree_gauntlet.results import CacheUse, Fetched, Result
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from iree_gauntlet.engine.processes.processes import Processes, is_plain_path
 from iree_gauntlet.engine.processes.run_client import RunServers
 from iree_gauntlet.engine.served_threshold import check_served_threshold
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.measuring.machine.machine_sensors import total_memory
+from iree_gauntlet.measuring.machine.machine_state import total_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

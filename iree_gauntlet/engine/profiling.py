@@ -19,8 +19,7 @@ from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.engine.processes.supervisor import shell_line
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
-from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile, parse_dispatch_events
-from iree_gauntlet.measuring.profiles.side_changes import dispatch_changes
+from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile, dispatch_changes, parse_dispatch_events
 from iree_gauntlet.results import shorten
 from iree_gauntlet.steps import Command, Step
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, Toolchain

@@ -25,9 +25,17 @@ from iree_gauntlet.engine.given_files import EXPECTED, find_changed_goldens, req
 from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.goldens.goldens import check_figure, describe
-from iree_gauntlet.measuring.numerics.arrays import Tensor, read_arguments, read_npy, read_output, read_raw
+from iree_gauntlet.measuring.numerics.arrays import (
+    Tensor,
+    TensorError,
+    parse_tensor_type,
+    read_arguments,
+    read_npy,
+    read_output,
+    read_raw,
+    storage_dtype,
+)
 from iree_gauntlet.measuring.numerics.comparison import compare_outputs
-from iree_gauntlet.measuring.numerics.element_types import TensorError, parse_tensor_type, storage_dtype
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances, parse_tolerances
 from iree_gauntlet.results import Result, shorten
 

@@ -38,7 +38,7 @@ from iree_gauntlet.experiments.experiment import Experiment
 from iree_gauntlet.experiments.run import run
 from iree_gauntlet.figures import counted, one_line
 from iree_gauntlet.measuring.statistics.bisection import Search, Side, most_comparisons, most_tries
-from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS
+from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS
 from iree_gauntlet.records.bisect_outcome import BISECT_RECORD
 from iree_gauntlet.records.run_folder import free_folder
 from iree_gauntlet.settings import shown

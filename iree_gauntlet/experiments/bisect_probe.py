@@ -18,7 +18,7 @@ from iree_gauntlet.experiments.explaining.bundle import FIXED, SAID, STILL_THERE
 from iree_gauntlet.experiments.run import Chosen, run
 from iree_gauntlet.figures import error_figure, whole
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
-from iree_gauntlet.measuring.instructions.counts import LEAST_WORK, Work, compare_work
+from iree_gauntlet.measuring.instructions.counters import LEAST_WORK, Work, compare_work
 from iree_gauntlet.measuring.statistics.bisection import is_nearer_to_bad, is_same_value, is_third_value
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.records.run_folder import free_folder

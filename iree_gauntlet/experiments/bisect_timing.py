@@ -28,8 +28,7 @@ from iree_gauntlet.measuring.statistics.comparison_verdict import (
     compare,
 )
 from iree_gauntlet.measuring.statistics.paired import log_ratios
-from iree_gauntlet.measuring.statistics.rounds import Block, EvidenceError
-from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, sequential_plan
+from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA, Block, EvidenceError, sequential_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

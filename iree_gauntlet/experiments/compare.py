@@ -36,12 +36,11 @@ from iree_gauntlet.experiments.sides import (
     unready,
 )
 from iree_gauntlet.figures import outside_text, work_change
-from iree_gauntlet.measuring.instructions.counters import find_counter
-from iree_gauntlet.measuring.instructions.counts import Work, compare_work, read_counts
+from iree_gauntlet.measuring.instructions.counters import Work, compare_work, find_counter, read_counts
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
-from iree_gauntlet.measuring.profiles.side_changes import Match, compile_changes, dispatch_changes
+from iree_gauntlet.measuring.profiles.dispatch_profile import Match, compile_changes, dispatch_changes
 from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict as TimeVerdict
-from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, sequential_plan
+from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA, sequential_plan
 from iree_gauntlet.records.compare_record import COMPARISON_FILE, read_comparison
 from iree_gauntlet.requests import CompareRequest, RunRequest, given, read, require_as_begun
 from iree_gauntlet.settings import shown

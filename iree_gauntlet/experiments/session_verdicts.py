@@ -1,7 +1,7 @@
 """The result of a session of rounds: a verdict for each model, and the mean over all of them.
 
 The order matters: each model's blocks are judged, held against A/A of the same minutes, and then against the number of
-models that were looked at (`measuring/statistics/false_discovery.py`).
+models that were looked at (`measuring/statistics/comparison_verdict.py`).
 """
 
 from __future__ import annotations
@@ -17,20 +17,17 @@ from iree_gauntlet.engine.rounds.blocks import AB, CONTROL, BlockTaker, Pair, Pa
 from iree_gauntlet.engine.rounds.ways import OWN_BLOCKS, choose_way, spread, take_own
 from iree_gauntlet.figures import cpus_text
 from iree_gauntlet.measuring.statistics.comparison_verdict import (
+    DEFAULT_DISCOVERY_RATE,
     Comparison,
     Verdict,
     against_control,
     compare,
-    without_verdict,
-)
-from iree_gauntlet.measuring.statistics.false_discovery import (
-    DEFAULT_DISCOVERY_RATE,
     control_discoveries,
     geometric_mean,
+    without_verdict,
 )
 from iree_gauntlet.measuring.statistics.paired import bootstrap_t_interval
-from iree_gauntlet.measuring.statistics.rounds import Block, EvidenceError, Round
-from iree_gauntlet.measuring.statistics.sequential import SequentialPlan, sequential_plan
+from iree_gauntlet.measuring.statistics.rounds import Block, EvidenceError, Round, SequentialPlan, sequential_plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -21,8 +21,7 @@ from iree_gauntlet.engine.rounds.ways import ways
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.experiments.run import run
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
-from iree_gauntlet.measuring.profiles.dispatch_profile import merged
-from iree_gauntlet.measuring.profiles.side_changes import CompileChange, compile_changes
+from iree_gauntlet.measuring.profiles.dispatch_profile import CompileChange, compile_changes, merged
 from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict as TimeVerdict
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.measuring.statistics.change_points import CONFIRMED_RUNS, change_points, drift
-from iree_gauntlet.measuring.statistics.false_discovery import DEFAULT_DISCOVERY_RATE, adjusted_p_values
+from iree_gauntlet.measuring.statistics.comparison_verdict import DEFAULT_DISCOVERY_RATE, adjusted_p_values
 from iree_gauntlet.records.history_outcome import Finding, Kind, Series
 
 if TYPE_CHECKING:

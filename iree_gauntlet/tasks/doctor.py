@@ -17,8 +17,13 @@ from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError
 from iree_gauntlet.figures import byte_size, counted, signed
 from iree_gauntlet.measuring.instructions.counters import CounterKind, find_counter, why_no_hardware
-from iree_gauntlet.measuring.machine.machine_sensors import cpu_use, read_cpu_times
-from iree_gauntlet.measuring.machine.machine_state import benchmark_warnings, machine_facts, machine_state
+from iree_gauntlet.measuring.machine.machine_state import (
+    benchmark_warnings,
+    cpu_use,
+    machine_facts,
+    machine_state,
+    read_cpu_times,
+)
 from iree_gauntlet.reports.output import print_table, write_text
 from iree_gauntlet.settings import Configuration, cache_folder, project_folder
 from iree_gauntlet.toolchains.cmake_build import find_build_tools

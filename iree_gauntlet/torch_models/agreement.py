@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from iree_gauntlet.measuring.numerics.arrays import is_float
 from iree_gauntlet.measuring.numerics.comparison import compare_outputs
-from iree_gauntlet.measuring.numerics.element_types import is_float
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, Tolerance
 

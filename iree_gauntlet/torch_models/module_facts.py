@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.artifacts.parameters.collect import collect_parameters
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import byte_size
-from iree_gauntlet.measuring.numerics.element_types import bit_count
+from iree_gauntlet.measuring.numerics.arrays import bit_count
 from iree_gauntlet.measuring.profiles.dispatch_profile import dispatch_name, dispatch_names
 from iree_gauntlet.system.short_process import ask
 

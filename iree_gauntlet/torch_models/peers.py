@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, take_round
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison, Verdict, compare
-from iree_gauntlet.measuring.statistics.sequential import SequentialPlan
+from iree_gauntlet.measuring.statistics.rounds import SequentialPlan
 from iree_gauntlet.results import shorten
 from iree_gauntlet.torch_models.agreement import agreement
 from iree_gauntlet.torch_models.build_folder import read_outputs, tensors

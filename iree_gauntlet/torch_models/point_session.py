@@ -15,7 +15,7 @@ import numpy as np
 
 from iree_gauntlet.cases import MAIN, FailureKind, Stage, Verdict
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.numerics.element_types import is_float
+from iree_gauntlet.measuring.numerics.arrays import is_float
 from iree_gauntlet.measuring.profiles.memory_profile import (
     MEMORY_FILE,
     MEMORY_ROLE,

@@ -27,7 +27,7 @@ from iree_gauntlet.engine.processes.compile_client import (
 )
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.steps import Step
-from iree_gauntlet.workers.iree_side import compile_child
+from iree_gauntlet.workers.iree_side import compile_server
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.hanging import growing_times
 from tests.support.places import CORPUS, ROOT
@@ -437,7 +437,7 @@ def test_a_full_disk_is_named_and_leaves_no_half(
     held.write_bytes(b"x" * 100)
     output.parent.mkdir()
     monkeypatch.setattr(os, "sendfile", full)
-    assert compile_child._write_out(str(held), output) == 74
+    assert compile_server._write_out(str(held), output) == 74
     assert capsys.readouterr().err == f"error: cannot write {output}: No space left on device\n"
     assert not list(output.parent.iterdir())
 

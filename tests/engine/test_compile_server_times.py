@@ -29,7 +29,7 @@ class Served:
         self.answers: list[dict[str, Any]] = []
         self.ended: tuple[int, int, Any] | None = None
         self.members = True
-        monkeypatch.setattr(compile_server, "_signal", lambda _pid, number: self.signals.append(number))
+        monkeypatch.setattr(compile_server, "_send_signal", lambda _pid, number: self.signals.append(number))
         monkeypatch.setattr(compile_server, "_has_members", lambda _group: self.members)
         monkeypatch.setattr(compile_server, "_tell", self.answers.append)
         monkeypatch.setattr(os, "fork", lambda: CHILD)
@@ -39,8 +39,20 @@ class Served:
         self.clock = Clock()
         self.began = self.clock.now
         self.server = compile_server._Server(cast("Any", None), str(folder), wake, self.clock)
-        logs = {"stdout": str(folder / "out"), "stderr": str(folder / "err"), "cwd": str(folder)}
-        self.server._start({"id": 1, "prefixes": None, "timeout": 10.0, "grace": 2.0, **logs})
+        request = compile_server._CompileRequest(
+            id=1,
+            programs=[],
+            prefixes=None,
+            flags=[],
+            output="",
+            stdout=str(folder / "out"),
+            stderr=str(folder / "err"),
+            cwd=str(folder),
+            timeout=10.0,
+            grace=2.0,
+            memory_bytes=0,
+        )
+        self.server._start(request)
 
     def _wait4(self, _pid: int, _options: int) -> tuple[int, int, Any]:
         ended, self.ended = self.ended, None
@@ -55,8 +67,8 @@ class Served:
         """What is due after so many seconds is done; in how many it wakes again by itself."""
         self.clock.now = self.began + seconds
         self.server._reap()
-        self.server._tend()
-        return self.server._patience()
+        self.server._advance()
+        return self.server._compute_patience()
 
     def answer(self) -> dict[str, Any]:
         first, last = self.answers

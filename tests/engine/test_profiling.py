@@ -13,7 +13,7 @@ from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.engine.processes.processes import Processes
 from iree_gauntlet.engine.processes.supervisor import Supervisor
 from iree_gauntlet.engine.profiling import Profiling, compared, profile_dispatches
-from iree_gauntlet.measuring.profiles.side_changes import Match, dispatch_changes
+from iree_gauntlet.measuring.profiles.dispatch_profile import Match, dispatch_changes
 from iree_gauntlet.reports.compare_report import dispatch_blocks
 from iree_gauntlet.steps import Command, Resources, Step
 from iree_gauntlet.toolchains.flags import FlagSet, parse_runtime_help

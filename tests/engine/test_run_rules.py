@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iree_gauntlet.measuring.numerics.arrays import Tensor, read_arguments
+from iree_gauntlet.measuring.numerics.arrays import Tensor, TensorError, read_arguments, storage_dtype
 from iree_gauntlet.measuring.numerics.comparison import compare_outputs
-from iree_gauntlet.measuring.numerics.element_types import TensorError, storage_dtype
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances
-from iree_gauntlet.workers.iree_side.output_rule import close_values, same_values
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, Value, read_value
+from iree_gauntlet.workers.iree_side.run_server import close_values, compare_values
 
 FLOATS = st.sampled_from(["f16", "f32", "f64", "bf16"])
 SPECIAL = st.sampled_from([0.0, -0.0, 1.0, -1.5, 1e-4, 3e-5, 1e4, 65504.0, float("inf"), float("-inf"), float("nan")])
@@ -35,7 +34,7 @@ def test_the_small_rule_is_the_large_one(data: st.DataObject) -> None:
     whole = compare_outputs([Tensor(name, mine.shape, mine)], [Tensor(name, wanted.shape, wanted)], tolerances)[0]
     limits = tolerances.effective(name) if tolerances.applies_to(name) else None
     bits = np.uint16 if name == "bf16" else dtype
-    passed, error = same_values(mine.view(bits), wanted.view(bits), name, limits)
+    passed, error = compare_values(mine.view(bits), wanted.view(bits), name, limits)
     assert passed == whole.passed
     if limits and error:
         assert error == whole.max_abs_error
@@ -45,9 +44,9 @@ def test_large_arrays_are_compared_to_their_end() -> None:
     wanted = np.zeros(100_000, np.float32)
     mine = wanted.copy()
     mine[5] = 1e-5
-    assert same_values(mine, wanted, "f32", (1e-4, 0.0)) == (True, float(np.float32(1e-5)))
+    assert compare_values(mine, wanted, "f32", (1e-4, 0.0)) == (True, float(np.float32(1e-5)))
     mine[-1] = 1
-    assert same_values(mine, wanted, "f32", (1e-4, 0.0)) == (False, 1.0)
+    assert compare_values(mine, wanted, "f32", (1e-4, 0.0)) == (False, 1.0)
     assert close_values(mine, wanted, rtol=0.0, atol=2.0, equal_nan=False) == (True, 1.0)
 
 

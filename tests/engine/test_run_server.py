@@ -24,7 +24,7 @@ from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor
 from iree_gauntlet.engine.served_threshold import check_served_threshold, run_job
 from iree_gauntlet.engine.threshold import check_threshold
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.measuring.numerics.element_types import storage_dtype
+from iree_gauntlet.measuring.numerics.arrays import storage_dtype
 from iree_gauntlet.steps import Command, Step
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import CORPUS

@@ -21,8 +21,7 @@ from iree_gauntlet.engine.rounds import blocks
 from iree_gauntlet.engine.rounds import taken_rounds as rounds
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.machine.disturbance import RoundState, RoundWatch
-from iree_gauntlet.measuring.machine.machine_sensors import CpuUse
-from iree_gauntlet.measuring.machine.machine_state import MachineState
+from iree_gauntlet.measuring.machine.machine_state import CpuUse, MachineState
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.faulty_iree import MadeUpTimes, compiled_before, tree
 from tests.support.hanging import HANG

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.measuring.statistics.change_points import LEAST_RUNS, change_points, drift
 from iree_gauntlet.measuring.statistics.change_points import _rank_tail as rank_tail
-from iree_gauntlet.measuring.statistics.false_discovery import student_p, student_quantile
+from iree_gauntlet.measuring.statistics.comparison_verdict import compute_student_p, find_student_quantile
 
 LEAST = math.log(1.02)
 FIGURES = st.lists(st.floats(0.001, 1e6, allow_nan=False), max_size=40)
@@ -124,7 +124,7 @@ def test_the_rank_tests_distribution_is_that_of_all_orders(sizes: tuple[int, int
 
 @pytest.mark.parametrize("degrees", [1, 2, 7, 30])
 def test_students_tail_is_the_inverse_of_its_quantile(degrees: int) -> None:
-    assert student_p(student_quantile(0.9995, degrees), degrees) == pytest.approx(0.001, rel=1e-6)
+    assert compute_student_p(find_student_quantile(0.9995, degrees), degrees) == pytest.approx(0.001, rel=1e-6)
 
 
 @pytest.mark.parametrize("runs", [3, 4, 5, 6])

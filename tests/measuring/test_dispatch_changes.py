@@ -10,8 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile, DispatchTime
-from iree_gauntlet.measuring.profiles.side_changes import DispatchChange, DispatchChanges, Match, dispatch_changes
+from iree_gauntlet.measuring.profiles.dispatch_profile import (
+    DispatchChange,
+    DispatchChanges,
+    DispatchProfile,
+    DispatchTime,
+    Match,
+    dispatch_changes,
+)
 from tests.support.recorded_profiles import recorded
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.measuring.machine.disturbance import Limits, RoundState, RoundWatch
 from iree_gauntlet.measuring.machine.gpus import GpuState, Slowdown
-from iree_gauntlet.measuring.machine.machine_sensors import CpuTimes, CpuUse, cpu_use, read_cpu_times
-from iree_gauntlet.measuring.machine.machine_state import MachineState
+from iree_gauntlet.measuring.machine.machine_state import CpuTimes, CpuUse, MachineState, cpu_use, read_cpu_times
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -205,9 +204,9 @@ def test_shares_are_shares_whatever_the_counters_do(before: list[int], after: li
 
 
 def test_systems_without_proc_are_asked_in_their_own_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from iree_gauntlet.measuring.machine import machine_sensors  # noqa: PLC0415
+    from iree_gauntlet.measuring.machine import machine_state  # noqa: PLC0415
 
-    found = machine_sensors._times_elsewhere()
+    found = machine_state._times_elsewhere()
     assert found.keys() == read_cpu_times(tmp_path.parents[-1]).keys()
     assert all(times.work > 0 and times.idle >= 0 for times in found.values())
 

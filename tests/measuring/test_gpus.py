@@ -20,7 +20,7 @@ from iree_gauntlet.measuring.machine.gpus import (
     ToolAnswerError,
     asked_gpus,
     is_gpu,
-    number_of,
+    parse_number,
     read_amd_smi,
     read_nvidia,
     read_rocm_smi,
@@ -350,7 +350,7 @@ def test_which_gpu_a_device_means(
     [("54 C", 54), ("99%", 99), ("[N/A]", None), ("nan", None), ("inf", None), (7, 7), (True, None), (None, None)],
 )
 def test_numbers_with_and_without_units(field: object, number: float | None) -> None:
-    assert number_of(field) == number
+    assert parse_number(field) == number
 
 
 _JSON = st.recursive(
@@ -381,7 +381,7 @@ def test_whatever_a_tool_prints_it_is_gpus_or_a_reason(
 
 @pytest.mark.parametrize("digits", ["9" * 400, "9" * 5000])
 def test_numbers_that_no_gpu_has(digits: str) -> None:
-    assert number_of(int(digits[:400])) is None
+    assert parse_number(int(digits[:400])) is None
     with pytest.raises(ToolAnswerError):
         read_nvidia(lambda *_words: f"{digits}, u, 1, 2, 3, 4, 5, 0x0, 0, 0, 0, 0, X")
     metric = f'[{{"gpu": 0, "usage": {{"gfx_activity": {digits}}}}}]'

@@ -17,12 +17,18 @@ from iree_gauntlet.measuring.instructions import count_call, counters
 from iree_gauntlet.measuring.instructions.count_call import (
     Counted,
     CountError,
-    linked,
+    link_files,
+    make_environment,
     read_cachegrind,
-    same_environment,
 )
-from iree_gauntlet.measuring.instructions.counters import CounterKind, find_counter, open_hardware_counter
-from iree_gauntlet.measuring.instructions.counts import Work, compare_work, read_counts
+from iree_gauntlet.measuring.instructions.counters import (
+    CounterKind,
+    Work,
+    compare_work,
+    find_counter,
+    open_hardware_counter,
+    read_counts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,13 +138,13 @@ def test_files_have_names_of_one_length_and_the_stack_one_size(tmp_path: Path) -
             (folder / name).write_text(name)
         words = [f"--module={folder}/module.vmfb", f"--parameters=scope={folder}/weights.irpa"]
         words += [f"--input=4xf32=@{folder}/x.npy", "--input=4xf32=1", "--function=f"]
-        found.append(linked([f"{folder}/tool", *words], folder))
+        found.append(link_files([f"{folder}/tool", *words], folder))
         assert (folder / "links" / "001.vmfb").read_text() == "module.vmfb"
         assert (folder / "links" / "003.npy").read_text() == "x.npy"
     assert found[0] == found[1]
     expected = ["links/000", "--module=links/001.vmfb", "--parameters=scope=links/002.irpa"]
     assert found[0] == [*expected, "--input=4xf32=@links/003.npy", "--input=4xf32=1", "--function=f"]
-    environment = same_environment(found[0])
+    environment = make_environment(found[0])
     size = sum(len(text) + 1 for text in (*found[0], *(f"{name}={value}" for name, value in environment.items())))
     assert size % 8192 == 0
     assert "HOME" not in environment
@@ -161,7 +167,7 @@ assert ctypes.string_at(again + (24 << 20), 1) == b"\\7", "memory of the system"
 """
     argv = [sys.executable, "-c", script]
     # The last is what malloc does otherwise.
-    for environment, code in ((same_environment(argv), 0), ({}, 1)):
+    for environment, code in ((make_environment(argv), 0), ({}, 1)):
         ended = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
         assert ended.returncode == code, ended.stderr
 

@@ -15,16 +15,18 @@ import pytest
 
 from iree_gauntlet.engine import operator_suites
 from iree_gauntlet.measuring.machine.disturbance import RoundWatch
-from iree_gauntlet.measuring.machine.machine_sensors import (
+from iree_gauntlet.measuring.machine.machine_state import (
+    benchmark_warnings,
     cpu_use,
     free_memory,
+    is_on_battery,
     load_average,
-    on_battery,
+    machine_facts,
+    machine_state,
     read_cpu_times,
+    read_used_swap,
     total_memory,
-    used_swap,
 )
-from iree_gauntlet.measuring.machine.machine_state import benchmark_warnings, machine_facts, machine_state
 from iree_gauntlet.system.short_process import Answer
 from iree_gauntlet.torch_models import roofline
 from iree_gauntlet.workers.iree_side import run_server
@@ -140,11 +142,11 @@ def test_peaks_of_a_machine_of_unknown_memory_are_measured_on_the_usual_size(mon
 
 def test_memory_is_what_the_kernel_says(tmp_path: Path) -> None:
     write(tmp_path, {"proc/meminfo": MEMINFO})
-    assert (total_memory(tmp_path), free_memory(tmp_path), used_swap(tmp_path)) == (1024_000, 409_600, 30_720)
+    assert (total_memory(tmp_path), free_memory(tmp_path), read_used_swap(tmp_path)) == (1024_000, 409_600, 30_720)
     write(
         tmp_path, {"proc/meminfo": "MemTotal: 1000 kB\nMemFree: 100 kB\nSwapTotal: what\nnothing\nHugePages_Total: 3\n"}
     )
-    assert (total_memory(tmp_path), free_memory(tmp_path), used_swap(tmp_path)) == (1024_000, 102_400, None)
+    assert (total_memory(tmp_path), free_memory(tmp_path), read_used_swap(tmp_path)) == (1024_000, 102_400, None)
     write(tmp_path, {"sys/fs/cgroup/memory.max": "1000"})
     assert machine_facts(tmp_path).memory_bytes == 1000
     (tmp_path / "proc/meminfo").unlink()
@@ -154,7 +156,7 @@ def test_memory_is_what_the_kernel_says(tmp_path: Path) -> None:
 def test_memory_is_what_psutil_says_on_this_machine() -> None:
     assert total_memory() == psutil.virtual_memory().total
     assert (free_memory() or 0) > 0
-    assert used_swap() is not None
+    assert read_used_swap() is not None
 
 
 @pytest.mark.parametrize(("text", "load"), [("0.52 1.25 1.00 1/2 3", 0.52), ("", None), ("many", None)])
@@ -184,7 +186,7 @@ def test_battery(supplies: dict[str, dict[str, str]], battery: bool | None, tmp_
     for name, fields in supplies.items():
         (tmp_path / SUPPLIES / name).mkdir()
         write(tmp_path / SUPPLIES / name, fields)
-    assert on_battery(tmp_path) is battery
+    assert is_on_battery(tmp_path) is battery
 
 
 def test_places_that_are_not_what_they_should_be_are_unknown_too(tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ from iree_gauntlet.measuring.statistics.bisection import (
     place,
 )
 from iree_gauntlet.measuring.statistics.comparison_verdict import compare_log_ratios
-from iree_gauntlet.measuring.statistics.rounds import EvidenceError
-from iree_gauntlet.measuring.statistics.sequential import SequentialPlan, sequential_plan
+from iree_gauntlet.measuring.statistics.rounds import EvidenceError, SequentialPlan, sequential_plan
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

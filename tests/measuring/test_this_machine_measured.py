@@ -15,7 +15,7 @@ import pytest
 
 from iree_gauntlet.measuring.machine.disturbance import RoundWatch
 from iree_gauntlet.measuring.statistics.comparison_verdict import compare
-from iree_gauntlet.measuring.statistics.sequential import sequential_plan
+from iree_gauntlet.measuring.statistics.rounds import sequential_plan
 from tests.support.recorded_noise import blocks_from_rounds
 
 if TYPE_CHECKING:

@@ -54,12 +54,7 @@ class Benchmarks:
         return self.journal.results[name].as_dict()
 
     def copy_build(self, model: str, folder: Path) -> Path:
-        """A copy of what was built last of a model, with the plan of its measurement next to it.
-
-        Args:
-            model: by whose name its runs are called.
-            folder: is made.
-        """
+        """A copy of what was built last of a model, with the plan of its measurement next to it."""
         run = max((self.folder / "runs").glob(f"*-bench-{model}*"))
         (steps,) = run.glob(f"steps/{model}/*")
         shutil.copytree(steps / "export", folder)
@@ -87,11 +82,8 @@ class Benchmarks:
 class Bench(Benchmarks):
     """A project with two models, and a Python that seems to have torch.
 
-    Args:
-        folder: where to.
-        warm: whether its cache has what the first benchmarks made.
-        real: the steps that really measure, as a shell's pattern of their names: others answer what torch computed,
-            in synthetic times.
+    `real`: the steps that really measure, as a shell's pattern of their names: others answer what torch computed, in
+    synthetic times.
     """
 
     def __init__(self, folder: Path, *, warm: bool = True, real: str = "") -> None:

@@ -6,11 +6,7 @@ __all__ = ["Clock"]
 
 
 class Clock:
-    """Seconds that pass only when a test says so.
-
-    Args:
-        now: where it begins.
-    """
+    """Seconds that pass only when a test says so."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now

@@ -64,12 +64,7 @@ def run_here(
 ) -> Done:
     """Runs a command in this process, as the console command does: its folder, environment and streams are its own.
 
-    Args:
-        words: after `gauntlet`.
-        folder: where.
-        environ: the whole environment.
-        toolchain: fields of the installed toolchain that are replaced.
-        package: is run in place of `gauntlet`, as by `python -m`.
+    `words`: after `gauntlet`. `package`: is run in place of `gauntlet`, as by `python -m`.
     """
     streams = [io.BytesIO(), io.BytesIO()]
     out, err = (io.TextIOWrapper(stream, encoding="utf-8", write_through=True) for stream in streams)

@@ -55,12 +55,7 @@ ENDLESS = 1_000_000
 
 
 class Waits:
-    """The clock of downloads: waits take no time, and are written down.
-
-    Attributes:
-        seconds: of each wait, in order.
-        clock: what it says.
-    """
+    """The clock of downloads: waits take no time, and are written down."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -159,13 +154,7 @@ def broken_off(
 ) -> str:
     """Fetches a file up to a byte, and fails there; what the error says.
 
-    Args:
-        root: of the cache.
-        url: of the file, through the proxy.
-        proxy: of which nothing is counted of this.
-        stop: all bytes before it arrive, and none after it.
-        fault: of each request that begins there or later.
-        configuration: of the store.
+    `stop`: all bytes before it arrive, and none after it.
     """
     arrived = _Arrived()
     fault = replace(fault, from_byte=stop, times=None, before=lambda: arrived.wait_for(stop))

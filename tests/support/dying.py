@@ -41,10 +41,6 @@ def killed_everywhere(work: Callable[[], object], look: Callable[[], object]) ->
     """Does some work in ever new processes, killed at each moment of it in turn; the number of moments.
 
     It forks: call it in a process without threads.
-
-    Args:
-        work: what is killed, until it finishes.
-        look: called after each death, and after that end.
     """
     moment = 0
     while True:

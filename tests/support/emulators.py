@@ -50,12 +50,7 @@ _LISTENS = re.compile(r"(?:listens|Running) on http://127\.0\.0\.1:(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Azurite:
-    """A running Azurite.
-
-    Attributes:
-        endpoint: URL of the account.
-        key: of the account, made for this process alone: a test may look for it where it must not be.
-    """
+    """A running Azurite."""
 
     endpoint: str
     key: str
@@ -107,12 +102,7 @@ class Azurite:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A bucket of an emulator.
-
-    Attributes:
-        endpoint: of the emulator.
-        name: of the bucket.
-    """
+    """A bucket of an emulator."""
 
     endpoint: str
     name: str
@@ -130,9 +120,7 @@ class Bucket:
 def azurite_server(folder: Path, *, on_disk: bool = False) -> Iterator[Azurite]:
     """Azurite; installed at the first use.
 
-    Args:
-        folder: for what it says.
-        on_disk: keep its data there as well, for gigabytes; takes three times as long.
+    `on_disk`: keep its data there as well, for gigabytes; takes three times as long.
     """
     program = npm_packages("azurite") / "azurite" / "dist" / "src" / "blob" / "main.js"
     key = base64.b64encode(secrets.token_bytes(64)).decode()

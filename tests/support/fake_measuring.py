@@ -45,13 +45,8 @@ exec {answering} "$@"
 class MeasuringPython:
     """A program in a folder that is called as the toolchain's Python is.
 
-    Args:
-        folder: where to.
-        real: what the real Python answers, as a shell's pattern of the plan's path; nothing for an empty one. Where
-            outputs are held against torch's, those that are not real are torch's own.
-
-    Attributes:
-        path: of the program.
+    `real`: what the real Python answers, as a shell's pattern of the plan's path; nothing for an empty one. Where
+    outputs are held against torch's, those that are not real are torch's own.
     """
 
     def __init__(self, folder: Path, *, real: str = "") -> None:
@@ -73,9 +68,7 @@ class MeasuringPython:
     def takes(self, name: str, ms: float) -> None:
         """The synthetic time of a call.
 
-        Args:
-            name: the label of a variant, or that of an entry's alone as `ENTRY.LABEL`.
-            ms: from now on.
+        `name`: the label of a variant, or that of an entry's alone as `ENTRY.LABEL`.
         """
         (self._times / name).write_text(f"{ms}\n")
 

@@ -16,10 +16,8 @@ __all__ = ["linear_variant"]
 def linear_variant(plan: dict[str, Any], fault: str) -> dict[str, Any]:
     """y = x W for the baseline, (x Q) s for int8wo; what `build.json` says of it.
 
-    Args:
-        plan: of the builder.
-        fault: `folded`: int8wo leaves the weights in f32, as an exporter that folds constants would; `wrong`: torch's
-            outputs of int8wo are others; empty for none.
+    `fault`: `folded`: int8wo leaves the weights in f32, as an exporter that folds constants would; `wrong`: torch's
+    outputs of int8wo are others; empty for none.
     """
     from onnx import TensorProto, helper, numpy_helper, save  # noqa: PLC0415 - the probe must not wait for it
 

@@ -35,18 +35,9 @@ class Fault:
 
     Attributes:
         times: how often; None for ever.
-        from_byte: of a file, below which no request is concerned: its range begins there or later.
-        to_byte: from which on none is concerned.
         cut_after: bytes of a body after which the connection is closed.
-        reset: where it is cut, as a machine that has crashed does it (RST) instead of politely (FIN).
         stall_after: bytes of a body after which nothing comes any more, and the connection stays.
-        until_back: a request that continues where an earlier one stalled is not concerned.
-        status: an answer instead of the server's.
-        retry_after: its Retry-After header.
         headers: what of the server's headers is replaced; None takes one away.
-        flip: index of a byte in the body of which a bit is turned over.
-        whole: the request's range is not passed on, so that all of the file is sent.
-        before: is called before a request is passed on or answered.
     """
 
     times: int | None = 1
@@ -71,11 +62,9 @@ class FaultProxy:
     Attributes:
         upstream: where requests are passed on to, `http://host:port`.
         base: its own `http://host:port`.
-        faults: the first one that fits a request is used.
         sent: bytes of bodies that were sent to clients.
         requests: first bytes of the ranges that were asked for, in order; -1 without a range.
         stalled: bytes of the file after which nothing came.
-        over: set at the end, so that stalls end.
     """
 
     upstream: str
@@ -226,9 +215,7 @@ class _Server(ThreadingHTTPServer):
 def proxying(upstream: str, *, port: int = 0) -> Iterator[FaultProxy]:
     """A proxy before a server; nobody listens on its port once it has ended.
 
-    Args:
-        upstream: `http://host:port` of the server, a path behind it is left out.
-        port: its own; any by default.
+    `upstream`: `http://host:port` of the server, a path behind it is left out. `port`: its own; any by default.
     """
     parts = urlsplit(upstream)
     proxy = FaultProxy(f"{parts.scheme}://{parts.netloc}")

@@ -17,13 +17,7 @@ _TEST = re.compile(r"`(test_\w+\.py)::(test_\w+)`")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One fault.
-
-    Attributes:
-        fault: what goes wrong.
-        said: patterns of what users see.
-        tests: file and function of the tests that cause it.
-    """
+    """One fault."""
 
     fault: str
     said: tuple[re.Pattern[str], ...]

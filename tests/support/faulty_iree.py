@@ -89,13 +89,7 @@ def slow_benchmarks(folder: Path, factor: float, *, once: bool = False) -> Path:
 
 
 def tree(root: Path, *, name: str = "", **before: str) -> str:
-    """A build tree of the installed tools, as `--iree` takes it.
-
-    Args:
-        root: where to.
-        name: makes it an IREE of its own.
-        before: what the script of a tool does before it calls the tool, by its name with underscores.
-    """
+    """A build tree of the installed tools, as `--iree` takes it."""
     found = find_installed()
     compiler, tools = Path(found.compiler.compile).parent, root / "tools"
     tools.mkdir(parents=True)
@@ -126,10 +120,7 @@ class MadeUpTimes:
     A benchmark that is really measured takes as long as the machine lets it. These take 10 ms, and scatter as those of
     a quiet machine do; each build has its own, the same ones in each test.
 
-    Args:
-        root: of the tree.
-        factor: how many times as long they take.
-        before: what the scripts of other tools do first, as for `tree`.
+    `before`: what the scripts of other tools do first, as for `tree`.
 
     Attributes:
         iree: as `--iree` takes it.

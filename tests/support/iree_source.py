@@ -24,12 +24,7 @@ MISSING = [tool for tool in ("git", "cmake", "ninja", "cc") if shutil.which(tool
 
 @dataclass
 class IreeSource:
-    """A checkout.
-
-    Attributes:
-        folder: its top.
-        commits: by what they were called when they were made.
-    """
+    """A checkout."""
 
     folder: Path
     commits: dict[str, str] = field(default_factory=dict)
@@ -66,11 +61,7 @@ class IreeSource:
     def write(self, *, flag: str = "", runtime: str = "", broken: str = "", cmake: str = "") -> None:
         """Writes what is planted into the work tree.
 
-        Args:
-            flag: that the compiler gets; `crash` for one that does, `negate` for one that takes another sign.
-            runtime: a flag that the runtime's tools get.
-            broken: C that does not compile.
-            cmake: a message of CMake's that ends its run.
+        `flag`: that the compiler gets; `crash` for one that does, `negate` for one that takes another sign.
         """
         version = f"9.{len(self.commits)}.0.dev"
         text = f'#define PLANTED_VERSION "{version}"\n#define PLANTED_COMPILER "{flag}"\n{broken}\n'

@@ -79,13 +79,7 @@ class Editor:
 
 @contextmanager
 def editor(command: list[str], folder: Path, settings: dict[str, Any]) -> Iterator[Editor]:
-    """An editor that has a folder open.
-
-    Args:
-        command: of the server, on standard input and output.
-        folder: the workspace.
-        settings: of the server.
-    """
+    """An editor that has a folder open."""
     process = subprocess.Popen(
         command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )

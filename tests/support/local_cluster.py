@@ -34,13 +34,7 @@ _RUN_PROCESS = "iree_gauntlet.cluster.run_process"
 
 @dataclass(frozen=True)
 class LocalCluster:
-    """A cluster that runs.
-
-    Attributes:
-        address: of its scheduler.
-        process: what holds scheduler and nannies.
-        said: what that writes.
-    """
+    """A cluster that runs."""
 
     address: str
     process: psutil.Process
@@ -126,11 +120,7 @@ def started(
 class HangingTools:
     """IREE's tools, of which iree-run-module hangs when it runs a module, until that is mended.
 
-    Args:
-        folder: gets them; it must not be there yet.
-
-    Attributes:
-        environ: an environment that finds them on its PATH.
+    `folder`: gets them; it must not be there yet.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -36,9 +36,7 @@ def compile_result(
 def release_run(label: str, **chains: dict[str, Any]) -> JournalBuilder:
     """A run of models `m/<name>`.
 
-    Args:
-        label: of the IREE.
-        chains: for each, `compile`, `threshold` and `benchmark`: keywords of the step's result.
+    `chains`: for each, `compile`, `threshold` and `benchmark`: keywords of the step's result.
     """
     builder = JournalBuilder(run=label)
     steps = {name: {stage: builder.step("m", name, stage) for stage in STAGES} for name in chains}
@@ -84,12 +82,9 @@ def write_record(
 ) -> Path:
     """Write the folder of a matrix.
 
-    Args:
-        folder: where to.
-        runs: by label: a run, why the IREE is not available, or None for one that was not begun.
-        results: exit codes of runs that finished; 0 for all where none are given.
-        end: the `end` event's fields; True for one that finished, None or False for none.
-        torn: follows the last newline.
+    `runs`: by label: a run, why the IREE is not available, or None for one that was not begun. `results`: exit codes of
+    runs that finished; 0 for all where none are given. `end`: the `end` event's fields; True for one that finished,
+    None or False for none.
     """
     folder.mkdir(parents=True, exist_ok=True)
     irees = [{"label": label, "iree": label, "folder": label.replace(":", "-")} for label in runs]

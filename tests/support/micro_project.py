@@ -81,11 +81,7 @@ class Sweep:
 class Micro(Sweep):
     """A project with a configuration.
 
-    Args:
-        folder: where to.
-        warm: whether its cache has what a first sweep makes, or the tools' flags alone.
-        checked: variants whose outputs are those of their modules, as a shell's pattern; those of others are torch's.
-        measures: whether everything is measured for real.
+    `checked`: variants whose outputs are those of their modules, as a shell's pattern; those of others are torch's.
     """
 
     def __init__(self, folder: Path, *, warm: bool = True, checked: str = "", measures: bool = False) -> None:

@@ -157,10 +157,7 @@ _SIZES = st.lists(st.integers(0, 2**50), min_size=1, max_size=4)
 
 
 class _Fields:
-    """Fields of records, out of a few values of each kind that hypothesis has drawn.
-
-    To draw each field by itself would take a hundred times as long.
-    """
+    """Fields of records, out of a few values of each kind that hypothesis has drawn."""
 
     def __init__(self, draw: st.DrawFn) -> None:
         # It draws lots for tests.

@@ -68,9 +68,7 @@ class OperatorSuite:
     def __init__(self, project: Project, *, warm: bool = False) -> None:
         """Makes it.
 
-        Args:
-            project: where.
-            warm: whether the cache holds what the compiler made of `add_every_outcome`, refusals included.
+        `warm`: whether the cache holds what the compiler made of `add_every_outcome`, refusals included.
         """
         self.project = project
         self.root: Path = project.folder / "ops"

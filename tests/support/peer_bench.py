@@ -45,12 +45,7 @@ class _Messages(Progress):
 
 
 class PeerBench:
-    """Measures in a folder.
-
-    Args:
-        folder: where to.
-        python: what runs IREE's measuring programs.
-    """
+    """Measures in a folder."""
 
     def __init__(self, folder: Path, python: str = sys.executable) -> None:
         self.folder = folder

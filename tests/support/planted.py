@@ -37,12 +37,7 @@ def tensor_of(values: NDArray[np.float64], form: DataFormat) -> Tensor:
 
 @dataclass(frozen=True)
 class Network:
-    """y = W3 relu(W2 relu(W1 x)), 64 wide, for 128 samples; in training the gradients of its weights by mean of y².
-
-    Attributes:
-        form: its data format.
-        training: whether it returns the loss and the gradients of W1, W2 and W3, not y.
-    """
+    """y = W3 relu(W2 relu(W1 x)), 64 wide, for 128 samples; in training the gradients of its weights by mean of y²."""
 
     form: DataFormat
     training: bool = False
@@ -71,13 +66,7 @@ class Network:
         return values.astype(_TYPES[self.form.element_type]).astype(np.float64)
 
     def run(self, product: Product, weights: list[NDArray[np.float64]], *, flip: bool = False) -> list[Any]:
-        """The outputs.
-
-        Args:
-            product: makes the result of a contraction out of its number and its factors.
-            weights: of the layers.
-            flip: whether the value that is zero but for rounding lets no gradient through.
-        """
+        """The outputs."""
         seen, sides = [self.inputs], []
         for layer, weight in enumerate(weights):
             values = product(layer, seen[-1], weight)
@@ -103,12 +92,8 @@ class Network:
     ) -> list[NDArray[np.float64]]:
         """As a compiler may have it that splits each sum in two, which it keeps in the format; with a planted error.
 
-        Args:
-            seed: of the order in which products are summed, in f32.
-            layer: whose weights are wrong.
-            share: of what they should be; they are held in the format's type.
-            contraction: whose result is wrong by the share, before it is rounded.
-            flip: as of `run`.
+        `share`: of what they should be; they are held in the format's type. `contraction`: whose result is wrong by the
+        share, before it is rounded. `flip`: as of `run`.
         """
         weights = self.weights
         if layer >= 0:

@@ -27,10 +27,7 @@ _WITHOUT = ("unraisableexception", "threadexception", "hypothesispytest", "xdist
 def run_pytest_here(arguments: Sequence[str], folder: Path, environ: Mapping[str, str]) -> Done:
     """Runs pytest as a user in a folder does. Modules that lie there are forgotten afterwards.
 
-    Args:
-        arguments: behind `pytest`.
-        folder: where.
-        environ: the whole environment.
+    `arguments`: behind `pytest`.
     """
     out, err = io.StringIO(), io.StringIO()
     # Not rewritten, as outside (conftest.py).

@@ -30,8 +30,6 @@ class Recording:
     """The noise of one condition.
 
     Attributes:
-        condition: its name.
-        description: what went on.
         models: times in ms by model, a row a round, a column a repetition.
     """
 
@@ -43,8 +41,7 @@ class Recording:
 def read_recording(path: Path) -> Recording:
     """Reads a file of `benchmarks/record_noise.py`.
 
-    Raises:
-        EvidenceError: another file, a torn one, or times that are not positive finite numbers.
+    Raises EvidenceError: another file, a torn one, or times that are not positive finite numbers.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -67,14 +64,8 @@ def simulated_rounds(
 ) -> NDArray[np.float64]:
     """Strings stretches of a recording together.
 
-    Args:
-        times: rounds by repetitions.
-        count: how many rounds are wanted.
-        chance: where the stretches begin.
-        stretch: rounds in a stretch; the more, the more of the noise's memory is kept.
-
-    Raises:
-        EvidenceError: fewer rounds recorded than a stretch has.
+    `stretch`: rounds in a stretch; the more, the more of the noise's memory is kept. Raises EvidenceError: fewer rounds
+    recorded than a stretch has.
     """
     if not 1 <= stretch <= len(times) or count < 1:
         raise EvidenceError(f"cannot take {count} rounds in stretches of {stretch} from {len(times)} recorded ones")

@@ -21,9 +21,7 @@ SESSION_FOLDER_VARIABLE = "GAUNTLET_TESTS_FOLDER"
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
     """A folder of the session; the first who asks for it makes it, and the others wait.
 
-    Args:
-        name: of the folder.
-        make: fills the folder that it is given, which exists and is empty.
+    `make`: fills the folder that it is given, which exists and is empty.
     """
     folder = Path(os.environ[SESSION_FOLDER_VARIABLE]) / name
     # Without the lock first: it is asked for by every test.

@@ -116,8 +116,7 @@ class Messages(Progress):
 class SimulatedLink:
     """A link whose other end is the test: `turn` is asked for what happens next.
 
-    Args:
-        turn: the next event, given the orders that are out by step; None for none.
+    `turn`: the next event, given the orders that are out by step; None for none.
     """
 
     def __init__(self, turn: Callable[[SimulatedLink], Event | None]) -> None:

@@ -25,9 +25,8 @@ exec cat "$started.json"
 def synthetic_times(folder: Path, *starts: Sequence[float]) -> str:
     """Makes the tool; its path, as a toolchain names it.
 
-    Args:
-        folder: where to; made.
-        starts: of each process start the time of every repetition, in ms; the last is that of all further ones too.
+    `folder`: where to; made. `starts`: of each process start the time of every repetition, in ms; the last is that of
+    all further ones too.
     """
     folder.mkdir()
     for number, times in enumerate(starts):

@@ -14,11 +14,7 @@ __all__ = ["Way", "way_to"]
 
 
 class Way:
-    """Passes connections on, until they are cut; new ones are passed on all the same.
-
-    Args:
-        port: where they go.
-    """
+    """Passes connections on, until they are cut; new ones are passed on all the same."""
 
     def __init__(self, port: int) -> None:
         self._target = port

@@ -51,12 +51,7 @@ X = np.arange(8, dtype=np.float32).reshape(2, 4)
 
 @dataclass
 class TorchProject:
-    """A folder with `suite/` (tests and modules) and `files/` (external files).
-
-    Attributes:
-        folder: where everything is, and where commands run.
-        suite_name: name of the folder of tests.
-    """
+    """A folder with `suite/` (tests and modules) and `files/` (external files)."""
 
     folder: Path
     suite_name: str = "suite"
@@ -129,9 +124,7 @@ class TorchProject:
     def warm(self, artifacts: Path | None = None, *, modules: bool = True) -> None:
         """The tools' flags, and the compiled program of `fill`, as from an earlier session.
 
-        Args:
-            artifacts: the folder, which does not exist yet; that of pytest's runs by default.
-            modules: also the program, not the flags alone.
+        `artifacts`: the folder, which does not exist yet; that of pytest's runs by default.
         """
         fill_cache(artifacts or self.folder / "artifacts", _make_warm, modules=modules, name="torch-artifacts")
 

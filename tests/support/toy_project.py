@@ -37,9 +37,7 @@ class Project:
     def __init__(self, folder: Path, *, cache: str = "warm") -> None:
         """Makes it.
 
-        Args:
-            folder: where to.
-            cache: `warm` with the tools' flags and the module of `abs`, `flags` without the module, `empty`.
+        `cache`: `warm` with the tools' flags and the module of `abs`, `flags` without the module, `empty`.
         """
         self.folder = folder
         self._started: list[subprocess.Popen[bytes]] = []

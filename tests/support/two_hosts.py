@@ -26,12 +26,7 @@ needs_hosts = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class OtherHost:
-    """The other host.
-
-    Attributes:
-        namespace: of its network.
-        cable: our end of the cable.
-    """
+    """The other host."""
 
     namespace: str
     cable: str

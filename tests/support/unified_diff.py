@@ -25,8 +25,7 @@ def lines_of(text: str) -> list[str]:
 def apply_diff(folder: Path, diff: str) -> None:
     """Change the files below a folder as a diff says.
 
-    Raises:
-        ValueError: it is no diff in git's form, or none of these files.
+    Raises ValueError: it is no diff in git's form, or none of these files.
     """
     lines = lines_of(diff)
     if not lines:

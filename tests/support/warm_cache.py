@@ -19,11 +19,7 @@ def fill_cache(cache: Path, warm: Callable[[Path], None], *, modules: bool, name
 
     The files are copied, not linked: a few hundred kilobytes, and tests that damage a cache damage their own.
 
-    Args:
-        cache: the folder; it does not exist yet.
-        warm: fills a cache by running a project once.
-        modules: also with compiled modules, not with the tools' flags alone.
-        name: of what is filled in that way.
+    `cache`: the folder; it does not exist yet.
     """
     template = made_once(name, warm)
     cache.mkdir(parents=True)

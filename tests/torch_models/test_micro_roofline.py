@@ -20,7 +20,12 @@ from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.measuring.machine.machine_state import MachineFacts, machine_facts
 from iree_gauntlet.torch_models import roofline
 from iree_gauntlet.torch_models.roofline import Roofline, machine_roofline, why_no_roofline
-from iree_gauntlet.workers.iree_side.measure_roofline import best_seconds, copy_rate, measure, product_rate
+from iree_gauntlet.workers.iree_side.measure_roofline import (
+    copy_rate,
+    measure,
+    measure_best_seconds,
+    measure_product_rate,
+)
 from tests.support.clocks import Clock
 from tests.support.command_line import Done
 from tests.support.worker_here import answered_here
@@ -95,14 +100,14 @@ def test_the_best_of_several_calls_counts() -> None:
     clock = Clock(0)
     lengths = iter([100.0, 5.0, 3.0, 4.0])
     # One to warm up, three that count.
-    assert best_seconds(lambda: clock.advance(next(lengths)), 0.0, clock) == 3.0
+    assert measure_best_seconds(lambda: clock.advance(next(lengths)), 0.0, clock) == 3.0
     assert next(lengths, None) is None
 
 
 def test_calls_go_on_until_their_seconds_are_over() -> None:
     clock = Clock(0)
     lengths = iter([100.0, *[2.0] * 9, 1.0, 2.0])
-    assert best_seconds(lambda: clock.advance(next(lengths)), 18.5, clock) == 1.0
+    assert measure_best_seconds(lambda: clock.advance(next(lengths)), 18.5, clock) == 1.0
     assert list(lengths) == [2.0]
 
 
@@ -115,7 +120,7 @@ def test_a_copy_by_any_number_of_threads_moves_what_is_read_and_written(threads:
 
 def test_the_size_that_reached_the_rate_is_told() -> None:
     ticks = itertools.count()
-    assert product_rate([8, 16], 0.0, lambda: next(ticks)) == (2 * 16**3, 16)
+    assert measure_product_rate([8, 16], 0.0, lambda: next(ticks)) == (2 * 16**3, 16)
 
 
 def test_it_is_measured_in_the_toolchains_python(small: MachineFacts, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.workers.iree_side import golden_sensitivity
-from iree_gauntlet.workers.iree_side.golden_sensitivity import effect_of
+from iree_gauntlet.workers.iree_side.golden_sensitivity import measure_effect
 from iree_gauntlet.workers.iree_side.plan_file import PlanError
 
 if TYPE_CHECKING:
@@ -27,18 +27,18 @@ def test_an_effect_above_one_is_what_the_comparison_calls_wrong(
     pairs: list[tuple[float, float]], atol: float, rtol: float
 ) -> None:
     before, after = (np.array(column, np.float32) for column in zip(*pairs, strict=True))
-    effect = effect_of([before], [after], {"f32": atol}, rtol)
+    effect = measure_effect([before], [after], {"f32": atol}, rtol)
     shares = [abs(float(a) - float(b)) / (atol + rtol * abs(float(b))) for b, a in zip(before, after, strict=True)]
     assert effect == pytest.approx(max(shares))
 
 
 def test_types_without_a_tolerance_and_what_is_no_number_any_more() -> None:
     whole, real = np.array([1, 2]), np.array([1.0, 2.0], np.float32)
-    assert effect_of([whole], [whole], {"f32": 1.0}, 0.0) == 0
-    assert effect_of([whole], [whole + 1], {"f32": 1.0}, 0.0) == np.inf
-    assert effect_of([real], [real * np.nan], {"f32": 1.0}, 0.0) == np.inf
-    assert effect_of([real], [real[:1]], {"f32": 1.0}, 0.0) == np.inf
-    assert effect_of([real], [real], {"f32": 0.0}, 0.0) == 0
+    assert measure_effect([whole], [whole], {"f32": 1.0}, 0.0) == 0
+    assert measure_effect([whole], [whole + 1], {"f32": 1.0}, 0.0) == np.inf
+    assert measure_effect([real], [real * np.nan], {"f32": 1.0}, 0.0) == np.inf
+    assert measure_effect([real], [real[:1]], {"f32": 1.0}, 0.0) == np.inf
+    assert measure_effect([real], [real], {"f32": 0.0}, 0.0) == 0
 
 
 def _model(path: Path) -> None:
@@ -75,7 +75,7 @@ def _tried(folder: Path, *inputs: str) -> list[dict[str, Any]]:
         "cwd": str(folder),
         "tolerances": {"f32": 1e-3, "rtol": 0.0},
     }
-    found: list[dict[str, Any]] = golden_sensitivity._answered(plan)["weights"]
+    found: list[dict[str, Any]] = golden_sensitivity._answer(plan)["weights"]
     return found
 
 

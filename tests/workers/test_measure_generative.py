@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,22 +11,24 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.workers import iree_side
 from iree_gauntlet.workers.iree_side.device_context import Device
-from iree_gauntlet.workers.iree_side.measure_generative import Generator, generate, measure, most_likely, overhead_us
+from iree_gauntlet.workers.iree_side.measure_generative import (
+    GenerationPlan,
+    Generator,
+    choose_most_likely,
+    generate,
+    measure,
+    overhead_us,
+)
+from iree_gauntlet.workers.iree_side.plan_file import read_plan
 from tests.support.clocks import Clock
-from tests.support.command_line import LIMIT_SECONDS, Done
-from tests.support.worker_here import answered_here
+from tests.support.command_line import Done
+from tests.support.worker_here import answered_here, compile_for_cpu, run_script
 
 _Run: TypeAlias = Callable[[dict[str, Any]], Done]
 
 _SCRIPT = Path(iree_side.__file__).with_name("measure_generative.py")
-_FLAGS = (
-    "--iree-hal-target-device=local",
-    "--iree-hal-local-target-device-backends=llvm-cpu",
-    "--iree-llvmcpu-target-cpu=host",
-)
 # Two samples, a prompt of three tokens, three more in the cache; the logits are a row of the table, which one depends
 # on all tokens so far, on their number, and on the first token, which prefill hands on in the state.
 _PROGRAM = """
@@ -101,9 +101,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from iree import runtime  # noqa: PLC0415 - only where the runtime is
 
     folder = tmp_path_factory.mktemp("generative")
-    (folder / "both.mlir").write_text(_PROGRAM)
-    argv = [find_installed().compiler.compile, str(folder / "both.mlir"), "-o", str(folder / "both.vmfb"), *_FLAGS]
-    subprocess.run(argv, check=True, timeout=LIMIT_SECONDS)
+    compile_for_cpu(_PROGRAM, folder / "both.vmfb")
     index = runtime.ParameterIndex()
     index.add_buffer("table", _TABLE.tobytes())
     index.create_archive_file(str(folder / "both.irpa"))
@@ -137,9 +135,7 @@ def run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> _Run:
 
 @pytest.mark.iree
 def test_the_script_answers_in_a_process_of_its_own(built: Path, tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text(json.dumps(_plan(built)))
-    argv = [sys.executable, str(_SCRIPT), str(tmp_path / "plan.json")]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS)
+    done = run_script(_SCRIPT, _plan(built), tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["chosen"] == _expected(4)[0]
 
@@ -199,7 +195,7 @@ def test_an_archive_of_both_programs_is_opened_once(built: Path, monkeypatch: py
 
     device_index = device.runtime.ParameterIndex
     monkeypatch.setattr(device.runtime, "ParameterIndex", Counting)
-    generator = Generator(device, [(_PROMPT, "i64")], _plan(built))
+    generator = Generator(device, [(_PROMPT, "i64")], read_plan(GenerationPlan, _plan(built)))
     assert opened == [str(built / "both.irpa")]
     made = generator.generate()
     assert np.concatenate(made.tokens, axis=1).tolist() == _expected(4)[0]
@@ -242,8 +238,8 @@ def test_the_largest_logit_wins_the_first_of_equal_ones_and_nan_over_all(name: s
     dtype = np.dtype(ml_dtypes.bfloat16) if name == "bf16" else np.dtype(f"f{int(name[1:]) // 8}")
     logits = np.array([[-3, -1, -1, -2], [1, np.inf, np.nan, 3], [-np.inf] * 4, [0.0, 256, 255, 1]]).astype(dtype)
     bits = logits.view(np.uint16) if name == "bf16" else logits
-    assert most_likely(bits, name).tolist() == [[1], [2], [0], [1]]
-    assert most_likely(bits, name).dtype == np.int64
+    assert choose_most_likely(bits, name).tolist() == [[1], [2], [0], [1]]
+    assert choose_most_likely(bits, name).dtype == np.int64
 
 
 def test_each_decode_is_given_the_token_before_it_and_its_position() -> None:

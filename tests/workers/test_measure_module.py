@@ -15,23 +15,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.workers import iree_side
 from iree_gauntlet.workers.iree_side.device_context import Device, Program, device_memory
 from iree_gauntlet.workers.iree_side.measure_module import Carry, Context, Loop, measure, overhead_us, run_loop
 from iree_gauntlet.workers.iree_side.plan_file import PlanError
 from tests.support.clocks import Clock
 from tests.support.command_line import LIMIT_SECONDS, Done
-from tests.support.worker_here import answered_here
+from tests.support.worker_here import answered_here, compile_for_cpu, run_script
 
 _Run: TypeAlias = Callable[[dict[str, Any]], Done]
 
 _SCRIPT = Path(iree_side.__file__).with_name("measure_module.py")
-_FLAGS = (
-    "--iree-hal-target-device=local",
-    "--iree-hal-local-target-device-backends=llvm-cpu",
-    "--iree-llvmcpu-target-cpu=host",
-)
 _PROGRAM = """
 util.global private @weight = #flow.parameter.named<"model"::"weight"> : tensor<4xf32>
 func.func @two(%a: tensor<4xf32>, %b: tensor<4xi64>) -> (tensor<4xf32>, tensor<4xbf16>, tensor<4xi64>) {
@@ -114,15 +108,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("measured")
     programs = {"two": _PROGRAM, "step": _STEP, "waiting": f"{_STEP_THAT_WAITS}{_MEET}"}
     for name, text in programs.items():
-        (folder / f"{name}.mlir").write_text(text)
-        argv = [
-            find_installed().compiler.compile,
-            str(folder / f"{name}.mlir"),
-            "-o",
-            str(folder / f"{name}.vmfb"),
-            *_FLAGS,
-        ]
-        subprocess.run(argv, check=True, timeout=LIMIT_SECONDS)
+        compile_for_cpu(text, folder / f"{name}.vmfb")
     index = runtime.ParameterIndex()
     index.add_buffer("weight", _WEIGHT.tobytes())
     index.create_archive_file(str(folder / "two.irpa"))
@@ -154,9 +140,7 @@ def run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> _Run:
 
 @pytest.mark.iree
 def test_calls_are_timed_one_by_one_and_outputs_are_right(built: Path, tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text(json.dumps(_plan(built, outputs=str(tmp_path))))
-    argv = [sys.executable, str(_SCRIPT), str(tmp_path / "plan.json")]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS)
+    done = run_script(_SCRIPT, _plan(built, outputs=str(tmp_path)), tmp_path)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert [len(times) for times in result["call_ms"]] == [20]

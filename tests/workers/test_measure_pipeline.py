@@ -15,21 +15,16 @@ import numpy as np
 import pytest
 
 from iree_gauntlet import torch_models
-from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.torch_models.host_pipeline import StageError, run_pipeline
 from iree_gauntlet.torch_models.measure_pipeline import add_torch
 from iree_gauntlet.workers.iree_side.plan_file import PlanError
 from tests.support.command_line import LIMIT_SECONDS
+from tests.support.worker_here import compile_for_cpu, run_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _SCRIPT = Path(torch_models.__file__).with_name("measure_pipeline.py")
-_FLAGS = (
-    "--iree-hal-target-device=local",
-    "--iree-hal-local-target-device-backends=llvm-cpu",
-    "--iree-llvmcpu-target-cpu=host",
-)
 
 _PROGRAM = """
 func.func @double(%x: !torch.vtensor<[2,4],bf16>, %n: !torch.vtensor<[2],si64>)
@@ -194,9 +189,7 @@ def test_torch_of_another_python_is_said_before_it_is_imported(tmp_path: Path) -
         add_torch([str(tmp_path / "nothing"), other])
     with pytest.raises(PlanError, match="there is no torch in no folder at all"):
         add_torch([])
-    (tmp_path / "plan.json").write_text(json.dumps({"inputs": [], "host_inputs": [], "torch_paths": [other]}))
-    argv = [sys.executable, str(_SCRIPT), str(tmp_path / "plan.json")]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS)
+    done = run_script(_SCRIPT, {"inputs": [], "host_inputs": [], "torch_paths": [other]}, tmp_path)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
 
 
@@ -212,9 +205,7 @@ def test_torch_of_this_python_comes_after_its_own_packages(tmp_path: Path, monke
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pipeline")
-    (folder / "double.mlir").write_text(_PROGRAM)
-    argv = [find_installed().compiler.compile, str(folder / "double.mlir"), "-o", str(folder / "double.vmfb"), *_FLAGS]
-    subprocess.run(argv, check=True, timeout=LIMIT_SECONDS)
+    compile_for_cpu(_PROGRAM, folder / "double.vmfb")
     np.save(folder / "images.npy", np.array([[1, 2, 3], [250, 251, 252]], np.uint8))
     np.save(folder / "x.npy", np.full((2, 4), 0x3FC0, np.uint16))  # 1.5
     np.save(folder / "n.npy", np.array([3, -4]))

@@ -29,7 +29,7 @@ pytest.importorskip("onnxruntime")
 def answered(model: Path, *sets: list[str], tolerances: dict[str, float] | None = None) -> dict[str, Any]:
     folder = model.parent
     plan = {"model": str(model), "inputs": list(sets), "cwd": str(folder), "folder": str(folder)}
-    return run_onnx._answered(plan | {"tolerances": tolerances, "last": True})
+    return run_onnx._answer(plan | {"tolerances": tolerances, "last": True})
 
 
 def relu(folder: Path, *shape: int | str) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from iree_gauntlet.workers.iree_side.value_index import ValueIndex
+from iree_gauntlet.workers.iree_side.trace_dispatches import ValueIndex
 
 VALUES = np.random.default_rng(1).normal(size=(30, 40))
 

@@ -18,7 +18,7 @@ from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.modules.shared_modules import Found, SharedModules
 from iree_gauntlet.engine.plan_modules import FILE_ROLE
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.instructions.counts import read_counts
+from iree_gauntlet.measuring.instructions.counters import read_counts
 from iree_gauntlet.results import CacheUse, Result, shorten
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ _UNSERVED = re.compile(
 )
 _ENVIRONMENT = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _KILLED_NOTE = "the compile server was killed from outside, and its compiles with it (see dmesg)"
-# What `workers/iree_side/compile_child.py` exits with where it is not the compiler that failed.
+# What `workers/iree_side/compile_server.py` exits with where it is not the compiler that failed.
 EXIT_DEFECT = 70
 EXIT_UNWRITABLE = 74
 _ERRORS_BYTES = 1 << 20

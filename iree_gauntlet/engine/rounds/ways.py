@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.engine.rounds.blocks import OWN, TRIAL, BlockTaker, Cpus, Pair, PairEvidence
 from iree_gauntlet.engine.rounds.taken_rounds import TOPOLOGY
-from iree_gauntlet.measuring.machine.machine_sensors import fastest_cores
+from iree_gauntlet.measuring.machine.machine_state import fastest_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -16,9 +16,9 @@ from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT, as_functi
 from iree_gauntlet.experiments.explaining.traced_sides import target_side, traced_program
 from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, Rules, judge
 from iree_gauntlet.experiments.sides import pair_of
-from iree_gauntlet.measuring.profiles.side_changes import Match
+from iree_gauntlet.measuring.profiles.dispatch_profile import Match
 from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict as TimeVerdict
-from iree_gauntlet.measuring.statistics.sequential import sequential_plan
+from iree_gauntlet.measuring.statistics.rounds import sequential_plan
 from iree_gauntlet.requests import ConductRequest
 from iree_gauntlet.results import Result
 from iree_gauntlet.settings import shown

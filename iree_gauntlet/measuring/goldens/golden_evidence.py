@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.journal_format import JournalRecord
-    from iree_gauntlet.results import Check, Result
+    from iree_gauntlet.results import Result
 
 
 # A golden of which less than this is used guards nothing any more.
@@ -41,13 +41,6 @@ class Evidence:
     """One figure of one run.
 
     Attributes:
-        run: the run's name.
-        chain: model/submodel@target.
-        measured: the figure.
-        lowest, highest: of the repetitions (times), else the figure itself.
-        repetitions: how many there were.
-        release: the compiler's release.
-        machine: what it was measured on.
         refused: why it does not count; empty where it does.
     """
 
@@ -64,14 +57,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A golden that ought to be another.
-
-    Attributes:
-        golden: as it is written.
-        value: what it ought to be.
-        release: the release that it then belongs to.
-        basis: one line, what it is based upon.
-    """
+    """A golden that ought to be another."""
 
     golden: Golden
     value: float
@@ -99,8 +85,6 @@ class Standing:
     """A golden, and the newest figure that may be held against it.
 
     Attributes:
-        chain: model/submodel@target.
-        golden: as it is written.
         verdict: `loose` is a kept one of which the figure is less than half.
         measured: the newest figure; None where no run has one.
         run: the run that has measured it; empty where none has.
@@ -128,12 +112,12 @@ def collect_evidence(records: Sequence[JournalRecord]) -> dict[Golden, list[Evid
     """The figures that journals have for each golden, in the order of the journals."""
     found: dict[Golden, list[Evidence]] = {}
     for record in records:
-        for golden, evidence, _, _ in _figures(record, lambda step: map(Golden.from_dict, step["goldens"])):
+        for golden, evidence, _, _ in _collect_figures(record, lambda step: map(Golden.from_dict, step["goldens"])):
             found.setdefault(golden, []).append(evidence)
     return found
 
 
-def _unsound_chains(record: JournalRecord) -> dict[str, str]:
+def _find_unsound_chains(record: JournalRecord) -> dict[str, str]:
     """Chains in which something besides a figure's own check went wrong, and what."""
     found: dict[str, str] = {}
     for step in record.steps:
@@ -143,11 +127,11 @@ def _unsound_chains(record: JournalRecord) -> dict[str, str]:
     return found
 
 
-def _figures(
+def _collect_figures(
     record: JournalRecord, goldens_of: Callable[[dict[str, Any]], Iterable[Golden]]
 ) -> Iterator[tuple[Golden, Evidence, dict[str, Any], Result]]:
     """What a run has for each golden of its steps, with the step that has measured it, and the step's result."""
-    unsound = _unsound_chains(record)
+    unsound = _find_unsound_chains(record)
     ended = record.end is not None and not record.end.get("interrupted") and not record.torn
     run = record.runs[-1] if record.runs else {}
     for step in record.steps:
@@ -159,7 +143,7 @@ def _figures(
             refused = refused or f"its {step['stage']} {result.verdict}"
         causes = result.statistics.get("disturbed") or ()
         for golden in goldens_of(step):
-            figures = _measured(golden, result)
+            figures = _pick_figures(golden, result)
             if not figures or not golden.origin.field:
                 continue
             if golden.metric is Metric.TIME_MS and (step.get("resources") or {}).get("software"):
@@ -180,24 +164,21 @@ def _figures(
             yield golden, evidence, step, result
 
 
-def _measured(golden: Golden, result: Result) -> list[float]:
+def _pick_figures(golden: Golden, result: Result) -> list[float]:
     if golden.metric is Metric.TIME_MS:
         samples = result.samples
         if samples and samples.aggregated and golden.statistic is Statistic.MIN:
             return []  # the mean of all: the fastest is not known
-        return _confirming_times(result) or list(samples.real_time_ms if samples else ())
+        # Those that were taken because the first run broke the golden: it was picked for being slow.
+        rounds = (result.statistics.get("confirmation") or {}).get("rounds") or ()
+        confirming = [float(time) for item in rounds if not item["disturbed"] for time in item["times_ms"]]
+        return confirming or list(samples.real_time_ms if samples else ())
     figure = result.statistics.get(golden.metric.value)
     if golden.metric is Metric.INSTRUCTIONS and not is_usual_count(
         str(result.statistics.get("counter")), str(result.statistics.get("cpu"))
     ):
         return []  # another kind of count, which the golden is not of
     return [float(figure)] if figure is not None else []
-
-
-def _confirming_times(result: Result) -> list[float]:
-    """Times of the rounds that were taken because the first run broke the golden: it was picked for being slow."""
-    rounds = (result.statistics.get("confirmation") or {}).get("rounds") or ()
-    return [float(time) for item in rounds if not item["disturbed"] for time in item["times_ms"]]
 
 
 def propose(
@@ -209,27 +190,23 @@ def propose(
     or minima, as the golden says), in three digits. A count is proposed where it differs. A size is proposed
     with the headroom that is asked for, for the code of other machines; without one, only where it breaks.
 
-    Args:
-        golden: the golden.
-        evidence: what was measured for it.
-        size_headroom: factor for sizes; None where none was asked for.
-        to_release: whether a golden of another release moves to the one that has measured.
+    `size_headroom`: factor for sizes; None where none was asked for.
     """
     usable = [item for item in evidence if not item.refused]
     if not usable:
         return "; ".join(dict.fromkeys(f"{item.run}: {item.refused}" for item in evidence))
-    objection = _objection(golden, usable, to_release=to_release)
+    objection = _find_objection(golden, usable, to_release=to_release)
     if objection:
         return objection
     moved = bool(golden.release) and not covers(golden.release, usable[-1].release)
     release = usable[-1].release if moved else golden.release
-    value = _new_value(golden, usable, size_headroom)
+    value = _choose_value(golden, usable, size_headroom)
     if isinstance(value, str):
-        return Proposal(golden, golden.value, release, _basis(golden, usable)) if moved else value
-    return Proposal(golden, value, release, _basis(golden, usable))
+        return Proposal(golden, golden.value, release, _describe_basis(golden, usable)) if moved else value
+    return Proposal(golden, value, release, _describe_basis(golden, usable))
 
 
-def _objection(golden: Golden, usable: Sequence[Evidence], *, to_release: bool) -> str:
+def _find_objection(golden: Golden, usable: Sequence[Evidence], *, to_release: bool) -> str:
     """Why figures cannot speak for a golden together; empty where they can."""
     releases = sorted({item.release for item in usable})
     machines = sorted({item.machine for item in usable})
@@ -247,7 +224,7 @@ def _objection(golden: Golden, usable: Sequence[Evidence], *, to_release: bool) 
     return ""
 
 
-def _new_value(golden: Golden, usable: Sequence[Evidence], size_headroom: float | None) -> float | str:
+def _choose_value(golden: Golden, usable: Sequence[Evidence], size_headroom: float | None) -> float | str:
     """The value that was measured, or why the present one stays."""
     figures = [item.measured for item in usable]
     match golden.metric:
@@ -270,19 +247,19 @@ def _new_value(golden: Golden, usable: Sequence[Evidence], size_headroom: float 
                 room = f"within its limit ({largest:,.0f} bytes; --size-headroom says how much room to leave)"
                 return largest if largest > golden.limit else room
             # A golden with room in it is not tightened for the sake of a few bytes.
-            wanted = _rounded_up(largest * size_headroom)
+            wanted = _round_up(largest * size_headroom)
             return "within the headroom" if largest <= golden.value <= wanted else wanted
         case Metric.MAX_ABS_ERROR:
             raise TypeError("no spec has a golden error")
 
 
-def _rounded_up(value: float) -> float:
+def _round_up(value: float) -> float:
     """In three digits, and never below: a size must fit."""
     step = 10.0 ** max(0, math.floor(math.log10(value)) - _DIGITS + 1) if value > 0 else 1.0
     return math.ceil(value / step) * step
 
 
-def _basis(golden: Golden, usable: Sequence[Evidence]) -> str:
+def _describe_basis(golden: Golden, usable: Sequence[Evidence]) -> str:
     unit = golden.metric.unit
     runs = usable[0].run if len(usable) == 1 else f"{len(usable)} runs ({usable[0].run} … {usable[-1].run})"
     if golden.metric is not Metric.TIME_MS:
@@ -307,42 +284,41 @@ def golden_standings(
     release. That the golden has changed since the run, or is new, does not matter: the figure is held against the
     present one. Figures of unfinished runs and of models whose outputs were wrong do not count.
 
-    Args:
-        goldens: chain and golden.
-        records: journals, the newest first.
-        folder: of all runs; one that is a part of a comparison is named by its path in it.
+    `folder`: of all runs; one that is a part of a comparison is named by its path in it.
     """
     by_chain: dict[str, list[Golden]] = {}
     for chain, golden in goldens:
         by_chain.setdefault(chain, []).append(golden)
     runs: list[tuple[str, _OfRun]] = []
     for record in records:
-        figures = _figures(record, lambda step: by_chain.get(step["chain"], ()))
+        figures = _collect_figures(record, lambda step: by_chain.get(step["chain"], ()))
         known = {(step["chain"], golden): (evidence, step, result) for golden, evidence, step, result in figures}
         runs.append((record.path.parent.relative_to(folder).as_posix(), known))
     standings = []
     for chain, golden in goldens:
         rivals = {other.sku for other in by_chain[chain] if other.metric is golden.metric and other != golden}
-        standings.append(_standing(chain, golden, rivals, runs))
+        standings.append(_judge_standing(chain, golden, rivals, runs))
     return standings
 
 
-def _standing(chain: str, golden: Golden, rivals: Collection[str], runs: Sequence[tuple[str, _OfRun]]) -> Standing:
+def _judge_standing(
+    chain: str, golden: Golden, rivals: Collection[str], runs: Sequence[tuple[str, _OfRun]]
+) -> Standing:
     passed_over = ""
     for name, known in runs:
         if (chain, golden) not in known:
             continue
         evidence, step, result = known[chain, golden]
-        objection = _mismatch(golden, evidence, str(step.get("sku", "")), rivals)
+        objection = _find_mismatch(golden, evidence, str(step.get("sku", "")), rivals)
         if not objection:
-            verdict, note = _verdict(golden, evidence, result)
+            verdict, note = _judge(golden, evidence, result)
             return Standing(chain, golden, verdict, evidence.measured, name, note)
         figure = f"{evidence.measured:.4g} ms" if golden.metric is Metric.TIME_MS else f"{evidence.measured:,.10g}"
         passed_over = passed_over or f"{name} measured {figure} {objection}"
     return Standing(chain, golden, Verdict.NOT_MEASURED, note=passed_over)
 
 
-def _mismatch(golden: Golden, evidence: Evidence, sku: str, rivals: Collection[str]) -> str:
+def _find_mismatch(golden: Golden, evidence: Evidence, sku: str, rivals: Collection[str]) -> str:
     """Why a figure may not be held against a golden; empty where it may."""
     everywhere = not golden.sku or (golden.metric is not Metric.TIME_MS and golden.sku in FAMILIES)
     if everywhere and sku in rivals and sku:
@@ -356,9 +332,11 @@ def _mismatch(golden: Golden, evidence: Evidence, sku: str, rivals: Collection[s
     return "" if not evidence.refused or disturbed or undecided else f"but {evidence.refused}"
 
 
-def _verdict(golden: Golden, evidence: Evidence, result: Result) -> tuple[Verdict, str]:
+def _judge(golden: Golden, evidence: Evidence, result: Result) -> tuple[Verdict, str]:
     """The verdict, and a remark on it."""
-    own = next((check.passed for check in result.checks if _is_of(check, golden) and check.passed is not None), None)
+    very = (golden.metric, golden.value, golden.factor, str(golden.origin))
+    judged = [check for check in result.checks if check.passed is not None]
+    own = next((one.passed for one in judged if (one.metric, one.golden, one.factor, one.note) == very), None)
     if result.verdict == "inconclusive":
         return Verdict.INCONCLUSIVE, result.reason
     # Where the run has held it against this very golden, it knows more: a breach may not have been confirmed.
@@ -367,9 +345,3 @@ def _verdict(golden: Golden, evidence: Evidence, result: Result) -> tuple[Verdic
         return Verdict.BROKEN, evidence.refused
     loose = evidence.measured < _LOOSE * golden.value
     return Verdict.LOOSE if loose else Verdict.KEPT, evidence.refused
-
-
-def _is_of(check: Check, golden: Golden) -> bool:
-    """Whether a figure was held against this very golden."""
-    same = check.golden == golden.value and check.factor == golden.factor
-    return check.metric == golden.metric and same and check.note == str(golden.origin)

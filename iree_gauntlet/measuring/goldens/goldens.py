@@ -11,7 +11,7 @@ the limit.
 There is no second side to cancel drift and no reason for symmetric noise, so the interval is the one of the sign test:
 order statistics of the rounds, exact for any distribution of independent rounds (David and Nagaraja, Order Statistics,
 3rd edition, 2003, §7.1). It speaks of the machine as it is in these minutes: a machine that is slow all along gives a
-real breach. The looks and their levels are those of `sequential`, with rounds in place of blocks.
+real breach. The looks and their levels are those of `rounds`, with rounds in place of blocks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from iree_gauntlet.results import Check, Samples
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.measuring.statistics.sequential import SequentialPlan
+    from iree_gauntlet.measuring.statistics.rounds import SequentialPlan
 
 
 _TITLES = {
@@ -49,19 +49,19 @@ def describe(check: Check) -> str:
     title = _TITLES[Metric(check.metric)]
     if check.statistic == Statistic.MIN:
         title = f"fastest {title}"
-    figure = "unknown" if check.measured is None else _figure(check, check.measured)
+    figure = "unknown" if check.measured is None else _format_figure(check, check.measured)
     if check.limit is None or check.golden is None or check.measured is None or check.passed is None:
         return f"{title} {figure} ({check.note})"
-    source = f"golden {_figure(check, check.golden)} × {check.factor:g}, " if check.factor != 1 else ""
+    source = f"golden {_format_figure(check, check.golden)} × {check.factor:g}, " if check.factor != 1 else ""
     distance = abs(check.measured - check.limit)
     share = f", {'-' if check.passed else '+'}{100 * distance / check.limit:.1f} %" if check.limit > 0 else ""
     relation = "equals" if not distance else "is below" if check.passed else "exceeds"
-    difference = f" by {_figure(check, distance)}{share}" if distance else ""
-    limit = _figure(check, check.limit)
+    difference = f" by {_format_figure(check, distance)}{share}" if distance else ""
+    limit = _format_figure(check, check.limit)
     return f"{title} {figure} {relation} the limit {limit}{difference} ({source}{check.note})"
 
 
-def _figure(check: Check, value: float) -> str:
+def _format_figure(check: Check, value: float) -> str:
     # Counts and bytes in full; times and errors in as many digits as a person can compare.
     number = f"{value:,.10g}" if check.unit in ("dispatches", "bytes", "instructions") else f"{value:.4g}"
     return f"{number} {check.unit}" if check.unit in ("ms", "bytes") else number
@@ -79,9 +79,8 @@ def release_of(version: str) -> str:
 def covers(releases: str, version: str) -> bool:
     """Whether a golden of a release, or of a range of them, is one for a compiler.
 
-    Args:
-        releases: `3.13.0`, or a range such as `>=3.13` or `>=3.9,<3.12`.
-        version: of the compiler; a nightly is taken for the release that it leads to.
+    `releases`: `3.13.0`, or a range such as `>=3.13` or `>=3.9,<3.12`. `version`: of the compiler; a nightly is taken
+    for the release that it leads to.
     """
     release = release_of(version)
     if releases[:1].isdigit() or not release:
@@ -94,11 +93,7 @@ def check_time(samples: Samples, goldens: Sequence[Golden], golden_keys: Sequenc
 
     Where a spec has several for one SKU, the strictest limit counts.
 
-    Args:
-        samples: the repetitions.
-        goldens: of any metric; others than times are passed over.
-        golden_keys: SKUs that the spec has golden times for, for the note where none fits.
-        sku: the target's SKU; empty where none was named.
+    `goldens`: of any metric; others than times are passed over. `sku`: the target's SKU; empty where none was named.
     """
     times = [golden for golden in goldens if golden.metric == Metric.TIME_MS]
     fitting = [golden for golden in times if golden.sku == sku]
@@ -110,19 +105,19 @@ def check_time(samples: Samples, goldens: Sequence[Golden], golden_keys: Sequenc
             note = f"no golden for {named} (has: {keys}): measured only"
         else:
             note = "no golden time in the spec: measured only"
-        return _measured_only(Metric.TIME_MS, _time(samples, statistic), note, statistic=statistic, sku=sku)
+        return _note_figure(Metric.TIME_MS, _time(samples, statistic), note, statistic=statistic, sku=sku)
     golden = min(fitting, key=lambda candidate: candidate.limit)
     measured = _time(samples, golden.statistic)
     if measured is None:
         if samples.mean_ms <= golden.limit:
             # The fastest repetition is at most the mean.
-            return _checked(golden, samples.mean_ms, Statistic.MEAN, sku, "")
+            return _check_golden(golden, samples.mean_ms, Statistic.MEAN, sku, "")
         note = (
             "the golden is for the fastest repetition, and the benchmark reported aggregates only:"
             f" measured only ({golden.origin})"
         )
-        return _measured_only(Metric.TIME_MS, samples.mean_ms, note, statistic=Statistic.MEAN, sku=sku)
-    return _checked(golden, measured, golden.statistic, sku, "")
+        return _note_figure(Metric.TIME_MS, samples.mean_ms, note, statistic=Statistic.MEAN, sku=sku)
+    return _check_golden(golden, measured, golden.statistic, sku, "")
 
 
 def check_figure(metric: Metric, measured: float, goldens: Sequence[Golden], release: str) -> Check:
@@ -131,11 +126,7 @@ def check_figure(metric: Metric, measured: float, goldens: Sequence[Golden], rel
     A golden written for this release, or a range that it lies in, goes before one for every release; of several, the
     strictest counts.
 
-    Args:
-        metric: anything but a time.
-        measured: the figure.
-        goldens: of any metric; others are passed over.
-        release: the compiler's version or release.
+    `goldens`: of any metric; others are passed over.
     """
     current = release_of(release)
     candidates = [golden for golden in goldens if golden.metric == metric]
@@ -148,18 +139,18 @@ def check_figure(metric: Metric, measured: float, goldens: Sequence[Golden], rel
             note = f"no golden for compiler release {current or 'unknown'} (has: {known}): measured only"
         else:
             note = f"no golden {title} in the spec: measured only"
-        return _measured_only(metric, measured, note, release=current)
+        return _note_figure(metric, measured, note, release=current)
     golden = min(fitting, key=lambda candidate: candidate.limit)
-    return _checked(golden, measured, "", "", current)
+    return _check_golden(golden, measured, "", "", current)
 
 
 def _time(samples: Samples, statistic: Statistic) -> float | None:
     return samples.mean_ms if statistic == Statistic.MEAN else samples.min_ms
 
 
-def _checked(golden: Golden, measured: float, statistic: str, sku: str, release: str) -> Check:
+def _check_golden(golden: Golden, measured: float, statistic: str, sku: str, release: str) -> Check:
     return replace(
-        _measured_only(golden.metric, measured, str(golden.origin), statistic=statistic, sku=sku, release=release),
+        _note_figure(golden.metric, measured, str(golden.origin), statistic=statistic, sku=sku, release=release),
         golden=golden.value,
         factor=golden.factor,
         limit=golden.limit,
@@ -167,7 +158,7 @@ def _checked(golden: Golden, measured: float, statistic: str, sku: str, release:
     )
 
 
-def _measured_only(
+def _note_figure(
     metric: Metric, measured: float | None, note: str, *, statistic: str = "", sku: str = "", release: str = ""
 ) -> Check:
     text = str(statistic)
@@ -180,11 +171,7 @@ class Confirmation:
 
     Attributes:
         passed: False where the limit is broken for certain, True where it is kept for certain, None for neither.
-        reason: one line.
-        measured: median over rounds of the dialect's figure, in the golden's unit.
         low, high: its interval; 0 and infinity where there are too few rounds for one.
-        limit: golden × factor.
-        confidence: of the interval, whatever the stopping.
         next_look: at how many rounds more could be said; None where the verdict stands or the budget is spent.
     """
 
@@ -203,15 +190,9 @@ def confirm_breach(
 ) -> Confirmation:
     """Judges rounds that were taken after a breach, in their order.
 
-    Args:
-        rounds: times in the golden's unit; not the round that broke it.
-        golden: the expected figure.
-        factor: what it may be exceeded by; 1.1 is 10 %.
-        statistic: which figure of a round's repetitions the dialect's rule holds against the limit.
-        plan: when to look and what the looks cost together; rounds after the last look are not used.
-
-    Raises:
-        EvidenceError: no rounds, a golden or a factor that is not a positive finite number.
+    `rounds`: times in the golden's unit; not the round that broke it. `factor`: what it may be exceeded by; 1.1 is 10
+    %. `plan`: when to look and what the looks cost together; rounds after the last look are not used. Raises
+    EvidenceError: no rounds, a golden or a factor that is not a positive finite number.
     """
     limit = golden * factor
     if not (golden > 0 and factor > 0 and math.isfinite(limit)):
@@ -224,7 +205,7 @@ def confirm_breach(
     looks = plan.reached(len(rounds))
     for look, level in looks:
         ordered = sorted(figures[:look])
-        reach = _reach(look, level / 2)
+        reach = _find_reach(look, level / 2)
         if reach is not None:
             low, high = max(low, ordered[reach]), min(high, ordered[-1 - reach])
     passed, reason = _judge(low, high, limit)
@@ -251,11 +232,8 @@ def _judge(low: float, high: float, limit: float) -> tuple[bool | None, str]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _reach(count: int, level: float) -> int | None:
-    """The largest k with P(at most k of `count` values fall below their median) ≤ level; None where there is none.
-
-    The k-th order statistic, counted from 0, is then a lower bound of the median.
-    """
+def _find_reach(count: int, level: float) -> int | None:
+    """The largest k with P(at most k of `count` values fall below their median) ≤ level; None where there is none."""
     total, best = 0, None
     for successes in range(count):
         total += math.comb(count, successes)

@@ -75,8 +75,6 @@ class Counted:
     """The instructions of one process.
 
     Attributes:
-        total: all of them.
-        functions: of each function, where the counter knows them.
         places: where a function has most of its instructions, `file:line`.
     """
 
@@ -89,10 +87,9 @@ class ProcessCounter(Protocol):
     """Counts a process."""
 
     def count(self, argv: Sequence[str], stdout: int) -> Counted:
-        """Runs a process, in the environment of `same_environment`, and counts its instructions.
+        """Runs a process, in the environment of `make_environment`, and counts its instructions.
 
-        Raises:
-            CountError: it did not end well, or could not be counted.
+        Raises CountError: it did not end well, or could not be counted.
         """
 
 
@@ -124,22 +121,16 @@ def main(arguments: Sequence[str]) -> int:
 def count_call(counter: ProcessCounter, command: Sequence[str], folder: Path) -> dict[str, object]:
     """The instructions of one call.
 
-    Args:
-        counter: counts processes.
-        command: `iree-benchmark-module` and its arguments, without those of Google Benchmark.
-        folder: for what the tool says.
-
-    Raises:
-        CountError: it cannot be counted.
+    `command`: `iree-benchmark-module` and its arguments, without those of Google Benchmark.
     """
-    command = linked(command, folder)
-    once, more = (_benchmarked(counter, command, calls, folder) for calls in (1, 2))
+    command = link_files(command, folder)
+    once, more = (_run_benchmark(counter, command, calls, folder) for calls in (1, 2))
     calls, each = 1, more.total - once.total
     if each <= 0:
         raise CountError(f"two calls took {more.total:,} instructions, one {once.total:,}: not the same work twice")
     if each < 2 * _ENOUGH:
         calls = min(_MOST_CALLS, max(_FEWEST_CALLS, math.ceil(_ENOUGH / each)))
-        more = _benchmarked(counter, command, 1 + calls, folder)
+        more = _run_benchmark(counter, command, 1 + calls, folder)
     names = more.functions.keys() | once.functions.keys()
     added = {name: more.functions.get(name, 0) - once.functions.get(name, 0) for name in names}
     # What has less than an instruction a call is no part of one: starting and ending vary a little.
@@ -153,7 +144,7 @@ def count_call(counter: ProcessCounter, command: Sequence[str], folder: Path) ->
     return {"calls": calls, "instructions": round(whole / calls), "dispatches": sorted(dispatches)}
 
 
-def _benchmarked(counter: ProcessCounter, command: Sequence[str], calls: int, folder: Path) -> Counted:
+def _run_benchmark(counter: ProcessCounter, command: Sequence[str], calls: int, folder: Path) -> Counted:
     """The instructions of a benchmark of so many calls."""
     output = folder / f"stdout.{min(calls, 3)}.txt"
     argv = [*command, "--benchmark_format=json", "--benchmark_repetitions=1", f"--benchmark_min_time={calls}x"]
@@ -184,7 +175,7 @@ class _Valgrind:
         out_text, log_text = (str(path).replace("%", "%%") for path in (out, log))
         options = ["--tool=cachegrind", "--cache-sim=no", f"--cachegrind-out-file={out_text}", f"--log-file={log_text}"]
         words = [self._path, *options, *argv]
-        ended = subprocess.run(words, stdout=stdout, cwd=self._folder, env=same_environment(argv), check=False)
+        ended = subprocess.run(words, stdout=stdout, cwd=self._folder, env=make_environment(argv), check=False)
         if ended.returncode != 0:
             said = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
             sys.stderr.write(said)
@@ -193,7 +184,7 @@ class _Valgrind:
                     "valgrind does not know an instruction of the module (AVX-512 is one that it does not): "
                     "compile for another CPU, with --count-cpu, or leave that out"
                 )
-            raise CountError(f"{Path(argv[0]).name} {_ending(ended.returncode)} under valgrind")
+            raise CountError(f"{Path(argv[0]).name} {_describe_ending(ended.returncode)} under valgrind")
         if not out.is_file():
             tool = (self._folder / argv[0]).resolve()
             raise CountError(f"{tool} starts another program, and valgrind looks into none but the first")
@@ -219,7 +210,7 @@ class _Hardware:
                 os.read(ready, 1)
                 os.dup2(stdout, 1)
                 os.chdir(self._folder)
-                os.execve(argv[0], list(argv), same_environment(argv))  # noqa: S606 - no shell is wanted
+                os.execve(argv[0], list(argv), make_environment(argv))  # noqa: S606 - no shell is wanted
             finally:
                 os._exit(127)
         os.close(ready)
@@ -236,11 +227,11 @@ class _Hardware:
         os.close(counter)
         code = os.waitstatus_to_exitcode(status)
         if code != 0:
-            raise CountError(f"{Path(argv[0]).name} {_ending(code)}")
+            raise CountError(f"{Path(argv[0]).name} {_describe_ending(code)}")
         return Counted(total, {}, {})
 
 
-def linked(command: Sequence[str], folder: Path) -> list[str]:
+def link_files(command: Sequence[str], folder: Path) -> list[str]:
     """A command whose tool and files are links in a folder of their own, named alike whatever they are called.
 
     It has to be run in `folder`.
@@ -264,7 +255,7 @@ def linked(command: Sequence[str], folder: Path) -> list[str]:
     return words
 
 
-def same_environment(argv: Sequence[str]) -> dict[str, str]:
+def make_environment(argv: Sequence[str]) -> dict[str, str]:
     """An environment with one heap that makes the top of a process' stack one size with these arguments."""
     kept = {name: value for name, value in os.environ.items() if name.startswith(_KEPT_ENVIRONMENT)}
     environment = {"LC_ALL": "C", "GLIBC_TUNABLES": _ONE_HEAP, **kept, "FILLED_UP": ""}
@@ -274,15 +265,14 @@ def same_environment(argv: Sequence[str]) -> dict[str, str]:
     return environment
 
 
-def _ending(code: int) -> str:
+def _describe_ending(code: int) -> str:
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def read_cachegrind(lines: Iterable[str]) -> Counted:
     """What cachegrind wrote (its manual, "Cachegrind Output File Format").
 
-    Raises:
-        CountError: the file has no total: it was cut short.
+    Raises CountError: the file has no total: it was cut short.
     """
     functions: dict[str, int] = defaultdict(int)
     by_line: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
@@ -310,8 +300,7 @@ def read_cachegrind(lines: Iterable[str]) -> Counted:
 def refuse_io_uring() -> None:
     """Has io_uring_setup fail with ENOSYS, in this process and all that it starts.
 
-    Raises:
-        CountError: the kernel does not do that.
+    Raises CountError: the kernel does not do that.
     """
     architecture = _AUDIT_ARCHITECTURES.get(platform.machine())
     if architecture is None or not sys.platform.startswith("linux"):

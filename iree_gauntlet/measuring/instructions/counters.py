@@ -1,9 +1,10 @@
-"""What counts instructions on this machine: the CPU's own counters, or valgrind."""
+"""What counts instructions on this machine, the CPU's own counters or valgrind; and what two counts say of the work."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import json
 import os
 import platform
 import shutil
@@ -11,7 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.errors import GauntletError, ToolchainError
+from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile, DispatchTime
 from iree_gauntlet.system.short_process import ask
 
 # What modules are compiled for where a counter does not know every CPU: valgrind has no AVX-512, and computes a fused
@@ -38,10 +40,7 @@ class Counter:
     """What counts.
 
     Attributes:
-        kind: of counter.
-        identity: it and its version, as reports show it and counts are kept by.
         cpu: what modules are compiled for, `x86-64-v3,-fma`; empty for what their specs say.
-        path: of valgrind.
     """
 
     kind: CounterKind
@@ -58,12 +57,8 @@ class Counter:
 def find_counter(kind: str = "auto", cpu: str = "") -> Counter:
     """The counter of this machine: hardware where it can be read, else valgrind.
 
-    Args:
-        kind: the one that is wanted; `auto` for the best that there is.
-        cpu: what modules are compiled for; empty for what the counter knows.
-
-    Raises:
-        ToolchainError: there is none.
+    `kind`: the one that is wanted; `auto` for the best that there is. `cpu`: what modules are compiled for; empty for
+    what the counter knows.
     """
     why_not = ""
     if kind != CounterKind.VALGRIND:
@@ -110,12 +105,7 @@ def why_no_hardware() -> str:
 def open_hardware_counter(pid: int, event: tuple[int, int] = (0, _INSTRUCTIONS)) -> int:
     """A file descriptor that gives a count of a process and its children, from its next exec on: 8 bytes.
 
-    Args:
-        pid: of the process; 0 for this one.
-        event: type and number of the event (perf_event_open(2)): PERF_TYPE_HARDWARE, PERF_COUNT_HW_INSTRUCTIONS.
-
-    Raises:
-        OSError: the machine has no such counter, or does not let one read it.
+    `pid`: of the process; 0 for this one. Raises OSError: the machine has no such counter, or does not let one read it.
     """
     number = _SYSCALLS.get(platform.machine())
     if number is None or os.uname().sysname != "Linux":
@@ -128,3 +118,56 @@ def open_hardware_counter(pid: int, event: tuple[int, int] = (0, _INSTRUCTIONS))
     if descriptor < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return descriptor
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The instructions of one call.
+
+    Attributes:
+        dispatches: (name, instructions, place in the program) of each; none where the counter does not know them.
+    """
+
+    instructions: int
+    calls: int
+    dispatches: tuple[tuple[str, int, str], ...]
+
+    @property
+    def outside(self) -> int:
+        """Those that are in no dispatch."""
+        return self.instructions - sum(count for _, count, _ in self.dispatches)
+
+    @property
+    def profile(self) -> DispatchProfile:
+        """As a profile whose times are instructions."""
+        found = tuple(DispatchTime(name, 1, count, count) for name, count, _ in self.dispatches)
+        return DispatchProfile(found, 1, self.instructions)
+
+
+def read_counts(path: Path) -> Counts:
+    """What `count_call` has written. Raises GauntletError: the file is not there, or is none of that kind."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        dispatches = tuple((str(name), int(count), str(place)) for name, count, place in document["dispatches"])
+        return Counts(int(document["instructions"]), int(document["calls"]), dispatches)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise GauntletError(f"the counts {path} cannot be read: {error}", "Count again.") from error
+
+
+# The share from which on two counts are two: what is less is no change of the work.
+LEAST_WORK = 0.0001
+
+
+class Work(StrEnum):
+    """What two counts say: exactly, whatever else the machine does."""
+
+    SAME = "same work"
+    LESS = "less work"
+    MORE = "more work"
+
+
+def compare_work(a: float, b: float, least: float) -> Work:
+    """What B's count says against A's. `least`: the share of A's from which on a difference counts."""
+    if abs(b - a) <= least * a:
+        return Work.SAME
+    return Work.MORE if b > a else Work.LESS

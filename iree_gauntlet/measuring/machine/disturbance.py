@@ -23,8 +23,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.measuring.machine.gpus import ANY_GPU, GpuState, Slowdown, read_gpus
-from iree_gauntlet.measuring.machine.machine_sensors import CpuUse, cpu_use, cpus_there, read_cpu_times
-from iree_gauntlet.measuring.machine.machine_state import MachineState, machine_state
+from iree_gauntlet.measuring.machine.machine_state import (
+    CpuUse,
+    MachineState,
+    cpu_use,
+    list_cpus,
+    machine_state,
+    read_cpu_times,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -41,8 +47,6 @@ class RoundState:
     """The machine before and after a round, and what it did meanwhile.
 
     Attributes:
-        before, after: the two readings.
-        seconds: wall time between them.
         whole: what all CPUs did; None where the kernel does not say.
         pinned: what the round's own CPUs did; None where it was not pinned to any.
     """
@@ -65,14 +69,14 @@ class RoundState:
         before, after = self.before, self.after
         found: dict[str, Any] = {
             "seconds": round(self.seconds, 3),
-            **_shares_of("", self.whole),
-            **_shares_of("pinned_", self.pinned),
+            **_record_shares("", self.whole),
+            **_record_shares("pinned_", self.pinned),
             "load_1m": after.load_1m,
             "governor": after.governor,
-            "frequency_mhz": _rounded(after.frequency_mhz),
-            "cpu_temperature_c": _rounded(after.cpu_temperature_c),
-            "throttle_events": _grown(before.throttle_count, after.throttle_count),
-            "swap_grown_bytes": _grown(before.swap_used_bytes, after.swap_used_bytes),
+            "frequency_mhz": _round_known(after.frequency_mhz),
+            "cpu_temperature_c": _round_known(after.cpu_temperature_c),
+            "throttle_events": _measure_growth(before.throttle_count, after.throttle_count),
+            "swap_grown_bytes": _measure_growth(before.swap_used_bytes, after.swap_used_bytes),
             "free_memory_bytes": after.free_memory_bytes,
             "on_battery": after.on_battery,
             "gpu_problem": after.gpu_problem or before.gpu_problem or None,
@@ -81,41 +85,37 @@ class RoundState:
         return {name: value for name, value in found.items() if value is not None}
 
     def disturbances(self, limits: Limits | None = None) -> tuple[str, ...]:
-        """What disturbed the round and by how much, a line each; empty for a round that counts.
-
-        Args:
-            limits: what is tolerated.
-        """
+        """What disturbed the round and by how much, a line each; empty for a round that counts."""
         limits = limits or Limits()
         return (
-            *self._work(limits),
-            *self._steal(limits),
-            *self._clock(limits),
-            *self._memory_and_power(limits),
-            *_gpu_causes(self.before.gpus, self.after.gpus, self.seconds, limits),
+            *self._find_other_work(limits),
+            *self._find_steal(limits),
+            *self._find_clock_causes(limits),
+            *self._find_memory_and_power(limits),
+            *_find_gpu_causes(self.before.gpus, self.after.gpus, self.seconds, limits),
         )
 
-    def _work(self, limits: Limits) -> Iterator[str]:
-        if self.pinned is not None and _over(self.pinned.busy_share, self.pinned, limits.pinned_busy_share):
+    def _find_other_work(self, limits: Limits) -> Iterator[str]:
+        if self.pinned is not None and _is_over(self.pinned.busy_share, self.pinned, limits.pinned_busy_share):
             yield (
                 f"other work kept the round's own CPUs {_percent(self.pinned.busy_share)} busy"
                 f" ({_percent(limits.pinned_busy_share)} is tolerated)"
             )
         limit = limits.busy_share if self.pinned is None else limits.busy_share_beside_pinned
-        if self.whole is not None and _over(self.whole.busy_share, self.whole, limit):
+        if self.whole is not None and _is_over(self.whole.busy_share, self.whole, limit):
             yield f"other work kept the CPUs {_percent(self.whole.busy_share)} busy ({_percent(limit)} is tolerated)"
 
-    def _steal(self, limits: Limits) -> Iterator[str]:
+    def _find_steal(self, limits: Limits) -> Iterator[str]:
         use = self.pinned or self.whole
-        if use is not None and _over(use.steal_share, use, limits.steal_share):
+        if use is not None and _is_over(use.steal_share, use, limits.steal_share):
             yield (
                 f"the hypervisor took {_percent(use.steal_share)} of the CPU time"
                 f" ({_percent(limits.steal_share)} is tolerated)"
             )
 
-    def _clock(self, limits: Limits) -> Iterator[str]:
+    def _find_clock_causes(self, limits: Limits) -> Iterator[str]:
         before, after = self.before, self.after
-        events = _grown(before.throttle_count, after.throttle_count)
+        events = _measure_growth(before.throttle_count, after.throttle_count)
         if events is not None and events > limits.throttle_events:
             hot = f", at {after.cpu_temperature_c:.0f} °C" if after.cpu_temperature_c is not None else ""
             yield f"the CPU throttled {events} times{hot} ({limits.throttle_events} is tolerated)"
@@ -128,8 +128,8 @@ class RoundState:
                 f" at its begin ({_percent(drop)} is tolerated)"
             )
 
-    def _memory_and_power(self, limits: Limits) -> Iterator[str]:
-        swapped = _grown(self.before.swap_used_bytes, self.after.swap_used_bytes)
+    def _find_memory_and_power(self, limits: Limits) -> Iterator[str]:
+        swapped = _measure_growth(self.before.swap_used_bytes, self.after.swap_used_bytes)
         if swapped is not None and swapped > limits.swap_grown_bytes:
             passes = f"({limits.swap_grown_bytes / _MIB:.0f} MiB is tolerated)"
             yield f"{swapped / _MIB:.0f} MiB went to swap {passes}"
@@ -140,11 +140,9 @@ class RoundState:
 class RoundWatch:
     """Watches the machine from its making on until `ended`: make it just before a round's process is started.
 
-    Args:
-        gpu: whether the round runs on a GPU; the vendor's tool is asked before and after it then.
-        cpus: numbers of the logical CPUs that the round is pinned to; empty for none.
-        device: the GPU's IREE device (`hip://1`), to look at that one alone; empty for all GPUs.
-        root: where /proc and /sys are looked for.
+    `gpu`: whether the round runs on a GPU; the vendor's tool is asked before and after it then. `cpus`: numbers of the
+    logical CPUs that the round is pinned to; empty for none. `device`: the GPU's IREE device (`hip://1`), to look at
+    that one alone; empty for all GPUs.
     """
 
     def __init__(self, *, gpu: bool = False, cpus: Collection[int] = (), device: str = "", root: Path = _ROOT) -> None:
@@ -152,40 +150,36 @@ class RoundWatch:
         self._cpus = tuple(cpus)
         self._root = root
         # Asking a CPU for its frequency wakes it: of a large machine, a few are asked.
-        known = cpus_there(root)
+        known = list_cpus(root)
         self._asked = self._cpus or tuple(known[:: max(1, len(known) // _ASKED_CPUS)])
-        self._before = self._state()
+        self._before = self._read_state()
         # Last, so that looking is no part of what is looked at.
         self._times = read_cpu_times(root)
         self._begin = time.monotonic()
 
     def ended(self, *, own_cpu_seconds: float) -> RoundState:
-        """What was seen; call it when the round's process has ended.
-
-        Args:
-            own_cpu_seconds: CPU time of the round's own process.
-        """
+        """What was seen; call it when the round's process has ended."""
         seconds = time.monotonic() - self._begin
         times = read_cpu_times(self._root)
         return RoundState(
             before=self._before,
-            after=self._state(),
+            after=self._read_state(),
             seconds=seconds,
             whole=cpu_use(self._times, times, own_cpu_seconds),
             pinned=cpu_use(self._times, times, own_cpu_seconds, self._cpus) if self._cpus else None,
         )
 
-    def _state(self) -> MachineState:
+    def _read_state(self) -> MachineState:
         gpus = read_gpus(self._device) if self._device else None
         return machine_state(root=self._root, cpus=self._asked, gpus=gpus)
 
 
-def _over(share: float, use: CpuUse, limit: float) -> bool:
+def _is_over(share: float, use: CpuUse, limit: float) -> bool:
     """Whether a share lies over its limit by more than the kernel's ticks can account for."""
     return share - use.unsure > limit
 
 
-def _grown(before: int | None, after: int | None) -> int | None:
+def _measure_growth(before: int | None, after: int | None) -> int | None:
     return None if before is None or after is None else max(0, after - before)
 
 
@@ -193,29 +187,24 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _shares_of(prefix: str, use: CpuUse | None) -> dict[str, float]:
+def _record_shares(prefix: str, use: CpuUse | None) -> dict[str, float]:
     """Of some CPUs, for the journal."""
     return {} if use is None else {f"{prefix}{name}": round(getattr(use, name), 4) for name in _SHARES}
 
 
-def _rounded(value: float | None) -> float | None:
+def _round_known(value: float | None) -> float | None:
     return None if value is None else round(value, 1)
 
 
-def _gpu_causes(before: Sequence[GpuState], after: Sequence[GpuState], seconds: float, limits: Limits) -> Iterator[str]:
-    """A line for each cause.
-
-    Args:
-        before: the GPUs before the round.
-        after: the same after it; one that is not in both readings is judged by what there is.
-        seconds: how long it took.
-        limits: what is tolerated.
-    """
+def _find_gpu_causes(
+    before: Sequence[GpuState], after: Sequence[GpuState], seconds: float, limits: Limits
+) -> Iterator[str]:
+    """A line for each cause."""
     earlier = {gpu.index: gpu for gpu in before}
     for gpu in after:
         first = earlier.get(gpu.index)
-        yield from _slowed(first, gpu, seconds, limits)
-        yield from _clock(first, gpu, limits)
+        yield from _find_slowdowns(first, gpu, seconds, limits)
+        yield from _find_gpu_clock_drop(first, gpu, limits)
         others = sorted({*(gpu.others or ()), *((first.others or ()) if first else ())})
         if len(others) > limits.gpu_others:
             named = ", ".join(map(str, others[:4])) + (" …" if len(others) > 4 else "")
@@ -223,8 +212,8 @@ def _gpu_causes(before: Sequence[GpuState], after: Sequence[GpuState], seconds: 
             yield f"{len(others)} other {noun} on {gpu.label} (pid {named}; {limits.gpu_others} is tolerated)"
 
 
-def _slowed(first: GpuState | None, gpu: GpuState, seconds: float, limits: Limits) -> Iterator[str]:
-    shares = _shares(first, gpu, seconds)
+def _find_slowdowns(first: GpuState | None, gpu: GpuState, seconds: float, limits: Limits) -> Iterator[str]:
+    shares = _measure_shares(first, gpu, seconds)
     heat = f" at {gpu.temperature_c:.0f} °C" if gpu.temperature_c is not None else ""
     counted = set()
     for cause, share in shares.items():
@@ -242,7 +231,7 @@ def _slowed(first: GpuState | None, gpu: GpuState, seconds: float, limits: Limit
             yield f"{gpu.label} is slowed down: {cause}{heat}"
 
 
-def _shares(first: GpuState | None, gpu: GpuState, seconds: float) -> dict[Slowdown, float]:
+def _measure_shares(first: GpuState | None, gpu: GpuState, seconds: float) -> dict[Slowdown, float]:
     """For each cause that is counted, the share of the round in which it has applied, 0 to 1."""
     if first is None:
         return {}
@@ -258,7 +247,7 @@ def _shares(first: GpuState | None, gpu: GpuState, seconds: float) -> dict[Slowd
     }
 
 
-def _clock(first: GpuState | None, gpu: GpuState, limits: Limits) -> Iterator[str]:
+def _find_gpu_clock_drop(first: GpuState | None, gpu: GpuState, limits: Limits) -> Iterator[str]:
     if first is None or first.idle or gpu.idle or not first.clock_mhz or gpu.clock_mhz is None:
         return
     if gpu.clock_mhz < first.clock_mhz * (1 - limits.frequency_drop):
@@ -277,12 +266,8 @@ class Limits:
         busy_share: share of all CPUs that other work may take, where the round is not pinned. A tenth is what
             daemons and an editor take; a whole neighbour on a machine of 8 CPUs is more.
         pinned_busy_share: the same of the CPUs that the round is pinned to: there, every share is its loss.
-        busy_share_beside_pinned: of all CPUs, where the round is pinned: others' memory traffic and heat.
         steal_share: share of the CPU time that a hypervisor may take.
-        throttle_events: thermal throttling events of the CPU.
         frequency_drop: share by which a frequency may fall, of the CPU or of a GPU at work.
-        swap_grown_bytes: memory that may go to swap: the kernel moves a few idle pages on a quiet machine too.
-        gpu_others: other processes that may be on the GPU.
         heat_share: share of the round in which a GPU may be slowed down by heat or its power supply.
         power_capped_share: share of the round that a GPU may spend at its power limit; 1.0 for all of it.
     """

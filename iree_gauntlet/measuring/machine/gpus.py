@@ -31,6 +31,9 @@ from iree_gauntlet.system.short_process import run_short
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    # An object of a tool's JSON.
+    Fields = dict[str, Any]
+
 
 class ToolAnswerError(Exception):
     """A vendor's tool did not answer, or nothing that can be read; the text continues after the tool's name."""
@@ -63,14 +66,10 @@ class GpuState:
     """One GPU at one moment. None where the tool does not say.
 
     Attributes:
-        index: its number in the vendor's tool.
         name: of the model; empty where the tool does not say.
         uuid: its identity; empty where the tool does not say.
-        clock_mhz, max_clock_mhz: clock of the compute units (SM, gfx), and the highest possible.
         temperature_c: in °C; of the hottest spot where it is reported.
         utilization_percent: share of the last moments (up to a second) in which it was busy, 0 to 100.
-        power_w: power draw in W.
-        reasons: why the clock is not higher.
         throttled: for each reason, for how long it has applied since the driver was loaded, in the unit of `uptime`.
         uptime: the clock that goes with `throttled`; None where that is in seconds of everybody's clock.
         others: processes on it; None where they are not known.
@@ -89,7 +88,7 @@ class GpuState:
     uptime: float | None = None
     others: tuple[int, ...] | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Fields:
         """For the journal: what is known."""
         found = {name: value for name, value in asdict(self).items() if value not in (None, "", ())}
         if "throttled" in found:
@@ -113,7 +112,7 @@ class GpuState:
         return Slowdown.IDLE in self.reasons or quiet
 
 
-def number_of(value: object) -> float | None:
+def parse_number(value: object) -> float | None:
     """The number of a tool's field, with or without its unit; None for `[N/A]` and the like."""
     if isinstance(value, bool):
         return None
@@ -167,15 +166,8 @@ _PID = re.compile(r"PID\s*([0-9]{1,9})")
 
 
 def read_nvidia(ask: Callable[..., str]) -> tuple[GpuState, ...]:
-    """The GPUs that nvidia-smi knows, with the processes that compute on them.
-
-    Args:
-        ask: asks the tool with these arguments.
-
-    Raises:
-        ToolAnswerError: it gave no answer that can be read.
-    """
-    gpus = _states(ask)
+    """The GPUs that nvidia-smi knows, with the processes that compute on them."""
+    gpus = _read_nvidia_states(ask)
     try:
         answer = ask("--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader")
     except ToolAnswerError:
@@ -189,43 +181,45 @@ def read_nvidia(ask: Callable[..., str]) -> tuple[GpuState, ...]:
     return tuple(replace(gpu, others=tuple(sorted(holders[gpu.uuid]))) for gpu in gpus)
 
 
-def _states(ask: Callable[..., str]) -> tuple[GpuState, ...]:
+def _read_nvidia_states(ask: Callable[..., str]) -> tuple[GpuState, ...]:
     for reasons, counters in _NVIDIA_QUESTIONS[:-1]:
         try:
-            return _asked(ask, reasons, counters)
+            return _ask_nvidia(ask, reasons, counters)
         except ToolAnswerError as error:
             if "not a valid field" not in str(error):
                 raise
-    return _asked(ask, *_NVIDIA_QUESTIONS[-1])
+    return _ask_nvidia(ask, *_NVIDIA_QUESTIONS[-1])
 
 
-def _asked(ask: Callable[..., str], reasons: str, counters: tuple[str, ...]) -> tuple[GpuState, ...]:
+def _ask_nvidia(ask: Callable[..., str], reasons: str, counters: tuple[str, ...]) -> tuple[GpuState, ...]:
     # The name comes last, whatever is in it.
     fields = ",".join((_NVIDIA_FIELDS, reasons, *counters, "name"))
     answer = ask(f"--query-gpu={fields}", "--format=csv,noheader,nounits")
-    return tuple(_state(line, len(counters)) for line in answer.splitlines() if line.strip())
+    return tuple(_parse_nvidia_state(line, len(counters)) for line in answer.splitlines() if line.strip())
 
 
-def _state(line: str, counters: int) -> GpuState:
+def _parse_nvidia_state(line: str, counters: int) -> GpuState:
     words = [word.strip() for word in line.split(",", 8 + counters)]
     if len(words) != 9 + counters or not _NUMBER.fullmatch(words[0]):
         raise ToolAnswerError(f"printed what is no GPU: {line.strip()[:80]}")
     index, uuid, clock, most, temperature, utilization, power, reasons = words[:8]
+    microseconds = [parse_number(word) for word in words[8:-1]]
+    seconds = [None if amount is None else amount / 1e6 for amount in microseconds]
     return GpuState(
         index=int(index),
         name=words[-1],
         uuid=uuid,
-        clock_mhz=number_of(clock),
-        max_clock_mhz=number_of(most),
-        temperature_c=number_of(temperature),
-        utilization_percent=number_of(utilization),
-        power_w=number_of(power),
-        reasons=_reasons(reasons),
-        throttled=_summed(zip(_NVIDIA_COUNTERS.values(), map(_seconds, words[8:-1]), strict=False)),
+        clock_mhz=parse_number(clock),
+        max_clock_mhz=parse_number(most),
+        temperature_c=parse_number(temperature),
+        utilization_percent=parse_number(utilization),
+        power_w=parse_number(power),
+        reasons=_parse_reasons(reasons),
+        throttled=_sum_reasons(zip(_NVIDIA_COUNTERS.values(), seconds, strict=False)),
     )
 
 
-def _reasons(text: str) -> tuple[Slowdown, ...]:
+def _parse_reasons(text: str) -> tuple[Slowdown, ...]:
     try:
         bits = int(text, 16)
     except ValueError:
@@ -236,12 +230,7 @@ def _reasons(text: str) -> tuple[Slowdown, ...]:
     return tuple(dict.fromkeys(reason for reason in found if not (cause_named and reason is Slowdown.HARDWARE)))
 
 
-def _seconds(microseconds: str) -> float | None:
-    amount = number_of(microseconds)
-    return None if amount is None else amount / 1e6
-
-
-def _summed(amounts: Iterable[tuple[Slowdown, float | None]]) -> tuple[tuple[Slowdown, float], ...]:
+def _sum_reasons(amounts: Iterable[tuple[Slowdown, float | None]]) -> tuple[tuple[Slowdown, float], ...]:
     """How much of each reason there was, over all counters of it that are known."""
     found: dict[Slowdown, float] = {}
     for reason, amount in amounts:
@@ -251,17 +240,10 @@ def _summed(amounts: Iterable[tuple[Slowdown, float | None]]) -> tuple[tuple[Slo
 
 
 def read_amd_smi(ask: Callable[..., str]) -> tuple[GpuState, ...]:
-    """The GPUs that amd-smi knows, with the processes on them.
-
-    Args:
-        ask: asks the tool with these arguments.
-
-    Raises:
-        ToolAnswerError: it gave no answer that can be read.
-    """
-    gpus = tuple(_metric(entry) for entry in _gpu_entries(_document(ask("metric", "--json"))))
+    """The GPUs that amd-smi knows, with the processes on them."""
+    gpus = tuple(_read_metric(entry) for entry in _list_gpu_entries(_parse_document(ask("metric", "--json"))))
     try:
-        holders = dict(_holders(_document(ask("process", "--json"))))
+        holders = dict(_read_holders(_parse_document(ask("process", "--json"))))
     except ToolAnswerError:
         return gpus
     return tuple(replace(gpu, others=holders.get(gpu.index)) for gpu in gpus)
@@ -271,18 +253,12 @@ def read_rocm_smi(ask: Callable[..., str]) -> tuple[GpuState, ...]:
     """The GPUs that rocm-smi knows.
 
     It lists the processes of all GPUs together: with more than one GPU, it is not known whose they are.
-
-    Args:
-        ask: asks the tool with these arguments.
-
-    Raises:
-        ToolAnswerError: it gave no answer that can be read.
     """
     shown = ("--showproductname", "--showuse", "--showclocks", "--showpower", "--showtemp")
-    document = _document(ask(*shown, "--json"))
+    document = _parse_document(ask(*shown, "--json"))
     cards = document.items() if isinstance(document, dict) else ()
     gpus = tuple(
-        _card(int(found[1]), fields)
+        _read_card(int(found[1]), fields)
         for key, fields in cards
         if (found := _CARD.fullmatch(key)) and isinstance(fields, dict)
     )
@@ -290,7 +266,7 @@ def read_rocm_smi(ask: Callable[..., str]) -> tuple[GpuState, ...]:
         return gpus
     try:
         answer = ask("--showpids", "--json")
-        listed = {"system": {}} if "No JSON data" in answer else _document(answer)
+        listed = {"system": {}} if "No JSON data" in answer else _parse_document(answer)
     except ToolAnswerError:
         return gpus
     system = listed.get("system") if isinstance(listed, dict) else None
@@ -300,7 +276,7 @@ def read_rocm_smi(ask: Callable[..., str]) -> tuple[GpuState, ...]:
     return (replace(gpus[0], others=pids),)
 
 
-def _document(answer: str) -> Any:
+def _parse_document(answer: str) -> Any:
     # Both tools warn on standard output, before what was asked for.
     begin = re.search(r"^[ \t]*[\[{]", answer, re.MULTILINE)
     try:
@@ -309,7 +285,7 @@ def _document(answer: str) -> Any:
         raise ToolAnswerError(f"printed what is no JSON: {answer.strip()[:80]}") from None
 
 
-def _gpu_entries(document: Any) -> Iterator[dict[str, Any]]:
+def _list_gpu_entries(document: Any) -> Iterator[Fields]:
     entries = document.get("gpu_data") if isinstance(document, dict) else document
     if not isinstance(entries, list):
         raise ToolAnswerError("printed JSON that is no list of GPUs")
@@ -318,39 +294,33 @@ def _gpu_entries(document: Any) -> Iterator[dict[str, Any]]:
             yield entry
 
 
-def _metric(entry: dict[str, Any]) -> GpuState:
+def _read_metric(entry: Fields) -> GpuState:
     clocks = [
-        part for name, part in _section(entry, "clock").items() if _GFX.fullmatch(name) and isinstance(part, dict)
+        part for name, part in _get_section(entry, "clock").items() if _GFX.fullmatch(name) and isinstance(part, dict)
     ]
-    temperature, power, throttle = (_section(entry, name) for name in ("temperature", "power", "throttle"))
+    temperature, power, throttle = (_get_section(entry, name) for name in ("temperature", "power", "throttle"))
+    active = [cause for name, cause in _AMD_VIOLATIONS.items() if throttle.get(f"{name}_violation_status") == "ACTIVE"]
+    # Of cards without violations, only that they are throttled is known.
+    unnamed = [Slowdown.UNNAMED] if power.get("throttle_status") == "THROTTLED" else []
     return GpuState(
         index=entry["gpu"],
-        clock_mhz=_largest(_first(part, "clk", "cur_clk") for part in clocks),
-        max_clock_mhz=_largest(_first(part, "max_clk") for part in clocks),
-        temperature_c=_first(temperature, "hotspot", "edge"),
-        utilization_percent=_first(_section(entry, "usage"), "gfx_activity"),
-        power_w=_first(power, "socket_power", "current_socket_power", "average_socket_power"),
-        reasons=_violations(throttle, power),
-        throttled=_summed(_accumulated(throttle)),
-        uptime=_value(throttle.get("accumulation_counter")),
+        clock_mhz=_find_largest(_find_first(part, "clk", "cur_clk") for part in clocks),
+        max_clock_mhz=_find_largest(_find_first(part, "max_clk") for part in clocks),
+        temperature_c=_find_first(temperature, "hotspot", "edge"),
+        utilization_percent=_find_first(_get_section(entry, "usage"), "gfx_activity"),
+        power_w=_find_first(power, "socket_power", "current_socket_power", "average_socket_power"),
+        reasons=tuple(dict.fromkeys(active or unnamed)),
+        throttled=_sum_reasons(
+            (cause, _find_first(throttle, f"{name}_accumulated", f"{name}_violation_accumulated"))
+            for name, cause in _AMD_VIOLATIONS.items()
+        ),
+        uptime=_read_value(throttle.get("accumulation_counter")),
     )
 
 
-def _violations(throttle: dict[str, Any], power: dict[str, Any]) -> tuple[Slowdown, ...]:
-    """Of cards without violations, only that they are throttled is known."""
-    found = [cause for name, cause in _AMD_VIOLATIONS.items() if throttle.get(f"{name}_violation_status") == "ACTIVE"]
-    unnamed = [Slowdown.UNNAMED] if power.get("throttle_status") == "THROTTLED" else []
-    return tuple(dict.fromkeys(found or unnamed))
-
-
-def _accumulated(throttle: dict[str, Any]) -> Iterator[tuple[Slowdown, float | None]]:
-    for name, cause in _AMD_VIOLATIONS.items():
-        yield cause, _first(throttle, f"{name}_accumulated", f"{name}_violation_accumulated")
-
-
-def _holders(document: Any) -> Iterator[tuple[int, tuple[int, ...]]]:
+def _read_holders(document: Any) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Processes by GPU; a GPU with an entry that cannot be understood is left out."""
-    for entry in _gpu_entries(document):
+    for entry in _list_gpu_entries(document):
         listed = entry.get("process_list")
         if not isinstance(listed, list):
             continue
@@ -365,32 +335,32 @@ def _holders(document: Any) -> Iterator[tuple[int, tuple[int, ...]]]:
             yield entry["gpu"], tuple(sorted(pids))
 
 
-def _card(index: int, fields: dict[str, Any]) -> GpuState:
+def _read_card(index: int, fields: Fields) -> GpuState:
     clock = re.search(r"([0-9]{1,6})\s*[Mm][Hh]z", str(fields.get("sclk clock speed:", "")))
     return GpuState(
         index=index,
         name=str(fields.get("Card Series") or fields.get("Card series") or ""),
         clock_mhz=float(clock[1]) if clock else None,
-        temperature_c=_first(fields, "Temperature (Sensor junction) (C)", "Temperature (Sensor edge) (C)"),
-        utilization_percent=_first(fields, "GPU use (%)"),
-        power_w=_first(fields, "Current Socket Graphics Package Power (W)", "Average Graphics Package Power (W)"),
+        temperature_c=_find_first(fields, "Temperature (Sensor junction) (C)", "Temperature (Sensor edge) (C)"),
+        utilization_percent=_find_first(fields, "GPU use (%)"),
+        power_w=_find_first(fields, "Current Socket Graphics Package Power (W)", "Average Graphics Package Power (W)"),
     )
 
 
-def _section(entry: dict[str, Any], name: str) -> dict[str, Any]:
+def _get_section(entry: Fields, name: str) -> Fields:
     found = entry.get(name)
     return found if isinstance(found, dict) else {}
 
 
-def _first(fields: dict[str, Any], *names: str) -> float | None:
-    return next((value for name in names if (value := _value(fields.get(name))) is not None), None)
+def _find_first(fields: Fields, *names: str) -> float | None:
+    return next((value for name in names if (value := _read_value(fields.get(name))) is not None), None)
 
 
-def _value(field: Any) -> float | None:
-    return number_of(field.get("value") if isinstance(field, dict) else field)
+def _read_value(field: Any) -> float | None:
+    return parse_number(field.get("value") if isinstance(field, dict) else field)
 
 
-def _largest(values: Iterator[float | None]) -> float | None:
+def _find_largest(values: Iterator[float | None]) -> float | None:
     """A card without a figure for its highest clock gives 0."""
     return max((value for value in values if value), default=None)
 
@@ -432,20 +402,18 @@ class GpuReading:
 
 def is_gpu(device: str) -> bool:
     """Whether an IREE device (`hip://0`) is a GPU that a tool may know."""
-    return _driver(device) in _DRIVERS
+    return _get_driver(device) in _DRIVERS
 
 
 def read_gpus(device: str, *, path: str | None = None, timeout: float = _TIMEOUT_SECONDS) -> GpuReading:
     """Reads the state of the GPUs that a device may mean.
 
-    Args:
-        device: an IREE device, such as `cuda`, `hip://1` or `vulkan`, or `ANY_GPU`; others than GPUs give an
-            empty reading.
-        path: folders in which the tools are looked for; PATH where None.
-        timeout: seconds that a tool may take for one answer.
+    `device`: an IREE device, such as `cuda`, `hip://1` or `vulkan`, or `ANY_GPU`; others than GPUs give an empty
+    reading. `path`: folders in which the tools are looked for; PATH where None. `timeout`: seconds that a tool may take
+    for one answer.
     """
     problems = []
-    for tool in _DRIVERS.get(_driver(device), ()):
+    for tool in _DRIVERS.get(_get_driver(device), ()):
         program = shutil.which(tool, path=path)
         if program is None:
             problems.append(f"there is no {tool}")
@@ -466,16 +434,11 @@ def asked_gpus(gpus: Sequence[GpuState], device: str, environment: Mapping[str, 
 
     The driver's numbers are the tool's only where nothing hides or reorders GPUs: CUDA puts the fastest first
     unless CUDA_DEVICE_ORDER says otherwise, and Vulkan has an order of its own.
-
-    Args:
-        gpus: of the machine.
-        device: an IREE device.
-        environment: the variables that the device's process gets.
     """
-    driver, (_, _, rest) = _driver(device), device.partition("://")
+    driver, (_, _, rest) = _get_driver(device), device.partition("://")
     path = rest.partition("?")[0]
     if path and not path.isdecimal():
-        return _of_uuid(gpus, path) or tuple(gpus)
+        return _match_uuid(gpus, path) or tuple(gpus)
     ordinal = int(path or 0)
     lists = [environment[name] for name in _VISIBLE.get(driver, ()) if environment.get(name)]
     alike = len({gpu.name for gpu in gpus}) == 1
@@ -486,7 +449,7 @@ def asked_gpus(gpus: Sequence[GpuState], device: str, environment: Mapping[str, 
         words = [word.strip() for word in lists[0].split(",")]
         word = words[ordinal] if ordinal < len(words) else ""
         if not word.isdecimal():
-            return (_of_uuid(gpus, word) if word else ()) or tuple(gpus)
+            return (_match_uuid(gpus, word) if word else ()) or tuple(gpus)
         ordinal = int(word)
     return tuple(gpu for gpu in gpus if by_bus and gpu.index == ordinal) or tuple(gpus)
 
@@ -498,27 +461,23 @@ def gpu_of(device: str) -> str:
     `vulkan://GPU-b08a9e405f0c29dd4c3d9692503045f4` to Vulkan.
     """
     path = device.partition("://")[2].partition("?")[0]
-    return _plain_uuid(path) if path.lower().startswith("gpu-") else device
+    return _normalise_uuid(path) if path.lower().startswith("gpu-") else device
 
 
-def _of_uuid(gpus: Sequence[GpuState], uuid: str) -> tuple[GpuState, ...]:
-    return tuple(gpu for gpu in gpus if gpu.uuid and _plain_uuid(gpu.uuid).startswith(_plain_uuid(uuid)))
+def _match_uuid(gpus: Sequence[GpuState], uuid: str) -> tuple[GpuState, ...]:
+    return tuple(gpu for gpu in gpus if gpu.uuid and _normalise_uuid(gpu.uuid).startswith(_normalise_uuid(uuid)))
 
 
-def _plain_uuid(uuid: str) -> str:
+def _normalise_uuid(uuid: str) -> str:
     return uuid.lower().replace("-", "")
 
 
-def _driver(device: str) -> str:
+def _get_driver(device: str) -> str:
     return device.partition("://")[0]
 
 
 def _ask(program: str, timeout: float, *words: str) -> str:
-    """Standard output of a tool.
-
-    Raises:
-        ToolAnswerError: it could not be started, failed, or did not answer in time.
-    """
+    """Standard output of a tool."""
     try:
         answer = run_short([program, *words], timeout=timeout)
     except OSError as error:

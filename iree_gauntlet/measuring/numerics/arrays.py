@@ -1,4 +1,7 @@
-"""Reading tensors as `iree-run-module` reads `--input=` and `--expected_output=`.
+"""Element types, tensors, and reading them as `iree-run-module` reads `--input=` and `--expected_output=`.
+
+Element types have IREE's names (`iree_hal_parse_element_type`, runtime/src/iree/hal/string_util.c): `f32`, `bf16`,
+`i64`, `si32`, `ui8`, `i1` (a byte a value), `cf64` (two f32), `f8E4M3FN`, … and `*16` for bits of no known meaning.
 
 Follows runtime/src/iree/tooling/{function_io,numpy_io}.c and runtime/src/iree/hal/string_util.c; what
 the tool refuses is refused here, but for Fortran order and big-endian values, which NumPy reads: the suites
@@ -15,22 +18,17 @@ rest, and where it reads the beginning of a file and nothing reads the rest, thi
 from __future__ import annotations
 
 import ast
+import math
 import re
 import struct
 import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 
-from iree_gauntlet.measuring.numerics.element_types import (
-    TensorError,
-    TensorType,
-    is_float,
-    is_integer,
-    parse_tensor_type,
-    storage_dtype,
-)
+from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.written_numbers import parse_c_float, parse_c_integer, split_values
 
 if TYPE_CHECKING:
@@ -39,10 +37,117 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    Array = NDArray[Any]
+    DType = np.dtype[Any]
+
+
+# The types that NumPy can compute with. The rest is handled as bytes, as iree-run-module does.
+_DTYPES: dict[str, Any] = {
+    "i1": np.bool_,
+    **{f"{sign}{bits}": f"int{bits}" for sign in ("i", "si") for bits in (8, 16, 32, 64)},
+    **{f"ui{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+    **{f"f{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    "bf16": ml_dtypes.bfloat16,
+    "cf64": np.complex64,
+    "cf128": np.complex128,
+    "f8E5M2": ml_dtypes.float8_e5m2,
+    "f8E4M3FN": ml_dtypes.float8_e4m3fn,
+    "f8E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
+    "f8E4M3FNUZ": ml_dtypes.float8_e4m3fnuz,
+    "f8E8M0FNU": ml_dtypes.float8_e8m0fnu,
+}
+_FLOATS = frozenset(name for name in _DTYPES if name.startswith(("f", "bf")))
+_INTEGERS = frozenset(name for name in _DTYPES if name.startswith(("i", "si", "ui"))) - {"i1"}
+_SIZED = re.compile(r"(?:i|si|ui|f|bf|cf|\*)([0-9]+)")
+_MAX_BITS = 255  # the width is a byte of IREE's element type
+_MAX_RANK = 128
+
+
+class TensorError(GauntletError):
+    """A tensor that cannot be read: a type, a value or a file that IREE's tools refuse too."""
+
+
+def is_float(element_type: str) -> bool:
+    """Whether it is a floating-point type whose values can be computed with."""
+    return element_type in _FLOATS
+
+
+def is_integer(element_type: str) -> bool:
+    """Whether it is an integer type of whole bytes (not a bool)."""
+    return element_type in _INTEGERS
+
+
+def bit_count(element_type: str) -> int:
+    """Bits of storage of one value. Raises TensorError: IREE has no such element type."""
+    if element_type in _DTYPES:
+        return int(np.dtype(_DTYPES[element_type]).itemsize) * 8
+    match = _SIZED.fullmatch(element_type)
+    if match is None or not 0 < int(match[1]) <= _MAX_BITS:
+        raise TensorError(
+            f"element type {element_type!r} is not one of IREE's",
+            "use names such as f32, f16, bf16, i64, si32, ui8, i1, f8E4M3FN (case matters)",
+        )
+    return int(match[1])
+
+
+def storage_dtype(element_type: str) -> DType:
+    """The NumPy type that holds it: raw bytes (`V2`) where NumPy has none, packed bytes below 8 bits.
+
+    Raises TensorError: IREE has no such element type.
+    """
+    if element_type in _DTYPES:
+        known: DType = np.dtype(_DTYPES[element_type])
+        return known
+    bits = bit_count(element_type)
+    return np.dtype(np.uint8) if bits < 8 else np.dtype(f"V{(bits + 7) // 8}")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """A shape of known dimensions and an element type, written `1x64xf16`."""
+
+    shape: tuple[int, ...]
+    element_type: str
+
+    def __str__(self) -> str:
+        return "x".join([*map(str, self.shape), self.element_type])
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def packed(self) -> bool:
+        """Whether several values share a byte."""
+        return bit_count(self.element_type) < 8
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of the contents, dense and row-major."""
+        bits = bit_count(self.element_type)
+        return (self.count * bits + 7) // 8 if self.packed else self.count * ((bits + 7) // 8)
+
+
+def parse_tensor_type(text: str) -> TensorType:
+    """Reads `1x64xf16`, or `f16` for a tensor of rank 0. Raises TensorError: it is not a shape and an element type."""
+    *dims, element_type = text.strip().split("x")
+    bit_count(element_type)
+    shape = []
+    for dim in map(str.strip, dims):
+        if not (dim.isascii() and dim.isdigit()):
+            raise TensorError(
+                f"tensor type {text!r}: dimension {dim!r} is not a number",
+                "write a static shape and an element type, such as 1x64xf16",
+            )
+        shape.append(int(dim))
+    if len(shape) > _MAX_RANK:
+        raise TensorError(f"tensor type {text!r}: rank {len(shape)} exceeds IREE's limit of {_MAX_RANK}")
+    return TensorType(tuple(shape), element_type)
+
 
 _MAGIC = b"\x93NUMPY"
 _MAX_HEADER_BYTES = 1 << 20
-_MAX_RANK = 128
 _KINDS = {"b": "i1", "i": "si", "u": "ui", "f": "f", "c": "cf", "V": "*"}
 _IGNORED = ("(ignored)", "(null)")
 # CPython 3.11 counts how deep it is in a syntax tree for all threads together: where the collection of garbage lets
@@ -60,7 +165,6 @@ class Tensor:
 
     Attributes:
         element_type: IREE's name (`bf16`, `si32`, `i1`).
-        shape: its dimensions.
         array: the values in `storage_dtype(element_type)` and of that shape; packed types (`i4`) as a
             flat array of bytes.
         source: where it was read from, for messages; empty where it was made in memory.
@@ -68,7 +172,7 @@ class Tensor:
 
     element_type: str
     shape: tuple[int, ...]
-    array: NDArray[Any]
+    array: Array
     source: str = ""
 
     @property
@@ -77,11 +181,7 @@ class Tensor:
         return TensorType(self.shape, self.element_type)
 
     def with_element_type(self, element_type: str) -> Tensor:
-        """The same bits under another element type of the same width.
-
-        Raises:
-            TensorError: the widths differ.
-        """
+        """The same bits under another element type of the same width. Raises TensorError: the widths differ."""
         dtype = storage_dtype(element_type)
         if dtype.itemsize != self.array.dtype.itemsize or TensorType((), element_type).packed:
             raise TensorError(f"{self.source or 'a tensor'}: {self.type} is no {element_type}: the widths differ")
@@ -91,8 +191,7 @@ class Tensor:
 def read_npy(path: Path) -> Tensor:
     """Reads the array of a .npy file (versions 1 to 3), the first where it holds several.
 
-    Raises:
-        TensorError: the file cannot be read, or holds no plain numbers (objects, records).
+    Raises TensorError: the file cannot be read, or holds no plain numbers (objects, records).
     """
     return _read_npy(path, 0)[0]
 
@@ -100,8 +199,7 @@ def read_npy(path: Path) -> Tensor:
 def read_raw(path: Path, tensor_type: TensorType, offset: int = 0) -> Tensor:
     """Reads the contents of a tensor from a file without a header; what follows them is left alone.
 
-    Raises:
-        TensorError: the file cannot be read or is too short.
+    Raises TensorError: the file cannot be read or is too short.
     """
     shape = (tensor_type.byte_count,) if tensor_type.packed else tensor_type.shape
     array = _map(path, storage_dtype(tensor_type.element_type), shape, offset, str(tensor_type))
@@ -116,19 +214,15 @@ def read_output(path: Path, tensor_type: TensorType | None = None) -> Tensor:
     (bf16, f8) have to be written to a raw file; its type is the one that is given, unless its size says
     otherwise, in which case it is read as bytes (`*8`), which equal no other type.
 
-    Args:
-        path: the file.
-        tensor_type: what a raw file should hold; needed for files that are no .npy.
-
-    Raises:
-        TensorError: the file cannot be read, or is raw and no type is given.
+    `tensor_type`: what a raw file should hold; needed for files that are no .npy. Raises TensorError: the file cannot
+    be read, or is raw and no type is given.
     """
     if path.suffix == ".npy":
         tensor = read_npy(path)
         return tensor.with_element_type(tensor.element_type.removeprefix("s"))
     if tensor_type is None:
         raise TensorError(f"{path}: a raw file does not say what it holds", "give its shape and element type")
-    size = _size(path)
+    size = _get_size(path)
     return read_raw(path, tensor_type if size == tensor_type.byte_count else TensorType((size,), "*8"))
 
 
@@ -138,16 +232,11 @@ def read_arguments(arguments: Iterable[str], folder: Path) -> list[Tensor | None
     `@a.npy` opens a file, `+a.npy` continues where the last reading of it stopped, `*a.npy` takes all the
     rest; `4xf32=@a.bin` and `4xf32=+a.bin` are bytes; `4xf32=1 2 3 4` are values.
 
-    Args:
-        arguments: the texts behind the flags.
-        folder: where relative paths start.
-
     Returns:
         The tensors; None for `(ignored)` and `(null)`.
 
-    Raises:
-        TensorError: a text or a file that cannot be used; names the argument.
-        UnreadError: a file that no argument reads to its end; raised last.
+    Raises TensorError: a text or a file that cannot be used; names the argument. UnreadError: a file that no argument
+    reads to its end; raised last.
     """
     offsets = _Offsets(folder)
     tensors: list[Tensor | None] = []
@@ -164,11 +253,7 @@ def read_arguments(arguments: Iterable[str], folder: Path) -> list[Tensor | None
 
 
 class _Offsets:
-    """How far the files of some arguments are read.
-
-    Args:
-        folder: where their names start.
-    """
+    """How far the files of some arguments are read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -185,14 +270,10 @@ class _Offsets:
             self._farthest[name] = (tensor_type, end)
 
     def require_ends(self) -> None:
-        """Makes sure that every file was read to its end by some argument.
-
-        Raises:
-            UnreadError: one was not.
-        """
+        """Makes sure that every file was read to its end by some argument."""
         for name, (tensor_type, end) in self._farthest.items():
             path = self._folder / name
-            start, size = end - tensor_type.byte_count, _size(path)
+            start, size = end - tensor_type.byte_count, _get_size(path)
             if end < size:
                 behind = f" after byte {start}" if start else ""
                 raise UnreadError(
@@ -210,7 +291,7 @@ def _read_npy_argument(text: str, folder: Path, offsets: _Offsets) -> list[Tenso
     path = folder / name
     offset = 0 if mode == "@" else offsets.last(name)
     tensors: list[Tensor] = []
-    while offset < _size(path) if mode == "*" else not tensors:
+    while offset < _get_size(path) if mode == "*" else not tensors:
         tensor, offset = _read_npy(path, offset)
         tensors.append(tensor)
         offsets.read(name, tensor.type, offset)
@@ -247,7 +328,7 @@ def _read_npy(path: Path, offset: int) -> tuple[Tensor, int]:
             raise TensorError(f"{path}: not an array of plain numbers", "save the array alone, with numpy.save")
     if len(shape) > _MAX_RANK:
         raise TensorError(f"{path}: rank {len(shape)} exceeds IREE's limit of {_MAX_RANK}")
-    tensor_type = TensorType(shape, _npy_element_type(path, descr))
+    tensor_type = TensorType(shape, _name_npy_type(path, descr))
     tensor = read_raw(path, tensor_type, start)
     array = tensor.array
     if descr[0] == ">":
@@ -286,7 +367,7 @@ def _read_header(path: Path, offset: int) -> tuple[object, int]:
         raise TensorError(f"{path}: damaged .npy header") from error
 
 
-def _npy_element_type(path: Path, descr: str) -> str:
+def _name_npy_type(path: Path, descr: str) -> str:
     plain = descr[1:] if descr[:1] in ("|", "=", "<", ">") else descr
     kind, width = plain[:1], plain[1:]
     if kind not in _KINDS or not (width.isascii() and width.isdigit()) or not 0 < int(width) <= 31:
@@ -299,16 +380,16 @@ def _npy_element_type(path: Path, descr: str) -> str:
     return f"{'i' if kind == 'b' else _KINDS[kind]}{int(width) * 8}"
 
 
-def _size(path: Path) -> int:
+def _get_size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError as error:
         raise TensorError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _map(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, what: str) -> NDArray[Any]:
+def _map(path: Path, dtype: DType, shape: tuple[int, ...], offset: int, what: str) -> Array:
     needed = int(np.prod(shape, dtype=object)) * dtype.itemsize
-    available = max(0, _size(path) - offset)
+    available = max(0, _get_size(path) - offset)
     if available < needed:
         raise TensorError(
             f"{path}: {what} needs {needed} bytes, the file has {available}{f' after byte {offset}' if offset else ''}",
@@ -322,11 +403,10 @@ def _map(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, 
         raise TensorError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def parse_inline_values(text: str, tensor_type: TensorType) -> NDArray[Any]:
+def parse_inline_values(text: str, tensor_type: TensorType) -> Array:
     """The array that the text behind `=` stands for.
 
-    Raises:
-        TensorError: a value that does not fit the type, or too few or too many values.
+    Raises TensorError: a value that does not fit the type, or too few or too many values.
     """
     dtype = storage_dtype(tensor_type.element_type)
     capacity = tensor_type.byte_count // dtype.itemsize
@@ -348,7 +428,7 @@ def parse_inline_values(text: str, tensor_type: TensorType) -> NDArray[Any]:
     return np.broadcast_to(values, (capacity,)).copy().reshape(shape)
 
 
-def _parse_value(token: str, element_type: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _parse_value(token: str, element_type: str, dtype: DType) -> Array:
     if is_integer(element_type):
         bits = dtype.itemsize * 8
         value = parse_c_integer(token, element_type) % (1 << bits)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet.measuring.numerics.element_types import is_float, is_integer
+from iree_gauntlet.measuring.numerics.arrays import is_float, is_integer
 from iree_gauntlet.results import OutputComparison
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from iree_gauntlet.measuring.numerics.arrays import Tensor
+    from iree_gauntlet.measuring.numerics.arrays import Array, Tensor
     from iree_gauntlet.measuring.numerics.tolerances import Tolerances
 
 
@@ -43,10 +43,7 @@ def compare_outputs(
 ) -> list[OutputComparison]:
     """Compares all outputs of a call; the call passes where every entry passes.
 
-    Args:
-        actual: what the module gave.
-        expected: what it should give; None for an output that is of no interest.
-        tolerances: how far floats may be apart.
+    `expected`: what it should give; None for an output that is of no interest.
 
     Returns:
         An entry for each actual output and for each expected one that is missing.
@@ -85,7 +82,7 @@ def _compare_output(index: int, actual: Tensor, expected: Tensor | None, toleran
         expected_path=expected.source,
     )
     if actual.type != expected.type:
-        return replace(result, message=_type_message(actual, expected))
+        return replace(result, message=_describe_types(actual, expected))
     statistics = _compare_values(actual, expected, tolerances)
     result = replace(
         result, passed=statistics.mismatches == 0, **{name: getattr(statistics, name) for name in _FIGURES}
@@ -99,7 +96,7 @@ def _compare_output(index: int, actual: Tensor, expected: Tensor | None, toleran
             worst_actual=_show(mine[statistics.worst]),
             worst_expected=_show(wanted[statistics.worst]),
         )
-    return replace(result, message=_value_message(result))
+    return replace(result, message=_describe_values(result))
 
 
 def _compare_values(actual: Tensor, expected: Tensor, tolerances: Tolerances) -> _ErrorStatistics:
@@ -111,7 +108,7 @@ def _compare_values(actual: Tensor, expected: Tensor, tolerances: Tolerances) ->
     return statistics
 
 
-def _type_message(actual: Tensor, expected: Tensor) -> str:
+def _describe_types(actual: Tensor, expected: Tensor) -> str:
     if actual.shape != expected.shape:
         return f"the module gives {actual.type}, expected is {expected.type}"
     message = f"the module gives element type {actual.element_type}, expected is {expected.element_type}"
@@ -125,18 +122,18 @@ def _type_message(actual: Tensor, expected: Tensor) -> str:
     return message
 
 
-def _value_message(result: OutputComparison) -> str:
+def _describe_values(result: OutputComparison) -> str:
     rule = f"{result.atol:g} + {result.rtol:g}·|expected|" if result.atol or result.rtol else ""
     if result.passed:
         if result.worst_index is None:
             return f"all {result.count} values are equal"
-        return f"all {result.count} values are within {rule}{_error_text(result)}"
+        return f"all {result.count} values are within {rule}{_describe_error(result)}"
     share = 100 * (result.mismatches or 0) / result.count
     text = f"{result.mismatches} of {result.count} values ({share:.3g} %) differ"
     if rule:
         text += f" by more than {rule}"
     where = list(result.worst_index or ())
-    text += f"; worst at {where}: {result.worst_actual}, expected {result.worst_expected}{_error_text(result)}"
+    text += f"; worst at {where}: {result.worst_actual}, expected {result.worst_expected}{_describe_error(result)}"
     for name, mine, wanted in (
         ("NaN", result.actual_nans, result.expected_nans),
         ("Inf", result.actual_infs, result.expected_infs),
@@ -146,7 +143,7 @@ def _value_message(result: OutputComparison) -> str:
     return text
 
 
-def _error_text(result: OutputComparison) -> str:
+def _describe_error(result: OutputComparison) -> str:
     return "" if result.max_abs_error is None else f" (largest error {result.max_abs_error:.4g})"
 
 
@@ -164,11 +161,9 @@ class _ErrorStatistics:
     """Counts and errors of two arrays, gathered piece by piece.
 
     Attributes:
-        mismatches: values that do not pass.
         worst: flat index of the value furthest outside its limit; None while all are equal.
         max_abs_error, max_rel_error: over values finite on both sides (relative: expected ≠ 0 as well);
             None for types without arithmetic or while there are none.
-        actual_nans, expected_nans, actual_infs, expected_infs: counts.
     """
 
     def __init__(self, element_type: str) -> None:
@@ -193,16 +188,9 @@ class _ErrorStatistics:
             return None
         return max(-1.0, min(1.0, inner / norm))
 
-    def add(self, start: int, actual: NDArray[Any], expected: NDArray[Any], limits: tuple[float, float] | None) -> None:
-        """Adds a piece.
-
-        Args:
-            start: flat index of its first value.
-            actual: values of the module, one-dimensional.
-            expected: what they should be, of the same type and length.
-            limits: (atol, rtol); None where values must be the same bytes.
-        """
-        same = _same_bytes(actual, expected)
+    def add(self, start: int, actual: Array, expected: Array, limits: tuple[float, float] | None) -> None:
+        """Adds a piece."""
+        same = _compare_bytes(actual, expected)
         with np.errstate(all="ignore"):
             if same.all() and not self._is_complex:
                 self._add_equal(actual)
@@ -214,7 +202,7 @@ class _ErrorStatistics:
                 self.mismatches += int(np.count_nonzero(~same))
                 self._add_worst(start, np.where(same, -math.inf, 0.0))
 
-    def _add_equal(self, values: NDArray[Any]) -> None:
+    def _add_equal(self, values: Array) -> None:
         """A piece that is the same on both sides to the bit: most pieces of most outputs."""
         if not self._is_float and not is_integer(self._element_type):
             return
@@ -236,12 +224,7 @@ class _ErrorStatistics:
             self._products = [product + square for product in self._products]
 
     def _add_numbers(
-        self,
-        start: int,
-        actual: NDArray[Any],
-        expected: NDArray[Any],
-        same: NDArray[np.bool_],
-        limits: tuple[float, float] | None,
+        self, start: int, actual: Array, expected: Array, same: NDArray[np.bool_], limits: tuple[float, float] | None
     ) -> None:
         mine, wanted = self._widen(actual), self._widen(expected)
         mine_nan, wanted_nan = np.isnan(mine), np.isnan(wanted)
@@ -251,7 +234,7 @@ class _ErrorStatistics:
         self.expected_infs += int(np.count_nonzero(np.isinf(wanted)))
         error, size = np.abs(mine - wanted), np.abs(wanted)
         equal = (mine == wanted) | (mine_nan & wanted_nan)
-        limit: NDArray[Any] | float = 0.0
+        limit: Array | float = 0.0
         passed = same
         if limits is not None:
             limit = limits[0] + limits[1] * size
@@ -266,7 +249,7 @@ class _ErrorStatistics:
         excess = np.where(passed, np.minimum(excess, 0.0), np.maximum(np.nan_to_num(excess, nan=math.inf), 0.0))
         self._add_worst(start, np.where(passed & equal, -math.inf, excess))
 
-    def _widen(self, values: NDArray[Any]) -> NDArray[Any]:
+    def _widen(self, values: Array) -> Array:
         """The same numbers in double precision."""
         if self._is_complex:
             return values.astype(np.complex128)
@@ -278,7 +261,7 @@ class _ErrorStatistics:
             self._table = np.arange(1 << bits).astype(pattern).view(values.dtype).astype(np.float64)
         return np.asarray(self._table[values.view(pattern)])
 
-    def _add_integers(self, start: int, actual: NDArray[Any], expected: NDArray[Any], same: NDArray[np.bool_]) -> None:
+    def _add_integers(self, start: int, actual: Array, expected: Array, same: NDArray[np.bool_]) -> None:
         unsigned = f"uint{actual.dtype.itemsize * 8}"
         mine, wanted = actual.view(unsigned), expected.view(unsigned)
         # Exact for all values, also where the difference of two i64 does not fit an i64.
@@ -289,7 +272,7 @@ class _ErrorStatistics:
         self._add_products(wide_mine, wide_wanted)
         self._add_worst(start, np.where(same, -math.inf, error))
 
-    def _add_errors(self, error: NDArray[Any], size: NDArray[Any], finite: NDArray[np.bool_]) -> None:
+    def _add_errors(self, error: Array, size: Array, finite: NDArray[np.bool_]) -> None:
         if finite.any():
             self.max_abs_error = max(self.max_abs_error or 0.0, float(np.max(error, where=finite, initial=0.0)))
         comparable = finite & (size > 0)
@@ -297,20 +280,20 @@ class _ErrorStatistics:
             relative = np.divide(error, size, where=comparable, out=np.zeros_like(error))
             self.max_rel_error = max(self.max_rel_error or 0.0, float(relative.max()))
 
-    def _add_products(self, mine: NDArray[Any], wanted: NDArray[Any]) -> None:
+    def _add_products(self, mine: Array, wanted: Array) -> None:
         # Not `@`: BLAS would wake its threads for each of these short pieces.
         self._products[0] += float(np.einsum("i,i->", mine, wanted))
         self._products[1] += float(np.einsum("i,i->", mine, mine))
         self._products[2] += float(np.einsum("i,i->", wanted, wanted))
 
-    def _add_worst(self, start: int, excess: NDArray[Any]) -> None:
+    def _add_worst(self, start: int, excess: Array) -> None:
         index = int(np.argmax(excess))
         if excess[index] > self._worst_excess:
             self._worst_excess = float(excess[index])
             self.worst = start + index
 
 
-def _same_bytes(actual: NDArray[Any], expected: NDArray[Any]) -> NDArray[np.bool_]:
+def _compare_bytes(actual: Array, expected: Array) -> NDArray[np.bool_]:
     """Whether values are the same bytes, one answer a value."""
     width = actual.dtype.itemsize
     if width in (1, 2, 4, 8):

@@ -35,8 +35,6 @@ class Tolerances:
     """A value passes where |actual − expected| ≤ atol + rtol · |expected|.
 
     Attributes:
-        f16, f32, f64, bf16: atol of each element type, as written.
-        rtol: relative tolerance of all four.
         exact: whether floats too must be equal byte for byte (`--equality_mode=exact`).
     """
 
@@ -68,8 +66,7 @@ class Tolerances:
 def parse_tolerances(flags: Iterable[str]) -> Tolerances:
     """Picks the tolerance flags out of a run's flags; all others are left alone. The last one wins.
 
-    Raises:
-        UsageError: a tolerance that is negative, missing or no number, or an unknown equality mode.
+    Raises UsageError: a tolerance that is negative, missing or no number, or an unknown equality mode.
     """
     tolerances = Tolerances()
     for flag in flags:
@@ -85,7 +82,7 @@ def parse_tolerances(flags: Iterable[str]) -> Tolerances:
                 )
             tolerances = replace(tolerances, exact=mode == "exact")
             continue
-        value = _number(flag, name, text if equals else "")
+        value = _parse_number(flag, name, text if equals else "")
         # mypy cannot see that every name in the table is a float field.
         tolerances = replace(tolerances, **{_NUMBERS[name]: value})  # type: ignore[arg-type]
     return tolerances
@@ -97,12 +94,12 @@ def tolerance_of(flag: str) -> tuple[str, float] | None:
     if not flag.strip().startswith("--") or name not in _NUMBERS:
         return None
     try:
-        return _NUMBERS[name], _number(flag, name, text)
+        return _NUMBERS[name], _parse_number(flag, name, text)
     except UsageError:
         return None
 
 
-def _number(flag: str, name: str, text: str) -> float:
+def _parse_number(flag: str, name: str, text: str) -> float:
     hint = f"write a number that is not negative: --{name}=1e-3 (iree-run-module itself would take this as 0)"
     try:
         value = parse_c_float(text.strip())

@@ -22,16 +22,12 @@ class BenchmarkError(GauntletError):
 def parse_benchmark_rows(text: str) -> tuple[Samples, ...]:
     """Reads what the tool printed; other lines before or after the JSON document are passed over.
 
-    Args:
-        text: the tool's stdout.
-
     Returns:
         The samples of each benchmark, in the order of the rows; at least one.
 
-    Raises:
-        BenchmarkError: no document, a torn one, no rows, a row that reports an error or makes no sense.
+    Raises BenchmarkError: no document, a torn one, no rows, a row that reports an error or makes no sense.
     """
-    rows = [_checked(row) for row in _document_rows(text)]
+    rows = [_check_row(row) for row in _find_rows(text)]
     if not rows:
         raise BenchmarkError(
             "the benchmark reported no rows: no function of the module matches",
@@ -40,10 +36,10 @@ def parse_benchmark_rows(text: str) -> tuple[Samples, ...]:
     grouped: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         grouped.setdefault(str(row.get("run_name", row["name"])), []).append(row)
-    return tuple(_samples(name, group) for name, group in grouped.items())
+    return tuple(_read_samples(name, group) for name, group in grouped.items())
 
 
-def _document_rows(text: str) -> list[Any]:
+def _find_rows(text: str) -> list[Any]:
     decoder = json.JSONDecoder()
     position = -1
     torn = False
@@ -68,7 +64,7 @@ def _document_rows(text: str) -> list[Any]:
     )
 
 
-def _checked(row: Any) -> dict[str, Any]:
+def _check_row(row: Any) -> dict[str, Any]:
     if not isinstance(row, dict) or not isinstance(row.get("name"), str):
         raise BenchmarkError(f"a benchmark row has no name: {str(row)[:120]}")
     name = row["name"]
@@ -85,7 +81,7 @@ def _checked(row: Any) -> dict[str, Any]:
     return row
 
 
-def _samples(name: str, rows: list[dict[str, Any]]) -> Samples:
+def _read_samples(name: str, rows: list[dict[str, Any]]) -> Samples:
     repetitions = [row for row in rows if row.get("run_type", "iteration") == "iteration"]
     counted = repetitions or [row for row in rows if row.get("aggregate_name") == "mean"][:1]
     if not counted:
@@ -94,12 +90,12 @@ def _samples(name: str, rows: list[dict[str, Any]]) -> Samples:
         )
     return Samples(
         name,
-        tuple(_milliseconds(row, "real_time") for row in counted),
-        tuple(_milliseconds(row, "cpu_time") for row in counted),
+        tuple(_read_ms(row, "real_time") for row in counted),
+        tuple(_read_ms(row, "cpu_time") for row in counted),
         tuple(int(row.get("iterations", 0)) for row in counted),
         aggregated=not repetitions,
     )
 
 
-def _milliseconds(row: dict[str, Any], field: str) -> float:
+def _read_ms(row: dict[str, Any], field: str) -> float:
     return float(row[field]) * MS_PER_UNIT[str(row.get("time_unit", "ns"))]

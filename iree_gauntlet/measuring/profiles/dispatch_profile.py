@@ -1,4 +1,6 @@
-"""What each dispatch of a program takes, from `iree-profile dispatch --dispatch_events --format=jsonl`.
+"""Dispatches of programs and figures of compiles: what they are, and what differs between two sides.
+
+What each dispatch takes comes from `iree-profile dispatch --dispatch_events --format=jsonl`.
 
 The rows are described by `iree-profile --agents_md` and https://iree.dev/developers/performance/device-profiling/.
 A CPU gives `host_dispatch_event` rows, timed by the host's clock; a GPU gives `dispatch_event` rows, timed by its own.
@@ -7,6 +9,19 @@ All other rows are passed over, so that a release which adds some is still read.
 IREE names dispatches `<function>[$async]_dispatch_<number>[_<what it does>[_<sizes>_<types>]]`, and changes of layout
 `_encoding_<number>_<what it does>`. The numbers are given in the order of the program; each compiler that fuses
 otherwise gives other ones.
+
+Of two profiles, the dispatches are matched in two rounds, since two compilers number and fuse otherwise:
+
+1. By name without the number, `matmul_256x256x256_f32`, in their order, where both sides have as many.
+2. What is left goes together by kind (`matmul`, `conv`, …): three products that were fused into one are one row. What
+   has nothing of its kind on the other side is new or gone.
+
+The number itself matches nothing: of several dispatches of one shape, the same number would be another one. Each
+dispatch is in one row, so the rows add up to the difference of the whole, to the nanosecond.
+
+Of compiles, the compiler's statistics and the size of the module are compared. The statistics are the JSON of
+`--iree-scheduling-dump-statistics-format=json`: objects within objects, with numbers as leaves. Releases name and count
+other things: what one side does not report is shown as such, not counted as zero.
 
 Names of dispatches stand among the module's strings (3.13) or in its executables (3.5 to 3.12).
 """
@@ -18,7 +33,8 @@ import math
 import re
 import statistics
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import GauntletError
@@ -59,7 +75,6 @@ class DispatchTime:
 
     Attributes:
         name: as the compiler named it, `main$async_dispatch_12_matmul_256x256x256_f32`.
-        count: how often it was dispatched, in all invocations together.
         total_ns: what that took in all, ns.
         invocation_ns: what it takes in one invocation of the program, ns: the median over the invocations. Whole, so
             that sums of them are exact.
@@ -76,11 +91,7 @@ class DispatchProfile:
     """The dispatches of a program.
 
     Attributes:
-        dispatches: one for each name, in the order in which they first ran.
-        invocations: how often the program was invoked.
         elapsed_ns: wall time of an invocation under the profile, ns, median over the invocations; None where unknown.
-        on_device: the device's own clock timed them, not the host's.
-        notes: what a reader of the times should know.
     """
 
     dispatches: tuple[DispatchTime, ...]
@@ -107,23 +118,19 @@ class DispatchProfile:
 def parse_dispatch_events(lines: Iterable[str], *, invocations: int, elapsed_ns: int | None = None) -> DispatchProfile:
     """Reads the rows of a profile.
 
-    Args:
-        lines: what `iree-profile dispatch --dispatch_events --format=jsonl` printed.
-        invocations: how often the program was invoked while it was profiled; warm-up counts too.
-        elapsed_ns: wall time of an invocation, ns.
-
-    Raises:
-        ProfileError: no dispatches, rows that are cut off, or a row without what is needed, which is named.
+    `lines`: what `iree-profile dispatch --dispatch_events --format=jsonl` printed. `invocations`: how often the program
+    was invoked while it was profiled; warm-up counts too. `elapsed_ns`: wall time of an invocation, ns. Raises
+    ProfileError: no dispatches, rows that are cut off, or a row without what is needed, which is named.
     """
     if invocations < 1:
         raise ProfileError(f"a profile of {invocations} invocations has no times")
     events: dict[str, dict[str, list[int | None]]] = {_HOST_EVENT: defaultdict(list), _DEVICE_EVENT: defaultdict(list)}
     summary: Mapping[str, Any] | None = None
-    for row in profile_rows(lines, "the profile's rows", "type"):
+    for row in read_profile_rows(lines, "the profile's rows", "type"):
         if row.kind == _SUMMARY:
             summary = row.fields
         elif row.kind in events:
-            name, duration = _event(row)
+            name, duration = _read_event(row)
             events[row.kind][name].append(duration)
     kind = _DEVICE_EVENT if events[_DEVICE_EVENT] else _HOST_EVENT
     found = events[kind]
@@ -134,15 +141,14 @@ def parse_dispatch_events(lines: Iterable[str], *, invocations: int, elapsed_ns:
             "the program dispatches nothing, or its device writes no events of dispatches",
         )
     notes: list[str] = []
-    dispatches = tuple(_dispatch(name, durations, invocations, notes) for name, durations in found.items())
+    dispatches = tuple(_sum_dispatch(name, durations, invocations, notes) for name, durations in found.items())
     return DispatchProfile(dispatches, invocations, elapsed_ns, kind == _DEVICE_EVENT, tuple(notes))
 
 
 def merged(profiles: Sequence[DispatchProfile]) -> DispatchProfile:
     """Several profiles of one program as one: the mean of their times, over the sum of their invocations.
 
-    Raises:
-        ProfileError: there are none, or they have other dispatches: they are not of one program.
+    Raises ProfileError: there are none, or they have other dispatches: they are not of one program.
     """
     if not profiles:
         raise ProfileError("there is no profile to merge")
@@ -170,17 +176,10 @@ def merged(profiles: Sequence[DispatchProfile]) -> DispatchProfile:
     )
 
 
-def profile_rows(lines: Iterable[str], what: str, field: str, *, needed: bool = False) -> Iterator[ProfileRow]:
+def read_profile_rows(lines: Iterable[str], what: str, field: str, *, needed: bool = False) -> Iterator[ProfileRow]:
     """The rows of a tool, but for empty lines.
 
-    Args:
-        lines: what it printed.
-        what: they are, for messages.
-        field: says of which kind a row is.
-        needed: whether each row has to have it.
-
-    Raises:
-        ProfileError: a line is no JSON object, or does not have the field.
+    Raises ProfileError: a line is no JSON object, or does not have the field.
     """
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -200,13 +199,7 @@ def profile_rows(lines: Iterable[str], what: str, field: str, *, needed: bool = 
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
-    """A row whose fields are read by name and checked.
-
-    Attributes:
-        fields: what it has.
-        kind: of row.
-        where: it stands, for messages.
-    """
+    """A row whose fields are read by name and checked."""
 
     fields: Mapping[str, Any]
     kind: Any
@@ -235,7 +228,7 @@ class ProfileRow:
         )
 
 
-def _event(row: ProfileRow) -> tuple[str, int | None]:
+def _read_event(row: ProfileRow) -> tuple[str, int | None]:
     """Name and ns of a dispatch; None for one without a valid time."""
     name, valid = row.text("key"), row.fields.get("valid")
     if not isinstance(valid, bool):
@@ -261,7 +254,7 @@ def _check_whole(summary: Mapping[str, Any] | None, kind: str, found: int) -> No
         raise ProfileError(f"the profile's rows hold {found} dispatches, and {_SUMMARY} counts {expected}")
 
 
-def _dispatch(name: str, durations: Sequence[int | None], invocations: int, notes: list[str]) -> DispatchTime:
+def _sum_dispatch(name: str, durations: Sequence[int | None], invocations: int, notes: list[str]) -> DispatchTime:
     timed = [duration for duration in durations if duration is not None]
     if not timed:
         raise ProfileError(f"no dispatch of {name} has a valid time")
@@ -309,14 +302,11 @@ def dispatch_name(name: str) -> DispatchName:
     if match is None:
         return DispatchName("", None, name, "other")
     work = match["work"] or ""
-    return DispatchName(match["function"], int(match["number"]), work, _kind(work))
-
-
-def _kind(work: str) -> str:
     words = work.split("_")
     sizes = next((index for index, word in enumerate(words) if _SIZES.fullmatch(word)), len(words))
     kind_words = "_".join(words[:sizes])
-    return next((kind for kind, parts in _KINDS if any(part in kind_words for part in parts)), kind_words or "other")
+    kind = next((kind for kind, parts in _KINDS if any(part in kind_words for part in parts)), kind_words or "other")
+    return DispatchName(match["function"], int(match["number"]), work, kind)
 
 
 def dispatch_names(data: Iterable[bytes]) -> list[str]:
@@ -325,20 +315,266 @@ def dispatch_names(data: Iterable[bytes]) -> list[str]:
     # An executable is called like its dispatch, without what it does.
     short = {match[0] for name in found if (match := _NUMBERED.match(name)) and match[0] != name}
     # The length of a text is before it in some formats, and may look like a letter.
-    return sorted((name for name in found if name not in short and name[1:] not in found), key=_place)
+    parts = {name: dispatch_name(name) for name in found if name not in short and name[1:] not in found}
+    # Numbers are given in the order of the program.
+    return sorted(
+        parts, key=lambda name: (parts[name].function, -1 if parts[name].number is None else parts[name].number, name)
+    )
 
 
 def new_and_gone(before: Iterable[str], after: Iterable[str]) -> tuple[list[str], list[str]]:
     """What one list of dispatches has and the other has not, without their numbers: `matmul_4x8_f32`, `add_4 (2)`."""
     old, new = (Counter(dispatch_name(name).work or name for name in names) for names in (before, after))
-    return _listed(new - old), _listed(old - new)
+    return _list_works(new - old), _list_works(old - new)
 
 
-def _listed(works: Counter[str]) -> list[str]:
+def _list_works(works: Counter[str]) -> list[str]:
     return [work if count == 1 else f"{work} ({count})" for work, count in sorted(works.items())]
 
 
-def _place(name: str) -> tuple[str, int, str]:
-    """Where a dispatch stands: its numbers are given in the order of the program."""
-    parts = dispatch_name(name)
-    return parts.function, -1 if parts.number is None else parts.number, name
+# The kind of the row for what no dispatch accounts for.
+OUTSIDE = "outside"
+_OUTSIDE_NAME = "outside of dispatches (scheduling, copies, waiting)"
+_EXPLAINED = 0.8
+_MOST_ROWS = 10
+# What a row has of each side, and the row of all others too.
+_SUMMED = ("a_count", "b_count", "a_ns", "b_ns")
+# In the name of a row of several.
+_MOST_WORKS = 3
+_MODULE_SIZE = "module size"
+# What people call the figures, the most important first.
+_COMPILE_NAMES = {
+    "execution/dispatch-count": "dispatches",
+    "executable/executable-count": "executables",
+    "execution/transient-memory-size": "transient memory",
+    "global/constant-size": "constant memory",
+    "global/constant-count": "constants",
+    "global/variable-size": "variable memory",
+    "global/variable-count": "variables",
+    "execution/submission-count": "submissions",
+    "execution/copy-count": "copies",
+    "execution/fill-count": "fills",
+    "execution/call-count": "calls",
+    "synchronization/await-count": "awaits",
+}
+
+
+class Match(StrEnum):
+    """How the two sides of a row belong together."""
+
+    NAME = "name"
+    KIND = "kind"
+    NEW = "new"
+    GONE = "gone"
+    OUTSIDE = "outside"
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchChange:
+    """One row: dispatches of A and what they became in B.
+
+    Attributes:
+        a_ns, b_ns: what they take in an invocation, ns.
+    """
+
+    name: str
+    kind: str
+    match: Match
+    a_ns: int
+    b_ns: int
+    a_count: int
+    b_count: int
+    a_names: tuple[str, ...] = ()
+    b_names: tuple[str, ...] = ()
+
+    @property
+    def difference_ns(self) -> int:
+        """What B takes more, ns in an invocation."""
+        return self.b_ns - self.a_ns
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchChanges:
+    """All rows, those that matter most first."""
+
+    changes: tuple[DispatchChange, ...]
+    a_ns: int
+    b_ns: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def difference_ns(self) -> int:
+        """What B takes more, ns in an invocation: exactly the sum of the rows' differences."""
+        return self.b_ns - self.a_ns
+
+    def share(self, change: DispatchChange) -> float | None:
+        """The part of the whole difference that a row makes up; negative where it goes the other way.
+
+        None where there is no difference.
+        """
+        return change.difference_ns / self.difference_ns if self.difference_ns else None
+
+    def explaining(self, most: int = _MOST_ROWS) -> tuple[DispatchChange, ...]:
+        """The fewest of the largest rows that explain four fifths of the difference; `most` where so many do not."""
+        whole = self.difference_ns
+        rest = whole
+        for count, change in enumerate(self.changes):
+            if abs(rest) <= (1 - _EXPLAINED) * abs(whole) or count == most or not change.difference_ns:
+                return self.changes[:count]
+            rest -= change.difference_ns
+        return self.changes
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the record: the rows that explain the difference, and the sum of all others. Times are in ns."""
+        listed = self.explaining()
+        others = self.changes[len(listed) :]
+        return {
+            "a_ns": self.a_ns,
+            "b_ns": self.b_ns,
+            "rows": [{**asdict(change), "share": self.share(change)} for change in listed],
+            "others": {
+                **{name: sum(getattr(change, name) for change in others) for name in _SUMMED},
+                "outside": any(change.match is Match.OUTSIDE for change in others),
+            },
+            "notes": list(self.notes),
+        }
+
+
+def dispatch_changes(a: DispatchProfile, b: DispatchProfile) -> DispatchChanges:
+    """Matches the dispatches of two profiles."""
+    changes = _match(a, b)
+    a_ns, b_ns = a.dispatched_ns, b.dispatched_ns
+    if a.outside_ns is not None and b.outside_ns is not None:
+        changes.append(DispatchChange(_OUTSIDE_NAME, OUTSIDE, Match.OUTSIDE, a.outside_ns, b.outside_ns, 0, 0))
+        a_ns, b_ns = a_ns + a.outside_ns, b_ns + b.outside_ns
+    # Stable: rows of one size keep the order of their labels, whichever side is A and whatever the numbers are.
+    changes.sort(key=lambda change: -abs(change.difference_ns))
+    notes = [f"{side}: {note}" for side, profile in (("A", a), ("B", b)) for note in profile.notes]
+    return DispatchChanges(tuple(changes), a_ns, b_ns, tuple(notes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Dispatch:
+    """A dispatch, with what its name says."""
+
+    time: DispatchTime
+    name: DispatchName
+    count: int
+
+
+def _group_by_label(profile: DispatchProfile) -> dict[tuple[str, str], list[_Dispatch]]:
+    """The dispatches of each name without number, in the order of the program."""
+    found: dict[tuple[str, str], list[_Dispatch]] = defaultdict(list)
+    for dispatch in profile.dispatches:
+        name = dispatch_name(dispatch.name)
+        found[name.label].append(_Dispatch(dispatch, name, profile.per_invocation(dispatch)))
+    for group in found.values():
+        group.sort(key=lambda dispatch: dispatch.name.number or 0)
+    return found
+
+
+def _match(a: DispatchProfile, b: DispatchProfile) -> list[DispatchChange]:
+    """A row for each pair of one name, then the rows of each kind of what is left."""
+    sides = _group_by_label(a), _group_by_label(b)
+    changes: list[DispatchChange] = []
+    left: tuple[dict[str, list[_Dispatch]], dict[str, list[_Dispatch]]] = (defaultdict(list), defaultdict(list))
+    for label in sorted(sides[0].keys() | sides[1].keys()):
+        ours, theirs = (side.get(label, []) for side in sides)
+        if [dispatch.count for dispatch in ours] == [dispatch.count for dispatch in theirs]:
+            changes += [_change(Match.NAME, [one], [other]) for one, other in zip(ours, theirs, strict=True)]
+            continue
+        for side, group in zip(left, (ours, theirs), strict=True):
+            for dispatch in group:
+                side[dispatch.name.kind].append(dispatch)
+    for kind in sorted(left[0].keys() | left[1].keys()):
+        ours, theirs = (side.get(kind, []) for side in left)
+        if ours and theirs:
+            of_one_name = len({dispatch.name.label for dispatch in (*ours, *theirs)}) == 1
+            changes.append(_change(Match.NAME if of_one_name else Match.KIND, ours, theirs))
+        else:
+            changes += [_change(Match.GONE, [dispatch], []) for dispatch in ours]
+            changes += [_change(Match.NEW, [], [dispatch]) for dispatch in theirs]
+    return changes
+
+
+def _change(match: Match, ours: Sequence[_Dispatch], theirs: Sequence[_Dispatch]) -> DispatchChange:
+    named = theirs or ours
+    kind = named[0].name.kind
+    works = sorted({dispatch.name.work or "unnamed" for dispatch in (*ours, *theirs)})
+    if match is Match.KIND:
+        more = ", …" if len(works) > _MOST_WORKS else ""
+        name = f"{kind}: {', '.join(works[:_MOST_WORKS])}{more}"
+    elif len(ours) > 1 or len(theirs) > 1:
+        name = f"all {works[0]}"
+    else:
+        name = named[0].time.name
+    return DispatchChange(
+        name,
+        kind,
+        match,
+        sum(dispatch.time.invocation_ns for dispatch in ours),
+        sum(dispatch.time.invocation_ns for dispatch in theirs),
+        sum(dispatch.count for dispatch in ours),
+        sum(dispatch.count for dispatch in theirs),
+        tuple(dispatch.time.name for dispatch in ours),
+        tuple(dispatch.time.name for dispatch in theirs),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CompileChange:
+    """A figure that differs.
+
+    Attributes:
+        name: for people (`transient memory`); the place in the statistics where it has no name here.
+        a, b: the figures; None where that side does not report it.
+        unit: `bytes`, or empty for a count.
+    """
+
+    name: str
+    a: float | None
+    b: float | None
+    unit: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """B over A; None where a side does not report it, or A is 0."""
+        return None if self.b is None or not self.a else self.b / self.a
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the record."""
+        return {**asdict(self), "ratio": self.ratio}
+
+
+def compile_changes(
+    a: Mapping[str, Any], b: Mapping[str, Any], *, a_bytes: int | None = None, b_bytes: int | None = None
+) -> tuple[CompileChange, ...]:
+    """The figures that differ, and those that only one side reports; none where the compiles are alike.
+
+    `a_bytes`: size of the module; None where unknown.
+    """
+    ours, theirs = _collect_figures(a, a_bytes), _collect_figures(b, b_bytes)
+    order = {name: place for place, name in enumerate((_MODULE_SIZE, *_COMPILE_NAMES.values()))}
+    changes = []
+    for name in sorted(ours.keys() | theirs.keys(), key=lambda name: (order.get(name, len(order)), name)):
+        if ours.get(name) != theirs.get(name):
+            in_bytes = name == _MODULE_SIZE or name.endswith(("memory", "-size", "-bytes"))
+            changes.append(CompileChange(name, ours.get(name), theirs.get(name), "bytes" if in_bytes else ""))
+    return tuple(changes)
+
+
+def _collect_figures(statistics: Mapping[str, Any], module_bytes: int | None) -> dict[str, float]:
+    found = {_COMPILE_NAMES.get(path, path): value for path, value in _walk_leaves(statistics)}
+    if module_bytes is not None:
+        found[_MODULE_SIZE] = module_bytes
+    return found
+
+
+def _walk_leaves(statistics: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, float]]:
+    """Numbers by their place, `execution/dispatch-count`."""
+    for key, value in statistics.items():
+        here = f"{path}/{key}" if path else str(key)
+        if isinstance(value, dict):
+            yield from _walk_leaves(value, "" if here == "stream-aggregate" else here)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield here, value

@@ -33,9 +33,6 @@ class MemorySample(Recorded):
     """Memory at one moment.
 
     Attributes:
-        ms: since the watch began.
-        resident_bytes: of the process.
-        mapped_bytes: of these, what is mapped from files, such as parameters that are used in place.
         device_bytes: what the device's allocator has given out; None where it is unknown.
     """
 
@@ -51,11 +48,6 @@ class MemoryPhase(Recorded):
 
     Attributes:
         name: `load`, `first call`, `calls`, `after`.
-        begin_ms: when it began, since the watch began.
-        end_ms: when it ended.
-        begin_bytes: resident set where it began.
-        peak_bytes: the most that was resident in it.
-        end_bytes: resident set where it ended.
         device_bytes: what the device's allocator had given out where it ended; None where it is unknown.
     """
 
@@ -73,10 +65,6 @@ class MemoryProfile(Recorded):
     """What was seen of a program.
 
     Attributes:
-        phases: in order.
-        series: samples, in order.
-        interval_ms: how often a sample was taken at the end.
-        exact_peaks: whether the phases' peaks are the kernel's own marks, not the largest samples.
         device_peak_bytes: the most that the device's allocator had given out at a time; None where it is unknown.
             On local-task it is what calls were given, without what the program allocates itself.
     """
@@ -113,46 +101,34 @@ class MemoryProfile(Recorded):
 def memory_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
     """A plan of `measure_module`, as one for the worker that watches memory.
 
-    Args:
-        plan: says what is called on what; its calls, its warm-up and its outputs do not count.
+    `plan`: says what is called on what; its calls, its warm-up and its outputs do not count.
     """
     taken = {key: plan[key] for key in ("modules", "parameters", "function", "inputs")}
     return {**taken, "devices": list(plan["devices"])[:1], "calls": _CALLS, "interval_ms": _INTERVAL_MS}
 
 
 def read_memory_profile(answer: Mapping[str, Any]) -> MemoryProfile:
-    """What the worker answered.
-
-    Raises:
-        GauntletError: it is no answer of that worker.
-    """
+    """What the worker answered. Raises GauntletError: it is no answer of that worker."""
     try:
-        phases = tuple(MemoryPhase(**phase) for phase in answer["phases"])
-        series = tuple(MemorySample(*sample) for sample in answer["samples"])
-        device = answer["device_memory"]
         profile = MemoryProfile(
-            phases,
-            series,
+            tuple(MemoryPhase(**phase) for phase in answer["phases"]),
+            tuple(MemorySample(*sample) for sample in answer["samples"]),
             answer["interval_ms"],
             answer["exact_peaks"],
-            device["device_bytes_peak"] if device else None,
+            answer["device_memory"]["device_bytes_peak"] if answer["device_memory"] else None,
         )
     except (KeyError, TypeError) as error:
         raise GauntletError(
             f"{MEMORY_WORKER} answered something else than phases and samples: {error}",
             "see its standard output in the step's folder",
         ) from error
-    if not phases or not series:
+    if not profile.phases or not profile.series:
         raise GauntletError(f"{MEMORY_WORKER} saw nothing", "see its standard error in the step's folder")
     return profile
 
 
 def write_memory_profile(profile: MemoryProfile, path: Path) -> None:
-    """Write a profile as JSON.
-
-    Raises:
-        OSError: the folder is missing, read-only or full.
-    """
+    """Write a profile as JSON. Raises OSError: the folder is missing, read-only or full."""
     write_atomic(path, json.dumps(profile.as_dict(), indent=1) + "\n")
 
 

@@ -16,7 +16,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.measuring.profiles.dispatch_profile import ProfileError, ProfileRow, profile_rows
+from iree_gauntlet.measuring.profiles.dispatch_profile import ProfileError, ProfileRow, read_profile_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -75,7 +75,7 @@ class _Clock:
     first: tuple[int, int]
     last: tuple[int, int]
 
-    def host_ns(self, tick: int) -> int:
+    def convert_to_host(self, tick: int) -> int:
         ticks, ns = (self.last[index] - self.first[index] for index in (0, 1))
         passed = tick - self.first[0]
         return self.first[1] + (passed if ticks == 0 else round(passed * ns / ticks))
@@ -87,22 +87,19 @@ def perfetto_trace(lines: Iterable[str], device: str) -> dict[str, Any]:
     Times in it are µs from the first event on, with the ns as decimals. What overlaps without lying inside each other
     goes to threads of its own. `otherData.left_out` counts the events without a valid time.
 
-    Args:
-        lines: what `iree-profile export --format=ireeperf-jsonl` wrote.
-        device: as the benchmark's `--device` names it.
-
-    Raises:
-        ProfileError: no such rows, one that is cut off or lacks a field that is needed, which is named, or no events.
+    `lines`: what `iree-profile export --format=ireeperf-jsonl` wrote. `device`: as the benchmark's `--device` names it.
+    Raises ProfileError: no such rows, one that is cut off or lacks a field that is needed, which is named, or no
+    events.
     """
-    rows = list(profile_rows(lines, _EXPORTED, "record_type", needed=True))
+    rows = list(read_profile_rows(lines, _EXPORTED, "record_type", needed=True))
     if not any(row.kind == "schema" and row.fields.get("format") == _FORMAT for row in rows):
         raise ProfileError(f"{_EXPORTED} does not say that it is {_FORMAT}")
-    clocks = _clocks(rows)
-    found = [_event(row, clocks) for row in rows if row.kind in (_SUBMITTED, _ON_HOST, _ON_DEVICE, _DISPATCH)]
+    clocks = _read_clocks(rows)
+    found = [_read_event(row, clocks) for row in rows if row.kind in (_SUBMITTED, _ON_HOST, _ON_DEVICE, _DISPATCH)]
     events = [event for event in found if event is not None]
     if not events:
         raise ProfileError("the exported profile holds no events with a time")
-    placed = _in_lanes(events)
+    placed = _place_in_lanes(events)
     # From 1 on: 0 is the idle process of a kernel's trace, to which Perfetto gives another name.
     processes = {ordinal: pid for pid, ordinal in enumerate(sorted({event.place.device for event in events}), 1)}
     threads = {
@@ -113,13 +110,13 @@ def perfetto_trace(lines: Iterable[str], device: str) -> dict[str, Any]:
         "displayTimeUnit": "ns",
         "otherData": {"left_out": len(found) - len(events)},
         "traceEvents": [
-            *_names(processes, threads, device),
+            *_name_all(processes, threads, device),
             *(_record(event, threads[place], begin) for place, event in placed),
         ],
     }
 
 
-def _details(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _pick_details(fields: Mapping[str, Any]) -> dict[str, Any]:
     """What is worth showing; nothing of what is zero or not there."""
     found = {title: fields.get(name) for name, title in _DETAILS if fields.get(name)}
     index = fields.get("command_index", _NO_ORDINAL)
@@ -132,7 +129,7 @@ def _details(fields: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _clocks(rows: Iterable[ProfileRow]) -> dict[int, _Clock]:
+def _read_clocks(rows: Iterable[ProfileRow]) -> dict[int, _Clock]:
     readings: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for row in rows:
         if row.kind != "clock_correlation" or not {"host_time_begin_ns", "device_tick"} <= row.fields.keys():
@@ -143,10 +140,10 @@ def _clocks(rows: Iterable[ProfileRow]) -> dict[int, _Clock]:
     return {device: _Clock(min(found), max(found)) for device, found in readings.items()}
 
 
-def _event(row: ProfileRow, clocks: Mapping[int, _Clock]) -> _Event | None:
+def _read_event(row: ProfileRow, clocks: Mapping[int, _Clock]) -> _Event | None:
     """None for one without a valid time."""
     device, queue = row.integer("physical_device_ordinal"), row.integer("queue_ordinal")
-    kind, details = row.kind, _details(row.fields)
+    kind, details = row.kind, _pick_details(row.fields)
     if kind == _SUBMITTED:
         at = row.integer("host_time_ns")
         ready = row.fields.get("ready_host_time_ns")
@@ -159,7 +156,7 @@ def _event(row: ProfileRow, clocks: Mapping[int, _Clock]) -> _Event | None:
     if kind == _ON_HOST:
         start, end = row.integer("start_host_time_ns"), row.integer("end_host_time_ns")
     elif device in clocks:
-        start, end = (clocks[device].host_ns(row.integer(name)) for name in ("start_tick", "end_tick"))
+        start, end = (clocks[device].convert_to_host(row.integer(name)) for name in ("start_tick", "end_tick"))
     else:
         return None
     if end < start:
@@ -171,7 +168,7 @@ def _event(row: ProfileRow, clocks: Mapping[int, _Clock]) -> _Event | None:
     return _Event(_Place(device, queue, family), start, end, row.text("op"), "execution", details)
 
 
-def _in_lanes(events: Sequence[_Event]) -> list[tuple[_Place, _Event]]:
+def _place_in_lanes(events: Sequence[_Event]) -> list[tuple[_Place, _Event]]:
     """Events in the order of time, each on a thread where nothing else runs at its time."""
     placed = []
     busy: dict[_Place, list[tuple[int, int]]] = defaultdict(list)
@@ -186,21 +183,21 @@ def _in_lanes(events: Sequence[_Event]) -> list[tuple[_Place, _Event]]:
     return placed
 
 
-def _names(
+def _name_all(
     processes: Mapping[int, int], threads: Mapping[_Place, tuple[int, int]], device: str
 ) -> list[dict[str, Any]]:
     """Metadata: what processes and threads are called, and their order."""
     found: list[dict[str, Any]] = []
     for ordinal, pid in processes.items():
-        found += _named("process", pid, 0, device if ordinal == _NO_ORDINAL else f"{device}, device {ordinal}", pid)
+        found += _name("process", pid, 0, device if ordinal == _NO_ORDINAL else f"{device}, device {ordinal}", pid)
     for place, (pid, tid) in threads.items():
         queue = "no queue" if place.queue == _NO_ORDINAL else f"queue {place.queue}"
         lane = f" ({place.lane + 1})" if place.lane else ""
-        found += _named("thread", pid, tid, f"{queue}: {_FAMILIES[place.family]}{lane}", tid)
+        found += _name("thread", pid, tid, f"{queue}: {_FAMILIES[place.family]}{lane}", tid)
     return found
 
 
-def _named(kind: str, pid: int, tid: int, name: str, rank: int) -> list[dict[str, Any]]:
+def _name(kind: str, pid: int, tid: int, name: str, rank: int) -> list[dict[str, Any]]:
     common = {"ph": "M", "pid": pid, "tid": tid, "ts": 0}
     return [
         {**common, "name": f"{kind}_name", "args": {"name": name}},

@@ -29,7 +29,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.statistics.paired import Interval, rank_estimate, rank_interval, sorted_walsh_averages
+from iree_gauntlet.measuring.statistics.paired import Interval, rank_estimate, rank_interval, sort_walsh_averages
 from iree_gauntlet.measuring.statistics.rounds import EvidenceError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from iree_gauntlet.measuring.statistics.sequential import SequentialPlan
+    from iree_gauntlet.measuring.statistics.rounds import SequentialPlan
 
 
 # What lies within this share of the distance between good and bad from one of them is that one's value.
@@ -60,11 +60,9 @@ class Search:
     """What is known of a row of candidates.
 
     Attributes:
-        count: how many there are, both ends among them.
         sides: of those that were tried, by their place in the row; `NEITHER` for what could not be judged.
 
-    Raises:
-        GauntletError: the ends are not on their own sides, or a place is outside of the row.
+    Raises GauntletError: the ends are not on their own sides, or a place is outside of the row.
     """
 
     count: int
@@ -145,7 +143,7 @@ def most_tries(count: int) -> int:
 
 def is_same_value(one: float, other: float) -> bool:
     """Whether two values are the same. NaN counts as infinite."""
-    return _no_nan(one) == _no_nan(other)
+    return _replace_nan(one) == _replace_nan(other)
 
 
 def is_nearer_to_bad(value: float, good: float, bad: float) -> bool:
@@ -153,11 +151,11 @@ def is_nearer_to_bad(value: float, good: float, bad: float) -> bool:
 
     By ratio where all three are positive, else by difference. NaN counts as infinite.
     """
-    value, good, bad = (_no_nan(number) for number in (value, good, bad))
+    value, good, bad = (_replace_nan(number) for number in (value, good, bad))
     low, high = min(good, bad), max(good, bad)
     if value <= low or value >= high:
         return (value <= low) == (bad == low)
-    to_bad, to_good = _distance(value, bad, low), _distance(value, good, low)
+    to_bad, to_good = _measure_distance(value, bad, low), _measure_distance(value, good, low)
     return to_bad < to_good
 
 
@@ -166,17 +164,17 @@ def is_third_value(value: float, good: float, bad: float) -> bool:
 
     By ratio where all three are positive, else by difference. NaN counts as infinite.
     """
-    value, good, bad = (_no_nan(number) for number in (value, good, bad))
+    value, good, bad = (_replace_nan(number) for number in (value, good, bad))
     least = min(value, good, bad)
-    between = _distance(good, bad, least)
-    return all(_distance(value, end, least) > _FITS * between for end in (good, bad))
+    between = _measure_distance(good, bad, least)
+    return all(_measure_distance(value, end, least) > _FITS * between for end in (good, bad))
 
 
-def _no_nan(number: float) -> float:
+def _replace_nan(number: float) -> float:
     return math.inf if math.isnan(number) else number
 
 
-def _distance(one: float, other: float, least: float) -> float:
+def _measure_distance(one: float, other: float, least: float) -> float:
     if one == other:
         return 0.0
     if math.isinf(one) or math.isinf(other):
@@ -190,10 +188,7 @@ class Placing:
 
     Attributes:
         bad: None for undecided.
-        reason: one line.
-        ratio: estimate of candidate / good.
         low, high: its interval; 0 and infinity where there are too few blocks for one.
-        confidence: of the interval, whatever the stopping.
         next_look: at how many blocks it may be decided; None where it is, or the budget is spent.
     """
 
@@ -217,13 +212,7 @@ def middle_of(ratio: float, low: float, high: float) -> float:
     Half the estimated log(bad/good), but never beyond the interval's end that is nearer to the good one: then the
     truth about the bad end lies beyond the middle as surely as the interval holds.
 
-    Args:
-        ratio: estimate of bad / good.
-        low: lower end of its interval.
-        high: upper end.
-
-    Raises:
-        EvidenceError: the interval holds 1, so that the ends may be the same.
+    Raises EvidenceError: the interval holds 1, so that the ends may be the same.
     """
     if not 0 < low <= high < math.inf or low <= 1 <= high:
         raise EvidenceError(f"the ends do not differ for certain: ratio {ratio:.4g}, interval {low:.4g} to {high:.4g}")
@@ -235,29 +224,25 @@ def middle_of(ratio: float, low: float, high: float) -> float:
 def place(ratios: NDArray[np.float64], plan: SequentialPlan, middle: float) -> Placing:
     """Places a candidate by the log ratios log(candidate/good) of its blocks, in the order in which they were taken.
 
-    Args:
-        ratios: of all blocks that count; those after the plan's last look are not used.
-        plan: when to look and what the looks cost together: α shared out over all comparisons of the search.
-        middle: of the ends (`middle_of`); above 0 where bad takes longer.
-
-    Raises:
-        EvidenceError: no ratios, one that is not finite, a middle that is 0 or not finite.
+    `ratios`: of all blocks that count; those after the plan's last look are not used. `plan`: when to look and what the
+    looks cost together: α shared out over all comparisons of the search. `middle`: of the ends (`middle_of`); above 0
+    where bad takes longer. Raises EvidenceError: no ratios, one that is not finite, a middle that is 0 or not finite.
     """
     if middle == 0 or not math.isfinite(middle):
         raise EvidenceError(f"a middle at {middle!r} divides nothing")
     interval = Interval(-math.inf, math.inf)
-    walsh = sorted_walsh_averages(ratios[: plan.max_blocks])
+    walsh = sort_walsh_averages(ratios[: plan.max_blocks])
     bad: bool | None = None
     for look, level in plan.reached(ratios.size):
-        walsh = sorted_walsh_averages(ratios[:look])
+        walsh = sort_walsh_averages(ratios[:look])
         interval = interval.intersection(rank_interval(walsh, level))
-        bad = _side(interval, middle)
+        bad = _choose_side(interval, middle)
         if bad is not None:
             break
     next_look = plan.next_look(ratios.size) if bad is None and interval.low <= interval.high else None
     return Placing(
         bad=bad,
-        reason=_reason(interval, middle, bad, next_look),
+        reason=_describe_reason(interval, middle, bad, next_look),
         ratio=math.exp(rank_estimate(walsh)),
         low=math.exp(interval.low),
         high=math.exp(interval.high),
@@ -266,7 +251,7 @@ def place(ratios: NDArray[np.float64], plan: SequentialPlan, middle: float) -> P
     )
 
 
-def _side(interval: Interval, middle: float) -> bool | None:
+def _choose_side(interval: Interval, middle: float) -> bool | None:
     if interval.low > interval.high:
         return None
     if interval.low > middle:
@@ -276,7 +261,7 @@ def _side(interval: Interval, middle: float) -> bool | None:
     return None
 
 
-def _reason(interval: Interval, middle: float, bad: bool | None, next_look: int | None) -> str:
+def _describe_reason(interval: Interval, middle: float, bad: bool | None, next_look: int | None) -> str:
     if interval.low > interval.high:
         return "earlier and later blocks contradict each other: the machine or a side has changed"
     if math.isinf(interval.low) or math.isinf(interval.high):

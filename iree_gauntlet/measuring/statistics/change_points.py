@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from iree_gauntlet.measuring.statistics.false_discovery import student_p
+from iree_gauntlet.measuring.statistics.comparison_verdict import compute_student_p
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,14 +55,7 @@ _EXACT = 900
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A step of a series.
-
-    Attributes:
-        at: index of the first figure behind it.
-        before, after: figures in the stretches on both sides.
-        effect: difference of the logarithms, behind less before.
-        p_value: how likely a step like this is where nothing changes.
-    """
+    """A step of a series."""
 
     at: int
     before: int
@@ -78,13 +71,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A series that got slower bit by bit.
-
-    Attributes:
-        since: index of the first figure behind the best stretch.
-        effect: difference of the logarithms, of the last stretch less the best one.
-        p_value: of its least sure step.
-    """
+    """A series that got slower bit by bit."""
 
     since: int
     effect: float
@@ -96,20 +83,15 @@ def change_points(
 ) -> tuple[Change, ...]:
     """The steps of a series, in its order.
 
-    Args:
-        values: the figures, all positive, in order.
-        least_effect: |difference of logarithms| below which a step is none.
-        disturbed: which of them a busy machine spoilt: these count for a quarter; none where empty.
-
-    Raises:
-        ValueError: a figure that is not positive and finite.
+    `disturbed`: which of them a busy machine spoilt: these count for a quarter; none where empty. Raises ValueError: a
+    figure that is not positive and finite.
     """
     series = _Series(values, disturbed)
     cuts = series.splits(0, len(values))
     while cuts:
         changes = series.changes(cuts)
-        worst = max(range(len(cuts)), key=lambda place: _weakness(changes[place], least_effect))
-        if _weakness(changes[worst], least_effect) < _P_VALUE:
+        worst = max(range(len(cuts)), key=lambda place: _rank_weakness(changes[place], least_effect))
+        if _rank_weakness(changes[worst], least_effect) < _P_VALUE:
             return changes
         del cuts[worst]
     return ()
@@ -118,13 +100,7 @@ def change_points(
 def drift(values: Sequence[float], least_effect: float, *, disturbed: Sequence[bool] = ()) -> Drift | None:
     """A rise from the best earlier stretch to the last one that no single step of that size accounts for.
 
-    Args:
-        values: the figures, in order.
-        least_effect: difference of logarithms that it has at least.
-        disturbed: as in `change_points`.
-
-    Raises:
-        ValueError: as there.
+    `disturbed`: as in `change_points`. Raises ValueError: as there.
     """
     # Steps of whatever size: each is significant, and none alone would be reported.
     small = change_points(values, 0.0, disturbed=disturbed)
@@ -145,21 +121,14 @@ def drift(values: Sequence[float], least_effect: float, *, disturbed: Sequence[b
     return Drift(since, last[0] - best, max(change.p_value for change in small))
 
 
-def _weakness(change: Change, least_effect: float) -> float:
+def _rank_weakness(change: Change, least_effect: float) -> float:
     """Its p-value; above 1 for one that is too small, the smaller the higher."""
     return change.p_value if abs(change.effect) >= least_effect else 1.0 + least_effect - abs(change.effect)
 
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """A stretch as the tests see it.
-
-    Attributes:
-        mean: trimmed.
-        error: squared standard error of the mean.
-        count: figures that it is of, after trimming.
-        variance: of one figure, as the error has it.
-    """
+    """A stretch as the tests see it."""
 
     mean: float
     error: float
@@ -177,19 +146,21 @@ class _Series:
         self._weights = np.where(disturbed, _DISTURBED_WEIGHT, 1.0) if len(disturbed) else np.ones(len(given))
 
     def location(self, start: int, end: int) -> float:
-        return self._side(start, end).mean
+        return self._get_side(start, end).mean
 
     def splits(self, start: int, end: int) -> list[int]:
         """Where a stretch may change, in order."""
         if end - start < 2 * LEAST_RUNS:
             return []
-        at = start + self._best_split(start, end)
-        if self._welch(start, at, end, alike=0.0) > _PROMISING:
+        at = start + self._find_best_split(start, end)
+        if self._test_by_welch(start, at, end, alike=0.0) > _PROMISING:
             return []
         return [*self.splits(start, at), at, *self.splits(at, end)]
 
-    def _best_split(self, start: int, end: int) -> int:
-        ranks = _ranks(self._logs[start:end])
+    def _find_best_split(self, start: int, end: int) -> int:
+        _, inverse, counts = np.unique(self._logs[start:end], return_inverse=True, return_counts=True)
+        # Equal ones share theirs.
+        ranks = (counts.cumsum() - (counts - 1) / 2)[inverse]
         count = end - start
         apart = np.abs(ranks[:, None] - ranks[None, :])
         first = np.arange(LEAST_RUNS, count - LEAST_RUNS + 1)
@@ -200,14 +171,11 @@ class _Series:
         across, behind = rows[first - 1] - within, rows[-1] - 2 * rows[first - 1] + within
         energy = 2 * across / (first * second) - within / first**2 - behind / second**2
         place = int(first[np.argmax(first * second / count * energy)])
-        return self._refined(self._logs[start:end], place)
+        return self._refine_split(self._logs[start:end], place)
 
     @staticmethod
-    def _refined(logs: Values, place: int) -> int:
-        """Where both sides are nearest to their medians; what is far off counts no more than three spreads.
-
-        Of a large step, no more than half of it: or a figure that is far off would be as near to the other side.
-        """
+    def _refine_split(logs: Values, place: int) -> int:
+        """Where both sides are nearest to their medians; what is far off counts no more than three spreads."""
         medians = float(np.median(logs[:place])), float(np.median(logs[place:]))
         off = np.abs(logs - medians[0]), np.abs(logs - medians[1])
         spread = 1.4826 * float(np.median(np.concatenate((off[0][:place], off[1][place:]))))
@@ -222,19 +190,21 @@ class _Series:
     def changes(self, cuts: Sequence[int]) -> tuple[Change, ...]:
         """Each split, held against the stretches up to its neighbours."""
         edges = [0, *cuts, len(self._logs)]
-        alike = self._alike(edges)
+        alike = self._measure_likeness(edges)
         found = []
         for start, at, end in zip(edges, edges[1:], edges[2:], strict=False):
             before, after = at - start, end - at
-            p_value = max(self._welch(start, at, end, alike=alike), self._rank_test(start, at, end, alike=alike))
+            p_value = max(
+                self._test_by_welch(start, at, end, alike=alike), self._rank_test(start, at, end, alike=alike)
+            )
             places = max(1.0, (before + after) / (_PLACES * min(before, after)))
             effect = self.location(at, end) - self.location(start, at)
             found.append(Change(at, before, after, effect, min(1.0, p_value * places)))
         return tuple(found)
 
-    def _alike(self, edges: Sequence[int]) -> float:
+    def _measure_likeness(self, edges: Sequence[int]) -> float:
         """The autocorrelation of figures about their stretches' means, corrected for being measured from those."""
-        parts = [_winsorised(self._logs[start:end]) for start, end in itertools.pairwise(edges)]
+        parts = [_cut_outliers(self._logs[start:end]) for start, end in itertools.pairwise(edges)]
         rest = np.concatenate([part - part.mean() for part in parts])
         count, power = len(rest), float(rest @ rest)
         if power <= 0:
@@ -243,13 +213,13 @@ class _Series:
         found += (1 + 3 * found) / count + (len(edges) - 2) * (1 - found) / count
         return min(max(found, 0.0), _MOST_ALIKE)
 
-    def _side(self, start: int, end: int) -> _Side:
+    def _get_side(self, start: int, end: int) -> _Side:
         # Splits that are given up one by one leave most stretches as they were.
         if (start, end) not in self._sides:
-            self._sides[start, end] = self._side_of(start, end)
+            self._sides[start, end] = self._measure_side(start, end)
         return self._sides[start, end]
 
-    def _side_of(self, start: int, end: int) -> _Side:
+    def _measure_side(self, start: int, end: int) -> _Side:
         order = np.argsort(self._logs[start:end], kind="stable")
         logs, weights = self._logs[start:end][order], self._weights[start:end][order]
         count = end - start
@@ -267,8 +237,8 @@ class _Series:
         variance = spread * worth / (left - 1)
         return _Side(mean, variance / left, left, variance)
 
-    def _welch(self, start: int, at: int, end: int, *, alike: float) -> float:
-        one, other = self._side(start, at), self._side(at, end)
+    def _test_by_welch(self, start: int, at: int, end: int, *, alike: float) -> float:
+        one, other = self._get_side(start, at), self._get_side(at, end)
         errors, degrees = (one.error, other.error), 0.0
         if min(at - start, end - at) < _FEW:
             few, many = (one, other) if at - start < end - at else (other, one)
@@ -286,7 +256,9 @@ class _Series:
         if not degrees:
             parts = zip(errors, (one.count, other.count), strict=True)
             degrees = total**2 / sum(error**2 / max(count - 1, 1.0) for error, count in parts)
-        return student_p(difference / math.sqrt(total) * math.sqrt((1 - alike) / (1 + alike)), max(1, int(degrees)))
+        return compute_student_p(
+            difference / math.sqrt(total) * math.sqrt((1 - alike) / (1 + alike)), max(1, int(degrees))
+        )
 
     def _rank_test(self, start: int, at: int, end: int, *, alike: float) -> float:
         """0 where there are too few figures for it to say anything."""
@@ -308,14 +280,7 @@ class _Series:
         return math.erfc(max(pairs * (0.5 - share) - 0.5, 0.0) / deviation / math.sqrt(2))
 
 
-def _ranks(values: Values) -> Values:
-    """Equal ones share theirs."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = counts.cumsum()
-    return (ends - (counts - 1) / 2)[inverse]
-
-
-def _winsorised(values: Values) -> Values:
+def _cut_outliers(values: Values) -> Values:
     out = int(_TRIMMED * len(values)) if len(values) >= _TRIMMED_FROM else 0
     ordered = np.sort(values)
     return np.clip(values, ordered[out], ordered[len(values) - out - 1])

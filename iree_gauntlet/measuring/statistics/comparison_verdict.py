@@ -11,8 +11,10 @@ A against B and B against A agree):
 Two margins, because they are paid for differently: δ costs nothing where B is much slower, while an interval within
 ±δ takes hundreds of rounds on most machines. An interval that lies beyond δ and within ε is a difference.
 
-The interval is the intersection of the exact intervals (`paired`) of all looks so far (`sequential`). All of them
+The interval is the intersection of the exact intervals (`paired`) of all looks so far (`rounds`). All of them
 hold together with probability 1 − α or more, so it may be looked at, and stopped at, as often as there are looks.
+
+Of many models at once: how many of the differences found are false, and the mean over models.
 """
 
 from __future__ import annotations
@@ -22,23 +24,24 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from iree_gauntlet.measuring.statistics.paired import (
     Interval,
     log_ratios,
     rank_estimate,
     rank_interval,
     rank_p_above,
-    sorted_walsh_averages,
+    sort_walsh_averages,
 )
 from iree_gauntlet.measuring.statistics.rounds import Block, EvidenceError, Location
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
-    from iree_gauntlet.measuring.statistics.sequential import SequentialPlan
+    from iree_gauntlet.measuring.statistics.rounds import SequentialPlan
 
 
 DEFAULT_LEAST = 0.01
@@ -60,13 +63,10 @@ class Comparison:
     """B against A, for one model.
 
     Attributes:
-        verdict: one of five.
-        reason: one line, why it is that and not more.
         ratio: estimate of time B / time A; 1.05 is 5 % slower.
         low, high: its interval; 0 and infinity where there are too few blocks for one, and `low` above `high` where
             blocks contradict each other.
         confidence: of the interval, whatever the stopping: 1 − α.
-        blocks: how many were looked at.
         p_value: against "the difference is δ at most", valid whatever the stopping; 1 before the first look.
         next_look: at how many blocks more could be said; None where the verdict stands or the budget is spent.
     """
@@ -97,16 +97,11 @@ def compare(
 ) -> Comparison:
     """Judges blocks in the order in which they were taken.
 
-    Args:
-        blocks: all that count; a disturbed block must have been replaced for its disturbance, never for its times.
-        plan: when to look and what the looks cost together; blocks after the last look are not used.
-        least: δ, the minimum effect, above which a difference matters; 0.01 is 1 %.
-        band: ε, the equivalence margin, within which two times are the same for all that one cares.
-        location: which figure of the repetitions stands for a round.
-        allow: the slowdown below which `not slower` will do; None where that is no answer.
-
-    Raises:
-        EvidenceError: no blocks, margins that are not 0 < least ≤ band < 1, or an allowance below 0.
+    `blocks`: all that count; a disturbed block must have been replaced for its disturbance, never for its times.
+    `plan`: when to look and what the looks cost together; blocks after the last look are not used. `least`: δ, the
+    minimum effect, above which a difference matters; 0.01 is 1 %. `band`: ε, the equivalence margin, within which two
+    times are the same for all that one cares. `allow`: the slowdown below which `not slower` will do; None where that
+    is no answer. Raises EvidenceError: no blocks, margins that are not 0 < least ≤ band < 1, or an allowance below 0.
     """
     return compare_log_ratios(log_ratios(blocks, location), plan, least, band, allow)
 
@@ -120,9 +115,8 @@ def compare_log_ratios(
 ) -> Comparison:
     """As `compare`, from the log ratio log(B/A) of each block.
 
-    Raises:
-        EvidenceError: no ratios, one that is not finite, margins that are not 0 < least ≤ band < 1, or an allowance
-            below 0.
+    Raises EvidenceError: no ratios, one that is not finite, margins that are not 0 < least ≤ band < 1, or an allowance
+    below 0.
     """
     if allow is not None and not allow >= 0:
         raise EvidenceError(f"allowed slowdown {allow!r}: expected 0 or more", "0.03 is 3 %")
@@ -133,10 +127,10 @@ def compare_log_ratios(
     edge = math.log1p(least)
     looks = plan.reached(ratios.size)
     interval, p_slower, p_faster = Interval(-math.inf, math.inf), 1.0, 1.0
-    walsh = sorted_walsh_averages(ratios[: plan.max_blocks])
+    walsh = sort_walsh_averages(ratios[: plan.max_blocks])
     for look, level in looks:
         # Only prefixes: every look sees what was there when it was made.
-        walsh = sorted_walsh_averages(ratios[:look])
+        walsh = sort_walsh_averages(ratios[:look])
         interval = interval.intersection(rank_interval(walsh, level))
         share = level / plan.alpha
         p_slower = min(p_slower, rank_p_above(walsh, edge) / share)
@@ -145,7 +139,7 @@ def compare_log_ratios(
     next_look = plan.next_look(ratios.size) if verdict == Verdict.INCONCLUSIVE else None
     if not looks:
         reason = f"{ratios.size} blocks, and {plan.looks[0]} are needed for the first verdict"
-        walsh = sorted_walsh_averages(ratios)
+        walsh = sort_walsh_averages(ratios)
     elif verdict == Verdict.INCONCLUSIVE and next_look is None and interval.low <= interval.high:
         reason += f"; all {plan.max_blocks} blocks are taken"
     return Comparison(
@@ -168,10 +162,6 @@ def against_control(comparison: Comparison, control: Comparison) -> Comparison:
     its stated rate, so that widening the margin would only cost power. But where A differs from itself, something else
     than the two sides is measured, and the session is void: `inconclusive` whatever B gave. And a difference that is
     not larger than the one that A shows against itself is not reported as one.
-
-    Args:
-        comparison: B against A.
-        control: A against A, from rounds of the same session, under a plan of its own.
     """
     if control.differs:
         reason = (
@@ -211,3 +201,144 @@ def _judge(interval: Interval, least: float, band: float, allow: float | None) -
 
 def _percent(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f} %"
+
+
+DEFAULT_DISCOVERY_RATE = 0.05
+
+
+class Dependence(StrEnum):
+    """What may be assumed of p-values of different models.
+
+    With block orders drawn by lot for each model they are independent where nothing differs, however the noise hangs
+    together: Benjamini and Hochberg, Journal of the Royal Statistical Society B 57, 1995. `ANY` assumes nothing and
+    pays a factor of 1 + 1/2 + … + 1/m: Benjamini and Yekutieli, Annals of Statistics 29, 2001.
+    """
+
+    INDEPENDENT = "independent"
+    ANY = "any"
+
+
+@dataclass(frozen=True, slots=True)
+class GeometricMean:
+    """Mean ratio over models.
+
+    Attributes:
+        low, high: its interval, for models like these; 0 and infinity for a single model.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    confidence: float
+    models: int
+
+
+def adjusted_p_values(p_values: Sequence[float], dependence: Dependence = Dependence.INDEPENDENT) -> tuple[float, ...]:
+    """For each p-value the smallest false-discovery rate at which it counts as a discovery.
+
+    Raises EvidenceError: a p-value that is not between 0 and 1.
+    """
+    if any(not 0 <= p <= 1 for p in p_values):
+        raise EvidenceError(f"p-values {list(p_values)}, expected numbers from 0 to 1")
+    if not p_values:
+        return ()
+    count = len(p_values)
+    penalty = 1.0 if dependence == Dependence.INDEPENDENT else sum(1 / rank for rank in range(1, count + 1))
+    order = np.argsort(p_values, kind="stable")
+    scaled = np.asarray(p_values)[order] * count * penalty / np.arange(1, count + 1)
+    adjusted = np.empty(count)
+    # Step-up: a larger p-value that passes takes all smaller ones with it.
+    adjusted[order] = np.minimum(np.minimum.accumulate(scaled[::-1])[::-1], 1.0)
+    return tuple(float(p) for p in adjusted)
+
+
+def control_discoveries(
+    comparisons: Mapping[str, Comparison],
+    rate: float = DEFAULT_DISCOVERY_RATE,
+    dependence: Dependence = Dependence.INDEPENDENT,
+) -> dict[str, Comparison]:
+    """Keeps the share of false ones among all `slower` and `faster` at or below a rate.
+
+    A difference that is no discovery among so many models becomes `inconclusive`; other verdicts stay.
+
+    `comparisons`: by model, already held against their controls; all that were made, not only those that look bad.
+    `rate`: the largest expected share of false discoveries. Raises EvidenceError: a rate that is not between 0 and 1.
+    """
+    if not 0 < rate < 1:
+        raise EvidenceError(f"false-discovery rate {rate!r}, expected a number between 0 and 1")
+    # A model that is not reported as different, as after a void session, must not lend its small p-value to others.
+    p_values = [comparison.p_value if comparison.differs else 1.0 for comparison in comparisons.values()]
+    adjusted = adjusted_p_values(p_values, dependence)
+    judged = dict(comparisons)
+    for (model, comparison), p_value in zip(comparisons.items(), adjusted, strict=True):
+        if comparison.differs and p_value > rate:
+            reason = (
+                f"{comparison.verdict} on its own, but among {len(comparisons)} models such a difference turns up by"
+                f" chance (adjusted p {p_value:.3f}, limit {rate:g}); compare this model alone, with more blocks"
+            )
+            judged[model] = without_verdict(comparison, reason)
+    return judged
+
+
+def geometric_mean(comparisons: Sequence[Comparison], confidence: float = 0.95) -> GeometricMean:
+    """Geometric mean of the ratios, models being the outer level of the sample.
+
+    Student's interval over the models' log ratios: each carries the noise of its own blocks, so that both levels are
+    in their spread (a two-stage sample: Cochran, Sampling Techniques, 3rd edition, 1977, chapter 10). It speaks of
+    models like these, and with few models it is wide.
+
+    Raises EvidenceError: no comparisons, a confidence that is not between 0 and 1.
+    """
+    if not comparisons or not 0 < confidence < 1:
+        raise EvidenceError(f"geometric mean of {len(comparisons)} models with confidence {confidence!r}")
+    logs = np.log([comparison.ratio for comparison in comparisons])
+    mean, count = float(logs.mean()), len(comparisons)
+    if count == 1:
+        return GeometricMean(math.exp(mean), 0.0, math.inf, confidence, 1)
+    reach = find_student_quantile((1 + confidence) / 2, count - 1) * float(logs.std(ddof=1)) / math.sqrt(count)
+    return GeometricMean(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach), confidence, count)
+
+
+def find_student_quantile(probability: float, degrees: int) -> float:
+    """The value below which a share of Student's t distribution lies.
+
+    By bisection of the distribution function, whose closed form for whole degrees of freedom is in Abramowitz and
+    Stegun, Handbook of Mathematical Functions, 1964, 26.7.3 and 26.7.4.
+
+    Raises EvidenceError: a probability outside 0 to 1, or no degree of freedom.
+    """
+    if not 0 < probability < 1 or degrees < 1:
+        raise EvidenceError(f"quantile {probability!r} of Student's t with {degrees} degrees of freedom")
+    if probability < 0.5:
+        return -find_student_quantile(1 - probability, degrees)
+    low, high = 0.0, 1.0
+    while _compute_within(high, degrees) < 2 * probability - 1:
+        high *= 2
+    for _ in range(200):
+        middle = (low + high) / 2
+        if _compute_within(middle, degrees) < 2 * probability - 1:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def compute_student_p(value: float, degrees: int) -> float:
+    """The probability that |T| is at least this large; `degrees` of freedom."""
+    return max(0.0, 1 - _compute_within(abs(value), degrees))
+
+
+def _compute_within(value: float, degrees: int) -> float:
+    """P(|T| ≤ value)."""
+    angle = math.atan(value / math.sqrt(degrees))
+    square = math.cos(angle) ** 2
+    term, total = 1.0, 0.0
+    first = 2 if degrees % 2 else 1
+    for number in range(first, degrees, 2):
+        total += term
+        term *= square * number / (number + 1)
+    if degrees % 2 == 0:
+        return math.sin(angle) * total
+    if degrees == 1:
+        return 2 * angle / math.pi
+    return 2 / math.pi * (angle + math.sin(angle) * math.cos(angle) * total)

@@ -33,11 +33,7 @@ _MAX_BLOCKS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """From where to where; infinite where the evidence is too little for any bound.
-
-    Attributes:
-        low, high: ends, on the scale of what was asked for.
-    """
+    """From where to where; infinite where the evidence is too little for any bound."""
 
     low: float
     high: float
@@ -48,25 +44,20 @@ class Interval:
 
 
 def log_ratios(blocks: Sequence[Block], location: Location = Location.MIN) -> NDArray[np.float64]:
-    """log(B/A) of each block.
-
-    Raises:
-        EvidenceError: no blocks.
-    """
+    """log(B/A) of each block. Raises EvidenceError: no blocks."""
     if not blocks:
         raise EvidenceError("no blocks to compare", "take at least one round of each side")
-    return np.array([block.log_ratio(location) for block in blocks], dtype=np.float64)
+    return np.array([block.compute_log_ratio(location) for block in blocks], dtype=np.float64)
 
 
-def sorted_walsh_averages(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def sort_walsh_averages(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """The n(n+1)/2 averages (vᵢ + vⱼ)/2, i ≤ j, rising.
 
-    Raises:
-        EvidenceError: no values, more than 1,000, or one that is not finite.
+    Raises EvidenceError: no values, more than 1,000, or one that is not finite.
     """
     if not 1 <= values.size <= _MAX_BLOCKS or not np.isfinite(values).all():
         raise EvidenceError(f"{values.size} log ratios, expected 1 to {_MAX_BLOCKS} finite numbers")
-    rows, columns = _pairs(values.size)
+    rows, columns = _list_pairs(values.size)
     return np.sort((values[rows] + values[columns]) / 2)
 
 
@@ -78,11 +69,10 @@ def rank_estimate(walsh: NDArray[np.float64]) -> float:
 def rank_interval(walsh: NDArray[np.float64], level: float) -> Interval:
     """The interval of the location that holds with probability 1 − level or more.
 
-    Args:
-        walsh: sorted Walsh averages of the values.
-        level: two-sided; too small a one for so few values gives an infinite interval.
+    `walsh`: sorted Walsh averages of the values. `level`: two-sided; too small a one for so few values gives an
+    infinite interval.
     """
-    needed = _critical_count(_count(walsh), level / 2)
+    needed = _find_critical_count(_count(walsh), level / 2)
     if needed > walsh.size:
         return Interval(-math.inf, math.inf)
     return Interval(float(walsh[walsh.size - needed]), float(walsh[needed - 1]))
@@ -91,7 +81,7 @@ def rank_interval(walsh: NDArray[np.float64], level: float) -> Interval:
 def rank_p_above(walsh: NDArray[np.float64], edge: float) -> float:
     """One-sided p-value against "the location is at most `edge`"; averages on the edge count for it."""
     above = int(walsh.size - np.searchsorted(walsh, edge, side="right"))
-    return float(_upper_tail(_count(walsh))[above])
+    return float(_compute_upper_tail(_count(walsh))[above])
 
 
 def _count(walsh: NDArray[np.float64]) -> int:
@@ -100,7 +90,7 @@ def _count(walsh: NDArray[np.float64]) -> int:
 
 # The tables depend on n alone and are the same for every model of a run.
 @functools.lru_cache(maxsize=8)
-def _pairs(count: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def _list_pairs(count: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Places i ≤ j of all pairs of n values."""
     rows, columns = np.triu_indices(count)
     for places in (rows, columns):
@@ -109,11 +99,8 @@ def _pairs(count: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 
 @functools.lru_cache(maxsize=256)
-def _upper_tail(count: int) -> NDArray[np.float64]:
-    """P(W ≥ w) for w = 0 … n(n+1)/2, of the signed-rank statistic of n values.
-
-    W is a sum of the ranks 1 … n, each there or not with probability ½: its generating function is Π (1 + xʳ)/2.
-    """
+def _compute_upper_tail(count: int) -> NDArray[np.float64]:
+    """P(W ≥ w) for w = 0 … n(n+1)/2, of the signed-rank statistic of n values."""
     size = count * (count + 1) // 2 + 1
     chances = np.zeros(size)
     chances[0] = 1.0
@@ -128,9 +115,9 @@ def _upper_tail(count: int) -> NDArray[np.float64]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _critical_count(count: int, level: float) -> int:
+def _find_critical_count(count: int, level: float) -> int:
     """The fewest Walsh averages above a value that reject it at a one-sided level; more than exist where none do."""
-    tail = _upper_tail(count)
+    tail = _compute_upper_tail(count)
     # The tail falls with w.
     return int(np.searchsorted(-tail, -level, side="left"))
 
@@ -143,15 +130,8 @@ def bootstrap_t_interval(
     Efron and Tibshirani, An Introduction to the Bootstrap, 1993, §12.5: each resample gives (mean* − mean)/se*, and
     their quantiles take the place of Student's. The block order is no matter here.
 
-    Args:
-        blocks: at least three, all rounds with the same number of repetitions.
-        level: two-sided.
-        seed: the same seed gives the same interval.
-        draws: resamples.
-        location: which figure stands for a round.
-
-    Raises:
-        EvidenceError: too few blocks or draws, rounds of unequal length, a level outside 0 to 1.
+    `seed`: the same seed gives the same interval. Raises EvidenceError: too few blocks or draws, rounds of unequal
+    length, a level outside 0 to 1.
     """
     if len(blocks) < 3 or draws < 100 or not 0 < level < 1 or seed < 0:
         raise EvidenceError(
@@ -168,7 +148,7 @@ def bootstrap_t_interval(
     sides = np.arange(2)[None, None, :, None, None]
     in_block = chance.integers(rounds, size=(draws, count, 2, rounds))[..., None]
     in_round = chance.integers(repetitions, size=(draws, count, 2, rounds, repetitions))
-    figures = _over_repetitions(times[chosen, sides, in_block, in_round], location).mean(axis=-1)
+    figures = _reduce_repetitions(times[chosen, sides, in_block, in_round], location).mean(axis=-1)
     resampled = figures[..., 1] - figures[..., 0]
     original = log_ratios(blocks, location)
     mean, error = original.mean(), original.std(ddof=1) / math.sqrt(count)
@@ -181,7 +161,7 @@ def bootstrap_t_interval(
     return Interval(float(mean - low * error), float(mean - high * error))
 
 
-def _over_repetitions(log_times: NDArray[np.float64], location: Location) -> NDArray[np.float64]:
+def _reduce_repetitions(log_times: NDArray[np.float64], location: Location) -> NDArray[np.float64]:
     match location:
         case Location.MIN:
             return np.asarray(log_times.min(axis=-1))

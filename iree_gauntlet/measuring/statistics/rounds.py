@@ -4,10 +4,18 @@ A round is one process start of `iree-benchmark-module` with its own warm-up. Re
 its memory layout and the machine's mood of that second, so they are no independent evidence; rounds nearly are. A
 block is four rounds in the order A B B A or B A A B: whatever grows linearly over the four (a clock that heats up)
 falls on both sides alike and cancels.
+
+The evidence may be looked at more than once without more false alarms. The total rate α is shared out over planned
+looks, α_k = α·w_k with Σ w_k = 1 (alpha spending: Lan and DeMets, Biometrika 70, 1983, after Pocock, Biometrika 64,
+1977). At look k an exact test of level α_k is made. By Boole's inequality P(any false alarm) ≤ Σ α_k = α whatever the
+looks have in common and whenever one stops. Lan and DeMets win back what the looks have in common by way of a normal
+approximation; at 10 to 40 blocks and levels of a thousandth that approximation is what fails first, so it is not used.
+From the same argument comes a p-value that stays valid whatever the stopping: min over looks of p_k / w_k.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from dataclasses import dataclass
@@ -46,14 +54,7 @@ class Location(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One process start.
-
-    Attributes:
-        times: a figure for each repetition, in any unit that is the same for both sides.
-
-    Raises:
-        EvidenceError: no times, or one that is not a positive finite number.
-    """
+    """One process start. Raises EvidenceError: no times, or one that is not a positive finite number."""
 
     times: tuple[float, ...]
 
@@ -79,12 +80,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Four rounds that were taken one after the other.
-
-    Attributes:
-        order: in which order.
-        a, b: the two rounds of each side.
-    """
+    """Four rounds that were taken one after the other."""
 
     order: BlockOrder
     a: tuple[Round, Round]
@@ -92,18 +88,14 @@ class Block:
 
     @classmethod
     def of_rounds(cls, order: BlockOrder, rounds: Sequence[Round]) -> Block:
-        """The block of four rounds as they were taken.
-
-        Raises:
-            EvidenceError: not four.
-        """
+        """The block of four rounds as they were taken. Raises EvidenceError: not four."""
         if len(rounds) != 4:
             raise EvidenceError(f"a block of {len(rounds)} rounds, expected 4 in the order {order}")
         first, second, third, fourth = rounds
         outer, inner = (first, fourth), (second, third)
         return cls(order, outer, inner) if order == BlockOrder.ABBA else cls(order, inner, outer)
 
-    def log_ratio(self, kind: Location = Location.MIN) -> float:
+    def compute_log_ratio(self, kind: Location = Location.MIN) -> float:
         """log(B/A): mean log location of B's rounds less that of A's; above 0 where B is slower."""
         slow = sum(math.log(round_.location(kind)) for round_ in self.b)
         return (slow - sum(math.log(round_.location(kind)) for round_ in self.a)) / 2
@@ -116,12 +108,8 @@ def block_orders(count: int, seed: int) -> tuple[BlockOrder, ...]:
     coin's and nothing else's, however the machine drifts (R. A. Fisher, The Design of Experiments, 1935, §21). An
     order that strictly alternates could fall in step with a periodic disturbance.
 
-    Args:
-        count: how many blocks.
-        seed: the same seed gives the same orders; a longer draw begins with the shorter one.
-
-    Raises:
-        EvidenceError: a negative count or seed.
+    `seed`: the same seed gives the same orders; a longer draw begins with the shorter one. Raises EvidenceError: a
+    negative count or seed.
     """
     if count < 0 or seed < 0:
         raise EvidenceError(f"cannot draw {count} block orders with seed {seed}: both must be 0 or more")
@@ -129,3 +117,72 @@ def block_orders(count: int, seed: int) -> tuple[BlockOrder, ...]:
 
     coins = np.random.default_rng(seed).random(count)
     return tuple(BlockOrder.ABBA if coin < 0.5 else BlockOrder.BAAB for coin in coins)
+
+
+DEFAULT_ALPHA = 0.01
+DEFAULT_MAX_BLOCKS = 40
+# Fewer cannot decide at a quarter of 1 %, the first look's share by default: 2/2⁹ = 0.4 %, 2/2¹⁰ = 0.2 %.
+_FIRST_LOOK = 10
+_GROWTH = 1.35
+
+
+@dataclass(frozen=True, slots=True)
+class SequentialPlan:
+    """When the evidence is looked at, and what each look may cost.
+
+    Attributes:
+        looks: at which numbers of blocks (of rounds for a golden), rising.
+        weights: share of alpha that each look spends; they add up to 1.
+
+    Raises EvidenceError: what cannot be a plan.
+    """
+
+    alpha: float
+    looks: tuple[int, ...]
+    weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < 1:
+            raise EvidenceError(f"false-alarm rate {self.alpha!r}, expected a number between 0 and 1")
+        if not self.looks or len(self.looks) != len(self.weights):
+            raise EvidenceError(f"a plan with {len(self.looks)} looks and {len(self.weights)} weights")
+        if self.looks[0] < 1 or any(later <= earlier for earlier, later in itertools.pairwise(self.looks)):
+            raise EvidenceError(f"looks at {self.looks} blocks, expected rising numbers from 1 on")
+        if not all(weight > 0 for weight in self.weights) or not math.isclose(sum(self.weights), 1):
+            raise EvidenceError(f"weights {self.weights}, expected positive shares of 1")
+
+    @property
+    def max_blocks(self) -> int:
+        """After so many the rule has had all its looks."""
+        return self.looks[-1]
+
+    def next_look(self, blocks: int) -> int | None:
+        """The number of blocks at which the evidence is looked at next; None after the last look."""
+        return next((look for look in self.looks if look > blocks), None)
+
+    def reached(self, blocks: int) -> tuple[tuple[int, float], ...]:
+        """The looks that so many blocks allow, each with the two-sided level that it spends."""
+        pairs = zip(self.looks, self.weights, strict=True)
+        return tuple((look, self.alpha * weight) for look, weight in pairs if look <= blocks)
+
+
+def sequential_plan(alpha: float = DEFAULT_ALPHA, max_blocks: int = DEFAULT_MAX_BLOCKS) -> SequentialPlan:
+    """Looks from `_FIRST_LOOK` on, each a third later than the one before; α is spent in proportion to the blocks.
+
+    That is the spending function α(t) = α·t of Lan and DeMets, t the share of the blocks: an early look gets enough
+    to stop a plain case. With a small rate or a large budget the first look is later, as one that cannot decide would
+    waste its share: n blocks give no two-sided p-value below 2/2ⁿ.
+
+    `max_blocks`: the budget; where no earlier look can decide there is one, at the end. Raises EvidenceError: a rate
+    outside 0 to 1, no blocks.
+    """
+    if max_blocks < 1:
+        raise EvidenceError(f"a budget of {max_blocks} blocks, expected at least 1")
+    deciding = (look for look in range(_FIRST_LOOK, max_blocks) if 2.0 ** (1 - look) <= alpha * look / max_blocks)
+    looks = [next(deciding, max_blocks)]
+    while looks[-1] < max_blocks:
+        later = math.ceil(looks[-1] * _GROWTH)
+        # The last step takes what is left rather than adding a look a block or two later.
+        looks.append(max_blocks if later * (1 + (_GROWTH - 1) / 2) > max_blocks else later)
+    shares = [(look - before) / max_blocks for before, look in itertools.pairwise([0, *looks])]
+    return SequentialPlan(alpha, tuple(looks), tuple(shares))

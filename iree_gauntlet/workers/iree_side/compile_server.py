@@ -30,28 +30,30 @@ import ctypes
 import gc
 import json
 import os
+import resource
 import selectors
 import shutil
 import signal
 import sys
 import tempfile
 import time
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+
 if __name__ == "__main__":
     # The package is the one that this script lies in; all else is found as this Python finds it.
-    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+    sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
+    package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.compile_child import DETAIL_FILE, become_child
 from iree_gauntlet.workers.iree_side.compiler_library import CompilerLibrary, LibraryMissingError, find_package
-from iree_gauntlet.workers.iree_side.merge_programs import import_bindings
+from iree_gauntlet.workers.iree_side.merge_programs import import_bindings, merge_programs
 
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_PATIENCE_SECONDS = 15.0
@@ -59,12 +61,140 @@ _KILL_PATIENCE_SECONDS = 15.0
 _DRAIN_SECONDS = 0.01
 
 
+# In the private folder: what the child reports in addition to its exit code.
+_DETAIL_FILE = "gauntlet-detail.json"
+_PR_SET_PDEATHSIG = 1
+# sysexits.h: an error while doing I/O, and an internal one.
+_EXIT_UNWRITABLE = 74
+_EXIT_DEFECT = 70
+_SMALLEST_ROOM = 1 << 16
+_DEFAULTS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGCHLD", "SIGPIPE", "SIGXFSZ")
+
+
+@dataclass(frozen=True, slots=True)
+class _CompileRequest:
+    id: int
+    programs: list[str]
+    prefixes: list[str] | None
+    flags: list[str]
+    output: str
+    stdout: str
+    stderr: str
+    cwd: str
+    timeout: float
+    grace: float
+    memory_bytes: int
+
+
+def _become_child(
+    library: CompilerLibrary,
+    request: _CompileRequest,
+    streams: tuple[int, int, int],
+    private: str,
+    server: int,
+    told: int,
+) -> NoReturn:
+    """Do what a request asks for, and end the process.
+
+    It begins as a copy of the server, the compiler loaded, and must never return into the server's loop.
+
+    `told`: file descriptor that gives a byte when the client was told of this process, and none if it never is.
+    """
+    code = _EXIT_DEFECT
+    if not os.read(told, 1):
+        os._exit(code)
+    os.close(told)
+    try:
+        _set_up(request, streams, private, server)
+        code = _work(library, request, Path(private))
+    except BaseException:  # noqa: BLE001  a child that came back into the server's loop would serve its requests
+        with contextlib.suppress(OSError):
+            os.write(2, traceback.format_exc().encode())
+    else:
+        library.end(code)
+    finally:
+        os._exit(code)
+
+
+def _set_up(request: _CompileRequest, streams: tuple[int, int, int], private: str, server: int) -> None:
+    os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != server:
+        # It was gone before the line above.
+        os._exit(_EXIT_DEFECT)
+    signal.set_wakeup_fd(-1)
+    for name in _DEFAULTS:
+        # As a program that is started finds them; Python ignores some.
+        signal.signal(signal.Signals[name], signal.SIG_DFL)
+    for target, descriptor in enumerate(streams):
+        os.dup2(descriptor, target)
+    os.environ["TMPDIR"] = private
+    os.chdir(request.cwd)
+    limit, most = request.memory_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]
+    if limit and (most == resource.RLIM_INFINITY or limit < most):
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _work(library: CompilerLibrary, request: _CompileRequest, private: Path) -> int:
+    programs = request.programs
+    program = programs[0]
+    if request.prefixes is not None:
+        merged = merge_programs(programs, request.prefixes)
+        detail = {"functions": merged.functions, "refused": sorted(merged.refused)}
+        (private / _DETAIL_FILE).write_text(json.dumps(detail), encoding="utf-8")
+        if merged.refused:
+            _say("\n".join(merged.refused.values()))
+            return 1
+        program = _hold_in_memory(merged.module, "merged.mlirbc")
+    # In memory: a full disk is met, and named, when it is written out.
+    output = _hold_in_memory(b"", "module.vmfb")
+    code = library.compile(program, request.flags, output)
+    if code:
+        # The compiler takes a full disk for a failed link.
+        room = os.statvfs(private)
+        if room.f_bavail * room.f_frsize < _SMALLEST_ROOM:
+            _say(f"error: {private}: No space left on device")
+        return code
+    return _write_out(output, Path(request.output))
+
+
+def _hold_in_memory(data: bytes, name: str) -> str:
+    """The path of a file in memory."""
+    descriptor = os.memfd_create(name)
+    with open(descriptor, "wb", closefd=False) as stream:
+        stream.write(data)
+    return f"/proc/self/fd/{descriptor}"
+
+
+def _write_out(held: str, output: Path) -> int:
+    """Write a module to where it belongs: whole, or not at all."""
+    temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
+    try:
+        with Path(held).open("rb") as source, temporary.open("wb") as target:
+            left, done = os.fstat(source.fileno()).st_size, 0
+            while done < left:
+                done += os.sendfile(target.fileno(), source.fileno(), done, left - done)
+            os.fsync(target.fileno())
+        temporary.replace(output)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        _say(f"error: cannot write {output}: {error.strerror}")
+        return _EXIT_UNWRITABLE
+    return 0
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
 @dataclass(slots=True)
 class _Child:
     """A compile under way; times are of the monotonic clock."""
 
     pid: int
-    request: dict[str, Any]
+    request: _CompileRequest
     private: str
     begun: float
     deadline: float
@@ -75,14 +205,7 @@ class _Child:
 
 
 class _Server:
-    """All compiles. Everything is done between two waits of the selector.
-
-    Args:
-        library: the compiler, loaded.
-        folder: for private TMPDIRs.
-        wake: a pipe that can be read after a signal.
-        clock: seconds.
-    """
+    """All compiles. Everything is done between two waits of the selector."""
 
     def __init__(
         self, library: CompilerLibrary, folder: str, wake: int, clock: Callable[[], float] = time.monotonic
@@ -103,16 +226,16 @@ class _Server:
     def serve(self) -> None:
         """Work until standard input ends or a signal says so, then kill what is left."""
         while not self.ending:
-            for key, _ in self._selector.select(self._patience()):
+            for key, _ in self._selector.select(self._compute_patience()):
                 if key.fd == self._wake:
                     os.read(self._wake, 4096)
                 elif not self._read():
                     self.ending = True
             self._reap()
-            self._tend()
+            self._advance()
         self._end_everything()
 
-    def _patience(self) -> float | None:
+    def _compute_patience(self) -> float | None:
         """Seconds until something is due; None for never."""
         if any(child.gone for child in self._children.values()):
             return _DRAIN_SECONDS
@@ -125,16 +248,16 @@ class _Server:
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
             request = json.loads(line)
-            if request["op"] == "compile":
-                self._start(request)
+            if request.pop("op") == "compile":
+                self._start(_CompileRequest(**request))
             else:
                 for child in self._children.values():
-                    if child.request["id"] == request["id"]:
+                    if child.request.id == request["id"]:
                         self._kill(child)
         return bool(data)
 
-    def _start(self, request: dict[str, Any]) -> None:
-        if request["prefixes"] is not None and not self._merges:
+    def _start(self, request: _CompileRequest) -> None:
+        if request.prefixes is not None and not self._merges:
             # Once, and not in each child. It starts no thread.
             import_bindings()
             gc.freeze()
@@ -143,11 +266,11 @@ class _Server:
         private = ""
         try:
             with contextlib.ExitStack() as stack:
-                if not Path(request["cwd"]).is_dir():
-                    raise FileNotFoundError(2, "no such folder", request["cwd"])
-                out = stack.enter_context(Path(request["stdout"]).open("wb"))
-                same = request["stdout"] == request["stderr"]
-                err = out if same else stack.enter_context(Path(request["stderr"]).open("wb"))
+                if not Path(request.cwd).is_dir():
+                    raise FileNotFoundError(2, "no such folder", request.cwd)
+                out = stack.enter_context(Path(request.stdout).open("wb"))
+                same = request.stdout == request.stderr
+                err = out if same else stack.enter_context(Path(request.stderr).open("wb"))
                 private = tempfile.mkdtemp(prefix="compile-", dir=self._folder)
                 told, tell = os.pipe()
                 for descriptor in (told, tell):
@@ -157,16 +280,16 @@ class _Server:
                 if pid == 0:
                     os.close(tell)
                     streams = (self._nothing, out.fileno(), err.fileno())
-                    become_child(self._library, request, streams, private, server, told)
-                self._children[pid] = _Child(pid, request, private, begun, begun + request["timeout"])
+                    _become_child(self._library, request, streams, private, server, told)
+                self._children[pid] = _Child(pid, request, private, begun, begun + request.timeout)
                 # Before it does anything: what was begun is never taken for what was not, and begun again.
-                _tell({"id": request["id"], "pid": pid})
+                _tell({"id": request.id, "pid": pid})
                 os.write(tell, b"\n")
         except OSError as error:
             if private:
                 shutil.rmtree(private, ignore_errors=True)
             where = f"{error.filename}: " if error.filename else ""
-            _tell({"id": request["id"], "error": f"{where}{error.strerror}"})
+            _tell({"id": request.id, "error": f"{where}{error.strerror}"})
             return
 
     def _reap(self) -> None:
@@ -190,7 +313,7 @@ class _Server:
                 "peak_rss_bytes": usage.ru_maxrss * 1024,
             }
 
-    def _tend(self) -> None:
+    def _advance(self) -> None:
         """Move every compile on: overdue ones to their end, ended ones out."""
         now = self._clock()
         for child in list(self._children.values()):
@@ -208,26 +331,26 @@ class _Server:
                 self._kill(child)
             else:
                 child.asked = True
-                child.deadline = now + child.request["grace"]
-                _signal(child.pid, signal.SIGTERM)
+                child.deadline = now + child.request.grace
+                _send_signal(child.pid, signal.SIGTERM)
 
     def _kill(self, child: _Child) -> None:
         if not child.killed:
             child.killed = True
             child.deadline = self._clock() + _KILL_PATIENCE_SECONDS
-        _signal(child.pid, signal.SIGKILL)
+        _send_signal(child.pid, signal.SIGKILL)
 
     def _finish(self, child: _Child, *, stuck: bool = False) -> None:
         del self._children[child.pid]
         child.answer.setdefault("seconds", self._clock() - child.begun)
         detail = None
-        if child.request["prefixes"] is not None:
+        if child.request.prefixes is not None:
             # Missing, or torn where it was killed while it wrote.
             with contextlib.suppress(OSError, ValueError):
-                detail = json.loads((Path(child.private) / DETAIL_FILE).read_bytes())
-        notes = _removed(child.private)
+                detail = json.loads((Path(child.private) / _DETAIL_FILE).read_bytes())
+        notes = _remove_folder(child.private)
         facts = {"timed_out": child.asked, "stuck": stuck, "detail": detail, "notes": notes}
-        _tell({"id": child.request["id"], **child.answer, **facts})
+        _tell({"id": child.request.id, **child.answer, **facts})
 
     def _end_everything(self) -> None:
         for child in self._children.values():
@@ -236,7 +359,7 @@ class _Server:
         while self._children and self._clock() < until:
             time.sleep(_DRAIN_SECONDS / 4)
             self._reap()
-            self._tend()
+            self._advance()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -248,7 +371,7 @@ def _tell(answer: dict[str, Any]) -> None:
             left = left[os.write(1, left) :]
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
+def _send_signal(pid: int, number: signal.Signals) -> None:
     """Signal a child's group; and the child, which may not lead one yet."""
     for send in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
@@ -265,7 +388,7 @@ def _has_members(group: int) -> bool:
     return True
 
 
-def _removed(folder: str) -> list[str]:
+def _remove_folder(folder: str) -> list[str]:
     """Remove a private folder; what stays is said."""
     try:
         shutil.rmtree(folder)

@@ -59,15 +59,12 @@ class LibraryMissingError(Exception):
 class CompilerLibrary:
     """The library, with its global state made once, before any fork.
 
-    Args:
-        package: folder of `iree.compiler`.
-
-    Raises:
-        LibraryMissingError: it is not there, cannot be loaded, or lacks an entry point.
+    `package`: folder of `iree.compiler`. Raises LibraryMissingError: it is not there, cannot be loaded, or lacks an
+    entry point.
     """
 
     def __init__(self, package: Path) -> None:
-        path = next((found for found in _candidates(package) if found.exists()), None)
+        path = next((found for found in _list_candidates(package) if found.exists()), None)
         if path is None:
             raise LibraryMissingError(f"{package} has no {_NAME}")
         self.path = path
@@ -100,7 +97,7 @@ class CompilerLibrary:
             return self._compile(program, (*flags, *threading), output)
         self._orderly = True
         words = (self._program, program, *flags, *threading, "-o", output)
-        return int(self._call("RunMain", len(words), self._vector(words)))
+        return int(self._call("RunMain", len(words), self._make_vector(words)))
 
     def end(self, code: int) -> None:
         """End the process, where the compiler is to write what it holds back, or else return."""
@@ -109,12 +106,12 @@ class CompilerLibrary:
 
     def _compile(self, program: str, flags: Sequence[str], output: str) -> int:
         words = (self._program, *flags)
-        self._call("SetupGlobalCL", len(words), self._vector(words), _BANNER, True)
+        self._call("SetupGlobalCL", len(words), self._make_vector(words), _BANNER, True)
         session = self._call("SessionCreate")
         source, target = ctypes.c_void_p(), ctypes.c_void_p()
-        if self._failed(self._call("SourceOpenFile", session, program.encode(), ctypes.byref(source))):
+        if self._has_failed(self._call("SourceOpenFile", session, program.encode(), ctypes.byref(source))):
             return 1
-        if self._failed(self._call("OutputOpenFile", output.encode(), ctypes.byref(target))):
+        if self._has_failed(self._call("OutputOpenFile", output.encode(), ctypes.byref(target))):
             return 1
         invocation = self._call("InvocationCreate", session)
         self._call("InvocationEnableConsoleDiagnostics", invocation)
@@ -122,14 +119,14 @@ class CompilerLibrary:
             return 1
         if not self._call("InvocationPipeline", invocation, _STANDARD_PIPELINE):
             return 1
-        if self._failed(self._call("InvocationOutputVMBytecode", invocation, target)):
+        if self._has_failed(self._call("InvocationOutputVMBytecode", invocation, target)):
             return 1
         self._call("OutputKeep", target)
         # Writes what is left of it.
         self._call("OutputDestroy", target)
         return 0
 
-    def _failed(self, error: int | None) -> bool:
+    def _has_failed(self, error: int | None) -> bool:
         if error is None:
             return False
         # The tool says so whatever it was.
@@ -138,7 +135,7 @@ class CompilerLibrary:
         sys.stderr.flush()
         return True
 
-    def _vector(self, words: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
+    def _make_vector(self, words: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
         """`argv`, with the null pointer at its end; kept, because the compiler's crash reports read it."""
         self._words = (ctypes.c_char_p * (len(words) + 1))(*(word.encode() for word in words), None)
         return self._words
@@ -152,8 +149,7 @@ def find_package() -> Path:
 
     Leaves an empty package of that name behind, so that its parts can be imported without all of it.
 
-    Raises:
-        LibraryMissingError: this Python has none.
+    Raises LibraryMissingError: this Python has none.
     """
     try:
         spec = importlib.util.find_spec("iree.compiler")
@@ -169,7 +165,7 @@ def find_package() -> Path:
     return Path(folders[0])
 
 
-def _candidates(package: Path) -> Iterator[Path]:
+def _list_candidates(package: Path) -> Iterator[Path]:
     """Where the library may lie: in the package, or in the build tree around it (as `iree.compiler.api` looks)."""
     yield package / "_mlir_libs" / _NAME
     for folder in package.resolve().parents:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -28,16 +29,14 @@ import numpy as np
 
 if __name__ == "__main__":
     # The package is the one that this script lies in; all else is found as this Python finds it.
-    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+    sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
+    package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.describe_onnx import used_values
+from iree_gauntlet.workers.iree_side.describe_onnx import list_used_values
 from iree_gauntlet.workers.iree_side.import_onnx import ImportFailedError, InputError, import_to_mlir, load_onnx
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import onnx
 
 
@@ -46,18 +45,29 @@ _FUNCTION = "operator"
 _LEAST_IR = 4
 
 
-def _needed(graph: onnx.GraphProto, outputs: list[str], given: set[str]) -> tuple[list[onnx.NodeProto], set[str]]:
+@dataclass(frozen=True, slots=True)
+class _CutPlan:
+    model: str
+    inputs: list[dict[str, Any]] | None
+    constants: list[dict[str, Any]]
+    outputs: list[str]
+    repeat: int
+    onnx: str
+    mlir: str
+
+
+def _find_needed(graph: onnx.GraphProto, outputs: list[str], given: set[str]) -> tuple[list[onnx.NodeProto], set[str]]:
     """The nodes that outputs need where some values are given, in order; and all values that these take."""
     wanted, nodes = set(outputs) - given, []
     for node in reversed(graph.node):
         if wanted.intersection(node.output):
             nodes.append(node)
-            wanted.update(name for name in used_values(node) if name not in given)
-    used = {name for node in nodes for name in used_values(node)} | set(outputs)
+            wanted.update(name for name in list_used_values(node) if name not in given)
+    used = {name for node in nodes for name in list_used_values(node)} | set(outputs)
     return nodes[::-1], used
 
 
-def _cut(model: onnx.ModelProto, plan: Mapping[str, Any]) -> onnx.ModelProto:
+def _cut(model: onnx.ModelProto, plan: _CutPlan) -> onnx.ModelProto:
     import onnx  # noqa: PLC0415 - the toolchain's
     from onnx import helper, numpy_helper  # noqa: PLC0415
 
@@ -66,20 +76,20 @@ def _cut(model: onnx.ModelProto, plan: Mapping[str, Any]) -> onnx.ModelProto:
         item["name"]: helper.make_tensor_value_info(
             item["name"], helper.np_dtype_to_tensor_dtype(np.dtype(item["dtype"])), item["shape"]
         )
-        for item in plan["inputs"] or ()
+        for item in plan.inputs or ()
     }
     made = {
         item["name"]: numpy_helper.from_array(
             np.fromfile(item["file"], item["dtype"]).reshape(item["shape"]), item["name"]
         )
-        for item in plan["constants"]
+        for item in plan.constants
     }
-    nodes, used = _needed(graph, plan["outputs"], {*new, *made})
+    nodes, used = _find_needed(graph, plan.outputs, {*new, *made})
     kept = [item for item in graph.initializer if item.name in used and item.name not in {*new, *made}]
     constants = {item.name for item in kept}
     own = [item for item in graph.input if item.name not in {item.name for item in graph.initializer}]
     infos = {item.name: item for item in (*graph.input, *graph.value_info, *graph.output)}
-    missing = [name for name in plan["outputs"] if name not in infos]
+    missing = [name for name in plan.outputs if name not in infos]
     if missing:
         raise PlanError(f"the type of {missing[0]} is not known")
     cut = onnx.ModelProto()
@@ -88,16 +98,16 @@ def _cut(model: onnx.ModelProto, plan: Mapping[str, Any]) -> onnx.ModelProto:
     cut.functions.extend(model.functions)
     cut.graph.name = _FUNCTION
     cut.graph.node.extend(nodes)
-    cut.graph.initializer.extend(_repeated(item, plan["repeat"]) for item in (*kept, *made.values()))
+    cut.graph.initializer.extend(_repeat(item, plan.repeat) for item in (*kept, *made.values()))
     cut.graph.sparse_initializer.extend(item for item in graph.sparse_initializer if item.values.name in used)
-    cut.graph.input.extend(own if plan["inputs"] is None else new.values())
-    cut.graph.output.extend(infos[name] for name in plan["outputs"])
-    inner = {name for node in nodes for name in node.output} - set(plan["outputs"]) - constants
+    cut.graph.input.extend(own if plan.inputs is None else new.values())
+    cut.graph.output.extend(infos[name] for name in plan.outputs)
+    inner = {name for node in nodes for name in node.output} - set(plan.outputs) - constants
     cut.graph.value_info.extend(item for item in graph.value_info if item.name in inner)
     return cut
 
 
-def _repeated(tensor: onnx.TensorProto, first: int) -> onnx.TensorProto:
+def _repeat(tensor: onnx.TensorProto, first: int) -> onnx.TensorProto:
     from onnx import numpy_helper  # noqa: PLC0415 - the toolchain's
 
     values = numpy_helper.to_array(tensor) if first else None
@@ -106,16 +116,17 @@ def _repeated(tensor: onnx.TensorProto, first: int) -> onnx.TensorProto:
     return numpy_helper.from_array(np.resize(values.ravel()[:first], values.shape), tensor.name)
 
 
-def _answered(plan: dict[str, Any]) -> dict[str, Any]:
+def _answer(said: dict[str, Any]) -> dict[str, Any]:
     import onnx  # noqa: PLC0415 - the toolchain's
 
-    target = Path(plan["onnx"])
+    plan = read_plan(_CutPlan, said)
+    target = Path(plan.onnx)
     try:
-        model = _cut(load_onnx(Path(plan["model"])), plan)
+        model = _cut(load_onnx(Path(plan.model)), plan)
         onnx.save(model, target)
-        if plan["mlir"]:
+        if plan.mlir:
             with tempfile.TemporaryDirectory(prefix=".import-", dir=target.parent) as folder:
-                import_to_mlir(model, Path(folder)).replace(plan["mlir"])
+                import_to_mlir(model, Path(folder)).replace(plan.mlir)
     except InputError as error:
         raise PlanError(str(error)) from error
     except ImportFailedError as error:
@@ -124,4 +135,4 @@ def _answered(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(answer_plan(sys.argv, _answered))
+    sys.exit(answer_plan(sys.argv, _answer))

@@ -26,15 +26,15 @@ from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":
     # The package is the one that this script lies in; all else is found as this Python finds it.
-    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+    sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
+    package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
 from iree_gauntlet.workers.iree_side.import_onnx import (
     ImportFailedError,
     InputError,
     import_parser,
     load_onnx,
-    prepared_as_asked,
+    prepare_as_asked,
 )
 
 if TYPE_CHECKING:
@@ -49,29 +49,28 @@ _MOST_BYTES = 2_000_000_000
 _ELEMENT_BYTES = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8}
 
 
-def used_values(node: onnx.NodeProto) -> list[str]:
+def list_used_values(node: onnx.NodeProto) -> list[str]:
     """The values that a node takes, with those that graphs inside of it take from around it."""
     graphs = [graph for item in node.attribute for graph in (item.g, *item.graphs) if graph.node]
-    inner = [name for graph in graphs for name in _from_around(graph)]
+    inner = [name for graph in graphs for name in _list_from_around(graph)]
     return list(dict.fromkeys(name for name in (*node.input, *inner) if name))
 
 
-def _from_around(graph: onnx.GraphProto) -> Iterator[str]:
+def _list_from_around(graph: onnx.GraphProto) -> Iterator[str]:
     own = {value.name for value in (*graph.input, *graph.initializer)}
     for node in graph.node:
-        yield from (name for name in used_values(node) if name not in own)
+        yield from (name for name in list_used_values(node) if name not in own)
         own.update(node.output)
     yield from (value.name for value in graph.output if value.name not in own)
 
 
-def _bytes(value: onnx.ValueInfoProto) -> int | None:
-    tensor = value.type.tensor_type
+def _count_bytes(tensor: onnx.TypeProto.Tensor) -> int | None:
     sizes = [dim.dim_value for dim in tensor.shape.dim]
     known = tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
     return math.prod(sizes) * _ELEMENT_BYTES[tensor.elem_type] if known else None
 
 
-def _described(model: onnx.ModelProto, published: onnx.ModelProto) -> dict[str, Any]:
+def _describe(model: onnx.ModelProto, published: onnx.ModelProto) -> dict[str, Any]:
     graph = model.graph
     constants = [tensor.name for tensor in graph.initializer] + [item.values.name for item in graph.sparse_initializer]
     places = {tuple(node.output): place for place, node in enumerate(published.graph.node, 1)}
@@ -83,7 +82,7 @@ def _described(model: onnx.ModelProto, published: onnx.ModelProto) -> dict[str, 
             {
                 "name": node.name,
                 "op": node.op_type,
-                "inputs": used_values(node),
+                "inputs": list_used_values(node),
                 "outputs": [name for name in node.output if name],
                 "place": places.get(tuple(node.output), 0),
             }
@@ -91,19 +90,15 @@ def _described(model: onnx.ModelProto, published: onnx.ModelProto) -> dict[str, 
         ],
         "of": len(published.graph.node),
         "sizes": {
-            value.name: _bytes(value)
+            value.name: _count_bytes(value.type.tensor_type)
             for value in (*graph.value_info, *graph.output)
             if value.type.tensor_type.elem_type in _ELEMENT_BYTES
         },
     }
 
 
-def _whole(path: Path) -> onnx.ModelProto:
-    """The model of a file that has all of it.
-
-    Raises:
-        InputError: its weights lie outside, or it is too large.
-    """
+def _load_whole(path: Path) -> onnx.ModelProto:
+    """The model of a file that has all of it."""
     import onnx  # noqa: PLC0415 - the toolchain's
 
     if path.stat().st_size > _MOST_BYTES:
@@ -121,8 +116,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     arguments = import_parser("describe_onnx.py").parse_args(argv)
     try:
-        published = _whole(arguments.model)
-        model = prepared_as_asked(arguments)
+        published = _load_whole(arguments.model)
+        model = prepare_as_asked(arguments)
         onnx.save(model, arguments.output)
     except (InputError, OSError) as error:
         print(error, file=sys.stderr)
@@ -130,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ImportFailedError as error:
         print(error, file=sys.stderr)
         return 1
-    print(json.dumps(_described(model, published)))
+    print(json.dumps(_describe(model, published)))
     return 0
 
 

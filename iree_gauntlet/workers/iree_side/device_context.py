@@ -15,7 +15,12 @@ from iree_gauntlet.workers.iree_side.plan_file import ELEMENT_TYPES, PlanError, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from numpy.typing import NDArray
+    from iree_gauntlet.workers.iree_side.plan_file import Array
+
+    # Objects of the runtime's bindings, which have no types: buffers and views of them, fences, and all others.
+    View = Any
+    Fence = Any
+    Native = Any
 
 
 # How torch and ONNX programs offer a function that does not wait: it takes two fences after its arguments.
@@ -23,11 +28,7 @@ _ASYNC = "$async"
 
 
 class Device:
-    """A device, and what is loaded once for all programs on it.
-
-    Args:
-        uri: IREE's name of it, such as local-task.
-    """
+    """A device, and what is loaded once for all programs on it."""
 
     def __init__(self, uri: str) -> None:
         from iree import runtime  # noqa: PLC0415 - the plan is checked without it
@@ -35,7 +36,7 @@ class Device:
         self.runtime = runtime
         self.instance = runtime.VmInstance()
         self.hal = runtime.get_device(uri)
-        self._indices: dict[str, Any] = {}
+        self._indices: dict[str, Native] = {}
         # Looked up once: in small programs, attributes of the binding are a good part of a call.
         self._allocator = self.hal.allocator
         self._kinds = {name: getattr(runtime.HalElementType, kind) for name, (kind, _) in ELEMENT_TYPES.items()}
@@ -43,7 +44,7 @@ class Device:
         self._local, self._usage = runtime.MemoryType.DEVICE_LOCAL, runtime.BufferUsage.DEFAULT
         self._visible, self._scoped = int(runtime.MemoryType.HOST_VISIBLE), int(runtime.BufferUsage.MAPPING_SCOPED)
 
-    def parameter_index(self, file: str) -> Any:
+    def load_parameter_index(self, file: str) -> Native:
         """The contents of a parameter archive; each file is opened once."""
         if file not in self._indices:
             index = self.runtime.ParameterIndex()
@@ -51,7 +52,7 @@ class Device:
             self._indices[file] = index
         return self._indices[file]
 
-    def push(self, array: NDArray[Any], type_name: str) -> Any:
+    def push(self, array: Array, type_name: str) -> View:
         """Copy an array to the device; a view of its buffer."""
         return self._allocator.allocate_buffer_copy(
             memory_type=self._local,
@@ -61,41 +62,37 @@ class Device:
             element_type=self._kinds[type_name],
         )
 
-    def fetch(self, view: Any) -> NDArray[Any]:
+    def fetch(self, view: View) -> Array:
         """A copy of a buffer's contents on the host, as bits; the runtime's own `DeviceArray` would convert bf16."""
         buffer = view.get_buffer()
         if buffer.memory_type() & self._visible and buffer.allowed_usage() & self._scoped:
-            return self._mapped(view, view)
+            return self._copy_mapped(view, view)
         return self.fetch_staged(view)
 
-    def fetch_staged(self, view: Any) -> NDArray[Any]:
+    def fetch_staged(self, view: View) -> Array:
         """The same through a buffer on the host, for memory that the host does not see."""
-        return self._mapped(staged(self.runtime, self.hal, self._allocator, view.get_buffer()), view)
+        return self._copy_mapped(copy_to_host(self.runtime, self.hal, self._allocator, view.get_buffer()), view)
 
-    def _mapped(self, memory: Any, view: Any) -> NDArray[Any]:
+    def _copy_mapped(self, memory: Native, view: View) -> Array:
         # A copy, as a caller would take it: the mapping ends with the buffer.
-        return np.array(memory.map().asarray(view.shape, self._types_of(view)[1]))
+        return np.array(memory.map().asarray(view.shape, self._find_types(view)[1]))
 
-    def type_name(self, view: Any) -> str:
-        """The name of a buffer's element type.
+    def type_name(self, view: View) -> str:
+        """The name of a buffer's element type. Raises PlanError: for one that is not known here."""
+        return self._find_types(view)[0]
 
-        Raises:
-            PlanError: for one that is not known here.
-        """
-        return self._types_of(view)[0]
-
-    def _types_of(self, view: Any) -> tuple[str, np.dtype[Any]]:
+    def _find_types(self, view: View) -> tuple[str, np.dtype[Any]]:
         kind = view.element_type
         if kind not in self._types:
             raise PlanError(f"an output has the element type {kind:#x}, which is not known here")
         return self._types[kind]
 
-    def fence(self) -> Any:
+    def fence(self) -> Fence:
         """A fence of its own, to be signalled by the device."""
         return self.runtime.HalFence.create_at(self.hal.create_semaphore(0), 1)
 
 
-def staged(runtime: Any, device: Any, allocator: Any, source: Any) -> Any:
+def copy_to_host(runtime: Native, device: Native, allocator: Native, source: Native) -> Native:
     """A copy of a buffer in memory that the host sees."""
     staging = allocator.allocate_buffer(
         memory_type=int(runtime.MemoryType.HOST_LOCAL | runtime.MemoryType.DEVICE_VISIBLE),
@@ -111,15 +108,8 @@ def staged(runtime: Any, device: Any, allocator: Any, source: Any) -> Any:
 class Program:
     """A function of modules that are loaded on a device, in a context of their own.
 
-    Args:
-        device: where.
-        modules: files, in the order of loading.
-        parameters: scope and file.
-        function: of the last module.
-        trace: takes what the modules trace: a key, and views of tensors; None for what the runtime does with it.
-
-    Raises:
-        PlanError: where the last module has no such function.
+    `trace`: takes what the modules trace: a key, and views of tensors; None for what the runtime does with it. Raises
+    PlanError: where the last module has no such function.
     """
 
     def __init__(
@@ -128,13 +118,13 @@ class Program:
         modules: Sequence[str],
         parameters: Iterable[Sequence[str]],
         function: str,
-        trace: Callable[[str, Sequence[Any]], None] | None = None,
+        trace: Callable[[str, Sequence[View]], None] | None = None,
     ) -> None:
         runtime, instance = device.runtime, device.instance
         self.device = device
         sink = {"debug_sink": runtime.HalModuleDebugSink(trace)} if trace is not None else {}
         loaded = [runtime.create_hal_module(instance, device.hal, **sink)]
-        providers = [device.parameter_index(file).create_provider(scope=scope) for scope, file in parameters]
+        providers = [device.load_parameter_index(file).create_provider(scope=scope) for scope, file in parameters]
         if providers:
             loaded.append(runtime.create_io_parameters_module(instance, *providers))
         mains = [runtime.VmModule.mmap(instance, file) for file in modules]
@@ -147,16 +137,14 @@ class Program:
         # Whoever holds a module needs what it was made with.
         self._kept = (loaded, mains)
 
-    def invoke(self, arguments: Sequence[Any]) -> list[Any]:
+    def invoke(self, arguments: Sequence[View]) -> list[View]:
         """One call with arguments on the device; its outputs there, computed."""
         return self._invoke(self._function, arguments)
 
-    def start(self, arguments: Sequence[Any], after: Any = None) -> tuple[list[Any], Any]:
+    def start(self, arguments: Sequence[View], after: Fence = None) -> tuple[list[View], Fence]:
         """Begin a call, and do not wait for it.
 
-        Args:
-            arguments: on the device.
-            after: a fence that is waited for first; None for nothing.
+        `after`: a fence that is waited for first; None for nothing.
 
         Returns:
             The outputs, which may be handed on with `after`, and the fence after which they may be read.
@@ -165,7 +153,7 @@ class Program:
         before = self.device.runtime.HalFence(0) if after is None else after
         return self._invoke(self._async_function, [*arguments, before, done]), done
 
-    def _invoke(self, function: Any, arguments: Sequence[Any]) -> list[Any]:
+    def _invoke(self, function: Native, arguments: Sequence[View]) -> list[View]:
         runtime = self.device.runtime
         given = runtime.VmVariantList(len(arguments))
         for argument in arguments:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -23,32 +24,36 @@ import numpy as np
 
 if __name__ == "__main__":
     # The package is the one that this script lies in; all else is found as this Python finds it.
-    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+    sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
+    package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
 from iree_gauntlet.workers.iree_side.onnx_reference import InferenceFailedError, load_reference, read_input
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
+    import onnx
 
-    Array = NDArray[Any]
+    from iree_gauntlet.workers.iree_side.plan_file import Array
 
 
 FACTOR = 1.01
 _TYPES = {"float16": "f16", "float32": "f32", "float64": "f64"}
 
 
-def effect_of(before: Sequence[Array], after: Sequence[Array], allowed: Mapping[str, float], rtol: float) -> float:
+@dataclass(frozen=True, slots=True)
+class _SensitivityPlan:
+    model: str
+    inputs: list[str]
+    cwd: str
+    tolerances: dict[str, float]
+
+
+def measure_effect(before: Sequence[Array], after: Sequence[Array], allowed: Mapping[str, float], rtol: float) -> float:
     """The largest difference of any element, in units of what the tolerance allows there.
 
-    Args:
-        before: outputs.
-        after: those that are held against them, in the same order.
-        allowed: absolute tolerance by IREE's name of the element type; other types must not change at all.
-        rtol: relative tolerance.
+    `allowed`: absolute tolerance by IREE's name of the element type; other types must not change at all.
     """
     worst = 0.0
     for old, new in zip(before, after, strict=True):
@@ -67,7 +72,7 @@ def effect_of(before: Sequence[Array], after: Sequence[Array], allowed: Mapping[
     return worst
 
 
-def _tensors(graph: Any) -> Iterator[Any]:
+def _list_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     """The floating-point tensors of a graph and of those inside of its nodes: initializers, and values of constants."""
     from onnx import TensorProto  # noqa: PLC0415
 
@@ -76,30 +81,29 @@ def _tensors(graph: Any) -> Iterator[Any]:
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.HasField("g"):
-                yield from _tensors(attribute.g)
+                yield from _list_tensors(attribute.g)
             if node.op_type == "Constant" and attribute.HasField("t") and attribute.t.data_type in floats:
                 tensor = attribute.t
                 tensor.name = tensor.name or node.output[0]
                 yield tensor
 
 
-def _answered(plan: dict[str, Any]) -> dict[str, Any]:
+def _answer(said: dict[str, Any]) -> dict[str, Any]:
     import onnx  # noqa: PLC0415
     from google.protobuf.message import DecodeError  # noqa: PLC0415
 
+    plan = read_plan(_SensitivityPlan, said)
     try:
-        model = onnx.load(plan["model"])
+        model = onnx.load(plan.model)
     except (OSError, ValueError, DecodeError) as error:
-        raise PlanError(f"cannot read {plan['model']}: {error}") from error
+        raise PlanError(f"cannot read {plan.model}: {error}") from error
     reference, _ = load_reference(model.SerializeToString(), model)
-    arrays = [
-        read_input(text, plan["cwd"], item.dtype) for text, item in zip(plan["inputs"], reference.inputs, strict=False)
-    ]
-    allowed = dict(plan["tolerances"])
+    arrays = [read_input(text, plan.cwd, item.dtype) for text, item in zip(plan.inputs, reference.inputs, strict=False)]
+    allowed = dict(plan.tolerances)
     rtol = allowed.pop("rtol", 0.0)
     before = list(reference.run(arrays).values())
     found = []
-    for tensor in list(_tensors(model.graph)):
+    for tensor in list(_list_tensors(model.graph)):
         kept = onnx.TensorProto()
         kept.CopyFrom(tensor)
         values = onnx.numpy_helper.to_array(tensor)
@@ -107,7 +111,7 @@ def _answered(plan: dict[str, Any]) -> dict[str, Any]:
         tensor.CopyFrom(onnx.numpy_helper.from_array(scaled, tensor.name))
         try:
             again, _ = load_reference(model.SerializeToString(), model)
-            effect = effect_of(before, list(again.run(arrays).values()), allowed, rtol)
+            effect = measure_effect(before, list(again.run(arrays).values()), allowed, rtol)
         except InferenceFailedError:
             # A size, or a scale of sizes: with another one the model does not run, which is seen.
             effect = math.inf
@@ -118,4 +122,4 @@ def _answered(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(answer_plan(sys.argv, _answered))
+    sys.exit(answer_plan(sys.argv, _answer))

@@ -20,6 +20,7 @@ that (null where it is infinite), and `wrong`. Exit codes: as of `plan_file`.
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -28,8 +29,8 @@ import numpy as np
 
 if __name__ == "__main__":
     # The package is the one that this script lies in; all else is found as this Python finds it.
-    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+    sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
+    package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
 from iree_gauntlet.workers.iree_side.onnx_reference import (
     OnnxRuntime,
@@ -38,26 +39,33 @@ from iree_gauntlet.workers.iree_side.onnx_reference import (
     require_inputs,
     tensor_type,
 )
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_plan
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, read_value
-from iree_gauntlet.workers.iree_side.trace_dispatches import Tensor, error_of
+from iree_gauntlet.workers.iree_side.trace_dispatches import Tensor, measure_error
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
+    from iree_gauntlet.workers.iree_side.plan_file import Array
 
 
-def _kept(plan: Mapping[str, Any], part: str, index: int, name: str, array: Array) -> dict[str, Any]:
-    file = Path(plan["folder"]) / f"{plan['name']}_{part}_{index}.bin"
+@dataclass(frozen=True, slots=True)
+class _HoldPlan:
+    model: str
+    inputs: list[str]
+    cwd: str
+    folder: str
+    name: str
+    sides: dict[str, list[str]]
+    tolerances: dict[str, float]
+
+
+def _keep(plan: _HoldPlan, part: str, index: int, name: str, array: Array) -> dict[str, Any]:
+    file = Path(plan.folder) / f"{plan.name}_{part}_{index}.bin"
     file.write_bytes(raw_bytes(array))
     kind, shape = tensor_type(name, array), list(array.shape)
     return {"name": name, "type": kind, "dtype": str(array.dtype), "shape": shape, "file": str(file)}
 
 
-def _held(text: str, plan: Mapping[str, Any], right: Tensor) -> tuple[float | None, bool]:
+def _hold(text: str, plan: _HoldPlan, right: Tensor) -> tuple[float | None, bool]:
     """How far an output of another is off, and whether that is wrong."""
     if not text:
         return 0.0, False
@@ -65,32 +73,33 @@ def _held(text: str, plan: Mapping[str, Any], right: Tensor) -> tuple[float | No
     if path.suffix == ".bin" and "=" not in path.name:
         contents = path.read_bytes()
     else:
-        value = read_value(text, plan["cwd"])
+        value = read_value(text, plan.cwd)
         contents = bytes(value.contents) if value is not None else right.contents
     if len(contents) != len(right.contents):
         return None, True
-    error = error_of(Tensor((), right.element_type, contents), right)
-    return (error if np.isfinite(error) else None), error > plan["tolerances"].get(right.element_type, 0.0)
+    error = measure_error(Tensor((), right.element_type, contents), right)
+    return (error if np.isfinite(error) else None), error > plan.tolerances.get(right.element_type, 0.0)
 
 
-def _answered(plan: dict[str, Any]) -> dict[str, Any]:
-    session = OnnxRuntime(Path(plan["model"]))
-    require_inputs(session.inputs, plan["inputs"])
-    given = [read_input(text, plan["cwd"], one.dtype) for text, one in zip(plan["inputs"], session.inputs, strict=True)]
+def _answer(said: dict[str, Any]) -> dict[str, Any]:
+    plan = read_plan(_HoldPlan, said)
+    session = OnnxRuntime(Path(plan.model))
+    require_inputs(session.inputs, plan.inputs)
+    given = [read_input(text, plan.cwd, one.dtype) for text, one in zip(plan.inputs, session.inputs, strict=True)]
     results = session.run(given)
     try:
-        inputs = [_kept(plan, "input", i, session.inputs[i].name, array) for i, array in enumerate(given)]
-        outputs = [_kept(plan, "output", i, name, array) for i, (name, array) in enumerate(results.items())]
+        inputs = [_keep(plan, "input", i, session.inputs[i].name, array) for i, array in enumerate(given)]
+        outputs = [_keep(plan, "output", i, name, array) for i, (name, array) in enumerate(results.items())]
     except UnsupportedError as error:
         raise PlanError(str(error)) from error
     for index, (item, array) in enumerate(zip(outputs, results.values(), strict=True)):
         right = Tensor(array.shape, item["type"].rpartition("x")[2], Path(item["file"]).read_bytes())
-        item["largest"] = right.largest()
-        held = {side: _held(texts[index], plan, right) for side, texts in plan["sides"].items()}
+        item["largest"] = right.find_largest()
+        held = {side: _hold(texts[index], plan, right) for side, texts in plan.sides.items()}
         item["error"] = {side: error for side, (error, _) in held.items()}
         item["wrong"] = {side: wrong for side, (_, wrong) in held.items()}
     return {"onnxruntime": session.version, "inputs": inputs, "outputs": outputs}
 
 
 if __name__ == "__main__":
-    sys.exit(answer_plan(sys.argv, _answered))
+    sys.exit(answer_plan(sys.argv, _answer))

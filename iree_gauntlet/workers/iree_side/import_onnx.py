@@ -46,8 +46,7 @@ class ImportFailedError(Exception):
 def parse_shape(text: str) -> tuple[str, Shape]:
     """Read `NAME=1x3x48x192` (`NAME=` for a scalar).
 
-    Raises:
-        InputError: where the text is not of that form, or a dimension is not positive.
+    Raises InputError: where the text is not of that form, or a dimension is not positive.
     """
     # Input names may hold `=` and `:`; dimensions never do, so the last `=` separates.
     name, separator, dimensions = text.rpartition("=")
@@ -113,29 +112,26 @@ def _restore_ranks(model: onnx.ModelProto, ranks: dict[str, int]) -> None:
                 tensor.shape.dim.add()
 
 
-def _opset(model: onnx.ModelProto) -> int:
+def _get_opset(model: onnx.ModelProto) -> int:
     return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
 
 
 def prepare(model: onnx.ModelProto, shapes: dict[str, Shape], opset: int | None) -> onnx.ModelProto:
     """Fix input shapes, convert the opset, infer shapes.
 
-    Args:
-        model: the model as read; it is changed.
-        shapes: static shape by name of a graph input; inputs not named stay as they are.
-        opset: version of the default operator set to convert to; None keeps the file's.
+    `model`: the model as read; it is changed. `shapes`: static shape by name of a graph input; inputs not named stay as
+    they are. `opset`: version of the default operator set to convert to; None keeps the file's.
 
     Returns:
         The prepared model.
 
-    Raises:
-        InputError: an unknown input, a shape that does not fit, an opset lower than the file's.
-        ImportFailedError: the opset conversion or the shape inference failed.
+    Raises InputError: an unknown input, a shape that does not fit, an opset lower than the file's. ImportFailedError:
+    the opset conversion or the shape inference failed.
     """
     import onnx.shape_inference  # noqa: PLC0415
     import onnx.version_converter  # noqa: PLC0415
 
-    current = _opset(model)
+    current = _get_opset(model)
     newest = onnx.defs.onnx_opset_version()
     if opset is not None and not current <= opset <= newest:
         limit = f"lower than the file's {current}" if opset < current else f"unknown to onnx {onnx.__version__}"
@@ -149,12 +145,12 @@ def prepare(model: onnx.ModelProto, shapes: dict[str, Shape], opset: int | None)
             model = onnx.version_converter.convert_version(model, opset)
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
     except (RuntimeError, ValueError) as error:  # what onnx's converter and inference raise
-        raise ImportFailedError(_first_line(error)) from error
+        raise ImportFailedError(_get_first_line(error)) from error
     _restore_ranks(model, ranks)
     return model
 
 
-def imported_functions(lines: Iterable[bytes]) -> list[str]:
+def find_functions(lines: Iterable[bytes]) -> list[str]:
     """Names of the functions that a program text defines, in its order.
 
     Lines are bytes because an imported text is mostly weights in hexadecimal, a hundred megabytes of it.
@@ -173,16 +169,12 @@ def _unescape(quoted: bytes) -> str:
     return plain.decode()
 
 
-def _first_line(error: Exception) -> str:
+def _get_first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def load_onnx(path: Path) -> onnx.ModelProto:
-    """The model of a file.
-
-    Raises:
-        InputError: it cannot be read, or is none.
-    """
+    """The model of a file. Raises InputError: it cannot be read, or is none."""
     import onnx  # noqa: PLC0415
     from google.protobuf.message import DecodeError  # noqa: PLC0415
 
@@ -192,18 +184,14 @@ def load_onnx(path: Path) -> onnx.ModelProto:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (DecodeError, ValueError, onnx.checker.ValidationError) as error:
         # A ValueError: of weights beside it.
-        raise InputError(f"{path} is not a usable ONNX file: {_first_line(error)}") from error
+        raise InputError(f"{path} is not a usable ONNX file: {_get_first_line(error)}") from error
     if not model.graph.node:
         raise InputError(f"{path} is not a usable ONNX file: it has no nodes")
     return model
 
 
 def import_to_mlir(model: onnx.ModelProto, folder: Path) -> Path:
-    """Run the toolchain's own importer on a prepared model, with its files in a folder of ours.
-
-    Raises:
-        ImportFailedError: the importer failed.
-    """
+    """Run the toolchain's own importer on a prepared model, with its files in a folder of ours."""
     import onnx  # noqa: PLC0415
     from iree.compiler.extras import onnx_importer  # noqa: PLC0415
     from iree.compiler.ir import MLIRError  # noqa: PLC0415
@@ -215,15 +203,8 @@ def import_to_mlir(model: onnx.ModelProto, folder: Path) -> Path:
     try:
         importer.main(importer.parse_arguments([str(prepared), "-o", str(imported)]))
     except (onnx_importer.OnnxImportError, MLIRError, RuntimeError, onnx.checker.ValidationError) as error:
-        raise ImportFailedError(_first_line(error)) from error
+        raise ImportFailedError(_get_first_line(error)) from error
     return imported
-
-
-def _publish(source: Path, target: Path) -> None:
-    """Move a finished file to its name: a reader sees all of it or nothing."""
-    with source.open("rb") as stream:
-        os.fsync(stream.fileno())
-    source.replace(target)
 
 
 def import_parser(prog: str = "import_onnx.py") -> argparse.ArgumentParser:
@@ -244,39 +225,35 @@ def import_parser(prog: str = "import_onnx.py") -> argparse.ArgumentParser:
     return parser
 
 
-def _shapes(texts: Sequence[str]) -> dict[str, Shape]:
-    shapes: dict[str, Shape] = {}
-    for name, shape in map(parse_shape, texts):
-        if shapes.setdefault(name, shape) != shape:
-            raise InputError(f"--shape gives input {name!r} two shapes")
-    return shapes
-
-
-def prepared_as_asked(arguments: argparse.Namespace) -> onnx.ModelProto:
+def prepare_as_asked(arguments: argparse.Namespace) -> onnx.ModelProto:
     """The prepared model of a command line.
 
-    Raises:
-        InputError, ImportFailedError: as of `prepare`, or the file cannot be read.
+    Raises InputError, ImportFailedError: as of `prepare`, or the file cannot be read.
     """
-    shapes = _shapes(arguments.shape)
+    shapes: dict[str, Shape] = {}
+    for name, shape in map(parse_shape, arguments.shape):
+        if shapes.setdefault(name, shape) != shape:
+            raise InputError(f"--shape gives input {name!r} two shapes")
     output: Path = arguments.output
     if not output.parent.is_dir():
         raise InputError(f"no folder {output.parent} to write {output.name} in")
     model = load_onnx(arguments.model)
-    opset = arguments.opset if arguments.least_opset is None else max(arguments.least_opset, _opset(model))
+    opset = arguments.opset if arguments.least_opset is None else max(arguments.least_opset, _get_opset(model))
     return prepare(model, shapes, opset)
 
 
 def _run(arguments: argparse.Namespace) -> list[str]:
     """Carry out the command; returns the names of the imported functions."""
     output: Path = arguments.output
-    model = prepared_as_asked(arguments)
+    model = prepare_as_asked(arguments)
     # Next to the output, so that the last step is a rename within one file system.
     with tempfile.TemporaryDirectory(prefix=".import-", dir=output.parent) as folder:
         imported = import_to_mlir(model, Path(folder))
         with imported.open("rb") as lines:
-            functions = imported_functions(lines)
-        _publish(imported, output)
+            functions = find_functions(lines)
+            os.fsync(lines.fileno())
+        # A reader sees all of it or nothing.
+        imported.replace(output)
     return functions
 
 

@@ -47,16 +47,21 @@ import numpy as np
 
 if __name__ == "__main__":
     # The package is the one that has this script; all else is found as this Python finds it.
-    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+    sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
+    package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
 from iree_gauntlet.workers.iree_side.device_context import Device, Program, device_memory
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_arrays, write_arrays
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_arrays, read_plan, write_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
+
+    from iree_gauntlet.workers.iree_side.device_context import View
+    from iree_gauntlet.workers.iree_side.plan_file import Array, TypedArray
+
+    Tokens = NDArray[np.int64]
 
 
 _OVERHEAD_TOKENS = 2000
@@ -72,35 +77,25 @@ class Generation:
 
     Attributes:
         tokens: those of each step, int64 [batch, 1].
-        logits: of each step, as bits.
         call_ns: of each step; the first one is prefill's.
     """
 
-    tokens: tuple[NDArray[np.int64], ...]
-    logits: tuple[NDArray[Any], ...]
+    tokens: tuple[Tokens, ...]
+    logits: tuple[Array, ...]
     call_ns: tuple[int, ...]
 
 
 def generate(
-    prefill: Callable[[], NDArray[Any]],
-    decode: Callable[[NDArray[np.int64], int], NDArray[Any]],
-    choose: Callable[[NDArray[Any]], NDArray[np.int64]],
+    prefill: Callable[[], Array],
+    decode: Callable[[Tokens, int], Array],
+    choose: Callable[[Array], Tokens],
     position: int,
     tokens: int,
     clock: Callable[[], int] = time.perf_counter_ns,
 ) -> Generation:
-    """Make tokens, each from the logits of the step before.
-
-    Args:
-        prefill: gives the first logits.
-        decode: gives the next ones for a token and its position.
-        choose: the tokens of logits.
-        position: of the token that decode is given first.
-        tokens: how many, that of prefill included.
-        clock: in ns.
-    """
-    chosen: list[NDArray[np.int64]] = []
-    found: list[NDArray[Any]] = []
+    """Make tokens, each from the logits of the step before. `clock`: in ns."""
+    chosen: list[Tokens] = []
+    found: list[Array] = []
     times: list[int] = []
     for step in range(tokens):
         begin = clock()
@@ -111,57 +106,63 @@ def generate(
     return Generation(tuple(chosen), tuple(found), tuple(times))
 
 
-def most_likely(logits: NDArray[Any], type_name: str) -> NDArray[np.int64]:
+def choose_most_likely(logits: Array, type_name: str) -> Tokens:
     """The tokens of the largest logits, the first of equal ones; NaN counts as the largest, as in torch.
 
-    Args:
-        logits: [batch, vocabulary], as bits.
-        type_name: their element type.
+    `logits`: [batch, vocabulary], as bits.
     """
     values = (logits.astype("<u4") << 16).view("<f4") if type_name == "bf16" else logits
-    found: NDArray[np.int64] = np.argmax(values, axis=-1, keepdims=True).astype(np.int64)
+    found: Tokens = np.argmax(values, axis=-1, keepdims=True).astype(np.int64)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationPlan:
+    """What a plan says; see the module."""
+
+    prefill: dict[str, Any]
+    device: str
+    decode: dict[str, Any]
+    position: int
+    tokens: int
+    state: int
+    carried: int
+    generations: int
+    warm_up: int
+    outputs: str
 
 
 class Generator:
     """Both programs on one device, and the state between their calls.
 
-    Args:
-        device: of both.
-        inputs: of prefill, with their element types.
-        plan: see the module.
-
-    Raises:
-        PlanError: where the plan contradicts itself.
+    Raises PlanError: where the plan contradicts itself.
     """
 
-    def __init__(self, device: Device, inputs: list[tuple[NDArray[Any], str]], plan: dict[str, Any]) -> None:
+    def __init__(self, device: Device, inputs: list[TypedArray], plan: GenerationPlan) -> None:
         self._device = device
         self._inputs = inputs
         self._prefill, self._decode = (
-            Program(device, plan[name]["modules"], plan[name]["parameters"], plan[name]["function"])
-            for name in ("prefill", "decode")
+            Program(device, program["modules"], program["parameters"], program["function"])
+            for program in (plan.prefill, plan.decode)
         )
-        self._position, self._tokens = int(plan["position"]), int(plan["tokens"])
-        self._states, self._carried = int(plan["state"]), int(plan["carried"])
+        self._position, self._tokens = plan.position, plan.tokens
+        self._states, self._carried = plan.state, plan.carried
         if self._tokens < 1 or not 0 <= self._carried <= self._states:
             raise PlanError(
                 f"{self._tokens} tokens, {self._carried} of {self._states} tensors of the state carried: "
                 "expected 1 token or more, and no more carried than there are"
             )
-        self._state: list[Any] = []
+        self._state: list[View] = []
         self.type_name = ""
 
     def generate(self) -> Generation:
         """One generation, from the inputs on.
 
-        Raises:
-            PlanError: where a program does not return what the plan says.
-            RuntimeError: where the runtime fails.
+        Raises PlanError: where a program does not return what the plan says. RuntimeError: where the runtime fails.
         """
         return generate(self.prefill, self.decode, self.choose, self._position, self._tokens)
 
-    def prefill(self) -> NDArray[Any]:
+    def prefill(self) -> Array:
         """The first logits, as bits; the state is a new one."""
         self._state = []
         views = self._prefill.invoke([self._device.push(*given) for given in self._inputs])
@@ -170,7 +171,7 @@ class Generator:
         self._state = views[1:]
         return self._device.fetch(views[0])
 
-    def decode(self, tokens: NDArray[np.int64], position: int) -> NDArray[Any]:
+    def decode(self, tokens: Tokens, position: int) -> Array:
         """The next logits, as bits."""
         device = self._device
         given = [device.push(tokens, "i64"), device.push(np.array([position], np.int64), "i64")]
@@ -179,11 +180,11 @@ class Generator:
         self._state[: self._carried] = views[1:]
         return device.fetch(views[0])
 
-    def choose(self, logits: NDArray[Any]) -> NDArray[np.int64]:
+    def choose(self, logits: Array) -> Tokens:
         """The tokens of logits."""
-        return most_likely(logits, self.type_name)
+        return choose_most_likely(logits, self.type_name)
 
-    def _check(self, name: str, views: list[Any], state: int) -> None:
+    def _check(self, name: str, views: list[View], state: int) -> None:
         if len(views) != 1 + state:
             raise PlanError(f"{name} returned {len(views)} tensors: expected the logits and {state} of the state")
         type_name = self._device.type_name(views[0])
@@ -192,30 +193,26 @@ class Generator:
 
 
 def overhead_us(clock: Callable[[], int] = time.perf_counter_ns) -> float:
-    """What the loop itself takes, a token.
-
-    Args:
-        clock: in ns.
-    """
+    """What the loop itself takes, a token. `clock`: in ns."""
     token, logits = np.zeros((1, 1), np.int64), np.zeros((1, 1), np.float32)
     begin = clock()
     generate(lambda: logits, lambda _token, _position: logits, lambda _logits: token, 0, _OVERHEAD_TOKENS, clock)
     return (clock() - begin) / _OVERHEAD_TOKENS / _NS_PER_US
 
 
-def measure(plan: dict[str, Any]) -> dict[str, Any]:
+def measure(said: dict[str, Any]) -> dict[str, Any]:
     """Measure as a plan says; the answer.
 
-    Raises:
-        PlanError: for a plan that cannot be used; also OSError, ValueError and KeyError.
-        RuntimeError: where the runtime failed.
+    Raises PlanError: for a plan that cannot be used; also OSError, ValueError and KeyError. RuntimeError: where the
+    runtime failed.
     """
-    generations, warm_up = int(plan["generations"]), int(plan["warm_up"])
+    plan = read_plan(GenerationPlan, said)
+    generations, warm_up = plan.generations, plan.warm_up
     if generations < 1 or warm_up < 0:
         raise PlanError(f"{generations} generations after {warm_up} for warming up: expected 1 or more after 0 or more")
-    inputs = read_arrays(plan["prefill"]["inputs"])
+    inputs = read_arrays(plan.prefill["inputs"])
     begin = time.perf_counter_ns()
-    device = Device(plan["device"])
+    device = Device(plan.device)
     generator = Generator(device, inputs, plan)
     loaded = time.perf_counter_ns()
     first: Generation | None = None
@@ -230,8 +227,8 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
         times.append(found.call_ns)
     total = time.perf_counter_ns() - begin_loop
     assert first is not None
-    samples, tokens = len(first.tokens[0]), int(plan["tokens"])
-    logits: list[tuple[str, NDArray[Any] | None]] = [(generator.type_name, array) for array in first.logits]
+    samples, tokens = len(first.tokens[0]), plan.tokens
+    logits: list[tuple[str, Array | None]] = [(generator.type_name, array) for array in first.logits]
     return {
         "load_ms": (loaded - begin) / _NS_PER_MS,
         "first_token_ms": first.call_ns[0] / _NS_PER_MS,
@@ -243,7 +240,7 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
         "decode_ms": [[value / _NS_PER_MS for value in values[1:]] for values in times],
         "tokens_per_s": generations * tokens * samples * _NS_PER_S / total,
         "chosen": np.concatenate(first.tokens, axis=1).tolist(),
-        "logits": write_arrays(plan["outputs"], "logits", logits),
+        "logits": write_arrays(plan.outputs, "logits", logits),
         "overhead_us": overhead_us(),
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "device_memory": device_memory([device]),

@@ -46,15 +46,18 @@ from typing import TYPE_CHECKING, Any, Self
 
 if __name__ == "__main__":
     # The package is the one that has this script; all else is found as this Python finds it.
-    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+    sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
+    package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
 from iree_gauntlet.workers.iree_side.device_context import Device, device_memory
 from iree_gauntlet.workers.iree_side.measure_module import read_contexts
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_arrays
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    # ms, resident bytes, of these mapped from files, the device's bytes.
+    Sample = tuple[float, int, int, int | None]
 
 
 _SELF = Path("/proc/self")
@@ -65,7 +68,7 @@ _NS_PER_MS = 1e6
 _MS_PER_S = 1e3
 
 
-def thinned(samples: list[list[Any]]) -> list[list[Any]]:
+def drop_every_second(samples: Sequence[Sample]) -> list[Sample]:
     """Every second sample, with the larger one of each two, so that no peak is lost."""
     return [max(samples[index : index + 2], key=lambda sample: sample[1]) for index in range(0, len(samples), 2)]
 
@@ -73,14 +76,12 @@ def thinned(samples: list[list[Any]]) -> list[list[Any]]:
 class MemoryWatch:
     """Looks at this process's memory while its block lasts, from a thread of its own.
 
-    Args:
-        interval_ms: how often, at first.
-        most: samples that are kept; with more, every second one goes, and it looks half as often.
+    `most`: samples that are kept; with more, every second one goes, and it looks half as often.
     """
 
     def __init__(self, interval_ms: float, most: int = _MOST_SAMPLES) -> None:
         self.interval_ms = interval_ms
-        self.samples: list[list[Any]] = []
+        self.samples: list[Sample] = []
         self.phases: list[dict[str, Any]] = []
         self.exact_peaks = True
         self.device: Device | None = None
@@ -114,20 +115,22 @@ class MemoryWatch:
                 "end_ms": end[0],
                 "begin_bytes": begin[1],
                 # The kernel keeps its mark and its count apart, and the mark may lag by some pages.
-                "peak_bytes": max(self._high_water(), sampled) if self.exact_peaks else sampled,
+                "peak_bytes": max(self._read_high_water(), sampled) if self.exact_peaks else sampled,
                 "end_bytes": end[1],
                 "device_bytes": end[3],
             }
         )
 
-    def look(self) -> list[Any]:
+    def look(self) -> Sample:
         """Take a sample."""
         with self._lock:
             resident, mapped = (int(word) * self._page for word in (_SELF / "statm").read_text().split()[1:3])
-            sample = [(time.perf_counter_ns() - self._begin) / _NS_PER_MS, resident, mapped, self._device_bytes()]
+            said = device_memory([self.device]) if self.device else {}
+            on_device = said["device_bytes_allocated"] - said["device_bytes_freed"] if said else None
+            sample = (time.perf_counter_ns() - self._begin) / _NS_PER_MS, resident, mapped, on_device
             self.samples.append(sample)
             if len(self.samples) > self._most:
-                self.samples = thinned(self.samples)
+                self.samples = drop_every_second(self.samples)
                 self.interval_ms *= 2
         return sample
 
@@ -135,17 +138,13 @@ class MemoryWatch:
         while not self._stop.wait(self.interval_ms / _MS_PER_S):
             self.look()
 
-    def _device_bytes(self) -> int | None:
-        said = device_memory([self.device]) if self.device else {}
-        return said["device_bytes_allocated"] - said["device_bytes_freed"] if said else None
-
     def _set_back_high_water(self) -> None:
         try:
             (_SELF / "clear_refs").write_text(_SET_BACK)
         except OSError:
             self.exact_peaks = False
 
-    def _high_water(self) -> int:
+    def _read_high_water(self) -> int:
         match = _HIGH_WATER.search((_SELF / "status").read_text())
         return int(match[1]) * 1024 if match else 0
 
@@ -153,9 +152,8 @@ class MemoryWatch:
 def measure(plan: dict[str, Any]) -> dict[str, Any]:
     """Watch memory as a plan says; the answer.
 
-    Raises:
-        PlanError: for a plan that cannot be used; also OSError, ValueError and KeyError.
-        RuntimeError: where the runtime failed.
+    Raises PlanError: for a plan that cannot be used; also OSError, ValueError and KeyError. RuntimeError: where the
+    runtime failed.
     """
     interval_ms, calls = float(plan["interval_ms"]), int(plan["calls"])
     if interval_ms <= 0 or len(plan["devices"]) != 1:

@@ -52,16 +52,26 @@ from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":
     # The package is the one that has this script; all else is found as this Python finds it.
-    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+    sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
+    package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
 from iree_gauntlet.workers.iree_side.device_context import Device, Program, device_memory
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, call_times, read_arrays, write_arrays
+from iree_gauntlet.workers.iree_side.plan_file import (
+    PlanError,
+    answer_plan,
+    call_times,
+    read_arrays,
+    read_plan,
+    write_arrays,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
+    from iree_gauntlet.workers.iree_side.device_context import View
+    from iree_gauntlet.workers.iree_side.plan_file import Array, TypedArray
+
+    Inputs = Sequence[TypedArray]
 
 
 _OVERHEAD_CALLS = 2000
@@ -72,12 +82,7 @@ _NS_PER_US = 1e3
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """What a loop over calls took.
-
-    Attributes:
-        total_ns: from the first call's begin to the last one's end.
-        call_ns: each call, by context, in order.
-    """
+    """What a loop over calls took."""
 
     total_ns: int
     call_ns: tuple[tuple[int, ...], ...]
@@ -85,37 +90,41 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Carry:
-    """Outputs of a call that are inputs of the next one of its group.
-
-    Attributes:
-        outputs: index of the first of them.
-        inputs: index of the input that it becomes.
-        count: how many follow each other.
-    """
+    """Outputs of a call that are inputs of the next one of its group."""
 
     outputs: int
     inputs: int
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class _ModulePlan:
+    """Of `measure_memory` and of pipelines too, which have neither outputs nor a warm-up of their own."""
+
+    inputs: list[dict[str, Any]]
+    devices: list[str]
+    modules: list[str]
+    parameters: list[list[str]]
+    function: str
+    calls: int
+    warm_up_calls: int = 0
+    outputs: str = ""
+    in_flight: int = 1
+    fetch: list[int] | None = None
+    carry: dict[str, int] | None = None
+
+
 class Context:
     """A program, called in groups with inputs from the host.
 
-    Args:
-        program: what is called.
-        inputs: arrays on the host, with their element types.
-        in_flight: calls of a group, pushed before the first one is waited for.
-        fetch: indices of the outputs that each call brings to the host; None for all.
-        carry: None for nothing.
-
-    Raises:
-        PlanError: where `carry` names inputs that there are not.
+    `fetch`: indices of the outputs that each call brings to the host; None for all. `carry`: None for nothing. Raises
+    PlanError: where `carry` names inputs that there are not.
     """
 
     def __init__(
         self,
         program: Program,
-        inputs: Sequence[tuple[NDArray[Any], str]],
+        inputs: Inputs,
         in_flight: int = 1,
         fetch: Sequence[int] | None = None,
         carry: Carry | None = None,
@@ -132,19 +141,13 @@ class Context:
             raise PlanError(f"carry: inputs {kept[0]} to {kept[-1]}, and the function is given {len(inputs)}")
         self._start = {index: self._device.push(*inputs[index]) for index in kept}
 
-    def first(
-        self, *, whole: bool, inputs: Sequence[tuple[NDArray[Any], str]] | None = None
-    ) -> list[tuple[str, NDArray[Any] | None]]:
+    def first(self, *, whole: bool, inputs: Inputs | None = None) -> list[tuple[str, Array | None]]:
         """One call alone; the element types of all its outputs, with those that were brought to the host.
 
-        Args:
-            whole: whether all outputs are brought.
-            inputs: None for the context's own.
-
-        Raises:
-            PlanError: where `fetch` or `carry` names outputs that the function has not.
+        `inputs`: None for the context's own. Raises PlanError: where `fetch` or `carry` names outputs that the function
+        has not.
         """
-        arguments = self._arguments(self._inputs if inputs is None else inputs, self._start)
+        arguments = self._push_arguments(self._inputs if inputs is None else inputs, self._start)
         if self.pushed_async:
             views, done = self.program.start(arguments)
             done.wait()
@@ -161,47 +164,46 @@ class Context:
             for index, view in enumerate(views)
         ]
 
-    def group(self, items: Sequence[Sequence[tuple[NDArray[Any], str]]] | None = None) -> list[list[NDArray[Any]]]:
+    def group(self, items: Sequence[Inputs] | None = None) -> list[list[Array]]:
         """A group of calls; the outputs of each that are brought to the host, in the order of `fetch`.
 
-        Args:
-            items: the inputs of each call; None for the context's own, `in_flight` times.
+        `items`: the inputs of each call; None for the context's own, `in_flight` times.
         """
         calls = [self._inputs] * self.in_flight if items is None else items
-        return self._all_at_once(calls) if self.pushed_async else self._one_by_one(calls)
+        return self._start_all(calls) if self.pushed_async else self._call_one_by_one(calls)
 
-    def _all_at_once(self, calls: Sequence[Sequence[tuple[NDArray[Any], str]]]) -> list[list[NDArray[Any]]]:
+    def _start_all(self, calls: Sequence[Inputs]) -> list[list[Array]]:
         started = []
         kept, after = self._start, None
         for inputs in calls:
-            views, done = self.program.start(self._arguments(inputs, kept), after)
+            views, done = self.program.start(self._push_arguments(inputs, kept), after)
             if self._carry:
-                kept, after = self._next(self._carry, views), done
-            started.append((self._brought(views), done))
+                kept, after = self._take_over(self._carry, views), done
+            started.append((self._pick_fetched(views), done))
         outputs = []
         for views, done in started:
             done.wait()
             outputs.append([self._device.fetch(view) for view in views])
         return outputs
 
-    def _one_by_one(self, calls: Sequence[Sequence[tuple[NDArray[Any], str]]]) -> list[list[NDArray[Any]]]:
+    def _call_one_by_one(self, calls: Sequence[Inputs]) -> list[list[Array]]:
         outputs = []
         kept = self._start
         for inputs in calls:
-            views = self.program.invoke(self._arguments(inputs, kept))
+            views = self.program.invoke(self._push_arguments(inputs, kept))
             if self._carry:
-                kept = self._next(self._carry, views)
-            outputs.append([self._device.fetch(view) for view in self._brought(views)])
+                kept = self._take_over(self._carry, views)
+            outputs.append([self._device.fetch(view) for view in self._pick_fetched(views)])
         return outputs
 
-    def _arguments(self, inputs: Sequence[tuple[NDArray[Any], str]], kept: dict[int, Any]) -> list[Any]:
+    def _push_arguments(self, inputs: Inputs, kept: dict[int, View]) -> list[View]:
         return [kept[index] if index in kept else self._device.push(*given) for index, given in enumerate(inputs)]
 
-    def _brought(self, views: list[Any]) -> list[Any]:
+    def _pick_fetched(self, views: list[View]) -> list[View]:
         return views if self._fetch is None else [views[index] for index in self._fetch]
 
     @staticmethod
-    def _next(carry: Carry, views: Sequence[Any]) -> dict[int, Any]:
+    def _take_over(carry: Carry, views: Sequence[View]) -> dict[int, View]:
         return {carry.inputs + index: views[carry.outputs + index] for index in range(carry.count)}
 
 
@@ -210,13 +212,7 @@ def run_loop(
 ) -> Loop:
     """Calls as often as asked for, shared out over contexts that run in parallel.
 
-    Args:
-        contexts: a function for each, which is one call.
-        calls: in all; at least one a context.
-        clock: in ns.
-
-    Raises:
-        BaseException: what a call raises.
+    `calls`: in all; at least one a context. `clock`: in ns. Raises BaseException: what a call raises.
     """
     shares = [calls // len(contexts) + (index < calls % len(contexts)) for index in range(len(contexts))]
     if len(contexts) == 1:
@@ -236,23 +232,18 @@ def run_loop(
 
 
 def overhead_us(clock: Callable[[], int] = time.perf_counter_ns) -> float:
-    """What the loop itself takes, a call.
-
-    Args:
-        clock: in ns.
-    """
+    """What the loop itself takes, a call. `clock`: in ns."""
     loop = run_loop([lambda: None], _OVERHEAD_CALLS, clock)
     return loop.total_ns / _OVERHEAD_CALLS / _NS_PER_US
 
 
-def read_contexts(plan: dict[str, Any], inputs: Sequence[tuple[NDArray[Any], str]]) -> list[Context]:
+def read_contexts(said: dict[str, Any], inputs: Inputs) -> list[Context]:
     """The contexts of a plan, loaded.
 
-    Raises:
-        PlanError: where the plan contradicts itself or the program.
-        RuntimeError: where the runtime cannot load it.
+    Raises PlanError: where the plan contradicts itself or the program. RuntimeError: where the runtime cannot load it.
     """
-    uris, calls, in_flight = plan["devices"], int(plan["calls"]), int(plan.get("in_flight", 1))
+    plan = read_plan(_ModulePlan, said)
+    uris, calls, in_flight = plan.devices, plan.calls, plan.in_flight
     if in_flight < 1 or calls % in_flight:
         raise PlanError(f"{calls} calls, {in_flight} in flight: expected 1 or more, and calls a multiple of it")
     if not uris or calls // in_flight < len(uris):
@@ -260,48 +251,40 @@ def read_contexts(plan: dict[str, Any], inputs: Sequence[tuple[NDArray[Any], str
         each = "group" if in_flight > 1 else "call"
         raise PlanError(f"{calls} calls{of} on {len(uris)} devices: expected a device or more, and a {each} for each")
     devices = {uri: Device(uri) for uri in uris}
-    said = plan.get("carry")
-    carry = Carry(said["outputs"], said["inputs"], said["count"]) if said else None
-    programs = [Program(devices[uri], plan["modules"], plan["parameters"], plan["function"]) for uri in uris]
-    return [Context(program, inputs, in_flight, plan.get("fetch"), carry) for program in programs]
+    carry = read_plan(Carry, plan.carry) if plan.carry else None
+    programs = [Program(devices[uri], plan.modules, plan.parameters, plan.function) for uri in uris]
+    return [Context(program, inputs, in_flight, plan.fetch, carry) for program in programs]
 
 
-def measure(plan: dict[str, Any]) -> dict[str, Any]:
+def measure(said: dict[str, Any]) -> dict[str, Any]:
     """Measure as a plan says; the answer.
 
-    Raises:
-        PlanError: for a plan that cannot be used; also OSError, ValueError and KeyError.
-        RuntimeError: where the runtime failed.
+    Raises PlanError: for a plan that cannot be used; also OSError, ValueError and KeyError. RuntimeError: where the
+    runtime failed.
     """
-    inputs = read_arrays(plan["inputs"])
+    plan = read_plan(_ModulePlan, said)
+    inputs = read_arrays(plan.inputs)
     begin = time.perf_counter_ns()
-    contexts = read_contexts(plan, inputs)
+    contexts = read_contexts(said, inputs)
     loaded = time.perf_counter_ns()
-    outputs = contexts[0].first(whole=bool(plan["outputs"]))
+    outputs = contexts[0].first(whole=bool(plan.outputs))
     first = time.perf_counter_ns()
     for context in contexts[1:]:
         context.first(whole=False)
     for context in contexts:
-        for _ in range(int(plan["warm_up_calls"])):
+        for _ in range(plan.warm_up_calls):
             context.group()
     in_flight = contexts[0].in_flight
-    loop = run_loop([context.group for context in contexts], int(plan["calls"]) // in_flight)
-    written = write_arrays(plan["outputs"], "output", outputs)
+    loop = run_loop([context.group for context in contexts], plan.calls // in_flight)
+    written = write_arrays(plan.outputs, "output", outputs)
     found = figures(contexts, (begin, loaded, first), loop.total_ns, loop.call_ns)
-    return {**found, "calls": int(plan["calls"]), "overhead_us": overhead_us() / in_flight, "outputs": written}
+    return {**found, "calls": plan.calls, "overhead_us": overhead_us() / in_flight, "outputs": written}
 
 
 def figures(
     contexts: Sequence[Context], starts: tuple[int, int, int], total_ns: int, call_ns: Sequence[Sequence[int]]
 ) -> dict[str, Any]:
-    """What an answer says of times and memory.
-
-    Args:
-        contexts: that were called.
-        starts: of loading, of the first call, and its end, in ns.
-        total_ns: of the loop.
-        call_ns: of each group of calls, by context.
-    """
+    """What an answer says of times and memory. `starts`: of loading, of the first call, and its end, in ns."""
     begin, loaded, first = starts
     in_flight = contexts[0].in_flight
     return {

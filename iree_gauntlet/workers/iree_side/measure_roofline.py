@@ -23,6 +23,7 @@ from __future__ import annotations
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -32,10 +33,10 @@ import numpy as np
 
 if __name__ == "__main__":
     # The package is the one that has this script; all else is found as this Python finds it.
-    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+    sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
+    package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,13 +45,20 @@ if TYPE_CHECKING:
 _FEWEST = 3
 
 
-def best_seconds(call: Callable[[], object], seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
+@dataclass(frozen=True, slots=True)
+class _RooflinePlan:
+    threads: int
+    matrix_sizes: list[int]
+    copy_bytes: int
+    seconds: float
+
+
+def measure_best_seconds(
+    call: Callable[[], object], seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> float:
     """The shortest time of a call, after one that warms up.
 
-    Args:
-        call: what is timed.
-        seconds: that the calls take together, at least; there are three or more.
-        clock: in seconds.
+    `seconds`: that the calls take together, at least; there are three or more. `clock`: in seconds.
     """
     call()
     best, count, begin = float("inf"), 0, clock()
@@ -62,22 +70,19 @@ def best_seconds(call: Callable[[], object], seconds: float, clock: Callable[[],
     return best
 
 
-def product_rate(
+def measure_product_rate(
     sizes: Sequence[int], seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[float, int]:
     """Operations a second of an f32 matrix product, and the side of the matrices that reached it.
 
-    Args:
-        sizes: sides of the matrices.
-        seconds: for all sizes together, at least.
-        clock: in seconds.
+    `clock`: in seconds.
     """
     found = []
     for size in sizes:
         chance = np.random.default_rng(size)
         left, right = (chance.random((size, size), dtype=np.float32) for _ in range(2))
         out = np.empty_like(left)
-        best = best_seconds(partial(np.matmul, left, right, out=out), seconds / len(sizes), clock)
+        best = measure_best_seconds(partial(np.matmul, left, right, out=out), seconds / len(sizes), clock)
         found.append((2 * size**3 / best, size))
     return max(found)
 
@@ -85,34 +90,30 @@ def product_rate(
 def copy_rate(size: int, threads: int, seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
     """Bytes a second that threads move between memory and memory, read and written ones counted.
 
-    Args:
-        size: bytes of the array, which is shared out.
-        threads: each copies its own part; NumPy gives up Python's lock meanwhile.
-        seconds: at least.
-        clock: in seconds.
+    `size`: bytes of the array, which is shared out. `threads`: each copies its own part; NumPy gives up Python's lock
+    meanwhile. `clock`: in seconds.
     """
     source = np.ones(size // 8, np.float64)
     target = np.zeros_like(source)
     parts = list(zip(np.array_split(source, threads), np.array_split(target, threads), strict=True))
     if threads == 1:
-        best = best_seconds(lambda: np.copyto(target, source), seconds, clock)
+        best = measure_best_seconds(lambda: np.copyto(target, source), seconds, clock)
     else:
         with ThreadPoolExecutor(threads) as pool:
-            best = best_seconds(lambda: list(pool.map(lambda part: np.copyto(part[1], part[0]), parts)), seconds, clock)
+            best = measure_best_seconds(
+                lambda: list(pool.map(lambda part: np.copyto(part[1], part[0]), parts)), seconds, clock
+            )
     return 2 * source.nbytes / best
 
 
-def measure(plan: dict[str, Any]) -> dict[str, Any]:
-    """Measure as a plan says; the answer.
-
-    Raises:
-        PlanError: for a plan that cannot be used; also KeyError.
-    """
-    sizes, threads = [int(size) for size in plan["matrix_sizes"]], int(plan["threads"])
-    copied, seconds = int(plan["copy_bytes"]), float(plan["seconds"])
+def measure(said: dict[str, Any]) -> dict[str, Any]:
+    """Measure as a plan says; the answer. Raises PlanError: for a plan that cannot be used; also KeyError."""
+    plan = read_plan(_RooflinePlan, said)
+    sizes, threads = plan.matrix_sizes, plan.threads
+    copied, seconds = plan.copy_bytes, plan.seconds
     if not sizes or min(sizes) < 1 or threads < 1 or copied < 8 * threads or seconds < 0:
         raise PlanError("expected a size or more, a thread or more, and 8 bytes or more to copy for each")
-    flops, size = product_rate(sizes, seconds)
+    flops, size = measure_product_rate(sizes, seconds)
     return {
         "flops_per_s": flops,
         "matrix_size": size,

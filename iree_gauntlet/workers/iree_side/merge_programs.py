@@ -14,9 +14,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    # Objects of MLIR's bindings, which have no types: the module `ir`, operations, and all others.
+    Bindings = Any
+    Operation = Any
+    Native = Any
+
 
 _DIALECTS = "iree.compiler.dialects"
-_FUNCTIONS = ("func.func", "util.func")
+FUNCTIONS = ("func.func", "util.func")
 
 
 @dataclass(slots=True)
@@ -25,8 +30,6 @@ class Merged:
 
     Attributes:
         module: the programs as one, MLIR bytecode; empty where some are no part of it.
-        functions: public functions of each program, under their new names.
-        refused: what each of the programs that are no part of it has against it, by its index.
     """
 
     module: bytes = b""
@@ -34,7 +37,7 @@ class Merged:
     refused: dict[int, str] = field(default_factory=dict)
 
 
-def import_bindings() -> Any:
+def import_bindings() -> Bindings:
     """The compiler's `ir` module without what imports NumPy, which costs more than a merge."""
     if _DIALECTS not in sys.modules:
         # Operations of all dialects are taken as operations, and not as the classes that it has for some.
@@ -50,10 +53,6 @@ def merge_programs(programs: Sequence[str], prefixes: Sequence[str]) -> Merged:
 
     Every symbol at the top of a program gets the program's prefix, and all references to it, those inside of
     functions and globals included. The module's own name goes.
-
-    Args:
-        programs: paths of MLIR, as text or bytecode.
-        prefixes: one for each of them, all different.
     """
     ir = import_bindings()
     merged = Merged()
@@ -61,7 +60,7 @@ def merge_programs(programs: Sequence[str], prefixes: Sequence[str]) -> Merged:
         # As iree-compile parses.
         context.allow_unregistered_dialects = True
         whole = ir.Module.create(ir.Location.unknown())
-        attributes: dict[str, Any] | None = None
+        attributes: dict[str, Native] | None = None
         for index, (path, prefix) in enumerate(zip(programs, prefixes, strict=True)):
             names: list[str] = []
             merged.functions.append(names)
@@ -71,7 +70,7 @@ def merge_programs(programs: Sequence[str], prefixes: Sequence[str]) -> Merged:
             except (OSError, ir.MLIRError) as error:
                 merged.refused[index] = str(error)
                 continue
-            own = _attributes(part.operation)
+            own = {name: value for name, value in list_attributes(part.operation).items() if name != "sym_name"}
             if attributes is None:
                 attributes = own
                 for name, value in own.items():
@@ -87,18 +86,15 @@ def merge_programs(programs: Sequence[str], prefixes: Sequence[str]) -> Merged:
     return merged
 
 
-def _attributes(operation: Any) -> dict[str, Any]:
+def list_attributes(operation: Operation) -> dict[str, Native]:
+    """An operation's attributes by their names."""
     # Releases differ in what iterating over attributes gives: names, or names with values.
     names = [item if isinstance(item, str) else item.name for item in operation.attributes]
-    return {name: operation.attributes[name] for name in names if name != "sym_name"}
+    return {name: operation.attributes[name] for name in names}
 
 
-def _take_over(ir: Any, whole: Any, part: Any, prefix: str) -> list[str]:
-    """Move a program's operations into the whole, renamed.
-
-    Returns:
-        The new names of its public functions.
-    """
+def _take_over(ir: Bindings, whole: Operation, part: Operation, prefix: str) -> list[str]:
+    """Move a program's operations into the whole, renamed."""
     functions = []
     operations = list(part.operation.regions[0].blocks[0].operations)
     for operation in operations:
@@ -109,14 +105,10 @@ def _take_over(ir: Any, whole: Any, part: Any, prefix: str) -> list[str]:
         new = prefix + old
         ir.SymbolTable.replace_all_symbol_uses(old, new, part.operation)
         ir.SymbolTable.set_symbol_name(operation, new)
-        if operation.operation.name in _FUNCTIONS and _is_entry(operation.operation):
-            functions.append(new)
+        if operation.operation.name in FUNCTIONS:
+            public = "sym_visibility" not in attributes or str(attributes["sym_visibility"]) != '"private"'
+            if public and len(operation.operation.regions[0].blocks) > 0:
+                functions.append(new)
     for operation in operations:
         whole.body.append(operation)
     return functions
-
-
-def _is_entry(function: Any) -> bool:
-    attributes = function.attributes
-    public = "sym_visibility" not in attributes or str(attributes["sym_visibility"]) != '"private"'
-    return public and len(function.regions[0].blocks) > 0

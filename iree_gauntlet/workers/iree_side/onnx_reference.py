@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
+    import onnx
 
-    Array = NDArray[Any]
+    from iree_gauntlet.workers.iree_side.plan_file import Array
 
 
 # IREE's names of element types by those of NumPy and ml_dtypes; a module's integers have no sign.
@@ -67,7 +67,6 @@ class ReferenceInput:
     """An input of a model.
 
     Attributes:
-        name: in the graph.
         dtype: NumPy's or ml_dtypes' name of its element type; a longer text where it is no tensor of numbers.
         shape: as declared: sizes, names of open ones, or None.
     """
@@ -93,23 +92,13 @@ class Reference(Protocol):
         """In the order of the graph's."""
 
     def run(self, arrays: Sequence[Array]) -> dict[str, Array]:
-        """Outputs by name, in the order of the graph's.
-
-        Raises:
-            InferenceFailedError: it cannot be run on these.
-        """
+        """Outputs by name, in the order of the graph's. Raises InferenceFailedError: it cannot be run on these."""
 
 
 class OnnxRuntime:
     """A model in onnxruntime: one thread, the processor's own provider.
 
-    Args:
-        model: its file or content.
-        optimised: with onnxruntime's own graph optimisations.
-
-    Raises:
-        PlanError: there is no onnxruntime.
-        InferenceFailedError: it cannot load the model.
+    Raises PlanError: there is no onnxruntime. InferenceFailedError: it cannot load the model.
     """
 
     name = "onnxruntime"
@@ -139,10 +128,10 @@ class OnnxRuntime:
         try:
             self._session = onnxruntime.InferenceSession(loaded, options, providers=["CPUExecutionProvider"])
         except self._failures as error:
-            raise InferenceFailedError(f"onnxruntime cannot load {self._of}: {_first_line(error)}") from error
+            raise InferenceFailedError(f"onnxruntime cannot load {self._of}: {_get_first_line(error)}") from error
         self._outputs = self._session.get_outputs()
         self.inputs = tuple(
-            ReferenceInput(item.name, _dtype_name(item.type), tuple(item.shape)) for item in self._session.get_inputs()
+            ReferenceInput(item.name, _name_dtype(item.type), tuple(item.shape)) for item in self._session.get_inputs()
         )
 
     def run(self, arrays: Sequence[Array]) -> dict[str, Array]:
@@ -154,11 +143,11 @@ class OnnxRuntime:
                 names, {item.name: array for item, array in zip(self.inputs, arrays, strict=True)}
             )
         except self._failures as error:
-            raise InferenceFailedError(f"onnxruntime cannot run {self._of}: {_first_line(error)}") from error
+            raise InferenceFailedError(f"onnxruntime cannot run {self._of}: {_get_first_line(error)}") from error
         # It hands f8 on as bytes.
-        types = [_dtype_name(value.type) for value in self._outputs]
+        types = [_name_dtype(value.type) for value in self._outputs]
         typed = [
-            array.view(_known_dtype(kind)) if kind.startswith("float8") else array
+            array.view(_find_dtype(kind)) if kind.startswith("float8") else array
             for array, kind in zip(values, types, strict=True)
         ]
         return dict(zip(names, typed, strict=True))
@@ -167,16 +156,12 @@ class OnnxRuntime:
 class OnnxEvaluator:
     """A model in onnx's own reference evaluator.
 
-    Args:
-        model: of `onnx.load`, with its weights.
-
-    Raises:
-        InferenceFailedError: it cannot load the model.
+    `model`: of `onnx.load`, with its weights. Raises InferenceFailedError: it cannot load the model.
     """
 
     name = "onnx"
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: onnx.ModelProto) -> None:
         import onnx  # noqa: PLC0415 - onnxruntime does without
         from onnx.reference import ReferenceEvaluator  # noqa: PLC0415
 
@@ -184,12 +169,12 @@ class OnnxEvaluator:
         self._names = [value.name for value in model.graph.output]
         constants = {tensor.name for tensor in model.graph.initializer}
         values = [value for value in model.graph.input if value.name not in constants]
-        self.inputs = tuple(ReferenceInput(value.name, *declared_type(value)) for value in values)
+        self.inputs = tuple(ReferenceInput(value.name, *read_declared_type(value)) for value in values)
         try:
             self._evaluator = ReferenceEvaluator(model)
         # Whatever Python may raise: it interprets a file of somebody's.
         except Exception as error:
-            raise InferenceFailedError(f"onnx's evaluator cannot load the model: {_first_line(error)}") from error
+            raise InferenceFailedError(f"onnx's evaluator cannot load the model: {_get_first_line(error)}") from error
 
     def run(self, arrays: Sequence[Array]) -> dict[str, Array]:
         """As of `Reference`."""
@@ -201,32 +186,26 @@ class OnnxEvaluator:
                 values = self._evaluator.run(None, feeds)
         # As above.
         except Exception as error:
-            raise InferenceFailedError(f"onnx's evaluator cannot run the model: {_first_line(error)}") from error
+            raise InferenceFailedError(f"onnx's evaluator cannot run the model: {_get_first_line(error)}") from error
         arrays_of = (np.asarray(value) if isinstance(value, np.generic) else value for value in values)
         return dict(zip(self._names, arrays_of, strict=True))
 
 
-def load_reference(file: Path | bytes, model: Any) -> tuple[Reference, list[str]]:
+def load_reference(file: Path | bytes, model: onnx.ModelProto) -> tuple[Reference, list[str]]:
     """onnxruntime, or where it cannot load a model, onnx's evaluator; and why it is not onnxruntime.
 
-    Args:
-        file: of the model, or its content.
-        model: the same, as of `onnx.load`.
-
-    Raises:
-        InferenceFailedError: neither can load it.
+    `model`: the same, as of `onnx.load`. Raises InferenceFailedError: neither can load it.
     """
     try:
         return OnnxRuntime(file), []
     except (InferenceFailedError, PlanError) as error:
-        return evaluator_instead(model, str(error)), [str(error)]
+        return load_evaluator_instead(model, str(error)), [str(error)]
 
 
-def evaluator_instead(model: Any, why: str) -> Reference:
+def load_evaluator_instead(model: onnx.ModelProto, why: str) -> Reference:
     """Onnx's evaluator, where onnxruntime does not run a model.
 
-    Raises:
-        InferenceFailedError: it cannot load the model; why onnxruntime does not run it is said too.
+    Raises InferenceFailedError: it cannot load the model; why onnxruntime does not run it is said too.
     """
     try:
         return OnnxEvaluator(model)
@@ -234,7 +213,7 @@ def evaluator_instead(model: Any, why: str) -> Reference:
         raise InferenceFailedError(f"{why}; {error}") from error
 
 
-def walk_nodes(model: Any) -> Iterator[Any]:
+def walk_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """The nodes of a model, its functions and all graphs inside of its nodes."""
     waiting = deque((*model.graph.node, *(node for function in model.functions for node in function.node)))
     while waiting:
@@ -245,7 +224,7 @@ def walk_nodes(model: Any) -> Iterator[Any]:
                 waiting.extend(graph.node)
 
 
-def require_inputs(inputs: Sequence[ReferenceInput], arrays: Sequence[Array]) -> None:
+def require_inputs(inputs: Sequence[ReferenceInput], arrays: Sequence[object]) -> None:
     """Raises PlanError where there are not as many arrays as a model has inputs."""
     if len(inputs) != len(arrays):
         known = ", ".join(f"{item.name} {item.dtype} {list(item.shape)}" for item in inputs)
@@ -255,13 +234,7 @@ def require_inputs(inputs: Sequence[ReferenceInput], arrays: Sequence[Array]) ->
 def read_input(text: str, cwd: str, dtype_name: str) -> Array:
     """What is written behind `--input=`, as the array that a reference takes.
 
-    Args:
-        text: `@x.npy`, `4xf32=@x.bin`, `4xf32=1`.
-        cwd: where its files lie.
-        dtype_name: of the model's input.
-
-    Raises:
-        PlanError: it is no tensor, or one that is not read here.
+    `text`: `@x.npy`, `4xf32=@x.bin`, `4xf32=1`. Raises PlanError: it is no tensor, or one that is not read here.
     """
     try:
         value = read_value(text, cwd)
@@ -269,7 +242,7 @@ def read_input(text: str, cwd: str, dtype_name: str) -> Array:
         raise PlanError(f"the input {text!r} cannot be given to a reference: {error}") from error
     if value is None:
         raise PlanError(f"the input {text!r} is no tensor")
-    dtype = _known_dtype(dtype_name)
+    dtype = _find_dtype(dtype_name)
     contents = np.frombuffer(value.contents, np.uint8)
     count = int(np.prod(value.shape, dtype=np.int64))
     if dtype.name in _PACKED:
@@ -298,8 +271,7 @@ def raw_bytes(array: Array) -> bytes:
 def tensor_type(name: str, array: Any) -> str:
     """The type of an output in IREE's notation: `1x64xi64`.
 
-    Raises:
-        PlanError: it is no tensor of numbers that IREE's tools know.
+    Raises PlanError: it is no tensor of numbers that IREE's tools know.
     """
     found = array.dtype.name if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
     element = ELEMENT_TYPES.get(found)
@@ -308,12 +280,8 @@ def tensor_type(name: str, array: Any) -> str:
     return "x".join([*map(str, array.shape), element])
 
 
-def _known_dtype(name: str) -> np.dtype[Any]:
-    """A type by the name that NumPy or ml_dtypes has for it.
-
-    Raises:
-        PlanError: neither has.
-    """
+def _find_dtype(name: str) -> np.dtype[Any]:
+    """A type by the name that NumPy or ml_dtypes has for it."""
     try:
         return np.dtype(name)
     except TypeError:
@@ -325,7 +293,7 @@ def _known_dtype(name: str) -> np.dtype[Any]:
         return known
 
 
-def _first_line(error: Exception) -> str:
+def _get_first_line(error: Exception) -> str:
     """What an exception says, on one line; of onnxruntime's what the innermost operator says."""
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     *_, kind, name, said = _NODE.findall(line)[-1] if _NODE.search(line) else ("", "", line)
@@ -333,13 +301,13 @@ def _first_line(error: Exception) -> str:
     return f"{kind} {name!r}: {plain}" if kind else plain
 
 
-def _dtype_name(kind: str) -> str:
+def _name_dtype(kind: str) -> str:
     """NumPy's name of `tensor(float)`."""
     name = kind.removeprefix("tensor(").removesuffix(")")
     return _ITS_NAMES.get(name, name)
 
 
-def declared_type(value: Any) -> tuple[str, tuple[int | str | None, ...]]:
+def read_declared_type(value: onnx.ValueInfoProto) -> tuple[str, tuple[int | str | None, ...]]:
     """Type and shape of an input or output, as a model declares them; no shape of what is not a tensor."""
     import onnx  # noqa: PLC0415
 

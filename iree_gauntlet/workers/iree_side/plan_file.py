@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+    # An array, as its bits are held, and its element type.
+    TypedArray = tuple[Array, str]
 
 
 _EXIT_RUNTIME_FAILED = 1
@@ -36,26 +41,34 @@ ELEMENT_TYPES = {
 }
 
 
+_Plan = TypeVar("_Plan")
+
+
 class PlanError(Exception):
     """The plan cannot be used as asked; the text is one line."""
 
 
-def host_type(name: str) -> np.dtype[Any]:
-    """The NumPy type that holds an element type's bits.
+def read_plan(kind: type[_Plan], said: Mapping[str, Any]) -> _Plan:
+    """A plan as a dataclass whose fields are its keys; others are passed over. Raises KeyError: it lacks one."""
+    asked = [
+        item.name
+        for item in fields(cast("Any", kind))
+        if item.name in said or item.default is MISSING is item.default_factory
+    ]
+    return kind(**{name: said[name] for name in asked})
 
-    Raises:
-        PlanError: for a type that is not known.
-    """
+
+def host_type(name: str) -> np.dtype[Any]:
+    """The NumPy type that holds an element type's bits. Raises PlanError: for a type that is not known."""
     if name not in ELEMENT_TYPES:
         raise PlanError(f"unknown element type {name!r}; known: {', '.join(ELEMENT_TYPES)}")
     return np.dtype(ELEMENT_TYPES[name][1])
 
 
-def array_bits(array: NDArray[Any], name: str) -> NDArray[Any]:
+def array_bits(array: Array, name: str) -> Array:
     """An array as the runtime takes it: contiguous, and of the type that holds its bits.
 
-    Raises:
-        PlanError: where it has another one.
+    Raises PlanError: where it has another one.
     """
     if array.dtype != host_type(name):
         raise PlanError(f"holds {array.dtype}, and {name} is held by {ELEMENT_TYPES[name][1][1:]}")
@@ -81,11 +94,10 @@ def call_times(
     return tuple(times)
 
 
-def read_arrays(items: Sequence[Mapping[str, Any]], folder: Path = Path()) -> list[tuple[NDArray[Any], str]]:
+def read_arrays(items: Sequence[Mapping[str, Any]], folder: Path = Path()) -> list[TypedArray]:
     """The arrays of a plan or, by their names in its folder, of a build; with their element types.
 
-    Raises:
-        PlanError: names the file that cannot be read, or is not of the type that the plan says.
+    Raises PlanError: names the file that cannot be read, or is not of the type that the plan says.
     """
     found = []
     for item in items:
@@ -100,13 +112,10 @@ def read_arrays(items: Sequence[Mapping[str, Any]], folder: Path = Path()) -> li
     return found
 
 
-def write_arrays(folder: str, name: str, arrays: Iterable[tuple[str, NDArray[Any] | None]]) -> list[dict[str, Any]]:
+def write_arrays(folder: str, name: str, arrays: Iterable[tuple[str, Array | None]]) -> list[dict[str, Any]]:
     """Write arrays as `<name>_0.npy`, ….
 
-    Args:
-        folder: where to; empty for nowhere.
-        name: begins their names.
-        arrays: element type and bits; None for one that was not fetched.
+    `folder`: where to; empty for nowhere. `arrays`: element type and bits; None for one that was not fetched.
 
     Returns:
         What the answer says of each: file, empty where there is none; type; shape, where it was fetched.
@@ -126,10 +135,8 @@ def write_arrays(folder: str, name: str, arrays: Iterable[tuple[str, NDArray[Any
 def answer_plan(words: Sequence[str], measure: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
     """Run a script of one plan, and write what it measured to standard output.
 
-    Args:
-        words: the command line, with the script's name.
-        measure: what to do with the plan; raises PlanError, OSError, ValueError or KeyError for a plan that cannot
-            be used and RuntimeError for a runtime that failed.
+    `measure`: what to do with the plan; raises PlanError, OSError, ValueError or KeyError for a plan that cannot be
+    used and RuntimeError for a runtime that failed.
 
     Returns:
         The exit code.

@@ -29,6 +29,7 @@ Exit codes: 0 done; 2 the plan cannot be carried out (one line on stderr).
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -36,21 +37,23 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":
     # The package is the one that this script lies in; all else is found as this Python finds it.
-    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+    sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
+    package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
 from iree_gauntlet.workers.iree_side.compiler_library import find_package
-from iree_gauntlet.workers.iree_side.merge_programs import import_bindings
-from iree_gauntlet.workers.iree_side.program_edits import Edits
+from iree_gauntlet.workers.iree_side.merge_programs import FUNCTIONS, import_bindings, list_attributes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
+
+    from iree_gauntlet.workers.iree_side.merge_programs import Bindings, Native, Operation
 
 
 _UNUSABLE = 2
@@ -63,6 +66,255 @@ _MARGINS = (0, 4, 16)
 _ABORT_SECONDS = 20.0
 
 
+# What a program of no operation has.
+_FRAME = ("builtin.module", *FUNCTIONS, "func.return", "util.return")
+# What says how a function's arguments and results are passed on, which others have no use for.
+_SIGNATURE = ("function_type", "arg_attrs", "res_attrs", "tied_operands")
+# Types that an argument of a program may have; the values of all others are made where they are used.
+_PASSED = ("tensor<", "!torch.vtensor", "!torch.tensor")
+_NAMED = 5
+# Constants of so many elements or more become of one value.
+_LARGE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _ReducePlan:
+    compile: str
+    program: str
+    flags: list[str]
+    cwd: str
+    pattern: str
+    crash: bool
+    hang: float
+    timeout: float
+    budget: float
+    folder: str
+
+
+class Edits:
+    """What can be done to programs."""
+
+    def __init__(self, ir: Bindings) -> None:
+        self._ir = ir
+        self.context = ir.Context()
+        # As iree-compile parses.
+        self.context.allow_unregistered_dialects = True
+        # Older releases want one for every attribute that is made.
+        self.place = ir.Location.unknown(self.context)
+        self.errors = (ir.MLIRError, ValueError)
+
+    def parse(self, path: str) -> Operation:
+        """A program from a file, text or bytecode; one of `errors` where it is none."""
+        # The file's path stands in the locations, which diagnostics print.
+        return self._ir.Module.parseFile(path).operation
+
+    def is_valid(self, program: Operation) -> bool:
+        """Whether the verifier takes it; it may refuse what an edit has left behind."""
+        try:
+            return bool(program.operation.verify())
+        except self._ir.MLIRError:
+            return False
+
+    def write_bytecode(self, program: Operation) -> bytes:
+        """It, with its locations."""
+        buffer = io.BytesIO()
+        program.operation.write_bytecode(buffer)
+        return buffer.getvalue()
+
+    def write_text_of(self, program: Operation) -> str:
+        """It, for people."""
+        return f"{program.operation.get_asm(assume_verified=True)}\n".replace("\n\n", "\n")
+
+    def measure(self, program: Operation) -> tuple[int, int]:
+        """How many operations its functions have, nested ones too, and its bytes: what smaller means."""
+        operations = sum(operation.name not in _FRAME for operation in _walk(program.operation))
+        return operations, len(self.write_bytecode(program))
+
+    def list_names(self, program: Operation) -> list[str]:
+        """What its first operations are called; of those that torch has no name for, what they were."""
+        found = [operation for operation in _walk(program.operation) if operation.name not in _FRAME]
+        return [
+            self._read_text(operation, "name") if operation.name == "torch.operator" else str(operation.name)
+            for operation in found[:_NAMED]
+        ]
+
+    def list_constants(self, program: Operation) -> list[tuple[int, str]]:
+        """Attributes with many values: an operation's place in the program, and the attribute's name."""
+        found = []
+        for place, operation in enumerate(_walk(program.operation)):
+            for name, attribute in list_attributes(operation).items():
+                shape = self._get_values_type(attribute)
+                if shape is not None and not getattr(attribute, "is_splat", False):
+                    found.append((place, name))
+        return found
+
+    def with_splats(self, program: Operation, places: Collection[tuple[int, str]]) -> Operation:
+        """It, with constants at these places of one value."""
+        copy = program.operation.clone().operation
+        for place, operation in enumerate(_walk(copy)):
+            for name, attribute in list_attributes(operation).items():
+                if (place, name) in places:
+                    operation.attributes[name] = self._make_splat(self._get_values_type(attribute))
+        return copy
+
+    def list_symbols(self, program: Operation) -> list[str]:
+        """Names of its functions, globals and executables, while there are several."""
+        names = [name for operation in _list_body(program) if (name := self._get_symbol(operation))]
+        return names if len(names) > 1 else []
+
+    def without_symbols(self, program: Operation, names: Collection[str]) -> Operation:
+        """It, without these."""
+        copy = program.operation.clone().operation
+        for operation in _list_body(copy):
+            if self._get_symbol(operation) in names:
+                operation.erase()
+        return copy
+
+    def list_functions(self, program: Operation) -> list[str]:
+        """Names of functions with a body of one block, the longest first."""
+        found = {
+            self._get_symbol(operation): len(operation.regions[0].blocks[0].operations)
+            for operation in _list_body(program)
+            if operation.name in FUNCTIONS and len(operation.regions[0].blocks) == 1
+        }
+        return sorted(found, key=lambda name: -found[name])
+
+    def count(self, program: Operation, name: str) -> int:
+        """How many operations a function has, its end left out; 0 where there is none of the name."""
+        function = self._find_function(program, name)
+        return len(function.regions[0].blocks[0].operations) - 1 if function is not None else 0
+
+    def find_at(self, program: Operation, name: str, places: Collection[tuple[int, int]]) -> list[int]:
+        """Which of a function's operations stand at some lines and columns."""
+        function = self._find_function(program, name)
+        if function is None:
+            return []
+        found = []
+        for index, operation in enumerate(list(function.regions[0].blocks[0].operations)[:-1]):
+            text = str(operation.operation.location)
+            if any(f":{line}:{column}" in text for line, column in places):
+                found.append(index)
+        return found
+
+    def with_operations(self, program: Operation, name: str, kept: Collection[int]) -> Operation:
+        """It, with some operations of a function alone.
+
+        Those that make what cannot be passed (numbers, lists) stay where they are needed. Tensors that come from what
+        is taken out become arguments; what nothing uses is returned.
+        """
+        copy = program.operation.clone().operation
+        function = self._find_function(copy, name)
+        if function is None:
+            return copy
+        *operations, end = [operation.operation for operation in function.regions[0].blocks[0].operations]
+        arguments = set(function.regions[0].blocks[0].arguments)
+        makers = {value: index for index, operation in enumerate(operations) for value in operation.results}
+        wanted = set(kept)
+        used: dict[Native, None] = {}
+        for index in reversed(range(len(operations))):
+            if index in wanted:
+                for value in _list_operands(operations[index]):
+                    used[value] = None
+                    if value in makers and not _is_passed(value):
+                        wanted.add(makers[value])
+        # What is used, and made neither by what is kept nor within it.
+        given = [value for value in used if (value in makers and makers[value] not in wanted) or value in arguments]
+        results = [
+            value
+            for index in sorted(wanted)
+            for value in operations[index].results
+            if _is_passed(value) and value not in used
+        ]
+        self._rebuild(function, [operations[index] for index in sorted(wanted)], given, results, end.name)
+        return copy
+
+    def _rebuild(
+        self,
+        function: Operation,
+        kept: Sequence[Operation],
+        given: Sequence[Native],
+        results: Sequence[Native],
+        end: str,
+    ) -> None:
+        """Put a function of these operations in place of one: with arguments for the values that are given."""
+        ir = self._ir
+        types, location = [value.type for value in given], function.location
+        attributes = {key: value for key, value in list_attributes(function).items() if key not in _SIGNATURE}
+        kind = ir.FunctionType.get(types, [value.type for value in results])
+        attributes["function_type"] = ir.TypeAttr.get(kind)
+        with location:
+            made = ir.Operation.create(function.name, regions=1, attributes=attributes, ip=ir.InsertionPoint(function))
+            block = made.regions[0].blocks.append(*types, arg_locs=[location] * len(types))
+            for operation in kept:
+                block.append(operation)
+            for value, argument in zip(given, block.arguments, strict=True):
+                value.replace_all_uses_with(argument)
+            block.append(ir.Operation.create(end, operands=list(results)))
+        function.erase()
+
+    def _find_function(self, program: Operation, name: str) -> Operation:
+        return next(
+            (found for found in _list_body(program) if found.name in FUNCTIONS and self._get_symbol(found) == name),
+            None,
+        )
+
+    def _get_symbol(self, operation: Operation) -> str:
+        return self._read_text(operation, "sym_name") if "sym_name" in operation.attributes else ""
+
+    def _read_text(self, operation: Operation, attribute: str) -> str:
+        return str(self._ir.StringAttr(operation.attributes[attribute]).value)
+
+    def _get_values_type(self, attribute: Native) -> Operation:
+        """The type of an attribute with many values; None for others."""
+        ir = self._ir
+        if not (_is(attribute, ir.DenseElementsAttr) or _is(attribute, ir.DenseResourceElementsAttr)):
+            return None
+        shape = ir.ShapedType(attribute.type)
+        if _is(shape.element_type, ir.ComplexType):
+            return None
+        count = 1
+        for size in shape.shape:
+            count *= size
+        return shape if count >= _LARGE else None
+
+    def _make_splat(self, shape: Native) -> Operation:
+        """Values of a type, all one."""
+        ir = self._ir
+        element = shape.element_type
+        whole = _is(element, ir.IntegerType) or _is(element, ir.IndexType)
+        one = ir.IntegerAttr.get(element, 1) if whole else ir.FloatAttr.get(element, 0.5)
+        return ir.DenseElementsAttr.get_splat(shape, one)
+
+
+def _list_body(program: Operation) -> list[Operation]:
+    """What stands at the top of a program."""
+    return [operation.operation for operation in program.operation.regions[0].blocks[0].operations]
+
+
+def _walk(operation: Operation) -> Iterator[Operation]:
+    """An operation and all in it."""
+    yield operation
+    for region in operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield from _walk(inner.operation)
+
+
+def _list_operands(operation: Operation) -> Iterator[Operation]:
+    """What an operation takes, and those in it."""
+    for inner in _walk(operation):
+        yield from inner.operands
+
+
+def _is_passed(value: Native) -> bool:
+    return str(value.type).startswith(_PASSED)
+
+
+def _is(what: Native, kind: Native) -> bool:
+    # Releases differ: in older ones a class says what is of it.
+    return bool(kind.isinstance(what) if hasattr(kind, "isinstance") else isinstance(what, kind))
+
+
 class _TimeIsUpError(Exception):
     """The budget is spent."""
 
@@ -70,33 +322,29 @@ class _TimeIsUpError(Exception):
 class _Oracle:
     """Says whether a program fails as it should."""
 
-    def __init__(self, plan: Mapping[str, Any]) -> None:
+    def __init__(self, plan: _ReducePlan) -> None:
         self._plan = plan
-        self._pattern = re.compile(plan["pattern"])
-        self._folder = Path(plan["folder"])
-        self._until = time.monotonic() + plan["budget"]
+        self._pattern = re.compile(plan.pattern)
+        self._folder = Path(plan.folder)
+        self._until = time.monotonic() + plan.budget
         self._asked: dict[bytes, bool] = {}
         self.tried = 0
         self.said = ""
-        self.flags = list(plan["flags"])
+        self.flags = list(plan.flags)
 
-    def fails(self, program: bytes) -> bool:
-        """Whether it does; what the compiler said is kept.
-
-        Raises:
-            _TimeIsUpError: there is no time left to find out.
-        """
+    def does_fail(self, program: bytes) -> bool:
+        """Whether it does; what the compiler said is kept."""
         if program not in self._asked:
             self._asked[program] = self._compile(program)
         return self._asked[program]
 
-    def words_of(self, program: bytes) -> str:
+    def ask_words(self, program: bytes) -> str:
         """What the compiler says of a program, whatever time is left."""
-        self._until, self.flags = math.inf, list(self._plan["flags"])
+        self._until, self.flags = math.inf, list(self._plan.flags)
         self._compile(program)
         return (self._folder / "candidate.txt").read_text(encoding="utf-8", errors="replace")
 
-    def up_to(self, phase: str, program: bytes) -> bool:
+    def narrow_to(self, phase: str, program: bytes) -> bool:
         """Whether it fails on the way to a phase; if so, no program is compiled further from now on."""
         before = self.flags
         self.flags = [*before, f"--compile-to={phase}"]
@@ -112,12 +360,12 @@ class _Oracle:
         self.tried += 1
         source = self._folder / "candidate.mlir"
         source.write_bytes(program)
-        argv = [self._plan["compile"], str(source), *self.flags, "-o", str(self._folder / "candidate.vmfb")]
-        hang = self._plan["hang"]
+        argv = [self._plan.compile, str(source), *self.flags, "-o", str(self._folder / "candidate.vmfb")]
+        hang = self._plan.hang
         with (self._folder / "candidate.txt").open("wb") as log:
-            process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._plan["cwd"])
+            process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._plan.cwd)
             try:
-                code = process.wait(hang or min(left, self._plan["timeout"]))
+                code = process.wait(hang or min(left, self._plan.timeout))
             except subprocess.TimeoutExpired:
                 code = None
                 # It prints where it is.
@@ -130,7 +378,7 @@ class _Oracle:
         if code is None and not hang and time.monotonic() >= self._until:
             raise _TimeIsUpError
         said = (self._folder / "candidate.txt").read_text(encoding="utf-8", errors="replace")
-        ended = code is None if hang else (code is not None and (code < 0) is self._plan["crash"] and code != 0)
+        ended = code is None if hang else (code is not None and (code < 0) is self._plan.crash and code != 0)
         if not (ended and any(self._pattern.search(line) for line in said.splitlines() or [""])):
             return False
         self.said = said
@@ -140,37 +388,30 @@ class _Oracle:
 class _Reducer:
     """The smallest program so far, and what makes it smaller."""
 
-    def __init__(self, plan: Mapping[str, Any], edits: Edits, oracle: _Oracle) -> None:
-        self._folder = Path(plan["folder"])
+    def __init__(self, plan: _ReducePlan, edits: Edits, oracle: _Oracle) -> None:
+        self._folder = Path(plan.folder)
         self._edits = edits
         self._oracle = oracle
-        self.best = edits.parse(plan["program"])
-        self.size = edits.size(self.best)
+        self.best = edits.parse(plan.program)
+        self.size = edits.measure(self.best)
         # What the compiler says of it.
         self.said = ""
 
     def begin(self) -> str:
-        """Whether the program fails at all as it is handed on here, and up to which phase it has to be compiled.
-
-        Returns:
-            The phase; empty for all of them.
-
-        Raises:
-            ValueError: it does not fail.
-        """
-        program = self._edits.bytecode(self.best)
-        if not self._oracle.fails(program):
+        """Whether the program fails at all as it is handed on here, and up to which phase it has to be compiled."""
+        program = self._edits.write_bytecode(self.best)
+        if not self._oracle.does_fail(program):
             raise ValueError("handed on as bytecode it does not fail in this way")
         self.said = self._oracle.said
-        return next((phase for phase in _PHASES if self._oracle.up_to(phase, program)), "")
+        return next((phase for phase in _PHASES if self._oracle.narrow_to(phase, program)), "")
 
-    def offer(self, program: Any, what: str) -> bool:
+    def offer(self, program: Operation, what: str) -> bool:
         """Keep a program where it is smaller and fails as before."""
-        size = self._edits.size(program)
+        size = self._edits.measure(program)
         if (
             size >= self.size
             or not self._edits.is_valid(program)
-            or not self._oracle.fails(self._edits.bytecode(program))
+            or not self._oracle.does_fail(self._edits.write_bytecode(program))
         ):
             return False
         self.best, self.size, self.said = program, size, self._oracle.said
@@ -182,15 +423,17 @@ class _Reducer:
 
     def reduce(self) -> None:
         """All that there is to try."""
-        self._fewer(lambda: self._edits.constants(self.best), self._edits.with_splats, "constants")
+        self._remove_runs(lambda: self._edits.list_constants(self.best), self._edits.with_splats, "constants")
         before = None
         while before != self.size:
             before = self.size
-            self._fewer(lambda: self._edits.symbols(self.best), self._edits.without_symbols, "functions and globals")
-            for name in self._edits.functions(self.best):
-                self._function(name)
+            self._remove_runs(
+                lambda: self._edits.list_symbols(self.best), self._edits.without_symbols, "functions and globals"
+            )
+            for name in self._edits.list_functions(self.best):
+                self._reduce_function(name)
 
-    def _function(self, name: str) -> None:
+    def _reduce_function(self, name: str) -> None:
         edits = self._edits
 
         def keep(kept: Sequence[int], what: str) -> bool:
@@ -199,7 +442,7 @@ class _Reducer:
         def count() -> int:
             return edits.count(self.best, name)
 
-        hit = edits.at(self.best, name, [(int(line), int(column)) for line, column in _PLACE.findall(self.said)])
+        hit = edits.find_at(self.best, name, [(int(line), int(column)) for line, column in _PLACE.findall(self.said)])
         for margin in _MARGINS if hit else ():
             near = {i for place in hit for i in range(place - margin, place + margin + 1) if 0 <= i < count()}
             if keep(sorted(near), "what the diagnostic points at"):
@@ -219,13 +462,15 @@ class _Reducer:
                 low, high = 0, count()
             else:
                 high = middle
-        self._fewer(
+        self._remove_runs(
             lambda: list(range(count())),
             lambda best, out: edits.with_operations(best, name, [i for i in range(count()) if i not in out]),
             "operations",
         )
 
-    def _fewer(self, items: Callable[[], list[Any]], without: Callable[[Any, set[Any]], Any], what: str) -> None:
+    def _remove_runs(
+        self, items: Callable[[], list[Operation]], without: Callable[[Any, set[Any]], Any], what: str
+    ) -> None:
         """Delta debugging: take out runs of items, from all of them to each one."""
         run = len(items())
         while run:
@@ -238,8 +483,8 @@ class _Reducer:
             run //= 2
 
 
-def _run(plan: Mapping[str, Any]) -> None:
-    folder = Path(plan["folder"])
+def _run(plan: _ReducePlan) -> None:
+    folder = Path(plan.folder)
     find_package()
     edits = Edits(import_bindings())
     with edits.place:
@@ -248,7 +493,7 @@ def _run(plan: Mapping[str, Any]) -> None:
             reducer = _Reducer(plan, edits, oracle)
         except edits.errors as error:
             raise OSError("it does not parse") from error
-        end: dict[str, Any] = {"problem": "", "phase": "", "complete": False, "before": _size(reducer.size)}
+        end: dict[str, Any] = {"problem": "", "phase": "", "complete": False, "before": _describe_size(reducer.size)}
         try:
             end["phase"] = reducer.begin()
             reducer.reduce()
@@ -257,28 +502,28 @@ def _run(plan: Mapping[str, Any]) -> None:
             pass
         except ValueError as error:
             end["problem"] = str(error)
-        constants = len(edits.constants(reducer.best))
+        constants = len(edits.list_constants(reducer.best))
         end |= {
-            "after": _size(reducer.size),
+            "after": _describe_size(reducer.size),
             "tried": oracle.tried,
             "constants": constants,
-            "names": edits.names(reducer.best),
+            "names": edits.list_names(reducer.best),
         }
-        text = edits.text(reducer.best)
+        text = edits.write_text_of(reducer.best)
         (folder / "reduced.mlir").write_text(text, encoding="utf-8")
         # Of the text, whose lines are others.
-        (folder / "reduced.txt").write_text(oracle.words_of(text.encode()), encoding="utf-8")
+        (folder / "reduced.txt").write_text(oracle.ask_words(text.encode()), encoding="utf-8")
         (folder / "end.json").write_text(json.dumps(end), encoding="utf-8")
 
 
-def _size(size: tuple[int, int]) -> dict[str, int]:
+def _describe_size(size: tuple[int, int]) -> dict[str, int]:
     return {"operations": size[0], "bytes": size[1]}
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     try:
-        _run(json.loads(Path(argv[0]).read_text(encoding="utf-8")))
+        _run(_ReducePlan(**json.loads(Path(argv[0]).read_text(encoding="utf-8"))))
     except OSError as error:
         sys.stderr.write(f"{error}\n")
         return _UNUSABLE

@@ -40,13 +40,7 @@ _INCOMPARABLE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What outputs of one element type may differ by.
-
-    Attributes:
-        atol: absolute.
-        rtol: relative.
-        reason: why, for people.
-    """
+    """What outputs of one element type may differ by."""
 
     atol: float
     rtol: float
@@ -56,14 +50,13 @@ class Allowed:
 def allow(element_type: str, outputs: Iterable[tuple[Array, Array | None, Array | None]], longest_sum: int) -> Allowed:
     """The tolerance of a model's outputs of one floating-point type.
 
-    Args:
-        element_type: `f16`, `bf16`, `f32` or `f64`.
-        outputs: of the reference; of the same in f64; and of another reference. None where they cannot be had.
-        longest_sum: how many products a value of the model is the sum of, at most; it stands for what is not in f64.
+    `element_type`: `f16`, `bf16`, `f32` or `f64`. `outputs`: of the reference; of the same in f64; and of another
+    reference. None where they cannot be had. `longest_sum`: how many products a value of the model is the sum of, at
+    most; it stands for what is not in f64.
     """
     chosen = Allowed(0.0, _RELATIVE[element_type], "")
     for array, exact, other in outputs:
-        scale = largest_of(array)
+        scale = find_largest(array)
         least = _LEAST[element_type] * (scale or 1.0)
         error = difference(array, exact) if exact is not None else math.inf
         if error <= _INCOMPARABLE * scale:
@@ -80,16 +73,16 @@ def allow(element_type: str, outputs: Iterable[tuple[Array, Array | None, Array 
             wanted = least
             reason = f"{_LEAST[element_type]:g} of the largest value, {scale:.3g}: a few roundings of {element_type}"
         if wanted > chosen.atol:
-            chosen = Allowed(_rounded_up(wanted), chosen.rtol, reason)
+            chosen = Allowed(_round_up(wanted), chosen.rtol, reason)
     return chosen
 
 
 def allow_of_others(element_type: str, outputs: Iterable[Array]) -> Allowed:
     """The tolerance of outputs of one floating-point type that no reference of ours gave."""
-    scale = max(map(largest_of, outputs), default=0.0)
+    scale = max(map(find_largest, outputs), default=0.0)
     share = _ELSEWHERE[element_type]
     reason = f"{share:g} of the largest value, {scale:.3g}: they come from another program"
-    return Allowed(_rounded_up(share * (scale or 1.0)), _RELATIVE[element_type], reason)
+    return Allowed(_round_up(share * (scale or 1.0)), _RELATIVE[element_type], reason)
 
 
 def difference(array: Array, other: Array) -> float:
@@ -104,14 +97,14 @@ def difference(array: Array, other: Array) -> float:
         return float(np.abs(mine - wanted).max(where=finite, initial=0.0))
 
 
-def largest_of(array: Array) -> float:
+def find_largest(array: Array) -> float:
     """The largest absolute value that is finite; 0 where there is none."""
     with np.errstate(all="ignore"):
         sizes = np.abs(array.astype(np.float64))
     return float(sizes.max(where=np.isfinite(sizes), initial=0.0))
 
 
-def _rounded_up(value: float) -> float:
+def _round_up(value: float) -> float:
     """To two significant digits."""
     digit = 10.0 ** (math.floor(math.log10(value)) - 1)
     return float(f"{math.ceil(value / digit - 1e-9) * digit:.2g}")

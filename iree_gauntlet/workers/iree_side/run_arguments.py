@@ -74,8 +74,6 @@ class Value:
     """A tensor's contents.
 
     Attributes:
-        shape: dimensions.
-        element_type: IREE's name.
         contents: dense, row-major; several values a byte for types below 8 bits.
     """
 
@@ -84,26 +82,21 @@ class Value:
     contents: bytes | memoryview
 
 
-def storage_of(shape: Sequence[int], element_type: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def get_storage(shape: Sequence[int], element_type: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and type of the NumPy array that holds a tensor; types below 8 bits are flat bytes."""
-    dims, _, dtype = _storage(tuple(shape), element_type)
+    dims, _, dtype = _compute_storage(tuple(shape), element_type)
     return dims, dtype
 
 
-def byte_count(shape: tuple[int, ...], element_type: str) -> int:
+def count_bytes(shape: tuple[int, ...], element_type: str) -> int:
     """Bytes of a tensor's contents."""
-    return _storage(shape, element_type)[1]
+    return _compute_storage(shape, element_type)[1]
 
 
 def read_value(text: str, folder: str) -> Value | None:
     """Reads an argument; None for one that says that nothing is expected.
 
-    Args:
-        text: what stands behind the flag.
-        folder: where relative paths begin.
-
-    Raises:
-        UnsupportedError: it is not read here.
+    Raises UnsupportedError: it is not read here.
     """
     text = text.strip()
     if text == "(ignored)":
@@ -120,7 +113,7 @@ def read_value(text: str, folder: str) -> Value | None:
         raise UnsupportedError(f"argument {text!r}")
     if contents[:1] == "@":
         path = os.path.join(folder, contents[1:])  # noqa: PTH118 - see above
-        return Value(shape, element_type, _read(path, 0, byte_count(shape, element_type)))
+        return Value(shape, element_type, _read(path, 0, count_bytes(shape, element_type)))
     return Value(shape, element_type, _parse_values(contents, shape, element_type))
 
 
@@ -136,7 +129,7 @@ def _parse_type(text: str) -> tuple[tuple[int, ...], str]:
 
 
 @lru_cache(maxsize=4096)
-def _storage(shape: tuple[int, ...], element_type: str) -> tuple[tuple[int, ...], int, np.dtype[Any]]:
+def _compute_storage(shape: tuple[int, ...], element_type: str) -> tuple[tuple[int, ...], int, np.dtype[Any]]:
     """Shape, bytes and type of the array that holds a tensor."""
     number, code = ELEMENT_TYPES[element_type]
     dtype = np.dtype(code)
@@ -149,11 +142,7 @@ def _storage(shape: tuple[int, ...], element_type: str) -> tuple[tuple[int, ...]
 
 
 def open_file(path: str) -> int:
-    """A descriptor that reads a file.
-
-    Raises:
-        UnsupportedError: it cannot be read.
-    """
+    """A descriptor that reads a file. Raises UnsupportedError: it cannot be read."""
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
@@ -186,7 +175,7 @@ def _read_npy(path: str) -> Value:
     start = 10 + int.from_bytes(head[8:10], "little")
     header = head[10:start] if start <= len(head) else _read_some(path, 0, start)[10:]
     shape, element_type = _parse_npy_header(header)
-    return Value(shape, element_type, _read(path, start, byte_count(shape, element_type)))
+    return Value(shape, element_type, _read(path, start, count_bytes(shape, element_type)))
 
 
 def _read_some(path: str, offset: int, most: int) -> bytes:
@@ -224,7 +213,7 @@ def _parse_npy_header(header: bytes) -> tuple[tuple[int, ...], str]:
 
 def _parse_values(text: str, shape: tuple[int, ...], element_type: str) -> bytes | memoryview:
     """Numbers in their plain decimal forms; hexadecimal, octal and special ones are left to the tool."""
-    _, size, dtype = _storage(shape, element_type)
+    _, size, dtype = _compute_storage(shape, element_type)
     tokens = [token for token in _SEPARATORS.split(text) if token]
     if not tokens:
         return bytes(size)
@@ -235,19 +224,15 @@ def _parse_values(text: str, shape: tuple[int, ...], element_type: str) -> bytes
     form = _FLOAT if kind == "f" else _INTEGER
     if not all(form.fullmatch(token) for token in tokens):
         raise UnsupportedError(f"values {text!r} of {element_type}")
-    values = _floats(tokens, element_type) if kind == "f" else _integers(tokens, dtype)
-    return np.broadcast_to(values, (capacity,)).tobytes()
-
-
-def _integers(tokens: Sequence[str], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    limits = np.iinfo(dtype)
-    numbers = [int(token) for token in tokens]
+    if kind == "f":
+        return np.broadcast_to(_make_floats(tokens, element_type), (capacity,)).tobytes()
+    limits, numbers = np.iinfo(dtype), [int(token) for token in tokens]
     if not all(limits.min <= number <= limits.max for number in numbers):
         raise UnsupportedError(f"values out of the range of {dtype}")
-    return np.array(numbers, dtype)
+    return np.broadcast_to(np.array(numbers, dtype), (capacity,)).tobytes()
 
 
-def _floats(tokens: Sequence[str], element_type: str) -> np.ndarray[Any, Any]:
+def _make_floats(tokens: Sequence[str], element_type: str) -> np.ndarray[Any, Any]:
     numbers = np.array([float(token) for token in tokens])
     if element_type == "f64":
         return numbers

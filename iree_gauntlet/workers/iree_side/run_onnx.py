@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -47,33 +47,33 @@ import numpy as np
 
 if __name__ == "__main__":
     # The package is the one that this script lies in; all else is found as this Python finds it.
-    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+    sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
+    package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
 from iree_gauntlet.workers.iree_side.onnx_reference import (
     InferenceFailedError,
     OnnxEvaluator,
     OnnxRuntime,
-    declared_type,
-    evaluator_instead,
+    load_evaluator_instead,
     load_reference,
     raw_bytes,
+    read_declared_type,
     read_input,
+    require_inputs,
     tensor_type,
     walk_nodes,
 )
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan
-from iree_gauntlet.workers.iree_side.rounding import Allowed, allow, difference, largest_of
-from iree_gauntlet.workers.iree_side.widen_onnx import widened
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_plan
+from iree_gauntlet.workers.iree_side.rounding import Allowed, allow, difference, find_largest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from numpy.typing import NDArray
+    import onnx
 
     from iree_gauntlet.workers.iree_side.onnx_reference import Reference
+    from iree_gauntlet.workers.iree_side.plan_file import Array
 
-    Array = NDArray[Any]
     Outputs = dict[str, Array]
 
 
@@ -95,56 +95,136 @@ _ITS_OWN_WAYS = frozenset(("Attention", "DFT", "MaxUnpool", "STFT"))
 _APART = {"f64": 1e-9, "f32": 1e-3, "f16": 1e-2, "bf16": 2e-2}
 
 
-def _answered(plan: dict[str, Any]) -> dict[str, Any]:
+# Attributes that name an element type.
+_TYPE_ATTRIBUTES = ("to", "dtype", "output_datatype", "output_dtype")
+
+
+def widened(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a model (of `onnx.load`, with its weights) in which all of f16, bf16 and f32 is f64.
+
+    Weights, constants, inputs, outputs, casts: what its numbers would be, were there no rounding to its own types.
+    Operators that no kernel has in f64 are for whoever runs it to find out.
+    """
+    import onnx  # noqa: PLC0415
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    _widen_graph(copy.graph)
+    for function in copy.functions:
+        for node in function.node:
+            _widen_node(node)
+    return copy
+
+
+def _is_narrow(element_type: int) -> bool:
+    from onnx import TensorProto  # noqa: PLC0415
+
+    return element_type in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+def _widen_graph(graph: onnx.GraphProto) -> None:
+    from onnx import TensorProto  # noqa: PLC0415
+
+    # Of values in between, which say nothing that does not follow.
+    del graph.value_info[:]
+    for value in (*graph.input, *graph.output):
+        if _is_narrow(value.type.tensor_type.elem_type):
+            value.type.tensor_type.elem_type = TensorProto.DOUBLE
+    for tensor in graph.initializer:
+        _widen_tensor(tensor)
+    for node in graph.node:
+        _widen_node(node)
+
+
+def _widen_tensor(tensor: onnx.TensorProto) -> None:
+    from onnx import numpy_helper  # noqa: PLC0415
+
+    if _is_narrow(tensor.data_type):
+        values = numpy_helper.to_array(tensor).astype(np.float64)
+        tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+
+
+def _widen_node(node: onnx.NodeProto) -> None:
+    from onnx import TensorProto, helper, numpy_helper  # noqa: PLC0415
+
+    for attribute in node.attribute:
+        if attribute.HasField("t"):
+            _widen_tensor(attribute.t)
+        if attribute.HasField("g"):
+            _widen_graph(attribute.g)
+        if attribute.name in _TYPE_ATTRIBUTES and _is_narrow(attribute.i):
+            attribute.i = TensorProto.DOUBLE
+        if node.op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
+            values = np.array(attribute.f if attribute.name == "value_float" else attribute.floats, np.float64)
+            attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(values)))
+
+
+@dataclass(frozen=True, slots=True)
+class _RunPlan:
+    model: str
+    inputs: list[list[str]]
+    cwd: str
+    folder: str
+    tolerances: dict[str, float] | None
+    last: bool
+
+
+def _answer(said: dict[str, Any]) -> dict[str, Any]:
     import onnx  # noqa: PLC0415 - only where the plan could be used
 
-    path = Path(plan["model"])
+    plan = read_plan(_RunPlan, said)
+    path = Path(plan.model)
     try:
         model = onnx.load(str(path))
     # Of protobuf, by one of several names; or a weight's file is missing.
     except Exception as error:
         raise PlanError(f"cannot read {path.name}: {' '.join(str(error).split())[:200]}") from error
     reference, notes = load_reference(path, model)
-    taken, refused, arrays, outputs = _first_that_runs(model, reference, plan)
-    if outputs is None and reference.name == OnnxRuntime.name and plan["last"]:
+    taken, refused, arrays, outputs = _run_first_fitting(model, reference, plan)
+    if outputs is None and reference.name == OnnxRuntime.name and plan.last:
         notes.append(refused[0])
-        reference = evaluator_instead(model, refused[0])
-        taken, refused, arrays, outputs = _first_that_runs(model, reference, plan)
+        reference = load_evaluator_instead(model, refused[0])
+        taken, refused, arrays, outputs = _run_first_fitting(model, reference, plan)
     if outputs is None:
         raise InferenceFailedError("; ".join(dict.fromkeys([*notes, *refused])))
     types = {name: tensor_type(name, array) for name, array in outputs.items()}
-    notes += _undeclared(model, outputs)
-    differing = _differing(model, reference, arrays, outputs)
+    notes += _find_undeclared(model, outputs)
+    differing = _find_differing(model, reference, arrays, outputs)
     other = None
     if not differing and reference.name == OnnxRuntime.name and _is_small(model, arrays):
-        other = _tried(lambda: OnnxEvaluator(model).run(arrays))
-        strange = {node.op_type for node in walk_nodes(model) if _is_its_own_way(node)}
-        if other is not None and strange and not _undeclared(model, other) and _are_apart(outputs, other):
+        other = _try_run(lambda: OnnxEvaluator(model).run(arrays))
+        strange = {
+            node.op_type
+            for node in walk_nodes(model)
+            if node.op_type in _ITS_OWN_WAYS
+            or (node.op_type == "Resize" and any(item.s == b"align_corners" for item in node.attribute))
+        }
+        if other is not None and strange and not _find_undeclared(model, other) and _are_apart(outputs, other):
             notes.append(f"onnxruntime computes {', '.join(sorted(strange))} otherwise than ONNX says")
             reference, outputs, other = OnnxEvaluator(model), other, outputs
-    allowed = _allowed(plan["tolerances"], model, reference, arrays, outputs, other)
+    allowed = _choose_allowed(plan.tolerances, model, reference, arrays, outputs, other)
     optimised = None
     if not differing and reference.name == OnnxRuntime.name:
-        optimised = _tried(lambda: OnnxRuntime(path, optimised=True).run(arrays))
+        optimised = _try_run(lambda: OnnxRuntime(path, optimised=True).run(arrays))
     told = []
     for index, (name, array) in enumerate(outputs.items()):
-        file = Path(plan["folder"]) / f"output_{index}.bin"
+        file = Path(plan.folder) / f"output_{index}.bin"
         file.write_bytes(raw_bytes(array))
         told.append(
             {
                 "name": name,
                 "type": types[name],
                 "file": str(file),
-                **_described(array),
+                **_describe(array),
                 "differs": name in differing,
-                "optimised": _excess(array, (optimised or {}).get(name), allowed),
-                "other": _excess(array, (other or {}).get(name), allowed),
-                "input": _handed_through(model, reference, name),
+                "optimised": _measure_excess(array, (optimised or {}).get(name), allowed),
+                "other": _measure_excess(array, (other or {}).get(name), allowed),
+                "input": _find_handed_through(model, reference, name),
             }
         )
     return {
         "taken": taken,
-        "tells": not _undeclared(model, outputs) and any(map(_tells, outputs.values())),
+        "tells": not _find_undeclared(model, outputs) and any(map(_does_tell, outputs.values())),
         "refused": refused,
         "reference": {"name": reference.name, "version": reference.version},
         "inputs": [
@@ -158,17 +238,15 @@ def _answered(plan: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _first_that_runs(
-    model: Any, reference: Reference, plan: Mapping[str, Any]
+def _run_first_fitting(
+    model: onnx.ModelProto, reference: Reference, plan: _RunPlan
 ) -> tuple[int, list[str], list[Array], Outputs | None]:
     """Which set of inputs is taken, why those before it were not, its arrays, and what they give; None for none."""
     refused: list[str] = []
     best: tuple[int, list[str], list[Array], Outputs] | None = None
-    for index, texts in enumerate(plan["inputs"]):
-        if len(texts) != len(reference.inputs):
-            known = ", ".join(f"{item.name} {item.dtype} {list(item.shape)}" for item in reference.inputs)
-            raise PlanError(f"{len(texts)} inputs were given, the model takes {len(reference.inputs)}: {known}")
-        arrays = [read_input(text, plan["cwd"], item.dtype) for text, item in zip(texts, reference.inputs, strict=True)]
+    for index, texts in enumerate(plan.inputs):
+        require_inputs(reference.inputs, texts)
+        arrays = [read_input(text, plan.cwd, item.dtype) for text, item in zip(texts, reference.inputs, strict=True)]
         try:
             outputs = reference.run(arrays)
         except InferenceFailedError as error:
@@ -176,8 +254,8 @@ def _first_that_runs(
             continue
         if not outputs:
             raise PlanError("the model has no outputs")
-        idle = _undeclared(model, outputs)
-        if not any(map(_tells, outputs.values())):
+        idle = _find_undeclared(model, outputs)
+        if not any(map(_does_tell, outputs.values())):
             idle.append("its outputs say nothing: all of them are the same everywhere, empty or no numbers")
         if not idle:
             return index, refused, arrays, outputs
@@ -187,12 +265,12 @@ def _first_that_runs(
     return (0, refused, [], None) if best is None else best
 
 
-def _undeclared(model: Any, outputs: Outputs) -> list[str]:
+def _find_undeclared(model: onnx.ModelProto, outputs: Outputs) -> list[str]:
     """Outputs that are not of the shape that a model declares: files are wrong there, or inputs don't suit them."""
     found = []
     for value in model.graph.output:
         array: Any = outputs[value.name]
-        _, shape = declared_type(value)
+        _, shape = read_declared_type(value)
         if not isinstance(array, np.ndarray) or not shape:
             # A model may leave out the shape of an output, which looks like a scalar's.
             continue
@@ -202,16 +280,16 @@ def _undeclared(model: Any, outputs: Outputs) -> list[str]:
     return found
 
 
-def _tells(array: Any) -> bool:
+def _does_tell(array: Any) -> bool:
     """Whether an output has values that are not all the same."""
     if not isinstance(array, np.ndarray) or array.dtype.kind in "OSU":
         return True
-    described = _described(array)
+    described = _describe(array)
     odd = described["nans"] + described["infinities"]
     return odd < array.size and (odd > 0 or array.size == 1 or described["least"] != described["most"])
 
 
-def _described(array: Array) -> dict[str, Any]:
+def _describe(array: Array) -> dict[str, Any]:
     """What there is to say of an array; `least` and `most` of finite values, null where there are none."""
     with np.errstate(all="ignore"):
         values = array.astype(np.float64) if array.dtype.name not in ("int64", "uint64") else array
@@ -229,7 +307,7 @@ def _described(array: Array) -> dict[str, Any]:
     }
 
 
-def _tried(run: Callable[[], Outputs]) -> Outputs | None:
+def _try_run(run: Callable[[], Outputs]) -> Outputs | None:
     """What it gives; None where it cannot be run: of a second opinion there may be none."""
     try:
         return run()
@@ -237,35 +315,29 @@ def _tried(run: Callable[[], Outputs]) -> Outputs | None:
         return None
 
 
-def _is_small(model: Any, arrays: Sequence[Array]) -> bool:
+def _is_small(model: onnx.ModelProto, arrays: Sequence[Array]) -> bool:
     values = _count_weights(model) + sum(array.size for array in arrays)
     return values <= _FEW_VALUES and sum(1 for _ in walk_nodes(model)) <= _FEW_NODES
 
 
-def _count_weights(model: Any) -> int:
+def _count_weights(model: onnx.ModelProto) -> int:
     """How many values its tensors hold: initializers, and those of constants."""
     constants = (attribute.t for node in walk_nodes(model) for attribute in node.attribute)
     return sum(math.prod(tensor.dims) for tensor in (*model.graph.initializer, *constants) if tensor.data_type)
 
 
-def _is_its_own_way(node: Any) -> bool:
-    """Whether onnxruntime is known to compute an operator otherwise than ONNX says."""
-    corners = any(item.s == b"align_corners" for item in node.attribute)
-    return node.op_type in _ITS_OWN_WAYS or (node.op_type == "Resize" and corners)
-
-
 def _are_apart(outputs: Outputs, others: Outputs) -> bool:
     for array, other in zip(outputs.values(), others.values(), strict=True):
         element = _FLOATS.get(array.dtype.name, "")
-        scale = largest_of(other)
+        scale = find_largest(other)
         if difference(array, other) > (_APART[element] * scale if element else 0.0):
             return True
     return False
 
 
-def _allowed(
+def _choose_allowed(
     given: Mapping[str, float] | None,
-    model: Any,
+    model: onnx.ModelProto,
     reference: Reference,
     arrays: Sequence[Array],
     outputs: Outputs,
@@ -275,7 +347,7 @@ def _allowed(
     elements = dict.fromkeys(_FLOATS[array.dtype.name] for array in outputs.values() if array.dtype.name in _FLOATS)
     if given is not None:
         return {name: Allowed(given[name], given["rtol"], "as the spec says") for name in elements}
-    exact = _in_f64(model, reference, arrays) if elements else None
+    exact = _run_in_f64(model, reference, arrays) if elements else None
     found = {}
     for element in elements:
         pairs = [
@@ -283,11 +355,11 @@ def _allowed(
             for name, array in outputs.items()
             if _FLOATS.get(array.dtype.name) == element
         ]
-        found[element] = allow(element, pairs, _longest_sum(model, arrays))
+        found[element] = allow(element, pairs, _find_longest_sum(model, arrays))
     return found
 
 
-def _handed_through(model: Any, reference: Reference, name: str) -> int | None:
+def _find_handed_through(model: onnx.ModelProto, reference: Reference, name: str) -> int | None:
     """The place of the input that an output is, by no operator but Identity."""
     makers = {output: node for node in model.graph.node for output in node.output}
     while name in makers and makers[name].op_type == "Identity":
@@ -295,7 +367,7 @@ def _handed_through(model: Any, reference: Reference, name: str) -> int | None:
     return next((place for place, item in enumerate(reference.inputs) if item.name == name), None)
 
 
-def _longest_sum(model: Any, arrays: Sequence[Array]) -> int:
+def _find_longest_sum(model: onnx.ModelProto, arrays: Sequence[Array]) -> int:
     """Of how many products a value is the sum, at most: by the weights of layers, and by inputs that are reduced."""
     weights = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     longest = 1
@@ -308,7 +380,7 @@ def _longest_sum(model: Any, arrays: Sequence[Array]) -> int:
     return longest
 
 
-def _in_f64(model: Any, reference: Reference, arrays: Sequence[Array]) -> Outputs | None:
+def _run_in_f64(model: onnx.ModelProto, reference: Reference, arrays: Sequence[Array]) -> Outputs | None:
     """What the model gives in double precision; None where neither reference can say."""
     if _count_weights(model) > _MOST_WIDENED:
         return None
@@ -317,13 +389,15 @@ def _in_f64(model: Any, reference: Reference, arrays: Sequence[Array]) -> Output
     copy = widened(model)
     found = None
     if reference.name == OnnxRuntime.name:
-        found = _tried(lambda: OnnxRuntime(copy.SerializeToString()).run(wide))
+        found = _try_run(lambda: OnnxRuntime(copy.SerializeToString()).run(wide))
     if found is None and (reference.name == OnnxEvaluator.name or _is_small(model, arrays)):
-        found = _tried(lambda: OnnxEvaluator(copy).run(wide))
+        found = _try_run(lambda: OnnxEvaluator(copy).run(wide))
     return found
 
 
-def _differing(model: Any, reference: Reference, arrays: Sequence[Array], outputs: Outputs) -> set[str]:
+def _find_differing(
+    model: onnx.ModelProto, reference: Reference, arrays: Sequence[Array], outputs: Outputs
+) -> set[str]:
     """Outputs that are not the same in another run, whose random numbers have no seeds."""
     first, again = outputs, reference
     if any(item.name == "seed" for node in walk_nodes(model) if node.op_type in _RANDOM for item in node.attribute):
@@ -337,14 +411,14 @@ def _differing(model: Any, reference: Reference, arrays: Sequence[Array], output
         again = OnnxRuntime(unseeded.SerializeToString()) if on_onnxruntime else OnnxEvaluator(unseeded)
         first = again.run(arrays)
     second = again.run(arrays)
-    return {name for name, array in first.items() if not _same(array, second[name])}
+    return {
+        name
+        for name, array in first.items()
+        if array.shape != second[name].shape or raw_bytes(array) != raw_bytes(second[name])
+    }
 
 
-def _same(array: Array, other: Array) -> bool:
-    return array.shape == other.shape and raw_bytes(array) == raw_bytes(other)
-
-
-def _excess(array: Array, other: Array | None, allowed: Mapping[str, Allowed]) -> float | None:
+def _measure_excess(array: Array, other: Array | None, allowed: Mapping[str, Allowed]) -> float | None:
     """The largest difference, where some difference is more than is allowed; -1 for an infinite one, else None."""
     if other is None:
         return None
@@ -361,4 +435,4 @@ def _excess(array: Array, other: Array | None, allowed: Mapping[str, Allowed]) -
 
 
 if __name__ == "__main__":
-    sys.exit(answer_plan(sys.argv, _answered))
+    sys.exit(answer_plan(sys.argv, _answer))

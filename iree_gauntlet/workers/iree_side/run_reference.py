@@ -32,8 +32,8 @@ import numpy as np
 
 if __name__ == "__main__":
     # The package is the one that this script lies in; all else is found as this Python finds it.
-    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+    sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
+    package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
 from iree_gauntlet.workers.iree_side.onnx_reference import InferenceFailedError, OnnxRuntime, raw_bytes, tensor_type
 from iree_gauntlet.workers.iree_side.plan_file import PlanError
@@ -41,11 +41,8 @@ from iree_gauntlet.workers.iree_side.plan_file import PlanError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from iree_gauntlet.workers.iree_side.onnx_reference import ReferenceInput
-
-    Array = NDArray[Any]
+    from iree_gauntlet.workers.iree_side.plan_file import Array
 
 
 # Types of integers that upstream makes inputs of.
@@ -53,11 +50,7 @@ _INTEGERS = {"int32": np.int32, "int64": np.int64}
 
 
 def make_inputs(inputs: Sequence[ReferenceInput]) -> list[Array]:
-    """Generate a value for each input of a session, in order.
-
-    Raises:
-        PlanError: upstream makes none of its type.
-    """
+    """Generate a value for each input of a session, in order. Raises PlanError: upstream makes none of its type."""
     generator = np.random.default_rng(0)
     arrays: list[Array] = []
     for value in inputs:
@@ -73,7 +66,7 @@ def make_inputs(inputs: Sequence[ReferenceInput]) -> list[Array]:
     return arrays
 
 
-def _members(inputs: Sequence[Array], outputs: Mapping[str, Any]) -> dict[str, bytes]:
+def _list_members(inputs: Sequence[Array], outputs: Mapping[str, Any]) -> dict[str, bytes]:
     """Contents of the archive by name."""
     named = [("input", f"input_{index}", "", array) for index, array in enumerate(inputs)]
     named += [("expected_output", f"output_{i}", name, array) for i, (name, array) in enumerate(outputs.items())]
@@ -90,7 +83,7 @@ def _make(model: Path, output: Path) -> None:
         raise PlanError(f"no file {model}")
     session = OnnxRuntime(model)
     inputs = make_inputs(session.inputs)
-    members = _members(inputs, session.run(inputs))
+    members = _list_members(inputs, session.run(inputs))
     partial = output.with_name(f"{output.name}.partial")
     with zipfile.ZipFile(partial, "w") as archive:
         for name, content in members.items():

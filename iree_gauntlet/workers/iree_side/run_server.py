@@ -51,26 +51,28 @@ import numpy as np
 
 if __name__ == "__main__":
     # The package is the one that this script lies in; all else is found as this Python finds it.
-    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+    sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
+    package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.device_context import staged
-from iree_gauntlet.workers.iree_side.output_rule import close_values, same_values
+from iree_gauntlet.workers.iree_side.device_context import copy_to_host
 from iree_gauntlet.workers.iree_side.run_arguments import (
     ELEMENT_TYPES,
     TYPE_NAMES,
     UnsupportedError,
     Value,
-    byte_count,
+    count_bytes,
+    get_storage,
     open_file,
     read_value,
-    storage_of,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+    from iree_gauntlet.workers.iree_side.device_context import Native, View
+    from iree_gauntlet.workers.iree_side.plan_file import Array
 
 
 _LONGEST_MESSAGE = 2000
@@ -89,6 +91,71 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _STATM = Path("/proc/self/statm")
 
 
+# Types whose values may differ; all others are compared by their bytes.
+_TOLERANT_TYPES = ("f16", "f32", "f64", "bf16")
+
+_PIECE = 1 << 15
+
+
+def compare_values(
+    actual: Array, expected: Array, element_type: str, limits: tuple[float, float] | None
+) -> tuple[bool, float | None]:
+    """Whether two arrays of the same type and shape pass, and the largest error of finite values.
+
+    `limits`: absolute and relative tolerance; None where values must be the same bytes.
+
+    Returns:
+        The verdict; the error is 0 where all bytes are the same, and None where it was not looked for: for types of
+        other kinds, and where no value is finite on both sides.
+    """
+    mine, wanted = actual.reshape(-1), expected.reshape(-1)
+    if np.array_equal(mine.view(np.uint8), wanted.view(np.uint8)):
+        return True, 0.0
+    if limits is None or element_type not in _TOLERANT_TYPES:
+        return False, None
+    passed, largest = True, None
+    with np.errstate(all="ignore"):
+        for start in range(0, mine.size, _PIECE):
+            piece = slice(start, start + _PIECE)
+            good, error = _compare(_widen(mine[piece], element_type), _widen(wanted[piece], element_type), limits)
+            passed = passed and good
+            if error is not None:
+                largest = error if largest is None else max(largest, error)
+    return passed, largest
+
+
+def close_values(
+    actual: Array, expected: Array, *, rtol: float, atol: float, equal_nan: bool
+) -> tuple[bool, float | None]:
+    """Whether two arrays of the same shape pass by `numpy.allclose`, and the largest error of finite values."""
+    with np.errstate(all="ignore"):
+        passed = bool(np.allclose(actual, expected, rtol=rtol, atol=atol, equal_nan=equal_nan))
+        if actual.dtype.kind not in "fiu" or expected.dtype.kind not in "fiu":
+            return passed, None
+        mine, wanted = actual.astype(np.float64), expected.astype(np.float64)
+        finite = np.isfinite(mine) & np.isfinite(wanted)
+        return passed, float(np.abs(mine - wanted).max(where=finite, initial=0.0)) if finite.any() else None
+
+
+def _compare(
+    mine: NDArray[np.float64], wanted: NDArray[np.float64], limits: tuple[float, float]
+) -> tuple[bool, float | None]:
+    error, size = np.abs(mine - wanted), np.abs(wanted)
+    finite = np.isfinite(wanted)
+    passed = (mine == wanted) | (finite & (error <= limits[0] + limits[1] * size))
+    if not passed.all():
+        passed |= np.isnan(mine) & np.isnan(wanted)
+    finite &= np.isfinite(mine)
+    return bool(passed.all()), float(error.max(where=finite, initial=0.0)) if finite.any() else None
+
+
+def _widen(values: Array, element_type: str) -> NDArray[np.float64]:
+    """The same numbers in double precision."""
+    if element_type == "bf16":
+        return (values.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return values.astype(np.float64)
+
+
 class RunServer:
     """Runs cases in this process; devices are kept, modules are not."""
 
@@ -97,7 +164,7 @@ class RunServer:
 
         self._runtime = runtime
         self._instance = runtime.VmInstance()
-        self._devices: dict[str, tuple[Any, Any, Any]] = {}
+        self._devices: dict[str, tuple[Native, Native, Native]] = {}
         self._no_devices: dict[str, str] = {}
         self._local, self._usage = runtime.MemoryType.DEVICE_LOCAL, runtime.BufferUsage.DEFAULT
         self._visible, self._scoped = int(runtime.MemoryType.HOST_VISIBLE), int(runtime.BufferUsage.MAPPING_SCOPED)
@@ -111,11 +178,11 @@ class RunServer:
             outputs = self._run(request)
             verdict = "mismatch" if outputs else "passed"
         except UnsupportedError as error:
-            verdict, message = "unsupported", _status(error)
+            verdict, message = "unsupported", _describe_status(error)
         except MemoryError:
             verdict, message = "error", "RESOURCE_EXHAUSTED; no memory is left"
         except _RUNTIME_ERRORS as error:
-            verdict, message = "error", _status(error)
+            verdict, message = "error", _describe_status(error)
         return {
             "id": request["id"],
             "verdict": verdict,
@@ -130,16 +197,20 @@ class RunServer:
         folder = request["cwd"]
         inputs = [read_value(text, folder) for text in request["inputs"]]
         expected = [read_value(text, folder) for text in request["expected"]]
-        device, hal_module, allocator = self._device(request["device"])
+        device, hal_module, allocator = self._get_device(request["device"])
         runtime = self._runtime
-        module = self._module(os.path.join(folder, request["module"]))  # noqa: PTH118 - paths are a good part of a case
+        module = self._load_module(os.path.join(folder, request["module"]))  # noqa: PTH118 - paths are a good part of a case
         context = runtime.VmContext(self._instance, modules=[hal_module, module])
-        function = _function(module, request["function"])
+        function = _find_function(module, request["function"])
         arguments = runtime.VmVariantList(len(inputs))
         for value in inputs:
             if value is None:
                 raise UnsupportedError("an input that is none")
-            arguments.push_ref(self._push(device, allocator, value))
+            buffer = allocator.allocate_buffer_copy(
+                memory_type=self._local, allowed_usage=self._usage, device=device, buffer=value.contents
+            )
+            number, _ = ELEMENT_TYPES[value.element_type]
+            arguments.push_ref(runtime.HalBufferView(buffer, value.shape, number))
         results = runtime.VmVariantList(len(expected))
         context.invoke(function, arguments, results)
         rule = request["allclose"]
@@ -147,7 +218,7 @@ class RunServer:
             return []
         if len(expected) > len(results) and rule is None:
             raise UnsupportedError(f"{len(expected)} expected outputs of {len(results)}")
-        actual = [self._output(results, index, device, allocator) for index in range(len(results))]
+        actual = [self._read_output(results, index, device, allocator) for index in range(len(results))]
         verdicts = [
             _judge(mine, wanted, request["limits"], rule) for mine, wanted in zip(actual, expected, strict=False)
         ]
@@ -155,7 +226,7 @@ class RunServer:
             return []
         return _describe(actual, verdicts, len(expected), request["kept"])
 
-    def _module(self, path: str) -> Any:
+    def _load_module(self, path: str) -> Native:
         file = open_file(path)
         try:
             if os.fstat(file).st_size > _SMALL_MODULE_BYTES:
@@ -165,7 +236,7 @@ class RunServer:
         finally:
             os.close(file)
 
-    def _output(self, results: Any, index: int, device: Any, allocator: Any) -> Value:
+    def _read_output(self, results: Native, index: int, device: Native, allocator: Native) -> Value:
         try:
             view = results.get_as_object(index, self._runtime.HalBufferView)
         except ValueError as error:
@@ -174,66 +245,50 @@ class RunServer:
         if number not in TYPE_NAMES:
             raise UnsupportedError(f"output {index} has the element type {number:#x}")
         shape, element_type = tuple(view.shape), TYPE_NAMES[number]
-        return Value(shape, element_type, self._contents(view, byte_count(shape, element_type), device, allocator))
+        return Value(
+            shape, element_type, self._read_contents(view, count_bytes(shape, element_type), device, allocator)
+        )
 
-    def _device(self, uri: str) -> tuple[Any, Any, Any]:
-        """The device, the module that offers it to programs, and its allocator.
-
-        Raises:
-            UnsupportedError: there is none; the tool reports that only for programs that need one.
-        """
+    def _get_device(self, uri: str) -> tuple[Native, Native, Native]:
+        """The device, the module that offers it to programs, and its allocator."""
         if uri in self._no_devices:
             raise UnsupportedError(self._no_devices[uri])
         if uri not in self._devices:
             if not uri.startswith("local-"):
-                _unlimit_memory()
+                # A GPU's driver reserves addresses for all memory of all GPUs, and more, at once.
+                _, hard = resource.getrlimit(resource.RLIMIT_AS)
+                resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
             try:
                 device = self._runtime.get_device(uri)
             except _RUNTIME_ERRORS as error:
-                self._no_devices[uri] = _status(error)
+                self._no_devices[uri] = _describe_status(error)
                 raise UnsupportedError(self._no_devices[uri]) from error
             self._devices[uri] = (device, self._runtime.create_hal_module(self._instance, device), device.allocator)
         return self._devices[uri]
 
-    def _push(self, device: Any, allocator: Any, value: Value) -> Any:
-        """Copies a value to the device; a view of its buffer."""
-        buffer = allocator.allocate_buffer_copy(
-            memory_type=self._local, allowed_usage=self._usage, device=device, buffer=value.contents
-        )
-        return self._runtime.HalBufferView(buffer, value.shape, ELEMENT_TYPES[value.element_type][0])
-
-    def _contents(self, view: Any, count: int, device: Any, allocator: Any) -> bytes | memoryview:
+    def _read_contents(self, view: View, count: int, device: Native, allocator: Native) -> bytes | memoryview:
         """A buffer's contents on the host; in place where the host sees them."""
         if not count:
             return b""
         buffer = view.get_buffer()
         if int(buffer.memory_type()) & self._visible and int(buffer.allowed_usage()) & self._scoped:
             return memoryview(view.map())[:count]
-        return memoryview(staged(self._runtime, device, allocator, buffer).map())[:count]
+        return memoryview(copy_to_host(self._runtime, device, allocator, buffer).map())[:count]
 
 
 def serve(requests: Any, answers: int) -> None:
-    """Answers requests until there are no more.
-
-    Args:
-        requests: a file of lines.
-        answers: the descriptor that answers are written to.
-    """
+    """Answers requests until there are no more. `answers`: the descriptor that answers are written to."""
     server = RunServer()
     memory = _PeakMemory()
     _write(answers, {"ready": True})
     for line in requests:
         answer = server.answer(json.loads(line))
-        answer["peak_rss_bytes"] = memory.of_case()
+        answer["peak_rss_bytes"] = memory.take_peak()
         _write(answers, answer)
 
 
 class _PeakMemory:
-    """The most that this process had in memory, case by case.
-
-    Linux gives the peak since the process began, unless it is asked to reset, which is done only after a case that
-    raised it: the figure of a case is exact where it is higher than that by so much, and else is at most that.
-    """
+    """The most that this process had in memory, case by case."""
 
     _STEP = 1 << 24
 
@@ -242,17 +297,17 @@ class _PeakMemory:
         self._status: int | None = None
         with contextlib.suppress(OSError):
             self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
-        self._lowest = self._peak()
+        self._lowest = self._read_peak()
 
-    def of_case(self) -> int:
-        peak = self._peak()
+    def take_peak(self) -> int:
+        peak = self._read_peak()
         if peak > self._lowest + self._STEP and self._status is not None:
             with contextlib.suppress(OSError), open("/proc/self/clear_refs", "wb", buffering=0) as file:  # noqa: PTH123
                 file.write(b"5")
-            self._lowest = self._peak()
+            self._lowest = self._read_peak()
         return peak
 
-    def _peak(self) -> int:
+    def _read_peak(self) -> int:
         if self._status is not None:
             text = os.pread(self._status, 4096, 0)
             found = text.find(b"VmHWM:")
@@ -261,7 +316,7 @@ class _PeakMemory:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _function(module: Any, name: str) -> Any:
+def _find_function(module: Native, name: str) -> Native:
     """The function that is called: the named one, or the only one that is no part of IREE's own machinery."""
     if not name:
         names = [each for each in module.function_names if not each.startswith("__") and "$" not in each]
@@ -274,8 +329,8 @@ def _function(module: Any, name: str) -> Any:
     return function
 
 
-def _array(value: Value) -> NDArray[Any]:
-    dims, dtype = storage_of(value.shape, value.element_type)
+def _make_array(value: Value) -> Array:
+    dims, dtype = get_storage(value.shape, value.element_type)
     return np.frombuffer(value.contents, dtype).reshape(dims)
 
 
@@ -292,7 +347,7 @@ def _judge(
         if actual.shape != expected.shape:
             return False, None
         rtol, atol, equal_nan = rule
-        return close_values(_array(actual), _array(expected), rtol=rtol, atol=atol, equal_nan=equal_nan)
+        return close_values(_make_array(actual), _make_array(expected), rtol=rtol, atol=atol, equal_nan=equal_nan)
     if expected.element_type in _PACKED:
         raise UnsupportedError(f"comparing {expected.element_type}")
     if actual.element_type != expected.element_type or actual.shape != expected.shape:
@@ -300,8 +355,8 @@ def _judge(
     if len(actual.contents) <= _SMALL_BYTES and bytes(actual.contents) == expected.contents:
         return True, 0.0
     pair = limits.get(actual.element_type)
-    passed, error = same_values(
-        _array(actual), _array(expected), actual.element_type, None if pair is None else (pair[0], pair[1])
+    passed, error = compare_values(
+        _make_array(actual), _make_array(expected), actual.element_type, None if pair is None else (pair[0], pair[1])
     )
     if not passed and actual.element_type.startswith("f8"):
         raise UnsupportedError(f"telling how {actual.element_type} differ")
@@ -334,14 +389,14 @@ def _keep(value: Value, path: Path) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     if _NPY_TYPES.fullmatch(value.element_type):
         path = path.with_suffix(".npy")
-        np.save(path, _array(value))
+        np.save(path, _make_array(value))
     else:
         path = path.with_suffix(".bin")
         path.write_bytes(value.contents)
     return str(path)
 
 
-def _status(error: BaseException) -> str:
+def _describe_status(error: BaseException) -> str:
     """IREE's status in one bounded line, without the place in its source."""
     lines = str(error).splitlines()
     text = _SOURCE.sub("", lines[0].strip()) if lines else type(error).__name__
@@ -352,13 +407,6 @@ def _write(descriptor: int, answer: dict[str, Any]) -> None:
     data = memoryview(json.dumps(answer).encode() + b"\n")
     while data:
         data = data[os.write(descriptor, data) :]
-
-
-def _end_with(life: int) -> None:
-    """Has the kernel end this process when the other end of a pipe is closed, in the midst of whatever it does."""
-    signal.signal(signal.SIGIO, signal.SIG_DFL)
-    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def _limit_memory(most: int) -> None:
@@ -374,18 +422,16 @@ def _limit_memory(most: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
 
 
-def _unlimit_memory() -> None:
-    """Takes the bound off: a GPU's driver reserves addresses for all memory of all GPUs, and more, at once."""
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-
-
 def main(words: Sequence[str]) -> int:
     """Serves until standard input ends; the exit code."""
     if len(words) != 3:
         sys.stderr.write(f"usage: {Path(words[0]).name} LIFE_FD MEMORY_BYTES\n")
         return 2
-    _end_with(int(words[1]))
+    # The kernel ends this process when the other end of the pipe is closed, in the midst of whatever it does.
+    life = int(words[1])
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
     # Answers keep standard output to themselves: what a module prints goes where errors go.
     answers = os.dup(1)
     os.dup2(2, 1)

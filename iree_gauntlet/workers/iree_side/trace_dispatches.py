@@ -24,7 +24,7 @@ dispatches that were begun and gave nothing: objects of `dispatch`, `kept` and t
 `outputs` with the `largest` |value| of the reference.
 
 With `by_values`, the reference may be another program that means the same: it runs first, and a tensor of the target is
-right where the reference has one of the same values in any layout (`value_index.py`). `trace.jsonl` then has `wrong` of
+right where the reference has one of the same values in any layout (`ValueIndex`). `trace.jsonl` then has `wrong` of
 each tensor, and no errors.
 
 With `capture`, the keys of some dispatches, the target runs alone, up to where each of them has run once: their inputs
@@ -41,6 +41,9 @@ import os
 import subprocess
 import sys
 import threading
+from collections import defaultdict
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -49,26 +52,85 @@ import numpy as np
 
 if __name__ == "__main__":
     # The package is the one that this script lies in; all else is found as this Python finds it.
-    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+    sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
+    package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
 from iree_gauntlet.workers.iree_side.device_context import Device, Program
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, host_type
-from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, read_value, storage_of
-from iree_gauntlet.workers.iree_side.value_index import ValueIndex
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, host_type, read_plan
+from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, get_storage, read_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
+    from iree_gauntlet.workers.iree_side.plan_file import Array
 
 
 _UNUSABLE = 2
 _INPUTS, _OUTPUTS = " inputs", " outputs"
 # In place of a dispatch's key, before what the function gives.
 _RESULTS = "results"
+
+
+# Of the sorted values: the smallest, the largest, and those between them at equal distances.
+_KEPT = 257
+
+
+class ValueIndex:
+    """Which tensors a program has, whatever their names and layouts: known by their sorted values.
+
+    A transposed, packed or padded tensor has the values of the plain one, but for zeros. Of each, its count of other
+    values and some order statistics are kept, so that an index is small however large the tensors are.
+
+    `tolerances`: by element type, what a value may be off, as a share of the largest one; without, nothing.
+    """
+
+    def __init__(self, tolerances: Mapping[str, float]) -> None:
+        self._tolerances = tolerances
+        self._found: dict[tuple[str, int], list[Array]] = defaultdict(list)
+
+    def add(self, element_type: str, numbers: Array) -> None:
+        """Adds a tensor's values, which are not held."""
+        count, kept = _sort_values(numbers)
+        self._found[element_type, count].append(kept)
+
+    def has(self, element_type: str, numbers: Array) -> bool:
+        """Whether a tensor of such values was added."""
+        count, kept = _sort_values(numbers)
+        finite = np.abs(kept[np.isfinite(kept)])
+        allowed = self._tolerances.get(element_type, 0.0) * float(finite.max(initial=0.0))
+        return any(
+            np.allclose(other, kept, rtol=0.0, atol=allowed, equal_nan=True)
+            for other in self._found.get((element_type, count), ())
+        )
+
+
+def _sort_values(numbers: Array) -> tuple[int, Array]:
+    """How many are not zero, and some of them in their order."""
+    values = np.sort(numbers[numbers != 0], axis=None)
+    places = np.linspace(0, max(0, values.size - 1), min(values.size, _KEPT)).round().astype(int)
+    return values.size, values[places]
+
+
+@dataclass(frozen=True, slots=True)
+class _SidePlan:
+    device: str
+    modules: list[str]
+    parameters: list[list[str]]
+    function: str
+    inputs: list[str]
+    cwd: str
+
+
+@dataclass(frozen=True, slots=True)
+class _TracePlan:
+    target: dict[str, Any]
+    folder: str
+    reference: dict[str, Any] = field(default_factory=dict)
+    tolerances: dict[str, float] = field(default_factory=dict)
+    keep: int = 0
+    timeout: float = 0.0
+    by_values: bool = False
+    capture: list[str] | None = None
 
 
 class Tensor:
@@ -84,20 +146,16 @@ class Tensor:
         """Of its values."""
         return hashlib.blake2b(self.contents, digest_size=8).hexdigest()
 
-    def numbers(self) -> Array:
+    def read_numbers(self) -> Array:
         """Its values in f64."""
         bits = np.frombuffer(self.contents, host_type(self.element_type))
         if self.element_type == "bf16":
             bits = (bits.astype("<u4") << 16).view("<f4")
         return bits.astype(np.float64)
 
-    def values(self) -> tuple[str, Array]:
-        """Their type, and they in f64."""
-        return self.element_type, self.numbers()
-
-    def largest(self) -> float:
+    def find_largest(self) -> float:
         """The largest |value| that is finite; 0 for none."""
-        numbers = np.abs(self.numbers())
+        numbers = np.abs(self.read_numbers())
         return float(numbers[np.isfinite(numbers)].max(initial=0.0))
 
 
@@ -105,37 +163,80 @@ class Tensor:
 _Pair = tuple[list[Tensor], list[Tensor]]
 
 
-def error_of(target: Tensor, reference: Tensor) -> float:
+def measure_error(target: Tensor, reference: Tensor) -> float:
     """The largest |difference| as a share of the reference's largest |value|; infinite where one is no number alone."""
     if target.contents == reference.contents:
         return 0.0
-    a, b = target.numbers(), reference.numbers()
+    a, b = target.read_numbers(), reference.read_numbers()
     with np.errstate(all="ignore"):
         same = (a == b) | (np.isnan(a) & np.isnan(b))
         difference = np.where(same, 0.0, np.abs(a - b))
     if not np.isfinite(difference).all():
         return float("inf")
-    worst, scale = float(difference.max(initial=0.0)), reference.largest()
+    worst, scale = float(difference.max(initial=0.0)), reference.find_largest()
     return worst / scale if scale else (float("inf") if worst else 0.0)
 
 
-def _compare(plan: Mapping[str, Any]) -> None:
-    """Run both sides and write what is found.
+class _Dispatches:
+    """Dispatches that were begun; the runtime may begin several before it ends the first of them."""
 
-    Raises:
-        PlanError: a side cannot be run.
-    """
-    folder = Path(plan["folder"])
-    sides = {name: _Side(name, plan[name], folder) for name in ("target", "reference")}
-    left, count, differs = int(plan["keep"]), 0, ""
-    # The runtime may begin several dispatches before it ends the first of them.
-    begun: dict[str, list[_Pair]] = {}
+    def __init__(self) -> None:
+        self.begun: dict[str, list[_Pair]] = {}
+
+    def take(self, key: str, tensors: _Pair) -> tuple[str, _Pair] | None:
+        """Name and inputs of the dispatch that these tensors end; None where they begin one."""
+        name = _name_dispatch(key)
+        if key.endswith(_INPUTS):
+            self.begun.setdefault(name, []).append(tensors)
+            return None
+        # Of a dispatch that takes no tensors, only its outputs are traced.
+        return name, self.begun[name].pop(0) if self.begun.get(name) else ([], [])
+
+
+class _TraceLog:
+    """Writes what is said of dispatches, and the tensors of the first suspects."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder = folder
+        self._left = keep
+        self._file = (folder / "trace.jsonl").open("w", encoding="utf-8")
+        self.count = 0
+
+    def write(self, name: str, said: dict[str, list[dict[str, Any]]], inputs: _Pair, outputs: _Pair) -> None:
+        """A suspect is one where an output is wrong and no input is."""
+        wrong_in, wrong_out = (any(item["wrong"] for item in said[part]) for part in ("inputs", "outputs"))
+        suspect, kept = wrong_out and not wrong_in, ""
+        if suspect and self._left:
+            self._left -= 1
+            for item, tensor in zip(said["outputs"], outputs[1], strict=False):
+                item["largest"] = tensor.find_largest()
+            kept = _keep(self._folder / f"call_{self.count}", inputs, outputs)
+        line = {"dispatch": name, **said, "suspect": suspect, "kept": kept, "call": self.count}
+        self._file.write(json.dumps(line) + "\n")
+        self.count += 1
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _compare(plan: _TracePlan) -> None:
+    """Run both sides and write what is found. Raises PlanError: a side cannot be run."""
+    folder = Path(plan.folder)
+    sides = {
+        name: _Side(name, of_side, folder) for name, of_side in (("target", plan.target), ("reference", plan.reference))
+    }
+    differs, dispatches, allowed = "", _Dispatches(), plan.tolerances
     results: list[dict[str, Any]] = []
-    late = threading.Timer(plan["timeout"], _kill, sides.values())
+
+    def kill_both() -> None:
+        for side in sides.values():
+            side.kill()
+
+    late = threading.Timer(plan.timeout, kill_both)
     late.daemon = True
     late.start()
-    with (folder / "trace.jsonl").open("w", encoding="utf-8") as trace:
-        for one, other in zip(sides["target"].traces(), sides["reference"].traces(), strict=False):
+    with closing(_TraceLog(folder, plan.keep)) as log:
+        for one, other in zip(sides["target"].read_traces(), sides["reference"].read_traces(), strict=False):
             (key, tensors), (other_key, references) = one, other
             types = [[tensor.type for tensor in found] for found in (tensors, references)]
             if key != other_key or types[0] != types[1]:
@@ -143,113 +244,83 @@ def _compare(plan: Mapping[str, Any]) -> None:
                 break
             if key == _RESULTS:
                 pairs = zip(tensors, references, strict=True)
-                results = [{**_said(a, b, plan["tolerances"]), "largest": b.largest()} for a, b in pairs]
-                continue
-            name = key.removesuffix(_INPUTS).removesuffix(_OUTPUTS)
-            if key.endswith(_INPUTS):
-                begun.setdefault(name, []).append((tensors, references))
-                continue
-            # Of a dispatch that takes no tensors, only its outputs are traced.
-            inputs = begun[name].pop(0) if begun.get(name) else ([], [])
-            said = _compared(name, inputs, (tensors, references), plan["tolerances"])
-            if said["suspect"] and left:
-                left -= 1
-                for item, tensor in zip(said["outputs"], references, strict=True):
-                    item["largest"] = tensor.largest()
-                said["kept"] = _keep(folder / f"call_{count}", inputs, (tensors, references))
-            trace.write(json.dumps({**said, "call": count}) + "\n")
-            count += 1
+                results = [{**_describe(a, b, allowed), "largest": b.find_largest()} for a, b in pairs]
+            elif ended := dispatches.take(key, (tensors, references)):
+                name, inputs = ended
+                both = (("inputs", inputs), ("outputs", (tensors, references)))
+                said = {part: [_describe(a, b, allowed) for a, b in zip(*pair, strict=True)] for part, pair in both}
+                log.write(name, said, inputs, (tensors, references))
         unfinished = [
             {
                 "dispatch": name,
                 "kept": _keep(folder / f"unfinished_{number}", pairs[-1], ([], [])),
                 "inputs": [tensor.type for tensor in pairs[-1][0]],
             }
-            for number, (name, pairs) in enumerate(begun.items())
+            for number, (name, pairs) in enumerate(dispatches.begun.items())
             if pairs
         ]
-    end: dict[str, Any] = {"dispatches": count, "unfinished": unfinished, "differs": differs, "results": results}
-    for name, side in sides.items():
-        end[name] = side.end()
+    end: dict[str, Any] = {"dispatches": log.count, "unfinished": unfinished, "differs": differs, "results": results}
+    end |= {name: side.end() for name, side in sides.items()}
     late.cancel()
     (folder / "end.json").write_text(json.dumps(end), encoding="utf-8")
 
 
-def _kill(*sides: _Side) -> None:
-    for side in sides:
-        side.kill()
-
-
-def _compared(name: str, inputs: _Pair, outputs: _Pair, allowed: Mapping[str, float]) -> dict[str, Any]:
-    """What is said of a dispatch; a suspect where an output is wrong and no input is."""
-    said: dict[str, Any] = {
-        part: [_said(a, b, allowed) for a, b in zip(*pair, strict=True)]
-        for part, pair in (("inputs", inputs), ("outputs", outputs))
-    }
-    wrong_in, wrong_out = (any(item["wrong"] for item in said[part]) for part in ("inputs", "outputs"))
-    return {"dispatch": name, **said, "suspect": wrong_out and not wrong_in, "kept": ""}
-
-
-def _said(target: Tensor, reference: Tensor, allowed: Mapping[str, float]) -> dict[str, Any]:
-    error = error_of(target, reference)
-    wrong = error > allowed.get(target.element_type, 0.0)
-    # Infinity is no JSON.
-    written = error if np.isfinite(error) else None
+def _describe(target: Tensor, reference: Tensor, allowed: Mapping[str, float]) -> dict[str, Any]:
+    error = measure_error(target, reference)
     return {
         "type": target.type,
-        "error": written,
-        "wrong": wrong,
+        # Infinity is no JSON.
+        "error": error if np.isfinite(error) else None,
+        "wrong": error > allowed.get(target.element_type, 0.0),
         "hash": target.hash,
         "reference_hash": reference.hash,
     }
 
 
-def _compare_values(plan: Mapping[str, Any]) -> None:
+def _compare_values(plan: _TracePlan) -> None:
     """Run the reference, then the target, and write which tensors of the target the reference does not have."""
-    folder = Path(plan["folder"])
-    index = ValueIndex(plan["tolerances"])
-    reference = _Side("reference", plan["reference"], folder)
-    for _, tensors in reference.traces():
+    folder = Path(plan.folder)
+    index = ValueIndex(plan.tolerances)
+    reference = _Side("reference", plan.reference, folder)
+    for _, tensors in reference.read_traces():
         for tensor in tensors:
-            index.add(*tensor.values())
+            index.add(tensor.element_type, tensor.read_numbers())
     end: dict[str, Any] = {"reference": reference.end(), "differs": ""}
-    left, count = int(plan["keep"]), 0
-    begun: dict[str, list[list[Tensor]]] = {}
-    target = _Side("target", plan["target"], folder)
-    with (folder / "trace.jsonl").open("w", encoding="utf-8") as trace:
-        for key, tensors in target.traces():
-            if key == _RESULTS:
-                continue
-            name = key.removesuffix(_INPUTS).removesuffix(_OUTPUTS)
-            if key.endswith(_INPUTS):
-                begun.setdefault(name, []).append(tensors)
-                continue
-            inputs = begun[name].pop(0) if begun.get(name) else []
-            # What is written into begins as zeros, which another program need not have.
-            wrong = [item.contents.strip(b"\0") != b"" and not index.has(*item.values()) for item in inputs]
-            said: dict[str, Any] = {
-                "inputs": [{"type": item.type, "wrong": bad} for item, bad in zip(inputs, wrong, strict=True)],
-                "outputs": [{"type": item.type, "wrong": not index.has(*item.values())} for item in tensors],
-            }
-            wrong_in, wrong_out = (any(item["wrong"] for item in said[part]) for part in ("inputs", "outputs"))
-            suspect = wrong_out and not wrong_in
-            kept = ""
-            if suspect and left:
-                left -= 1
-                kept = _keep(folder / f"call_{count}", (inputs, []), (tensors, []))
-            trace.write(json.dumps({"dispatch": name, **said, "suspect": suspect, "kept": kept, "call": count}) + "\n")
-            count += 1
-    end |= {"dispatches": count, "unfinished": [{"dispatch": name} for name, found in begun.items() if found]}
+    dispatches = _Dispatches()
+    target = _Side("target", plan.target, folder)
+
+    def describe(tensor: Tensor, *, known: bool = False) -> dict[str, Any]:
+        known = known or index.has(tensor.element_type, tensor.read_numbers())
+        return {"type": tensor.type, "wrong": not known}
+
+    with closing(_TraceLog(folder, plan.keep)) as log:
+        for key, tensors in target.read_traces():
+            if key != _RESULTS and (ended := dispatches.take(key, (tensors, []))):
+                name, inputs = ended
+                said = {
+                    # What is written into begins as zeros, which another program need not have.
+                    "inputs": [describe(item, known=item.contents.strip(b"\0") == b"") for item in inputs[0]],
+                    "outputs": [describe(item) for item in tensors],
+                }
+                log.write(name, said, inputs, (tensors, []))
+    end |= {
+        "dispatches": log.count,
+        "unfinished": [{"dispatch": name} for name, found in dispatches.begun.items() if found],
+    }
     (folder / "end.json").write_text(json.dumps({**end, "target": target.end()}), encoding="utf-8")
 
 
-def _capture(plan: Mapping[str, Any]) -> None:
+def _name_dispatch(key: str) -> str:
+    return key.removesuffix(_INPUTS).removesuffix(_OUTPUTS)
+
+
+def _capture(plan: _TracePlan) -> None:
     """Run the target and write what some dispatches are given, the first time that each of them runs."""
-    folder, wanted = Path(plan["folder"]), set(plan["capture"])
+    folder, wanted = Path(plan.folder), set(plan.capture or ())
     captured: dict[str, list[dict[str, str]]] = {}
-    side = _Side("target", plan["target"], folder)
-    for key, tensors in side.traces():
-        name = key.removesuffix(_INPUTS).removesuffix(_OUTPUTS)
+    side = _Side("target", plan.target, folder)
+    for key, tensors in side.read_traces():
+        name = _name_dispatch(key)
         if name in wanted and name not in captured:
             # Of a dispatch that takes no tensors, only its outputs are traced.
             given = tensors if key.endswith(_INPUTS) else []
@@ -290,7 +361,7 @@ class _Side:
         os.close(theirs)
         self._stream: BinaryIO = os.fdopen(ours, "rb")
 
-    def traces(self) -> Iterator[tuple[str, list[Tensor]]]:
+    def read_traces(self) -> Iterator[tuple[str, list[Tensor]]]:
         """What it traces, as it comes: keys and tensors, up to where it ends."""
         while line := self._stream.readline():
             if not line.endswith(b"\n"):
@@ -317,13 +388,9 @@ class _Side:
         return 0 if self._process.wait() and cut_short else self._process.returncode
 
 
-def _emit(plan: Mapping[str, Any], stream: BinaryIO) -> None:
-    """Run a side; what it traces goes to the stream.
-
-    Raises:
-        PlanError: an argument, or the function, cannot be used.
-    """
-    device = Device(plan["device"])
+def _emit(plan: _SidePlan, stream: BinaryIO) -> None:
+    """Run a side; what it traces goes to the stream."""
+    device = Device(plan.device)
 
     def trace(key: str, views: Sequence[Any]) -> None:
         tensors = [(list(view.shape), device.type_name(view), device.fetch(view).tobytes()) for view in views]
@@ -333,13 +400,13 @@ def _emit(plan: Mapping[str, Any], stream: BinaryIO) -> None:
         # A dispatch that crashes is the last one whose inputs have arrived.
         stream.flush()
 
-    program = Program(device, plan["modules"], plan["parameters"], plan["function"], trace)
+    program = Program(device, plan.modules, plan.parameters, plan.function, trace)
     arguments = []
-    for text in plan["inputs"]:
-        value = read_value(text, plan["cwd"])
+    for text in plan.inputs:
+        value = read_value(text, plan.cwd)
         if value is None:
             raise PlanError(f"the input {text!r} is no tensor")
-        shape, dtype = storage_of(value.shape, value.element_type)
+        shape, dtype = get_storage(value.shape, value.element_type)
         array = np.frombuffer(value.contents, dtype).reshape(shape)
         arguments.append(device.push(array, value.element_type))
     trace(_RESULTS, program.invoke(arguments))
@@ -350,10 +417,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         if argv[0] == "--emit":
             with os.fdopen(int(argv[1]), "wb") as stream:
-                _emit(json.loads(argv[2]), stream)
+                _emit(read_plan(_SidePlan, json.loads(argv[2])), stream)
         else:
-            plan = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
-            (_capture if "capture" in plan else _compare_values if plan.get("by_values") else _compare)(plan)
+            plan = read_plan(_TracePlan, json.loads(Path(argv[0]).read_text(encoding="utf-8")))
+            (_compare_values if plan.by_values else _compare if plan.capture is None else _capture)(plan)
     except (PlanError, UnsupportedError, OSError) as error:
         sys.stderr.write(f"trace_dispatches: {error}\n")
         return _UNUSABLE

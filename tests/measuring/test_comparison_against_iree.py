@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iree_gauntlet.measuring.numerics.arrays import read_arguments, read_output
+from iree_gauntlet.measuring.numerics.arrays import read_arguments, read_output, storage_dtype
 from iree_gauntlet.measuring.numerics.comparison import compare_outputs
-from iree_gauntlet.measuring.numerics.element_types import storage_dtype
 from iree_gauntlet.measuring.numerics.tolerances import parse_tolerances
 from tests.support.places import CORPUS
 from tests.support.session_folder import made_once

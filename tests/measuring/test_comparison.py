@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iree_gauntlet.measuring.numerics.arrays import Tensor
+from iree_gauntlet.measuring.numerics.arrays import Tensor, storage_dtype
 from iree_gauntlet.measuring.numerics.comparison import compare_outputs
-from iree_gauntlet.measuring.numerics.element_types import storage_dtype
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances
 
 if TYPE_CHECKING:

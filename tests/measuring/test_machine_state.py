@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.measuring.machine.gpus import GpuReading, GpuState, Slowdown
-from iree_gauntlet.measuring.machine.machine_sensors import cpu_use, read_cpu_times
-from iree_gauntlet.measuring.machine.machine_state import MachineState, benchmark_warnings, machine_facts, machine_state
+from iree_gauntlet.measuring.machine.machine_state import (
+    MachineState,
+    benchmark_warnings,
+    cpu_use,
+    machine_facts,
+    machine_state,
+    read_cpu_times,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,8 +22,15 @@ from iree_gauntlet.measuring.statistics.comparison_verdict import (
     compare_log_ratios,
 )
 from iree_gauntlet.measuring.statistics.paired import Interval, log_ratios
-from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, EvidenceError, Location, Round
-from iree_gauntlet.measuring.statistics.sequential import SequentialPlan, sequential_plan
+from iree_gauntlet.measuring.statistics.rounds import (
+    Block,
+    BlockOrder,
+    EvidenceError,
+    Location,
+    Round,
+    SequentialPlan,
+    sequential_plan,
+)
 from tests.support.places import DATA, ROOT
 from tests.support.recorded_noise import (
     Recording,

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Statistic
 from iree_gauntlet.measuring.goldens.goldens import confirm_breach
-from iree_gauntlet.measuring.statistics.rounds import EvidenceError, Round
-from iree_gauntlet.measuring.statistics.sequential import sequential_plan
+from iree_gauntlet.measuring.statistics.rounds import EvidenceError, Round, sequential_plan
 
 _PLAN = sequential_plan()
 

@@ -13,14 +13,17 @@ from hypothesis import strategies as st
 from iree_gauntlet.measuring.numerics import arrays
 from iree_gauntlet.measuring.numerics.arrays import (
     Tensor,
+    TensorError,
+    TensorType,
     UnreadError,
     parse_inline_values,
+    parse_tensor_type,
     read_arguments,
     read_npy,
     read_output,
     read_raw,
+    storage_dtype,
 )
-from iree_gauntlet.measuring.numerics.element_types import TensorError, TensorType, parse_tensor_type, storage_dtype
 from iree_gauntlet.written_numbers import parse_c_float
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict, compare_log_ratios
-from iree_gauntlet.measuring.statistics.rounds import EvidenceError
-from iree_gauntlet.measuring.statistics.sequential import SequentialPlan, sequential_plan
+from iree_gauntlet.measuring.statistics.rounds import EvidenceError, SequentialPlan, sequential_plan
 
 
 def test_the_default_plan() -> None:

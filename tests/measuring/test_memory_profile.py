@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -23,21 +21,17 @@ from iree_gauntlet.measuring.profiles.memory_profile import (
     written_memory_profile,
 )
 from iree_gauntlet.reports.sweeps.sweep_plots import memory_plot
-from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.workers import iree_side
-from iree_gauntlet.workers.iree_side.measure_memory import MemoryWatch, measure, thinned
-from tests.support.command_line import LIMIT_SECONDS, Done
+from iree_gauntlet.workers.iree_side.measure_memory import MemoryWatch, drop_every_second, measure
 from tests.support.processes import wait_until
-from tests.support.worker_here import answered_here
+from tests.support.worker_here import answered_here, compile_for_cpu, run_script
+
+if TYPE_CHECKING:
+    from tests.support.command_line import Done
 
 _SCRIPT = Path(iree_side.__file__).with_name(MEMORY_WORKER)
 _PHASES = ["load", "first call", "calls", "after"]
 _MIB = 1 << 20
-_FLAGS = (
-    "--iree-hal-target-device=local",
-    "--iree-hal-local-target-device-backends=llvm-cpu",
-    "--iree-llvmcpu-target-cpu=host",
-)
 # 64 MiB out of nothing much.
 _SPREAD = """
 func.func @spread(%x: tensor<4096xf32>) -> tensor<4096x4096xf32> {
@@ -69,9 +63,7 @@ _ANSWER: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("memory")
-    (folder / "spread.mlir").write_text(_SPREAD)
-    argv = [find_installed().compiler.compile, "spread.mlir", "-o", "spread.vmfb", *_FLAGS]
-    subprocess.run(argv, cwd=folder, check=True, timeout=LIMIT_SECONDS)
+    compile_for_cpu(_SPREAD, folder / "spread.vmfb")
     np.save(folder / "x.npy", np.ones(4096, np.float32))
     return folder
 
@@ -95,10 +87,8 @@ def _plan(built: Path, **changes: Any) -> dict[str, Any]:
 
 @pytest.mark.iree
 def test_memory_is_seen_phase_by_phase(built: Path, tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text(json.dumps(_plan(built)))
-    argv = [sys.executable, str(_SCRIPT), str(tmp_path / "plan.json")]
     # In a process of its own: it is the process's memory.
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS)
+    done = run_script(_SCRIPT, _plan(built), tmp_path)
     assert done.returncode == 0, done.stderr
     profile = read_memory_profile(json.loads(done.stdout))
     assert [phase.name for phase in profile.phases] == _PHASES
@@ -184,8 +174,8 @@ def test_a_watch_looks_by_itself() -> None:
 
 @given(st.lists(st.integers(0, 1000), max_size=60))
 def test_thinning_loses_no_peak_and_keeps_the_order(sizes: list[int]) -> None:
-    samples = [[float(at), size, 0, None] for at, size in enumerate(sizes)]
-    fewer = thinned(samples)
+    samples = [(float(at), size, 0, None) for at, size in enumerate(sizes)]
+    fewer = drop_every_second(samples)
     assert len(fewer) == (len(samples) + 1) // 2
     assert [sample[0] for sample in fewer] == sorted(sample[0] for sample in fewer)
     assert max((sample[1] for sample in fewer), default=0) == max(sizes, default=0)

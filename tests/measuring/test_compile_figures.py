@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from iree_gauntlet.measuring.profiles.side_changes import CompileChange, compile_changes
+from iree_gauntlet.measuring.profiles.dispatch_profile import CompileChange, compile_changes
 from iree_gauntlet.reports.compare_report import compile_blocks
 from tests.support.documents import block_lines, block_markdown
 

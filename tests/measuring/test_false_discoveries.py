@@ -10,19 +10,16 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.measuring.statistics.comparison_verdict import (
     Comparison,
+    Dependence,
     Verdict,
+    adjusted_p_values,
     compare_log_ratios,
+    control_discoveries,
+    find_student_quantile,
+    geometric_mean,
     without_verdict,
 )
-from iree_gauntlet.measuring.statistics.false_discovery import (
-    Dependence,
-    adjusted_p_values,
-    control_discoveries,
-    geometric_mean,
-    student_quantile,
-)
-from iree_gauntlet.measuring.statistics.rounds import EvidenceError
-from iree_gauntlet.measuring.statistics.sequential import sequential_plan
+from iree_gauntlet.measuring.statistics.rounds import EvidenceError, sequential_plan
 
 
 def _compared(shift: float, seed: int = 0, blocks: int = 40) -> Comparison:
@@ -136,11 +133,11 @@ def test_the_interval_of_the_geometric_mean_holds(models: int) -> None:
     [(0.975, 1, 12.7062), (0.975, 2, 4.3027), (0.975, 9, 2.2622), (0.995, 10, 3.1693), (0.95, 30, 1.6973)],
 )
 def test_student_quantiles_are_those_of_the_printed_tables(probability: float, degrees: int, expected: float) -> None:
-    assert student_quantile(probability, degrees) == pytest.approx(expected, abs=1e-4)
-    assert student_quantile(1 - probability, degrees) == pytest.approx(-expected, abs=1e-4)
+    assert find_student_quantile(probability, degrees) == pytest.approx(expected, abs=1e-4)
+    assert find_student_quantile(1 - probability, degrees) == pytest.approx(-expected, abs=1e-4)
 
 
 @pytest.mark.parametrize(("probability", "degrees"), [(0.0, 5), (1.0, 5), (0.9, 0), (math.nan, 5)])
 def test_student_quantiles_refuse_nonsense(probability: float, degrees: int) -> None:
     with pytest.raises(EvidenceError):
-        student_quantile(probability, degrees)
+        find_student_quantile(probability, degrees)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.workers.iree_side import import_onnx
-from iree_gauntlet.workers.iree_side.import_onnx import InputError, imported_functions, parse_shape, prepare
+from iree_gauntlet.workers.iree_side.import_onnx import InputError, find_functions, parse_shape, prepare
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,7 +111,7 @@ def test_function_names_are_read_from_the_program() -> None:
         b"  func.func private @helper()",
         b'  // func.func @no("',
     ]
-    assert imported_functions(lines) == ["main_graph", "Model from PaddlePaddle.", 'a"b\\c']
+    assert find_functions(lines) == ["main_graph", "Model from PaddlePaddle.", 'a"b\\c']
 
 
 @pytest.mark.iree

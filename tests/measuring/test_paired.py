@@ -15,7 +15,7 @@ from iree_gauntlet.measuring.statistics.paired import (
     rank_estimate,
     rank_interval,
     rank_p_above,
-    sorted_walsh_averages,
+    sort_walsh_averages,
 )
 from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, EvidenceError, Location, Round
 
@@ -24,7 +24,7 @@ _VALUES = st.lists(st.integers(-64, 64).map(lambda number: number / 64), min_siz
 
 
 def _walsh(values: list[float]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    return sorted_walsh_averages(np.array(values, dtype=np.float64))
+    return sort_walsh_averages(np.array(values, dtype=np.float64))
 
 
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=9, unique_by=abs).filter(lambda values: 0 not in values))
@@ -88,7 +88,7 @@ def test_coverage_whatever_the_tails(tails: str, count: int) -> None:
     sessions = 1000
     missed = 0
     for _ in range(sessions):
-        interval = rank_interval(sorted_walsh_averages(_drawn(chance, tails, count)), 0.05)
+        interval = rank_interval(sort_walsh_averages(_drawn(chance, tails, count)), 0.05)
         missed += not interval.low <= 0 <= interval.high
     assert missed / sessions <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / sessions)
 
@@ -119,7 +119,7 @@ def _blocks(count: int, factor: float, seed: int = 0, repetitions: int = 5) -> l
 @pytest.mark.parametrize("location", list(Location))
 def test_the_bootstrap_agrees_with_the_exact_interval(location: Location) -> None:
     blocks = _blocks(20, 1.05)
-    exact = rank_interval(sorted_walsh_averages(log_ratios(blocks, location)), 0.05)
+    exact = rank_interval(sort_walsh_averages(log_ratios(blocks, location)), 0.05)
     bootstrap = bootstrap_t_interval(blocks, 0.05, seed=1, location=location)
     assert bootstrap == bootstrap_t_interval(blocks, 0.05, seed=1, location=location)
     assert bootstrap != bootstrap_t_interval(blocks, 0.05, seed=2, location=location)
