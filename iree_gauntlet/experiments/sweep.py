@@ -57,12 +57,7 @@ _KEPT = ("device", "target", "dtype", "against", "disturbed", "output", "targets
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """A run to resume.
-
-    Attributes:
-        folder: of the run.
-        record: its journal.
-    """
+    """A run to resume."""
 
     folder: Path
     record: JournalRecord
@@ -98,9 +93,6 @@ class Earlier:
 
     def done(self, identity: str) -> dict[str, list[dict[str, Any]]]:
         """Steps of the points that are done, by the point's chain.
-
-        Args:
-            identity: of the toolchain now.
 
         Raises:
             UsageError: the run was made by another IREE.
@@ -155,15 +147,7 @@ class MicroRun:
     """One run over all points of a configuration.
 
     Attributes:
-        asked: for what, and how it is measured.
-        toolchain: with which IREE.
-        config: what is measured.
-        registry: what it names.
-        torch: what makes the models.
-        workbench: IREE and the caches.
-        progress: shows how it goes.
         earlier: the run that is resumed; None for a new one.
-        run_dir: the run's folder, once it has begun.
     """
 
     asked: MicroRequest
@@ -206,11 +190,7 @@ class MicroRun:
                 performed.verdicts = self._points(todo, len(points), chains, session, engine)
 
     def _reachable(self, points: Sequence[Point]) -> list[Point]:
-        """The points whose devices are there; the others are refused, each with its reason, and the sweep continues.
-
-        Raises:
-            UsageError: there are none.
-        """
+        """The points whose devices are there; the others are refused, each with its reason, and the sweep continues."""
         if self.asked.device:
             # Without it there is no sweep, and it is checked by its name.
             return list(points)

@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 def micro(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
     """Measures the points of a configuration, or lists what a configuration can name.
 
-    Args:
-        asked: which, and how.
-        toolchain: with which IREE.
-
     Raises:
         GauntletError: what keeps it from starting; nothing was measured then.
     """

@@ -63,10 +63,7 @@ class AgainstPlace:
     """Where peers run, and what they are given.
 
     Attributes:
-        builder: the builder's plan: torch builds the same model again.
-        torch_python: a Python that has torch.
         env: variables of the peers' processes; those of IREE's stand in its own command.
-        replace_disturbed: whether a block with a disturbed round is no evidence.
     """
 
     builder: Mapping[str, Any]
@@ -76,12 +73,7 @@ class AgainstPlace:
 
 
 def iree_rounds(step: Step, command: Command) -> Measurement:
-    """Rounds of IREE's measuring programs, of any kind of model.
-
-    Args:
-        step: the benchmark step.
-        command: of a measuring program; its last word is the file of its plan.
-    """
+    """Rounds of IREE's measuring programs, of any kind of model."""
     return Measurement(step, command, "the measuring program", _iree_times, gpu_of(step))
 
 
@@ -92,12 +84,8 @@ def measure(
 
     A peer that cannot be measured is one with a reason, and the others go on. One that was cut short is left out.
 
-    Args:
-        session: what it runs in.
-        names: `torch`, which is eager and `torch.compile`, or `torch-eager`, and `onnxruntime`.
-        iree: as `iree_rounds` gives it. The plan is written again for each peer, with its number of calls.
-        build: folder of the built model.
-        place: where peers run.
+    `names`: `torch`, which is eager and `torch.compile`, or `torch-eager`, and `onnxruntime`; `iree`: as `iree_rounds`
+    gives it. The plan is written again for each peer, with its number of calls.
 
     Raises:
         GauntletError: IREE cannot be measured, or the build folder cannot be read.
@@ -118,12 +106,7 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class _Script:
-    """A peer's script, but for its plan.
-
-    Attributes:
-        rounds: of it.
-        model: what its plan says of the model, but for the number of calls.
-    """
+    """A peer's script, but for its plan."""
 
     rounds: Measurement
     model: Mapping[str, Any]

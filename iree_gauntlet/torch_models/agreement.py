@@ -45,7 +45,6 @@ class Agreement:
     """How outputs agree with what was expected.
 
     Attributes:
-        comparisons: of each output, for the record.
         rms: root mean square of the differences of all float outputs, as a share of that of the expected values.
         peak: largest difference of an output, as a share of its largest expected magnitude; the worst output's.
         problem: what is wrong, in one line; empty where they agree.
@@ -73,12 +72,8 @@ class Gains:
     Attributes:
         worst: the one that looks worst, in words.
         error: its error, as a share of its result.
-        limit: what may be rounding.
-        shown: for each share, how many contractions would show an error of it.
-        count: contractions that were tried.
         flips: values whose fall to the other side of a kink has been taken away, from both.
         rest: root mean square of the errors that are left, as a share of that of the expected values.
-        rest_limit: what may be rounding.
         problem: what is wrong, in one line; empty where nothing is.
     """
 
@@ -111,9 +106,7 @@ def recorded(value: float) -> float | str:
 def limits(arrays: Sequence[Array], narrowed: float = 1.0) -> list[Tolerance]:
     """How far outputs may be from what was built, by the errors that were tried when they were.
 
-    Args:
-        arrays: of the build.
-        narrowed: how much larger the roundoff of contractions' inputs is than that of the data format.
+    `narrowed`: how much larger the roundoff of contractions' inputs is than that of the data format.
     """
 
     def limit(array: Array, which: int) -> float:
@@ -193,12 +186,9 @@ def agreement(
 ) -> Agreement:
     """Compares outputs.
 
-    Args:
-        actual: what the device gave.
-        expected: what it should give.
-        allowed: a limit for each output, in its own units; or one for all, as shares of each output's own scale.
-        gradients: whether all but the first are gradients: each may be off by the share of its scale that the worst one
-            may, since the ReLU that a value falls to the other side of may be in any layer.
+    `allowed`: a limit for each output, in its own units; or one for all, as shares of each output's own scale;
+    `gradients`: whether all but the first are gradients: each may be off by the share of its scale that the worst one
+    may, since the ReLU that a value falls to the other side of may be in any layer.
     """
     scales = [_Scale.of(tensor) for tensor in expected]
     if isinstance(allowed, Tolerance):
@@ -332,10 +322,7 @@ def write_directions(found: dict[str, Any], path: Path) -> dict[str, Any] | None
 def without_flips(errors: NDArray[Any], flips: NDArray[Any], scales: NDArray[Any]) -> tuple[NDArray[Any], list[int]]:
     """What is left of errors when the flips that explain most of them are taken away, each whole and once.
 
-    Args:
-        errors: of values.
-        flips: [flips, values], what each of them does to the values.
-        scales: of the values' other errors.
+    `flips`: [flips, values], what each of them does to the values.
 
     Returns:
         The errors that are left, and which flips were taken away.

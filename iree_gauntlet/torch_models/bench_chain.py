@@ -51,13 +51,7 @@ def variant(options: BenchOptions) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain(TorchChain):
-    """The steps of one benchmark.
-
-    Attributes:
-        model: what is benchmarked.
-        plan: of the builder, but for the folder.
-        options: of the command line.
-    """
+    """The steps of one benchmark."""
 
     model: BenchmarkModel
     plan: BuildPlan
@@ -83,12 +77,7 @@ class Chain(TorchChain):
         return self.exporting(MAIN, self.plan, ingredients, files)
 
     def after_export(self, build: Build, hashes: Mapping[str, str]) -> tuple[Step, ...]:
-        """The steps after the export.
-
-        Args:
-            build: what it made, in its folder.
-            hashes: SHA-256 of its programs and their weights, by file name.
-        """
+        """The steps after the export."""
         steps: list[Step] = []
         runnable: list[StepInput] = []
         compiles: list[str] = []
@@ -119,9 +108,6 @@ class Workers:
     """The measuring programs of one benchmark.
 
     Attributes:
-        chain: what is benchmarked.
-        build: as it was exported.
-        devices: that it runs on, one for each context.
         contraction_type: type that the compiler narrows the inputs of matrix products to; empty for none.
     """
 
@@ -148,11 +134,7 @@ class Workers:
         return replace(self.chain.compiled(program, role, role), exported=self.exported)
 
     def loop(self, calls: int) -> tuple[str, dict[str, Any]]:
-        """The program that measures, and its plan.
-
-        Args:
-            calls: of the model, over all devices; generations of a generative one.
-        """
+        """The program that measures, and its plan."""
         if self.build.generation is not None:
             return GENERATIVE_WORKER, self._generative_plan(calls)
         plan = {**self.compiled(0).plan(self.devices, calls), "in_flight": self.chain.options.microbatch_count}

@@ -35,7 +35,6 @@ class BenchOption(Option):
     """One option; `default` is what a front hands on where it is not given: "", False for a switch, [] for a list.
 
     Attributes:
-        on_iree: what it means here, for the documentation.
         least: of a number; None for what is no number.
         value: what it starts from where it is not given, as text; empty for nothing.
     """
@@ -60,7 +59,6 @@ class BenchOptions:
 
     Attributes:
         env: variables and values, in the order given; of a name given twice the last value.
-        against: without repetitions, in the order given.
     """
 
     model: str = _option(
@@ -217,8 +215,7 @@ OPTIONS: tuple[BenchOption, ...] = tuple(
 def read_options(values: Mapping[str, Any]) -> BenchOptions:
     """Checks what a front found, by the options' names; names that are no options are left alone.
 
-    Args:
-        values: text, or a bool for a switch, or a list of texts; missing, None and empty mean: not given.
+    `values`: text, or a bool for a switch, or a list of texts; missing, None and empty mean: not given.
 
     Raises:
         UsageError: a value that is not allowed, or two that do not fit together.
@@ -242,9 +239,8 @@ def spelled_out(words: Sequence[str], *, dashes: bool) -> list[str]:
 
     Invoke takes `-df` for `-d -f`, and argparse knows a name only as it was given: in this form both agree.
 
-    Args:
-        words: of the command line, without the program; those after `--` are left alone.
-        dashes: `--loop-count`, Invoke's form; else `--loop_count`, the document's.
+    `words`: of the command line, without the program; those after `--` are left alone; `dashes`: `--loop-count`,
+    Invoke's form; else `--loop_count`, the document's.
     """
     names: dict[str, str] = {}
     for option in OPTIONS:
@@ -358,10 +354,6 @@ def build_parser(prog: str = _PROGRAM) -> argparse.ArgumentParser:
 
 def parse(arguments: Sequence[str], prog: str = _PROGRAM) -> BenchOptions:
     """Reads a command line.
-
-    Args:
-        arguments: without the program's name. Names may have dashes for underscores.
-        prog: the program's name for messages.
 
     Raises:
         UsageError: an unknown option, or a value that is not allowed.

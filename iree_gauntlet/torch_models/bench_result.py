@@ -45,11 +45,7 @@ _MOST_NAMES = 1000
 def perf_entry(record: JournalRecord, chain: Chain, build: Build | None, notes: tuple[str, ...]) -> dict[str, Any]:
     """What is appended to perf.json.
 
-    Args:
-        record: the journal of the run.
-        chain: what was benchmarked.
-        build: as it was exported; None where it was not.
-        notes: what the user is to know of the options.
+    `build`: as it was exported; None where it was not.
     """
     run = record.runs[-1]
     machine, toolchain = run["machine"], chain.toolchain
@@ -196,8 +192,6 @@ class Appended:
     """Where a result went.
 
     Attributes:
-        path: the file that holds it.
-        entries: how many results it holds now.
         note: why it is another file than the one asked for, for the user; empty where it is not.
     """
 
@@ -253,9 +247,7 @@ def append_result(output: str | Path, result: Mapping[str, Any], locks: Path) ->
 def check_output(output: str | Path, locks: Path) -> None:
     """Makes sure that a result could be written, before a long run; makes missing folders and changes no file.
 
-    Args:
-        output: as given to `--output`.
-        locks: as for `append_result`.
+    `output`: as given to `--output`; `locks`: as for `append_result`.
 
     Raises:
         GauntletError: it could not.

@@ -42,11 +42,7 @@ _SLACK = 20.0
 class BenchSession:
     """Performs the steps of a benchmark.
 
-    Args:
-        chain: what is benchmarked.
-        devices: that it runs on.
-        contraction_type: type that the compiler narrows the inputs of matrix products to; empty for none.
-        notes: what the user is to know of the options.
+    `contraction_type`: type that the compiler narrows the inputs of matrix products to; empty for none.
     """
 
     _session: Session[Any]
@@ -108,12 +104,7 @@ class BenchSession:
         return self._trace(step) if step.role == TRACE else self._loop(step)
 
     def _check(self, step: Step) -> Result:
-        """Runs each program once, with the builder's inputs, and compares all outputs with those of the build.
-
-        The result's statistics have, of the main program: `error` (see `Agreement` and `Gains`), `to_f32` (the
-        error against f32 with weights that are not rounded), `first_call_ms` and `load_ms` of a process that had never
-        run it.
-        """
+        """Runs each program once, with the builder's inputs, and compares all outputs with those of the build."""
         workers = self._workers
         build = workers.build
         narrowed, training = workers.narrowed, build.kind == "training"

@@ -45,7 +45,6 @@ class BlockFormat:
 
     Attributes:
         magnitude_bits: bits of a magnitude, the leading 1 among them.
-        least_exponent, greatest_exponent: of the shared exponent, without a bias.
     """
 
     magnitude_bits: int
@@ -67,10 +66,6 @@ def round_to_blocks(values: NDArray[Any], form: BlockFormat) -> NDArray[np.float
 
     Blocks are 16 values along the last axis, the last one shorter where they do not divide it; an array without
     axes is a block of one.
-
-    Args:
-        values: of any float type and layout; they are taken as float32.
-        form: the format.
 
     Returns:
         float32, each value a multiple of its block's unit. A value that the largest magnitude of its block cuts

@@ -27,12 +27,9 @@ class Array(Recorded):
     """A tensor in a `.npy` file.
 
     Attributes:
-        file: its name in the folder.
-        type: IREE's name of its element type; bf16 is held as uint16.
-        shape: its dimensions.
         errors: rms and largest of the errors that a correct program may make, by kind: `rounding` of operators'
-            results, `sums` of products, `products` of rounded inputs, `flips` of values at a kink; none where that was
-            not tried.
+            results, `sums` of products, `products` of rounded inputs, `flips` of values at a kink; none where that
+            was not tried.
     """
 
     file: str
@@ -47,7 +44,6 @@ class Directions(Recorded):
 
     Attributes:
         file: name of an `.npz` in the folder.
-        names: of the contractions, in words.
     """
 
     file: str
@@ -60,9 +56,6 @@ class Program(Recorded):
 
     Attributes:
         name: `main`, or `prefill` and `decode`.
-        onnx: name of its file; weights are next to it.
-        inputs: what it is called with.
-        outputs: what the model returns for them, computed in its data format.
         directions: None where they were not tried.
     """
 
@@ -79,10 +72,7 @@ class Generation(Recorded):
 
     Attributes:
         position: of the first token that `decode` is given.
-        tokens: how many are made for each sample.
-        state: tensors of the state, which prefill returns behind the logits.
         carried: how many of them `decode` returns again.
-        chosen: token ids that torch eager chose, by sample.
     """
 
     position: int
@@ -98,21 +88,12 @@ class Build(Recorded):
 
     Attributes:
         kind: `pipeline`, `training` or `generative`.
-        samples: in one call.
-        parameter_count: of all modules.
-        programs: those that are compiled; the first one is the main one.
-        host: whether modules run on the host before and after the device.
-        host_inputs, host_outputs: of the host's modules, where there are any.
-        generation: of a generative model.
-        gradients: names of the parameters whose gradients follow the loss, in training.
-        loss: what the loss is, in words, in training.
         contractions: matrix products on the longest way through a variant of `micro`; 0 where not counted.
         flops: of one call of such a variant before its recipes; 0 where not counted.
         changed_bytes: of the weights that its recipes changed, as they were before; None where not counted.
-        reference: outputs of the first program in f32 with weights that are not rounded; empty where it is the same.
+        reference: outputs of the first program in f32 with weights that are not rounded; empty where it is the
+            same.
         weight_error: rms of the rounding of weights, relative to their rms; None where they are not rounded.
-        versions: of torch and what else made it.
-        seconds: what building took, by part.
     """
 
     kind: str

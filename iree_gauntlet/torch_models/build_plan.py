@@ -41,10 +41,8 @@ class BuildOptions(Plan):
 
     Attributes:
         config: one of the model's configurations; None where it has none, or one alone.
-        training: forward, loss and backward as one program.
         layers: number of layers; None for the model's own.
         microbatch: samples in one call; None for the function's default, else 1.
-        dataformat: as the command line spells it.
     """
 
     config: str | None = None
@@ -64,8 +62,6 @@ class BuildPlan(BuildOptions):
     """A model to build.
 
     Attributes:
-        models_dirs: folders that are searched for it.
-        model: its name.
         accumulate: in training, the program takes the gradients so far and returns the sums.
     """
 
@@ -94,11 +90,6 @@ def read_plan(path: Path, kind: type[Asked]) -> Asked:
 
 def checked_plan(found: object, where: str, kind: type[Asked]) -> Asked:
     """The plan that a JSON object is.
-
-    Args:
-        found: the object.
-        where: it stands, for errors.
-        kind: of plan.
 
     Raises:
         UsageError: it lacks a field, or has one that is unknown or of another type.
@@ -143,7 +134,6 @@ class VariantPlan(Plan):
         model_type: as a configuration spells it: `ln_linear_gelu`.
         config: a configuration of the transformers library, or its folder, absolute; None for none.
         m, k, n: sizes, 0 or more.
-        dtype: f32, f16 or bf16.
         quantization: a recipe with its arguments; `baseline` for none.
         sparsity: the same; None for none.
     """

@@ -45,18 +45,10 @@ _PACKAGES = ("torch", "torchao", "transformers", "onnxscript", "onnx", "numpy")
 class BuildSteps:
     """Steps of one build, and what they leave for `build.json`.
 
-    Args:
-        plan: names the folder.
-        label: of what is built, for messages: its data format, or its recipes.
-        form: its data format.
-
     Attributes:
-        model: what is built, and blamed; set by what finds it.
-        folder: of the build; what an earlier one left is no result of this one.
         programs: that were exported, as `build.json` has them.
         reference: outputs of the first program in f32; empty where they are the same.
         weight_error: of rounding; None where there is none.
-        seconds: what took how long.
 
     Raises:
         UsageError: the plan names no folder.
@@ -193,9 +185,7 @@ class BuildSteps:
     def write_record(self, *, model: str, **fields: Any) -> None:
         """Write `build.json`, the last of all files.
 
-        Args:
-            model: its name.
-            fields: of it, besides what the steps have left and in place of what a plain pipeline has.
+        `fields`: of it, besides what the steps have left and in place of what a plain pipeline has.
         """
         record = {
             "schema": _SCHEMA,
@@ -250,13 +240,8 @@ def export_program(
 
     Traces of where a node comes from in Python are left out: they are paths of this machine.
 
-    Args:
-        module: called with the inputs.
-        inputs: its inputs.
-        outputs: what it returns for them, flat.
-        path: of the `.onnx`; the weights go to the same with `.data` behind it.
-        model: name of the model, for errors.
-        optimize: whether the exporter rewrites the graph; it takes minutes for graphs of thousands of nodes.
+    `outputs`: what it returns for them, flat; `path`: of the `.onnx`; the weights go to the same with `.data` behind
+    it; `optimize`: whether the exporter rewrites the graph; it takes minutes for graphs of thousands of nodes.
 
     Raises:
         ExportFailedError: the exporter fails, or leaves out an input or output.
@@ -280,10 +265,7 @@ def export_program(
 
 
 def _narrow(graph: Any, outputs: Sequence[Any]) -> None:
-    """Give outputs the types that the module returns: a sum of f16 or bf16 is exported in f32 (torch 2.13).
-
-    The exporter narrows it again for all that use it, but not where the sum itself is returned.
-    """
+    """Give outputs the types that the module returns: a sum of f16 or bf16 is exported in f32 (torch 2.13)."""
     narrow = {torch.float16: onnx_ir.DataType.FLOAT16, torch.bfloat16: onnx_ir.DataType.BFLOAT16}
     for index, (value, tensor) in enumerate(zip(graph.outputs, outputs, strict=False)):
         if tensor.dtype in narrow and value.dtype is onnx_ir.DataType.FLOAT:

@@ -271,10 +271,7 @@ def base_model(plan: VariantPlan, registry: Registry) -> tuple[Any, tuple[Any, .
 def apply_recipes(plan: VariantPlan, registry: Registry, module: Any) -> tuple[Any, Changed]:
     """What the recipes of a plan make of a model: sparsity first, so that what is quantised has its zeros already.
 
-    Args:
-        plan: names the recipes.
-        registry: has them.
-        module: of `base_model`; it is changed.
+    `module`: of `base_model`; it is changed.
 
     Returns:
         The module, and what was changed of it.

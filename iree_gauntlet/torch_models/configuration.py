@@ -78,17 +78,8 @@ class ModelParams:
     """An entry of `model_params`.
 
     Attributes:
-        name: of the entry; where it has none, its model type's.
-        shapes: that the model is measured at.
-        dtype: of the weights and inputs of the baseline.
-        torch_compile: whether torch.compile is measured, where torch is there.
-        torch_compile_mode: how.
         device: as it is written; see `iree_device`.
-        model_type: what is measured.
         config: the configuration of a model that is made from one, absolute.
-        profiler: whether dispatches are profiled.
-        memory_profiler: whether memory is.
-        line: where the entry begins.
     """
 
     name: str
@@ -109,8 +100,6 @@ class MicroConfig:
     """A configuration, read.
 
     Attributes:
-        file: where it was read from.
-        variants: what every model is measured with at every shape; the baseline first.
         output_dir: for a copy of the results, relative to the working directory; empty for none.
         models: the entries of `model_params`.
     """
@@ -123,10 +112,6 @@ class MicroConfig:
 
 def read_micro_config(path: Path, registry: Registry) -> MicroConfig:
     """Reads a configuration.
-
-    Args:
-        path: the YAML file.
-        registry: what it may name.
 
     Raises:
         UsageError: there is no such file.
@@ -216,10 +201,8 @@ def _named(models: Sequence[ModelParams]) -> tuple[ModelParams, ...]:
 def overridden(config: MicroConfig, device: str, dtype: str) -> MicroConfig:
     """The configuration with a device and an element type for all of its entries.
 
-    Args:
-        config: as it is written.
-        device: as torch calls it (`cpu`) or as IREE does (`local-task`, `hip://0`); empty for the entries' own.
-        dtype: such as `float32`, `torch.float32` or `f32`; empty for the entries' own.
+    `device`: as torch calls it (`cpu`) or as IREE does (`local-task`, `hip://0`); empty for the entries' own; `dtype`:
+    such as `float32`, `torch.float32` or `f32`; empty for the entries' own.
 
     Raises:
         UsageError: there is no such type.
@@ -234,13 +217,7 @@ def overridden(config: MicroConfig, device: str, dtype: str) -> MicroConfig:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """An architecture at a shape.
-
-    Attributes:
-        model: the entry of the configuration.
-        shape: one of its shapes.
-        variants: what is measured there; the baseline first.
-    """
+    """An architecture at a shape."""
 
     model: ModelParams
     shape: Shape

@@ -56,10 +56,8 @@ class Context:
     """What the fields are checked against.
 
     Attributes:
-        registry: what they may name.
-        folder: of the configuration.
-        sizes_known: whether a model's own configuration says its sizes: then k and n may be 0, which stands for those.
-        names: of the entries up to now; results differ by them.
+        sizes_known: whether a model's own configuration says its sizes: then k and n may be 0, which stands for
+            those.
     """
 
     registry: Registry

@@ -49,10 +49,7 @@ class Declaration:
     """What every declaration has.
 
     Attributes:
-        name: what it is called by.
-        about: one line for lists.
         file: where it is declared, absolute.
-        line: of its decorator.
     """
 
     name: str
@@ -132,12 +129,9 @@ def declaring(
 ) -> Callable[[Function], Function]:
     """A decorator that declares a function, which stays as it is.
 
-    Args:
-        kind: what it is declared as.
-        fields: takes the function and a list that it adds to what is wrong; gives the fields that the kind has besides
-            those of every declaration and `function`.
-        name: None for the function's own.
-        about: one line for lists; the first of the function's docstring where it is empty.
+    `fields`: takes the function and a list that it adds to what is wrong; gives the fields that the kind has besides
+    those of every declaration and `function`; `name`: None for the function's own; `about`: one line for lists; the
+    first of the function's docstring where it is empty.
     """
 
     def declare(function: Function) -> Function:
@@ -161,15 +155,7 @@ def declaring(
 def given_by_name(
     function: Callable[..., Any], names: Collection[str], given: str, messages: list[str], before: Collection[str] = ()
 ) -> dict[str, bool]:
-    """Which of the parameters that are given by name a function takes, and whether it needs them.
-
-    Args:
-        function: as it was written.
-        names: of what may be given.
-        given: who gives what, for messages.
-        messages: of what is wrong with others.
-        before: those that are given by position.
-    """
+    """Which of the parameters that are given by name a function takes, and whether it needs them."""
     found: dict[str, bool] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         needed = parameter.default is parameter.empty
@@ -219,13 +205,8 @@ def unknown_name(what: str, text: str, names: Iterable[str], shown_as: Sequence[
 def failure_problem(error: BaseException, folder: Path, file: Path, line: int, name: str, hint: str = "") -> Problem:
     """Say where in a user's folder an exception came up, and what it says; nothing of how we got there.
 
-    Args:
-        error: as it was caught.
-        folder: of the user, absolute; or the only file.
-        file: blamed where no frame is in the folder.
-        line: of `file`, 0 where unknown.
-        name: of what was declared; empty where it is the file that failed.
-        hint: where the exception suggests none of its own.
+    `folder`: of the user, absolute; or the only file; `line`: of `file`, 0 where unknown; `name`: of what was declared;
+    empty where it is the file that failed.
     """
     if isinstance(error, SyntaxError) and error.filename:
         file, line = Path(error.filename), error.lineno or 0

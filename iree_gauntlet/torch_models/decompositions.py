@@ -247,13 +247,6 @@ def exportable_step(
     It takes the inputs, the targets and, to accumulate, gradients so far; it returns the loss and the gradients of
     the named parameters, or the sums. Weights are attributes of it under their own names, and not copied. What
     training changes in a module besides, such as running statistics, is left out.
-
-    Args:
-        module: to be trained; it is not changed.
-        inputs: of the module.
-        targets: one for each float output.
-        names: parameters whose gradients are wanted.
-        accumulate: whether gradients so far are taken.
     """
     # Two times: what models ask of their inputs' values, and a tracer cannot answer, is settled by the first.
     forward = torch.export.export(module, tuple(inputs), strict=False).module(check_guards=False)

@@ -42,9 +42,7 @@ def discover(folders: Sequence[Path], passed_over: list[Problem] | None = None) 
     Each folder is a package of a private name, so that files of one name in two folders do not meet and files
     import their siblings relatively (`from ._layers import Attention`). A folder is read again with every call.
 
-    Args:
-        folders: where to look.
-        passed_over: takes in every problem of every file; None for an error.
+    `passed_over`: takes in every problem of every file; None for an error.
 
     Raises:
         UsageError: for a folder that does not exist or has no files.
@@ -82,9 +80,7 @@ def find_model(models: dict[str, BenchmarkModel], name: str) -> BenchmarkModel:
 def load_alone(file: Path, prefix: str) -> tuple[list[Declaration], list[Problem]]:
     """Runs a file by itself, whatever was run before: what it declares, and what is wrong with it.
 
-    Args:
-        file: of any name.
-        prefix: of the private name that its module has: dataclasses and torch.compile look their modules up.
+    `prefix`: of the private name that its module has: dataclasses and torch.compile look their modules up.
     """
     with _reading() as declared:
         return declared, _problems_of(lambda: _run(file, _private(prefix, file)), file, file)
@@ -140,10 +136,7 @@ def _imported(node: ast.ImportFrom, file: Path, root: Path) -> Iterator[Path]:
 
 @contextmanager
 def _reading() -> Iterator[list[Declaration]]:
-    """Collect what is declared, and write no bytecode.
-
-    It is compared with newer source by seconds and size: it could outlive an edit, and is no data of a folder.
-    """
+    """Collect what is declared, and write no bytecode."""
     before = sys.dont_write_bytecode
     sys.dont_write_bytecode = True
     try:

@@ -100,10 +100,8 @@ def tolerance(element_type: str, contractions: int, contraction_type: str = "") 
     plus the rounding of its inputs where the compiler narrows them; a safety factor of 2 stands on top.
     Examples, as `rms`: 12 layers of 6 contractions are held to 1.0e-5 in f32, 0.081 in f16 and 0.17 in bf16.
 
-    Args:
-        element_type: f32, f16 or bf16; block formats have the tolerance of the type that holds them.
-        contractions: how many lie behind each other on the longest way through the model; at least 1.
-        contraction_type: f16 or bf16 where math fidelity narrows the inputs of contractions.
+    `element_type`: f32, f16 or bf16; block formats have the tolerance of the type that holds them; `contractions`: how
+    many lie behind each other on the longest way through the model; at least 1.
 
     Raises:
         ValueError: fewer than one contraction.
@@ -124,10 +122,6 @@ def round_weights(array: NDArray[Any], form: DataFormat) -> NDArray[np.float32]:
 
     Fp16 and Fp16_b round to nearest, ties to even; what Fp16 cannot hold becomes infinite, as in torch. The block
     formats share exponents along the last axis. The array itself is never changed or returned.
-
-    Args:
-        array: of any float type and layout.
-        form: the data format.
     """
     import numpy as np  # noqa: PLC0415 - options are read without it
 
@@ -166,10 +160,8 @@ def longest_contraction_path(graph: Any, outer: dict[str, int] | None = None) ->
     Matrix products, convolutions, transposed ones and Einsum count. A branch or the body of a loop counts as if it
     ran once.
 
-    Args:
-        graph: an ONNX GraphProto, sorted as ONNX demands: values before those who use them. Its functions are
-            inlined.
-        outer: the longest way to each value around it, of a graph inside another one.
+    `graph`: an ONNX GraphProto, sorted as ONNX demands: values before those who use them. Its functions are inlined;
+    `outer`: the longest way to each value around it, of a graph inside another one.
     """
     ways = dict(outer or {})
     longest = 0

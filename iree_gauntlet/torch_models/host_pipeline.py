@@ -30,8 +30,6 @@ class PipelineLoop:
 
     Attributes:
         total_ns: from the first call's begin of the first stage to the last one's end of the last stage.
-        pre_ns: each call of the first stage, in order.
-        device_ns: each group of the device's stage, by context.
         post_ns: each call of the last stage, in the order in which the device finished them.
     """
 
@@ -46,13 +44,7 @@ class _EndedError(Exception):
 
 
 class _Lane:
-    """Calls on their way between two stages, in order.
-
-    Args:
-        changed: of the whole pipeline, so that all that wait learn of a failure.
-        failures: of the whole pipeline; one is enough to end it.
-        room: calls that fit.
-    """
+    """Calls on their way between two stages, in order."""
 
     def __init__(self, changed: threading.Condition, failures: Sequence[BaseException], room: int) -> None:
         self._changed = changed
@@ -150,12 +142,7 @@ def run_pipeline(
 ) -> PipelineLoop:
     """Send calls through the three stages.
 
-    Args:
-        pre: makes what one call of the device takes.
-        devices: for each context, a function from a group of such to their outputs; whichever is free has the next.
-        post: takes the outputs of one call.
-        groups: how many.
-        group: calls of each.
+    `devices`: for each context, a function from a group of such to their outputs; whichever is free has the next.
 
     Raises:
         StageError: a stage failed; the others have ended, after the call that they were in.

@@ -56,11 +56,7 @@ _ROUNDOFFS = {getattr(torch, form.torch_type): UNIT_ROUNDOFF[form.element_type] 
 
 
 class Spread:
-    """How far outputs go astray.
-
-    Args:
-        expected: what they are without.
-    """
+    """How far outputs go astray."""
 
     def __init__(self, expected: Sequence[Any]) -> None:
         self._expected = expected
@@ -99,12 +95,8 @@ def compute_in_format(
 ) -> tuple[list[Any], list[Spread], dict[str, Any]]:
     """What a module in a data format returns, and what may become of that.
 
-    Args:
-        run: calls it; its tensors, flat.
-        module: in the format.
-        inputs: in the format.
-        form: the data format.
-        post: what is done to the outputs, where their errors are of interest after that too.
+    `run`: calls it; its tensors, flat; `post`: what is done to the outputs, where their errors are of interest after
+    that too.
 
     Returns:
         The outputs; their spread, and that of what `post` returns; and directions, as `write_directions` has them.
@@ -160,16 +152,7 @@ def _slopes(
 
 
 class _InFormat(TorchDispatchMode):  # type: ignore[misc]  # torch is not there to be read
-    """Each operator in f64, its results rounded to the types that it returns.
-
-    Args:
-        error: a kind of error that is made on the way; none for the reference.
-        seed: of the errors.
-        flip: number of a comparison of floats, and a place in its result that is made the opposite.
-
-    Attributes:
-        margins: of comparisons of floats, flat: how far apart these are. A ReLU's derivative is such a comparison.
-    """
+    """Each operator in f64, its results rounded to the types that it returns."""
 
     def __init__(self, error: str = "", seed: int = 0, flip: tuple[int, int] | None = None) -> None:
         super().__init__()

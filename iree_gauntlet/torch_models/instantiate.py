@@ -42,15 +42,7 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A model, built.
-
-    Attributes:
-        model: what was built.
-        options: with which options.
-        content: its modules and inputs.
-        parameter_count: of all modules; a parameter that two modules share counts once.
-        samples: in one call: the first dimension of the first input.
-    """
+    """A model, built."""
 
     model: BenchmarkModel
     options: BuildOptions
@@ -147,11 +139,7 @@ def instantiate(model: BenchmarkModel, options: BuildOptions) -> Instance:
 def arrange(model: BenchmarkModel, returned: object, module_type: type, tensor_type: type) -> Pipeline | Generative:
     """Check what a model function returned, and say which module runs where.
 
-    Args:
-        model: whose function it was.
-        returned: by the function.
-        module_type: torch's `nn.Module`.
-        tensor_type: torch's `Tensor`.
+    `module_type`: torch's `nn.Module`; `tensor_type`: torch's `Tensor`.
 
     Raises:
         ModelError: where it is neither of the documented forms.

@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What a recipe changed.
-
-    Attributes:
-        layers: how many linear layers.
-        bytes: of their weights, as they were before.
-    """
+    """What a recipe changed."""
 
     layers: int
     bytes: int
@@ -33,13 +28,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What tells whether a linear layer is still the same.
-
-    Attributes:
-        layer: itself, while it lives.
-        hash: of its weight.
-        bytes: of its weight.
-    """
+    """What tells whether a linear layer is still the same."""
 
     layer: weakref.ref[Any]
     hash: str
@@ -61,11 +50,8 @@ def linear_layers(model: Any) -> dict[str, Any]:
 def replace_linear_layers(model: Any, make: Callable[[Any], Any], unfit: Callable[[Any], str] | None = None) -> Any:
     """Put something else in the place of each linear layer; one that is in two places is replaced in both by one.
 
-    Args:
-        model: changed in place.
-        make: gives what replaces a layer.
-        unfit: says why a layer cannot be replaced, empty where it can; such a layer stays, and is named on standard
-            error.
+    `model`: changed in place; `unfit`: says why a layer cannot be replaced, empty where it can; such a layer stays, and
+    is named on standard error.
 
     Returns:
         The model, or what replaces it where it is a linear layer itself.
@@ -123,12 +109,7 @@ def fingerprints(model: Any) -> dict[str, Fingerprint]:
 
 
 def changed_layers(before: Mapping[str, Fingerprint], model: Any) -> Changed:
-    """Compare a model with what it was.
-
-    Args:
-        before: its fingerprints before the recipe.
-        model: what the recipe made of it.
-    """
+    """Compare a model with what it was."""
     now = dict(model.named_modules())
     sizes = [was.bytes for name, was in before.items() if name not in now or not _is_same(now[name], was)]
     return Changed(len(sizes), sum(sizes))

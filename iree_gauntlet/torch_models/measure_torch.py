@@ -62,7 +62,6 @@ class TorchModel(ABC):
 
     Attributes:
         modules: those that run on the device in IREE; compiled ones may take their place.
-        chosen: tokens of the last generation.
     """
 
     modules: tuple[Any, ...]
@@ -218,16 +217,7 @@ def run(path: Path) -> dict[str, Any]:
 
 
 def _measured(plan: Mapping[str, Any], asked: Mapping[str, Any], stem: str) -> dict[str, Any]:
-    """What is found of a model.
-
-    Args:
-        plan: of all models.
-        asked: of this one.
-        stem: of the files of its outputs.
-
-    Raises:
-        Exception: what the model, or torch.compile, raises.
-    """
+    """What is found of a model."""
     model = _model(asked["builder"], BuiltModel(Path(asked["build"])))
     compiled = asked["mode"] == "compile"
     if compiled:

@@ -33,11 +33,7 @@ class Answer:
     """The result of a measuring program.
 
     Attributes:
-        step: with the command that was started, or an earlier one of the step.
-        processes: started it.
-        outcome: how its process ended.
         figures: its answer; None where it failed.
-        failure: the result of its step where it failed.
     """
 
     step: Step
@@ -52,15 +48,7 @@ class Answer:
 
 
 def worker_command(chain: TorchChain, step: Step, script: str, plan: Mapping[str, Any], name: str = "") -> Command:
-    """The command of a measuring program in the toolchain's own Python.
-
-    Args:
-        chain: of the step.
-        step: gives the folder.
-        script: its file name.
-        plan: of it.
-        name: prefix of its files in the step's folder.
-    """
+    """The command of a measuring program in the toolchain's own Python."""
     home = Path(__file__).parent if script == PIPELINE_WORKER else Path(iree_side.__file__).parent
     return planned_command(step, (chain.toolchain.compiler.python, "-B", str(home / script)), plan, name, chain.env)
 
@@ -79,16 +67,7 @@ def planned_command(
 def ask(
     chain: TorchChain, step: Step, processes: Processes, script: str, plan: Mapping[str, Any], name: str = ""
 ) -> Answer:
-    """Runs a measuring program to its end; arguments as for `worker_command`.
-
-    Args:
-        chain: of the step.
-        step: gives folder and time limit.
-        processes: starts it.
-        script: its file name.
-        plan: of it.
-        name: prefix of its files in the step's folder.
-    """
+    """Runs a measuring program to its end; arguments as for `worker_command`."""
     command = worker_command(chain, step, script, plan, name)
     outcome = processes.run(step, command, name=name)
     step = replace(step, command=step.command or command)

@@ -90,12 +90,8 @@ class BenchmarkModel(Declaration):
     """A declared model; its name is that of the function.
 
     Attributes:
-        function: as it was written.
         configs: in the order of the decorator; empty where there are none.
-        parameters: declared counts by configuration, by "" where there are none.
         accepts: those of `PASSED` that the function takes.
-        required: those of them that it gives no default.
-        module: the name under which the file was imported.
     """
 
     function: Callable[..., Any] = field(repr=False)

@@ -54,14 +54,9 @@ class ModuleFacts:
     """What a compiled module shows.
 
     Attributes:
-        parameters: that it reads, in the order in which the program names them.
-        unread: names of those that the program has and the module does not read.
         dispatches: names of what calls run, in their order; executables that are alike have one name.
-        load_dispatches: names of what runs once, when the module is loaded.
-        constant_bytes: of the constants inside the module, each of 4 KiB or more; smaller ones look like
-            its strings.
-        module_bytes: of the module's file.
-        digest: hex SHA-256 of it.
+        constant_bytes: of the constants inside the module, each of 4 KiB or more; smaller ones look like its
+            strings.
     """
 
     parameters: tuple[Parameter, ...]
@@ -94,10 +89,8 @@ class ModuleFacts:
 def read_module_facts(toolchain: Toolchain, program: Path, module: Path) -> ModuleFacts:
     """Read what a compiled module shows.
 
-    Args:
-        toolchain: that compiled it; its `iree-dump-module` is asked, which takes some hundredths of a second.
-        program: MLIR that it was compiled from. Its parameters are of one scope.
-        module: what `iree-compile` wrote.
+    `toolchain`: that compiled it; its `iree-dump-module` is asked, which takes some hundredths of a second; `module`:
+    what `iree-compile` wrote.
 
     Raises:
         GauntletError: one of the two cannot be read. ParameterError where that is the program, ToolchainError where
@@ -150,12 +143,8 @@ def widened_at_load(facts: ModuleFacts, element_type: str) -> tuple[str, ...]:
 def prove(proof: Proof, facts: ModuleFacts, baseline: ModuleFacts, changed_bytes: int | None = None) -> list[str]:
     """What a module lacks of what its recipe promises; empty where it shows all of it.
 
-    Args:
-        proof: what the recipe promises.
-        facts: the module of the recipe.
-        baseline: the module of the unchanged model, at the same point.
-        changed_bytes: what the weights that the recipe changes take in the unchanged model; None for all that it has.
-            Others, such as embeddings, stay as they are.
+    `changed_bytes`: what the weights that the recipe changes take in the unchanged model; None for all that it has.
+    Others, such as embeddings, stay as they are.
     """
     problems = [problem for kind in proof.parameter_types if (problem := _narrow_problem(facts, kind))]
     share = proof.parameter_share
@@ -223,13 +212,7 @@ def _some(texts: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """Data of a module.
-
-    Attributes:
-        size: bytes.
-        data: empty for a constant that is larger than any table.
-        is_constant: whether it is one of the files that hold constants.
-    """
+    """Data of a module."""
 
     size: int
     data: bytes
@@ -237,11 +220,7 @@ class _Segment:
 
 
 def _read_segments(toolchain: Toolchain, module: Path) -> list[_Segment]:
-    """All data of a module: what is in `module.fb`, and the files next to it, which come in the same order.
-
-    Raises:
-        GauntletError: the module cannot be read; ToolchainError where its toolchain's tool cannot be started.
-    """
+    """All data of a module: what is in `module.fb`, and the files next to it, which come in the same order."""
     described = _described(toolchain, module)
     try:
         with zipfile.ZipFile(module) as archive:

@@ -63,17 +63,11 @@ class Peer:
         name: `torch eager`, `torch.compile` or `onnxruntime`.
         version: of it; empty where it did not get as far as to say.
         call_ms: median over its rounds of their median call; None without rounds that count.
-        iree_ms: the same of IREE, from the same blocks.
         ratio: its time / IREE's; above 1 IREE is faster. None where there is nothing to compare.
         low, high: interval of the ratio at 95 %; None where there are too few blocks for one.
         word: what IREE is: faster, slower, same or inconclusive; empty without a ratio.
-        blocks: of four rounds, those that count.
-        replaced: those that were disturbed and do not.
-        calls: that were timed in each round.
-        first_call_ms: of a process that had nothing compiled before.
         compile_s: what loading and compiling took, the first call included where that is what compiles; None where
             nothing is compiled.
-        reason: why there is no ratio, or why the word is what it is.
     """
 
     name: str
@@ -163,10 +157,7 @@ class Expected:
     """What a program should compute.
 
     Attributes:
-        folder: of the built model, which has torch eager's outputs.
-        arrays: these outputs.
         allowed: as for `agreement`.
-        gradients: likewise.
     """
 
     folder: Path
@@ -194,7 +185,6 @@ class Tried:
         version: of the peer; empty where the process failed.
         first_call_ms: of a process that had nothing compiled before; None where it failed.
         compile_s: what loading and compiling took; None where nothing is compiled.
-        call_ms: the median of the calls after.
     """
 
     problem: str
@@ -213,13 +203,6 @@ def try_peer(
     session: Session[Any], rounds: Measurement, name: str, outputs: Path, expected: Sequence[Expected]
 ) -> list[Tried]:
     """Starts a peer once; it is no evidence, so that others may run meanwhile.
-
-    Args:
-        session: what it runs in.
-        rounds: of the peer, by a plan that asks for outputs.
-        name: prefix of its logs in the folder of its step.
-        outputs: where they go.
-        expected: of each model of the plan.
 
     Returns:
         What became of each.

@@ -73,9 +73,7 @@ class Shape:
     Attributes:
         name: of the set, with the number or the name of the shape in it: `pow2_0`, `llama_attn.wqkv`, `custom_0`;
             several shapes may have one.
-        m: rows; of a model of language, tokens.
         k: input features; 0 for what the model's own configuration says.
-        n: output features; likewise.
     """
 
     name: str
@@ -97,10 +95,8 @@ def custom_shapes(sizes: Iterable[tuple[int, int, int]]) -> tuple[Shape, ...]:
 def shapes_of(declared: ShapeSet, least: int | None = None, most: int | None = None) -> tuple[Shape, ...]:
     """The shapes of a set.
 
-    Args:
-        declared: the set.
-        least: the lowest power of two; None for the set's own. A set without powers is asked without.
-        most: the highest power, included; likewise.
+    `least`: the lowest power of two; None for the set's own. A set without powers is asked without; `most`: the highest
+    power, included; likewise.
 
     Raises:
         PluginError: its function fails, or gives what is no shape.
@@ -152,8 +148,6 @@ class AskedRecipe:
 
     Attributes:
         text: as it was asked for, `int4wo-32`.
-        recipe: what is called so.
-        arguments: all of them, with the defaults of those that were left out.
     """
 
     text: str
@@ -167,7 +161,6 @@ class AskedArchitecture:
 
     Attributes:
         text: as it was asked for, `ln_linear_gelu`.
-        architecture: what is called so.
         activation: None where it takes none, or its own.
     """
 
@@ -181,9 +174,6 @@ class Registry:
     """Everything that is declared, by name.
 
     Attributes:
-        recipes: of all kinds.
-        architectures: without the names of activations.
-        activations: for the architectures that take one.
         shape_sets: without `custom`, whose shapes a configuration lists itself.
         files: the plugin files besides the toolkit's own, absolute.
     """
@@ -261,10 +251,6 @@ def _checked(recipe: Recipe, arguments: Sequence[int | str]) -> str:
 
 def load_registry(files: Sequence[Path] = (), builtin: Sequence[Path] = BUILTIN_FILES) -> Registry:
     """Everything that the toolkit and some plugin files declare; each file is read again with every call.
-
-    Args:
-        files: plugin files; one that is named twice counts once.
-        builtin: the toolkit's own.
 
     Raises:
         UsageError: there is no such file.

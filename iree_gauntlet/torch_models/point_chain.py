@@ -37,8 +37,6 @@ class PointChain(TorchChain):
     """The steps of one point; its flags are those of every recipe.
 
     Attributes:
-        point: what is measured.
-        config: the file that it is written in.
         plugins: files with further recipes and architectures, absolute.
     """
 
@@ -88,8 +86,7 @@ class PointChain(TorchChain):
     def modules(self, hashes: Mapping[str, Mapping[str, str]]) -> tuple[Step, ...]:
         """Imports, compiles and checks every variant whose model was exported.
 
-        Args:
-            hashes: SHA-256 of the program and its weights by file name, by label of what torch made.
+        `hashes`: SHA-256 of the program and its weights by file name, by label of what torch made.
         """
         steps: list[Step] = []
         imports: dict[str, Step] = {}

@@ -74,13 +74,7 @@ _TORCH = "torch "
 
 @dataclass(frozen=True, slots=True)
 class TorchRound:
-    """The start of torch in the middle of a block.
-
-    Attributes:
-        measurement: its command's last word is the file of its plan.
-        plan: of it, without the order of its programs.
-        programs: what it runs, by name.
-    """
+    """The start of torch in the middle of a block."""
 
     measurement: Measurement
     plan: Mapping[str, Any]
@@ -93,7 +87,6 @@ class PointEvidence(Evidence):
 
     Attributes:
         times: ms by name of a program, one item for each block: two rounds of IREE, one of torch.
-        marked: rounds that count although they were disturbed.
     """
 
     times: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)
@@ -105,9 +98,6 @@ class InterleavedRounds:
     """Takes blocks of a point.
 
     Attributes:
-        taker: of the blocks.
-        name: of the point, for its coins and the log.
-        iree: programs of IREE, by name.
         torch: those of torch; None for none.
     """
 
@@ -125,8 +115,7 @@ class InterleavedRounds:
     def take(self, progress: Callable[[int], None]) -> PointEvidence:
         """All blocks; fewer where a program fails, the machine is too busy, or it is cut short.
 
-        Args:
-            progress: is called with the number of each block before it begins, from 1 on.
+        `progress`: is called with the number of each block before it begins, from 1 on.
 
         Raises:
             GauntletError: a process cannot be started at all, or the log cannot be written.
@@ -169,8 +158,6 @@ class TorchTrial:
 
     Attributes:
         round: for the blocks; None where nothing of torch's can be measured.
-        problems: why a program is not measured, by its name.
-        first_call_ms: by name of the program.
     """
 
     round: TorchRound | None = None
@@ -196,19 +183,7 @@ def _try_programs(
     modes: Sequence[str],
     session: Session[Any],
 ) -> TorchTrial:
-    """Runs each program of torch once, checks its outputs, and decides how many calls a round of it has.
-
-    Args:
-        step: of the benchmark; gives the folder and the time limit.
-        chain: the point.
-        builds: what torch made before, by label.
-        variants: that are measured.
-        modes: `eager`, `compile`.
-        session: what it runs in.
-
-    Raises:
-        GauntletError: what it left cannot be read.
-    """
+    """Runs each program of torch once, checks its outputs, and decides how many calls a round of it has."""
     folder = Path(step.folder) / "torch"
     outputs = folder / "outputs"
     outputs.mkdir(parents=True, exist_ok=True)
@@ -272,8 +247,6 @@ class VariantFigures:
         figures: of its threshold step; empty where it did not get so far.
         module_bytes, parameter_bytes: of its files; None where there are none.
         compile_s: seconds of its compiler, when the module was made.
-        shows: what its module shows of the recipe, a line each.
-        notes: what a person should know.
     """
 
     status: str = MEASURED
@@ -288,11 +261,6 @@ class VariantFigures:
 
 def speedup(blocks: PointEvidence, name: str, over: str) -> dict[str, Any] | None:
     """How many times as fast a program is as another one.
-
-    Args:
-        blocks: of both.
-        name: the program.
-        over: the other one.
 
     Returns:
         As `ratio_figures` has it; None where one of them has no times.
@@ -320,7 +288,6 @@ class Measuring:
 
     Attributes:
         against: `torch` (eager and compiled), `torch-eager` or `none`.
-        replace_disturbed: whether rounds that other work disturbed are taken again.
         roofline: what the machine does at its best; None where that is not known.
     """
 
@@ -331,17 +298,7 @@ class Measuring:
 
 @dataclass(slots=True)
 class PointMeasurement:
-    """Measures a point.
-
-    Attributes:
-        chain: of the point.
-        session: what it runs in.
-        measuring: how it is measured.
-        builds: what torch made, by label.
-        found: what is known of each variant, by label.
-        flops: of one call of the unchanged model.
-        began: when the point began, by the monotonic clock.
-    """
+    """Measures a point."""
 
     chain: PointChain
     session: Session[Any]

@@ -61,15 +61,7 @@ _ALL_ZERO = "torch's outputs are all zero, and so agreeing with them proves noth
 
 @dataclass(slots=True)
 class PointSession:
-    """Performs the steps of a point.
-
-    Attributes:
-        chain: of the point.
-        session: what it runs in.
-        workbench: the caches and the IREE.
-        measuring: how it is measured.
-        results: the result of each step, by id: the engine's.
-    """
+    """Performs the steps of a point."""
 
     chain: PointChain
     session: Session[Any]
@@ -110,17 +102,7 @@ class PointSession:
         return steps
 
     def _check(self, step: Step) -> Result:
-        """Runs a variant and compares its outputs.
-
-        Two questions, kept apart. Does IREE compute what torch computes for the same recipe? That is the verdict. And
-        what does the recipe cost in accuracy? That is a figure: the difference from the unchanged model in f32.
-
-        The result's statistics have `agreement` (with torch eager), `error` (from the unchanged model in f32: max,
-        relative and sqnr_db), `first_call_ms`, `call_ms`, `peak_rss_bytes` and `device_memory`.
-
-        Raises:
-            GauntletError: what torch or the module left cannot be read.
-        """
+        """Runs a variant and compares its outputs."""
         variant = self._variant(step.role)
         build = self._build(variant)
         folder = Path(step.folder) / "outputs"

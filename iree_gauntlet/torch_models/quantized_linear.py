@@ -19,11 +19,7 @@ _FLOAT8_MAX = torch.finfo(_FLOAT8).max
 
 
 class QuantizedLinear(nn.Module):  # type: ignore[misc]
-    """What the layers have in common: they work on rows, add the bias, and give back the type that they were given.
-
-    Args:
-        linear: whose weights are taken.
-    """
+    """What the layers have in common: they work on rows, add the bias, and give back the type that they were given."""
 
     def __init__(self, linear: Any) -> None:
         super().__init__()
@@ -83,10 +79,6 @@ class Int4Linear(QuantizedLinear):
     The step of a group maps its value of the largest magnitude to -8, so that all sixteen numbers are used, as in
     GGML's Q4_0. The low half of a byte belongs to the first half of a group and the high half to the second, so that
     each half of the activations meets one half of the bytes, and no byte needs to be taken apart into neighbours.
-
-    Args:
-        linear: whose weights are taken.
-        group: inputs that share a step; even, and a divisor of the number of inputs.
     """
 
     def __init__(self, linear: Any, group: int) -> None:

@@ -93,13 +93,8 @@ class Recipe(_InPlugin):
     Attributes:
         kind: what it changes; a `compiler` recipe leaves the model as it is.
         function: takes the torch module and the arguments, returns a torch module; None for a compiler recipe.
-        arguments: what it takes after dashes.
-        proof: what its compiled module must show.
         tolerance: relative root mean square of the difference from torch that rounding alone may make, besides what
             the type allows; 0 where it makes none.
-        requires: Python modules that the function needs besides torch.
-        beside: the quantization recipes that a sparsity recipe is combined with.
-        flags: of the compiler, in addition to the baseline's.
         contraction_type: `f16` or `bf16` where a compiler recipe narrows the inputs of contractions to that.
         check: takes the arguments, says what is wrong with them; None where any will do.
         refusal: why it is not made here; empty where it is.
@@ -148,11 +143,7 @@ class Architecture(_InPlugin):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activation(_InPlugin):
-    """A declared activation.
-
-    Attributes:
-        function: takes nothing, returns a torch module.
-    """
+    """A declared activation."""
 
     function: Callable[..., Any] = field(repr=False)
 
@@ -372,9 +363,7 @@ class Argument:
     """What a recipe takes after a dash.
 
     Attributes:
-        name: of the function's parameter.
         choices: of a `Literal`; empty where any value will do.
-        whole: whether it is a whole number; a choice may be either.
         default: None where it has to be given.
     """
 

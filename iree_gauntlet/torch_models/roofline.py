@@ -63,10 +63,8 @@ class Roofline:
         Above 1 the work was done with less: in a type that is faster than f32, or from caches. That is no mistake of
         the measurement, and is not cut off.
 
-        Args:
-            flops: operations; a multiplication and an addition are two.
-            moved_bytes: that have to be read and written at least: inputs, parameters and outputs.
-            ms: what it took; above 0.
+        `moved_bytes`: that have to be read and written at least: inputs, parameters and outputs; `ms`: what it took;
+        above 0.
         """
         compute, memory = flops / self.flops_per_s, moved_bytes / self.bytes_per_s
         bound: Bound = "compute" if compute >= memory else "memory"
@@ -74,11 +72,7 @@ class Roofline:
 
 
 def why_no_roofline(device: str) -> str:
-    """Why there is none for a device; empty for the CPU.
-
-    Args:
-        device: IREE's URI of it.
-    """
+    """Why there is none for a device; empty for the CPU."""
     driver = device.partition("://")[0]
     if driver == "local-sync":
         return "local-sync runs on one core, and the peaks are those of all cores"
@@ -89,11 +83,6 @@ def machine_roofline(folder: Path, python: str, machine: MachineFacts) -> Roofli
     """The roofline of this machine's CPU; measured at the first three times, which takes some seconds.
 
     The caller makes sure that the machine is quiet. Of several that ask at once, one measures at a time.
-
-    Args:
-        folder: where it is kept; made where it is missing.
-        python: that has NumPy: the toolchain's.
-        machine: what this machine is.
 
     Raises:
         GauntletError: the folder cannot be used, or the measurement failed. ToolchainError where `python` cannot be
@@ -166,11 +155,7 @@ def _measured(python: str, machine: MachineFacts) -> Roofline:
 
 
 def _checked(figures: Mapping[str, Any]) -> Roofline:
-    """Figures as a roofline.
-
-    Raises:
-        ValueError: they are no positive finite numbers; also KeyError and TypeError.
-    """
+    """Figures as a roofline."""
     found = Roofline(float(figures["flops_per_s"]), float(figures["bytes_per_s"]))
     if not all(math.isfinite(value) and value > 0 for value in asdict(found).values()):
         raise ValueError(f"{found} has a figure that is no positive number")

@@ -106,12 +106,7 @@ def configured_model(
 ) -> tuple[Any, tuple[Any, ...]]:
     """Build a model without its head, with random weights, and a sequence of random tokens.
 
-    Args:
-        path: a `config.json`, or its folder.
-        tokens: length of the sequence.
-        hidden_size: in place of the configuration's; 0 for that.
-        intermediate_size: the same.
-        dtype: of the weights.
+    `path`: a `config.json`, or its folder; `hidden_size`: in place of the configuration's; 0 for that.
 
     Raises:
         UsageError: transformers is missing, or the configuration describes no model that takes tokens alone.

@@ -55,10 +55,7 @@ class CompiledProgram:
     """A program that was built, imported and compiled, where measuring programs find it.
 
     Attributes:
-        module: the compiled one.
         parameters: the archive of its weights, of the scope `model`.
-        exported: the folder of what its builder made.
-        program: as it was built.
     """
 
     module: Path
@@ -90,17 +87,7 @@ class CompiledProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchChain(ABC):
-    """What all chains have whose programs torch makes.
-
-    Attributes:
-        target: what is compiled for.
-        device: what it runs on.
-        flags: for the compiler.
-        context: what planning knows of the machine.
-        toolchain: compiler and runtime.
-        torch: what builds the models.
-        env: variables of all processes.
-    """
+    """What all chains have whose programs torch makes."""
 
     target: Target
     device: str
@@ -146,13 +133,7 @@ class TorchChain(ABC):
         return self.folder(Stage.EXPORT, role)
 
     def compiled(self, program: build_folder.Program, role: str, side: str) -> CompiledProgram:
-        """A program that was built.
-
-        Args:
-            program: as it was built.
-            role: of the step that compiles it.
-            side: role of the step that imports it.
-        """
+        """A program that was built."""
         parameters = self.folder(Stage.IMPORT, side) / _PARAMETERS
         return CompiledProgram(self.folder(Stage.COMPILE, role) / _MODULE, parameters, self.exported(side), program)
 
@@ -177,11 +158,7 @@ class TorchChain(ABC):
     def exporting(self, role: str, plan: Plan, ingredients: Mapping[str, str], sources: Sequence[Path]) -> Step:
         """Makes a model with torch and exports it.
 
-        Args:
-            role: of the step.
-            plan: of the builder.
-            ingredients: what the model depends on besides; in place of the plan's fields that are paths.
-            sources: files that it is made from.
+        `ingredients`: what the model depends on besides; in place of the plan's fields that are paths.
         """
         step = self.step(Stage.EXPORT, role)
         asked = {name: str(value) for name, value in asdict(plan).items() if name not in _PATHS}
@@ -193,14 +170,7 @@ class TorchChain(ABC):
         return replace(step, command=Command(words, step.folder, self.env), inputs=inputs)
 
     def importing(self, role: str, onnx: Path, content: str, export: str) -> Step:
-        """Imports a program; its parameters go into an archive of the scope `model`.
-
-        Args:
-            role: of the step.
-            onnx: the program.
-            content: hash of it and of its weights.
-            export: role of the step that exports it.
-        """
+        """Imports a program; its parameters go into an archive of the scope `model`."""
         step = self.step(Stage.IMPORT, role)
         program, parameters = f"{step.folder}/program.mlir", f"{step.folder}/{_PARAMETERS}"
         externals = ("--externalize-params", "--save-params-to", parameters)
@@ -216,16 +186,7 @@ class TorchChain(ABC):
         )
 
     def compiling(self, role: str, name: str, flags: tuple[str, ...], onnx: Path, content: str, imported: Step) -> Step:
-        """Compiles what was imported.
-
-        Args:
-            role: of the module in the chain.
-            name: of the module.
-            flags: for the compiler.
-            onnx: the program before its import.
-            content: hash of it and of its weights.
-            imported: the step that imports it.
-        """
+        """Compiles what was imported."""
         step = self.step(Stage.COMPILE, role)
         program = Program(str(onnx), OnnxImport())
         module = Module(name=name, role=role, target=self.target, program=program, flags=flags, origin=step.origin)
@@ -238,14 +199,7 @@ class TorchChain(ABC):
         return self._looked_up(done, {**dict(done.cache.ingredients), "environment": _environment(self.env)})
 
     def ran(self, step: Step, inputs: Sequence[StepInput], needs: tuple[str, ...] = (), **resources: Any) -> Step:
-        """A step that runs modules on the device, every time.
-
-        Args:
-            step: what all steps of the chain have in common.
-            inputs: files that it reads.
-            needs: steps before it.
-            resources: what it takes besides the device; a core by default.
-        """
+        """A step that runs modules on the device, every time."""
         device, software = self.device, False
         for gpu in self.gpus:
             # By its own name, as `run` has it: two names of one device are one.
@@ -284,16 +238,7 @@ def _environment(env: Sequence[tuple[str, str]]) -> str:
 
 
 class Exporter:
-    """Performs export steps.
-
-    Args:
-        session: what it runs in.
-        workbench: the caches.
-
-    Attributes:
-        builds: what was made, by role of its step.
-        hashes: SHA-256 of each program and its weights, by file name, likewise.
-    """
+    """Performs export steps."""
 
     def __init__(self, session: Session[Any], workbench: Workbench) -> None:
         self._cache = workbench.modules
@@ -305,10 +250,6 @@ class Exporter:
 
     def perform(self, step: Step, plan: Plan) -> Result:
         """Fills the step's folder, and keeps what it finds there.
-
-        Args:
-            step: of the export.
-            plan: of the builder, but for the folder.
 
         Raises:
             GauntletError: what was made cannot be read.
@@ -330,9 +271,6 @@ class Exporter:
         """Gives weights that are about to be imported a copy of their own in place of a hard link into the cache.
 
         The onnx package refuses to read weights that have a second name: it takes that for an attack.
-
-        Args:
-            steps: what follows.
         """
         exports = {need for step in steps if step.stage is Stage.IMPORT and not step.cache.hit for need in step.needs}
         for folder in (self._folders[export] for export in exports):

@@ -38,9 +38,6 @@ class TorchPython:
     """A Python that has torch.
 
     Attributes:
-        path: of the interpreter.
-        python: its version, such as 3.11.2.
-        versions: of torch and what exports with it, by package.
         paths: its folders of packages, for a Python of the same version that lacks torch.
     """
 
@@ -65,8 +62,7 @@ def running(python: str, module: str) -> tuple[str, ...]:
 def find_torch_python(named: str) -> TorchPython:
     """The Python of `--torch-python`, or the toolkit's own where it has torch.
 
-    Args:
-        named: the option; empty where it is not given.
+    `named`: the option; empty where it is not given.
 
     Raises:
         UsageError: what is named is no Python.

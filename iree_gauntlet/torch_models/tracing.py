@@ -65,9 +65,7 @@ class TraceRow:
         name: as the compiler named it, `main$async_dispatch_12_matmul_256x256x256_f32`.
         shape: sizes and types of its loops, as the name tells them (`256x256x256 f32`); empty where it tells none.
         kind: `matmul`, `conv`, `elementwise` …
-        count: how often one call of the program dispatches it.
         ns: what that takes in one call, ns: the median over the calls of the trace.
-        share: of the call's time, or of all dispatches' where that is not known.
     """
 
     name: str
@@ -83,11 +81,7 @@ class TraceTable:
     """The dispatches of a program.
 
     Attributes:
-        rows: the longest first.
-        calls: how often the program was called for it.
         call_ns: wall time of a call under the profiler, ns, median; None where unknown.
-        on_device: the device's own clock timed the dispatches, not the host's.
-        notes: what a reader should know.
     """
 
     rows: tuple[TraceRow, ...]
@@ -140,9 +134,7 @@ def trace_table(profile: DispatchProfile) -> TraceTable:
 def table_lines(table: TraceTable, most: int | None = None) -> list[str]:
     """The table as text in columns, below a line that sums it up.
 
-    Args:
-        table: what is shown.
-        most: so many rows, and one for all others; None for every row.
+    `most`: so many rows, and one for all others; None for every row.
     """
     shown, others = table.rows[:most], table.rows[len(table.rows[:most]) :]
     if len(others) == 1:
@@ -208,8 +200,6 @@ class Trace:
         table: None where there is no trace.
         reason: why there is none, or no file for Perfetto; empty where all is there that was asked for.
         files: what was written, by role: `table` (text), `data` (the same as JSON), `perfetto`, `profile`.
-        commands: what was started, as a person would type it.
-        seconds: wall time inside the tools.
         log: path of the log of the last tool, relative to the run's folder; empty where none was started.
     """
 
@@ -241,12 +231,6 @@ def benchmark_command(tool: str, folder: Path, compiled: CompiledProgram, device
 
     Inputs whose type a .npy file lacks (bf16) are written to `folder` as raw bytes: given a .npy file for them, the
     tool takes its header for values.
-
-    Args:
-        tool: path of the native program.
-        folder: where the command runs; made where it is missing.
-        compiled: what is run.
-        device: the runtime's name of it.
 
     Raises:
         GauntletError: an input cannot be read, or not be written.
@@ -287,15 +271,10 @@ def trace(
 
     The caller makes sure that the machine and the device are quiet. The tools' files go into the step's folder.
 
-    Args:
-        step: with the command of `benchmark_command`; gives folder and time limit, for each tool.
-        level: `light` or `verbose`.
-        path: where `.trace.txt`, `.trace.json` and `.perfetto.json` are written; its last part is the program's
-            name. Its folder is made where it is missing.
-        toolchain: whose runtime it is.
-        processes: starts the tools.
-        known: the flags of its `iree-benchmark-module`.
-        call_ms: what a call takes, to choose how many there are (5 to 100); 5 where not known.
+    `step`: with the command of `benchmark_command`; gives folder and time limit, for each tool; `level`: `light` or
+    `verbose`; `path`: where `.trace.txt`, `.trace.json` and `.perfetto.json` are written; its last part is the
+    program's name. Its folder is made where it is missing; `known`: the flags of its `iree-benchmark-module`;
+    `call_ms`: what a call takes, to choose how many there are (5 to 100); 5 where not known.
     """
     folder, name = path.parent, path.name
     prefix = f"{name}.profile."

@@ -118,9 +118,7 @@ def heading_facts(header: Mapping[str, Any] | None, rows: Sequence[Row]) -> tupl
 def remarks(header: Mapping[str, Any] | None, rows: Sequence[Row]) -> tuple[str, ...]:
     """What a reader must know before the figures: that a sweep did not finish, and what has none and why.
 
-    Args:
-        header: of the run, with its `state` and the points that are `missing`.
-        rows: of all points that finished.
+    `header`: of the run, with its `state` and the points that are `missing`.
     """
     header = header or {}
     points: dict[tuple[str, str], list[str]] = {}
@@ -206,10 +204,7 @@ def sweep_document(
 ) -> Document:
     """What people read of it.
 
-    Args:
-        rows: of all points.
-        header: of the run; what it lacks is left out.
-        plots: of `draw_plots`; none where matplotlib is missing.
+    `plots`: of `draw_plots`; none where matplotlib is missing.
     """
     blocks: list[Block] = []
     for entry in entries(rows):

@@ -115,10 +115,7 @@ class Plot:
     """A picture of results.
 
     Attributes:
-        name: for its files, without an ending; no two plots have the same.
         entry: title of the entry of `model_params` that it is of.
-        title: what it shows, in one line.
-        svg, png: the picture.
     """
 
     name: str
@@ -142,11 +139,7 @@ def draw_plots(rows: Sequence[Row]) -> tuple[Plot, ...]:
 
 
 def _picture(draw: Callable[[], Figure]) -> tuple[bytes, bytes]:
-    """A figure as SVG and as PNG.
-
-    Args:
-        draw: makes the figure; called under the style of all plots.
-    """
+    """A figure as SVG and as PNG."""
     import matplotlib.style  # noqa: PLC0415 - optional
 
     with matplotlib.style.context(STYLE, after_reset=True), warnings.catch_warnings():
@@ -323,13 +316,7 @@ def _mark_phase(axes: Axes, phase: MemoryPhase, row: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """A place of a map.
-
-    Attributes:
-        text: what is written in it.
-        ratio: what gives its colour; None for none.
-        mark: a sign that needs explaining; empty for none.
-    """
+    """A place of a map."""
 
     text: str
     ratio: float | None = None
@@ -461,9 +448,7 @@ def _scale(figure: Figure, limit: float, columns: int) -> None:
 def scale_limit(ratios: Iterable[float], *, most: float = _MOST) -> float:
     """How many octaves to each side of 1.0 a scale needs: the same to both, so that 1.0 is its middle.
 
-    Args:
-        ratios: what is to be shown; those that are not positive and finite do not count.
-        most: beyond this, values lie at the end of the scale.
+    `ratios`: what is to be shown; those that are not positive and finite do not count.
     """
     octaves = (abs(math.log2(ratio)) for ratio in ratios if 0 < ratio < math.inf)
     return min(most, max(_LEAST, *octaves, 0.0))
@@ -507,14 +492,7 @@ def _text_width(texts: Iterable[str]) -> float:
 
 
 def _figure_of(title: str, width: float, height: float, marks: Iterable[str] = ()) -> Figure:
-    """A figure with its title, and below what some signs mean; matplotlib finds room for what is drawn between.
-
-    Args:
-        title: may be wider than the figure.
-        width: in inches.
-        height: likewise.
-        marks: those that are drawn.
-    """
+    """A figure with its title, and below what some signs mean; matplotlib finds room for what is drawn between."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - matplotlib is optional
 
     figure = Figure(figsize=(width, height), layout="constrained")

@@ -58,7 +58,6 @@ class Side(Recorded):
         ms: of one call, in ms.
         speedup: against the baseline on the same side; None for the baseline itself.
         beside_iree: its time over IREE's for the same variant, above 1 where IREE is faster; None for IREE itself.
-        first_call_ms: the first call in a new process, with what is compiled then.
     """
 
     ms: float
@@ -73,28 +72,15 @@ class Row(Recorded):
 
     Attributes:
         name: of the entry of `model_params`.
-        model_type, dtype, device, torch_compile_mode: as the entry has them.
-        shape: name of the shape.
-        m, k, n: its sizes.
         label: of the shape, `m-k-n`.
-        flops: of the unchanged model, in one call.
-        recipe: label of the variant.
         quantization, sparsity: its two parts; None for no sparsity.
         kind: `quantization`, `sparsity` or `compiler`.
         status: `measured`, `same module` (as the baseline's, which has its times), `skipped`, `failed` or `error`.
         reason: why it is not `measured`.
-        iree, torch_eager, torch_compile: the sides that were measured.
-        max_error, relative_error, sqnr_db: of the outputs, against the unchanged model in f32.
-        module_bytes, parameter_bytes: of the compiled module and of its parameters.
-        peak_rss_bytes, device_peak_bytes: memory of the process, and of the device's allocator.
         compile_s: seconds that the compiler took.
         roofline_share: of the machine's measured peak, 1 for all of it.
         roofline_bound: `compute` or `memory`, whichever peak it is.
-        shows: what the compiled module shows of the recipe.
-        notes: what else is to be known of it.
-        point_notes: what is to be known of all rows of its point.
         blocks, replaced: blocks of rounds that count, and those that were disturbed and taken again.
-        seconds: what the rounds of the point took.
     """
 
     name: str
@@ -197,9 +183,6 @@ class Entry:
 def read_rows(records: Iterable[Mapping[str, Any]]) -> tuple[Row, ...]:
     """The rows of some points, in their order.
 
-    Args:
-        records: of points, as the journal has them.
-
     Raises:
         KeyError, TypeError: a record lacks what each has.
     """
@@ -296,9 +279,7 @@ def results_csv(rows: Sequence[Row], header: Mapping[str, Any] | None = None) ->
 
     A point without figures (of a sweep that was interrupted, say) has a line with its status and the reason.
 
-    Args:
-        rows: of all points that finished.
-        header: of the run, with the points that are `missing`.
+    `header`: of the run, with the points that are `missing`.
     """
     stream = io.StringIO(newline="")
     writer = csv.writer(stream)
