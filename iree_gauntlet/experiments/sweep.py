@@ -26,10 +26,8 @@ from iree_gauntlet.steps import step_id
 from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.devices import device_available
 from iree_gauntlet.torch_models.compiler_options import chosen_devices, chosen_target
-from iree_gauntlet.torch_models.configuration import MicroConfig, Point, points_of
-from iree_gauntlet.torch_models.configuration_schema import iree_device
-from iree_gauntlet.torch_models.point_chain import DIALECT, PointChain
-from iree_gauntlet.torch_models.point_measurement import Measuring
+from iree_gauntlet.torch_models.configuration import MicroConfig, Point, iree_device, points_of
+from iree_gauntlet.torch_models.point_measurement import DIALECT, Measuring, PointChain
 from iree_gauntlet.torch_models.point_session import PointSession
 from iree_gauntlet.torch_models.roofline import Roofline, machine_roofline, why_no_roofline
 
@@ -46,7 +44,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
     from iree_gauntlet.toolchains.toolchain import Toolchain
     from iree_gauntlet.torch_models.plugins import Registry
-    from iree_gauntlet.torch_models.torch_python import TorchPython
+    from iree_gauntlet.torch_models.torch_chain import TorchPython
 
 
 # A point that came to one of these is done. After an error, or on a machine that was too busy, it is tried again.

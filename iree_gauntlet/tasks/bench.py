@@ -25,9 +25,8 @@ from iree_gauntlet.requests import ToolchainRequest
 from iree_gauntlet.settings import cache_folder, project_folder, shown, typed_command
 from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.toolchain import COMPILE
-from iree_gauntlet.torch_models.bench_chain import DIALECT, Chain
 from iree_gauntlet.torch_models.bench_result import append_result, check_output, perf_entry, result_lines
-from iree_gauntlet.torch_models.bench_session import BenchSession
+from iree_gauntlet.torch_models.bench_session import DIALECT, BenchSession, Chain
 from iree_gauntlet.torch_models.build_plan import BuildPlan
 from iree_gauntlet.torch_models.compiler_options import (
     DEFAULT_DEVICE,
@@ -36,10 +35,9 @@ from iree_gauntlet.torch_models.compiler_options import (
     fidelity_flags,
     opt_level_flags,
 )
-from iree_gauntlet.torch_models.discovery import discover, find_model
 from iree_gauntlet.torch_models.instantiate import check_options
-from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError
-from iree_gauntlet.torch_models.torch_python import find_torch_python
+from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError, discover, find_model
+from iree_gauntlet.torch_models.torch_chain import find_torch_python
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

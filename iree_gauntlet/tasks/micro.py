@@ -19,7 +19,7 @@ from iree_gauntlet.settings import shown
 from iree_gauntlet.torch_models.configuration import overridden, read_micro_config
 from iree_gauntlet.torch_models.plugins import REFUSED, entry_point_files, load_registry
 from iree_gauntlet.torch_models.recipe_registry import CUSTOM
-from iree_gauntlet.torch_models.torch_python import find_torch_python
+from iree_gauntlet.torch_models.torch_chain import find_torch_python
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

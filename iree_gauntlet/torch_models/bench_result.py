@@ -24,7 +24,7 @@ from iree_gauntlet.figures import byte_size, duration, error_figure, millisecond
 from iree_gauntlet.steps import step_id
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
-from iree_gauntlet.torch_models.bench_chain import AGAINST, TRACE, Chain
+from iree_gauntlet.torch_models.bench_session import AGAINST, TRACE, Chain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

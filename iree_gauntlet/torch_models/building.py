@@ -32,6 +32,9 @@ from iree_gauntlet.torch_models.torch_tensors import cast, shares_weights, type_
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch import Tensor
+    from torch.nn import Module
+
     from iree_gauntlet.torch_models.build_plan import VariantPlan
     from iree_gauntlet.torch_models.model_registry import Generative
     from iree_gauntlet.torch_models.plugins import AskedRecipe, Registry
@@ -87,7 +90,7 @@ def _pipeline(steps: BuildSteps, content: Pipeline) -> dict[str, Any]:
     with steps.timed("eager", f"running main in {steps.form.label}"):
         steps.require_repeatable(steps.eager(device, inputs, what), steps.eager(device, inputs, what))
 
-    def after(outputs: Sequence[Any]) -> list[Any]:
+    def after(outputs: Sequence[Tensor]) -> list[Tensor]:
         return steps.eager(post, cast(outputs, DataFormat.FP32), "the module after the device")
 
     outputs = steps.in_format(
@@ -103,7 +106,7 @@ def _pipeline(steps: BuildSteps, content: Pipeline) -> dict[str, Any]:
     }
 
 
-def _require_no_chance(steps: BuildSteps, first: dict[str, Any], second: dict[str, Any]) -> None:
+def _require_no_chance(steps: BuildSteps, first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
     """Refuse gradients that no two steps have alike: the errors that rounding may cause would mean nothing."""
     differences = sum(float((second[name] - gradient).double().square().sum()) for name, gradient in first.items())
     if differences > REPEATABLE**2 * sum(float(gradient.double().square().sum()) for gradient in first.values()):
@@ -113,7 +116,7 @@ def _require_no_chance(steps: BuildSteps, first: dict[str, Any], second: dict[st
         )
 
 
-def _before(steps: BuildSteps, content: Pipeline) -> tuple[tuple[Any, ...], list[dict[str, Any]]]:
+def _before(steps: BuildSteps, content: Pipeline) -> tuple[tuple[Tensor, ...], list[dict[str, Any]]]:
     """The device's inputs in f32, and the host's where there is a module before the device."""
     inputs = steps.checked(content.inputs, "the inputs")
     if content.pre is None:
@@ -136,7 +139,7 @@ def _training(steps: BuildSteps, content: Pipeline, *, accumulate: bool) -> dict
         steps.convert([module])
         inputs, targets, so_far = (cast(given, steps.form) for given in (inputs, targets, so_far))
 
-    def step_of(module: Any, given: Sequence[Any]) -> list[Any]:
+    def step_of(module: Module, given: Sequence[Tensor]) -> list[Tensor]:
         split = len(inputs), len(inputs) + len(targets)
         loss, gradients = _eager_step(steps, module, given[: split[0]], given[split[0] : split[1]])
         return [loss, *_sums(given[split[1] :], gradients)]
@@ -159,8 +162,8 @@ def _training(steps: BuildSteps, content: Pipeline, *, accumulate: bool) -> dict
 
 
 def _eager_step(
-    steps: BuildSteps, module: Any, inputs: Sequence[Any], targets: Sequence[Any]
-) -> tuple[Any, dict[str, Any]]:
+    steps: BuildSteps, module: Module, inputs: Sequence[Tensor], targets: Sequence[Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
     with steps.running("a step of training"):
         loss, gradients = eager_step(module, inputs, targets)
     if not gradients:
@@ -168,7 +171,7 @@ def _eager_step(
     return loss, gradients
 
 
-def _sums(so_far: Sequence[Any], gradients: dict[str, Any]) -> list[Any]:
+def _sums(so_far: Sequence[Tensor], gradients: dict[str, Tensor]) -> list[Tensor]:
     """The gradients, upon those so far where there are any."""
     if not so_far:
         return list(gradients.values())
@@ -204,7 +207,7 @@ def _generative(steps: BuildSteps, content: Generative) -> dict[str, Any]:
     return {"kind": "generative", "generation": generation}
 
 
-def _chosen(steps: BuildSteps, content: Generative, token: Any, state: Sequence[Any]) -> list[list[int]]:
+def _chosen(steps: BuildSteps, content: Generative, token: Tensor, state: Sequence[Tensor]) -> list[list[int]]:
     """The tokens of each sample by greedy choice, as `Generative` has the loop."""
     tokens, state = [token], list(state)
     for position in range(content.position, content.position + content.tokens - 1):
@@ -214,7 +217,7 @@ def _chosen(steps: BuildSteps, content: Generative, token: Any, state: Sequence[
     return [[int(token) for token in sample] for sample in torch.cat(tokens, 1)]
 
 
-def _greedy(steps: BuildSteps, logits: Any, what: str) -> Any:
+def _greedy(steps: BuildSteps, logits: Tensor, what: str) -> Tensor:
     """The most likely token of each sample, [batch, 1]."""
     if logits.ndim != 2 or not logits.is_floating_point():
         raise steps.model.problem(
@@ -224,7 +227,7 @@ def _greedy(steps: BuildSteps, logits: Any, what: str) -> Any:
     return logits.argmax(-1, keepdim=True)
 
 
-def _check_state(steps: BuildSteps, new: Sequence[Any], state: Sequence[Any]) -> None:
+def _check_state(steps: BuildSteps, new: Sequence[Tensor], state: Sequence[Tensor]) -> None:
     have, expected = ([f"{type_name(tensor)} {list(tensor.shape)}" for tensor in part] for part in (new, state))
     if have != expected[: len(have)]:
         raise steps.model.problem(
@@ -234,7 +237,7 @@ def _check_state(steps: BuildSteps, new: Sequence[Any], state: Sequence[Any]) ->
         )
 
 
-def base_model(plan: VariantPlan, registry: Registry) -> tuple[Any, tuple[Any, ...]]:
+def base_model(plan: VariantPlan, registry: Registry) -> tuple[Module, tuple[Tensor, ...]]:
     """What the architecture of a plan makes, in the plan's type: a module in evaluation mode, and what it is given.
 
     Raises:
@@ -268,7 +271,7 @@ def base_model(plan: VariantPlan, registry: Registry) -> tuple[Any, tuple[Any, .
     return module.eval().requires_grad_(requires_grad=False), inputs
 
 
-def apply_recipes(plan: VariantPlan, registry: Registry, module: Any) -> tuple[Any, Changed]:
+def apply_recipes(plan: VariantPlan, registry: Registry, module: Module) -> tuple[Module, Changed]:
     """What the recipes of a plan make of a model: sparsity first, so that what is quantised has its zeros already.
 
     `module`: of `base_model`; it is changed.
@@ -293,7 +296,7 @@ def apply_recipes(plan: VariantPlan, registry: Registry, module: Any) -> tuple[A
     return module.eval(), changed
 
 
-def _applied(asked: AskedRecipe, module: Any) -> Any:
+def _applied(asked: AskedRecipe, module: Module) -> Module:
     recipe = asked.recipe
     if recipe.refusal:
         raise UsageError(f"{asked.text}: {recipe.refusal}")

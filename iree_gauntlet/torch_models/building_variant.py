@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -18,6 +18,9 @@ from iree_gauntlet.torch_models.torch_tensors import cast
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from torch import Tensor
+    from torch.nn import Module
 
 
 _PROGRAM = "main"
@@ -71,7 +74,7 @@ def build(plan: VariantPlan) -> None:
     )
 
 
-def _reference(plan: VariantPlan, steps: BuildSteps, module: Any, inputs: Sequence[Any]) -> list[Any]:
+def _reference(plan: VariantPlan, steps: BuildSteps, module: Module, inputs: Sequence[Tensor]) -> list[Tensor]:
     """What the unchanged weights give in f32 for the same inputs; nothing for those that are f32 themselves."""
     if plan.dtype == "f32":
         return []

@@ -5,21 +5,324 @@ Source of the dialect: `benchmarks/microbenchmarks/benchmark_runner.py` of torch
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+import os
+import re
+import reprlib
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    TypeAdapter,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from iree_gauntlet.dialects.fields import Checked, Document, in_schema, present
+from iree_gauntlet.dialects.spec_file import BRANCH, FieldError
 from iree_gauntlet.dialects.yaml_file import read_yaml
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.torch_models.configuration_schema import Context, File, ModelEntry
-from iree_gauntlet.torch_models.plugins import Shape, custom_shapes, shapes_of
-from iree_gauntlet.torch_models.recipe_registry import BASELINE, COMPILER, CUSTOM
+from iree_gauntlet.settings import shown
+from iree_gauntlet.targets import target_of
+from iree_gauntlet.torch_models.plugins import Registry, Shape, custom_shapes, shapes_of
+from iree_gauntlet.torch_models.recipe_registry import BASELINE, COMPILER, CUSTOM, HIGHEST_POWER
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from iree_gauntlet.torch_models.plugins import AskedArchitecture, AskedRecipe, Registry
+    from iree_gauntlet.torch_models.plugins import AskedArchitecture, AskedRecipe
+
+
+Element = Literal["torch.float32", "torch.float16", "torch.bfloat16", "float32", "float16", "bfloat16"]
+_TorchMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+
+_MOST = 2**31 - 1
+_EXAMPLE = "Such as - name: pow2, or - name: custom with shapes: [[1024, 1024, 1024]]."
+_CONFIG_HINT = "It is the config.json of a model of transformers, relative to the configuration."
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+_QUANTIZATION = "quantization_config_recipe_names"
+_SPARSITY = "sparsity_config_recipe_names"
+# What torch calls devices, and IREE.
+_DEVICES = {"cpu": "local-task", "cuda": "cuda", "mps": "metal", "xpu": "vulkan"}
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the fields are checked against.
+
+    Attributes:
+        sizes_known: whether a model's own configuration says its sizes: then k and n may be 0, which stands for
+            those.
+    """
+
+    registry: Registry
+    folder: Path
+    sizes_known: bool = False
+    names: set[str] = field(default_factory=set)
+
+
+def iree_device(text: str) -> str:
+    """IREE's name of a device, which may be written as torch calls it."""
+    return _DEVICES.get(text, text)
+
+
+def _context(info: ValidationInfo) -> Context:
+    assert isinstance(info.context, Context)
+    return info.context
+
+
+def _known(ask: Callable[[Registry, str], object], text: str, info: ValidationInfo) -> str:
+    """A text that the registry knows."""
+    try:
+        ask(_context(info).registry, text)
+    except UsageError as error:
+        raise FieldError(None, error.what, error.hint) from error
+    return text
+
+
+def _readable(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise ValueError(f"expected a string that can be read, found {text!r}")
+    return text
+
+
+def _mode(text: str) -> str:
+    if text != "inference":
+        what = "training is not measured here" if text == "training" else f"expected inference, found {text!r}"
+        raise FieldError(None, what, "Write inference, or remove the field.")
+    return text
+
+
+def _recipe(listed: str, text: str, info: ValidationInfo) -> str:
+    """A recipe that is listed where its kind is; the baseline may stand among the quantizations."""
+    kind = _context(info).registry.recipe(_known(Registry.recipe, text, info)).recipe.kind
+    right = _SPARSITY if kind == "sparsity" else _QUANTIZATION
+    if right != listed:
+        raise FieldError(None, f"{text} is a {kind} recipe", f"List it under {right}.")
+    return text
+
+
+def _different(texts: list[str | None], info: ValidationInfo) -> list[str | None]:
+    """A recipe that is there twice counts once, as in torchao; in another spelling it is a mistake."""
+    found: dict[tuple[object, ...], str] = {}
+    for index, text in enumerate(texts):
+        if text is None:
+            continue
+        asked = _context(info).registry.recipe(text)
+        same = found.setdefault((asked.recipe.name, asked.arguments), text)
+        if same != text:
+            raise FieldError(index, f"{text} is {same}, which is listed too", "Remove one of them.")
+    return texts
+
+
+def _is_outside(text: str) -> bool:
+    """Whether a path is absolute, on any system, or could be read so."""
+    return "\\" in text or bool(PureWindowsPath(text).anchor)
+
+
+def _output_dir(text: str) -> str:
+    path = PurePosixPath(text)
+    if _is_outside(text) or ".." in path.parts or not path.parts:
+        message = f"expected a folder below the working directory, found {text!r}"
+        raise FieldError(None, message, "Write a relative path without '..'.")
+    return str(path)
+
+
+def _name(text: str, info: ValidationInfo) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError(f"{text!r} is no name; letters, digits and _ . + - make one")
+    names = _context(info).names
+    if text in names:
+        raise FieldError(None, f"{text} is the name of another entry already", "Give each entry a name of its own.")
+    names.add(text)
+    return text
+
+
+def _set(name: str, info: ValidationInfo) -> str:
+    return name if name == CUSTOM else _known(Registry.shapes, name, info)
+
+
+def _device(text: str) -> str:
+    if target_of(iree_device(text).partition("://")[0]) is None:
+        hint = f"Write {', '.join(_DEVICES)}, or a device of IREE such as local-task, hip://0 and cuda://1."
+        raise FieldError(None, f"there is no device {text!r}", hint)
+    return text
+
+
+def _model_config(text: str, folder: Path) -> str:
+    """A `config.json` in a folder or below it, absolute, which holds a JSON object."""
+    found = (folder / text).resolve()
+    if os.path.isdir(found):  # noqa: PTH112 - pathlib's raises where a name is too long
+        found /= "config.json"
+    if _is_outside(text) or not found.resolve().is_relative_to(folder.resolve()):
+        message = f"{text!r} leaves the folder of the configuration"
+        raise FieldError(None, message, "Put the file there, or below it.")
+    try:
+        content = json.loads(found.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FieldError(None, f"{shown(found)} cannot be read: {error.strerror}", _CONFIG_HINT) from error
+    except (ValueError, RecursionError) as error:
+        raise FieldError(None, f"{shown(found)} is no JSON: {error}", _CONFIG_HINT) from error
+    if not isinstance(content, dict):
+        raise FieldError(None, f"{shown(found)} holds no JSON object", _CONFIG_HINT)
+    return str(found)
+
+
+def _takes_config(info: ValidationInfo) -> str:
+    """Whether the model type of an entry takes a configuration; empty where there is no such type."""
+    model_type = info.data.get("model_type")
+    return _context(info).registry.model_type(model_type).architecture.takes.config if model_type else ""
+
+
+def _sizes(value: object, info: ValidationInfo) -> tuple[int, int, int]:
+    least = 0 if _context(info).sizes_known else 1
+    if isinstance(value, list) and len(value) == 3 and all(type(size) is int for size in value):
+        m, k, n = value
+        if 1 <= m <= _MOST and least <= min(k, n) and max(k, n) <= _MOST:
+            return m, k, n
+    zero = "" if least else "; k and n may be 0, for the model's own"
+    expected = f"expected [m, k, n], three whole numbers from 1 to {_MOST:,}{zero}"
+    raise ValueError(f"{expected}, found {reprlib.repr(value):.60}")
+
+
+def _compile(value: object) -> object:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _form(value: object) -> str:
+    return f"{BRANCH}one" if isinstance(value, dict) else f"{BRANCH}list"
+
+
+Readable = Annotated[str, AfterValidator(_readable)]
+_ModelType = Annotated[Readable, AfterValidator(partial(_known, Registry.model_type))]
+Power = Annotated[int, Field(ge=0, le=HIGHEST_POWER)]
+_THREE_SIZES: dict[str, Any] = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0, "maximum": _MOST},
+    "minItems": 3,
+    "maxItems": 3,
+}
+Sizes = Annotated[tuple[int, int, int], PlainValidator(_sizes), WithJsonSchema(_THREE_SIZES)]
+_Quantization = Annotated[str, AfterValidator(partial(_recipe, _QUANTIZATION))]
+_Sparsity = Annotated[str, AfterValidator(partial(_recipe, _SPARSITY))]
+
+
+class _Fields(Document):
+    """A field without a value is one that is not there."""
+
+    model_config = ConfigDict(protected_namespaces=(), validate_default=True)
+
+
+class ShapesEntry(_Fields):
+    """An entry of `matrix_shapes`: a set by its name, with powers where it has some, or shapes that are listed."""
+
+    model_config = in_schema(
+        **{"if": {"required": ["name"], "properties": {"name": {"const": CUSTOM}}}, "then": present("shapes")}
+    )
+
+    name: Annotated[Readable, AfterValidator(_set)]
+    min_power: Power | None = None
+    max_power: Power | None = None
+    shapes: Annotated[list[Sizes], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _fits_the_set(self, info: ValidationInfo) -> Self:
+        is_custom = self.name == CUSTOM
+        powers = None if is_custom else _context(info).registry.shapes(self.name).powers
+        if is_custom and self.shapes is None:
+            raise FieldError("shapes", f"is missing: {CUSTOM} are the shapes that are listed", _EXAMPLE)
+        if self.shapes is not None and not is_custom:
+            raise FieldError("shapes", f"{self.name} has its own", f"Remove them, or write name: {CUSTOM}.")
+        given = [name for name in ("min_power", "max_power") if getattr(self, name) is not None]
+        if given and not powers:
+            raise FieldError(given[0], f"{self.name} has no powers", "Remove it.")
+        if powers:
+            low = powers[0] if self.min_power is None else self.min_power
+            high = powers[1] if self.max_power is None else self.max_power
+            if low > high:
+                default = "" if len(given) == 2 else " (its default)"
+                raise FieldError(given[0], f"min_power {low} is above max_power {high}{default}", "Give both.")
+        return self
+
+
+class ModelEntry(_Fields):
+    """An entry of `model_params`. Of the three ways to say how torch compiles, each has been torchao's."""
+
+    model_config = in_schema(anyOf=[present("matrix_shapes"), present("config")])
+
+    name: Annotated[Readable, AfterValidator(_name)] | None = None
+    model_type: Annotated[
+        _ModelType, BeforeValidator(lambda text: "linear" if text is None else text, json_schema_input_type=str | None)
+    ] = "linear"
+    config: Readable | None = None
+    device: Annotated[Readable, AfterValidator(_device)] | None = None
+    high_precision_dtype: Element | None = None
+    torch_compile_mode: _TorchMode | None = None
+    use_torch_compile: bool | None = None
+    compile: Annotated[
+        Literal[_TorchMode, "true", "false"] | None,
+        BeforeValidator(_compile, json_schema_input_type=Literal[_TorchMode, "true", "false"] | bool | None),
+    ] = None
+    enable_profiler: bool | None = None
+    enable_memory_profiler: bool | None = None
+    matrix_shapes: list[ShapesEntry] | None = None
+
+    @field_validator("config")
+    @classmethod
+    def _is_taken(cls, text: str | None, info: ValidationInfo) -> str | None:
+        takes, folder = _takes_config(info), _context(info).folder
+        if takes == "must" and text is None:
+            raise FieldError(None, f"is missing: the path of a config.json, from {folder}", _CONFIG_HINT)
+        if takes == "no" and text is not None:
+            message = f"{info.data['model_type']} takes none"
+            raise FieldError(None, message, "Remove it, or write model_type: transformers.")
+        return _model_config(text, folder) if takes and text else None
+
+    @field_validator("compile")
+    @classmethod
+    def _says_the_same(cls, asked: str | None, info: ValidationInfo) -> str | None:
+        mode = info.data.get("torch_compile_mode")
+        if mode and asked not in (mode, "true", "false", None):
+            raise FieldError(None, f"it says {asked}, and torch_compile_mode {mode}", "Remove one of them.")
+        return asked
+
+    @field_validator("matrix_shapes", mode="plain", json_schema_input_type=list[ShapesEntry] | None)
+    @classmethod
+    def _have_sizes(cls, entries: object, info: ValidationInfo) -> list[ShapesEntry] | None:
+        known = _takes_config(info) == "must" or info.data.get("config") is not None
+        if entries is None and not known:
+            raise FieldError(None, "is missing: nothing says which shapes are measured", _EXAMPLE)
+        context = replace(_context(info), sizes_known=known)
+        return None if entries is None else _SHAPES.validate_python(entries, context=context)
+
+
+_SHAPES = TypeAdapter(Annotated[list[ShapesEntry], Field(min_length=1)])
+
+
+class File(_Fields):
+    """A configuration."""
+
+    benchmark_mode: Annotated[Readable, Checked(_mode, {"enum": ["inference"]})] | None = None
+    quantization_config_recipe_names: Annotated[list[_Quantization | None], AfterValidator(_different)] | None = None
+    sparsity_config_recipe_names: Annotated[list[_Sparsity | None], AfterValidator(_different)] | None = None
+    output_dir: Annotated[Readable, AfterValidator(_output_dir)] | None = None
+    model_params: Annotated[
+        Annotated[ModelEntry, Tag(f"{BRANCH}one")]
+        | Annotated[list[ModelEntry], Field(min_length=1), Tag(f"{BRANCH}list")],
+        Discriminator(_form),
+    ]
 
 
 _DType: TypeAlias = Literal["f32", "f16", "bf16"]

@@ -21,6 +21,9 @@ from torch.utils._pytree import tree_leaves
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from torch import Tensor
+    from torch.nn import Module
+
 
 LOSS = "mean over all elements of all float outputs of the squared distance to normal targets, in f32"
 
@@ -45,9 +48,9 @@ def backward_decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def convolution_backward(
-    grad: Any,
-    values: Any,
-    weight: Any,
+    grad: Tensor,
+    values: Tensor,
+    weight: Tensor,
     bias_sizes: Sequence[int] | None,  # noqa: ARG001 - the operator's signature
     stride: Sequence[int],
     padding: Sequence[int],
@@ -56,7 +59,7 @@ def convolution_backward(
     output_padding: Sequence[int],  # noqa: ARG001 - it says nothing that the shapes do not
     groups: int,
     mask: Sequence[bool],
-) -> tuple[Any, Any, Any]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """`aten::convolution_backward` of any number of dimensions: gradients of the input, the weight and the bias.
 
     The input's is the convolution turned round: a transposed one of an ordinary one, and the other way. The weight's
@@ -91,14 +94,14 @@ def convolution_backward(
 
 
 def _grouped_input(
-    grad: Any,
+    grad: Tensor,
     extents: Sequence[int],
-    weight: Any,
+    weight: Tensor,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-) -> Any:
+) -> Tensor:
     """The gradient of a grouped convolution's input without a transposed one, of which IREE (3.13) has none in groups.
 
     Gradients are spread among zeros as far as the stride was, and convolved with the kernel turned round.
@@ -114,13 +117,13 @@ def _grouped_input(
 
 
 def _patches(
-    values: Any,
+    values: Tensor,
     positions: Sequence[int],
     sizes: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
-) -> Any:
+) -> Tensor:
     """[batch, channels, places of the kernel, *positions]: what each place of the kernel sees in each position."""
     padded = torch.nn.functional.pad(values, [room for size in reversed(padding) for room in (size, size)])
     seen = padded.unsqueeze(2)
@@ -132,15 +135,15 @@ def _patches(
 
 
 def max_pool_backward(
-    grad: Any,
-    values: Any,
+    grad: Tensor,
+    values: Tensor,
     kernel: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     ceil_mode: bool,  # noqa: ARG001 - it shows in the shape of the gradient
-    indices: Any,  # noqa: ARG001 - found again, since they would have to be scattered
-) -> Any:
+    indices: Tensor,  # noqa: ARG001 - found again, since they would have to be scattered
+) -> Tensor:
     """`aten::max_pool2d_with_indices_backward`: the gradient goes to the first of the largest values of a window.
 
     Which place of the window that is, is found by comparing its places one after the other. Then, for each place, the
@@ -172,7 +175,7 @@ def max_pool_backward(
     return total
 
 
-def crop(values: Any, rooms: Sequence[int], value: float = 0) -> Any:
+def crop(values: Tensor, rooms: Sequence[int], value: float = 0) -> Tensor:
     """`aten::constant_pad_nd` where it takes away, as the backward pass of padding does: IREE only adds."""
     if all(room >= 0 for room in rooms):
         return NotImplemented
@@ -185,20 +188,25 @@ def crop(values: Any, rooms: Sequence[int], value: float = 0) -> Any:
 
 
 def _window(
-    padded: Any, place: tuple[int, int], first: int, out: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
-) -> Any:
+    padded: Tensor,
+    place: tuple[int, int],
+    first: int,
+    out: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
     """What a place of the window sees in each position."""
     for d in range(2):
         padded = _every(padded, first + d, place[d] * dilation[d], stride[d], out[d])
     return padded
 
 
-def _every(values: Any, axis: int, begin: int, step: int, count: int) -> Any:
+def _every(values: Tensor, axis: int, begin: int, step: int, count: int) -> Tensor:
     """So many entries along an axis, a step apart."""
     return torch.ops.aten.slice.Tensor(values, axis, begin, begin + (count - 1) * step + 1, step)
 
 
-def _spread(values: Any, axis: int, step: int, begin: int, extent: int) -> Any:
+def _spread(values: Tensor, axis: int, step: int, begin: int, extent: int) -> Tensor:
     """The other way: entries a step apart from `begin` on, among zeros, `extent` in all."""
     behind = [0, 0] * (values.ndim - axis - 1)
     length = (values.shape[axis] - 1) * step + 1
@@ -208,13 +216,13 @@ def _spread(values: Any, axis: int, step: int, begin: int, extent: int) -> Any:
     return torch.nn.functional.pad(values, [*behind, begin, extent - begin - length])
 
 
-def random_targets(outputs: Sequence[Any]) -> tuple[Any, ...]:
+def random_targets(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """A normal target in f32 for each float output, the same every time."""
     generator = torch.Generator().manual_seed(_TARGETS_SEED)
     return tuple(torch.randn(output.shape, generator=generator) for output in _floats(outputs))
 
 
-def random_gradients(gradients: Sequence[Any]) -> tuple[Any, ...]:
+def random_gradients(gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Gradients to accumulate upon: normal, each with the rms of one that is there, so that neither hides the other."""
     generator = torch.Generator().manual_seed(_GRADIENTS_SEED)
     return tuple(
@@ -223,7 +231,7 @@ def random_gradients(gradients: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
-def eager_step(module: Any, inputs: Sequence[Any], targets: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
+def eager_step(module: Module, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """A step by torch's own autograd.
 
     Returns:
@@ -240,8 +248,8 @@ def eager_step(module: Any, inputs: Sequence[Any], targets: Sequence[Any]) -> tu
 
 
 def exportable_step(
-    module: Any, inputs: Sequence[Any], targets: Sequence[Any], names: Sequence[str], *, accumulate: bool
-) -> Any:
+    module: Module, inputs: Sequence[Tensor], targets: Sequence[Tensor], names: Sequence[str], *, accumulate: bool
+) -> Module:
     """The same step as a module of forward and backward operators, which autograd has no part in any more.
 
     It takes the inputs, the targets and, to accumulate, gradients so far; it returns the loss and the gradients of
@@ -253,7 +261,13 @@ def exportable_step(
     weights = dict(forward.named_parameters())
     buffers = dict(forward.named_buffers())
 
-    def step(weights: Any, buffers: Any, inputs: Any, targets: Any, before: Any) -> list[Any]:
+    def step(
+        weights: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        inputs: list[Tensor],
+        targets: list[Tensor],
+        before: list[Tensor],
+    ) -> list[Tensor]:
         # A copy, which what a module does to its buffers is done to.
         state = {**weights, **{name: buffer.clone() for name, buffer in buffers.items()}}
         outputs = torch.func.functional_call(forward, state, tuple(inputs))
@@ -270,7 +284,7 @@ def exportable_step(
     return _with_weights(traced, {**weights, **buffers})
 
 
-def _with_weights(traced: Any, state: dict[str, Any]) -> Any:
+def _with_weights(traced: Module, state: dict[str, Tensor]) -> Module:
     """A traced function whose first arguments have become attributes."""
     graph = traced.graph
     arguments = [node for node in graph.nodes if node.op == "placeholder"]
@@ -293,22 +307,22 @@ def _with_weights(traced: Any, state: dict[str, Any]) -> Any:
     return module.eval()
 
 
-def _loss(outputs: Sequence[Any], targets: Sequence[Any]) -> Any:
+def _loss(outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
     floats = _floats(outputs)
     sums = [_sum((_wide(output) - _wide(target)).square()) for output, target in zip(floats, targets, strict=True)]
     return sum(sums[1:], sums[0]) / sum(output.numel() for output in floats)
 
 
-def _wide(values: Any) -> Any:
+def _wide(values: Tensor) -> Tensor:
     return values if values.dtype is torch.float64 else values.float()
 
 
-def _sum(values: Any) -> Any:
+def _sum(values: Tensor) -> Tensor:
     """Along one axis after the other: a compiler that adds millions of numbers in order loses digits."""
     while values.ndim:
         values = values.sum(-1)
     return values
 
 
-def _floats(outputs: Sequence[Any]) -> list[Any]:
+def _floats(outputs: Sequence[Tensor]) -> list[Tensor]:
     return [output for output in outputs if output.is_floating_point()]

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+    from torch import Tensor
+    from torch.nn import Module
 
     from iree_gauntlet.torch_models.model_registry import BenchmarkModel
 
@@ -58,12 +60,14 @@ class HostModules:
     returns stands in for the first of them.
     """
 
-    def __init__(self, model: BenchmarkModel, pre: Any, post: Any, inputs: Sequence[tuple[NDArray[Any], str]]) -> None:
+    def __init__(
+        self, model: BenchmarkModel, pre: Module | None, post: Module | None, inputs: Sequence[tuple[NDArray[Any], str]]
+    ) -> None:
         self._model = model
         self._pre = pre
         self._post = post
         self._inputs = inputs
-        self._given: list[Any] = []
+        self._given: list[Tensor] = []
 
     def give(self, arrays: Sequence[tuple[NDArray[Any], str]]) -> None:
         """The inputs of `pre`."""
@@ -86,7 +90,7 @@ class HostModules:
         taken = [(_bits(_cast(tensor, name), name), name) for tensor, (_, name) in zip(tensors, first, strict=True)]
         return [*taken, *others]
 
-    def after(self, outputs: Sequence[tuple[str, NDArray[Any]]]) -> list[Any]:
+    def after(self, outputs: Sequence[tuple[str, NDArray[Any]]]) -> list[Tensor]:
         """Run `post`; its tensors, or those of the device where there is none. Floats of the device become f32.
 
         Raises:
@@ -96,7 +100,7 @@ class HostModules:
         tensors = [tensor.to(torch.float32) if tensor.is_floating_point() else tensor for tensor in tensors]
         return tensors if self._post is None else self._run("after", self._post, tensors)
 
-    def arrays(self, tensors: Sequence[Any]) -> list[tuple[str, NDArray[Any] | None]]:
+    def arrays(self, tensors: Sequence[Tensor]) -> list[tuple[str, NDArray[Any] | None]]:
         """Tensors as arrays, with their element types.
 
         Raises:
@@ -111,7 +115,7 @@ class HostModules:
             found.append((name, _bits(tensor, name)))
         return found
 
-    def _run(self, where: str, module: Any, tensors: Sequence[Any]) -> list[Any]:
+    def _run(self, where: str, module: Module, tensors: Sequence[Tensor]) -> list[Tensor]:
         model = self._model
         try:
             # In the thread that runs it: torch keeps this by thread.
@@ -128,14 +132,14 @@ class HostModules:
         return list(leaves)
 
 
-def _cast(tensor: Any, name: str) -> Any:
+def _cast(tensor: Tensor, name: str) -> Tensor:
     if not tensor.is_floating_point() or name not in _FLOATS:
         return tensor
     # Over f32, as the builder does it: f64 would be rounded otherwise.
     return tensor.to(torch.float32).to(_FLOATS[name])
 
 
-def _bits(tensor: Any, name: str) -> NDArray[Any]:
+def _bits(tensor: Tensor, name: str) -> NDArray[Any]:
     array = array_of(tensor)
     # Integers of IREE have no sign, or the one that their name says: the bits are the same.
     same = array.dtype.kind in "iu" and array.dtype.itemsize == host_type(name).itemsize

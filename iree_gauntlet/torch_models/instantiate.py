@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.torch_models.declarations import FROM_PYBUDA, INSTALL_HINT
-from iree_gauntlet.torch_models.discovery import discover, find_model
-from iree_gauntlet.torch_models.model_registry import BenchmarkModel, Generative, OnDevice, OnHost
+from iree_gauntlet.torch_models.model_registry import BenchmarkModel, Generative, OnDevice, OnHost, discover, find_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from torch import Tensor
+    from torch.nn import Module
 
     from iree_gauntlet.torch_models.build_plan import BuildOptions, BuildPlan
 
@@ -34,10 +36,10 @@ class Pipeline:
     `pre` takes the inputs, each next module what the one before it returned.
     """
 
-    pre: Any
-    device: Any
-    post: Any
-    inputs: tuple[Any, ...]
+    pre: Module | None
+    device: Module
+    post: Module | None
+    inputs: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,7 @@ def arrange(model: BenchmarkModel, returned: object, module_type: type, tensor_t
     return Pipeline(pre, device, post, _check_inputs(model, inputs, tensor_type))
 
 
-def _places(model: BenchmarkModel, modules: list[Any]) -> tuple[Any, Any, Any]:
+def _places(model: BenchmarkModel, modules: list[Module]) -> tuple[Module | None, Module, Module | None]:
     """Which module runs before the device's, on it and after it."""
     marks = [type(module) if isinstance(module, OnHost | OnDevice) else None for module in modules]
     if len(modules) == 2:
@@ -180,7 +182,7 @@ def _places(model: BenchmarkModel, modules: list[Any]) -> tuple[Any, Any, Any]:
     return (bare[0] if at else None), bare[at], (bare[-1] if at < len(bare) - 1 else None)
 
 
-def _check_inputs(model: BenchmarkModel, inputs: object, tensor_type: type) -> tuple[Any, ...]:
+def _check_inputs(model: BenchmarkModel, inputs: object, tensor_type: type) -> tuple[Tensor, ...]:
     if not isinstance(inputs, list | tuple) or not inputs:
         raise model.problem(f"it returned {_kind(inputs)} where a list of input tensors is expected", _SHAPE)
     for index, tensor in enumerate(inputs):
@@ -213,7 +215,7 @@ def _check_count(model: BenchmarkModel, options: BuildOptions, count: int) -> No
     )
 
 
-def _samples(model: BenchmarkModel, options: BuildOptions, tensor: Any) -> int:
+def _samples(model: BenchmarkModel, options: BuildOptions, tensor: Tensor) -> int:
     samples = int(tensor.shape[0]) if tensor.ndim else 1
     if options.microbatch not in {None, samples}:
         raise model.problem(
@@ -223,7 +225,7 @@ def _samples(model: BenchmarkModel, options: BuildOptions, tensor: Any) -> int:
     return samples
 
 
-def _modules(content: Pipeline | Generative) -> Iterator[Any]:
+def _modules(content: Pipeline | Generative) -> Iterator[Module]:
     if isinstance(content, Generative):
         yield from (content.prefill, content.decode)
     else:

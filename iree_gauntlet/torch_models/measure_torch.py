@@ -50,6 +50,9 @@ from iree_gauntlet.workers.iree_side.plan_file import read_arrays, timed_calls
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from torch import Tensor
+    from torch.nn import Module
+
     from iree_gauntlet.torch_models.model_registry import Generative
 
 
@@ -64,14 +67,14 @@ class TorchModel(ABC):
         modules: those that run on the device in IREE; compiled ones may take their place.
     """
 
-    modules: tuple[Any, ...]
-    chosen: tuple[Any, ...] = ()
+    modules: tuple[Module, ...]
+    chosen: tuple[Tensor, ...] = ()
 
     @abstractmethod
-    def call(self) -> Sequence[Any]:
+    def call(self) -> Sequence[Tensor]:
         """One call, as it is measured; what it gives."""
 
-    def outputs(self, first: Sequence[Any]) -> Sequence[Any]:
+    def outputs(self, first: Sequence[Tensor]) -> Sequence[Tensor]:
         """What is to be checked, after the first call gave what it gave."""
         return first
 
@@ -88,12 +91,12 @@ class _Inference(TorchModel):
             self._post = copy.deepcopy(self._post)
         self._given = build.inputs(0) if self._pre is None else build.host_inputs()
 
-    def call(self) -> Sequence[Any]:
+    def call(self) -> Sequence[Tensor]:
         with torch.no_grad():
-            values: Sequence[Any] = self._given
+            values: Sequence[Tensor] = self._given
             if self._pre is not None:
                 values = cast(tree_leaves(self._pre(*values)), self._form)
-            found: list[Any] = tree_leaves(self.modules[0](*values))
+            found: list[Tensor] = tree_leaves(self.modules[0](*values))
             if self._post is not None:
                 found = tree_leaves(self._post(*cast(found, DataFormat.FP32)))
             return found
@@ -113,15 +116,15 @@ class _Training(TorchModel):
         self._sums = given[len(given) - len(self._weights) :]
         given = given[: len(given) - len(self._weights)]
         self._host_given = build.host_inputs()
-        count = len(content.inputs) if self._pre is None else len(self._before())
+        count = len(content.inputs) if self._pre is None else len(self._before(self._pre))
         self._given, self._targets = given[:count], given[count:]
 
-    def _before(self) -> Sequence[Any]:
+    def _before(self, pre: Module) -> Sequence[Tensor]:
         with torch.no_grad():
-            return cast(tree_leaves(self._pre(*self._host_given)), self._form)
+            return cast(tree_leaves(pre(*self._host_given)), self._form)
 
-    def call(self) -> Sequence[Any]:
-        given = self._given if self._pre is None else self._before()
+    def call(self) -> Sequence[Tensor]:
+        given = self._given if self._pre is None else self._before(self._pre)
         for weight, so_far in zip(self._weights, self._sums, strict=True):
             weight.grad = so_far
         loss, found = eager_step(self.modules[0], given, self._targets)
@@ -139,7 +142,7 @@ class _Generation(TorchModel):
         self._tokens, self._position = content.tokens, content.position
         self._inputs = (build.inputs(0), build.inputs(1))
 
-    def call(self) -> Sequence[Any]:
+    def call(self) -> Sequence[Tensor]:
         prefill, decode = self.modules
         with torch.no_grad():
             logits, *state = tree_leaves(prefill(*self._inputs[0]))
@@ -151,7 +154,7 @@ class _Generation(TorchModel):
         self.chosen = tuple(tokens)
         return tokens
 
-    def outputs(self, first: Sequence[Any]) -> Sequence[Any]:  # noqa: ARG002 - tokens say little
+    def outputs(self, first: Sequence[Tensor]) -> Sequence[Tensor]:  # noqa: ARG002 - tokens say little
         with torch.no_grad():
             pairs = zip(self.modules, self._inputs, strict=True)
             return [tensor for module, given in pairs for tensor in tree_leaves(module(*given))]
@@ -164,15 +167,15 @@ class BuiltModel:
         self._folder = folder
         self.record: dict[str, Any] = json.loads((folder / "build.json").read_text(encoding="utf-8"))
 
-    def inputs(self, program: int) -> list[Any]:
+    def inputs(self, program: int) -> list[Tensor]:
         """Of a program."""
         return self._tensors(self.record["programs"][program]["inputs"])
 
-    def host_inputs(self) -> list[Any]:
+    def host_inputs(self) -> list[Tensor]:
         """Of the module before the device; none where there is no such module."""
         return self._tensors(self.record["host_inputs"])
 
-    def _tensors(self, items: Sequence[Mapping[str, Any]]) -> list[Any]:
+    def _tensors(self, items: Sequence[Mapping[str, Any]]) -> list[Tensor]:
         return [tensor_of(*item) for item in read_arrays(items, self._folder)]
 
 

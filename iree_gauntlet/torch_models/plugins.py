@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.errors import Problem, UsageError
 from iree_gauntlet.settings import shown
 from iree_gauntlet.torch_models.declarations import Declaration, by_name, unknown_name
-from iree_gauntlet.torch_models.discovery import load_alone
+from iree_gauntlet.torch_models.model_registry import load_alone
 from iree_gauntlet.torch_models.recipe_registry import (
     CUSTOM,
     Activation,

@@ -30,20 +30,19 @@ from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 from iree_gauntlet.torch_models import tracing
 from iree_gauntlet.torch_models.agreement import agreement, pieces, recorded
 from iree_gauntlet.torch_models.build_folder import Build, read_outputs, tensors
-from iree_gauntlet.torch_models.measuring_worker import MODULE_WORKER, ask
 from iree_gauntlet.torch_models.module_facts import ModuleFacts, prove, read_module_facts, shows
-from iree_gauntlet.torch_models.point_chain import TRACE, PointChain
 from iree_gauntlet.torch_models.point_measurement import (
     MEASURED,
     SAME,
-    UNPROVEN,
-    UNREAD,
+    TRACE,
+    Doubt,
     Measuring,
+    PointChain,
     PointMeasurement,
     VariantFigures,
 )
 from iree_gauntlet.torch_models.recipe_registry import BASELINE, COMPILER
-from iree_gauntlet.torch_models.torch_chain import Exporter
+from iree_gauntlet.torch_models.torch_chain import MODULE_WORKER, Exporter, ask_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -109,7 +108,7 @@ class PointSession:
         folder.mkdir(parents=True, exist_ok=True)
         compiled = self.chain.made(variant, build)
         plan = compiled.plan([self.chain.device], _CALLS, warm_up_calls=0, outputs=str(folder))
-        answer = ask(self.chain, step, self.session.processes, MODULE_WORKER, plan)
+        answer = ask_worker(self.chain, step, self.session.processes, MODULE_WORKER, plan)
         if answer.figures is None:
             return answer.failure
         actual = read_outputs(answer.figures["outputs"])
@@ -168,10 +167,12 @@ class PointSession:
     def _facts(self, variant: Variant) -> ModuleFacts | None:
         """What its module shows; None where it cannot be read: then nothing is proven, and nothing measured."""
         try:
-            return read_module_facts(self.chain.toolchain, self.chain.imported(variant), self.chain.module(variant))
+            program = self.chain.folder(Stage.IMPORT, variant.side) / "program.mlir"
+            return read_module_facts(self.chain.toolchain, program, self.chain.module(variant))
         except GauntletError as error:
             known = self._found[variant.label]
-            known.status, known.reason = "error", shorten(f"{UNREAD}: {error.what}")
+            known.status, known.doubt = "error", Doubt.UNREAD
+            known.reason = shorten(f"{Doubt.UNREAD}: {error.what}")
             return None
 
     def _look(self, variant: Variant, facts: ModuleFacts, baseline: ModuleFacts | None) -> None:
@@ -195,8 +196,8 @@ class PointSession:
             for problem in prove(asked.recipe.proof, facts, baseline, self._build(variant).changed_bytes)
         ]
         if problems:
-            known.status = "failed"
-            known.reason = shorten(f"{UNPROVEN}: {'; '.join(problems)}")
+            known.status, known.doubt = "failed", Doubt.UNPROVEN
+            known.reason = shorten(f"{Doubt.UNPROVEN}: {'; '.join(problems)}")
 
     def _benchmark(self, step: Step) -> Result:
         if step.role == MAIN:
@@ -225,7 +226,7 @@ class PointSession:
         """The high-water mark of memory by phase; the series of samples is written next to the logs, for its plot."""
         variant = self._variant(step.role.removeprefix(MEMORY_ROLE))
         plan = memory_plan(self.chain.made(variant, self._build(variant)).plan([self.chain.device], 1))
-        answer = ask(self.chain, step, self.session.processes, MEMORY_WORKER, plan)
+        answer = ask_worker(self.chain, step, self.session.processes, MEMORY_WORKER, plan)
         if answer.figures is None:
             return answer.failure
         try:

@@ -1,9 +1,12 @@
-"""Chains whose programs torch makes: their steps, from the export to the runs, and how exports are performed."""
+"""Chains whose programs torch makes: their steps, the Python that exports them, and the programs that measure them."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import json
 import shutil
+import sys
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -17,16 +20,22 @@ from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.engine.modules.module_cache import EntryGoneError
 from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.plan_modules import DEFAULT_TIMEOUTS, Places, PlanContext, compile_step
+from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.results import CacheUse, Result, shorten
 from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput, step_id
 from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.system.short_process import ask
 from iree_gauntlet.toolchains.devices import find_device
 from iree_gauntlet.torch_models.build_folder import BUILD_FILE, Build, read_build
-from iree_gauntlet.torch_models.torch_python import running
+from iree_gauntlet.torch_models.declarations import INSTALL_HINT
+from iree_gauntlet.torch_models.model_registry import reached_files
+from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from iree_gauntlet.engine.processes.processes import Processes
+    from iree_gauntlet.engine.processes.supervisor import Outcome
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.targets import Target
@@ -35,7 +44,77 @@ if TYPE_CHECKING:
     from iree_gauntlet.torch_models import build_folder
     from iree_gauntlet.torch_models.build_folder import Array
     from iree_gauntlet.torch_models.build_plan import Plan
-    from iree_gauntlet.torch_models.torch_python import TorchPython
+
+
+_PROCESS = Path(__file__).with_name("torch_process.py")
+# Nothing is imported: torch takes seconds.
+_PROBE = """
+import importlib.metadata as metadata, json, sys, sysconfig
+found = {}
+for name in ("torch", "torchao", "transformers", "onnxscript", "onnx", "numpy"):
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+places = dict.fromkeys(path for path in sys.path if path.endswith(("site-packages", "dist-packages")))
+print(json.dumps({"python": list(sys.version_info[:3]), "versions": found, "paths": list(places)}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchPython:
+    """A Python that has torch.
+
+    Attributes:
+        paths: its folders of packages, for a Python of the same version that lacks torch.
+    """
+
+    path: str
+    python: str
+    versions: Mapping[str, str]
+    paths: tuple[str, ...]
+
+    @property
+    def identity(self) -> str:
+        """Changes where what it builds may change."""
+        return " ".join(
+            [f"python {self.python}", *(f"{name} {found}" for name, found in sorted(self.versions.items()))]
+        )
+
+
+def running(python: str, module: str) -> tuple[str, ...]:
+    """The words that run a module of this package in a Python (see `torch_process.py`), but for its plan."""
+    return (python, "-B", str(_PROCESS), module)
+
+
+def find_torch_python(named: str) -> TorchPython:
+    """The Python of `--torch-python`, or the toolkit's own where it has torch.
+
+    `named`: the option; empty where it is not given.
+
+    Raises:
+        UsageError: what is named is no Python.
+        GauntletError: it has no torch, or lacks what exports with it.
+    """
+    path = shutil.which(named) if named else sys.executable
+    if path is None:
+        raise UsageError(
+            f"--torch_python {named}: there is no such program", "Give the path of a Python that has torch."
+        )
+    if not named and importlib.util.find_spec("torch") is None:
+        raise GauntletError(f"models are built with torch, and {path} has none", f"{INSTALL_HINT} with --torch_python.")
+    answer = ask([path, "-c", _PROBE], timeout=60.0)
+    try:
+        found = json.loads(answer.stdout)
+        python = ".".join(map(str, found["python"]))
+        result = TorchPython(path, python, dict(found["versions"]), tuple(found["paths"]))
+    except (ValueError, KeyError, TypeError):
+        said = next(iter(answer.stderr.strip().splitlines()), f"exit code {answer.exit_code}")
+        raise UsageError(f"--torch_python {named}: no Python answers there: {said[:80]}") from None
+    missing = [name for name in ("torch", "onnxscript", "onnx") if name not in result.versions]
+    if missing:
+        raise GauntletError(f"{path} lacks {', '.join(missing)}, which models are built with", f"{INSTALL_HINT}.")
+    return result
 
 
 _PLAN_FILE = "plan.json"
@@ -99,6 +178,8 @@ class TorchChain(ABC):
 
     dialect: ClassVar[str]
     builder: ClassVar[str]
+    # The toolkit's own files that the builder runs by their paths.
+    loaded: ClassVar[tuple[Path, ...]] = ()
 
     @property
     @abstractmethod
@@ -162,7 +243,7 @@ class TorchChain(ABC):
         """
         step = self.step(Stage.EXPORT, role)
         asked = {name: str(value) for name, value in asdict(plan).items() if name not in _PATHS}
-        made_by = {"builder": _builder_identity(), "torch": self.torch.identity}
+        made_by = {"builder": _builder_identity(self.builder, self.loaded), "torch": self.torch.identity}
         environment = {"environment": _environment(self.env)} if self.env else {}
         step = self._looked_up(step, {**asked, **ingredients, **made_by, **environment})
         words = (*running(self.torch.path, self.builder), f"{step.folder}/{_PLAN_FILE}")
@@ -213,10 +294,21 @@ class TorchChain(ABC):
         return replace(step, cache=replace(found, ingredients=tuple(ingredients.items())))
 
 
+def builder_files(builder: str, loaded: Sequence[Path] = ()) -> tuple[Path, ...]:
+    """The files of this folder that make a model: the builder's module, and all that it and what it loads import.
+
+    `loaded`: files that it runs by their paths.
+
+    Other rooms are not among them: they read and write files for it.
+    """
+    package, _, name = builder.rpartition(".")
+    return reached_files([_OWN_FOLDER / f"{name}.py", *loaded], _OWN_FOLDER, package)
+
+
 @cache
-def _builder_identity() -> str:
+def _builder_identity(builder: str, loaded: tuple[Path, ...]) -> str:
     """Changes where the toolkit's own code that makes models may have changed."""
-    return hash_of_files(sorted(_OWN_FOLDER.glob("*.py")), _OWN_FOLDER)
+    return hash_of_files(builder_files(builder, loaded), _OWN_FOLDER)
 
 
 def runnable_files(compiled: Step, imported: Step) -> tuple[StepInput, ...]:
@@ -335,3 +427,66 @@ class Exporter:
             reason = next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: ")
             return Result(Verdict.ERROR, shorten(reason), tail=tuple(outcome.tail))
         return replace(after_process(step, outcome, lines, tool="the export", reason=""), verdict=Verdict.ERROR)
+
+
+MODULE_WORKER = "measure_module.py"
+GENERATIVE_WORKER = "measure_generative.py"
+PIPELINE_WORKER = "measure_pipeline.py"
+_TOOL = "the measuring program"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The result of a measuring program.
+
+    Attributes:
+        figures: its answer; None where it failed.
+    """
+
+    step: Step
+    processes: Processes
+    outcome: Outcome
+    figures: Mapping[str, Any] | None
+    failure: Result
+
+    def complete(self, result: Result) -> Result:
+        """A result of the step with what is known of the process."""
+        return self.processes.complete(self.step, self.outcome, result)
+
+
+def worker_command(chain: TorchChain, step: Step, script: str, plan: Mapping[str, Any], name: str = "") -> Command:
+    """The command of a measuring program in the toolchain's own Python."""
+    home = Path(__file__).parent if script == PIPELINE_WORKER else Path(iree_side.__file__).parent
+    return planned_command(step, (chain.toolchain.compiler.python, "-B", str(home / script)), plan, name, chain.env)
+
+
+def planned_command(
+    step: Step, words: Sequence[str], plan: Mapping[str, Any], name: str = "", env: tuple[tuple[str, str], ...] = ()
+) -> Command:
+    """A command whose plan is written into the step's folder and named by its last word."""
+    folder = Path(step.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}plan.json"
+    write_atomic(path, json.dumps(dict(plan), indent=1))
+    return Command((*words, str(path)), step.folder, env)
+
+
+def ask_worker(
+    chain: TorchChain, step: Step, processes: Processes, script: str, plan: Mapping[str, Any], name: str = ""
+) -> Answer:
+    """Runs a measuring program to its end; arguments as for `worker_command`."""
+    command = worker_command(chain, step, script, plan, name)
+    outcome = processes.run(step, command, name=name)
+    step = replace(step, command=step.command or command)
+    figures, failure = None, Result(Verdict.PASSED)
+    if outcome.exit_code == 0:
+        try:
+            figures = json.loads(processes.stdout(step, name))
+        except ValueError:
+            failure = Result(Verdict.ERROR, f"{_TOOL} gave no answer", tail=tuple(outcome.tail))
+    else:
+        lines = [line for line in processes.error_lines(step, name) if line.strip()]
+        # Its last line says why; what other libraries say is before it.
+        reason = shorten(lines[-1]) if lines and not outcome.signal else ""
+        failure = after_process(step, outcome, lines, tool=_TOOL, reason=reason)
+    return Answer(step, processes, outcome, figures, processes.complete(step, outcome, failure))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.reports.sweeps.oss_database import (
+from iree_gauntlet.reports.sweeps.sweep_reports import (
     SPEEDUP,
     OssRecord,
     check_oss_records,

@@ -14,8 +14,8 @@ from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.steps import Command, Resources, Step
-from iree_gauntlet.torch_models.against import AgainstPlace, iree_rounds, measure
-from iree_gauntlet.torch_models.torch_python import running
+from iree_gauntlet.torch_models.peers import AgainstPlace, iree_rounds, measure
+from iree_gauntlet.torch_models.torch_chain import running
 from iree_gauntlet.workers import iree_side
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.sessions import session_in

@@ -13,7 +13,7 @@ import numpy as np
 
 from iree_gauntlet.torch_models.build_folder import read_build
 from iree_gauntlet.torch_models.build_plan import VariantPlan
-from iree_gauntlet.torch_models.torch_python import running
+from iree_gauntlet.torch_models.torch_chain import running
 from iree_gauntlet.workers import iree_side
 from tests.support.command_line import LIMIT_SECONDS
 

@@ -12,10 +12,10 @@ import pytest
 
 from iree_gauntlet.measuring.numerics.arrays import read_npy
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.torch_models import against
+from iree_gauntlet.torch_models import peers
 from iree_gauntlet.torch_models.agreement import agreement, limits
 from iree_gauntlet.torch_models.build_folder import read_build, tensors
-from iree_gauntlet.torch_models.torch_python import running
+from iree_gauntlet.torch_models.torch_chain import running
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.peer_bench import PeerBench, answer_of
 
@@ -89,7 +89,7 @@ def speaker(training: bool):
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PeerBench:
-    monkeypatch.setattr(against, "_ROUND_MS", 5.0)
+    monkeypatch.setattr(peers, "_ROUND_MS", 5.0)
     return PeerBench(tmp_path)
 
 
@@ -147,7 +147,7 @@ def test_torch_is_measured_eager_and_compiled(
 
     build, plan = perceptron
     _write_module_plan(build)
-    monkeypatch.setattr(against, "BLOCKS", 1)
+    monkeypatch.setattr(peers, "BLOCKS", 1)
     eager, compiled = bench.measure(["torch"], build, builder=plan)
     assert (eager.name, eager.version, eager.blocks) == ("torch eager", torch.__version__, 1), eager.reason
     assert eager.compile_s is None

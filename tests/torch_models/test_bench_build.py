@@ -17,7 +17,7 @@ from iree_gauntlet.errors import UsageError
 from iree_gauntlet.torch_models.build_folder import read_build
 from iree_gauntlet.torch_models.build_plan import BuildPlan, read_plan
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, longest_contraction_path, read_contractions
-from iree_gauntlet.torch_models.torch_python import running
+from iree_gauntlet.torch_models.torch_chain import running
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.torch_models.discovery import discover, find_model, sources
-from iree_gauntlet.torch_models.model_registry import PASSED, ModelError
+from iree_gauntlet.torch_models.model_registry import PASSED, ModelError, discover, find_model, sources
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:

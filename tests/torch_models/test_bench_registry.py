@@ -305,7 +305,7 @@ def test_generative_models_are_checked_too() -> None:
 
 def test_declaring_models_is_light() -> None:
     statement = (
-        "import sys, iree_gauntlet.bench, iree_gauntlet.torch_models.discovery, iree_gauntlet.torch_models.instantiate;"
+        "import sys, iree_gauntlet.bench, iree_gauntlet.torch_models.instantiate;"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     done = subprocess.run(

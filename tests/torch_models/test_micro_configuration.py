@@ -14,8 +14,14 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.dialects.yaml_file import read_yaml
 from iree_gauntlet.errors import ExitCode, SpecError, UsageError
-from iree_gauntlet.torch_models.configuration import MicroConfig, ModelParams, points_of, read_micro_config
-from iree_gauntlet.torch_models.configuration_schema import ModelEntry, iree_device
+from iree_gauntlet.torch_models.configuration import (
+    MicroConfig,
+    ModelEntry,
+    ModelParams,
+    iree_device,
+    points_of,
+    read_micro_config,
+)
 from iree_gauntlet.torch_models.plugins import BUILTIN_FILES, Shape, load_registry
 from tests.support.budgets import part_of_the_examples
 from tests.support.places import ROOT

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from iree_gauntlet.torch_models.torch_python import running
+from iree_gauntlet.torch_models.torch_chain import running
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.variant_builder import built_here, distance, plan_of, read
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from iree_gauntlet.dialects.json_text import plain_json
 from iree_gauntlet.errors import SpecError
-from iree_gauntlet.torch_models.configuration_schema import Context
+from iree_gauntlet.torch_models.configuration import Context
 from iree_gauntlet.torch_models.plugins import load_registry
 from iree_gauntlet.upkeep.field_descriptions import FIELDS
 from iree_gauntlet.upkeep.format_schemas import FORMATS, schema_of, schema_text
