@@ -32,12 +32,11 @@ from iree_gauntlet.torch_models.point_session import PointSession
 from iree_gauntlet.torch_models.roofline import Roofline, machine_roofline, why_no_roofline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.engine.engine import Engine
     from iree_gauntlet.engine.plan_modules import PlanContext
     from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.measuring.machine.gpus import GpuState
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.records.event_log import Journal
     from iree_gauntlet.results import Result
@@ -229,7 +228,9 @@ class MicroRun:
         for phase in session.phases():
             steps = phase()
             engine.announce(steps)
-            for group in _one_model_at_a_time(steps):
+            # Compiles may run in parallel, since their programs lack the weights; else one model is held at a time.
+            light = [step for step in steps if step.stage in (Stage.IMPORT, Stage.COMPILE)]
+            for group in ([light] if light else []) + [[step] for step in steps if step not in light]:
                 verdicts = engine.perform(group, verdicts)
         session.tidy()
         return verdicts
@@ -270,10 +271,13 @@ class MicroRun:
         plan = Plan((), devices=tuple(devices))
         event = run_event(plan, self.run_dir, self.workbench, DIALECT, targets, typed_command())
         kept = {name: getattr(self.asked, name) for name in _KEPT}
+        # As far as their vendor's tool tells.
+        asked = dict.fromkeys(chain.device for chain in chains.values() if is_gpu(chain.device))
+        gpus = [gpu for device in asked for gpu in asked_gpus(read_gpus(device).gpus, device, os.environ)]
         return event | {
             "resumed": self.earlier is not None,
             "remarks": list(dict.fromkeys(self._refused.values())),
-            "gpus": [gpu.as_dict() for gpu in self._gpus(chains.values())],
+            "gpus": [gpu.as_dict() for gpu in {gpu.index: gpu for gpu in gpus}.values()],
             "steps": [step for steps in done.values() for step in steps],
             "micro": {
                 "config": str(self.config.file.absolute()),
@@ -289,24 +293,9 @@ class MicroRun:
             },
         }
 
-    @staticmethod
-    def _gpus(chains: Iterable[PointChain]) -> tuple[GpuState, ...]:
-        """The GPUs that points run on, as far as their vendor's tool tells."""
-        devices = dict.fromkeys(chain.device for chain in chains if is_gpu(chain.device))
-        found = (gpu for device in devices for gpu in asked_gpus(read_gpus(device).gpus, device, os.environ))
-        return tuple({gpu.index: gpu for gpu in found}.values())
-
     def _perform(self, step: Step) -> Result:
         assert self._session is not None, "a point is under way"
         return self._session.performers()[step.stage](step)
-
-
-def _one_model_at_a_time(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
-    """Steps that may run in parallel: all compiles, whose programs lack their weights, and nothing else."""
-    light = [step for step in steps if step.stage in (Stage.IMPORT, Stage.COMPILE)]
-    if light:
-        yield light
-    yield from ([step] for step in steps if step not in light)
 
 
 def _heading(point: Point, number: int, total: int, measured: int, began: float, todo: int) -> str:

@@ -24,13 +24,14 @@ from iree_gauntlet.figures import byte_size, duration, error_figure, millisecond
 from iree_gauntlet.steps import step_id
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
-from iree_gauntlet.torch_models.bench_session import AGAINST, TRACE, Chain
+from iree_gauntlet.torch_models.bench_session import AGAINST, TRACE, BenchFigures, Chain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.results import Result
+    from iree_gauntlet.torch_models.bench_session import Latencies
     from iree_gauntlet.torch_models.build_folder import Build
 
 
@@ -39,6 +40,11 @@ _HASH_LENGTH = 8
 _FEW_CALLS = 20
 _UNSTEADY = 2.0
 _LOCK_SECONDS = 60.0
+# What an entry has of a benchmark's figures by the same names, as far as it has them.
+_MEASURED = (
+    *("latency_ms", "overhead_us", "load_ms", "peak_rss_bytes", "device_memory", "disturbed"),
+    *("tokens_per_sec", "prefill_ms", "decode_ms", "host_ms"),
+)
 _MOST_NAMES = 1000
 
 
@@ -62,10 +68,14 @@ def perf_entry(record: JournalRecord, chain: Chain, build: Build | None, notes: 
     problem = _problem(record)
     if problem or benchmark is None:
         return {**about, "error": problem or "interrupted", **more}
-    figures = benchmark.statistics
-    total, samples = figures["total_s"], figures["total_samples"]
-    speed = {"total_time": total, "total_samples": samples, "samples_per_sec": samples / total}
-    return {**speed, **about, **more, **_measured(figures)}
+    figures = BenchFigures.from_dict(benchmark.statistics)
+    speed = {
+        "total_time": figures.total_s,
+        "total_samples": figures.total_samples,
+        "samples_per_sec": figures.total_samples / figures.total_s,
+    }
+    named = {name: benchmark.statistics[name] for name in _MEASURED if name in benchmark.statistics}
+    return {**speed, **about, **more, **named}
 
 
 def result_lines(record: JournalRecord, chain: Chain, build: Build | None) -> list[str]:
@@ -74,16 +84,19 @@ def result_lines(record: JournalRecord, chain: Chain, build: Build | None) -> li
     benchmark = _result(record, chain, Stage.BENCHMARK)
     if _problem(record) or benchmark is None or build is None:
         return [f"{name}: no speed is reported"]
-    figures, checked = benchmark.statistics, _result(record, chain, Stage.THRESHOLD)
-    median, p90, p99 = (milliseconds(figures["latency_ms"][name]) for name in ("p50", "p90", "p99"))
-    total, count = duration(figures["total_s"]), figures["total_samples"]
+    figures, checked = BenchFigures.from_dict(benchmark.statistics), _result(record, chain, Stage.THRESHOLD)
+    latency = figures.latency_ms
+    median, p90, p99 = map(milliseconds, (latency.p50, latency.p90, latency.p99))
     each = "a generation" if build.generation else "a call"
-    speed = f"{name}: {figures['samples_per_sec']:.2f} samples/s ({count} in {total})"
+    total = duration(figures.total_s)
+    speed = f"{name}: {figures.samples_per_sec:.2f} samples/s ({figures.total_samples} in {total})"
     groups = f"; means of {chain.options.microbatch_count}" if chain.options.microbatch_count > 1 else ""
-    lines = [f"{speed}, {median} ms {each} (p90 {p90}, p99 {p99}{groups})", *_doubts(figures, benchmark)]
-    if "tokens_per_sec" in figures:
-        first, later = milliseconds(figures["prefill_ms"]["p50"]), milliseconds(figures["decode_ms"]["p50"])
-        lines.append(f"{figures['tokens_per_sec']:.1f} tokens/s; the first after {first} ms, then {later} ms each")
+    lines = [f"{speed}, {median} ms {each} (p90 {p90}, p99 {p99}{groups})", *_doubts(latency, benchmark)]
+    if figures.tokens_per_sec is not None and figures.prefill_ms:
+        # Of one token there is no later one.
+        later = f", then {milliseconds(figures.decode_ms.p50)} ms each" if figures.decode_ms else ""
+        first = milliseconds(figures.prefill_ms.p50)
+        lines.append(f"{figures.tokens_per_sec:.1f} tokens/s; the first after {first} ms{later}")
     if checked:
         error = checked.statistics["error"]
         narrow = f", {error_figure(checked.statistics['to_f32'])} against f32" if build.reference else ""
@@ -104,20 +117,19 @@ def result_lines(record: JournalRecord, chain: Chain, build: Build | None) -> li
     if compiled:
         seconds = duration(compiled.statistics["tool_seconds"])
         size = byte_size(compiled.statistics["binary_size_bytes"])
-        lines.append(f"compiled in {seconds} to {size}; peak memory {byte_size(figures['peak_rss_bytes'])}")
+        lines.append(f"compiled in {seconds} to {size}; peak memory {byte_size(figures.peak_rss_bytes)}")
     for role in (AGAINST, TRACE):
         beside = _result(record, chain, Stage.BENCHMARK, role)
         lines += beside.notes if beside else ()
     return lines
 
 
-def _doubts(figures: Mapping[str, Any], benchmark: Result) -> list[str]:
+def _doubts(latency: Latencies, benchmark: Result) -> list[str]:
     """What should be known before a figure is believed."""
-    assert benchmark.samples is not None, "of every benchmark that passed"
-    calls, latency = len(benchmark.samples.real_time_ms), figures["latency_ms"]
     found = list(benchmark.notes)
-    if latency["p90"] > _UNSTEADY * latency["p50"]:
-        found.append(f"calls vary: one in ten takes {latency['p90'] / latency['p50']:.1f} times the median or longer")
+    if latency.p90 > _UNSTEADY * latency.p50:
+        found.append(f"calls vary: one in ten takes {latency.p90 / latency.p50:.1f} times the median or longer")
+    calls = len(benchmark.samples.real_time_ms) if benchmark.samples else 0
     if calls < _FEW_CALLS:
         found.append(f"{calls} calls are few: --loop_count 100 gives figures that can be compared")
     return [f"note: {text}" for text in found]
@@ -141,13 +153,16 @@ def _problem(record: JournalRecord) -> str:
 def _more(record: JournalRecord, chain: Chain, build: Build | None, notes: tuple[str, ...]) -> dict[str, Any]:
     """Our own fields, of a run that failed too."""
     toolchain, form = chain.toolchain, chain.options.dataformat
+    # The notes of steps that follow the benchmark are their results.
+    beside = {step_id(chain.id, Stage.BENCHMARK, role) for role in (AGAINST, TRACE)}
+    own = [result for name, result in record.results.items() if name not in beside]
     found: dict[str, Any] = {
         "run": str(record.runs[-1]["run"]),
         "device": chain.device,
         "iree": toolchain.as_dict(),
         "dataformat": form.label,
         "compile_flags": list(chain.flags),
-        "notes": [*notes, *_notes(record, chain)],
+        "notes": [*notes, *dict.fromkeys(note for result in own for note in result.notes)],
     }
     if build is not None:
         found |= {
@@ -169,22 +184,9 @@ def _more(record: JournalRecord, chain: Chain, build: Build | None, notes: tuple
         found["module_bytes"] = figures["binary_size_bytes"]
         found["dispatch_count"] = figures["dispatch_count"]
     for role in (AGAINST, TRACE):
-        beside = _result(record, chain, Stage.BENCHMARK, role)
-        found |= {role: beside.statistics[role]} if beside else {}
+        more = _result(record, chain, Stage.BENCHMARK, role)
+        found |= {role: more.statistics[role]} if more else {}
     return found
-
-
-def _measured(figures: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("latency_ms", "overhead_us", "load_ms", "peak_rss_bytes", "device_memory", "disturbed")
-    others = ("tokens_per_sec", "prefill_ms", "decode_ms", "host_ms")
-    return {name: figures[name] for name in (*names, *(name for name in others if name in figures))}
-
-
-def _notes(record: JournalRecord, chain: Chain) -> list[str]:
-    """Of all steps but those that follow the benchmark, whose notes are their results."""
-    beside = {step_id(chain.id, Stage.BENCHMARK, role) for role in (AGAINST, TRACE)}
-    results = [result for name, result in record.results.items() if name not in beside]
-    return list(dict.fromkeys(note for result in results for note in result.notes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,14 +305,11 @@ def _whole(content: bytes) -> tuple[str, int, str]:
         return "", 0, f"is damaged ({str(error).splitlines()[0]})"
     if not isinstance(found, list):
         return "", 0, "is no array of results"
-    strange = next((n for n, entry in enumerate(found) if not _is_result(entry)), None)
+    has_result = (isinstance(entry, dict) and bool({"samples_per_sec", "error"} & entry.keys()) for entry in found)
+    strange = next((number for number, has in enumerate(has_result) if not has), None)
     if strange is not None:
         return "", 0, f"is no array of results (entry {strange} has neither samples_per_sec nor error)"
     return text, len(found), ""
-
-
-def _is_result(entry: Any) -> bool:
-    return isinstance(entry, dict) and ("samples_per_sec" in entry or "error" in entry)
 
 
 def _no_number(name: str) -> Any:

@@ -18,6 +18,7 @@ from iree_gauntlet.engine.rounds.taken_rounds import gpu_of
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.machine.disturbance import RoundWatch
 from iree_gauntlet.measuring.machine.machine_state import benchmark_warnings
+from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.results import OutputComparison, Result, Samples, shorten
 from iree_gauntlet.settings import shown
 from iree_gauntlet.steps import Step, StepInput
@@ -33,6 +34,7 @@ from iree_gauntlet.torch_models.torch_chain import (
     MODULE_WORKER,
     PIPELINE_WORKER,
     Exporter,
+    MeasuredCalls,
     TorchChain,
     ask_worker,
     hash_of_files,
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.steps import Step
     from iree_gauntlet.torch_models.bench_options import BenchOptions
-    from iree_gauntlet.torch_models.build_folder import Build
+    from iree_gauntlet.torch_models.build_folder import Build, Generation
     from iree_gauntlet.torch_models.build_plan import BuildPlan
     from iree_gauntlet.torch_models.model_registry import BenchmarkModel
     from iree_gauntlet.torch_models.torch_chain import CompiledProgram
@@ -160,7 +162,7 @@ class Workers:
     def loop(self, calls: int) -> tuple[str, dict[str, Any]]:
         """The program that measures, and its plan."""
         if self.build.generation is not None:
-            return GENERATIVE_WORKER, self._generative_plan(calls)
+            return GENERATIVE_WORKER, self._generative_plan(self.build.generation, calls)
         plan = {**self.compiled(0).plan(self.devices, calls), "in_flight": self.chain.options.microbatch_count}
         if self.build.kind == "training":
             # The loss comes back, the gradients stay, as an optimiser on the device would take them.
@@ -177,9 +179,7 @@ class Workers:
         }
         return PIPELINE_WORKER, {**plan, **model}
 
-    def _generative_plan(self, generations: int) -> dict[str, Any]:
-        made = self.build.generation
-        assert made is not None, "asked for a generative model alone"
+    def _generative_plan(self, made: Generation, generations: int) -> dict[str, Any]:
         prefill = self.compiled(0)
         return {
             "device": self.devices[0],
@@ -195,10 +195,56 @@ class Workers:
         }
 
 
-_PERCENTILES = (50, 90, 99)
 _MS = 1000.0
 # How much longer than the first call foretells a loop may take, before it counts as hanging.
 _SLACK = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies(Recorded):
+    """Percentiles of times in ms, with the least and the largest."""
+
+    min: float
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, times: Sequence[float]) -> Latencies:
+        """Of one time or more, by linear interpolation."""
+        cuts = statistics.quantiles(times, n=100, method="inclusive") if len(times) > 1 else [times[0]] * 99
+        return cls(min(times), cuts[49], cuts[89], cuts[98], max(times))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchFigures(Recorded):
+    """What a benchmark's result has as its statistics; None is what such a model has not.
+
+    Attributes:
+        latency_ms: of calls, or of generations.
+        prefill_ms, decode_ms: of the first token and of each later one.
+        machine: its state meanwhile.
+    """
+
+    total_s: float
+    total_samples: int
+    samples_per_sec: float
+    load_ms: float
+    overhead_us: float
+    peak_rss_bytes: int
+    device_memory: dict[str, Any]
+    latency_ms: Latencies
+    tokens_per_sec: float | None = None
+    prefill_ms: Latencies | None = None
+    decode_ms: Latencies | None = None
+    host_ms: dict[str, list[float]] | None = None
+    machine: dict[str, Any] | None = None
+    disturbed: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Without what there is not."""
+        return {name: value for name, value in Recorded.as_dict(self).items() if value is not None}
 
 
 class BenchSession:
@@ -228,10 +274,11 @@ class BenchSession:
         """What executes each stage; import and compile are the engine's own."""
         self._session, self._workbench = session, workbench
         self._exporter = exporter = Exporter(session, workbench)
+        benchmarks = {MAIN: self._loop, AGAINST: self._against, TRACE: self._trace}
         return {
             Stage.EXPORT: lambda step: exporter.perform(step, self.chain.plan),
             Stage.THRESHOLD: self._check,
-            Stage.BENCHMARK: self._benchmark,
+            Stage.BENCHMARK: lambda step: benchmarks[step.role](step),
         }
 
     def steps_after_export(self) -> tuple[Step, ...]:
@@ -259,11 +306,6 @@ class BenchSession:
     def _workers(self) -> Workers:
         assert self.build is not None, "exported before"
         return Workers(self.chain, self.build, self._devices, self._contraction_type)
-
-    def _benchmark(self, step: Step) -> Result:
-        if step.role == AGAINST:
-            return self._against(step)
-        return self._trace(step) if step.role == TRACE else self._loop(step)
 
     def _check(self, step: Step) -> Result:
         """Runs each program once, with the builder's inputs, and compares all outputs with those of the build."""
@@ -326,14 +368,12 @@ class BenchSession:
         watch = RoundWatch(gpu=bool(gpu), device=gpu)
         answer = ask_worker(workers.chain, step, processes, script, plan)
         state = watch.ended(own_cpu_seconds=answer.outcome.cpu_seconds)
-        found = answer.figures
-        if found is None:
+        if answer.figures is None:
             return replace(answer.failure, notes=(*step.notes, *answer.failure.notes))
-        generative = build.generation is not None
         try:
-            problem = _wrong_tokens(workers, found) if generative else _wrong_host_outputs(workers, found)
-            figures = _generated(workers, found) if generative else _looped(workers, found)
-        except (GauntletError, KeyError, TypeError, ValueError) as error:
+            found = MeasuredCalls.from_dict(answer.figures)
+            problem, figures = _problem_of(workers, found), _figures_of(workers, found)
+        except (GauntletError, ArithmeticError, TypeError, ValueError) as error:
             text = error.what if isinstance(error, GauntletError) else f"{type(error).__name__}: {error}"
             reason = shorten(f"the measuring program's answer cannot be read: {text}")
             return answer.complete(Result(Verdict.ERROR, reason))
@@ -341,14 +381,14 @@ class BenchSession:
             # No speed of what is not right.
             wrong = Result(Verdict.FAILED, shorten(problem), notes=step.notes, failure=FailureKind.WRONG_NUMBERS)
             return answer.complete(wrong)
-        if not generative:
-            self._call_ms = float(figures["latency_ms"]["p50"])
-        times, remarks = figures.pop("times"), figures.pop("remarks")
+        if build.generation is None:
+            self._call_ms = figures.latency_ms.p50
+        figures = replace(figures, machine=state.as_dict(), disturbed=tuple(state.disturbances()))
         result = Result(
             Verdict.PASSED,
-            samples=Samples("bench", times, (), (1,) * len(times)),
-            statistics={**figures, "machine": state.as_dict(), "disturbed": list(state.disturbances())},
-            notes=(*step.notes, *remarks, *benchmark_warnings(state.watched)),
+            samples=Samples("bench", found.times_ms, (), (1,) * len(found.times_ms)),
+            statistics=figures.as_dict(),
+            notes=(*step.notes, *_remarks_on(workers, found), *benchmark_warnings(state.watched)),
             log=processes.log(step, "stdout.txt"),
         )
         return answer.complete(result)
@@ -367,100 +407,66 @@ class BenchSession:
         )
 
     def _trace(self, step: Step) -> Result:
-        workers, toolchain, processes = self._workers, self.chain.toolchain, self._session.processes
         traces = []
-        for number, program in enumerate(workers.build.programs):
+        for number, program in enumerate(self._workers.build.programs):
             path = Path(step.folder) / program.name
-            traced = tracing.traced_step(replace(step, folder=str(path)), self.chain, workers.compiled(number))
-            flags = self._workbench.flags_of(BENCHMARK_MODULE)
-            level = self.chain.options.trace
+            traced = tracing.traced_step(replace(step, folder=str(path)), self.chain, self._workers.compiled(number))
+            flags, processes = self._workbench.flags_of(BENCHMARK_MODULE), self._session.processes
+            level, toolchain = self.chain.options.trace, self.chain.toolchain
             traces.append(tracing.trace(traced, level, path, toolchain, processes, flags, call_ms=self._call_ms))
-        lines = [line for made in traces for line in tracing.shown(made)]
-        return Result(
-            Verdict.PASSED,
-            statistics={TRACE: [made.as_dict() for made in traces]},
-            notes=tuple(lines),
-            tool_seconds=sum(made.seconds for made in traces),
-        )
+        return tracing.result_of(traces, {TRACE: [made.as_dict() for made in traces]})
 
 
-def latencies(times: Sequence[float]) -> dict[str, float]:
-    """Percentiles of times in ms (by linear interpolation), with the least and the largest."""
-    if len(times) == 1:
-        return dict.fromkeys(("min", *(f"p{percent}" for percent in _PERCENTILES), "max"), times[0])
-    cuts = statistics.quantiles(times, n=100, method="inclusive")
-    return {"min": min(times), **{f"p{percent}": cuts[percent - 1] for percent in _PERCENTILES}, "max": max(times)}
-
-
-def _looped(workers: Workers, found: Mapping[str, Any]) -> dict[str, Any]:
-    times = tuple(float(value) for context in found["call_ms"] for value in context)
-    remarks = []
-    if found.get("pushed") == "one by one" and workers.chain.options.microbatch_count > 1:
-        remarks.append("microbatches were pushed one by one: the module has no asynchronous entry")
-    return {
-        **_common(workers, found),
-        "times": times,
-        "latency_ms": latencies(times),
-        "remarks": remarks,
-        **({"host_ms": found["host_ms"]} if "host_ms" in found else {}),
-    }
-
-
-def _generated(workers: Workers, found: Mapping[str, Any]) -> dict[str, Any]:
-    made = workers.build.generation
-    assert made is not None, "of a generative model"
-    steps = [float(value) for generation in found["decode_ms"] for value in generation]
-    times = tuple(
-        float(first) + sum(map(float, rest))
-        for first, rest in zip(found["prefill_ms"], found["decode_ms"], strict=True)
+def _figures_of(workers: Workers, found: MeasuredCalls) -> BenchFigures:
+    samples = (found.calls or found.generations) * workers.build.samples
+    figures = BenchFigures(
+        total_s=found.total_s,
+        total_samples=samples,
+        samples_per_sec=samples / found.total_s,
+        load_ms=found.load_ms,
+        overhead_us=found.overhead_us,
+        peak_rss_bytes=found.peak_rss_bytes,
+        device_memory=found.device_memory,
+        latency_ms=Latencies.of(found.times_ms),
+        host_ms=found.host_ms,
     )
-    common = _common(workers, found)
-    return {
-        **common,
-        "times": times,
-        "latency_ms": latencies(times),
-        "tokens_per_sec": common["total_samples"] * made.tokens / common["total_s"],
-        "prefill_ms": latencies([float(value) for value in found["prefill_ms"]]),
-        "decode_ms": latencies(steps) if steps else {},
-        "remarks": _other_tokens(workers, found),
-    }
-
-
-def _common(workers: Workers, found: Mapping[str, Any]) -> dict[str, Any]:
-    calls = found["calls"] if workers.build.generation is None else found["generations"]
-    samples, total = int(calls) * workers.build.samples, float(found["total_s"])
-    return {
-        "total_s": total,
-        "total_samples": samples,
-        "samples_per_sec": samples / total,
-        "load_ms": found["load_ms"],
-        "overhead_us": found["overhead_us"],
-        "peak_rss_bytes": found["peak_rss_bytes"],
-        "device_memory": found["device_memory"],
-    }
-
-
-def _wrong_tokens(workers: Workers, found: Mapping[str, Any]) -> str:
-    """In f32 every token must be torch's; in a narrower type a near tie may fall otherwise."""
-    if workers.chain.options.dataformat.element_type != "f32" or workers.chain.options.math_fidelity != "HiFi4":
-        return ""
-    return next(iter(_other_tokens(workers, found)), "")
-
-
-def _other_tokens(workers: Workers, found: Mapping[str, Any]) -> list[str]:
     made = workers.build.generation
-    assert made is not None, "of a generative model"
-    for sample, (mine, wanted) in enumerate(zip(found["chosen"], made.chosen, strict=True)):
+    if made is None:
+        return figures
+    later = [value for generation in found.decode_ms for value in generation]
+    return replace(
+        figures,
+        tokens_per_sec=samples * made.tokens / found.total_s,
+        prefill_ms=Latencies.of(found.prefill_ms),
+        decode_ms=Latencies.of(later) if later else None,
+    )
+
+
+def _remarks_on(workers: Workers, found: MeasuredCalls) -> list[str]:
+    if workers.build.generation is not None:
+        return _other_tokens(workers.build.generation, found)
+    if found.pushed == "one by one" and workers.chain.options.microbatch_count > 1:
+        return ["microbatches were pushed one by one: the module has no asynchronous entry"]
+    return []
+
+
+def _problem_of(workers: Workers, found: MeasuredCalls) -> str:
+    """Why there is no speed: other tokens than torch's, or other outputs of the host's last module; empty for none."""
+    options, made = workers.chain.options, workers.build.generation
+    if made is not None:
+        # In a narrower type than f32 a near tie may fall otherwise.
+        exact = options.dataformat.element_type == "f32" and options.math_fidelity == "HiFi4"
+        return next(iter(_other_tokens(made, found)), "") if exact else ""
+    if not workers.build.host.get("post"):
+        return ""
+    actual = read_outputs(found.host_outputs)
+    expected = tensors(workers.exported, workers.build.host_outputs)
+    return agreement(actual, expected, limits(workers.build.host_outputs, workers.narrowed)).problem
+
+
+def _other_tokens(made: Generation, found: MeasuredCalls) -> list[str]:
+    for sample, (mine, wanted) in enumerate(zip(found.chosen, made.chosen, strict=True)):
         for place, (token, right) in enumerate(zip(mine, wanted, strict=True)):
             if token != right:
                 return [f"sample {sample}: token {place} of {len(wanted)} is {token}, torch eager chooses {right}"]
     return []
-
-
-def _wrong_host_outputs(workers: Workers, found: Mapping[str, Any]) -> str:
-    """What the host's last module made of the device's outputs, against what the build has."""
-    if not workers.build.host.get("post"):
-        return ""
-    actual = read_outputs(found["host_outputs"])
-    expected = tensors(workers.exported, workers.build.host_outputs)
-    return agreement(actual, expected, limits(workers.build.host_outputs, workers.narrowed)).problem

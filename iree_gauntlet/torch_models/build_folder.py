@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.numerics.arrays import Tensor, read_npy
@@ -128,7 +128,10 @@ def read_build(folder: Path) -> Build:
     """
     path = folder / BUILD_FILE
     try:
-        return _build(json.loads(path.read_text(encoding="utf-8")))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["schema"] != _SCHEMA:
+            raise ValueError(f"schema {found['schema']}, expected {_SCHEMA}")  # noqa: TRY301 - said as all else that is
+        return Build.from_dict({**found, **(found["training"] or {})})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise GauntletError(
             f"{path}: the built model cannot be read: {type(error).__name__}: {error}",
@@ -152,9 +155,3 @@ def tensors(folder: Path, arrays: Sequence[Array]) -> list[Tensor]:
         GauntletError: a file is missing or holds something else.
     """
     return read_outputs([{"file": array.file, "type": array.type} for array in arrays], folder)
-
-
-def _build(found: Mapping[str, Any]) -> Build:
-    if found["schema"] != _SCHEMA:
-        raise ValueError(f"schema {found['schema']}, expected {_SCHEMA}")
-    return Build.from_dict({**found, **(found["training"] or {})})

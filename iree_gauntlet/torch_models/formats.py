@@ -12,7 +12,6 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     import numpy as np
@@ -168,15 +167,11 @@ def longest_contraction_path(graph: Any, outer: dict[str, int] | None = None) ->
     for node in graph.node:
         before = max((ways.get(name, 0) for name in node.input), default=0)
         # What an inner graph takes from around it is on its ways already.
-        inside = max((longest_contraction_path(inner, ways) for inner in _inner_graphs(node)), default=0)
+        graphs = [
+            graph for item in node.attribute for graph in (*([item.g] if item.HasField("g") else []), *item.graphs)
+        ]
+        inside = max((longest_contraction_path(inner, ways) for inner in graphs), default=0)
         way = max(before + (node.op_type in _CONTRACTIONS), inside)
         ways.update((name, way) for name in node.output if name)
         longest = max(longest, way)
     return longest
-
-
-def _inner_graphs(node: Any) -> Iterator[Any]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs

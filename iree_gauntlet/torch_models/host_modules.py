@@ -87,7 +87,12 @@ class HostModules:
         shapes, expected = [list(item.shape) for item in tensors], [list(array.shape) for array, _ in first]
         if shapes != expected:
             raise PlanError(f"before the device: shapes {shapes} are returned, and the device takes {expected}")
-        taken = [(_bits(_cast(tensor, name), name), name) for tensor, (_, name) in zip(tensors, first, strict=True)]
+        # Over f32, as the builder does it: f64 would be rounded otherwise.
+        cast = [
+            tensor.to(torch.float32).to(_FLOATS[name]) if tensor.is_floating_point() and name in _FLOATS else tensor
+            for tensor, (_, name) in zip(tensors, first, strict=True)
+        ]
+        taken = [(_bits(tensor, name), name) for tensor, (_, name) in zip(cast, first, strict=True)]
         return [*taken, *others]
 
     def after(self, outputs: Sequence[tuple[str, NDArray[Any]]]) -> list[Tensor]:
@@ -130,13 +135,6 @@ class HostModules:
         if odd is not None:
             raise PlanError(f"{where} the device: {type(odd).__name__} is returned: expected tensors")
         return list(leaves)
-
-
-def _cast(tensor: Tensor, name: str) -> Tensor:
-    if not tensor.is_floating_point() or name not in _FLOATS:
-        return tensor
-    # Over f32, as the builder does it: f64 would be rounded otherwise.
-    return tensor.to(torch.float32).to(_FLOATS[name])
 
 
 def _bits(tensor: Tensor, name: str) -> NDArray[Any]:

@@ -96,7 +96,11 @@ class _Run:
             self.to_device.put([item])
 
     def compute(self, device: Callable[[list[Any]], Sequence[Any]], context: int) -> None:
-        while self._one_more():
+        while True:
+            with self.changed:
+                self._begun += 1
+                if self._begun > self._groups:
+                    return
             items = self.to_device.take(self._group)
             begin = _clock()
             outputs = device(items)
@@ -125,12 +129,6 @@ class _Run:
             with self.changed:
                 self.failures.append(failure)
                 self.changed.notify_all()
-
-    def _one_more(self) -> bool:
-        """Whether a group is left; the one that asks has it."""
-        with self.changed:
-            self._begun += 1
-            return self._begun <= self._groups
 
 
 def run_pipeline(

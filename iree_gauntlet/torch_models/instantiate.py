@@ -14,8 +14,6 @@ from iree_gauntlet.torch_models.declarations import FROM_PYBUDA, INSTALL_HINT
 from iree_gauntlet.torch_models.model_registry import BenchmarkModel, Generative, OnDevice, OnHost, discover, find_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import Tensor
     from torch.nn import Module
 
@@ -129,7 +127,10 @@ def instantiate(model: BenchmarkModel, options: BuildOptions) -> Instance:
     content = arrange(model, returned, torch.nn.Module, torch.Tensor)
     if isinstance(content, Generative) and options.training:
         raise UsageError(f"{model.name} generates: there is no training of it", f"leave out --training ({model.place})")
-    modules = list(_modules(content))
+    if isinstance(content, Generative):
+        modules = [content.prefill, content.decode]
+    else:
+        modules = [module for module in (content.pre, content.device, content.post) if module is not None]
     if not options.training:
         for module in modules:
             module.eval()
@@ -223,13 +224,6 @@ def _samples(model: BenchmarkModel, options: BuildOptions, tensor: Tensor) -> in
             "the first dimension of the first input is the number of samples",
         )
     return samples
-
-
-def _modules(content: Pipeline | Generative) -> Iterator[Module]:
-    if isinstance(content, Generative):
-        yield from (content.prefill, content.decode)
-    else:
-        yield from (module for module in (content.pre, content.device, content.post) if module is not None)
 
 
 def _kind(value: object) -> str:

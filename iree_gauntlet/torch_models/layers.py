@@ -122,12 +122,13 @@ def fingerprints(model: Module) -> dict[str, Fingerprint]:
 def changed_layers(before: Mapping[str, Fingerprint], model: Module) -> Changed:
     """Compare a model with what it was."""
     now = dict(model.named_modules())
-    sizes = [was.bytes for name, was in before.items() if name not in now or not _is_same(now[name], was)]
+    same = {
+        name
+        for name, was in before.items()
+        if name in now and was.layer() is now[name] and _hash_and_size(now[name].weight)[0] == was.hash
+    }
+    sizes = [was.bytes for name, was in before.items() if name not in same]
     return Changed(len(sizes), sum(sizes))
-
-
-def _is_same(layer: Module, was: Fingerprint) -> bool:
-    return bool(was.layer() is layer) and _hash_and_size(layer.weight)[0] == was.hash
 
 
 def _hash_and_size(weight: Tensor) -> tuple[str, int]:

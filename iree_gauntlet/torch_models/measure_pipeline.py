@@ -112,6 +112,8 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
                 _loop(host, [context], types, 1)
         loop = _loop(host, contexts, types, int(plan["calls"]) // contexts[0].in_flight)
         written = host.arrays(host_outputs)
+    # What a call through stages takes that do nothing.
+    idle = run_pipeline(lambda: None, [lambda items: items], lambda _outputs: None, _OVERHEAD_CALLS)
     return {
         **figures(contexts, (begin, loaded, first), loop.total_ns, loop.device_ns),
         "calls": int(plan["calls"]),
@@ -119,7 +121,7 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
             "pre": [value / _NS_PER_MS for value in loop.pre_ns],
             "post": [value / _NS_PER_MS for value in loop.post_ns],
         },
-        "overhead_us": _overhead_us(),
+        "overhead_us": idle.total_ns / _OVERHEAD_CALLS / _NS_PER_US,
         "outputs": write_arrays(plan["outputs"], "output", outputs),
         "host_outputs": write_arrays(plan["outputs"], "host_output", written),
     }
@@ -138,12 +140,6 @@ def _loop(host: HostModules, contexts: list[Context], types: list[str], groups: 
         return lambda items: [list(zip(types, arrays, strict=True)) for arrays in context.group(items)]
 
     return run_pipeline(host.before, [stage(item) for item in contexts], host.after, groups, contexts[0].in_flight)
-
-
-def _overhead_us() -> float:
-    """What a call through stages takes that do nothing."""
-    loop = run_pipeline(lambda: None, [lambda items: items], lambda _outputs: None, _OVERHEAD_CALLS)
-    return loop.total_ns / _OVERHEAD_CALLS / _NS_PER_US
 
 
 if __name__ == "__main__":

@@ -31,12 +31,13 @@ from iree_gauntlet.engine.rounds.taken_rounds import Measurement, gpu_of, take_r
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison, Verdict, compare
 from iree_gauntlet.measuring.statistics.sequential import SequentialPlan
+from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.results import shorten
 from iree_gauntlet.steps import Command, Step
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.torch_models.agreement import agreement, limits
 from iree_gauntlet.torch_models.build_folder import Build, read_build, read_outputs, tensors
-from iree_gauntlet.torch_models.torch_chain import running
+from iree_gauntlet.torch_models.torch_chain import CallTimes, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -207,7 +208,7 @@ class Tried:
 
 def peer_rounds(step: Step, command: Command, tool: str) -> Measurement:
     """Rounds of `measure_torch.py` or `measure_onnx.py`: the median call of each model of the plan, in its order."""
-    return Measurement(step, command, tool, _times)
+    return Measurement(step, command, tool, _read_medians)
 
 
 def try_peer(
@@ -225,31 +226,49 @@ def try_peer(
         taken = take_round(replace(rounds, read=lambda _text, _seconds: ()), session.processes, name)
     if taken.failure:
         return [Tried(taken.failure)] * len(expected)
-    answer = _answer(session.processes.stdout(rounds.step, name))
-    version = str(answer["version"])
+    answer = PeerAnswer.read(session.processes.stdout(rounds.step, name))
     tried = []
-    for found, wanted in zip(answer["models"], expected, strict=True):
-        if "error" in found:
-            tried.append(Tried(shorten(found["error"]), version))
+    for found, wanted in zip(answer.models, expected, strict=True):
+        if found.error:
+            tried.append(Tried(shorten(found.error), answer.version))
             continue
-        problem = shorten(wanted.problem(outputs, found["outputs"]))
-        call_ms = statistics.median(found["call_ms"])
-        tried.append(Tried(problem, version, float(found["first_call_ms"]), found["compile_s"], call_ms))
+        problem = shorten(wanted.problem(outputs, found.outputs))
+        call_ms = statistics.median(found.call_ms)
+        tried.append(Tried(problem, answer.version, found.first_call_ms, found.compile_s, call_ms))
     return tried
 
 
-def _answer(text: str) -> dict[str, Any]:
-    """The last line; models may print before it."""
-    found: dict[str, Any] = json.loads(text.rstrip().splitlines()[-1])
-    return found
+@dataclass(frozen=True, slots=True)
+class PeerModel(Recorded):
+    """What `measure_torch.py` and `measure_onnx.py` say of a model; `error`: where it cannot be measured."""
+
+    name: str
+    error: str = ""
+    call_ms: tuple[float, ...] = ()
+    first_call_ms: float | None = None
+    compile_s: float | None = None
+    outputs: tuple[dict[str, str], ...] = ()
 
 
-def _times(text: str, _seconds: float) -> tuple[float, ...]:
-    models = _answer(text)["models"]
+@dataclass(frozen=True, slots=True)
+class PeerAnswer(Recorded):
+    """What they say of all models of their plan."""
+
+    version: str
+    models: tuple[PeerModel, ...]
+
+    @classmethod
+    def read(cls, text: str) -> PeerAnswer:
+        """The last line; models may print before it."""
+        return cls.from_dict(json.loads(text.rstrip().splitlines()[-1]))
+
+
+def _read_medians(text: str, _seconds: float) -> tuple[float, ...]:
+    models = PeerAnswer.read(text).models
     for failed in models:
-        if "error" in failed:
-            raise GauntletError(f"{failed['name']}: {failed['error']}")
-    return tuple(statistics.median(item["call_ms"]) for item in models)
+        if failed.error:
+            raise GauntletError(f"{failed.name}: {failed.error}")
+    return tuple(statistics.median(item.call_ms) for item in models)
 
 
 _LEAST_CALLS = 3
@@ -381,7 +400,12 @@ class _Peers:
         name, session = script.rounds.tool, self.session
         session.progress.status(f"{name}: first round")
         trial = script.with_plan(home, "trial", TRIAL_CALLS, outputs=str(outputs))
-        (tried,) = try_peer(session, trial, _TRIAL, outputs, [self._expected()])
+        arrays = [array for program in self.build.programs for array in program.outputs]
+        if self.build.host.get("post"):
+            arrays = list(self.build.host_outputs)
+        # What every peer should compute; its contractions are never narrowed.
+        expected = Expected(self.folder, arrays, limits(arrays), gradients=self.build.kind == "training")
+        (tried,) = try_peer(session, trial, _TRIAL, outputs, [expected])
         self._require_going_on()
         found = Peer(name, version=tried.version, first_call_ms=tried.first_call_ms, compile_s=tried.compile_s)
         if tried.problem:
@@ -423,22 +447,9 @@ class _Peers:
         if self.session.cancelled.is_set():
             raise WaitCancelledError("cancelled in the first round of a peer")
 
-    def _expected(self) -> Expected:
-        """What every peer should compute; its contractions are never narrowed."""
-        arrays = [array for program in self.build.programs for array in program.outputs]
-        if self.build.host.get("post"):
-            arrays = list(self.build.host_outputs)
-        return Expected(self.folder, arrays, limits(arrays), gradients=self.build.kind == "training")
-
 
 def _iree_times(text: str, _seconds: float) -> tuple[float, ...]:
     """The median of all calls, or generations; one figure, since a log of thousands of calls is of no use."""
-    answer = json.loads(text)
-    if "host_ms" in answer:
-        # Stages run in parallel: a call has no time of its own.
-        times = [answer["total_s"] * _MS / answer["calls"]]
-    elif "generations" in answer:
-        times = [first + sum(rest) for first, rest in zip(answer["prefill_ms"], answer["decode_ms"], strict=True)]
-    else:
-        times = [value for context in answer["call_ms"] for value in context]
-    return (statistics.median(times),)
+    answer = CallTimes.from_dict(json.loads(text))
+    # Stages run in parallel: a call has no time of its own.
+    return (statistics.median(answer.times_ms) if answer.host_ms is None else answer.total_s * _MS / answer.calls,)

@@ -197,7 +197,9 @@ class Registry:
         if found is not None:
             asked = self.recipes[found]
             values, wrong = read_arguments(text.removeprefix(found).split("-")[1:], asked.arguments)
-            wrong = wrong or _checked(asked, values or ())
+            if values is not None and asked.check:
+                with asked.blamed():
+                    wrong = asked.check(*values)
             if values is not None and not wrong:
                 return AskedRecipe(text, asked, values)
         refused = _refused_recipe(text)
@@ -241,12 +243,6 @@ class Registry:
         if name not in self.shape_sets:
             raise unknown_name(f"there is no shape set {name!r}", name, sorted([*self.shape_sets, CUSTOM]))
         return self.shape_sets[name]
-
-
-def _checked(recipe: Recipe, arguments: Sequence[int | str]) -> str:
-    """What is wrong with arguments; empty where nothing is."""
-    with recipe.blamed():
-        return recipe.check(*arguments) if recipe.check else ""
 
 
 def load_registry(files: Sequence[Path] = (), builtin: Sequence[Path] = BUILTIN_FILES) -> Registry:

@@ -76,7 +76,11 @@ class PointSession:
 
     def performers(self) -> Mapping[Stage, Callable[[Step], Result]]:
         """What executes each stage; import and compile are the engine's own."""
-        return {Stage.EXPORT: self._export, Stage.THRESHOLD: self._check, Stage.BENCHMARK: self._benchmark}
+        return {
+            Stage.EXPORT: lambda step: self._exporter.perform(step, self.chain.plan(step.role)),
+            Stage.THRESHOLD: self._check,
+            Stage.BENCHMARK: self._benchmark,
+        }
 
     def phases(self) -> Sequence[Callable[[], Sequence[Step]]]:
         """What there is to do, one after the other: each is planned when the one before has finished."""
@@ -91,9 +95,6 @@ class PointSession:
         code = Path(self.chain.step(Stage.BENCHMARK).folder) / "torch"
         if code.is_dir():
             shutil.rmtree(code)
-
-    def _export(self, step: Step) -> Result:
-        return self._exporter.perform(step, self.chain.plan(step.role))
 
     def _modules(self) -> Sequence[Step]:
         steps = self.chain.modules(self._exporter.hashes)
@@ -215,12 +216,7 @@ class PointSession:
         path, processes = Path(step.folder) / variant.label, self.session.processes
         traced = tracing.traced_step(step, self.chain, self.chain.made(variant, self._build(variant)))
         made = tracing.trace(traced, tracing.VERBOSE, path, self.chain.toolchain, processes, flags, call_ms=call_ms)
-        return Result(
-            Verdict.PASSED,
-            statistics={TRACE.rstrip("."): made.as_dict()},
-            notes=tuple(tracing.shown(made)),
-            tool_seconds=made.seconds,
-        )
+        return tracing.result_of([made], {TRACE.rstrip("."): made.as_dict()})
 
     def _profile_memory(self, step: Step) -> Result:
         """The high-water mark of memory by phase; the series of samples is written next to the logs, for its plot."""

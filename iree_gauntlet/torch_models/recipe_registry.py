@@ -443,7 +443,11 @@ def _architecture_parameters(function: Callable[..., Any], messages: list[str]) 
 def _takes_sizes(function: Callable[..., Any], powers: bool, messages: list[str]) -> None:
     """Checks that a shape set takes `sizes` where it has powers, and nothing where it has none."""
     if powers:
-        if len(_needed(function)) != 1 or not _callable_with(function, ()):
+        try:
+            takes_one = len(_needed(function)) == 1 and inspect.signature(function).bind(()) is not None
+        except TypeError:
+            takes_one = False
+        if not takes_one:
             messages.append("it has powers, and takes not one parameter: def my_set(sizes: tuple[int, ...])")
     else:
         _check_bare(function, messages, "it has no min_power and max_power, and takes")
@@ -461,14 +465,6 @@ def _needed(function: Callable[..., Any]) -> list[str]:
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
     return [item.name for item in parameters if item.default is item.empty and item.kind not in variadic]
-
-
-def _callable_with(function: Callable[..., Any], *arguments: object) -> bool:
-    try:
-        inspect.signature(function).bind(*arguments)
-    except TypeError:
-        return False
-    return True
 
 
 def _argument(function: Callable[..., Any], parameter: inspect.Parameter, messages: list[str]) -> Argument | None:

@@ -88,7 +88,10 @@ def machine_roofline(folder: Path, python: str, machine: MachineFacts) -> Roofli
         GauntletError: the folder cannot be used, or the measurement failed. ToolchainError where `python` cannot be
             started or has no NumPy.
     """
-    measured_on = {"cpu": machine.cpu, "cores": machine.cores, "numpy": _numpy_version(python)}
+    answer = ask([python, "-c", _NUMPY_VERSION], timeout=60.0)
+    if answer.exit_code != 0:
+        raise ToolchainError(f"{python} has no NumPy, which measures the machine's peaks", "pip install numpy there")
+    measured_on = {"cpu": machine.cpu, "cores": machine.cores, "numpy": answer.stdout.strip()}
     digest = hashlib.sha256(json.dumps(measured_on, sort_keys=True).encode()).hexdigest()
     path = folder / f"{digest[:16]}.json"
     try:
@@ -111,13 +114,6 @@ def machine_roofline(folder: Path, python: str, machine: MachineFacts) -> Roofli
             "the cache's folder must be writable",
         ) from error
     return kept
-
-
-def _numpy_version(python: str) -> str:
-    answer = ask([python, "-c", _NUMPY_VERSION], timeout=60.0)
-    if answer.exit_code != 0:
-        raise ToolchainError(f"{python} has no NumPy, which measures the machine's peaks", "pip install numpy there")
-    return answer.stdout.strip()
 
 
 def _kept(path: Path, measured_on: Mapping[str, Any]) -> tuple[Roofline, int]:

@@ -21,6 +21,7 @@ from iree_gauntlet.engine.modules.module_cache import EntryGoneError
 from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.plan_modules import DEFAULT_TIMEOUTS, Places, PlanContext, compile_step
 from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.results import CacheUse, Result, shorten
 from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput, step_id
 from iree_gauntlet.system.atomic import write_atomic
@@ -433,6 +434,50 @@ MODULE_WORKER = "measure_module.py"
 GENERATIVE_WORKER = "measure_generative.py"
 PIPELINE_WORKER = "measure_pipeline.py"
 _TOOL = "the measuring program"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallTimes(Recorded):
+    """What a measuring program says of times.
+
+    Attributes:
+        call_ms: of each context.
+        prefill_ms, decode_ms: of each generation, in place of calls.
+        host_ms: of the stages on the host; None where there are none.
+    """
+
+    total_s: float = 0.0
+    calls: int = 0
+    call_ms: tuple[tuple[float, ...], ...] = ()
+    prefill_ms: tuple[float, ...] = ()
+    decode_ms: tuple[tuple[float, ...], ...] = ()
+    host_ms: dict[str, list[float]] | None = None
+
+    @property
+    def times_ms(self) -> tuple[float, ...]:
+        """Of all calls, or generations."""
+        if self.prefill_ms:
+            return tuple(first + sum(rest) for first, rest in zip(self.prefill_ms, self.decode_ms, strict=True))
+        return tuple(value for context in self.call_ms for value in context)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCalls(CallTimes):
+    """The answer of a measuring program; the programs say what is what.
+
+    Attributes:
+        chosen: tokens of the last generation, by sample.
+        pushed: `async` or `one by one`.
+    """
+
+    load_ms: float
+    overhead_us: float
+    peak_rss_bytes: int
+    device_memory: dict[str, Any]
+    generations: int = 0
+    chosen: tuple[tuple[int, ...], ...] = ()
+    pushed: str = ""
+    host_outputs: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

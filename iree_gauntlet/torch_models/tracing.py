@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.document import Cell, Column, Kind, Table
 from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.engine.processes.supervisor import shell_line
@@ -22,7 +23,7 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import milliseconds, one_line
 from iree_gauntlet.measuring.profiles.dispatch_profile import dispatch_name
 from iree_gauntlet.measuring.profiles.perfetto import perfetto_trace
-from iree_gauntlet.results import shorten
+from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.steps import Command, Step
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.torch_models.torch_chain import FUNCTION, CompiledProgram, TorchChain
@@ -148,11 +149,10 @@ def table_lines(table: TraceTable, most: int | None = None) -> list[str]:
         cells.append((label, "", *_figures(table, sum(row.ns for row in others), sum(row.count for row in others))))
     if table.outside_ns is not None:
         cells.append((_OUTSIDE, "", *_figures(table, table.outside_ns, "")))
-    return [
-        _headline(table),
-        *Table(_COLUMNS, tuple(cells)).lines,
-        *(f"note: {one_line(note)}" for note in _notes(table)),
-    ]
+    notes = table.notes
+    if table.outside_ns is not None and table.outside_ns < 0:
+        notes = (*notes, "dispatches run side by side: together they take longer than the call")
+    return [_headline(table), *Table(_COLUMNS, tuple(cells)).lines, *(f"note: {one_line(note)}" for note in notes)]
 
 
 def _headline(table: TraceTable) -> str:
@@ -162,12 +162,6 @@ def _headline(table: TraceTable) -> str:
     timed = f"medians of {table.calls} calls under the profiler, by the {clock}'s clock"
     call = "" if table.call_ns is None else f"{_ms(table.call_ns)} ms a call, "
     return f"{call}{dispatches} ({timed})"
-
-
-def _notes(table: TraceTable) -> tuple[str, ...]:
-    if table.outside_ns is not None and table.outside_ns < 0:
-        return (*table.notes, "dispatches run side by side: together they take longer than the call")
-    return table.notes
 
 
 def _figures(table: TraceTable, ns: int, count: Cell) -> tuple[Cell, ...]:
@@ -296,6 +290,16 @@ def trace(
     except OSError as error:
         return replace(made, reason=_cannot_write(error), files=())
     return made
+
+
+def result_of(traces: Sequence[Trace], statistics: dict[str, Any]) -> Result:
+    """The result of a step that traced programs."""
+    return Result(
+        Verdict.PASSED,
+        statistics=statistics,
+        notes=tuple(line for made in traces for line in shown(made)),
+        tool_seconds=sum(made.seconds for made in traces),
+    )
 
 
 def shown(trace: Trace) -> list[str]:

@@ -9,8 +9,7 @@ from lxml import html
 from iree_gauntlet.document import INK, PAPER
 from iree_gauntlet.reports.render_html import html_page
 from iree_gauntlet.reports.sweeps.sweep_document import sweep_document
-from iree_gauntlet.reports.sweeps.sweep_plots import Plot
-from iree_gauntlet.reports.sweeps.sweep_rows import entries, read_rows
+from iree_gauntlet.reports.sweeps.sweep_rows import Plot, entries, read_rows
 from tests.support.micro_records import HEADER, grid, point, ratio, record, records, squares, variant
 
 if TYPE_CHECKING:

@@ -11,12 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
-from iree_gauntlet.reports.sweeps.sweep_document import times
 from iree_gauntlet.reports.sweeps.sweep_plots import (
     STATUS_MARKS,
     STYLE,
     WORD_COLOURS,
-    Plot,
     colour_of,
     draw_plots,
     grid_map,
@@ -28,7 +26,7 @@ from iree_gauntlet.reports.sweeps.sweep_plots import (
     speedup_bars,
     tick_text,
 )
-from iree_gauntlet.reports.sweeps.sweep_rows import Entry, entries, read_rows
+from iree_gauntlet.reports.sweeps.sweep_rows import Entry, Plot, entries, read_rows, times
 from tests.support.micro_records import RECIPES, grid, point, ratio, record, squares, variant
 
 if TYPE_CHECKING:

@@ -22,9 +22,8 @@ from iree_gauntlet.reports.sweeps.sweep_document import (
     speedup_table,
     summary,
     sweep_document,
-    times,
 )
-from iree_gauntlet.reports.sweeps.sweep_rows import Ratio, Row, entries, read_rows
+from iree_gauntlet.reports.sweeps.sweep_rows import Ratio, Row, entries, read_rows, times
 from tests.support.micro_records import HEADER, grid, point, ratio, record, records, squares, variant
 
 

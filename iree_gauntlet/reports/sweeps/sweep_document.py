@@ -9,12 +9,12 @@ from iree_gauntlet.document import Block, Column, Document, Folded, Heading, Ite
 from iree_gauntlet.figures import byte_size, duration, error_figure, milliseconds
 from iree_gauntlet.records.chain_figures import NOTHING
 from iree_gauntlet.reports.provenance import provenance
-from iree_gauntlet.reports.sweeps.sweep_rows import Entry, Ratio, Row, Side, entries, mean_ratio
+from iree_gauntlet.reports.sweeps.sweep_rows import Entry, Ratio, Row, Side, entries, mean_ratio, times
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from iree_gauntlet.reports.sweeps.sweep_plots import Plot
+    from iree_gauntlet.reports.sweeps.sweep_rows import Plot
 
 
 # What a ratio says, where it is not plain from its size.
@@ -38,17 +38,6 @@ _TITLE = "IREE Gauntlet: micro-benchmarks"
 _BASELINE = "baseline, ms"
 # What a terminal shows.
 _MOST_ROWS, _MOST_DOUBTS = 60, 12
-
-
-def times(ratio: float) -> str:
-    """A ratio in three digits: `1.72`, `0.094`, `12.5`."""
-    if not math.isfinite(ratio):
-        return str(ratio)
-    if abs(ratio) >= 99.95 or ratio == 0:
-        return f"{ratio:.0f}"
-    if abs(ratio) >= 9.995:
-        return f"{ratio:.1f}"
-    return f"{ratio:.2f}" if abs(ratio) >= 0.0995 else f"{ratio:.2g}"
 
 
 def ratio_text(ratio: Ratio | None) -> str:

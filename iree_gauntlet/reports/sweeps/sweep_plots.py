@@ -14,8 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.document import INK, PAPER
-from iree_gauntlet.reports.sweeps.sweep_document import times
-from iree_gauntlet.reports.sweeps.sweep_rows import Entry, Ratio, Row, entries, mean_ratio
+from iree_gauntlet.reports.sweeps.sweep_rows import Entry, Plot, Ratio, Row, entries, mean_ratio, times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -108,21 +107,6 @@ _ROW_POINTS = 9
 _MB = 1e6
 # Of Okabe and Ito, as in the other plots.
 _RESIDENT, _MAPPED, _DEVICE, _BORDER = "#0072b2", "#8c8c8c", "#d55e00", "#bdbdbd"
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """A picture of results.
-
-    Attributes:
-        entry: title of the entry of `model_params` that it is of.
-    """
-
-    name: str
-    entry: str
-    title: str
-    svg: bytes
-    png: bytes
 
 
 def draw_plots(rows: Sequence[Row]) -> tuple[Plot, ...]:

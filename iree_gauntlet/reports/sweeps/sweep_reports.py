@@ -204,6 +204,8 @@ def oss_records(
     for row in rows:
         model = row.label if len(shapes[row.label]) == 1 else f"{row.name} {row.label}"
         runner = _runner(row, header)
+        named = {name: getattr(row, name) for name in ("name", "model_type", "shape", "m", "k", "n")}
+        about = _known({**named, "flops": None if row.flops is None else f"{row.flops:.0f}"})
         for backend, metrics in _backends(row, baselines.get(row.point)):
             for metric in metrics:
                 if metric.value is None or not fits_float32(metric.value):
@@ -217,7 +219,7 @@ def oss_records(
                             "type": "micro-benchmark custom layer",
                             "backend": backend,
                             "origins": ["iree"],
-                            "extra_info": _about(row),
+                            "extra_info": about,
                         },
                         "metric": {
                             "name": metric.name,
@@ -297,12 +299,6 @@ def _benchmark(row: Row, backend: str, arch: str, state: str) -> dict[str, Any]:
     return {"name": "micro-benchmark api", "mode": "inference", "dtype": row.recipe, "extra_info": _known(facts)}
 
 
-def _about(row: Row) -> dict[str, str]:
-    facts = {"name": row.name, "model_type": row.model_type, "shape": row.shape}
-    sizes = {"m": row.m, "k": row.k, "n": row.n, "flops": None if row.flops is None else f"{row.flops:.0f}"}
-    return _known({**facts, **sizes})
-
-
 def _metric_facts(metric: _Metric) -> dict[str, str]:
     ratio = metric.ratio
     more = {"low": ratio.low, "high": ratio.high, "verdict": ratio.word} if ratio else {}
@@ -376,7 +372,8 @@ def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) ->
         GauntletError: a file cannot be written, or a record is none.
     """
     asked = record.runs[-1]["micro"]
-    records = _records(record, asked["points"])
+    results = [record.results.get(step_id(chain, Stage.BENCHMARK)) for chain in asked["points"]]
+    records = [item.statistics["micro"] for item in results if item is not None and "micro" in item.statistics]
     rows = read_rows(records)
     header = _header(record) | {"missing": _missing(record, asked)}
     targets = read_targets(asked["targets"])
@@ -409,7 +406,7 @@ def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) ->
         stream.write(f"records for a benchmark database: {asked['output']}\n")
 
 
-def check_output(name: str) -> None:
+def check_writable(name: str) -> None:
     """Makes sure that `--output` can be written, before anything is measured.
 
     Raises:
@@ -449,12 +446,6 @@ def read_targets(name: str) -> Mapping[str, Mapping[str, float]]:
         ) from error
     except ValueError as error:
         raise UsageError(f"--targets {name}: no JSON: {error}", "See docs/reference/micro.md.") from error
-
-
-def _records(record: JournalRecord, points: Sequence[str]) -> list[dict[str, Any]]:
-    """Of all points that finished, in the order of the configuration."""
-    results = [record.results.get(step_id(chain, Stage.BENCHMARK)) for chain in points]
-    return [result.statistics["micro"] for result in results if result is not None and "micro" in result.statistics]
 
 
 def _draw_memory(record: JournalRecord, run_dir: Path) -> None:

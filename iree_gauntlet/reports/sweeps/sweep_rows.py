@@ -203,6 +203,32 @@ def mean_ratio(ratios: Sequence[float]) -> float | None:
     return statistics.geometric_mean(usable) if usable else None
 
 
+def times(ratio: float) -> str:
+    """A ratio in three digits: `1.72`, `0.094`, `12.5`."""
+    if not math.isfinite(ratio):
+        return str(ratio)
+    if abs(ratio) >= 99.95 or ratio == 0:
+        return f"{ratio:.0f}"
+    if abs(ratio) >= 9.995:
+        return f"{ratio:.1f}"
+    return f"{ratio:.2f}" if abs(ratio) >= 0.0995 else f"{ratio:.2g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A picture of results.
+
+    Attributes:
+        entry: title of the entry of `model_params` that it is of.
+    """
+
+    name: str
+    entry: str
+    title: str
+    svg: bytes
+    png: bytes
+
+
 def _row(record: Mapping[str, Any], variant: Mapping[str, Any]) -> Row:
     error, roofline = variant.get("error") or {}, variant.get("roofline") or {}
     first_call = {"first_call_ms": variant.get("first_call_ms")}

@@ -1,4 +1,7 @@
-"""`bench`: a model written as a Python function, made by torch, compiled by IREE, compared with torch, measured."""
+"""`bench` and `micro`: models that torch makes, compiled by IREE, compared with torch, and measured.
+
+Of `bench` a model is a Python function; of `micro` they are recipes × architectures × shapes of a configuration.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from iree_gauntlet import messages
 from iree_gauntlet.document import Cell, Column, Document, Kind, Table
@@ -14,13 +17,15 @@ from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.engine.run_start import model_engine, model_session, require_importer, run_event
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
 from iree_gauntlet.errors import ExitCode, Problem, ToolchainError, UsageError
+from iree_gauntlet.experiments.sweep import MicroRun, earlier_micro
 from iree_gauntlet.figures import counted
 from iree_gauntlet.history.index import add_itself
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.run_folder import make_folder
 from iree_gauntlet.reports.experiment_reports import write_reports
-from iree_gauntlet.reports.output import Output, open_progress
+from iree_gauntlet.reports.output import Output, open_progress, write_text
 from iree_gauntlet.reports.render_console import print_document
+from iree_gauntlet.reports.sweeps.sweep_reports import check_writable, read_targets, write_micro_reports
 from iree_gauntlet.requests import ToolchainRequest
 from iree_gauntlet.settings import cache_folder, project_folder, shown, typed_command
 from iree_gauntlet.targets import target_flags
@@ -35,17 +40,21 @@ from iree_gauntlet.torch_models.compiler_options import (
     fidelity_flags,
     opt_level_flags,
 )
+from iree_gauntlet.torch_models.configuration import overridden, read_micro_config
 from iree_gauntlet.torch_models.instantiate import check_options
 from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError, discover, find_model
+from iree_gauntlet.torch_models.plugins import REFUSED, entry_point_files, load_registry
+from iree_gauntlet.torch_models.recipe_registry import CUSTOM
 from iree_gauntlet.torch_models.torch_chain import find_torch_python
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from iree_gauntlet.cases import Verdict
-    from iree_gauntlet.engine.engine import Engine
     from iree_gauntlet.progress import Progress
+    from iree_gauntlet.reports.report_files import Reports
+    from iree_gauntlet.requests import MicroRequest
     from iree_gauntlet.torch_models.bench_options import BenchOptions
+    from iree_gauntlet.torch_models.plugins import Registry
 
 
 _MODELS = "specs/models"
@@ -116,8 +125,7 @@ def bench(options: BenchOptions) -> ExitCode:
             chain, devices, fidelity.contraction_type, (*_emulation(options), *level.notes, *fidelity.notes)
         )
         code = _run(session, machine, run_dir, progress)
-    add_itself(run_dir, machine.store.configuration, machine.cache_dir)
-    return _report(session, run_dir, output, code)
+    return _report(session, run_dir, machine, output, code)
 
 
 def _run(session: BenchSession, machine: Workbench, run_dir: Path, progress: Progress) -> ExitCode:
@@ -130,23 +138,24 @@ def _run(session: BenchSession, machine: Workbench, run_dir: Path, progress: Pro
     with model_session(run_dir, progress, event) as context:
         engine = model_engine(context, machine, session.performers(context, machine))
         with engine.recorded() as performed:
-            performed.verdicts = _perform(session, engine)
+            performed.verdicts = engine.perform([export], {})
+            if more := session.steps_after_export():
+                engine.announce(more)
+                performed.verdicts = engine.perform(more, performed.verdicts)
         return performed.code
 
 
-def _perform(session: BenchSession, engine: Engine) -> dict[str, Verdict]:
-    verdicts = engine.perform([session.chain.export()], {})
-    more = session.steps_after_export()
-    if more:
-        engine.announce(more)
-        verdicts = engine.perform(more, verdicts)
-    return verdicts
-
-
-def _report(session: BenchSession, run_dir: Path, output: Output, code: ExitCode) -> ExitCode:
-    """Reports, the entry of perf.json, and what was measured."""
+def _write_reports(run_dir: Path, machine: Workbench, output: Output) -> Reports:
+    """The run's own, printed; it goes into the history."""
+    add_itself(run_dir, machine.store.configuration, machine.cache_dir)
     reports = write_reports(run_dir)
     reports.print(shown(run_dir), output.stream, environ=os.environ)
+    return reports
+
+
+def _report(session: BenchSession, run_dir: Path, machine: Workbench, output: Output, code: ExitCode) -> ExitCode:
+    """Reports, the entry of perf.json, and what was measured."""
+    reports = _write_reports(run_dir, machine, output)
     chain = session.chain
     record = read_journal(run_dir / JOURNAL)
     lines = result_lines(record, chain, session.build)
@@ -218,3 +227,61 @@ def _list(models: Mapping[str, BenchmarkModel], folders: Sequence[Path]) -> Docu
     where = ", ".join(str(folder) for folder in folders)
     said = f"{counted(len(models), 'model')}, {counted(len(rows), 'configuration')} in {where}"
     return Document("", said, (), (Table(_COLUMNS, tuple(rows)),))
+
+
+def micro(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
+    """Measures the points of a configuration, or lists what a configuration can name.
+
+    Raises:
+        GauntletError: what keeps it from starting; nothing was measured then.
+    """
+    if asked.run_dir and not asked.resume:
+        raise UsageError(
+            "--run-dir names a run to continue", "Add --resume, or leave it out: a new run makes its folder."
+        )
+    earlier = earlier_micro(asked.run_dir) if asked.resume else None
+    if earlier is not None:
+        asked, toolchain = earlier.continued(asked, toolchain)
+    plugins = tuple(Path(name).expanduser().absolute() for name in asked.plugin)
+    registry = load_registry((*entry_point_files(), *plugins))
+    if asked.list:
+        _print_registry(registry, sys.stdout)
+        return ExitCode.OK
+    read_targets(asked.targets)
+    check_writable(asked.output)
+    if not asked.config:
+        raise UsageError(
+            "which configuration?", "Name a YAML file with --config, such as specs/recipes/quick.yml; or see --list."
+        )
+    config = overridden(read_micro_config(Path(asked.config).expanduser(), registry), asked.device, asked.dtype)
+    if earlier is not None:
+        earlier.require_same(config)
+    torch = find_torch_python(asked.torch_python)
+    output = Output(sys.stdout)
+    with open_progress(output.stream) as progress:
+        workbench = open_workbench(toolchain, progress, need_toolchain=True)
+        run = MicroRun(asked, toolchain, config, registry, torch, workbench, progress, earlier)
+        run.measure()
+    reports = _write_reports(run.run_dir, workbench, output)
+    write_micro_reports(read_journal(run.run_dir / JOURNAL), run.run_dir, output.stream)
+    reports.append_to_step_summary(os.environ)
+    return reports.exit_code
+
+
+def _print_registry(registry: Registry, stream: TextIO) -> None:
+    """A list for each kind of thing."""
+    recipes = sorted(registry.recipes.values(), key=lambda item: (item.kind, item.name))
+    for kind in ("quantization", "sparsity", "compiler"):
+        rows = [(item.usage, item.about) for item in recipes if item.kind == kind]
+        _print(f"recipes ({kind})", rows, stream)
+    _print("recipes of torchao that are refused", list(REFUSED.items()), stream)
+    types = [(name, registry.model_type(name).architecture.about) for name in registry.model_types()]
+    _print("model types", types, stream)
+    shapes = [(item.name, item.about) for item in registry.shape_sets.values()]
+    _print("shape sets", [*shapes, (CUSTOM, "the shapes that the configuration lists")], stream)
+
+
+def _print(title: str, rows: Sequence[tuple[str, str]], stream: TextIO) -> None:
+    width = max((len(name) for name, _ in rows), default=0)
+    lines = [f"  {name:{width}}  {about}".rstrip() for name, about in rows]
+    write_text(stream, "\n".join([f"{title}:", *lines, "", ""]))
