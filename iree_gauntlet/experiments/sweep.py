@@ -26,7 +26,7 @@ from iree_gauntlet.steps import step_id
 from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.devices import device_available
 from iree_gauntlet.torch_models.compiler_options import chosen_devices, chosen_target
-from iree_gauntlet.torch_models.configuration import MicroConfig, Point, iree_device, points_of
+from iree_gauntlet.torch_models.configuration import MicroConfig, SweepPoint, iree_device, points_of
 from iree_gauntlet.torch_models.point_measurement import DIALECT, Measuring, PointChain
 from iree_gauntlet.torch_models.point_session import PointSession
 from iree_gauntlet.torch_models.roofline import Roofline, machine_roofline, why_no_roofline
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Step
     from iree_gauntlet.toolchains.toolchain import Toolchain
-    from iree_gauntlet.torch_models.plugins import Registry
+    from iree_gauntlet.torch_models.plugins import PluginRegistry
     from iree_gauntlet.torch_models.torch_chain import TorchPython
 
 
@@ -150,7 +150,7 @@ class MicroRun:
     asked: MicroRequest
     toolchain: ToolchainRequest
     config: MicroConfig
-    registry: Registry
+    registry: PluginRegistry
     torch: TorchPython
     workbench: Workbench
     progress: Progress
@@ -186,7 +186,7 @@ class MicroRun:
             with engine.recorded() as performed:
                 performed.verdicts = self._points(todo, len(points), chains, session, engine)
 
-    def _reachable(self, points: Sequence[Point]) -> list[Point]:
+    def _reachable(self, points: Sequence[SweepPoint]) -> list[SweepPoint]:
         """The points whose devices are there; the others are refused, each with its reason, and the sweep continues."""
         if self.asked.device:
             # Without it there is no sweep, and it is checked by its name.
@@ -206,7 +206,7 @@ class MicroRun:
 
     def _points(
         self,
-        todo: Sequence[Point],
+        todo: Sequence[SweepPoint],
         total: int,
         chains: Mapping[str, PointChain],
         session: Session[Journal],
@@ -235,7 +235,7 @@ class MicroRun:
         session.tidy()
         return verdicts
 
-    def _roofline(self, todo: Sequence[Point], session: Session[Journal]) -> Roofline | None:
+    def _roofline(self, todo: Sequence[SweepPoint], session: Session[Journal]) -> Roofline | None:
         """The machine's peaks; None where no point asks for them, or they cannot be had, which is reported."""
         if all(why_no_roofline(iree_device(point.model.device)) for point in todo):
             return None
@@ -250,7 +250,7 @@ class MicroRun:
             self.progress.message(f"no shares of the machine's peak: {error.what} ({error.hint})")
             return None
 
-    def _chain(self, point: Point, context: PlanContext) -> PointChain:
+    def _chain(self, point: SweepPoint, context: PlanContext) -> PointChain:
         device = iree_device(point.model.device)
         target = chosen_target(device, self.asked.target)
         return PointChain(
@@ -298,7 +298,7 @@ class MicroRun:
         return self._session.performers()[step.stage](step)
 
 
-def _heading(point: Point, number: int, total: int, measured: int, began: float, todo: int) -> str:
+def _heading(point: SweepPoint, number: int, total: int, measured: int, began: float, todo: int) -> str:
     """`point 12 of 56: linear/512-1024-2048; about 9 min left`, by what a point has taken so far."""
     left = ""
     if measured:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.reports.report_files import Reports
     from iree_gauntlet.requests import MicroRequest
     from iree_gauntlet.torch_models.bench_options import BenchOptions
-    from iree_gauntlet.torch_models.plugins import Registry
+    from iree_gauntlet.torch_models.plugins import PluginRegistry
 
 
 _MODELS = "specs/models"
@@ -268,7 +268,7 @@ def micro(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
     return reports.exit_code
 
 
-def _print_registry(registry: Registry, stream: TextIO) -> None:
+def _print_registry(registry: PluginRegistry, stream: TextIO) -> None:
     """A list for each kind of thing."""
     recipes = sorted(registry.recipes.values(), key=lambda item: (item.kind, item.name))
     for kind in ("quantization", "sparsity", "compiler"):

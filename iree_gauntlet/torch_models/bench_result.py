@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.results import Result
     from iree_gauntlet.torch_models.bench_session import Latencies
-    from iree_gauntlet.torch_models.build_folder import Build
+    from iree_gauntlet.torch_models.build_folder import BuildRecord
 
 
 _GOOD = (Verdict.PASSED, Verdict.SKIPPED)
@@ -48,7 +48,9 @@ _MEASURED = (
 _MOST_NAMES = 1000
 
 
-def perf_entry(record: JournalRecord, chain: Chain, build: Build | None, notes: tuple[str, ...]) -> dict[str, Any]:
+def perf_entry(
+    record: JournalRecord, chain: Chain, build: BuildRecord | None, notes: tuple[str, ...]
+) -> dict[str, Any]:
     """What is appended to perf.json.
 
     `build`: as it was exported; None where it was not.
@@ -78,7 +80,7 @@ def perf_entry(record: JournalRecord, chain: Chain, build: Build | None, notes: 
     return {**speed, **about, **more, **named}
 
 
-def result_lines(record: JournalRecord, chain: Chain, build: Build | None) -> list[str]:
+def result_lines(record: JournalRecord, chain: Chain, build: BuildRecord | None) -> list[str]:
     """What was measured, for the end of the console."""
     name = chain.id.partition("@")[0]
     benchmark = _result(record, chain, Stage.BENCHMARK)
@@ -150,7 +152,7 @@ def _problem(record: JournalRecord) -> str:
     return ""
 
 
-def _more(record: JournalRecord, chain: Chain, build: Build | None, notes: tuple[str, ...]) -> dict[str, Any]:
+def _more(record: JournalRecord, chain: Chain, build: BuildRecord | None, notes: tuple[str, ...]) -> dict[str, Any]:
     """Our own fields, of a run that failed too."""
     toolchain, form = chain.toolchain, chain.options.dataformat
     # The notes of steps that follow the benchmark are their results.

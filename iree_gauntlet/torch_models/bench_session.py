@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.steps import Step
     from iree_gauntlet.torch_models.bench_options import BenchOptions
-    from iree_gauntlet.torch_models.build_folder import Build, Generation
+    from iree_gauntlet.torch_models.build_folder import BuildRecord, TokenLoop
     from iree_gauntlet.torch_models.build_plan import BuildPlan
     from iree_gauntlet.torch_models.model_registry import BenchmarkModel
     from iree_gauntlet.torch_models.torch_chain import CompiledProgram
@@ -102,7 +102,7 @@ class Chain(TorchChain):
         ingredients = {"kind": "export", "program": hash_of_files(files, self.model.file.parent)}
         return self.exporting(MAIN, self.plan, ingredients, files)
 
-    def after_export(self, build: Build, hashes: Mapping[str, str]) -> tuple[Step, ...]:
+    def after_export(self, build: BuildRecord, hashes: Mapping[str, str]) -> tuple[Step, ...]:
         """The steps after the export."""
         steps: list[Step] = []
         runnable: list[StepInput] = []
@@ -138,7 +138,7 @@ class Workers:
     """
 
     chain: Chain
-    build: Build
+    build: BuildRecord
     devices: tuple[str, ...]
     contraction_type: str
 
@@ -179,7 +179,7 @@ class Workers:
         }
         return PIPELINE_WORKER, {**plan, **model}
 
-    def _generative_plan(self, made: Generation, generations: int) -> dict[str, Any]:
+    def _generative_plan(self, made: TokenLoop, generations: int) -> dict[str, Any]:
         prefill = self.compiled(0)
         return {
             "device": self.devices[0],
@@ -266,7 +266,7 @@ class BenchSession:
         self._call_ms: float | None = None
 
     @property
-    def build(self) -> Build | None:
+    def build(self) -> BuildRecord | None:
         """The model as it was exported; None before."""
         return self._exporter.builds.get(MAIN) if self._exporter else None
 
@@ -291,7 +291,7 @@ class BenchSession:
         # Said once, and before anything is compiled.
         return (blocked(steps[-1], reason),) if reason else steps
 
-    def _impossible(self, build: Build) -> str:
+    def _impossible(self, build: BuildRecord) -> str:
         """What an option asks of a kind of model that it does not have; empty where all is well."""
         options = self.chain.options
         kinds = {"generative": "a model that generates", "pipeline": "a model with modules on the host"}
@@ -464,7 +464,7 @@ def _problem_of(workers: Workers, found: MeasuredCalls) -> str:
     return agreement(actual, expected, limits(workers.build.host_outputs, workers.narrowed)).problem
 
 
-def _other_tokens(made: Generation, found: MeasuredCalls) -> list[str]:
+def _other_tokens(made: TokenLoop, found: MeasuredCalls) -> list[str]:
     for sample, (mine, wanted) in enumerate(zip(found.chosen, made.chosen, strict=True)):
         for place, (token, right) in enumerate(zip(mine, wanted, strict=True)):
             if token != right:

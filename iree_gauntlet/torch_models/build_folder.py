@@ -51,7 +51,7 @@ class Directions(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class Program(Recorded):
+class BuiltProgram(Recorded):
     """A program that is compiled.
 
     Attributes:
@@ -67,7 +67,7 @@ class Program(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class Generation(Recorded):
+class TokenLoop(Recorded):
     """How a model makes tokens (see `model_registry.Generative`).
 
     Attributes:
@@ -83,7 +83,7 @@ class Generation(Recorded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Build(Recorded):
+class BuildRecord(Recorded):
     """A built model.
 
     Attributes:
@@ -99,11 +99,11 @@ class Build(Recorded):
     kind: str
     samples: int
     parameter_count: int
-    programs: tuple[Program, ...]
+    programs: tuple[BuiltProgram, ...]
     host: dict[str, bool]
     host_inputs: tuple[Array, ...]
     host_outputs: tuple[Array, ...]
-    generation: Generation | None = None
+    generation: TokenLoop | None = None
     gradients: tuple[str, ...] = ()
     loss: str = ""
     contractions: int = 0
@@ -120,7 +120,7 @@ class Build(Recorded):
         return any(self.host.values())
 
 
-def read_build(folder: Path) -> Build:
+def read_build(folder: Path) -> BuildRecord:
     """Reads `build.json`.
 
     Raises:
@@ -131,7 +131,7 @@ def read_build(folder: Path) -> Build:
         found = json.loads(path.read_text(encoding="utf-8"))
         if found["schema"] != _SCHEMA:
             raise ValueError(f"schema {found['schema']}, expected {_SCHEMA}")  # noqa: TRY301 - said as all else that is
-        return Build.from_dict({**found, **(found["training"] or {})})
+        return BuildRecord.from_dict({**found, **(found["training"] or {})})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise GauntletError(
             f"{path}: the built model cannot be read: {type(error).__name__}: {error}",

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 _BASELINE = "baseline"
 _REMEDY = "the file is written by the toolkit; one written by hand has the fields of {kind}"
 
-Asked = TypeVar("Asked", bound="Plan")
+Asked = TypeVar("Asked", bound="ModelPlan")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ModelPlan:
     """Something to build.
 
     Attributes:
@@ -36,7 +36,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuildOptions(Plan):
+class BuildOptions(ModelPlan):
     """The options of a model function.
 
     Attributes:
@@ -126,7 +126,7 @@ def _fits(asked: Field[Any], found: Mapping[str, Any]) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VariantPlan(Plan):
+class VariantPlan(ModelPlan):
     """An architecture at a shape, as recipes change it.
 
     Attributes:

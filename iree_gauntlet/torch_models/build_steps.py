@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-    from iree_gauntlet.torch_models.build_plan import Plan
+    from iree_gauntlet.torch_models.build_plan import ModelPlan
     from iree_gauntlet.torch_models.declarations import Declaration
 
 
@@ -332,7 +332,7 @@ class BuildSteps:
 
     model: Declaration
 
-    def __init__(self, plan: Plan, label: str, form: DataFormat = DataFormat.FP32) -> None:
+    def __init__(self, plan: ModelPlan, label: str, form: DataFormat = DataFormat.FP32) -> None:
         if not plan.output:
             raise UsageError("the plan names no folder for its output")
         self.label = label

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.torch_models.build_plan import VariantPlan
     from iree_gauntlet.torch_models.model_registry import Generative
-    from iree_gauntlet.torch_models.plugins import AskedRecipe, Registry
+    from iree_gauntlet.torch_models.plugins import AskedRecipe, PluginRegistry
 
 
 _SEED = 0
@@ -237,7 +237,7 @@ def _check_state(steps: BuildSteps, new: Sequence[Tensor], state: Sequence[Tenso
         )
 
 
-def base_model(plan: VariantPlan, registry: Registry) -> tuple[Module, tuple[Tensor, ...]]:
+def base_model(plan: VariantPlan, registry: PluginRegistry) -> tuple[Module, tuple[Tensor, ...]]:
     """What the architecture of a plan makes, in the plan's type: a module in evaluation mode, and what it is given.
 
     Raises:
@@ -271,7 +271,7 @@ def base_model(plan: VariantPlan, registry: Registry) -> tuple[Module, tuple[Ten
     return module.eval().requires_grad_(requires_grad=False), inputs
 
 
-def apply_recipes(plan: VariantPlan, registry: Registry, module: Module) -> tuple[Module, Changed]:
+def apply_recipes(plan: VariantPlan, registry: PluginRegistry, module: Module) -> tuple[Module, Changed]:
     """What the recipes of a plan make of a model: sparsity first, so that what is quantised has its zeros already.
 
     `module`: of `base_model`; it is changed.

@@ -36,7 +36,7 @@ from iree_gauntlet.dialects.yaml_file import read_yaml
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.settings import shown
 from iree_gauntlet.targets import target_of
-from iree_gauntlet.torch_models.plugins import Registry, Shape, custom_shapes, shapes_of
+from iree_gauntlet.torch_models.plugins import PluginRegistry, Shape, custom_shapes, shapes_of
 from iree_gauntlet.torch_models.recipe_registry import BASELINE, COMPILER, CUSTOM, HIGHEST_POWER
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ _DEVICES = {"cpu": "local-task", "cuda": "cuda", "mps": "metal", "xpu": "vulkan"
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class ConfigurationContext:
     """What the fields are checked against.
 
     Attributes:
@@ -67,7 +67,7 @@ class Context:
             those.
     """
 
-    registry: Registry
+    registry: PluginRegistry
     folder: Path
     sizes_known: bool = False
     names: set[str] = field(default_factory=set)
@@ -78,12 +78,12 @@ def iree_device(text: str) -> str:
     return _DEVICES.get(text, text)
 
 
-def _context(info: ValidationInfo) -> Context:
-    assert isinstance(info.context, Context)
+def _context(info: ValidationInfo) -> ConfigurationContext:
+    assert isinstance(info.context, ConfigurationContext)
     return info.context
 
 
-def _known(ask: Callable[[Registry, str], object], text: str, info: ValidationInfo) -> str:
+def _known(ask: Callable[[PluginRegistry, str], object], text: str, info: ValidationInfo) -> str:
     """A text that the registry knows."""
     try:
         ask(_context(info).registry, text)
@@ -107,7 +107,7 @@ def _mode(text: str) -> str:
 
 def _recipe(listed: str, text: str, info: ValidationInfo) -> str:
     """A recipe that is listed where its kind is; the baseline may stand among the quantizations."""
-    kind = _context(info).registry.recipe(_known(Registry.recipe, text, info)).recipe.kind
+    kind = _context(info).registry.recipe(_known(PluginRegistry.recipe, text, info)).recipe.kind
     right = _SPARSITY if kind == "sparsity" else _QUANTIZATION
     if right != listed:
         raise FieldError(None, f"{text} is a {kind} recipe", f"List it under {right}.")
@@ -151,7 +151,7 @@ def _name(text: str, info: ValidationInfo) -> str:
 
 
 def _set(name: str, info: ValidationInfo) -> str:
-    return name if name == CUSTOM else _known(Registry.shapes, name, info)
+    return name if name == CUSTOM else _known(PluginRegistry.shapes, name, info)
 
 
 def _device(text: str) -> str:
@@ -206,7 +206,7 @@ def _form(value: object) -> str:
 
 
 Readable = Annotated[str, AfterValidator(_readable)]
-_ModelType = Annotated[Readable, AfterValidator(partial(_known, Registry.model_type))]
+_ModelType = Annotated[Readable, AfterValidator(partial(_known, PluginRegistry.model_type))]
 Power = Annotated[int, Field(ge=0, le=HIGHEST_POWER)]
 _THREE_SIZES: dict[str, Any] = {
     "type": "array",
@@ -219,13 +219,13 @@ _Quantization = Annotated[str, AfterValidator(partial(_recipe, _QUANTIZATION))]
 _Sparsity = Annotated[str, AfterValidator(partial(_recipe, _SPARSITY))]
 
 
-class _Fields(Document):
+class _ConfigurationFields(Document):
     """A field without a value is one that is not there."""
 
     model_config = ConfigDict(protected_namespaces=(), validate_default=True)
 
 
-class ShapesEntry(_Fields):
+class ShapesEntry(_ConfigurationFields):
     """An entry of `matrix_shapes`: a set by its name, with powers where it has some, or shapes that are listed."""
 
     model_config = in_schema(
@@ -257,7 +257,7 @@ class ShapesEntry(_Fields):
         return self
 
 
-class ModelEntry(_Fields):
+class ModelEntry(_ConfigurationFields):
     """An entry of `model_params`. Of the three ways to say how torch compiles, each has been torchao's."""
 
     model_config = in_schema(anyOf=[present("matrix_shapes"), present("config")])
@@ -311,7 +311,7 @@ class ModelEntry(_Fields):
 _SHAPES = TypeAdapter(Annotated[list[ShapesEntry], Field(min_length=1)])
 
 
-class File(_Fields):
+class File(_ConfigurationFields):
     """A configuration."""
 
     benchmark_mode: Annotated[Readable, Checked(_mode, {"enum": ["inference"]})] | None = None
@@ -413,7 +413,7 @@ class MicroConfig:
     models: tuple[ModelParams, ...]
 
 
-def read_micro_config(path: Path, registry: Registry) -> MicroConfig:
+def read_micro_config(path: Path, registry: PluginRegistry) -> MicroConfig:
     """Reads a configuration.
 
     Raises:
@@ -426,7 +426,7 @@ def read_micro_config(path: Path, registry: Registry) -> MicroConfig:
         hint = f"Configurations there: {', '.join(others)}." if others else "Configurations are YAML files."
         raise UsageError(f"configuration {path} does not exist", hint)
     read = read_yaml(path, "micro-benchmark configurations", "docs/how-to/micro.md")
-    file = read.as_(File, Context(registry, path.parent))
+    file = read.as_(File, ConfigurationContext(registry, path.parent))
     entries = file.model_params
     if isinstance(entries, list):
         models = [_model(entry, registry, read.line_of(["model_params", index])) for index, entry in enumerate(entries)]
@@ -435,7 +435,7 @@ def read_micro_config(path: Path, registry: Registry) -> MicroConfig:
     return MicroConfig(path, _variants(file, registry), file.output_dir or "", _named(models))
 
 
-def _variants(file: File, registry: Registry) -> tuple[Variant, ...]:
+def _variants(file: File, registry: PluginRegistry) -> tuple[Variant, ...]:
     """The baseline, every quantization alone, and the pairs that a sparsity recipe says it makes."""
     quantizations = _recipes(file.quantization_config_recipe_names, registry)
     found = [Variant(registry.recipe(BASELINE))]
@@ -450,12 +450,12 @@ def _variants(file: File, registry: Registry) -> tuple[Variant, ...]:
     return tuple(found)
 
 
-def _recipes(names: Sequence[str | None] | None, registry: Registry) -> list[AskedRecipe]:
+def _recipes(names: Sequence[str | None] | None, registry: PluginRegistry) -> list[AskedRecipe]:
     """The recipes of a list, in its order; one that is there twice counts once, as in torchao."""
     return [registry.recipe(name) for name in dict.fromkeys(names or ()) if name is not None]
 
 
-def _model(entry: ModelEntry, registry: Registry, line: int) -> ModelParams:
+def _model(entry: ModelEntry, registry: PluginRegistry, line: int) -> ModelParams:
     asked = None if entry.compile in ("true", "false") else entry.compile
     return ModelParams(
         name=entry.name or "",
@@ -472,7 +472,7 @@ def _model(entry: ModelEntry, registry: Registry, line: int) -> ModelParams:
     )
 
 
-def _shapes(entry: ModelEntry, registry: Registry) -> tuple[Shape, ...]:
+def _shapes(entry: ModelEntry, registry: PluginRegistry) -> tuple[Shape, ...]:
     """The shapes of an entry, in its order; those that are listed are numbered through."""
     if entry.matrix_shapes is None:
         return (_OWN_SIZES,)
@@ -519,7 +519,7 @@ def overridden(config: MicroConfig, device: str, dtype: str) -> MicroConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SweepPoint:
     """An architecture at a shape."""
 
     model: ModelParams
@@ -532,11 +532,11 @@ class Point:
         return f"{self.model.name}/{self.shape.label}"
 
 
-def points_of(config: MicroConfig) -> tuple[Point, ...]:
+def points_of(config: MicroConfig) -> tuple[SweepPoint, ...]:
     """All points in the order of the file; a shape that an entry has twice, by two names, is measured once."""
-    found: dict[str, Point] = {}
+    found: dict[str, SweepPoint] = {}
     for model in config.models:
         for shape in model.shapes:
-            point = Point(model, shape, config.variants)
+            point = SweepPoint(model, shape, config.variants)
             found.setdefault(point.name, point)
     return tuple(found.values())

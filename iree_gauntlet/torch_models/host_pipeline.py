@@ -71,7 +71,7 @@ class _Lane:
             raise _EndedError
 
 
-class _Run:
+class _PipelineRun:
     """One run of a pipeline: its threads, and what they measured."""
 
     def __init__(self, groups: int, group: int, contexts: int) -> None:
@@ -145,7 +145,7 @@ def run_pipeline(
     Raises:
         StageError: a stage failed; the others have ended, after the call that they were in.
     """
-    run = _Run(groups, group, len(devices))
+    run = _PipelineRun(groups, group, len(devices))
     stages: list[tuple[str, Callable[[], None]]] = [
         ("before the device", partial(run.prepare, pre)),
         *(("on the device", partial(run.compute, device, context)) for context, device in enumerate(devices)),

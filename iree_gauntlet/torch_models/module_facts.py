@@ -211,7 +211,7 @@ def _some(texts: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Segment:
+class _ModuleData:
     """Data of a module."""
 
     size: int
@@ -219,7 +219,7 @@ class _Segment:
     is_constant: bool = False
 
 
-def _read_segments(toolchain: Toolchain, module: Path) -> list[_Segment]:
+def _read_segments(toolchain: Toolchain, module: Path) -> list[_ModuleData]:
     """All data of a module: what is in `module.fb`, and the files next to it, which come in the same order."""
     described = _described(toolchain, module)
     try:
@@ -239,13 +239,13 @@ def _read_segments(toolchain: Toolchain, module: Path) -> list[_Segment]:
             f"{module}: its description tells of {len(expected)} files inside, and there are others",
             "it has to be written and described by one release of IREE",
         )
-    return [*outside, *(_Segment(len(data), data) for data in inside)]
+    return [*outside, *(_ModuleData(len(data), data) for data in inside)]
 
 
-def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Segment:
+def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _ModuleData:
     is_constant = info.filename.startswith(_CONSTANTS)
     skipped = is_constant and info.file_size > _LARGEST_TABLE
-    return _Segment(info.file_size, b"" if skipped else archive.read(info), is_constant)
+    return _ModuleData(info.file_size, b"" if skipped else archive.read(info), is_constant)
 
 
 def _described(toolchain: Toolchain, module: Path) -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ from iree_gauntlet.results import shorten
 from iree_gauntlet.steps import Command, Step
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.torch_models.agreement import agreement, limits
-from iree_gauntlet.torch_models.build_folder import Build, read_build, read_outputs, tensors
+from iree_gauntlet.torch_models.build_folder import BuildRecord, read_build, read_outputs, tensors
 from iree_gauntlet.torch_models.torch_chain import CallTimes, running
 
 if TYPE_CHECKING:
@@ -355,7 +355,7 @@ class _Peers:
     iree: Measurement
     plan: Mapping[str, Any]
     folder: Path
-    build: Build
+    build: BuildRecord
     place: AgainstPlace
     taker: BlockTaker
     iree_ms: float = 0.0

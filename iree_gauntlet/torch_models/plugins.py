@@ -21,8 +21,8 @@ from iree_gauntlet.torch_models.recipe_registry import (
     CUSTOM,
     Activation,
     Architecture,
+    ModelRecipe,
     PluginError,
-    Recipe,
     ShapeSet,
     read_arguments,
 )
@@ -133,12 +133,14 @@ def _parts(row: object, number: int) -> tuple[str, tuple[int, ...]]:
     return str(number), tuple(row)
 
 
-def _refused_recipe(text: str) -> Recipe | None:
+def _refused_recipe(text: str) -> ModelRecipe | None:
     """The recipe of torchao that a text asks for and that is not made here, with the reason as its `refusal`."""
     for pattern, reason in REFUSED.items():
         if fnmatchcase(text, pattern):
             name = pattern.strip("*")
-            return Recipe(name=name, about=reason, kind="quantization", file=Path(__file__), line=1, refusal=reason)
+            return ModelRecipe(
+                name=name, about=reason, kind="quantization", file=Path(__file__), line=1, refusal=reason
+            )
     return None
 
 
@@ -151,7 +153,7 @@ class AskedRecipe:
     """
 
     text: str
-    recipe: Recipe
+    recipe: ModelRecipe
     arguments: tuple[int | str, ...] = ()
 
 
@@ -170,7 +172,7 @@ class AskedArchitecture:
 
 
 @dataclass(frozen=True, slots=True)
-class Registry:
+class PluginRegistry:
     """Everything that is declared, by name.
 
     Attributes:
@@ -178,7 +180,7 @@ class Registry:
         files: the plugin files besides the toolkit's own, absolute.
     """
 
-    recipes: Mapping[str, Recipe]
+    recipes: Mapping[str, ModelRecipe]
     architectures: Mapping[str, Architecture]
     activations: Mapping[str, Activation]
     shape_sets: Mapping[str, ShapeSet]
@@ -245,7 +247,7 @@ class Registry:
         return self.shape_sets[name]
 
 
-def load_registry(files: Sequence[Path] = (), builtin: Sequence[Path] = BUILTIN_FILES) -> Registry:
+def load_registry(files: Sequence[Path] = (), builtin: Sequence[Path] = BUILTIN_FILES) -> PluginRegistry:
     """Everything that the toolkit and some plugin files declare; each file is read again with every call.
 
     Raises:
@@ -263,8 +265,8 @@ def load_registry(files: Sequence[Path] = (), builtin: Sequence[Path] = BUILTIN_
         problems += wrong
         if not found and not wrong:
             problems.append(Problem(str(shown(file)), 0, "", "it declares nothing", _NOTHING))
-    registry = Registry(
-        recipes=by_name(declared, Recipe, problems),
+    registry = PluginRegistry(
+        recipes=by_name(declared, ModelRecipe, problems),
         architectures=by_name(declared, Architecture, problems),
         activations=by_name(declared, Activation, problems),
         shape_sets=by_name(declared, ShapeSet, problems),

@@ -74,8 +74,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.rounds.taken_rounds import Measurement, TakenRound
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.steps import Step
-    from iree_gauntlet.torch_models.build_folder import Build
-    from iree_gauntlet.torch_models.configuration import Point, Variant
+    from iree_gauntlet.torch_models.build_folder import BuildRecord
+    from iree_gauntlet.torch_models.configuration import SweepPoint, Variant
 
 
 DIALECT = "micro"
@@ -94,7 +94,7 @@ class PointChain(TorchChain):
         plugins: files with further recipes and architectures, absolute.
     """
 
-    point: Point
+    point: SweepPoint
     config: Path
     plugins: tuple[Path, ...]
 
@@ -183,11 +183,11 @@ class PointChain(TorchChain):
         step = self.step(Stage.BENCHMARK, f"{kind}{variant.label}")
         return self.ran(step, [self._input(variant)], exclusive=True)
 
-    def made(self, variant: Variant, build: Build) -> CompiledProgram:
+    def made(self, variant: Variant, build: BuildRecord) -> CompiledProgram:
         """A variant as it was built and compiled."""
         return self.compiled(build.programs[0], variant.label, variant.side)
 
-    def allowed(self, variant: Variant, build: Build) -> Tolerance:
+    def allowed(self, variant: Variant, build: BuildRecord) -> Tolerance:
         """How far IREE's outputs may be from torch eager's for the same recipe.
 
         That of the data type, with what the recipe says of its own rounding (a value at a boundary of a quantisation
@@ -320,7 +320,7 @@ def _calls_of(call_ms: float) -> int:
 def _try_programs(
     step: Step,
     chain: PointChain,
-    builds: Mapping[str, Build],
+    builds: Mapping[str, BuildRecord],
     variants: Sequence[Variant],
     modes: Sequence[str],
     session: Session[Any],
@@ -444,7 +444,7 @@ class PointMeasurement:
     chain: PointChain
     session: Session[Any]
     measuring: Measuring
-    builds: Mapping[str, Build]
+    builds: Mapping[str, BuildRecord]
     found: Mapping[str, VariantFigures]
     flops: int
     began: float

@@ -29,7 +29,7 @@ from iree_gauntlet.steps import Step, step_id
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 from iree_gauntlet.torch_models import tracing
 from iree_gauntlet.torch_models.agreement import agreement, pieces, recorded
-from iree_gauntlet.torch_models.build_folder import Build, read_outputs, tensors
+from iree_gauntlet.torch_models.build_folder import BuildRecord, read_outputs, tensors
 from iree_gauntlet.torch_models.module_facts import ModuleFacts, prove, read_module_facts, shows
 from iree_gauntlet.torch_models.point_measurement import (
     MEASURED,
@@ -236,7 +236,7 @@ class PointSession:
         figures = {name: value for name, value in profile.as_dict().items() if name != "series"}
         return answer.complete(Result(Verdict.PASSED, statistics={"memory": figures}, notes=tuple(notes)))
 
-    def _build(self, variant: Variant) -> Build:
+    def _build(self, variant: Variant) -> BuildRecord:
         return self._exporter.builds[variant.side]
 
     def _variant(self, label: str) -> Variant:

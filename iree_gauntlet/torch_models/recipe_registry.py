@@ -87,7 +87,7 @@ class _InPlugin(Declaration):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe(_InPlugin):
+class ModelRecipe(_InPlugin):
     """A declared recipe.
 
     Attributes:
@@ -102,7 +102,7 @@ class Recipe(_InPlugin):
 
     kind: Kind
     function: Callable[..., Any] | None = field(default=None, repr=False)
-    arguments: tuple[Argument, ...] = ()
+    arguments: tuple[RecipeArgument, ...] = ()
     proof: Proof = Proof()
     tolerance: float = 0.0
     requires: tuple[str, ...] = ()
@@ -213,7 +213,7 @@ def recipe(
             "check": check,
         }
 
-    return declaring(Recipe, fields, name, about)
+    return declaring(ModelRecipe, fields, name, about)
 
 
 def compiler_recipe(
@@ -243,15 +243,15 @@ def compiler_recipe(
     assert caller is not None, "a call has a caller"
     file, line = Path(caller.f_code.co_filename).absolute(), caller.f_lineno
     messages: list[str] = []
-    Recipe.check_name(name, messages)
+    ModelRecipe.check_name(name, messages)
     _check_proof(proof, tolerance, messages)
     words = _flags(flags, messages)
     if not words:
         messages.append("flags has none: the module would be the baseline's")
     if contraction_type not in ("", "f16", "bf16"):
         messages.append(f"contraction_type is f16 or bf16, not {contraction_type!r}")
-    refuse(messages, Recipe, name, Recipe.documented, file=file, line=line)
-    made = Recipe(name=name, about=about, kind="compiler", file=file, line=line, proof=proof, tolerance=tolerance)
+    refuse(messages, ModelRecipe, name, ModelRecipe.documented, file=file, line=line)
+    made = ModelRecipe(name=name, about=about, kind="compiler", file=file, line=line, proof=proof, tolerance=tolerance)
     collect(replace(made, flags=words, contraction_type=contraction_type))
 
 
@@ -359,7 +359,7 @@ def _check_positive(what: str, number: object, messages: list[str]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
+class RecipeArgument:
     """What a recipe takes after a dash.
 
     Attributes:
@@ -396,7 +396,7 @@ class ArchitectureParameters:
     config: Literal["no", "may", "must"]
 
 
-def _recipe_arguments(function: Callable[..., Any], messages: list[str]) -> tuple[Argument, ...]:
+def _recipe_arguments(function: Callable[..., Any], messages: list[str]) -> tuple[RecipeArgument, ...]:
     """The arguments of a recipe: its parameters but for the first, which is the model."""
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or parameters[0].kind not in _POSITIONAL:
@@ -414,7 +414,7 @@ def _recipe_arguments(function: Callable[..., Any], messages: list[str]) -> tupl
 
 
 def read_arguments(
-    words: Sequence[str], arguments: Sequence[Argument]
+    words: Sequence[str], arguments: Sequence[RecipeArgument]
 ) -> tuple[tuple[int | str, ...], None] | tuple[None, str]:
     """The values of a recipe's arguments, with its defaults for what is left out; or what is wrong with them."""
     if len(words) > len(arguments):
@@ -467,17 +467,17 @@ def _needed(function: Callable[..., Any]) -> list[str]:
     return [item.name for item in parameters if item.default is item.empty and item.kind not in variadic]
 
 
-def _argument(function: Callable[..., Any], parameter: inspect.Parameter, messages: list[str]) -> Argument | None:
+def _argument(function: Callable[..., Any], parameter: inspect.Parameter, messages: list[str]) -> RecipeArgument | None:
     name = parameter.name
     default = None if parameter.default is parameter.empty else parameter.default
-    found: Argument | None = None
+    found: RecipeArgument | None = None
     hint = _annotation(function, parameter)
     if hint is int:
-        found = Argument(name, whole=True, default=default)
+        found = RecipeArgument(name, whole=True, default=default)
     elif hint is str:
-        found = Argument(name, default=default)
+        found = RecipeArgument(name, default=default)
     elif get_origin(hint) is Literal and all(_choice(value) for value in get_args(hint)):
-        found = Argument(name, get_args(hint), default=default)
+        found = RecipeArgument(name, get_args(hint), default=default)
     if found is None:
         hint = parameter.annotation
         written = hint if isinstance(hint, str) else inspect.formatannotation(hint)
@@ -506,7 +506,7 @@ def _choice(value: object) -> bool:
     return isinstance(value, int | str) and not isinstance(value, bool) and bool(str(value)) and "-" not in str(value)
 
 
-def _fits(argument: Argument, default: object) -> bool:
+def _fits(argument: RecipeArgument, default: object) -> bool:
     """Whether a default is a value that could have been written."""
     if isinstance(default, bool) or not isinstance(default, int | str) or "-" in str(default):
         return False

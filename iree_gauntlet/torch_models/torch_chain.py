@@ -27,7 +27,7 @@ from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.short_process import ask
 from iree_gauntlet.toolchains.devices import find_device
-from iree_gauntlet.torch_models.build_folder import BUILD_FILE, Build, read_build
+from iree_gauntlet.torch_models.build_folder import BUILD_FILE, BuildRecord, read_build
 from iree_gauntlet.torch_models.declarations import INSTALL_HINT
 from iree_gauntlet.torch_models.model_registry import reached_files
 from iree_gauntlet.workers import iree_side
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.toolchain import Toolchain
     from iree_gauntlet.torch_models import build_folder
     from iree_gauntlet.torch_models.build_folder import Array
-    from iree_gauntlet.torch_models.build_plan import Plan
+    from iree_gauntlet.torch_models.build_plan import ModelPlan
 
 
 _PROCESS = Path(__file__).with_name("torch_process.py")
@@ -141,7 +141,7 @@ class CompiledProgram:
     module: Path
     parameters: Path
     exported: Path
-    program: build_folder.Program
+    program: build_folder.BuiltProgram
 
     def arrays(self, arrays: Sequence[Array]) -> list[dict[str, str]]:
         """Arrays of the build as plans have them."""
@@ -214,7 +214,7 @@ class TorchChain(ABC):
         """The folder of what torch made."""
         return self.folder(Stage.EXPORT, role)
 
-    def compiled(self, program: build_folder.Program, role: str, side: str) -> CompiledProgram:
+    def compiled(self, program: build_folder.BuiltProgram, role: str, side: str) -> CompiledProgram:
         """A program that was built."""
         parameters = self.folder(Stage.IMPORT, side) / _PARAMETERS
         return CompiledProgram(self.folder(Stage.COMPILE, role) / _MODULE, parameters, self.exported(side), program)
@@ -237,7 +237,7 @@ class TorchChain(ABC):
             origin=self.origin,
         )
 
-    def exporting(self, role: str, plan: Plan, ingredients: Mapping[str, str], sources: Sequence[Path]) -> Step:
+    def exporting(self, role: str, plan: ModelPlan, ingredients: Mapping[str, str], sources: Sequence[Path]) -> Step:
         """Makes a model with torch and exports it.
 
         `ingredients`: what the model depends on besides; in place of the plan's fields that are paths.
@@ -336,12 +336,12 @@ class Exporter:
     def __init__(self, session: Session[Any], workbench: Workbench) -> None:
         self._cache = workbench.modules
         self._processes = session.processes
-        self.builds: dict[str, Build] = {}
+        self.builds: dict[str, BuildRecord] = {}
         self.hashes: dict[str, Mapping[str, str]] = {}
         self._folders: dict[str, Path] = {}
         self._cancelled = session.cancelled
 
-    def perform(self, step: Step, plan: Plan) -> Result:
+    def perform(self, step: Step, plan: ModelPlan) -> Result:
         """Fills the step's folder, and keeps what it finds there.
 
         Raises:
@@ -390,7 +390,7 @@ class Exporter:
             notes=step.notes,
         )
 
-    def _made(self, step: Step, plan: Plan, key: str) -> Result:
+    def _made(self, step: Step, plan: ModelPlan, key: str) -> Result:
         folder = Path(step.folder)
         ingredients = dict(step.cache.ingredients)
         write_atomic(folder / _PLAN_FILE, replace(plan, output=step.folder).to_json())
@@ -481,7 +481,7 @@ class MeasuredCalls(CallTimes):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WorkerAnswer:
     """The result of a measuring program.
 
     Attributes:
@@ -518,7 +518,7 @@ def planned_command(
 
 def ask_worker(
     chain: TorchChain, step: Step, processes: Processes, script: str, plan: Mapping[str, Any], name: str = ""
-) -> Answer:
+) -> WorkerAnswer:
     """Runs a measuring program to its end; arguments as for `worker_command`."""
     command = worker_command(chain, step, script, plan, name)
     outcome = processes.run(step, command, name=name)
@@ -534,4 +534,4 @@ def ask_worker(
         # Its last line says why; what other libraries say is before it.
         reason = shorten(lines[-1]) if lines and not outcome.signal else ""
         failure = after_process(step, outcome, lines, tool=_TOOL, reason=reason)
-    return Answer(step, processes, outcome, figures, processes.complete(step, outcome, failure))
+    return WorkerAnswer(step, processes, outcome, figures, processes.complete(step, outcome, failure))

@@ -26,7 +26,7 @@ from iree_gauntlet.reports.sweeps.sweep_plots import (
     speedup_bars,
     tick_text,
 )
-from iree_gauntlet.reports.sweeps.sweep_rows import Entry, Plot, entries, read_rows, times
+from iree_gauntlet.reports.sweeps.sweep_rows import Plot, SweepEntry, entries, read_rows, times
 from tests.support.micro_records import RECIPES, grid, point, ratio, record, squares, variant
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ needs_matplotlib = pytest.mark.skipif(
 )
 
 
-def one_entry(found: list[dict[str, Any]]) -> Entry:
+def one_entry(found: list[dict[str, Any]]) -> SweepEntry:
     (entry,) = entries(read_rows(found))
     return entry
 
@@ -188,7 +188,9 @@ def test_a_sweep_has_a_map_for_each_recipe() -> None:
         (speedup_bars, squares(range(4, 26))),
     ],
 )
-def test_nothing_is_drawn_over_something_else(draw: Callable[[Entry], Figure], found: list[dict[str, Any]]) -> None:
+def test_nothing_is_drawn_over_something_else(
+    draw: Callable[[SweepEntry], Figure], found: list[dict[str, Any]]
+) -> None:
     import matplotlib.style  # noqa: PLC0415 - not everywhere
 
     with matplotlib.style.context(STYLE, after_reset=True):

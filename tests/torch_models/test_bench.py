@@ -20,7 +20,7 @@ from iree_gauntlet.results import Result, Samples
 from iree_gauntlet.steps import step_id
 from iree_gauntlet.torch_models.bench_result import result_lines
 from iree_gauntlet.torch_models.bench_session import BenchSession, _figures_of
-from iree_gauntlet.torch_models.build_folder import Generation
+from iree_gauntlet.torch_models.build_folder import TokenLoop
 from iree_gauntlet.torch_models.torch_chain import MeasuredCalls
 from tests.support.bench_project import Bench, Benchmarks, first_benchmarks
 from tests.support.fake_measuring import CALL_MS
@@ -331,7 +331,7 @@ def test_a_run_of_specs_is_gone_on_with_beside_benchmarks(bench: Bench) -> None:
 def test_a_generation_of_one_token_has_no_later_one() -> None:
     answer = {"total_s": 0.002, "generations": 1, "prefill_ms": [2.0], "decode_ms": [[]], "chosen": [[7]]}
     common = {"load_ms": 1.0, "overhead_us": 0.5, "peak_rss_bytes": 1000, "device_memory": {}}
-    made = Generation(position=1, tokens=1, state=1, carried=1, chosen=((7,),))
+    made = TokenLoop(position=1, tokens=1, state=1, carried=1, chosen=((7,),))
     workers = Mock(build=Mock(generation=made, samples=1))
     figures = _figures_of(workers, MeasuredCalls.from_dict(answer | common)).as_dict()
     assert "decode_ms" not in figures

@@ -16,7 +16,7 @@ from iree_gauntlet.torch_models.recipe_registry import PluginError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from iree_gauntlet.torch_models.plugins import Registry
+    from iree_gauntlet.torch_models.plugins import PluginRegistry
 
 SHAPES = BUILTIN_FILES[:1]
 HEAD = "from iree_gauntlet.micro.registry import activation, architecture, compiler_recipe, recipe, shape_set\n"
@@ -40,7 +40,7 @@ def recipe(name: str, value: str = "model") -> str:
     return RECIPE.format(name=name, value=value)
 
 
-def load(*files: Path) -> Registry:
+def load(*files: Path) -> PluginRegistry:
     return load_registry(files, builtin=SHAPES)
 
 

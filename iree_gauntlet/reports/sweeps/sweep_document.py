@@ -9,7 +9,7 @@ from iree_gauntlet.document import Block, Column, Document, Folded, Heading, Ite
 from iree_gauntlet.figures import byte_size, duration, error_figure, milliseconds
 from iree_gauntlet.records.chain_figures import NOTHING
 from iree_gauntlet.reports.provenance import provenance
-from iree_gauntlet.reports.sweeps.sweep_rows import Entry, Ratio, Row, Side, entries, mean_ratio, times
+from iree_gauntlet.reports.sweeps.sweep_rows import Ratio, Row, SideFigures, SweepEntry, entries, mean_ratio, times
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -56,7 +56,7 @@ def speedup_cell(row: Row | None) -> Judged | str:
     return Judged(f"{_SIGNS.get(word, '')}{ratio_text(row.speedup)}", word)
 
 
-def _time_text(side: Side | None) -> str:
+def _time_text(side: SideFigures | None) -> str:
     """A time in ms, without its unit."""
     return milliseconds(side.ms) if side else NOTHING
 
@@ -122,7 +122,7 @@ def remarks(header: Mapping[str, Any] | None, rows: Sequence[Row]) -> tuple[str,
     return (f"{UNREACHED[state]}: {measured} of {total} points measured; micro --resume continues it", *said)
 
 
-def summary(entry: Entry, recipe: str) -> tuple[str, ...]:
+def summary(entry: SweepEntry, recipe: str) -> tuple[str, ...]:
     """The result of a recipe over all shapes of an entry, in the order of a summary's columns.
 
     Means are geometric; the signal-to-noise ratio is the worst; weights are a share of the baseline's.
@@ -152,7 +152,7 @@ def summary(entry: Entry, recipe: str) -> tuple[str, ...]:
     )
 
 
-def _beside(sides: Iterable[Side | None]) -> str:
+def _beside(sides: Iterable[SideFigures | None]) -> str:
     return _mean([side.beside_iree.ratio for side in sides if side and side.beside_iree])
 
 
@@ -214,7 +214,7 @@ def sweep_document(
     )
 
 
-def speedup_table(entry: Entry) -> Table:
+def speedup_table(entry: SweepEntry) -> Table:
     """Shapes and recipes, the longer axis down; next to the shapes the baseline's time in ms."""
     shapes, recipes = entry.shapes, entry.recipes
     baselines = {shape: entry.baseline(shape) for shape in shapes}
@@ -228,7 +228,7 @@ def speedup_table(entry: Entry) -> Table:
     return Table(_columns(["m-k-n"], _BASELINE, *recipes), rows, _MOST_ROWS)
 
 
-def _entry(entry: Entry, plots: Sequence[Plot]) -> Iterator[Block]:
+def _entry(entry: SweepEntry, plots: Sequence[Plot]) -> Iterator[Block]:
     yield Heading(entry.title)
     yield _table(_SUMMARY, [summary(entry, recipe) for recipe in dict.fromkeys(row.recipe for row in entry.rows)])
     for plot in plots:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.document import INK, PAPER
-from iree_gauntlet.reports.sweeps.sweep_rows import Entry, Plot, Ratio, Row, entries, mean_ratio, times
+from iree_gauntlet.reports.sweeps.sweep_rows import Plot, Ratio, Row, SweepEntry, entries, mean_ratio, times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -140,7 +140,7 @@ def _picture(draw: Callable[[], Figure]) -> tuple[bytes, bytes]:
     return svg.getvalue(), png.getvalue()
 
 
-def _wanted(entry: Entry) -> Iterator[tuple[str, str, Callable[[], Figure]]]:
+def _wanted(entry: SweepEntry) -> Iterator[tuple[str, str, Callable[[], Figure]]]:
     """Name, title and how to draw each plot of an entry."""
     if is_grid(entry):
         for recipe in entry.recipes:
@@ -158,7 +158,7 @@ def _free_name(name: str, taken: dict[str, Plot]) -> str:
     return found
 
 
-def speedup_bars(entry: Entry) -> Figure:
+def speedup_bars(entry: SweepEntry) -> Figure:
     """Speed-ups of all recipes of an entry over its shapes, from 1.0 up or down on a logarithmic axis."""
     shapes, recipes = entry.shapes, entry.recipes
     place = min(_WIDEST, max(_NARROWEST, _ALL / len(shapes)))
@@ -178,7 +178,7 @@ def speedup_bars(entry: Entry) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, entry: Entry, recipe: str, ends: tuple[float, float], wide: float) -> set[str]:
+def _panel(axes: Axes, entry: SweepEntry, recipe: str, ends: tuple[float, float], wide: float) -> set[str]:
     """One recipe; gives the words that its bars stand for."""
     found = [(index, entry.row(recipe, shape)) for index, shape in enumerate(entry.shapes)]
     ratios = [(index, row.speedup) for index, row in found if row and row.speedup]
@@ -234,7 +234,7 @@ def _octaves(ratio: float, ends: tuple[float, float] = (-_MOST_OCTAVES, _MOST_OC
     return ends[1] if ratio == math.inf else max(ends[0], min(ends[1], math.log2(ratio)))
 
 
-def _ends(entry: Entry) -> tuple[float, float]:
+def _ends(entry: SweepEntry) -> tuple[float, float]:
     """Octaves below and above 1.0 that show all values and their intervals, with some room."""
     found = [row.speedup for row in entry.rows if row.speedup]
     values = [value for ratio in found for value in (ratio.ratio, ratio.low, ratio.high) if value is not None]
@@ -307,7 +307,7 @@ class _Cell:
     mark: str = ""
 
 
-def is_grid(entry: Entry) -> bool:
+def is_grid(entry: SweepEntry) -> bool:
     """Whether the shapes of an entry are a sweep of k and n, which needs a map of its own for each m."""
     shapes = {(row.m, row.k, row.n) for row in entry.rows}
     panels = {m for m, _, _ in shapes}
@@ -318,7 +318,7 @@ def is_grid(entry: Entry) -> bool:
     return varied and len(shapes) >= 2 * len(panels) and 2 * len(shapes) >= places
 
 
-def overview_map(entry: Entry) -> Figure:
+def overview_map(entry: SweepEntry) -> Figure:
     """All recipes of an entry over its shapes; recipes downwards, as many bands as the shapes need."""
     recipes, limit = entry.recipes, _limit(entry)
     bands = [entry.shapes[start : start + _ACROSS] for start in range(0, len(entry.shapes), _ACROSS)]
@@ -340,7 +340,7 @@ def overview_map(entry: Entry) -> Figure:
     return figure
 
 
-def grid_map(entry: Entry, recipe: str) -> Figure:
+def grid_map(entry: SweepEntry, recipe: str) -> Figure:
     """One recipe over a sweep: for each m a map with n to the right and k upwards."""
     cells = [(row, _cell(row)) for row in entry.of_recipe(recipe)]
     limit = _limit(entry)
@@ -369,7 +369,7 @@ def grid_map(entry: Entry, recipe: str) -> Figure:
     return figure
 
 
-def _limit(entry: Entry) -> float:
+def _limit(entry: SweepEntry) -> float:
     """Of all recipes together, so that their maps can be compared."""
     return scale_limit(row.speedup.ratio for row in entry.rows if row.speedup)
 

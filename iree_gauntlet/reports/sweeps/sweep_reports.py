@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from iree_gauntlet.journal_format import JournalRecord
-    from iree_gauntlet.reports.sweeps.sweep_rows import Ratio, Row, Side
+    from iree_gauntlet.reports.sweeps.sweep_rows import Ratio, Row, SideFigures
 
 
 _LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
@@ -70,11 +70,11 @@ def _float32(value: float) -> float:
 _Float = Annotated[float, AfterValidator(_float32)]
 
 
-class _Part(BaseModel):
+class _OssPart(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class OssBenchmark(_Part):
+class OssBenchmark(_OssPart):
     """What was benchmarked, in the words of dashboards: `dtype` is the recipe."""
 
     name: _Text
@@ -83,7 +83,7 @@ class OssBenchmark(_Part):
     extra_info: _Extra = {}
 
 
-class OssModel(_Part):
+class OssModel(_OssPart):
     """Of which model."""
 
     name: _Text
@@ -93,7 +93,7 @@ class OssModel(_Part):
     extra_info: _Extra = {}
 
 
-class OssMetric(_Part):
+class OssMetric(_OssPart):
     """One figure; several values where it was taken several times."""
 
     name: _Text
@@ -102,7 +102,7 @@ class OssMetric(_Part):
     extra_info: _Extra = {}
 
 
-class OssRunner(_Part):
+class OssRunner(_OssPart):
     """A machine. Dashboards take `name` for the device and `type` for its architecture."""
 
     name: str = ""
@@ -118,7 +118,7 @@ class OssRunner(_Part):
     extra_info: _Extra = {}
 
 
-class OssDependency(_Part):
+class OssDependency(_OssPart):
     """A package that the figures depend on."""
 
     repo: str = ""
@@ -128,14 +128,14 @@ class OssDependency(_Part):
     extra_info: _Extra = {}
 
 
-class OssInput(_Part):
+class OssInput(_OssPart):
     """An input of the model."""
 
     dtype: str = ""
     extra_info: _Extra = {}
 
 
-class OssRecord(_Part):
+class OssRecord(_OssPart):
     """One metric of one variant at one point."""
 
     benchmark: OssBenchmark
@@ -245,7 +245,7 @@ def _backends(row: Row, baseline: Row | None) -> Iterator[tuple[str, list[_Metri
     yield "inductor", _times(row, row.torch_compile, baseline.torch_compile if baseline else None)
 
 
-def _times(row: Row, side: Side | None, baseline: Side | None) -> list[_Metric]:
+def _times(row: Row, side: SideFigures | None, baseline: SideFigures | None) -> list[_Metric]:
     if side is None:
         return []
     own = _BASELINE_TIMES.get(row.dtype, "Baseline Fwd Time (ms)")

@@ -51,7 +51,7 @@ class Ratio(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class Side(Recorded):
+class SideFigures(Recorded):
     """What ran a variant: IREE, torch eager or torch.compile.
 
     Attributes:
@@ -100,9 +100,9 @@ class Row(Recorded):
     kind: str
     status: str
     reason: str = ""
-    iree: Side | None = None
-    torch_eager: Side | None = None
-    torch_compile: Side | None = None
+    iree: SideFigures | None = None
+    torch_eager: SideFigures | None = None
+    torch_compile: SideFigures | None = None
     max_error: float | None = None
     relative_error: float | None = None
     sqnr_db: float | None = None
@@ -137,7 +137,7 @@ class Row(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SweepEntry:
     """An entry of `model_params` with everything that was measured for it.
 
     Attributes:
@@ -189,12 +189,12 @@ def read_rows(records: Iterable[Mapping[str, Any]]) -> tuple[Row, ...]:
     return tuple(_row(record, variant) for record in records for variant in record["variants"])
 
 
-def entries(rows: Iterable[Row]) -> tuple[Entry, ...]:
+def entries(rows: Iterable[Row]) -> tuple[SweepEntry, ...]:
     """The rows by entry of `model_params`, in the order of their first ones."""
     found: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         found.setdefault(row.point[:-1], []).append(row)
-    return tuple(Entry(tuple(own)) for own in found.values())
+    return tuple(SweepEntry(tuple(own)) for own in found.values())
 
 
 def mean_ratio(ratios: Sequence[float]) -> float | None:
