@@ -25,11 +25,11 @@ from iree_gauntlet.settings import runs_folder, shown, typed_command
 from iree_gauntlet.steps import step_id
 from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.devices import device_available
-from iree_gauntlet.torch_models.compiler_options import chosen_devices, chosen_target
-from iree_gauntlet.torch_models.configuration import MicroConfig, SweepPoint, iree_device, points_of
+from iree_gauntlet.torch_models.compiler_options import choose_devices, choose_target
+from iree_gauntlet.torch_models.configuration import MicroConfig, SweepPoint, list_points, name_iree_device
 from iree_gauntlet.torch_models.point_measurement import DIALECT, Measuring, PointChain
 from iree_gauntlet.torch_models.point_session import PointSession
-from iree_gauntlet.torch_models.roofline import Roofline, machine_roofline, why_no_roofline
+from iree_gauntlet.torch_models.roofline import Roofline, explain_no_roofline, find_roofline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -108,7 +108,7 @@ class Earlier:
         return found
 
 
-def earlier_micro(run_dir: str) -> Earlier:
+def find_earlier_micro(run_dir: str) -> Earlier:
     """The run of `--run-dir`, or the newest one of `micro`.
 
     Raises:
@@ -167,11 +167,11 @@ class MicroRun:
     def measure(self) -> None:
         """All points that have not been measured yet; everything goes into the journal."""
         require_importer(self._iree)
-        points = self._reachable(points_of(self.config))
-        for device in dict.fromkeys(iree_device(point.model.device) for point in points):
+        points = self._reachable(list_points(self.config))
+        for device in dict.fromkeys(name_iree_device(point.model.device) for point in points):
             # What is wrong with a device is said before anything is started.
-            chosen_target(device, self.asked.target)
-            chosen_devices(device, 1, self._iree)
+            choose_target(device, self.asked.target)
+            choose_devices(device, 1, self._iree)
         self.run_dir = make_folder(self.earlier.folder if self.earlier else None, f"micro-{self.config.file.stem}")
         done = {} if self.earlier is None else self.earlier.done(self._iree.compiler.identity)
         context = plan_context(self.workbench, self.run_dir)
@@ -193,7 +193,7 @@ class MicroRun:
             return list(points)
         found = []
         for point in points:
-            available = device_available(self._iree, iree_device(point.model.device))
+            available = device_available(self._iree, name_iree_device(point.model.device))
             if available.ok:
                 found.append(point)
                 continue
@@ -217,7 +217,7 @@ class MicroRun:
         roofline = self._roofline(todo, session)
         measuring = Measuring(self.asked.against, self.asked.disturbed == "replace", roofline)
         for number, point in enumerate(todo):
-            self.progress.message(_heading(point, total - len(todo) + number + 1, total, number, began, len(todo)))
+            self.progress.message(_make_heading(point, total - len(todo) + number + 1, total, number, began, len(todo)))
             chain = chains[point.name]
             self._session = PointSession(chain, session, self.workbench, measuring, engine.results)
             verdicts |= self._point(self._session, engine)
@@ -237,12 +237,12 @@ class MicroRun:
 
     def _roofline(self, todo: Sequence[SweepPoint], session: Session[Journal]) -> Roofline | None:
         """The machine's peaks; None where no point asks for them, or they cannot be had, which is reported."""
-        if all(why_no_roofline(iree_device(point.model.device)) for point in todo):
+        if all(explain_no_roofline(name_iree_device(point.model.device)) for point in todo):
             return None
         try:
             with session.quiet():
                 folder = self.workbench.cache_dir / "machine"
-                return machine_roofline(folder, self._iree.compiler.python, machine_facts())
+                return find_roofline(folder, self._iree.compiler.python, machine_facts())
         except WaitCancelledError:
             raise
         except GauntletError as error:
@@ -251,8 +251,8 @@ class MicroRun:
             return None
 
     def _chain(self, point: SweepPoint, context: PlanContext) -> PointChain:
-        device = iree_device(point.model.device)
-        target = chosen_target(device, self.asked.target)
+        device = name_iree_device(point.model.device)
+        target = choose_target(device, self.asked.target)
         return PointChain(
             point=point,
             config=self.config.file,
@@ -298,7 +298,7 @@ class MicroRun:
         return self._session.performers()[step.stage](step)
 
 
-def _heading(point: SweepPoint, number: int, total: int, measured: int, began: float, todo: int) -> str:
+def _make_heading(point: SweepPoint, number: int, total: int, measured: int, began: float, todo: int) -> str:
     """`point 12 of 56: linear/512-1024-2048; about 9 min left`, by what a point has taken so far."""
     left = ""
     if measured:

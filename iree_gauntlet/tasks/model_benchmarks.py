@@ -17,7 +17,7 @@ from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.engine.run_start import model_engine, model_session, require_importer, run_event
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
 from iree_gauntlet.errors import ExitCode, Problem, ToolchainError, UsageError
-from iree_gauntlet.experiments.sweep import MicroRun, earlier_micro
+from iree_gauntlet.experiments.sweep import MicroRun, find_earlier_micro
 from iree_gauntlet.figures import counted
 from iree_gauntlet.history.index import add_itself
 from iree_gauntlet.journal_format import JOURNAL, read_journal
@@ -30,20 +30,20 @@ from iree_gauntlet.requests import ToolchainRequest
 from iree_gauntlet.settings import cache_folder, project_folder, shown, typed_command
 from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.toolchain import COMPILE
-from iree_gauntlet.torch_models.bench_result import append_result, check_output, perf_entry, result_lines
+from iree_gauntlet.torch_models.bench_result import append_result, check_output, make_perf_entry, make_result_lines
 from iree_gauntlet.torch_models.bench_session import DIALECT, BenchSession, Chain
 from iree_gauntlet.torch_models.build_plan import BuildPlan
 from iree_gauntlet.torch_models.compiler_options import (
     DEFAULT_DEVICE,
-    chosen_devices,
-    chosen_target,
-    fidelity_flags,
-    opt_level_flags,
+    choose_devices,
+    choose_target,
+    find_fidelity_flags,
+    find_opt_level_flags,
 )
-from iree_gauntlet.torch_models.configuration import overridden, read_micro_config
+from iree_gauntlet.torch_models.configuration import override, read_micro_config
 from iree_gauntlet.torch_models.instantiate import check_options
 from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError, discover, find_model
-from iree_gauntlet.torch_models.plugins import REFUSED, entry_point_files, load_registry
+from iree_gauntlet.torch_models.plugins import REFUSED, find_entry_point_files, load_registry
 from iree_gauntlet.torch_models.recipe_registry import CUSTOM
 from iree_gauntlet.torch_models.torch_chain import find_torch_python
 
@@ -73,7 +73,7 @@ def bench(options: BenchOptions) -> ExitCode:
     Raises:
         GauntletError: what keeps the benchmark from starting; nothing was measured then.
     """
-    folders = _folders(options)
+    folders = _find_folders(options)
     passed_over: list[Problem] = []
     models = discover(folders, passed_over)
     if options.list:
@@ -90,9 +90,9 @@ def bench(options: BenchOptions) -> ExitCode:
     options = replace(options, config=plan.config or "")
     # What is wrong with a command line is said before anything is started.
     device = options.device or DEFAULT_DEVICE
-    target = chosen_target(device, options.target)
+    target = choose_target(device, options.target)
     if options.output:
-        check_output(options.output, _locks(options))
+        check_output(options.output, _find_locks(options))
     torch = find_torch_python(options.torch_python)
     asked = ToolchainRequest(options.cache_dir, options.iree, options.iree_compiler, options.iree_runtime)
     output = Output(sys.stdout)
@@ -102,9 +102,9 @@ def bench(options: BenchOptions) -> ExitCode:
         assert toolchain is not None, "asked for"
         assert known is not None, "asked for"
         require_importer(toolchain)
-        level = opt_level_flags(options.backend_opt_level, known)
-        fidelity = fidelity_flags(options.math_fidelity, options.dataformat, options.backend_opt_level, known)
-        devices = chosen_devices(device, options.chips, toolchain)
+        level = find_opt_level_flags(options.backend_opt_level, known)
+        fidelity = find_fidelity_flags(options.math_fidelity, options.dataformat, options.backend_opt_level, known)
+        devices = choose_devices(device, options.chips, toolchain)
         _require_work(options, len(devices))
         run_dir = make_folder(None, f"bench-{model.name}")
         chain = Chain(
@@ -122,7 +122,7 @@ def bench(options: BenchOptions) -> ExitCode:
         for unknown in chain.context.translate(chain.flags, COMPILE).unknown:
             raise ToolchainError(unknown.message, unknown.hint)
         session = BenchSession(
-            chain, devices, fidelity.contraction_type, (*_emulation(options), *level.notes, *fidelity.notes)
+            chain, devices, fidelity.contraction_type, (*_describe_emulation(options), *level.notes, *fidelity.notes)
         )
         code = _run(session, machine, run_dir, progress)
     return _report(session, run_dir, machine, output, code)
@@ -158,10 +158,10 @@ def _report(session: BenchSession, run_dir: Path, machine: Workbench, output: Ou
     reports = _write_reports(run_dir, machine, output)
     chain = session.chain
     record = read_journal(run_dir / JOURNAL)
-    lines = result_lines(record, chain, session.build)
+    lines = make_result_lines(record, chain, session.build)
     if chain.options.output and code is not ExitCode.INTERRUPTED:
-        entry = perf_entry(record, chain, session.build, session.notes)
-        appended = append_result(chain.options.output, entry, _locks(chain.options))
+        entry = make_perf_entry(record, chain, session.build, session.notes)
+        appended = append_result(chain.options.output, entry, _find_locks(chain.options))
         lines.append(appended.note or f"result {appended.entries} of {appended.path}")
     for line in (*session.notes, *lines):
         output.write(f"{line}\n")
@@ -169,11 +169,11 @@ def _report(session: BenchSession, run_dir: Path, machine: Workbench, output: Ou
     return reports.exit_code
 
 
-def _locks(options: BenchOptions) -> Path:
+def _find_locks(options: BenchOptions) -> Path:
     return cache_folder(options.cache_dir) / "locks"
 
 
-def _folders(options: BenchOptions) -> tuple[Path, ...]:
+def _find_folders(options: BenchOptions) -> tuple[Path, ...]:
     named = tuple(Path(folder).expanduser().absolute() for folder in options.models_dir)
     own = project_folder() / _MODELS
     if not named and not own.is_dir():
@@ -198,7 +198,7 @@ def _plan(options: BenchOptions, folders: Sequence[Path]) -> BuildPlan:
     )
 
 
-def _emulation(options: BenchOptions) -> tuple[str, ...]:
+def _describe_emulation(options: BenchOptions) -> tuple[str, ...]:
     form = options.dataformat
     if not form.emulated:
         return ()
@@ -239,11 +239,11 @@ def micro(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
         raise UsageError(
             "--run-dir names a run to continue", "Add --resume, or leave it out: a new run makes its folder."
         )
-    earlier = earlier_micro(asked.run_dir) if asked.resume else None
+    earlier = find_earlier_micro(asked.run_dir) if asked.resume else None
     if earlier is not None:
         asked, toolchain = earlier.continued(asked, toolchain)
     plugins = tuple(Path(name).expanduser().absolute() for name in asked.plugin)
-    registry = load_registry((*entry_point_files(), *plugins))
+    registry = load_registry((*find_entry_point_files(), *plugins))
     if asked.list:
         _print_registry(registry, sys.stdout)
         return ExitCode.OK
@@ -253,7 +253,7 @@ def micro(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
         raise UsageError(
             "which configuration?", "Name a YAML file with --config, such as specs/recipes/quick.yml; or see --list."
         )
-    config = overridden(read_micro_config(Path(asked.config).expanduser(), registry), asked.device, asked.dtype)
+    config = override(read_micro_config(Path(asked.config).expanduser(), registry), asked.device, asked.dtype)
     if earlier is not None:
         earlier.require_same(config)
     torch = find_torch_python(asked.torch_python)

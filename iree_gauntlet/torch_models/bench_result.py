@@ -48,7 +48,7 @@ _MEASURED = (
 _MOST_NAMES = 1000
 
 
-def perf_entry(
+def make_perf_entry(
     record: JournalRecord, chain: Chain, build: BuildRecord | None, notes: tuple[str, ...]
 ) -> dict[str, Any]:
     """What is appended to perf.json.
@@ -65,9 +65,9 @@ def perf_entry(
         "hash": source,
         "date": run["time"],
     }
-    benchmark = _result(record, chain, Stage.BENCHMARK)
-    more = _more(record, chain, build, notes)
-    problem = _problem(record)
+    benchmark = _find_result(record, chain, Stage.BENCHMARK)
+    more = _collect_more(record, chain, build, notes)
+    problem = _find_problem(record)
     if problem or benchmark is None:
         return {**about, "error": problem or "interrupted", **more}
     figures = BenchFigures.from_dict(benchmark.statistics)
@@ -80,20 +80,20 @@ def perf_entry(
     return {**speed, **about, **more, **named}
 
 
-def result_lines(record: JournalRecord, chain: Chain, build: BuildRecord | None) -> list[str]:
+def make_result_lines(record: JournalRecord, chain: Chain, build: BuildRecord | None) -> list[str]:
     """What was measured, for the end of the console."""
     name = chain.id.partition("@")[0]
-    benchmark = _result(record, chain, Stage.BENCHMARK)
-    if _problem(record) or benchmark is None or build is None:
+    benchmark = _find_result(record, chain, Stage.BENCHMARK)
+    if _find_problem(record) or benchmark is None or build is None:
         return [f"{name}: no speed is reported"]
-    figures, checked = BenchFigures.from_dict(benchmark.statistics), _result(record, chain, Stage.THRESHOLD)
+    figures, checked = BenchFigures.from_dict(benchmark.statistics), _find_result(record, chain, Stage.THRESHOLD)
     latency = figures.latency_ms
     median, p90, p99 = map(milliseconds, (latency.p50, latency.p90, latency.p99))
     each = "a generation" if build.generation else "a call"
     total = duration(figures.total_s)
     speed = f"{name}: {figures.samples_per_sec:.2f} samples/s ({figures.total_samples} in {total})"
     groups = f"; means of {chain.options.microbatch_count}" if chain.options.microbatch_count > 1 else ""
-    lines = [f"{speed}, {median} ms {each} (p90 {p90}, p99 {p99}{groups})", *_doubts(latency, benchmark)]
+    lines = [f"{speed}, {median} ms {each} (p90 {p90}, p99 {p99}{groups})", *_find_doubts(latency, benchmark)]
     if figures.tokens_per_sec is not None and figures.prefill_ms:
         # Of one token there is no later one.
         later = f", then {milliseconds(figures.decode_ms.p50)} ms each" if figures.decode_ms else ""
@@ -115,18 +115,18 @@ def result_lines(record: JournalRecord, chain: Chain, build: BuildRecord | None)
         tried = error.get("contractions")
         if tried:
             lines.append(f"an error of 1 % would show in {tried['shown']['1%']} of {tried['of']} contractions")
-    compiled = _result(record, chain, Stage.COMPILE)
+    compiled = _find_result(record, chain, Stage.COMPILE)
     if compiled:
         seconds = duration(compiled.statistics["tool_seconds"])
         size = byte_size(compiled.statistics["binary_size_bytes"])
         lines.append(f"compiled in {seconds} to {size}; peak memory {byte_size(figures.peak_rss_bytes)}")
     for role in (AGAINST, TRACE):
-        beside = _result(record, chain, Stage.BENCHMARK, role)
+        beside = _find_result(record, chain, Stage.BENCHMARK, role)
         lines += beside.notes if beside else ()
     return lines
 
 
-def _doubts(latency: Latencies, benchmark: Result) -> list[str]:
+def _find_doubts(latency: Latencies, benchmark: Result) -> list[str]:
     """What should be known before a figure is believed."""
     found = list(benchmark.notes)
     if latency.p90 > _UNSTEADY * latency.p50:
@@ -137,13 +137,13 @@ def _doubts(latency: Latencies, benchmark: Result) -> list[str]:
     return [f"note: {text}" for text in found]
 
 
-def _result(record: JournalRecord, chain: Chain, stage: Stage, role: str = MAIN) -> Result | None:
+def _find_result(record: JournalRecord, chain: Chain, stage: Stage, role: str = MAIN) -> Result | None:
     """The figures of a step, where it has any."""
     found = record.results.get(step_id(chain.id, stage, role))
     return found if found is not None and found.verdict in _GOOD and found.statistics else None
 
 
-def _problem(record: JournalRecord) -> str:
+def _find_problem(record: JournalRecord) -> str:
     """The first step that came out badly; those behind it were skipped."""
     for step in record.steps:
         result = record.results.get(step["id"])
@@ -152,7 +152,9 @@ def _problem(record: JournalRecord) -> str:
     return ""
 
 
-def _more(record: JournalRecord, chain: Chain, build: BuildRecord | None, notes: tuple[str, ...]) -> dict[str, Any]:
+def _collect_more(
+    record: JournalRecord, chain: Chain, build: BuildRecord | None, notes: tuple[str, ...]
+) -> dict[str, Any]:
     """Our own fields, of a run that failed too."""
     toolchain, form = chain.toolchain, chain.options.dataformat
     # The notes of steps that follow the benchmark are their results.
@@ -174,7 +176,7 @@ def _more(record: JournalRecord, chain: Chain, build: BuildRecord | None, notes:
             "built_with": dict(build.versions),
         }
         found |= {"loss_definition": build.loss} if build.loss else {}
-    checked, compiled = _result(record, chain, Stage.THRESHOLD), _result(record, chain, Stage.COMPILE)
+    checked, compiled = _find_result(record, chain, Stage.THRESHOLD), _find_result(record, chain, Stage.COMPILE)
     if checked:
         figures = checked.statistics
         found["numeric_error"] = {**figures["error"], "to_f32": figures["to_f32"]}
@@ -186,7 +188,7 @@ def _more(record: JournalRecord, chain: Chain, build: BuildRecord | None, notes:
         found["module_bytes"] = figures["binary_size_bytes"]
         found["dispatch_count"] = figures["dispatch_count"]
     for role in (AGAINST, TRACE):
-        more = _result(record, chain, Stage.BENCHMARK, role)
+        more = _find_result(record, chain, Stage.BENCHMARK, role)
         found |= {role: more.statistics[role]} if more else {}
     return found
 
@@ -204,7 +206,7 @@ class Appended:
     note: str = ""
 
 
-def result_path(output: str | Path) -> Path:
+def find_result_path(output: str | Path) -> Path:
     """The file that `--output` means: `.json` is added where it is missing."""
     path = Path(output)
     return path if path.name.endswith(".json") else path.with_name(f"{path.name}.json")
@@ -225,20 +227,20 @@ def append_result(output: str | Path, result: Mapping[str, Any], locks: Path) ->
     Raises:
         GauntletError: nothing could be written there. What was there is untouched.
     """
-    line = json.dumps(_of_json(result), ensure_ascii=False, allow_nan=False)
-    asked = result_path(output)
-    with _disk_errors(asked):
+    line = json.dumps(_make_json(result), ensure_ascii=False, allow_nan=False)
+    asked = find_result_path(output)
+    with _translate_disk_errors(asked):
         # Two names of one file must meet at one lock, and what a link points to is what is replaced.
         target = Path(os.path.realpath(asked))
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target, locks):
+        with _hold_lock(target, locks):
             _remove_leftovers(target)
             entries, why = _add(target, line)
             if not why:
                 return Appended(asked, entries)
             for number in range(1, _MOST_NAMES):
                 other = target.with_name(f"{target.name.removesuffix('.json')}.new-{number}.json")
-                with _locked(other, locks):
+                with _hold_lock(other, locks):
                     _remove_leftovers(other)
                     entries, damage = _add(other, line)
                 if not damage:
@@ -256,28 +258,28 @@ def check_output(output: str | Path, locks: Path) -> None:
     Raises:
         GauntletError: it could not.
     """
-    asked = result_path(output)
-    with _disk_errors(asked):
+    asked = find_result_path(output)
+    with _translate_disk_errors(asked):
         target = Path(os.path.realpath(asked))
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_dir():
             raise IsADirectoryError(None, "Is a directory")
         probe = target.with_name(f".{target.name}.{os.getpid()}.probe")
-        with _locked(target, locks):
+        with _hold_lock(target, locks):
             try:
                 probe.touch()
             finally:
                 probe.unlink(missing_ok=True)
 
 
-def _of_json(value: Any) -> Any:
+def _make_json(value: Any) -> Any:
     """The same with numbers that JSON does not have as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {key: _of_json(item) for key, item in value.items()}
+        return {key: _make_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_of_json(item) for item in value]
+        return [_make_json(item) for item in value]
     return value
 
 
@@ -290,7 +292,7 @@ def _add(path: Path, line: str) -> tuple[int, str]:
     except FileNotFoundError:
         old = b""
     # An empty file holds nothing that could be lost.
-    text, entries, damage = _whole(old) if old.strip() else ("[]", 0, "")
+    text, entries, damage = _read_whole(old) if old.strip() else ("[]", 0, "")
     if damage:
         return 0, damage
     before = text.rstrip().removesuffix("]").rstrip()
@@ -298,11 +300,11 @@ def _add(path: Path, line: str) -> tuple[int, str]:
     return entries + 1, ""
 
 
-def _whole(content: bytes) -> tuple[str, int, str]:
+def _read_whole(content: bytes) -> tuple[str, int, str]:
     """The text of a file of results and how many it holds; or what is wrong with it."""
     try:
         text = content.decode()
-        found = json.loads(text, parse_constant=_no_number)
+        found = json.loads(text, parse_constant=_refuse_number)
     except (ValueError, RecursionError) as error:
         return "", 0, f"is damaged ({str(error).splitlines()[0]})"
     if not isinstance(found, list):
@@ -314,7 +316,7 @@ def _whole(content: bytes) -> tuple[str, int, str]:
     return text, len(found), ""
 
 
-def _no_number(name: str) -> Any:
+def _refuse_number(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
@@ -327,7 +329,7 @@ def _remove_leftovers(target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(target: Path, locks: Path) -> Iterator[None]:
+def _hold_lock(target: Path, locks: Path) -> Iterator[None]:
     """Holds the lock of a file, by its absolute path; it dies with its owner."""
     path = locks / f"result-{hashlib.sha256(os.fsencode(target)).hexdigest()[:32]}.lock"
     with contextlib.ExitStack() as stack:
@@ -348,7 +350,7 @@ def _locked(target: Path, locks: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _disk_errors(asked: Path) -> Iterator[None]:
+def _translate_disk_errors(asked: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

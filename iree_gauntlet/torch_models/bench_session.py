@@ -24,11 +24,17 @@ from iree_gauntlet.settings import shown
 from iree_gauntlet.steps import Step, StepInput
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 from iree_gauntlet.torch_models import tracing
-from iree_gauntlet.torch_models.agreement import agreement, found_gains, limits, recorded, relative_error
-from iree_gauntlet.torch_models.build_folder import read_outputs, tensors
+from iree_gauntlet.torch_models.agreement import (
+    compare_tensors,
+    find_gains,
+    find_limits,
+    make_recordable,
+    measure_relative_error,
+)
+from iree_gauntlet.torch_models.build_folder import read_outputs, read_tensors
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF
-from iree_gauntlet.torch_models.model_registry import sources
-from iree_gauntlet.torch_models.peers import AgainstPlace, iree_rounds, measure, peer_line
+from iree_gauntlet.torch_models.model_registry import find_sources
+from iree_gauntlet.torch_models.peers import AgainstPlace, describe_peer, make_iree_rounds, measure
 from iree_gauntlet.torch_models.torch_chain import (
     GENERATIVE_WORKER,
     MODULE_WORKER,
@@ -38,8 +44,8 @@ from iree_gauntlet.torch_models.torch_chain import (
     TorchChain,
     ask_worker,
     hash_of_files,
-    runnable_files,
-    worker_command,
+    list_runnable_files,
+    make_worker_command,
 )
 
 if TYPE_CHECKING:
@@ -61,7 +67,7 @@ AGAINST = "against"
 TRACE = "trace"
 
 
-def variant(options: BenchOptions) -> str:
+def name_variant(options: BenchOptions) -> str:
     """What tells two benchmarks of a model apart, in short: `tiny`, `base-training-Fp16-O3`."""
     words = [options.config or "model"]
     words += ["training"] if options.training else []
@@ -89,7 +95,7 @@ class Chain(TorchChain):
     @property
     def names(self) -> tuple[str, str]:
         """Of the model, and what tells this benchmark from others."""
-        return self.model.name, variant(self.options)
+        return self.model.name, name_variant(self.options)
 
     @property
     def origin(self) -> Origin:
@@ -98,7 +104,7 @@ class Chain(TorchChain):
 
     def export(self) -> Step:
         """Makes the model with torch and exports it."""
-        files = sources(self.model)
+        files = find_sources(self.model)
         ingredients = {"kind": "export", "program": hash_of_files(files, self.model.file.parent)}
         return self.exporting(MAIN, self.plan, ingredients, files)
 
@@ -115,7 +121,7 @@ class Chain(TorchChain):
             compiled = self.compiling(role, "_".join(self.names), self.flags, onnx, content, imported)
             steps += [imported, compiled]
             compiles.append(compiled.id)
-            runnable += runnable_files(compiled, imported)
+            runnable += list_runnable_files(compiled, imported)
         files = [item for program in build.programs for item in (*program.inputs, *program.outputs)]
         inputs = (*runnable, *(StepInput("input", str(self.exported() / item.file)) for item in files))
         ready = self.ran(self.step(Stage.THRESHOLD), inputs, tuple(compiles))
@@ -327,17 +333,17 @@ class BenchSession:
             result = answer.complete(result)
             try:
                 actual = read_outputs(answer.figures["outputs"])
-                expected = tensors(workers.exported, program.outputs)
-                found = agreement(actual, expected, limits(program.outputs, narrowed), gradients=training)
+                expected = read_tensors(workers.exported, program.outputs)
+                found = compare_tensors(actual, expected, find_limits(program.outputs, narrowed), gradients=training)
                 gains = None
                 if program.directions is not None and not found.problem:
                     where = workers.exported, program.directions
-                    gains = found_gains(actual, expected, *where, narrowed, gradients=training)
+                    gains = find_gains(actual, expected, *where, narrowed, gradients=training)
                 if number == 0:
-                    against_f32 = tensors(workers.exported, build.reference) if build.reference else expected
+                    against_f32 = read_tensors(workers.exported, build.reference) if build.reference else expected
                     statistics = {name: answer.figures[name] for name in ("load_ms", "first_call_ms")}
                     self._first_call_ms = float(statistics["first_call_ms"])
-                    statistics["to_f32"] = recorded(relative_error(actual, against_f32))
+                    statistics["to_f32"] = make_recordable(measure_relative_error(actual, against_f32))
             except GauntletError as error:
                 return replace(result, verdict=Verdict.ERROR, reason=shorten(error.what))
             except ValueError as error:
@@ -372,7 +378,7 @@ class BenchSession:
             return replace(answer.failure, notes=(*step.notes, *answer.failure.notes))
         try:
             found = MeasuredCalls.from_dict(answer.figures)
-            problem, figures = _problem_of(workers, found), _figures_of(workers, found)
+            problem, figures = _find_problem(workers, found), _make_figures(workers, found)
         except (GauntletError, ArithmeticError, TypeError, ValueError) as error:
             text = error.what if isinstance(error, GauntletError) else f"{type(error).__name__}: {error}"
             reason = shorten(f"the measuring program's answer cannot be read: {text}")
@@ -388,36 +394,38 @@ class BenchSession:
             Verdict.PASSED,
             samples=Samples("bench", found.times_ms, (), (1,) * len(found.times_ms)),
             statistics=figures.as_dict(),
-            notes=(*step.notes, *_remarks_on(workers, found), *benchmark_warnings(state.watched)),
+            notes=(*step.notes, *_find_remarks(workers, found), *benchmark_warnings(state.watched)),
             log=processes.log(step, "stdout.txt"),
         )
         return answer.complete(result)
 
     def _against(self, step: Step) -> Result:
         workers = self._workers
-        command = worker_command(self.chain, step, *workers.loop(len(self._devices)))
+        command = make_worker_command(self.chain, step, *workers.loop(len(self._devices)))
         options = self.chain.options
         replaced = options.disturbed == "replace"
         place = AgainstPlace(asdict(self.chain.plan), self.chain.torch.path, options.env, replaced)
-        peers = measure(self._session, options.against, iree_rounds(step, command), workers.exported, place)
+        peers = measure(self._session, options.against, make_iree_rounds(step, command), workers.exported, place)
         return Result(
             Verdict.PASSED,
             statistics={AGAINST: [asdict(peer) for peer in peers]},
-            notes=tuple(peer_line(peer) for peer in peers),
+            notes=tuple(describe_peer(peer) for peer in peers),
         )
 
     def _trace(self, step: Step) -> Result:
         traces = []
         for number, program in enumerate(self._workers.build.programs):
             path = Path(step.folder) / program.name
-            traced = tracing.traced_step(replace(step, folder=str(path)), self.chain, self._workers.compiled(number))
+            traced = tracing.make_traced_step(
+                replace(step, folder=str(path)), self.chain, self._workers.compiled(number)
+            )
             flags, processes = self._workbench.flags_of(BENCHMARK_MODULE), self._session.processes
             level, toolchain = self.chain.options.trace, self.chain.toolchain
             traces.append(tracing.trace(traced, level, path, toolchain, processes, flags, call_ms=self._call_ms))
-        return tracing.result_of(traces, {TRACE: [made.as_dict() for made in traces]})
+        return tracing.make_result(traces, {TRACE: [made.as_dict() for made in traces]})
 
 
-def _figures_of(workers: Workers, found: MeasuredCalls) -> BenchFigures:
+def _make_figures(workers: Workers, found: MeasuredCalls) -> BenchFigures:
     samples = (found.calls or found.generations) * workers.build.samples
     figures = BenchFigures(
         total_s=found.total_s,
@@ -442,29 +450,29 @@ def _figures_of(workers: Workers, found: MeasuredCalls) -> BenchFigures:
     )
 
 
-def _remarks_on(workers: Workers, found: MeasuredCalls) -> list[str]:
+def _find_remarks(workers: Workers, found: MeasuredCalls) -> list[str]:
     if workers.build.generation is not None:
-        return _other_tokens(workers.build.generation, found)
+        return _find_other_tokens(workers.build.generation, found)
     if found.pushed == "one by one" and workers.chain.options.microbatch_count > 1:
         return ["microbatches were pushed one by one: the module has no asynchronous entry"]
     return []
 
 
-def _problem_of(workers: Workers, found: MeasuredCalls) -> str:
+def _find_problem(workers: Workers, found: MeasuredCalls) -> str:
     """Why there is no speed: other tokens than torch's, or other outputs of the host's last module; empty for none."""
     options, made = workers.chain.options, workers.build.generation
     if made is not None:
         # In a narrower type than f32 a near tie may fall otherwise.
         exact = options.dataformat.element_type == "f32" and options.math_fidelity == "HiFi4"
-        return next(iter(_other_tokens(made, found)), "") if exact else ""
+        return next(iter(_find_other_tokens(made, found)), "") if exact else ""
     if not workers.build.host.get("post"):
         return ""
     actual = read_outputs(found.host_outputs)
-    expected = tensors(workers.exported, workers.build.host_outputs)
-    return agreement(actual, expected, limits(workers.build.host_outputs, workers.narrowed)).problem
+    expected = read_tensors(workers.exported, workers.build.host_outputs)
+    return compare_tensors(actual, expected, find_limits(workers.build.host_outputs, workers.narrowed)).problem
 
 
-def _other_tokens(made: TokenLoop, found: MeasuredCalls) -> list[str]:
+def _find_other_tokens(made: TokenLoop, found: MeasuredCalls) -> list[str]:
     for sample, (mine, wanted) in enumerate(zip(found.chosen, made.chosen, strict=True)):
         for place, (token, right) in enumerate(zip(mine, wanted, strict=True)):
             if token != right:

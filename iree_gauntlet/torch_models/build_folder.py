@@ -148,7 +148,7 @@ def read_outputs(items: Sequence[Mapping[str, str]], folder: Path = Path()) -> l
     return [read_npy(folder / item["file"]).with_element_type(item["type"]) for item in items]
 
 
-def tensors(folder: Path, arrays: Sequence[Array]) -> list[Tensor]:
+def read_tensors(folder: Path, arrays: Sequence[Array]) -> list[Tensor]:
     """The arrays themselves, mapped.
 
     Raises:

@@ -85,10 +85,10 @@ def read_plan(path: Path, kind: type[Asked]) -> Asked:
     except (OSError, ValueError) as error:
         remedy = _REMEDY.format(kind=kind.__name__)
         raise UsageError(f"{path}: the plan cannot be read: {error}", remedy) from error
-    return checked_plan(found, str(path), kind)
+    return check_plan(found, str(path), kind)
 
 
-def checked_plan(found: object, where: str, kind: type[Asked]) -> Asked:
+def check_plan(found: object, where: str, kind: type[Asked]) -> Asked:
     """The plan that a JSON object is.
 
     Raises:
@@ -99,14 +99,14 @@ def checked_plan(found: object, where: str, kind: type[Asked]) -> Asked:
     if not isinstance(found, dict) or not found.keys() <= known.keys():
         odd = sorted(found.keys() - known.keys()) if isinstance(found, dict) else [type(found).__name__]
         raise UsageError(f"{where}: unknown in a plan: {', '.join(odd)}", remedy)
-    wrong = [name for name in sorted(known) if not _fits(known[name], found)]
+    wrong = [name for name in sorted(known) if not _is_fitting(known[name], found)]
     if wrong:
         raise UsageError(f"{where}: missing or of a wrong type: {', '.join(wrong)}", remedy)
     given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
     return kind(**given)
 
 
-def _fits(asked: Field[Any], found: Mapping[str, Any]) -> bool:
+def _is_fitting(asked: Field[Any], found: Mapping[str, Any]) -> bool:
     """Whether a plan has a field's value; texts and lists that have to be given are not empty."""
     needed = asked.default is MISSING
     if asked.name not in found:

@@ -38,9 +38,9 @@ from torch.utils.flop_counter import flop_registry
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.torch_models.agreement import write_directions
-from iree_gauntlet.torch_models.decompositions import backward_decompositions
+from iree_gauntlet.torch_models.decompositions import make_backward_decompositions
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, DataFormat
-from iree_gauntlet.torch_models.torch_tensors import cast, convert, type_name, write_arrays
+from iree_gauntlet.torch_models.torch_tensors import cast, convert, find_type_name, write_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -124,18 +124,18 @@ def _compute_in_format(
     """
     # In narrower formats the sums' errors are nothing next to the rounding of their results.
     kinds = _ERRORS if form is DataFormat.FP32 else _ERRORS[:1]
-    with _attention_as_exported():
+    with _run_attention_as_exported():
         with _InFormat() as exact:
             outputs = run(module, inputs)
         spreads = [Spread(outputs), *([Spread(post(outputs))] if post else [])]
-        places = _places(outputs)
+        places = _choose_places(outputs)
 
         def tried(mode: _InFormat, kind: str) -> NDArray[np.float64]:
             with mode:
                 found = run(module, inputs)
             for spread, result in zip(spreads, [found, *([post(found)] if post else [])], strict=True):
                 spread.add(kind, result)
-            return _values(found, places) - _values(outputs, places)
+            return _pick_values(found, places) - _pick_values(outputs, places)
 
         errors: dict[str, list[NDArray[np.float64]]] = {kind: [] for kind in _ERRORS}
         moved = [torch.zeros_like(margin) for margin in exact.margins]
@@ -151,13 +151,15 @@ def _compute_in_format(
             for place in (margin.square() < _NEAR**2 * power).nonzero()[: _FLIPS + 1, 0]
         ]
         flips = [tried(_InFormat(flip=at), "flips") for at in near] if len(near) <= _FLIPS else []
-        slopes, names = _slopes(run, copy.deepcopy(module).to(torch.float32), cast(inputs, DataFormat.FP32), places)
+        slopes, names = _find_slopes(
+            run, copy.deepcopy(module).to(torch.float32), cast(inputs, DataFormat.FP32), places
+        )
     scales = np.concatenate([np.full(len(at), spreads[0].scale(index)) for index, at in enumerate(places)])
     found = {"places": places, "slopes": slopes, "errors": errors, "flips": flips, "scales": scales, "names": names}
     return outputs, spreads, found
 
 
-def _slopes(
+def _find_slopes(
     run: Callable[[Module, Sequence[Tensor]], list[Tensor]],
     module: Module,
     inputs: Sequence[Tensor],
@@ -165,13 +167,13 @@ def _slopes(
 ) -> tuple[list[NDArray[np.float64]], list[str]]:
     """What changes in values of the outputs as contractions' results grow, in f32; and which these are, in words."""
     with _Larger() as counted:
-        before = _values(run(module, inputs), places)
+        before = _pick_values(run(module, inputs), places)
     count = len(counted.names)
     chosen = sorted({round(at) for at in np.linspace(0, count - 1, min(_DIRECTIONS, count))})
     slopes = []
     for at in chosen:
         with _Larger(at):
-            slopes.append((_values(run(module, inputs), places) - before) / _STEP)
+            slopes.append((_pick_values(run(module, inputs), places) - before) / _STEP)
     return slopes, [f"contraction {at + 1} of {count} ({counted.names[at]})" for at in chosen]
 
 
@@ -185,7 +187,7 @@ class _InFormat(TorchDispatchMode):  # type: ignore[misc]  # torch is not there 
         self._flip = flip
         # Results of ReLUs and what these were given, by where the results lie: kept, so that nothing else does.
         self._relus: dict[int, tuple[Tensor, Tensor]] = {}
-        self._parts = backward_decompositions()
+        self._parts = make_backward_decompositions()
         self._random = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -226,7 +228,7 @@ class _InFormat(TorchDispatchMode):  # type: ignore[misc]  # torch is not there 
             if func.overloadpacket is torch.ops.aten.sum:
                 # What cancels has the errors of its terms.
                 scale = math.sqrt(products) * float(args[0].double().square().mean().sqrt())
-        wide_args, wide_kwargs = tree_map(lambda leaf: _wide(leaf, kind), (args, kwargs))
+        wide_args, wide_kwargs = tree_map(lambda leaf: _widen(leaf, kind), (args, kwargs))
         wide = func(*wide_args, **wide_kwargs)
         return tree_map(
             lambda exact, own: self._rounded(exact, own, products, scale) if _is_float(own) else own, wide, returned
@@ -265,7 +267,7 @@ class _Larger(TorchDispatchMode):  # type: ignore[misc]  # torch is not there to
 
 
 @contextmanager
-def _attention_as_exported() -> Iterator[None]:
+def _run_attention_as_exported() -> Iterator[None]:
     """Attention in single operators, in the model's own type, as the exporter writes it."""
     cuda = torch.backends.cuda
     before = cuda.fp16_bf16_reduction_math_sdp_allowed()
@@ -281,7 +283,7 @@ def _is_float(leaf: object) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
 
 
-def _wide(leaf: Any, kind: torch.dtype) -> Any:
+def _widen(leaf: Any, kind: torch.dtype) -> Any:
     """An argument of an operator in f64; a number has the type that it has in the program, that of the result."""
     if _is_float(leaf):
         return leaf.double()
@@ -290,7 +292,7 @@ def _wide(leaf: Any, kind: torch.dtype) -> Any:
     return torch.float64 if isinstance(leaf, torch.dtype) and leaf.is_floating_point else leaf
 
 
-def _places(outputs: Sequence[Tensor]) -> list[NDArray[np.int64]]:
+def _choose_places(outputs: Sequence[Tensor]) -> list[NDArray[np.int64]]:
     """Places of some values of each float output, the same every time."""
     sizes = [output.numel() if output.is_floating_point() else 0 for output in outputs]
     share = min(1.0, _VALUES / max(1, sum(sizes)))
@@ -303,7 +305,7 @@ def _places(outputs: Sequence[Tensor]) -> list[NDArray[np.int64]]:
     ]
 
 
-def _values(outputs: Sequence[Tensor], places: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
+def _pick_values(outputs: Sequence[Tensor], places: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
     return np.concatenate(
         [output.reshape(-1)[torch.from_numpy(at)].double().numpy() for output, at in zip(outputs, places, strict=True)]
     )
@@ -391,7 +393,7 @@ class BuildSteps:
                     f"{what}: item {index} is of type {type(tensor).__qualname__}, no torch.Tensor",
                     "modules return a tensor, or a list, tuple or dictionary of tensors",
                 )
-            if not type_name(tensor) or tensor.is_sparse:
+            if not find_type_name(tensor) or tensor.is_sparse:
                 raise self.model.problem(f"{what}: tensor {index} is of type {tensor.dtype}, which IREE does not take")
         return list(tensors)
 
@@ -476,13 +478,13 @@ class BuildSteps:
             "reference": self.reference,
             "weight_error": self.weight_error,
             **fields,
-            "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+            "versions": {"python": platform.python_version(), **{name: _find_version(name) for name in _PACKAGES}},
             "seconds": {part: round(seconds, 3) for part, seconds in self.seconds.items()},
         }
         write_atomic(self.folder / _BUILD_FILE, json.dumps(record, indent=1) + "\n")
 
 
-def _version(package: str) -> str | None:
+def _find_version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from iree_gauntlet.torch_models.build_plan import VariantPlan, read_plan
 from iree_gauntlet.torch_models.build_steps import BuildSteps
-from iree_gauntlet.torch_models.building import apply_recipes, base_model
+from iree_gauntlet.torch_models.building import apply_recipes, make_base_model
 from iree_gauntlet.torch_models.formats import DataFormat, read_contractions
 from iree_gauntlet.torch_models.plugins import load_registry
 from iree_gauntlet.torch_models.torch_tensors import cast
@@ -38,7 +38,7 @@ def build(plan: VariantPlan) -> None:
     steps = BuildSteps(plan, plan.label)
     registry = load_registry([Path(file) for file in plan.plugins])
     with steps.timed("build", f"building {plan.model_type} {plan.m}-{plan.k}-{plan.n}, {plan.dtype}"):
-        module, inputs = base_model(plan, registry)
+        module, inputs = make_base_model(plan, registry)
     steps.model = registry.model_type(plan.model_type).architecture
     parameter_count = sum(weight.numel() for weight in module.parameters())
     with steps.timed("eager", "running it unchanged"):

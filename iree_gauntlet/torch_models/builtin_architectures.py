@@ -83,6 +83,6 @@ def transformer_block(m: int, k: int, n: int, dtype: torch.dtype) -> tuple[Modul
 )
 def transformers(m: int, k: int, n: int, dtype: torch.dtype, config: Path) -> tuple[Module, tuple[Tensor, ...]]:
     """Nothing is downloaded, and no code that a configuration names is run."""
-    from iree_gauntlet.torch_models.torch_architectures import configured_model  # noqa: PLC0415
+    from iree_gauntlet.torch_models.torch_architectures import make_configured_model  # noqa: PLC0415
 
-    return configured_model(config, tokens=m, hidden_size=k, intermediate_size=n, dtype=dtype)
+    return make_configured_model(config, tokens=m, hidden_size=k, intermediate_size=n, dtype=dtype)

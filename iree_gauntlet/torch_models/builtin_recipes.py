@@ -83,7 +83,9 @@ def int4wo(model: Module, group: int = 32) -> Module:
     from iree_gauntlet.torch_models import layers  # noqa: PLC0415
 
     return layers.replace_linear_layers(
-        model, lambda layer: layers.Int4Linear(layer, group), lambda layer: layers.unfit_for_groups(layer, group)
+        model,
+        lambda layer: layers.Int4Linear(layer, group),
+        lambda layer: layers.explain_unfit_for_groups(layer, group),
     )
 
 
@@ -129,7 +131,7 @@ def semi_sparse(model: Module) -> Module:
     """The two of largest magnitude stay."""
     from iree_gauntlet.torch_models import layers  # noqa: PLC0415
 
-    return layers.prune_linear_layers(model, layers.keep_two_of_four, layers.unfit_for_fours)
+    return layers.prune_linear_layers(model, layers.keep_two_of_four, layers.explain_unfit_for_fours)
 
 
 @recipe(
@@ -143,7 +145,9 @@ def block(model: Module, size: int = 64) -> Module:
     from iree_gauntlet.torch_models import layers  # noqa: PLC0415
 
     return layers.prune_linear_layers(
-        model, lambda weight: layers.keep_blocks(weight, size), lambda layer: layers.unfit_for_blocks(layer, size)
+        model,
+        lambda weight: layers.keep_blocks(weight, size),
+        lambda layer: layers.explain_unfit_for_blocks(layer, size),
     )
 
 

@@ -30,7 +30,7 @@ _TO_BF16 = "iree-global-opt-enable-demote-contraction-inputs-to-bf16"
 _LADDER = {"HiFi4": "f32", "HiFi3": "f16", "HiFi2": "bf16", "LoFi": "bf16"}
 
 
-def chosen_target(device: str, chip: str) -> Target:
+def choose_target(device: str, chip: str) -> Target:
     """What is compiled for.
 
     `chip`: `--target`; empty where it is not given.
@@ -54,10 +54,10 @@ def chosen_target(device: str, chip: str) -> Target:
     return target
 
 
-def chosen_devices(device: str, chips: int, toolchain: Toolchain) -> tuple[str, ...]:
+def choose_devices(device: str, chips: int, toolchain: Toolchain) -> tuple[str, ...]:
     """The devices that a benchmark runs on, one for each context, and the same one several times where there are fewer.
 
-    `device`: as in `chosen_target`; one of several where it names an ordinal; `chips`: how many; 0 for all that there
+    `device`: as in `choose_target`; one of several where it names an ordinal; `chips`: how many; 0 for all that there
     are.
 
     Raises:
@@ -88,7 +88,7 @@ class CompilerOptions:
     notes: tuple[str, ...] = ()
 
 
-def opt_level_flags(level: int | None, known: KnownFlags) -> CompilerOptions:
+def find_opt_level_flags(level: int | None, known: KnownFlags) -> CompilerOptions:
     """The optimisation level: 0 to 3 are O0 to O3, and 4 is O3 as well; None is the compiler's own default.
 
     Raises:
@@ -107,7 +107,7 @@ def opt_level_flags(level: int | None, known: KnownFlags) -> CompilerOptions:
     )
 
 
-def fidelity_flags(fidelity: str, form: DataFormat, level: int | None, known: KnownFlags) -> CompilerOptions:
+def find_fidelity_flags(fidelity: str, form: DataFormat, level: int | None, known: KnownFlags) -> CompilerOptions:
     """Math fidelity: the type that inputs of f32 matrix products are narrowed to; sums stay f32.
 
     HiFi4 narrows nothing, HiFi3 to f16, HiFi2 and LoFi to bf16. A compiler that knows bf16 only leaves HiFi3 at

@@ -36,7 +36,7 @@ from iree_gauntlet.dialects.yaml_file import read_yaml
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.settings import shown
 from iree_gauntlet.targets import target_of
-from iree_gauntlet.torch_models.plugins import PluginRegistry, Shape, custom_shapes, shapes_of
+from iree_gauntlet.torch_models.plugins import PluginRegistry, Shape, list_shapes, number_shapes
 from iree_gauntlet.torch_models.recipe_registry import BASELINE, COMPILER, CUSTOM, HIGHEST_POWER
 
 if TYPE_CHECKING:
@@ -73,54 +73,54 @@ class ConfigurationContext:
     names: set[str] = field(default_factory=set)
 
 
-def iree_device(text: str) -> str:
+def name_iree_device(text: str) -> str:
     """IREE's name of a device, which may be written as torch calls it."""
     return _DEVICES.get(text, text)
 
 
-def _context(info: ValidationInfo) -> ConfigurationContext:
+def _get_context(info: ValidationInfo) -> ConfigurationContext:
     assert isinstance(info.context, ConfigurationContext)
     return info.context
 
 
-def _known(ask: Callable[[PluginRegistry, str], object], text: str, info: ValidationInfo) -> str:
+def _check_known(ask: Callable[[PluginRegistry, str], object], text: str, info: ValidationInfo) -> str:
     """A text that the registry knows."""
     try:
-        ask(_context(info).registry, text)
+        ask(_get_context(info).registry, text)
     except UsageError as error:
         raise FieldError(None, error.what, error.hint) from error
     return text
 
 
-def _readable(text: str) -> str:
+def _check_readable(text: str) -> str:
     if not text.strip() or not text.isprintable():
         raise ValueError(f"expected a string that can be read, found {text!r}")
     return text
 
 
-def _mode(text: str) -> str:
+def _check_mode(text: str) -> str:
     if text != "inference":
         what = "training is not measured here" if text == "training" else f"expected inference, found {text!r}"
         raise FieldError(None, what, "Write inference, or remove the field.")
     return text
 
 
-def _recipe(listed: str, text: str, info: ValidationInfo) -> str:
+def _check_recipe(listed: str, text: str, info: ValidationInfo) -> str:
     """A recipe that is listed where its kind is; the baseline may stand among the quantizations."""
-    kind = _context(info).registry.recipe(_known(PluginRegistry.recipe, text, info)).recipe.kind
+    kind = _get_context(info).registry.recipe(_check_known(PluginRegistry.recipe, text, info)).recipe.kind
     right = _SPARSITY if kind == "sparsity" else _QUANTIZATION
     if right != listed:
         raise FieldError(None, f"{text} is a {kind} recipe", f"List it under {right}.")
     return text
 
 
-def _different(texts: list[str | None], info: ValidationInfo) -> list[str | None]:
+def _check_different(texts: list[str | None], info: ValidationInfo) -> list[str | None]:
     """A recipe that is there twice counts once, as in torchao; in another spelling it is a mistake."""
     found: dict[tuple[object, ...], str] = {}
     for index, text in enumerate(texts):
         if text is None:
             continue
-        asked = _context(info).registry.recipe(text)
+        asked = _get_context(info).registry.recipe(text)
         same = found.setdefault((asked.recipe.name, asked.arguments), text)
         if same != text:
             raise FieldError(index, f"{text} is {same}, which is listed too", "Remove one of them.")
@@ -132,7 +132,7 @@ def _is_outside(text: str) -> bool:
     return "\\" in text or bool(PureWindowsPath(text).anchor)
 
 
-def _output_dir(text: str) -> str:
+def _check_output_dir(text: str) -> str:
     path = PurePosixPath(text)
     if _is_outside(text) or ".." in path.parts or not path.parts:
         message = f"expected a folder below the working directory, found {text!r}"
@@ -140,28 +140,28 @@ def _output_dir(text: str) -> str:
     return str(path)
 
 
-def _name(text: str, info: ValidationInfo) -> str:
+def _check_name(text: str, info: ValidationInfo) -> str:
     if not _NAME.fullmatch(text):
         raise ValueError(f"{text!r} is no name; letters, digits and _ . + - make one")
-    names = _context(info).names
+    names = _get_context(info).names
     if text in names:
         raise FieldError(None, f"{text} is the name of another entry already", "Give each entry a name of its own.")
     names.add(text)
     return text
 
 
-def _set(name: str, info: ValidationInfo) -> str:
-    return name if name == CUSTOM else _known(PluginRegistry.shapes, name, info)
+def _check_set(name: str, info: ValidationInfo) -> str:
+    return name if name == CUSTOM else _check_known(PluginRegistry.shapes, name, info)
 
 
-def _device(text: str) -> str:
-    if target_of(iree_device(text).partition("://")[0]) is None:
+def _check_device(text: str) -> str:
+    if target_of(name_iree_device(text).partition("://")[0]) is None:
         hint = f"Write {', '.join(_DEVICES)}, or a device of IREE such as local-task, hip://0 and cuda://1."
         raise FieldError(None, f"there is no device {text!r}", hint)
     return text
 
 
-def _model_config(text: str, folder: Path) -> str:
+def _check_model_config(text: str, folder: Path) -> str:
     """A `config.json` in a folder or below it, absolute, which holds a JSON object."""
     found = (folder / text).resolve()
     if os.path.isdir(found):  # noqa: PTH112 - pathlib's raises where a name is too long
@@ -180,14 +180,14 @@ def _model_config(text: str, folder: Path) -> str:
     return str(found)
 
 
-def _takes_config(info: ValidationInfo) -> str:
+def _find_takes_config(info: ValidationInfo) -> str:
     """Whether the model type of an entry takes a configuration; empty where there is no such type."""
     model_type = info.data.get("model_type")
-    return _context(info).registry.model_type(model_type).architecture.takes.config if model_type else ""
+    return _get_context(info).registry.model_type(model_type).architecture.takes.config if model_type else ""
 
 
-def _sizes(value: object, info: ValidationInfo) -> tuple[int, int, int]:
-    least = 0 if _context(info).sizes_known else 1
+def _check_sizes(value: object, info: ValidationInfo) -> tuple[int, int, int]:
+    least = 0 if _get_context(info).sizes_known else 1
     if isinstance(value, list) and len(value) == 3 and all(type(size) is int for size in value):
         m, k, n = value
         if 1 <= m <= _MOST and least <= min(k, n) and max(k, n) <= _MOST:
@@ -197,16 +197,16 @@ def _sizes(value: object, info: ValidationInfo) -> tuple[int, int, int]:
     raise ValueError(f"{expected}, found {reprlib.repr(value):.60}")
 
 
-def _compile(value: object) -> object:
+def _normalise_compile(value: object) -> object:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def _form(value: object) -> str:
+def _find_form(value: object) -> str:
     return f"{BRANCH}one" if isinstance(value, dict) else f"{BRANCH}list"
 
 
-Readable = Annotated[str, AfterValidator(_readable)]
-_ModelType = Annotated[Readable, AfterValidator(partial(_known, PluginRegistry.model_type))]
+Readable = Annotated[str, AfterValidator(_check_readable)]
+_ModelType = Annotated[Readable, AfterValidator(partial(_check_known, PluginRegistry.model_type))]
 Power = Annotated[int, Field(ge=0, le=HIGHEST_POWER)]
 _THREE_SIZES: dict[str, Any] = {
     "type": "array",
@@ -214,9 +214,9 @@ _THREE_SIZES: dict[str, Any] = {
     "minItems": 3,
     "maxItems": 3,
 }
-Sizes = Annotated[tuple[int, int, int], PlainValidator(_sizes), WithJsonSchema(_THREE_SIZES)]
-_Quantization = Annotated[str, AfterValidator(partial(_recipe, _QUANTIZATION))]
-_Sparsity = Annotated[str, AfterValidator(partial(_recipe, _SPARSITY))]
+Sizes = Annotated[tuple[int, int, int], PlainValidator(_check_sizes), WithJsonSchema(_THREE_SIZES)]
+_Quantization = Annotated[str, AfterValidator(partial(_check_recipe, _QUANTIZATION))]
+_Sparsity = Annotated[str, AfterValidator(partial(_check_recipe, _SPARSITY))]
 
 
 class _ConfigurationFields(Document):
@@ -232,7 +232,7 @@ class ShapesEntry(_ConfigurationFields):
         **{"if": {"required": ["name"], "properties": {"name": {"const": CUSTOM}}}, "then": present("shapes")}
     )
 
-    name: Annotated[Readable, AfterValidator(_set)]
+    name: Annotated[Readable, AfterValidator(_check_set)]
     min_power: Power | None = None
     max_power: Power | None = None
     shapes: Annotated[list[Sizes], Field(min_length=1)] | None = None
@@ -240,7 +240,7 @@ class ShapesEntry(_ConfigurationFields):
     @model_validator(mode="after")
     def _fits_the_set(self, info: ValidationInfo) -> Self:
         is_custom = self.name == CUSTOM
-        powers = None if is_custom else _context(info).registry.shapes(self.name).powers
+        powers = None if is_custom else _get_context(info).registry.shapes(self.name).powers
         if is_custom and self.shapes is None:
             raise FieldError("shapes", f"is missing: {CUSTOM} are the shapes that are listed", _EXAMPLE)
         if self.shapes is not None and not is_custom:
@@ -262,18 +262,18 @@ class ModelEntry(_ConfigurationFields):
 
     model_config = in_schema(anyOf=[present("matrix_shapes"), present("config")])
 
-    name: Annotated[Readable, AfterValidator(_name)] | None = None
+    name: Annotated[Readable, AfterValidator(_check_name)] | None = None
     model_type: Annotated[
         _ModelType, BeforeValidator(lambda text: "linear" if text is None else text, json_schema_input_type=str | None)
     ] = "linear"
     config: Readable | None = None
-    device: Annotated[Readable, AfterValidator(_device)] | None = None
+    device: Annotated[Readable, AfterValidator(_check_device)] | None = None
     high_precision_dtype: Element | None = None
     torch_compile_mode: _TorchMode | None = None
     use_torch_compile: bool | None = None
     compile: Annotated[
         Literal[_TorchMode, "true", "false"] | None,
-        BeforeValidator(_compile, json_schema_input_type=Literal[_TorchMode, "true", "false"] | bool | None),
+        BeforeValidator(_normalise_compile, json_schema_input_type=Literal[_TorchMode, "true", "false"] | bool | None),
     ] = None
     enable_profiler: bool | None = None
     enable_memory_profiler: bool | None = None
@@ -282,13 +282,13 @@ class ModelEntry(_ConfigurationFields):
     @field_validator("config")
     @classmethod
     def _is_taken(cls, text: str | None, info: ValidationInfo) -> str | None:
-        takes, folder = _takes_config(info), _context(info).folder
+        takes, folder = _find_takes_config(info), _get_context(info).folder
         if takes == "must" and text is None:
             raise FieldError(None, f"is missing: the path of a config.json, from {folder}", _CONFIG_HINT)
         if takes == "no" and text is not None:
             message = f"{info.data['model_type']} takes none"
             raise FieldError(None, message, "Remove it, or write model_type: transformers.")
-        return _model_config(text, folder) if takes and text else None
+        return _check_model_config(text, folder) if takes and text else None
 
     @field_validator("compile")
     @classmethod
@@ -301,10 +301,10 @@ class ModelEntry(_ConfigurationFields):
     @field_validator("matrix_shapes", mode="plain", json_schema_input_type=list[ShapesEntry] | None)
     @classmethod
     def _have_sizes(cls, entries: object, info: ValidationInfo) -> list[ShapesEntry] | None:
-        known = _takes_config(info) == "must" or info.data.get("config") is not None
+        known = _find_takes_config(info) == "must" or info.data.get("config") is not None
         if entries is None and not known:
             raise FieldError(None, "is missing: nothing says which shapes are measured", _EXAMPLE)
-        context = replace(_context(info), sizes_known=known)
+        context = replace(_get_context(info), sizes_known=known)
         return None if entries is None else _SHAPES.validate_python(entries, context=context)
 
 
@@ -314,14 +314,16 @@ _SHAPES = TypeAdapter(Annotated[list[ShapesEntry], Field(min_length=1)])
 class File(_ConfigurationFields):
     """A configuration."""
 
-    benchmark_mode: Annotated[Readable, Checked(_mode, {"enum": ["inference"]})] | None = None
-    quantization_config_recipe_names: Annotated[list[_Quantization | None], AfterValidator(_different)] | None = None
-    sparsity_config_recipe_names: Annotated[list[_Sparsity | None], AfterValidator(_different)] | None = None
-    output_dir: Annotated[Readable, AfterValidator(_output_dir)] | None = None
+    benchmark_mode: Annotated[Readable, Checked(_check_mode, {"enum": ["inference"]})] | None = None
+    quantization_config_recipe_names: Annotated[list[_Quantization | None], AfterValidator(_check_different)] | None = (
+        None
+    )
+    sparsity_config_recipe_names: Annotated[list[_Sparsity | None], AfterValidator(_check_different)] | None = None
+    output_dir: Annotated[Readable, AfterValidator(_check_output_dir)] | None = None
     model_params: Annotated[
         Annotated[ModelEntry, Tag(f"{BRANCH}one")]
         | Annotated[list[ModelEntry], Field(min_length=1), Tag(f"{BRANCH}list")],
-        Discriminator(_form),
+        Discriminator(_find_form),
     ]
 
 
@@ -381,7 +383,7 @@ class ModelParams:
     """An entry of `model_params`.
 
     Attributes:
-        device: as it is written; see `iree_device`.
+        device: as it is written; see `name_iree_device`.
         config: the configuration of a model that is made from one, absolute.
     """
 
@@ -429,18 +431,20 @@ def read_micro_config(path: Path, registry: PluginRegistry) -> MicroConfig:
     file = read.as_(File, ConfigurationContext(registry, path.parent))
     entries = file.model_params
     if isinstance(entries, list):
-        models = [_model(entry, registry, read.line_of(["model_params", index])) for index, entry in enumerate(entries)]
+        models = [
+            _make_model(entry, registry, read.line_of(["model_params", index])) for index, entry in enumerate(entries)
+        ]
     else:
-        models = [_model(entries, registry, read.line_of(["model_params"]))]
-    return MicroConfig(path, _variants(file, registry), file.output_dir or "", _named(models))
+        models = [_make_model(entries, registry, read.line_of(["model_params"]))]
+    return MicroConfig(path, _make_variants(file, registry), file.output_dir or "", _name_models(models))
 
 
-def _variants(file: File, registry: PluginRegistry) -> tuple[Variant, ...]:
+def _make_variants(file: File, registry: PluginRegistry) -> tuple[Variant, ...]:
     """The baseline, every quantization alone, and the pairs that a sparsity recipe says it makes."""
-    quantizations = _recipes(file.quantization_config_recipe_names, registry)
+    quantizations = _find_recipes(file.quantization_config_recipe_names, registry)
     found = [Variant(registry.recipe(BASELINE))]
     found += [Variant(asked) for asked in quantizations if asked.recipe.name != BASELINE]
-    for sparsity in _recipes(file.sparsity_config_recipe_names, registry):
+    for sparsity in _find_recipes(file.sparsity_config_recipe_names, registry):
         beside = sparsity.recipe.beside
         found += [
             Variant(variant.quantization, sparsity)
@@ -450,16 +454,16 @@ def _variants(file: File, registry: PluginRegistry) -> tuple[Variant, ...]:
     return tuple(found)
 
 
-def _recipes(names: Sequence[str | None] | None, registry: PluginRegistry) -> list[AskedRecipe]:
+def _find_recipes(names: Sequence[str | None] | None, registry: PluginRegistry) -> list[AskedRecipe]:
     """The recipes of a list, in its order; one that is there twice counts once, as in torchao."""
     return [registry.recipe(name) for name in dict.fromkeys(names or ()) if name is not None]
 
 
-def _model(entry: ModelEntry, registry: PluginRegistry, line: int) -> ModelParams:
+def _make_model(entry: ModelEntry, registry: PluginRegistry, line: int) -> ModelParams:
     asked = None if entry.compile in ("true", "false") else entry.compile
     return ModelParams(
         name=entry.name or "",
-        shapes=_shapes(entry, registry),
+        shapes=_make_shapes(entry, registry),
         dtype=_TYPES[(entry.high_precision_dtype or "bfloat16").removeprefix("torch.")],
         torch_compile=entry.use_torch_compile is not False and entry.compile != "false",
         torch_compile_mode=asked or entry.torch_compile_mode or "default",
@@ -472,7 +476,7 @@ def _model(entry: ModelEntry, registry: PluginRegistry, line: int) -> ModelParam
     )
 
 
-def _shapes(entry: ModelEntry, registry: PluginRegistry) -> tuple[Shape, ...]:
+def _make_shapes(entry: ModelEntry, registry: PluginRegistry) -> tuple[Shape, ...]:
     """The shapes of an entry, in its order; those that are listed are numbered through."""
     if entry.matrix_shapes is None:
         return (_OWN_SIZES,)
@@ -482,13 +486,13 @@ def _shapes(entry: ModelEntry, registry: PluginRegistry) -> tuple[Shape, ...]:
         if item.name == CUSTOM:
             before = len(listed)
             listed += item.shapes or []
-            shapes += custom_shapes(listed)[before:]
+            shapes += number_shapes(listed)[before:]
         else:
-            shapes += shapes_of(registry.shapes(item.name), item.min_power, item.max_power)
+            shapes += list_shapes(registry.shapes(item.name), item.min_power, item.max_power)
     return tuple(shapes)
 
 
-def _named(models: Sequence[ModelParams]) -> tuple[ModelParams, ...]:
+def _name_models(models: Sequence[ModelParams]) -> tuple[ModelParams, ...]:
     """The entries; those without a name are called by their model type, a second one `linear-2`."""
     taken = {model.name for model in models}
     found = []
@@ -501,7 +505,7 @@ def _named(models: Sequence[ModelParams]) -> tuple[ModelParams, ...]:
     return tuple(found)
 
 
-def overridden(config: MicroConfig, device: str, dtype: str) -> MicroConfig:
+def override(config: MicroConfig, device: str, dtype: str) -> MicroConfig:
     """The configuration with a device and an element type for all of its entries.
 
     `device`: as torch calls it (`cpu`) or as IREE does (`local-task`, `hip://0`); empty for the entries' own; `dtype`:
@@ -532,7 +536,7 @@ class SweepPoint:
         return f"{self.model.name}/{self.shape.label}"
 
 
-def points_of(config: MicroConfig) -> tuple[SweepPoint, ...]:
+def list_points(config: MicroConfig) -> tuple[SweepPoint, ...]:
     """All points in the order of the file; a shape that an entry has twice, by two names, is measured once."""
     found: dict[str, SweepPoint] = {}
     for model in config.models:

@@ -96,7 +96,7 @@ class Declaration:
         except GauntletError:
             raise
         except Exception as error:  # a function of a user may raise anything, and is named for it
-            problem = failure_problem(error, self.file.parent, self.file, self.line, self.name, hint)
+            problem = make_failure_problem(error, self.file.parent, self.file, self.line, self.name, hint)
             raise self.error([problem]) from error
 
 
@@ -104,7 +104,7 @@ _DECLARED: ContextVar[list[Declaration] | None] = ContextVar("_DECLARED", defaul
 
 
 @contextmanager
-def declarations() -> Iterator[list[Declaration]]:
+def collect_declarations() -> Iterator[list[Declaration]]:
     """Collect what is declared while the context lasts, in the order in which it is."""
     declared: list[Declaration] = []
     token = _DECLARED.set(declared)
@@ -121,7 +121,7 @@ def collect(made: Declaration) -> None:
         declared.append(made)
 
 
-def declaring(
+def make_decorator(
     kind: type[Declaration],
     fields: Callable[[Callable[..., Any], list[str]], dict[str, Any]],
     name: str | None = None,
@@ -152,7 +152,7 @@ def declaring(
     return declare
 
 
-def given_by_name(
+def find_given_by_name(
     function: Callable[..., Any], names: Collection[str], given: str, messages: list[str], before: Collection[str] = ()
 ) -> dict[str, bool]:
     """Which of the parameters that are given by name a function takes, and whether it needs them."""
@@ -160,7 +160,7 @@ def given_by_name(
     for name, parameter in inspect.signature(function).parameters.items():
         needed = parameter.default is parameter.empty
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            messages.append(f"{starred(parameter)}: nothing is given to parameters that are not spelled out")
+            messages.append(f"{format_starred(parameter)}: nothing is given to parameters that are not spelled out")
         elif parameter.kind is parameter.POSITIONAL_ONLY:
             messages.append(f"{name} is positional-only (it stands before /), and is given by name")
         elif name in names:
@@ -170,7 +170,7 @@ def given_by_name(
     return found
 
 
-def starred(parameter: inspect.Parameter) -> str:
+def format_starred(parameter: inspect.Parameter) -> str:
     """A parameter with its stars, as it is declared."""
     return str(parameter.replace(annotation=parameter.empty, default=parameter.empty))
 
@@ -182,7 +182,7 @@ def refuse(messages: Iterable[str], kind: type[Declaration], name: object, hint:
         raise kind.error(problems)
 
 
-def by_name(declared: Iterable[Declaration], kind: type[Kind], problems: list[Problem]) -> dict[str, Kind]:
+def sort_by_name(declared: Iterable[Declaration], kind: type[Kind], problems: list[Problem]) -> dict[str, Kind]:
     """Those of a kind, sorted; a second one of a name is a problem."""
     found: dict[str, Kind] = {}
     for item in declared:
@@ -194,7 +194,7 @@ def by_name(declared: Iterable[Declaration], kind: type[Kind], problems: list[Pr
     return dict(sorted(found.items()))
 
 
-def unknown_name(what: str, text: str, names: Iterable[str], shown_as: Sequence[str] | None = None) -> UsageError:
+def make_unknown_name(what: str, text: str, names: Iterable[str], shown_as: Sequence[str] | None = None) -> UsageError:
     """The error for a text that names nothing, with the nearest of what there is."""
     known = list(names)
     near = difflib.get_close_matches(text, known, n=1) or [name for name in known if text and name.startswith(text)]
@@ -202,7 +202,9 @@ def unknown_name(what: str, text: str, names: Iterable[str], shown_as: Sequence[
     return UsageError(what, f"{meant}There are {', '.join(known if shown_as is None else shown_as) or 'none'}.")
 
 
-def failure_problem(error: BaseException, folder: Path, file: Path, line: int, name: str, hint: str = "") -> Problem:
+def make_failure_problem(
+    error: BaseException, folder: Path, file: Path, line: int, name: str, hint: str = ""
+) -> Problem:
     """Say where in a user's folder an exception came up, and what it says; nothing of how we got there.
 
     `folder`: of the user, absolute; or the only file; `line`: of `file`, 0 where unknown; `name`: of what was declared;

@@ -91,7 +91,7 @@ class Tolerance:
     peak: float
 
 
-def tolerance(element_type: str, contractions: int, contraction_type: str = "") -> Tolerance:
+def find_tolerance(element_type: str, contractions: int, contraction_type: str = "") -> Tolerance:
     """The tolerance of a model's outputs against torch eager with the same rounded weights in the same type.
 
     Errors of contractions that follow each other are independent: they add up by the root of their number. One
@@ -150,10 +150,10 @@ def read_contractions(path: Path) -> int:
     """The same for a file; its weights are not read."""
     import onnx  # noqa: PLC0415 - graphs can be given by those who have it
 
-    return longest_contraction_path(onnx.load(str(path), load_external_data=False).graph)
+    return count_longest_contractions(onnx.load(str(path), load_external_data=False).graph)
 
 
-def longest_contraction_path(graph: Any, outer: dict[str, int] | None = None) -> int:
+def count_longest_contractions(graph: Any, outer: dict[str, int] | None = None) -> int:
     """The largest number of contractions on a way from an input to an output.
 
     Matrix products, convolutions, transposed ones and Einsum count. A branch or the body of a loop counts as if it
@@ -170,7 +170,7 @@ def longest_contraction_path(graph: Any, outer: dict[str, int] | None = None) ->
         graphs = [
             graph for item in node.attribute for graph in (*([item.g] if item.HasField("g") else []), *item.graphs)
         ]
-        inside = max((longest_contraction_path(inner, ways) for inner in graphs), default=0)
+        inside = max((count_longest_contractions(inner, ways) for inner in graphs), default=0)
         way = max(before + (node.op_type in _CONTRACTIONS), inside)
         ways.update((name, way) for name in node.output if name)
         longest = max(longest, way)

@@ -9,11 +9,11 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.torch_models.build_plan import BuildPlan, checked_plan
-from iree_gauntlet.torch_models.declarations import failure_problem
+from iree_gauntlet.torch_models.build_plan import BuildPlan, check_plan
+from iree_gauntlet.torch_models.declarations import make_failure_problem
 from iree_gauntlet.torch_models.host_pipeline import StageError
-from iree_gauntlet.torch_models.instantiate import Pipeline, planned_model
-from iree_gauntlet.torch_models.torch_tensors import TYPES, array_of, tensor_of, type_name
+from iree_gauntlet.torch_models.instantiate import Pipeline, make_planned_model
+from iree_gauntlet.torch_models.torch_tensors import TYPES, find_type_name, make_array, make_tensor
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, array_bits, host_type
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def build_host_modules(builder: object, inputs: Sequence[tuple[NDArray[Any], str
         PlanError: where the model cannot be built, or has nothing on the host.
     """
     try:
-        asked = checked_plan(builder, "builder", BuildPlan)
-        instance = planned_model(asked)
+        asked = check_plan(builder, "builder", BuildPlan)
+        instance = make_planned_model(asked)
     except GauntletError as error:
         raise PlanError(str(error)) from error
     model, content = instance.model, instance.content
@@ -71,7 +71,7 @@ class HostModules:
 
     def give(self, arrays: Sequence[tuple[NDArray[Any], str]]) -> None:
         """The inputs of `pre`."""
-        self._given = [tensor_of(array, name) for array, name in arrays]
+        self._given = [make_tensor(array, name) for array, name in arrays]
 
     def before(self) -> Sequence[tuple[NDArray[Any], str]]:
         """Run `pre`; what the device is given, with the element types that it takes.
@@ -92,7 +92,7 @@ class HostModules:
             tensor.to(torch.float32).to(_FLOATS[name]) if tensor.is_floating_point() and name in _FLOATS else tensor
             for tensor, (_, name) in zip(tensors, first, strict=True)
         ]
-        taken = [(_bits(tensor, name), name) for tensor, (_, name) in zip(cast, first, strict=True)]
+        taken = [(_view_bits(tensor, name), name) for tensor, (_, name) in zip(cast, first, strict=True)]
         return [*taken, *others]
 
     def after(self, outputs: Sequence[tuple[str, NDArray[Any]]]) -> list[Tensor]:
@@ -101,7 +101,7 @@ class HostModules:
         Raises:
             StageError: where it fails.
         """
-        tensors = [tensor_of(array, name) for name, array in outputs]
+        tensors = [make_tensor(array, name) for name, array in outputs]
         tensors = [tensor.to(torch.float32) if tensor.is_floating_point() else tensor for tensor in tensors]
         return tensors if self._post is None else self._run("after", self._post, tensors)
 
@@ -113,11 +113,11 @@ class HostModules:
         """
         found: list[tuple[str, NDArray[Any] | None]] = []
         for tensor in tensors:
-            name = type_name(tensor)
+            name = find_type_name(tensor)
             if not name:
                 kind, *known = (str(kind).removeprefix("torch.") for kind in (tensor.dtype, *TYPES))
                 raise PlanError(f"after the device: {kind} is returned; known: {', '.join(known)}")
-            found.append((name, _bits(tensor, name)))
+            found.append((name, _view_bits(tensor, name)))
         return found
 
     def _run(self, where: str, module: Module, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -127,7 +127,7 @@ class HostModules:
             with torch.no_grad():
                 returned = module(*tensors)
         except Exception as error:  # a module of a user may raise anything, and is named for it
-            problem = failure_problem(error, model.file.parent, model.file, model.line, model.name)
+            problem = make_failure_problem(error, model.file.parent, model.file, model.line, model.name)
             raise StageError(f"{where} the device: {problem.file}:{problem.line}: {problem.message}") from error
         # Flat, as the device and the next module take them.
         leaves = tree_leaves(returned)
@@ -137,8 +137,8 @@ class HostModules:
         return list(leaves)
 
 
-def _bits(tensor: Tensor, name: str) -> NDArray[Any]:
-    array = array_of(tensor)
+def _view_bits(tensor: Tensor, name: str) -> NDArray[Any]:
+    array = make_array(tensor)
     # Integers of IREE have no sign, or the one that their name says: the bits are the same.
     same = array.dtype.kind in "iu" and array.dtype.itemsize == host_type(name).itemsize
     return array_bits(array.view(host_type(name)) if same else array, name)

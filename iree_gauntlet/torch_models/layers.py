@@ -70,7 +70,7 @@ def replace_linear_layers(
     Raises:
         UsageError: where no layer can be replaced.
     """
-    made = {id(layer): make(layer) for layer in _fitting(model, unfit)}
+    made = {id(layer): make(layer) for layer in _find_fitting(model, unfit)}
     if id(model) in made:
         return made[id(model)]
     for parent in list(model.modules()):
@@ -94,13 +94,13 @@ def prune_linear_layers(model: Module, prune: Callable[[Tensor], Tensor], unfit:
     Raises:
         UsageError: where no layer can be pruned.
     """
-    for layer in _fitting(model, unfit):
+    for layer in _find_fitting(model, unfit):
         with torch.no_grad():
             layer.weight.copy_(prune(layer.weight))
     return model
 
 
-def _fitting(model: Module, unfit: Callable[[Module], str] | None) -> list[Module]:
+def _find_fitting(model: Module, unfit: Callable[[Module], str] | None) -> list[Module]:
     layers = linear_layers(model)
     reasons = {name: reason for name, layer in layers.items() if unfit and (reason := unfit(layer))}
     for name, reason in reasons.items():
@@ -111,7 +111,7 @@ def _fitting(model: Module, unfit: Callable[[Module], str] | None) -> list[Modul
     return [layer for name, layer in layers.items() if name not in reasons]
 
 
-def fingerprints(model: Module) -> dict[str, Fingerprint]:
+def take_fingerprints(model: Module) -> dict[str, Fingerprint]:
     """Of the linear layers, by name; they keep no layer alive."""
     return {
         name: Fingerprint(weakref.ref(layer), *_hash_and_size(layer.weight))
@@ -119,7 +119,7 @@ def fingerprints(model: Module) -> dict[str, Fingerprint]:
     }
 
 
-def changed_layers(before: Mapping[str, Fingerprint], model: Module) -> Changed:
+def find_changed_layers(before: Mapping[str, Fingerprint], model: Module) -> Changed:
     """Compare a model with what it was."""
     now = dict(model.named_modules())
     same = {
@@ -160,12 +160,12 @@ def keep_blocks(weight: Tensor, size: int) -> Tensor:
     return torch.where(mask, blocks, torch.zeros_like(blocks)).reshape(rows, columns)
 
 
-def unfit_for_fours(linear: Module) -> str:
+def explain_unfit_for_fours(linear: Module) -> str:
     """Why the inputs of a layer cannot be taken in fours; empty where they can."""
     return f"{linear.in_features} inputs are no multiple of 4" if linear.in_features % 4 else ""
 
 
-def unfit_for_blocks(linear: Module, size: int) -> str:
+def explain_unfit_for_blocks(linear: Module, size: int) -> str:
     """Why a layer has not two square blocks of a size or more; empty where it has."""
     rows, columns = linear.weight.shape
     if rows % size or columns % size:
@@ -204,7 +204,7 @@ class Int8Linear(QuantizedLinear):
 
     def __init__(self, linear: Module) -> None:
         super().__init__(linear)
-        whole, step = _int8(linear.weight)
+        whole, step = _quantize_int8(linear.weight)
         self.register_buffer("weight", whole)
         self.register_buffer("step", step[:, None])
 
@@ -222,16 +222,16 @@ class Int8DynamicLinear(QuantizedLinear):
 
     def __init__(self, linear: Module) -> None:
         super().__init__(linear)
-        whole, step = _int8(linear.weight)
+        whole, step = _quantize_int8(linear.weight)
         self.register_buffer("weight", whole.t().contiguous())
         self.register_buffer("step", step)
 
     def product(self, rows: Tensor) -> Tensor:
         """In f32."""
         wide = rows.float()
-        step = _steps(wide.abs().amax(1, keepdim=True), _INT8_MAX)
+        step = _find_steps(wide.abs().amax(1, keepdim=True), _INT8_MAX)
         whole = (wide / step).round().clamp(-_INT8_MAX, _INT8_MAX).to(torch.int8)
-        return _integer_product(whole, self.weight).float() * step * self.step
+        return _multiply_integers(whole, self.weight).float() * step * self.step
 
 
 class Int4Linear(QuantizedLinear):
@@ -293,7 +293,7 @@ class Float8DynamicLinear(QuantizedLinear):
     def _quantized(self, values: Tensor) -> tuple[Tensor, Tensor]:
         magnitude = values.abs()
         largest = magnitude.amax(1, keepdim=True) if self.by_row else magnitude.amax((0, 1), keepdim=True)
-        step = _steps(largest, _FLOAT8_MAX)
+        step = _find_steps(largest, _FLOAT8_MAX)
         return self._rounded((values / step).clamp(-_FLOAT8_MAX, _FLOAT8_MAX)), step
 
     def _rounded(self, values: Tensor) -> Tensor:
@@ -304,12 +304,12 @@ class Float8DynamicLinear(QuantizedLinear):
         return values.to(_FLOAT8)
 
 
-def unfit_for_groups(linear: Module, group: int) -> str:
+def explain_unfit_for_groups(linear: Module, group: int) -> str:
     """Why the inputs of a layer cannot be taken in groups of a size; empty where they can."""
     return f"{linear.in_features} inputs are no groups of {group}" if linear.in_features % group else ""
 
 
-def _integer_product(rows: Tensor, weight: Tensor) -> Tensor:
+def _multiply_integers(rows: Tensor, weight: Tensor) -> Tensor:
     """The product of int8 matrices in int32, for which the exporter of torch 2.13 knows no ONNX, though there is."""
     if torch.onnx.is_in_onnx_export():
         shape = (rows.shape[0], weight.shape[1])
@@ -317,13 +317,13 @@ def _integer_product(rows: Tensor, weight: Tensor) -> Tensor:
     return torch._int_mm(rows, weight)  # noqa: SLF001 - torch has no other name for it
 
 
-def _int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+def _quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """A weight in int8, and the step of each output in f32."""
     wide = weight.detach().float()
-    step = _steps(wide.abs().amax(1), _INT8_MAX)
+    step = _find_steps(wide.abs().amax(1), _INT8_MAX)
     return (wide / step[:, None]).round().clamp(-_INT8_MAX, _INT8_MAX).to(torch.int8), step
 
 
-def _steps(largest: Tensor, maximum: float) -> Tensor:
+def _find_steps(largest: Tensor, maximum: float) -> Tensor:
     """The steps for values of these largest magnitudes; where all are zero, one that divides."""
     return largest.clamp(min=torch.finfo(torch.float32).tiny * 2**24) / maximum

@@ -38,13 +38,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from iree_gauntlet.torch_models.build_plan import BuildPlan, VariantPlan, checked_plan
-from iree_gauntlet.torch_models.building import apply_recipes, base_model
-from iree_gauntlet.torch_models.decompositions import eager_step
+from iree_gauntlet.torch_models.build_plan import BuildPlan, VariantPlan, check_plan
+from iree_gauntlet.torch_models.building import apply_recipes, make_base_model
+from iree_gauntlet.torch_models.decompositions import run_eager_step
 from iree_gauntlet.torch_models.formats import DataFormat
-from iree_gauntlet.torch_models.instantiate import Pipeline, planned_model
+from iree_gauntlet.torch_models.instantiate import Pipeline, make_planned_model
 from iree_gauntlet.torch_models.plugins import load_registry
-from iree_gauntlet.torch_models.torch_tensors import cast, convert, shares_weights, tensor_of, write_arrays
+from iree_gauntlet.torch_models.torch_tensors import cast, convert, have_shared_weights, make_tensor, write_arrays
 from iree_gauntlet.workers.iree_side.plan_file import read_arrays, timed_calls
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class _Inference(TorchModel):
         self._form = form
         self._pre, self._post = content.pre, content.post
         self.modules = (content.device,)
-        if self._post is not None and form is not DataFormat.FP32 and shares_weights(content.device, self._post):
+        if self._post is not None and form is not DataFormat.FP32 and have_shared_weights(content.device, self._post):
             # The host's stay in f32.
             self._post = copy.deepcopy(self._post)
         self._given = build.inputs(0) if self._pre is None else build.host_inputs()
@@ -127,7 +127,7 @@ class _Training(TorchModel):
         given = self._given if self._pre is None else self._before(self._pre)
         for weight, so_far in zip(self._weights, self._sums, strict=True):
             weight.grad = so_far
-        loss, found = eager_step(self.modules[0], given, self._targets)
+        loss, found = run_eager_step(self.modules[0], given, self._targets)
         gradients = list(found.values())
         if self._weights:
             self._sums = gradients
@@ -176,18 +176,18 @@ class BuiltModel:
         return self._tensors(self.record["host_inputs"])
 
     def _tensors(self, items: Sequence[Mapping[str, Any]]) -> list[Tensor]:
-        return [tensor_of(*item) for item in read_arrays(items, self._folder)]
+        return [make_tensor(*item) for item in read_arrays(items, self._folder)]
 
 
-def _model(builder: Mapping[str, Any], build: BuiltModel) -> TorchModel:
+def _make_model(builder: Mapping[str, Any], build: BuiltModel) -> TorchModel:
     """The model as its builder makes it."""
     if "model_type" in builder:
-        variant = checked_plan(builder, "the builder's plan", VariantPlan)
+        variant = check_plan(builder, "the builder's plan", VariantPlan)
         registry = load_registry([Path(file) for file in variant.plugins])
-        module, _ = apply_recipes(variant, registry, base_model(variant, registry)[0])
+        module, _ = apply_recipes(variant, registry, make_base_model(variant, registry)[0])
         return _Inference(Pipeline(None, module, None, ()), DataFormat.FP32, build)
-    plan = checked_plan(builder, "the builder's plan", BuildPlan)
-    content = planned_model(plan).content
+    plan = check_plan(builder, "the builder's plan", BuildPlan)
+    content = make_planned_model(plan).content
     model: TorchModel
     if not isinstance(content, Pipeline):
         model = _Generation(content, build)
@@ -208,7 +208,7 @@ def run(path: Path) -> dict[str, Any]:
     found = []
     for index, asked in enumerate(plan["models"]):
         try:
-            figures = _measured(plan, asked, f"{index}.output")
+            figures = _measure(plan, asked, f"{index}.output")
         except Exception as error:  # noqa: BLE001 - a model and what compiles it may raise anything, and it is said
             traceback.print_exc()
             said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
@@ -219,9 +219,9 @@ def run(path: Path) -> dict[str, Any]:
     return {"version": torch.__version__, "models": found}
 
 
-def _measured(plan: Mapping[str, Any], asked: Mapping[str, Any], stem: str) -> dict[str, Any]:
+def _measure(plan: Mapping[str, Any], asked: Mapping[str, Any], stem: str) -> dict[str, Any]:
     """What is found of a model."""
-    model = _model(asked["builder"], BuiltModel(Path(asked["build"])))
+    model = _make_model(asked["builder"], BuiltModel(Path(asked["build"])))
     compiled = asked["mode"] == "compile"
     if compiled:
         if plan["compile_threads"] is not None:

@@ -28,12 +28,12 @@ from iree_gauntlet.torch_models.declarations import (
     FROM_PYBUDA,
     Declaration,
     DeclarationError,
-    by_name,
-    declarations,
-    declaring,
-    failure_problem,
-    given_by_name,
-    unknown_name,
+    collect_declarations,
+    find_given_by_name,
+    make_decorator,
+    make_failure_problem,
+    make_unknown_name,
+    sort_by_name,
 )
 
 if TYPE_CHECKING:
@@ -185,21 +185,21 @@ def benchmark_model(
     """
 
     def fields(function: Callable[..., Any], messages: list[str]) -> dict[str, Any]:
-        names = _configs(configs, messages)
-        accepts, required = _signature(function, names, messages)
+        names = _check_configs(configs, messages)
+        accepts, required = _read_signature(function, names, messages)
         return {
             "configs": names,
-            "parameters": _parameters(parameters, names, messages),
+            "parameters": _check_parameters(parameters, names, messages),
             "accepts": accepts,
             "required": required,
             "module": function.__module__,
         }
 
-    declare = declaring(BenchmarkModel, fields)
+    declare = make_decorator(BenchmarkModel, fields)
     return declare if function is None else declare(function)
 
 
-def _configs(configs: object, messages: list[str]) -> tuple[str, ...]:
+def _check_configs(configs: object, messages: list[str]) -> tuple[str, ...]:
     if configs is None:
         return ()
     if isinstance(configs, str) or not isinstance(configs, Sequence) or not configs:
@@ -216,11 +216,11 @@ def _configs(configs: object, messages: list[str]) -> tuple[str, ...]:
     return names
 
 
-def _signature(
+def _read_signature(
     function: Callable[..., Any], configs: tuple[str, ...], messages: list[str]
 ) -> tuple[frozenset[str], frozenset[str]]:
     """What the function takes, and what of it has no default."""
-    found = given_by_name(function, PASSED, f"options give {', '.join(PASSED)}", messages)
+    found = find_given_by_name(function, PASSED, f"options give {', '.join(PASSED)}", messages)
     parameters = inspect.signature(function).parameters
     if "training" not in parameters:
         messages.append("it has no parameter `training: bool`")
@@ -231,7 +231,7 @@ def _signature(
     return frozenset(found), frozenset(name for name, needed in found.items() if needed)
 
 
-def _parameters(parameters: object, configs: tuple[str, ...], messages: list[str]) -> dict[str, int]:
+def _check_parameters(parameters: object, configs: tuple[str, ...], messages: list[str]) -> dict[str, int]:
     if parameters is None:
         return {}
     if isinstance(parameters, Mapping):
@@ -275,13 +275,13 @@ def discover(folders: Sequence[Path], passed_over: list[Problem] | None = None) 
     declared: list[Declaration] = []
     problems: list[Problem] = []
     for folder in dict.fromkeys(folder.resolve() for folder in folders):
-        with _reading() as found:
+        with _collect_declarations() as found:
             wrong = _load_folder(folder)
         declared += found
         problems += wrong
         if not found and not wrong:
             problems.append(Problem(str(shown(folder)), 0, "", "none of its files declares a model", _EXAMPLE))
-    models = by_name(declared, BenchmarkModel, problems)
+    models = sort_by_name(declared, BenchmarkModel, problems)
     problems = list(dict.fromkeys(problems))
     if passed_over is not None:
         passed_over += problems
@@ -297,7 +297,7 @@ def find_model(models: dict[str, BenchmarkModel], name: str) -> BenchmarkModel:
         UsageError: where there is none; says which there are.
     """
     if name not in models:
-        raise unknown_name(f"there is no benchmark model {name!r}", name, models)
+        raise make_unknown_name(f"there is no benchmark model {name!r}", name, models)
     return models[name]
 
 
@@ -306,11 +306,11 @@ def load_alone(file: Path, prefix: str) -> tuple[list[Declaration], list[Problem
 
     `prefix`: of the private name that its module has: dataclasses and torch.compile look their modules up.
     """
-    with _reading() as declared:
-        return declared, _problems_of(lambda: _run(file, _private(prefix, file)), file, file)
+    with _collect_declarations() as declared:
+        return declared, _find_problems(lambda: _run(file, _make_private_name(prefix, file)), file, file)
 
 
-def sources(model: BenchmarkModel) -> tuple[Path, ...]:
+def find_sources(model: BenchmarkModel) -> tuple[Path, ...]:
     """The files of its folder that a model is made from: its own, and those that it imports, sorted.
 
     Imports are read from the source, those inside functions too; one that is made with `importlib` is not seen.
@@ -324,12 +324,12 @@ def sources(model: BenchmarkModel) -> tuple[Path, ...]:
     # A package's __init__.py runs before what lies in it.
     packages = [folder for folder in model.file.parents if folder.is_relative_to(root)]
     try:
-        return reached_files([model.file, *(folder / "__init__.py" for folder in packages)], root)
+        return find_reached_files([model.file, *(folder / "__init__.py" for folder in packages)], root)
     except SyntaxError as error:
-        raise ModelError([failure_problem(error, root, model.file, 0, "")]) from error
+        raise ModelError([make_failure_problem(error, root, model.file, 0, "")]) from error
 
 
-def reached_files(starts: Iterable[Path], root: Path, package: str = "") -> tuple[Path, ...]:
+def find_reached_files(starts: Iterable[Path], root: Path, package: str = "") -> tuple[Path, ...]:
     """Files below a folder that some of them run: those themselves and what they import, sorted.
 
     `package`: the folder's name, under which its files import each other; empty where they do so relatively.
@@ -343,21 +343,21 @@ def reached_files(starts: Iterable[Path], root: Path, package: str = "") -> tupl
         file = waiting.pop()
         if file not in found and file.is_file():
             found.add(file)
-            for node in _executed(ast.parse(file.read_bytes(), filename=str(file))):
+            for node in _walk_executed(ast.parse(file.read_bytes(), filename=str(file))):
                 if isinstance(node, ast.ImportFrom):
-                    waiting += _imported(node, file, root, package)
+                    waiting += _find_imported(node, file, root, package)
     return tuple(sorted(found))
 
 
-def _executed(tree: ast.AST) -> Iterator[ast.AST]:
+def _walk_executed(tree: ast.AST) -> Iterator[ast.AST]:
     """All of a file but for what only type checkers read."""
     for node in ast.iter_child_nodes(tree):
         if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
             yield node
-            yield from _executed(node)
+            yield from _walk_executed(node)
 
 
-def _imported(node: ast.ImportFrom, file: Path, root: Path, package: str) -> Iterator[Path]:
+def _find_imported(node: ast.ImportFrom, file: Path, root: Path, package: str) -> Iterator[Path]:
     """What an import may run below a folder: modules, and the `__init__.py` of every package on the way."""
     words = node.module.split(".") if node.module else []
     if node.level:
@@ -378,18 +378,18 @@ def _imported(node: ast.ImportFrom, file: Path, root: Path, package: str) -> Ite
 
 
 @contextmanager
-def _reading() -> Iterator[list[Declaration]]:
+def _collect_declarations() -> Iterator[list[Declaration]]:
     """Collect what is declared, and write no bytecode."""
     before = sys.dont_write_bytecode
     sys.dont_write_bytecode = True
     try:
-        with declarations() as declared:
+        with collect_declarations() as declared:
             yield declared
     finally:
         sys.dont_write_bytecode = before
 
 
-def _private(prefix: str, path: Path) -> str:
+def _make_private_name(prefix: str, path: Path) -> str:
     return prefix + hashlib.sha256(bytes(path)).hexdigest()[:16]
 
 
@@ -399,14 +399,14 @@ def _load_folder(folder: Path) -> list[Problem]:
     files = sorted(path for path in folder.glob("*.py") if not path.name.startswith(("_", ".")) and path.is_file())
     if not files:
         raise UsageError(f"no *.py files in the models folder {shown(folder)}", _EXAMPLE)
-    package = _private(_PREFIX, folder)
+    package = _make_private_name(_PREFIX, folder)
     for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
         del sys.modules[name]
     importlib.invalidate_caches()
     init = folder / "__init__.py"
     problems: list[Problem] = []
     if init.is_file():
-        problems += _problems_of(lambda: _run(init, package, folder), folder, init)
+        problems += _find_problems(lambda: _run(init, package, folder), folder, init)
     else:
         sys.modules[package] = ModuleType(package)
         sys.modules[package].__path__ = [str(folder)]
@@ -415,7 +415,7 @@ def _load_folder(folder: Path) -> list[Problem]:
             hint = f"rename it to {file.stem.partition('.')[0]}.py"
             problems.append(Problem(str(shown(file)), 0, "", "a module's name has no dot", hint))
         else:
-            problems += _problems_of(partial(importlib.import_module, f"{package}.{file.stem}"), folder, file)
+            problems += _find_problems(partial(importlib.import_module, f"{package}.{file.stem}"), folder, file)
     return problems
 
 
@@ -429,14 +429,14 @@ def _run(file: Path, name: str, folder: Path | None = None) -> None:
     loader.exec_module(sys.modules[name])
 
 
-def _problems_of(run: Callable[[], object], folder: Path, file: Path) -> list[Problem]:
+def _find_problems(run: Callable[[], object], folder: Path, file: Path) -> list[Problem]:
     """What is wrong with a file that is run."""
     try:
         run()
     except DeclarationError as error:
         return error.problems
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a file of a user may raise anything, and is named for it
-        problem = failure_problem(error, folder, file, 0, "")
+        problem = make_failure_problem(error, folder, file, 0, "")
         late = _LATE_IMPORT if isinstance(error, ModuleNotFoundError) and "pip install" in problem.hint else ""
         return [replace(problem, hint=problem.hint + late)]
     return []

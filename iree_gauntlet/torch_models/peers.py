@@ -35,9 +35,9 @@ from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.results import shorten
 from iree_gauntlet.steps import Command, Step
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.torch_models.agreement import agreement, limits
-from iree_gauntlet.torch_models.build_folder import BuildRecord, read_build, read_outputs, tensors
-from iree_gauntlet.torch_models.torch_chain import CallTimes, running
+from iree_gauntlet.torch_models.agreement import compare_tensors, find_limits
+from iree_gauntlet.torch_models.build_folder import BuildRecord, read_build, read_outputs, read_tensors
+from iree_gauntlet.torch_models.torch_chain import CallTimes, make_torch_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -98,7 +98,7 @@ class Peer:
     reason: str = ""
 
 
-def judged(peer: Peer, evidence: PairEvidence) -> Peer:
+def judge_peer(peer: Peer, evidence: PairEvidence) -> Peer:
     """The peer with what its blocks say: A is IREE, B the peer."""
     peer = replace(peer, blocks=len(evidence.blocks), replaced=evidence.replaced)
     if evidence.failure:
@@ -106,18 +106,18 @@ def judged(peer: Peer, evidence: PairEvidence) -> Peer:
     if not evidence.blocks:
         return replace(peer, reason=f"every block was disturbed; for example: {evidence.main_disturbance}")
     found = compare(evidence.blocks, ONE_LOOK)
-    ratio = ratio_figures(found)
+    ratio = make_ratio_figures(found)
     few = f"{found.blocks} of {BLOCKS} blocks; the others were disturbed, for example: {evidence.main_disturbance}"
     return replace(
         peer,
-        call_ms=_median([round_ for block in evidence.blocks for round_ in block.b]),
-        iree_ms=_median([round_ for block in evidence.blocks for round_ in block.a]),
+        call_ms=_find_median([round_ for block in evidence.blocks for round_ in block.b]),
+        iree_ms=_find_median([round_ for block in evidence.blocks for round_ in block.a]),
         **ratio,
         reason=few if ratio["low"] is None else found.reason,
     )
 
 
-def ratio_figures(found: Comparison) -> dict[str, Any]:
+def make_ratio_figures(found: Comparison) -> dict[str, Any]:
     """The result of a comparison of two programs, A being the one that is spoken of.
 
     Returns:
@@ -128,15 +128,15 @@ def ratio_figures(found: Comparison) -> dict[str, Any]:
     return {"ratio": found.ratio, "low": low, "high": high, "word": _WORDS[found.verdict]}
 
 
-def peer_line(peer: Peer) -> str:
+def describe_peer(peer: Peer) -> str:
     """The line about it."""
     if peer.ratio is None or peer.call_ms is None:
-        return f"{_title(peer)}: no ratio: {peer.reason}"
-    own = f", IREE {_time(peer.iree_ms)}" if peer.iree_ms is not None else ""
-    return f"{_title(peer)} {_time(peer.call_ms)} a call (median){own}: {_beside(peer, peer.ratio)}"
+        return f"{_make_title(peer)}: no ratio: {peer.reason}"
+    own = f", IREE {_format_time(peer.iree_ms)}" if peer.iree_ms is not None else ""
+    return f"{_make_title(peer)} {_format_time(peer.call_ms)} a call (median){own}: {_describe_ratio(peer, peer.ratio)}"
 
 
-def _beside(peer: Peer, ratio: float) -> str:
+def _describe_ratio(peer: Peer, ratio: float) -> str:
     if peer.low is None or peer.high is None:
         return f"no verdict, {ratio:.2f} × IREE's time ({peer.reason})"
     if peer.word == "slower":
@@ -149,18 +149,18 @@ def _beside(peer: Peer, ratio: float) -> str:
     return f"no verdict, {ratio:.2f} × IREE's time {span}"
 
 
-def _title(peer: Peer) -> str:
+def _make_title(peer: Peer) -> str:
     if not peer.version:
         return peer.name
     product, _, mode = peer.name.replace(".", " ").partition(" ")
     return " ".join(filter(None, (product, peer.version, mode)))
 
 
-def _time(milliseconds: float) -> str:
+def _format_time(milliseconds: float) -> str:
     return f"{milliseconds:.3g} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.3g} s"
 
 
-def _median(rounds: Sequence[Round]) -> float:
+def _find_median(rounds: Sequence[Round]) -> float:
     return statistics.median(round_.location() for round_ in rounds)
 
 
@@ -183,8 +183,8 @@ class Expected:
         Raises:
             GauntletError: they cannot be read.
         """
-        actual, expected = read_outputs(items, outputs), tensors(self.folder, self.arrays)
-        problem = agreement(actual, expected, self.allowed, gradients=self.gradients).problem
+        actual, expected = read_outputs(items, outputs), read_tensors(self.folder, self.arrays)
+        problem = compare_tensors(actual, expected, self.allowed, gradients=self.gradients).problem
         return f"its outputs are not those of torch eager: {problem}" if problem else ""
 
 
@@ -206,7 +206,7 @@ class Tried:
     call_ms: float = 0.0
 
 
-def peer_rounds(step: Step, command: Command, tool: str) -> Measurement:
+def make_peer_rounds(step: Step, command: Command, tool: str) -> Measurement:
     """Rounds of `measure_torch.py` or `measure_onnx.py`: the median call of each model of the plan, in its order."""
     return Measurement(step, command, tool, _read_medians)
 
@@ -294,9 +294,9 @@ class AgainstPlace:
     replace_disturbed: bool = True
 
 
-def iree_rounds(step: Step, command: Command) -> Measurement:
+def make_iree_rounds(step: Step, command: Command) -> Measurement:
     """Rounds of IREE's measuring programs, of any kind of model."""
-    return Measurement(step, command, "the measuring program", _iree_times, gpu_of(step))
+    return Measurement(step, command, "the measuring program", _read_iree_median, gpu_of(step))
 
 
 def measure(
@@ -306,8 +306,8 @@ def measure(
 
     A peer that cannot be measured is one with a reason, and the others go on. One that was cut short is left out.
 
-    `names`: `torch`, which is eager and `torch.compile`, or `torch-eager`, and `onnxruntime`; `iree`: as `iree_rounds`
-    gives it. The plan is written again for each peer, with its number of calls.
+    `names`: `torch`, which is eager and `torch.compile`, or `torch-eager`, and `onnxruntime`; `iree`: as
+    `make_iree_rounds` gives it. The plan is written again for each peer, with its number of calls.
 
     Raises:
         GauntletError: IREE cannot be measured, or the build folder cannot be read.
@@ -322,7 +322,7 @@ def measure(
             if session.cancelled.is_set():
                 break
             found.append(measured)
-            session.progress.message(peer_line(measured))
+            session.progress.message(describe_peer(measured))
     return found
 
 
@@ -336,10 +336,10 @@ class _Script:
     def with_plan(self, home: Path, name: str, calls: int, **changes: Any) -> Measurement:
         """Its rounds with so many calls, by a plan in which some fields are other than they usually are."""
         plan = {"warm_up_calls": WARM_UP_CALLS, "compile_threads": None, "outputs": "", **changes}
-        return _planned(self.rounds, home, name, {"models": [{**self.model, "calls": calls}], **plan})
+        return _write_plan(self.rounds, home, name, {"models": [{**self.model, "calls": calls}], **plan})
 
 
-def _planned(rounds: Measurement, home: Path, name: str, plan: Mapping[str, Any]) -> Measurement:
+def _write_plan(rounds: Measurement, home: Path, name: str, plan: Mapping[str, Any]) -> Measurement:
     """Rounds by a plan that is written into a folder, where their logs go too."""
     path = home / f"{name}.json"
     write_atomic(path, json.dumps(plan, indent=1))
@@ -378,8 +378,8 @@ class _Peers:
     def _script(self, name: str, python: str, module: str, model: Mapping[str, Any]) -> _Script:
         env = (*self.place.env, ("TORCHINDUCTOR_CACHE_DIR", str(self._home(name) / CODE_FOLDER)))
         # The plan takes the place of the last word.
-        command = Command((*running(python, f"iree_gauntlet.torch_models.{module}"), ""), "", env)
-        return _Script(peer_rounds(self.iree.step, command, name), {"name": name, **model})
+        command = Command((*make_torch_words(python, f"iree_gauntlet.torch_models.{module}"), ""), "", env)
+        return _Script(make_peer_rounds(self.iree.step, command, name), {"name": name, **model})
 
     def against(self, script: _Script) -> Peer:
         """One peer: a trial, then its blocks."""
@@ -404,14 +404,14 @@ class _Peers:
         if self.build.host.get("post"):
             arrays = list(self.build.host_outputs)
         # What every peer should compute; its contractions are never narrowed.
-        expected = Expected(self.folder, arrays, limits(arrays), gradients=self.build.kind == "training")
+        expected = Expected(self.folder, arrays, find_limits(arrays), gradients=self.build.kind == "training")
         (tried,) = try_peer(session, trial, _TRIAL, outputs, [expected])
         self._require_going_on()
         found = Peer(name, version=tried.version, first_call_ms=tried.first_call_ms, compile_s=tried.compile_s)
         if tried.problem:
             return replace(found, reason=tried.problem)
         calls = self._calls(home, tried.call_ms)
-        ours = _planned(self.iree, home, "iree", self._iree_plan(calls))
+        ours = _write_plan(self.iree, home, "iree", self._iree_plan(calls))
         # Compiled before: torch.compile's processes would be work next to what is measured.
         theirs = script.with_plan(home, "peer", calls, compile_threads=1)
         pair = Pair(f"{self.iree.step.chain} against {name}", ((),), lambda _: (ours, theirs))
@@ -419,13 +419,13 @@ class _Peers:
         while evidence.count < BLOCKS and self.taker.goes_on(evidence):
             session.progress.status(f"{name}: block {evidence.count + 1} of {BLOCKS}")
             self.taker.take(pair.block(AB, evidence, SEED, ()), evidence)
-        return judged(replace(found, calls=calls), evidence)
+        return judge_peer(replace(found, calls=calls), evidence)
 
     def _calls(self, home: Path, peer_ms: float) -> int:
         """How many calls a round has, for both sides: decided before any of them is taken."""
         group = int(self.plan.get("in_flight", 1))
         if not self.iree_ms:
-            trial = _planned(self.iree, home, "iree-trial", self._iree_plan(TRIAL_CALLS * group))
+            trial = _write_plan(self.iree, home, "iree-trial", self._iree_plan(TRIAL_CALLS * group))
             with self.session.quiet(trial.device, exclusive=False):
                 taken = take_round(trial, self.session.processes, _TRIAL)
             self._require_going_on()
@@ -448,7 +448,7 @@ class _Peers:
             raise WaitCancelledError("cancelled in the first round of a peer")
 
 
-def _iree_times(text: str, _seconds: float) -> tuple[float, ...]:
+def _read_iree_median(text: str, _seconds: float) -> tuple[float, ...]:
     """The median of all calls, or generations; one figure, since a log of thousands of calls is of no use."""
     answer = CallTimes.from_dict(json.loads(text))
     # Stages run in parallel: a call has no time of its own.

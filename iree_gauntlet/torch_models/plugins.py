@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import Problem, UsageError
 from iree_gauntlet.settings import shown
-from iree_gauntlet.torch_models.declarations import Declaration, by_name, unknown_name
+from iree_gauntlet.torch_models.declarations import Declaration, make_unknown_name, sort_by_name
 from iree_gauntlet.torch_models.model_registry import load_alone
 from iree_gauntlet.torch_models.recipe_registry import (
     CUSTOM,
@@ -87,12 +87,12 @@ class Shape:
         return f"{self.m}-{self.k}-{self.n}"
 
 
-def custom_shapes(sizes: Iterable[tuple[int, int, int]]) -> tuple[Shape, ...]:
+def number_shapes(sizes: Iterable[tuple[int, int, int]]) -> tuple[Shape, ...]:
     """The shapes that a configuration lists itself."""
     return tuple(Shape(f"{CUSTOM}_{number}", m, k, n) for number, (m, k, n) in enumerate(sizes))
 
 
-def shapes_of(declared: ShapeSet, least: int | None = None, most: int | None = None) -> tuple[Shape, ...]:
+def list_shapes(declared: ShapeSet, least: int | None = None, most: int | None = None) -> tuple[Shape, ...]:
     """The shapes of a set.
 
     `least`: the lowest power of two; None for the set's own. A set without powers is asked without; `most`: the highest
@@ -110,7 +110,7 @@ def shapes_of(declared: ShapeSet, least: int | None = None, most: int | None = N
             given = list(declared.function(tuple(2**power for power in range(low, high + 1))))
     shapes, messages = [], []
     for number, row in enumerate(given):
-        name, sizes = _parts(row, number)
+        name, sizes = _split_row(row, number)
         if len(sizes) == 3 and all(type(size) is int and size > 0 for size in sizes):
             shapes.append(Shape(f"{declared.name}_{name}", *sizes))
         else:
@@ -124,7 +124,7 @@ def shapes_of(declared: ShapeSet, least: int | None = None, most: int | None = N
     return tuple(shapes)
 
 
-def _parts(row: object, number: int) -> tuple[str, tuple[int, ...]]:
+def _split_row(row: object, number: int) -> tuple[str, tuple[int, ...]]:
     """The name and the sizes of what a set gave; without a name, its number."""
     if not isinstance(row, list | tuple):
         return "", ()
@@ -133,7 +133,7 @@ def _parts(row: object, number: int) -> tuple[str, tuple[int, ...]]:
     return str(number), tuple(row)
 
 
-def _refused_recipe(text: str) -> ModelRecipe | None:
+def _find_refused_recipe(text: str) -> ModelRecipe | None:
     """The recipe of torchao that a text asks for and that is not made here, with the reason as its `refusal`."""
     for pattern, reason in REFUSED.items():
         if fnmatchcase(text, pattern):
@@ -204,12 +204,12 @@ class PluginRegistry:
                     wrong = asked.check(*values)
             if values is not None and not wrong:
                 return AskedRecipe(text, asked, values)
-        refused = _refused_recipe(text)
+        refused = _find_refused_recipe(text)
         if refused is not None and refused.name not in self.recipes:
             return AskedRecipe(text, refused)
         if found is None:
             usages = [self.recipes[name].usage for name in sorted(self.recipes)]
-            raise unknown_name(f"there is no recipe {text!r}", text, self.recipes, usages)
+            raise make_unknown_name(f"there is no recipe {text!r}", text, self.recipes, usages)
         raise UsageError(f"recipe {text!r}: {wrong}", f"It is written {asked.usage}.")
 
     def model_type(self, text: str) -> AskedArchitecture:
@@ -226,7 +226,7 @@ class PluginRegistry:
             ending = text.removeprefix(f"{item.name}_")
             if ending != text and ending in self.activations:
                 return AskedArchitecture(text, item, self.activations[ending])
-        raise unknown_name(f"there is no model type {text!r}", text, self.model_types())
+        raise make_unknown_name(f"there is no model type {text!r}", text, self.model_types())
 
     def model_types(self) -> tuple[str, ...]:
         """Every text that `model_type` knows, sorted."""
@@ -243,7 +243,7 @@ class PluginRegistry:
             UsageError: there is none.
         """
         if name not in self.shape_sets:
-            raise unknown_name(f"there is no shape set {name!r}", name, sorted([*self.shape_sets, CUSTOM]))
+            raise make_unknown_name(f"there is no shape set {name!r}", name, sorted([*self.shape_sets, CUSTOM]))
         return self.shape_sets[name]
 
 
@@ -266,10 +266,10 @@ def load_registry(files: Sequence[Path] = (), builtin: Sequence[Path] = BUILTIN_
         if not found and not wrong:
             problems.append(Problem(str(shown(file)), 0, "", "it declares nothing", _NOTHING))
     registry = PluginRegistry(
-        recipes=by_name(declared, ModelRecipe, problems),
-        architectures=by_name(declared, Architecture, problems),
-        activations=by_name(declared, Activation, problems),
-        shape_sets=by_name(declared, ShapeSet, problems),
+        recipes=sort_by_name(declared, ModelRecipe, problems),
+        architectures=sort_by_name(declared, Architecture, problems),
+        activations=sort_by_name(declared, Activation, problems),
+        shape_sets=sort_by_name(declared, ShapeSet, problems),
         files=own,
     )
     if problems:
@@ -277,7 +277,7 @@ def load_registry(files: Sequence[Path] = (), builtin: Sequence[Path] = BUILTIN_
     return registry
 
 
-def entry_point_files() -> tuple[Path, ...]:
+def find_entry_point_files() -> tuple[Path, ...]:
     """The plugin files of installed packages: those of the modules that their entry points name.
 
     The modules are not imported by these names; of one in a package, the package is.

@@ -41,7 +41,7 @@ from iree_gauntlet.steps import Step, StepInput
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.toolchains.toolchain import COMPILE
 from iree_gauntlet.torch_models.build_plan import VariantPlan
-from iree_gauntlet.torch_models.formats import Tolerance, tolerance
+from iree_gauntlet.torch_models.formats import Tolerance, find_tolerance
 from iree_gauntlet.torch_models.peers import (
     BLOCKS,
     CODE_FOLDER,
@@ -50,22 +50,22 @@ from iree_gauntlet.torch_models.peers import (
     TRIAL_CALLS,
     WARM_UP_CALLS,
     Expected,
-    iree_rounds,
-    peer_rounds,
-    ratio_figures,
+    make_iree_rounds,
+    make_peer_rounds,
+    make_ratio_figures,
     try_peer,
 )
 from iree_gauntlet.torch_models.plugins import BUILTIN_FILES
 from iree_gauntlet.torch_models.recipe_registry import BASELINE
-from iree_gauntlet.torch_models.roofline import Roofline, why_no_roofline
+from iree_gauntlet.torch_models.roofline import Roofline, explain_no_roofline
 from iree_gauntlet.torch_models.torch_chain import (
     MODULE_WORKER,
     CompiledProgram,
     TorchChain,
-    planned_command,
-    runnable_files,
-    running,
-    worker_command,
+    list_runnable_files,
+    make_torch_words,
+    make_worker_command,
+    write_planned_command,
 )
 
 if TYPE_CHECKING:
@@ -73,7 +73,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.engine.rounds.taken_rounds import Measurement, TakenRound
     from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.steps import Step
     from iree_gauntlet.torch_models.build_folder import BuildRecord
     from iree_gauntlet.torch_models.configuration import SweepPoint, Variant
 
@@ -171,7 +170,7 @@ class PointChain(TorchChain):
                 # The recipe's flag and not the program is what this compiler cannot read.
                 compiled = blocked(compiled, f"{lacking[0].message} ({lacking[0].hint})")
             check = self.step(Stage.THRESHOLD, variant.label)
-            steps += [compiled, self.ran(check, runnable_files(compiled, imports[label]), (compiled.id,))]
+            steps += [compiled, self.ran(check, list_runnable_files(compiled, imports[label]), (compiled.id,))]
         return tuple(steps)
 
     def benchmark(self, variants: Sequence[Variant]) -> Step:
@@ -194,7 +193,7 @@ class PointChain(TorchChain):
         may fall to either side).
         """
         recipe = variant.quantization.recipe
-        plain = tolerance(self.point.model.dtype, max(1, build.contractions), recipe.contraction_type)
+        plain = find_tolerance(self.point.model.dtype, max(1, build.contractions), recipe.contraction_type)
         more = max(recipe.tolerance, variant.sparsity.recipe.tolerance if variant.sparsity else 0.0)
         return Tolerance(plain.rms + more, plain.peak + _PEAK * more)
 
@@ -307,12 +306,12 @@ class TorchTrial:
     first_call_ms: dict[str, float] = field(default_factory=dict)
 
 
-def _torch_name(mode: str, label: str) -> str:
+def _name_torch_program(mode: str, label: str) -> str:
     """Of a program of torch: `torch eager int8wo`."""
     return f"torch {mode} {label}"
 
 
-def _calls_of(call_ms: float) -> int:
+def _count_calls(call_ms: float) -> int:
     """How many calls a round has."""
     return max(TRIAL_CALLS, math.ceil(_ROUND_MS / call_ms))
 
@@ -333,7 +332,7 @@ def _try_programs(
     expected = []
     for mode in modes:
         for side, variant in {variant.side: variant for variant in reversed(variants)}.items():
-            name, allowed = _torch_name(mode, side), chain.allowed(variant, builds[side])
+            name, allowed = _name_torch_program(mode, side), chain.allowed(variant, builds[side])
             programs[name] = {
                 "name": name,
                 "builder": asdict(chain.plan(side)),
@@ -344,7 +343,7 @@ def _try_programs(
             }
             expected.append(Expected(chain.exported(side), builds[side].programs[0].outputs, allowed))
 
-    words = running(chain.torch.path, "iree_gauntlet.torch_models.measure_torch")
+    words = make_torch_words(chain.torch.path, "iree_gauntlet.torch_models.measure_torch")
     env = (("TORCHINDUCTOR_CACHE_DIR", str(folder / CODE_FOLDER)),)
     plan: dict[str, Any] = {
         "models": list(programs.values()),
@@ -352,7 +351,7 @@ def _try_programs(
         "compile_threads": None,
         "outputs": str(outputs),
     }
-    first = peer_rounds(step, planned_command(step, words, plan, "torch.trial.", env), "torch")
+    first = make_peer_rounds(step, write_planned_command(step, words, plan, "torch.trial.", env), "torch")
     trial = TorchTrial()
     for name, tried in zip(list(programs), try_peer(session, first, "torch.trial.", outputs, expected), strict=True):
         if tried.problem or tried.first_call_ms is None:
@@ -360,13 +359,13 @@ def _try_programs(
             del programs[name]
             continue
         trial.first_call_ms[name] = tried.first_call_ms
-        programs[name]["calls"] = _calls_of(tried.call_ms)
+        programs[name]["calls"] = _count_calls(tried.call_ms)
     shutil.rmtree(outputs)
     if programs:
         # Compiled before: torch.compile's processes would be work next to what is measured.
         plan |= {"models": list(programs.values()), "compile_threads": 1, "outputs": ""}
-        command = planned_command(step, words, plan, "torch.", env)
-        trial.round = TorchRound(peer_rounds(step, command, "torch"), plan, programs)
+        command = write_planned_command(step, words, plan, "torch.", env)
+        trial.round = TorchRound(make_peer_rounds(step, command, "torch"), plan, programs)
     return trial
 
 
@@ -409,12 +408,12 @@ class VariantFigures:
 
 
 def speedup(blocks: PointEvidence, name: str, over: str) -> dict[str, Any] | None:
-    """How many times as fast a program is as another one, as `ratio_figures` has it; None without times of one."""
+    """How many times as fast a program is as another one, as `make_ratio_figures` has it; None without times."""
     own, other = blocks.times.get(name), blocks.times.get(over)
     if not own or not other:
         return None
     theirs, mine = (np.array([statistics.fmean(map(math.log, block)) for block in each]) for each in (other, own))
-    return ratio_figures(compare_log_ratios(theirs - mine, ONE_LOOK))
+    return make_ratio_figures(compare_log_ratios(theirs - mine, ONE_LOOK))
 
 
 def median_ms(blocks: PointEvidence, name: str) -> float | None:
@@ -481,10 +480,10 @@ class PointMeasurement:
         programs: dict[str, Measurement] = {}
         for variant in self.wanted:
             compiled = self.chain.made(variant, self.builds[variant.side])
-            calls = _calls_of(float(self.found[variant.label].figures["call_ms"]))
+            calls = _count_calls(float(self.found[variant.label].figures["call_ms"]))
             plan = compiled.plan([self.chain.device], calls)
-            command = worker_command(self.chain, step, MODULE_WORKER, plan, f"{variant.label}.")
-            programs[variant.label] = iree_rounds(step, command)
+            command = make_worker_command(self.chain, step, MODULE_WORKER, plan, f"{variant.label}.")
+            programs[variant.label] = make_iree_rounds(step, command)
         taker = BlockTaker(self.session, replace_disturbed=self.measuring.replace_disturbed)
         rounds = InterleavedRounds(taker, self.chain.id, programs, self._trial.round)
         self._blocks = rounds.take(lambda number: self.session.progress.status(f"block {number}"))
@@ -543,14 +542,14 @@ class PointMeasurement:
 
     def _torch(self, mode: str, side: str, own: str) -> dict[str, Any] | None:
         """Torch's time of what torch makes for a variant, next to torch's baseline and to IREE's variant."""
-        blocks, name = self._blocks, _torch_name(mode, side)
+        blocks, name = self._blocks, _name_torch_program(mode, side)
         time = median_ms(blocks, name)
         if time is None:
             return None
         return {
             "ms": time,
             "first_call_ms": self._trial.first_call_ms.get(name),
-            "speedup": None if side == BASELINE else speedup(blocks, name, _torch_name(mode, BASELINE)),
+            "speedup": None if side == BASELINE else speedup(blocks, name, _name_torch_program(mode, BASELINE)),
             "beside_iree": speedup(blocks, own, name),
         }
 
@@ -569,9 +568,9 @@ class PointMeasurement:
     def _share(self, variant: Variant) -> dict[str, Any] | None:
         """How much of what the machine can do at best a variant reaches."""
         time_ms = median_ms(self._blocks, variant.label)
-        roofline = self.measuring.roofline
+        roofline = None if explain_no_roofline(self.chain.device) else self.measuring.roofline
         known = self.found[variant.label]
-        if roofline is None or why_no_roofline(self.chain.device) or time_ms is None or known.parameter_bytes is None:
+        if roofline is None or time_ms is None or known.parameter_bytes is None:
             return None
         build = self.builds[variant.side].programs[0]
         folder = self.chain.exported(variant.side)

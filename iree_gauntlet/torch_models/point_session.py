@@ -28,9 +28,9 @@ from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.steps import Step, step_id
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 from iree_gauntlet.torch_models import tracing
-from iree_gauntlet.torch_models.agreement import agreement, pieces, recorded
-from iree_gauntlet.torch_models.build_folder import BuildRecord, read_outputs, tensors
-from iree_gauntlet.torch_models.module_facts import ModuleFacts, prove, read_module_facts, shows
+from iree_gauntlet.torch_models.agreement import compare_tensors, make_recordable, split_pieces
+from iree_gauntlet.torch_models.build_folder import BuildRecord, read_outputs, read_tensors
+from iree_gauntlet.torch_models.module_facts import ModuleFacts, describe_facts, prove, read_module_facts
 from iree_gauntlet.torch_models.point_measurement import (
     MEASURED,
     SAME,
@@ -113,9 +113,9 @@ class PointSession:
         if answer.figures is None:
             return answer.failure
         actual = read_outputs(answer.figures["outputs"])
-        expected = tensors(compiled.exported, build.programs[0].outputs)
-        found = agreement(actual, expected, self.chain.allowed(variant, build))
-        reference = tensors(compiled.exported, build.reference) if build.reference else expected
+        expected = read_tensors(compiled.exported, build.programs[0].outputs)
+        found = compare_tensors(actual, expected, self.chain.allowed(variant, build))
+        reference = read_tensors(compiled.exported, build.reference) if build.reference else expected
         result = Result(
             Verdict.FAILED if found.problem else Verdict.PASSED,
             shorten(found.problem),
@@ -123,7 +123,7 @@ class PointSession:
             failure=FailureKind.WRONG_NUMBERS if found.problem else None,
             statistics={
                 "agreement": found.as_dict(),
-                "error": distance(actual, reference),
+                "error": measure_distance(actual, reference),
                 "call_ms": statistics.median(answer.figures["call_ms"][0]),
                 **{name: answer.figures[name] for name in ("first_call_ms", "peak_rss_bytes", "device_memory")},
             },
@@ -180,7 +180,7 @@ class PointSession:
         """Holds a module against what its recipe promises."""
         known = self._found[variant.label]
         known.module_bytes, known.parameter_bytes = facts.module_bytes, facts.stored_bytes
-        known.shows = shows(facts)
+        known.shows = describe_facts(facts)
         if variant.is_baseline:
             return
         if baseline is None:
@@ -214,9 +214,9 @@ class PointSession:
         call_ms = float(self._found[variant.label].figures["call_ms"])
         flags = self.workbench.flags_of(BENCHMARK_MODULE)
         path, processes = Path(step.folder) / variant.label, self.session.processes
-        traced = tracing.traced_step(step, self.chain, self.chain.made(variant, self._build(variant)))
+        traced = tracing.make_traced_step(step, self.chain, self.chain.made(variant, self._build(variant)))
         made = tracing.trace(traced, tracing.VERBOSE, path, self.chain.toolchain, processes, flags, call_ms=call_ms)
-        return tracing.result_of([made], {TRACE.rstrip("."): made.as_dict()})
+        return tracing.make_result([made], {TRACE.rstrip("."): made.as_dict()})
 
     def _profile_memory(self, step: Step) -> Result:
         """The high-water mark of memory by phase; the series of samples is written next to the logs, for its plot."""
@@ -253,7 +253,7 @@ class PointSession:
         )
 
 
-def distance(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> dict[str, float | str]:
+def measure_distance(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> dict[str, float | str]:
     """How far float outputs are from what they should be, all of them together.
 
     Returns:
@@ -271,7 +271,7 @@ def distance(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> dict[str, 
             continue
         if mine.shape != wanted.shape:
             raise GauntletError(f"an output of shape {mine.shape}, and the unchanged model's is {wanted.shape}")
-        for found, right in pieces(mine, wanted):
+        for found, right in split_pieces(mine, wanted):
             difference = found - right
             noise += float(np.dot(difference, difference))
             power += float(np.dot(right, right))
@@ -279,4 +279,4 @@ def distance(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> dict[str, 
             peak = float(np.maximum(peak, np.abs(difference).max()))
     relative = math.sqrt(noise / power) if power else (math.inf if noise else 0.0)
     decibel = math.inf if relative == 0 else -20.0 * math.log10(relative)
-    return {"max": recorded(peak), "relative": recorded(relative), "sqnr_db": recorded(decibel)}
+    return {"max": make_recordable(peak), "relative": make_recordable(relative), "sqnr_db": make_recordable(decibel)}

@@ -18,10 +18,10 @@ from iree_gauntlet.torch_models.declarations import (
     Declaration,
     DeclarationError,
     collect,
-    declaring,
-    given_by_name,
+    find_given_by_name,
+    format_starred,
+    make_decorator,
     refuse,
-    starred,
 )
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def recipe(
     """
 
     def fields(function: Callable[..., Any], messages: list[str]) -> dict[str, Any]:
-        arguments = _recipe_arguments(function, messages)
+        arguments = _read_recipe_arguments(function, messages)
         if kind not in _KINDS:
             messages.append(f"kind is one of {', '.join(_KINDS)}, not {kind!r}; compiler_recipe declares the third")
         _check_proof(proof, tolerance, messages)
@@ -207,13 +207,13 @@ def recipe(
             "arguments": arguments,
             "proof": proof,
             "tolerance": tolerance,
-            "requires": _words_of("requires", requires, messages),
-            "beside": _words_of("beside", beside, messages) if kind == "sparsity" else (),
-            "flags": _flags(flags, messages),
+            "requires": _check_words("requires", requires, messages),
+            "beside": _check_words("beside", beside, messages) if kind == "sparsity" else (),
+            "flags": _check_flags(flags, messages),
             "check": check,
         }
 
-    return declaring(ModelRecipe, fields, name, about)
+    return make_decorator(ModelRecipe, fields, name, about)
 
 
 def compiler_recipe(
@@ -245,7 +245,7 @@ def compiler_recipe(
     messages: list[str] = []
     ModelRecipe.check_name(name, messages)
     _check_proof(proof, tolerance, messages)
-    words = _flags(flags, messages)
+    words = _check_flags(flags, messages)
     if not words:
         messages.append("flags has none: the module would be the baseline's")
     if contraction_type not in ("", "f16", "bf16"):
@@ -267,9 +267,9 @@ def architecture(name: str, *, about: str = "") -> Callable[[Function], Function
     """
 
     def fields(function: Callable[..., Any], messages: list[str]) -> dict[str, Any]:
-        return {"takes": _architecture_parameters(function, messages)}
+        return {"takes": _read_architecture_parameters(function, messages)}
 
-    return declaring(Architecture, fields, name, about)
+    return make_decorator(Architecture, fields, name, about)
 
 
 def activation(name: str, *, about: str = "") -> Callable[[Function], Function]:
@@ -287,7 +287,7 @@ def activation(name: str, *, about: str = "") -> Callable[[Function], Function]:
         _check_bare(function, messages)
         return {}
 
-    return declaring(Activation, fields, name, about)
+    return make_decorator(Activation, fields, name, about)
 
 
 def shape_set(
@@ -315,14 +315,14 @@ def shape_set(
             messages.append(f"powers are 0 ≤ min_power ≤ max_power ≤ {HIGHEST_POWER}, not {powers[0]} and {powers[1]}")
         if name == CUSTOM:
             messages.append(f"{CUSTOM} is the name of the shapes that a configuration lists itself")
-        _takes_sizes(function, powers is not None, messages)
+        _check_sizes(function, powers is not None, messages)
         return {"powers": powers}
 
-    return declaring(ShapeSet, fields, name, about)
+    return make_decorator(ShapeSet, fields, name, about)
 
 
-def _flags(flags: object, messages: list[str]) -> tuple[str, ...]:
-    words = _words_of("flags", flags, messages)
+def _check_flags(flags: object, messages: list[str]) -> tuple[str, ...]:
+    words = _check_words("flags", flags, messages)
     messages += [f"flags: {word!r} does not start with --" for word in words if not word.startswith("--")]
     return words
 
@@ -333,7 +333,7 @@ def _check_proof(proof: object, tolerance: object, messages: list[str]) -> None:
     if not isinstance(proof, Proof):
         messages.append(f"proof is a Proof(…), not {proof!r}")
         return
-    _words_of("proof.parameter_types", proof.parameter_types, messages)
+    _check_words("proof.parameter_types", proof.parameter_types, messages)
     try:
         re.compile(str(proof.dispatch))
     except re.error as error:
@@ -343,7 +343,7 @@ def _check_proof(proof: object, tolerance: object, messages: list[str]) -> None:
         _check_positive(what, proof.parameter_share, messages)
 
 
-def _words_of(what: str, words: object, messages: list[str]) -> tuple[str, ...]:
+def _check_words(what: str, words: object, messages: list[str]) -> tuple[str, ...]:
     """A tuple of strings; a string alone would be a tuple of its letters."""
     if isinstance(words, list | tuple) and all(isinstance(word, str) and word for word in words):
         return tuple(words)
@@ -396,7 +396,7 @@ class ArchitectureParameters:
     config: Literal["no", "may", "must"]
 
 
-def _recipe_arguments(function: Callable[..., Any], messages: list[str]) -> tuple[RecipeArgument, ...]:
+def _read_recipe_arguments(function: Callable[..., Any], messages: list[str]) -> tuple[RecipeArgument, ...]:
     """The arguments of a recipe: its parameters but for the first, which is the model."""
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or parameters[0].kind not in _POSITIONAL:
@@ -405,9 +405,9 @@ def _recipe_arguments(function: Callable[..., Any], messages: list[str]) -> tupl
     found = []
     for parameter in parameters[1:]:
         if parameter.kind not in _POSITIONAL:
-            messages.append(f"{starred(parameter)}: arguments are given by position, after dashes")
+            messages.append(f"{format_starred(parameter)}: arguments are given by position, after dashes")
             continue
-        argument = _argument(function, parameter, messages)
+        argument = _read_argument(function, parameter, messages)
         if argument is not None:
             found.append(argument)
     return tuple(found)
@@ -429,22 +429,22 @@ def read_arguments(
     return tuple(values), None
 
 
-def _architecture_parameters(function: Callable[..., Any], messages: list[str]) -> ArchitectureParameters:
+def _read_architecture_parameters(function: Callable[..., Any], messages: list[str]) -> ArchitectureParameters:
     """Whether an architecture takes an activation and a configuration."""
     parameters = inspect.signature(function).parameters
     if tuple(parameters)[: len(_DIMENSIONS)] != _DIMENSIONS:
         messages.append("its first parameters are not m, k, n, dtype")
     given = "there are m, k, n, dtype, activation and config"
-    found = given_by_name(function, ("activation", "config"), given, messages, _DIMENSIONS)
+    found = find_given_by_name(function, ("activation", "config"), given, messages, _DIMENSIONS)
     words: dict[bool | None, Literal["no", "may", "must"]] = {None: "no", False: "may", True: "must"}
     return ArchitectureParameters(words[found.get("activation")], words[found.get("config")])
 
 
-def _takes_sizes(function: Callable[..., Any], powers: bool, messages: list[str]) -> None:
+def _check_sizes(function: Callable[..., Any], powers: bool, messages: list[str]) -> None:
     """Checks that a shape set takes `sizes` where it has powers, and nothing where it has none."""
     if powers:
         try:
-            takes_one = len(_needed(function)) == 1 and inspect.signature(function).bind(()) is not None
+            takes_one = len(_find_needed(function)) == 1 and inspect.signature(function).bind(()) is not None
         except TypeError:
             takes_one = False
         if not takes_one:
@@ -455,28 +455,30 @@ def _takes_sizes(function: Callable[..., Any], powers: bool, messages: list[str]
 
 def _check_bare(function: Callable[..., Any], messages: list[str], what: str = "it takes") -> None:
     """Checks that a function can be called with nothing."""
-    bare = _needed(function)
+    bare = _find_needed(function)
     if bare:
         messages.append(f"{what} {', '.join(bare)}: nothing gives that")
 
 
-def _needed(function: Callable[..., Any]) -> list[str]:
+def _find_needed(function: Callable[..., Any]) -> list[str]:
     """The parameters that have to be given."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
     return [item.name for item in parameters if item.default is item.empty and item.kind not in variadic]
 
 
-def _argument(function: Callable[..., Any], parameter: inspect.Parameter, messages: list[str]) -> RecipeArgument | None:
+def _read_argument(
+    function: Callable[..., Any], parameter: inspect.Parameter, messages: list[str]
+) -> RecipeArgument | None:
     name = parameter.name
     default = None if parameter.default is parameter.empty else parameter.default
     found: RecipeArgument | None = None
-    hint = _annotation(function, parameter)
+    hint = _read_annotation(function, parameter)
     if hint is int:
         found = RecipeArgument(name, whole=True, default=default)
     elif hint is str:
         found = RecipeArgument(name, default=default)
-    elif get_origin(hint) is Literal and all(_choice(value) for value in get_args(hint)):
+    elif get_origin(hint) is Literal and all(_is_choice(value) for value in get_args(hint)):
         found = RecipeArgument(name, get_args(hint), default=default)
     if found is None:
         hint = parameter.annotation
@@ -486,12 +488,12 @@ def _argument(function: Callable[..., Any], parameter: inspect.Parameter, messag
             f"{name} is annotated with {written}: expected int, str, or a Literal of words without dashes, "
             'such as Literal["tensor", "row"]'
         )
-    elif parameter.default is not parameter.empty and not _fits(found, default):
+    elif parameter.default is not parameter.empty and not _is_fitting(found, default):
         messages.append(f"{name}: its default {default!r} is not {found.expected}")
     return found
 
 
-def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+def _read_annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     """What a parameter is annotated with; others may name what is imported for type checkers alone."""
     if not isinstance(parameter.annotation, str):
         return parameter.annotation
@@ -502,11 +504,11 @@ def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> A
         return None
 
 
-def _choice(value: object) -> bool:
+def _is_choice(value: object) -> bool:
     return isinstance(value, int | str) and not isinstance(value, bool) and bool(str(value)) and "-" not in str(value)
 
 
-def _fits(argument: RecipeArgument, default: object) -> bool:
+def _is_fitting(argument: RecipeArgument, default: object) -> bool:
     """Whether a default is a value that could have been written."""
     if isinstance(default, bool) or not isinstance(default, int | str) or "-" in str(default):
         return False

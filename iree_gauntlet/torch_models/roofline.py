@@ -71,7 +71,7 @@ class Roofline:
         return max(compute, memory) * _MS_PER_S / ms, bound
 
 
-def why_no_roofline(device: str) -> str:
+def explain_no_roofline(device: str) -> str:
     """Why there is none for a device; empty for the CPU."""
     driver = device.partition("://")[0]
     if driver == "local-sync":
@@ -79,7 +79,7 @@ def why_no_roofline(device: str) -> str:
     return "" if driver == "local-task" else f"the peaks of {driver} devices are not measured: only the CPU's are"
 
 
-def machine_roofline(folder: Path, python: str, machine: MachineFacts) -> Roofline:
+def find_roofline(folder: Path, python: str, machine: MachineFacts) -> Roofline:
     """The roofline of this machine's CPU; measured at the first three times, which takes some seconds.
 
     The caller makes sure that the machine is quiet. Of several that ask at once, one measures at a time.
@@ -97,9 +97,9 @@ def machine_roofline(folder: Path, python: str, machine: MachineFacts) -> Roofli
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with file_lock(folder / f".{path.stem}.lock"):
-            kept, times = _kept(path, measured_on)
+            kept, times = _read_kept(path, measured_on)
             if times < _MEASUREMENTS:
-                found = _measured(python, machine)
+                found = _measure(python, machine)
                 kept = Roofline(max(found.flops_per_s, kept.flops_per_s), max(found.bytes_per_s, kept.bytes_per_s))
                 document = {
                     "format": _FORMAT,
@@ -116,18 +116,18 @@ def machine_roofline(folder: Path, python: str, machine: MachineFacts) -> Roofli
     return kept
 
 
-def _kept(path: Path, measured_on: Mapping[str, Any]) -> tuple[Roofline, int]:
+def _read_kept(path: Path, measured_on: Mapping[str, Any]) -> tuple[Roofline, int]:
     """What is kept in a file, and of how many measurements; of none where it is damaged or of another format."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if (document["format"], document["machine"]) == (_FORMAT, measured_on):
-            return _checked(document["roofline"]), int(document["measurements"])
+            return _check_figures(document["roofline"]), int(document["measurements"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         pass
     return Roofline(0.0, 0.0), 0
 
 
-def _measured(python: str, machine: MachineFacts) -> Roofline:
+def _measure(python: str, machine: MachineFacts) -> Roofline:
     script = Path(iree_side.__file__).with_name(_WORKER)
     most = machine.memory_bytes
     plan = {
@@ -141,7 +141,7 @@ def _measured(python: str, machine: MachineFacts) -> Roofline:
         path.write_text(json.dumps(plan), encoding="utf-8")
         answer = ask([python, "-B", str(script), str(path)], timeout=600.0)
     try:
-        return _checked(json.loads(answer.stdout))
+        return _check_figures(json.loads(answer.stdout))
     except (ValueError, KeyError, TypeError) as error:
         said = (answer.stderr.strip().splitlines() or ["it gave no answer"])[-1]
         raise GauntletError(
@@ -150,7 +150,7 @@ def _measured(python: str, machine: MachineFacts) -> Roofline:
         ) from error
 
 
-def _checked(figures: Mapping[str, Any]) -> Roofline:
+def _check_figures(figures: Mapping[str, Any]) -> Roofline:
     """Figures as a roofline."""
     found = Roofline(float(figures["flops_per_s"]), float(figures["bytes_per_s"]))
     if not all(math.isfinite(value) and value > 0 for value in asdict(found).values()):

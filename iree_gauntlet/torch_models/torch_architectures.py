@@ -104,7 +104,7 @@ class _Tokens(nn.Module):  # type: ignore[misc]
         return self.model(input_ids=tokens, return_dict=False)[0]
 
 
-def configured_model(
+def make_configured_model(
     path: Path, *, tokens: int, hidden_size: int, intermediate_size: int, dtype: torch.dtype
 ) -> tuple[Module, tuple[Tensor, ...]]:
     """Build a model without its head, with random weights, and a sequence of random tokens.

@@ -29,7 +29,7 @@ from iree_gauntlet.system.short_process import ask
 from iree_gauntlet.toolchains.devices import find_device
 from iree_gauntlet.torch_models.build_folder import BUILD_FILE, BuildRecord, read_build
 from iree_gauntlet.torch_models.declarations import INSTALL_HINT
-from iree_gauntlet.torch_models.model_registry import reached_files
+from iree_gauntlet.torch_models.model_registry import find_reached_files
 from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class TorchPython:
         )
 
 
-def running(python: str, module: str) -> tuple[str, ...]:
+def make_torch_words(python: str, module: str) -> tuple[str, ...]:
     """The words that run a module of this package in a Python (see `torch_process.py`), but for its plan."""
     return (python, "-B", str(_PROCESS), module)
 
@@ -244,10 +244,10 @@ class TorchChain(ABC):
         """
         step = self.step(Stage.EXPORT, role)
         asked = {name: str(value) for name, value in asdict(plan).items() if name not in _PATHS}
-        made_by = {"builder": _builder_identity(self.builder, self.loaded), "torch": self.torch.identity}
-        environment = {"environment": _environment(self.env)} if self.env else {}
+        made_by = {"builder": _hash_builder(self.builder, self.loaded), "torch": self.torch.identity}
+        environment = {"environment": _join_environment(self.env)} if self.env else {}
         step = self._looked_up(step, {**asked, **ingredients, **made_by, **environment})
-        words = (*running(self.torch.path, self.builder), f"{step.folder}/{_PLAN_FILE}")
+        words = (*make_torch_words(self.torch.path, self.builder), f"{step.folder}/{_PLAN_FILE}")
         inputs = tuple(StepInput("program", str(path)) for path in sources)
         return replace(step, command=Command(words, step.folder, self.env), inputs=inputs)
 
@@ -278,7 +278,7 @@ class TorchChain(ABC):
         done = replace(done, needs=(imported.id,), command=replace(done.command, env=self.env))
         if not self.env:
             return done
-        return self._looked_up(done, {**dict(done.cache.ingredients), "environment": _environment(self.env)})
+        return self._looked_up(done, {**dict(done.cache.ingredients), "environment": _join_environment(self.env)})
 
     def ran(self, step: Step, inputs: Sequence[StepInput], needs: tuple[str, ...] = (), **resources: Any) -> Step:
         """A step that runs modules on the device, every time."""
@@ -295,7 +295,7 @@ class TorchChain(ABC):
         return replace(step, cache=replace(found, ingredients=tuple(ingredients.items())))
 
 
-def builder_files(builder: str, loaded: Sequence[Path] = ()) -> tuple[Path, ...]:
+def find_builder_files(builder: str, loaded: Sequence[Path] = ()) -> tuple[Path, ...]:
     """The files of this folder that make a model: the builder's module, and all that it and what it loads import.
 
     `loaded`: files that it runs by their paths.
@@ -303,16 +303,16 @@ def builder_files(builder: str, loaded: Sequence[Path] = ()) -> tuple[Path, ...]
     Other rooms are not among them: they read and write files for it.
     """
     package, _, name = builder.rpartition(".")
-    return reached_files([_OWN_FOLDER / f"{name}.py", *loaded], _OWN_FOLDER, package)
+    return find_reached_files([_OWN_FOLDER / f"{name}.py", *loaded], _OWN_FOLDER, package)
 
 
 @cache
-def _builder_identity(builder: str, loaded: tuple[Path, ...]) -> str:
+def _hash_builder(builder: str, loaded: tuple[Path, ...]) -> str:
     """Changes where the toolkit's own code that makes models may have changed."""
-    return hash_of_files(builder_files(builder, loaded), _OWN_FOLDER)
+    return hash_of_files(find_builder_files(builder, loaded), _OWN_FOLDER)
 
 
-def runnable_files(compiled: Step, imported: Step) -> tuple[StepInput, ...]:
+def list_runnable_files(compiled: Step, imported: Step) -> tuple[StepInput, ...]:
     """What a step that runs a compiled program reads."""
     return (StepInput("module", compiled.output("module")), StepInput("parameters", imported.output("parameters")))
 
@@ -326,7 +326,7 @@ def hash_of_files(paths: Sequence[Path], root: Path) -> str:
     return digest.hexdigest()
 
 
-def _environment(env: Sequence[tuple[str, str]]) -> str:
+def _join_environment(env: Sequence[tuple[str, str]]) -> str:
     return " ".join(f"{name}={value}" for name, value in env)
 
 
@@ -499,13 +499,15 @@ class WorkerAnswer:
         return self.processes.complete(self.step, self.outcome, result)
 
 
-def worker_command(chain: TorchChain, step: Step, script: str, plan: Mapping[str, Any], name: str = "") -> Command:
+def make_worker_command(chain: TorchChain, step: Step, script: str, plan: Mapping[str, Any], name: str = "") -> Command:
     """The command of a measuring program in the toolchain's own Python."""
     home = Path(__file__).parent if script == PIPELINE_WORKER else Path(iree_side.__file__).parent
-    return planned_command(step, (chain.toolchain.compiler.python, "-B", str(home / script)), plan, name, chain.env)
+    return write_planned_command(
+        step, (chain.toolchain.compiler.python, "-B", str(home / script)), plan, name, chain.env
+    )
 
 
-def planned_command(
+def write_planned_command(
     step: Step, words: Sequence[str], plan: Mapping[str, Any], name: str = "", env: tuple[tuple[str, str], ...] = ()
 ) -> Command:
     """A command whose plan is written into the step's folder and named by its last word."""
@@ -519,8 +521,8 @@ def planned_command(
 def ask_worker(
     chain: TorchChain, step: Step, processes: Processes, script: str, plan: Mapping[str, Any], name: str = ""
 ) -> WorkerAnswer:
-    """Runs a measuring program to its end; arguments as for `worker_command`."""
-    command = worker_command(chain, step, script, plan, name)
+    """Runs a measuring program to its end; arguments as for `make_worker_command`."""
+    command = make_worker_command(chain, step, script, plan, name)
     outcome = processes.run(step, command, name=name)
     step = replace(step, command=step.command or command)
     figures, failure = None, Result(Verdict.PASSED)

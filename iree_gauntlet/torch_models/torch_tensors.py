@@ -34,12 +34,12 @@ TYPES = {
 }
 
 
-def type_name(tensor: Tensor) -> str:
+def find_type_name(tensor: Tensor) -> str:
     """A tensor's element type in IREE's spelling; empty for one that IREE does not take."""
     return TYPES.get(tensor.dtype, "")
 
 
-def array_of(tensor: Tensor) -> NDArray[Any]:
+def make_array(tensor: Tensor) -> NDArray[Any]:
     """A tensor's values; nothing is copied where it is contiguous."""
     bits = tensor.detach().contiguous()
     array: NDArray[Any] = (
@@ -48,7 +48,7 @@ def array_of(tensor: Tensor) -> NDArray[Any]:
     return array
 
 
-def tensor_of(array: NDArray[Any], name: str) -> Tensor:
+def make_tensor(array: NDArray[Any], name: str) -> Tensor:
     """An array as a tensor of an element type; nothing is copied."""
     if name == "bf16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
@@ -64,8 +64,8 @@ def write_arrays(tensors: Sequence[Tensor], folder: Path, stem: str) -> list[dic
     found = []
     for index, tensor in enumerate(tensors):
         name = f"{stem}_{index}.npy"
-        np.save(folder / name, array_of(tensor), allow_pickle=False)
-        found.append({"file": name, "type": type_name(tensor), "shape": list(tensor.shape)})
+        np.save(folder / name, make_array(tensor), allow_pickle=False)
+        found.append({"file": name, "type": find_type_name(tensor), "shape": list(tensor.shape)})
     return found
 
 
@@ -81,7 +81,7 @@ def convert(modules: Sequence[Module], form: DataFormat) -> float:
     """
     noise = power = 0.0
     with torch.no_grad():
-        for weight in _weights(modules):
+        for weight in _walk_weights(modules):
             before = weight.detach().to(torch.float32).numpy()
             after = round_weights(before, form)
             with np.errstate(invalid="ignore"):
@@ -99,13 +99,13 @@ def cast(tensors: Sequence[Tensor], form: DataFormat) -> tuple[Tensor, ...]:
     return tuple(tensor.to(kind) if tensor.is_floating_point() else tensor for tensor in tensors)
 
 
-def shares_weights(one: Module, other: Module) -> bool:
+def have_shared_weights(one: Module, other: Module) -> bool:
     """Whether two modules have a parameter or buffer in common."""
     ours, theirs = ({id(tensor) for tensor in (*m.parameters(), *m.buffers())} for m in (one, other))
     return bool(ours & theirs)
 
 
-def _weights(modules: Sequence[Module]) -> Iterator[Tensor]:
+def _walk_weights(modules: Sequence[Module]) -> Iterator[Tensor]:
     """Each weight once, however many modules have it."""
     seen: set[int] = set()
     for root in modules:

@@ -132,7 +132,7 @@ def trace_table(profile: DispatchProfile) -> TraceTable:
     return TraceTable(tuple(rows), profile.invocations, profile.elapsed_ns, profile.on_device, profile.notes)
 
 
-def table_lines(table: TraceTable, most: int | None = None) -> list[str]:
+def format_table(table: TraceTable, most: int | None = None) -> list[str]:
     """The table as text in columns, below a line that sums it up.
 
     `most`: so many rows, and one for all others; None for every row.
@@ -143,30 +143,36 @@ def table_lines(table: TraceTable, most: int | None = None) -> list[str]:
     cells: list[tuple[Cell, ...]] = []
     for row in shown:
         name, shape = _split(row.name)
-        cells.append((one_line(name, _LONGEST_NAME), shape or None, *_figures(table, row.ns, row.count)))
+        cells.append((one_line(name, _LONGEST_NAME), shape or None, *_make_figures(table, row.ns, row.count)))
     if others:
         label = f"the other {len(others)} functions"
-        cells.append((label, "", *_figures(table, sum(row.ns for row in others), sum(row.count for row in others))))
+        cells.append(
+            (label, "", *_make_figures(table, sum(row.ns for row in others), sum(row.count for row in others)))
+        )
     if table.outside_ns is not None:
-        cells.append((_OUTSIDE, "", *_figures(table, table.outside_ns, "")))
+        cells.append((_OUTSIDE, "", *_make_figures(table, table.outside_ns, "")))
     notes = table.notes
     if table.outside_ns is not None and table.outside_ns < 0:
         notes = (*notes, "dispatches run side by side: together they take longer than the call")
-    return [_headline(table), *Table(_COLUMNS, tuple(cells)).lines, *(f"note: {one_line(note)}" for note in notes)]
+    return [
+        _write_headline(table),
+        *Table(_COLUMNS, tuple(cells)).lines,
+        *(f"note: {one_line(note)}" for note in notes),
+    ]
 
 
-def _headline(table: TraceTable) -> str:
+def _write_headline(table: TraceTable) -> str:
     count = sum(row.count for row in table.rows)
-    dispatches = f"{_ms(table.dispatched_ns)} ms in {count} dispatches of {len(table.rows)} functions"
+    dispatches = f"{_format_ms(table.dispatched_ns)} ms in {count} dispatches of {len(table.rows)} functions"
     clock = "device" if table.on_device else "host"
     timed = f"medians of {table.calls} calls under the profiler, by the {clock}'s clock"
-    call = "" if table.call_ns is None else f"{_ms(table.call_ns)} ms a call, "
+    call = "" if table.call_ns is None else f"{_format_ms(table.call_ns)} ms a call, "
     return f"{call}{dispatches} ({timed})"
 
 
-def _figures(table: TraceTable, ns: int, count: Cell) -> tuple[Cell, ...]:
+def _make_figures(table: TraceTable, ns: int, count: Cell) -> tuple[Cell, ...]:
     whole = table.call_ns or table.dispatched_ns
-    return (count, _ms(ns), f"{100 * ns / whole:.1f} %" if whole and ns >= 0 else None)
+    return (count, _format_ms(ns), f"{100 * ns / whole:.1f} %" if whole and ns >= 0 else None)
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -180,7 +186,7 @@ def _split(name: str) -> tuple[str, str]:
     return (head + rest) if rest else head.removesuffix("_"), match["shape"].replace("_", " ")
 
 
-def _ms(ns: int) -> str:
+def _format_ms(ns: int) -> str:
     return milliseconds(ns / _NS_PER_MS)
 
 
@@ -220,7 +226,7 @@ class Trace:
         }
 
 
-def benchmark_command(tool: str, folder: Path, compiled: CompiledProgram, device: str) -> Command:
+def make_benchmark_command(tool: str, folder: Path, compiled: CompiledProgram, device: str) -> Command:
     """`iree-benchmark-module` for a program of a model.
 
     Inputs whose type a .npy file lacks (bf16) are written to `folder` as raw bytes: given a .npy file for them, the
@@ -236,18 +242,20 @@ def benchmark_command(tool: str, folder: Path, compiled: CompiledProgram, device
         f"--module={compiled.module}",
         f"--parameters=model={compiled.parameters}",
         f"--function={FUNCTION}",
-        *(f"--input={_input_text(compiled.exported / item.file, item, folder)}" for item in inputs),
+        *(f"--input={_write_input(compiled.exported / item.file, item, folder)}" for item in inputs),
     )
     return Command(words, str(folder))
 
 
-def traced_step(step: Step, chain: TorchChain, compiled: CompiledProgram) -> Step:
+def make_traced_step(step: Step, chain: TorchChain, compiled: CompiledProgram) -> Step:
     """A step that runs a program in its folder as `trace` takes it.
 
     Raises:
         GauntletError: an input cannot be read, or not be written.
     """
-    command = benchmark_command(chain.toolchain.runtime.benchmark_module, Path(step.folder), compiled, chain.device)
+    command = make_benchmark_command(
+        chain.toolchain.runtime.benchmark_module, Path(step.folder), compiled, chain.device
+    )
     return replace(step, command=replace(command, env=chain.env))
 
 
@@ -265,8 +273,8 @@ def trace(
 
     The caller makes sure that the machine and the device are quiet. The tools' files go into the step's folder.
 
-    `step`: with the command of `benchmark_command`; gives folder and time limit, for each tool; `level`: `light` or
-    `verbose`; `path`: where `.trace.txt`, `.trace.json` and `.perfetto.json` are written; its last part is the
+    `step`: with the command of `make_benchmark_command`; gives folder and time limit, for each tool; `level`: `light`
+    or `verbose`; `path`: where `.trace.txt`, `.trace.json` and `.perfetto.json` are written; its last part is the
     program's name. Its folder is made where it is missing; `known`: the flags of its `iree-benchmark-module`;
     `call_ms`: what a call takes, to choose how many there are (5 to 100); 5 where not known.
     """
@@ -285,14 +293,14 @@ def trace(
         made = replace(made, files=files)
         if level == VERBOSE:
             made = _with_perfetto(made, bundle, folder / f"{name}.perfetto.json", step, toolchain, processes)
-        write_atomic(text, "\n".join([*_headed(made, table_lines(table)), ""]))
+        write_atomic(text, "\n".join([*_add_headline(made, format_table(table)), ""]))
         write_atomic(data, json.dumps(made.as_dict(), indent=2) + "\n")
     except OSError as error:
-        return replace(made, reason=_cannot_write(error), files=())
+        return replace(made, reason=_explain_unwritten(error), files=())
     return made
 
 
-def result_of(traces: Sequence[Trace], statistics: dict[str, Any]) -> Result:
+def make_result(traces: Sequence[Trace], statistics: dict[str, Any]) -> Result:
     """The result of a step that traced programs."""
     return Result(
         Verdict.PASSED,
@@ -306,7 +314,7 @@ def shown(trace: Trace) -> list[str]:
     """A trace on the console: the ten functions that take longest, and one line for all others."""
     if trace.table is None:
         return [f"no trace of {trace.name}: {one_line(trace.reason)}"]
-    lines = _headed(trace, table_lines(trace.table, _MOST_ROWS))
+    lines = _add_headline(trace, format_table(trace.table, _MOST_ROWS))
     files = dict(trace.files)
     if "table" in files:
         lines.append(f"all functions: {files['table']}")
@@ -315,7 +323,7 @@ def shown(trace: Trace) -> list[str]:
     return lines
 
 
-def _headed(trace: Trace, lines: Sequence[str]) -> list[str]:
+def _add_headline(trace: Trace, lines: Sequence[str]) -> list[str]:
     first, *others = lines
     lacking = [f"note: {one_line(trace.reason)}"] if trace.reason else []
     return [f"trace of {trace.name}: {first}", *others, *lacking]
@@ -354,11 +362,11 @@ def _with_perfetto(
     return replace(made, files=(*made.files, ("perfetto", str(file))))
 
 
-def _cannot_write(error: OSError) -> str:
+def _explain_unwritten(error: OSError) -> str:
     return shorten(f"{error.filename}: {error.strerror or error}")
 
 
-def _input_text(file: Path, item: Array, folder: Path) -> str:
+def _write_input(file: Path, item: Array, folder: Path) -> str:
     """What stands behind `--input=`."""
     if item.type in _NPY_TYPES:
         return f"@{file}"
@@ -370,6 +378,8 @@ def _input_text(file: Path, item: Array, folder: Path) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(raw, content)
     except OSError as error:
-        raise GauntletError(f"an input of {item.type} cannot be written as bytes: {_cannot_write(error)}") from error
+        raise GauntletError(
+            f"an input of {item.type} cannot be written as bytes: {_explain_unwritten(error)}"
+        ) from error
     shape = "".join(f"{size}x" for size in item.shape)
     return f"{shape}{item.type}=@{raw}"

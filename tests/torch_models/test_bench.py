@@ -18,8 +18,8 @@ import pytest
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.results import Result, Samples
 from iree_gauntlet.steps import step_id
-from iree_gauntlet.torch_models.bench_result import result_lines
-from iree_gauntlet.torch_models.bench_session import BenchSession, _figures_of
+from iree_gauntlet.torch_models.bench_result import make_result_lines
+from iree_gauntlet.torch_models.bench_session import BenchSession, _make_figures
 from iree_gauntlet.torch_models.build_folder import TokenLoop
 from iree_gauntlet.torch_models.torch_chain import MeasuredCalls
 from tests.support.bench_project import Bench, Benchmarks, first_benchmarks
@@ -333,10 +333,10 @@ def test_a_generation_of_one_token_has_no_later_one() -> None:
     common = {"load_ms": 1.0, "overhead_us": 0.5, "peak_rss_bytes": 1000, "device_memory": {}}
     made = TokenLoop(position=1, tokens=1, state=1, carried=1, chosen=((7,),))
     workers = Mock(build=Mock(generation=made, samples=1))
-    figures = _figures_of(workers, MeasuredCalls.from_dict(answer | common)).as_dict()
+    figures = _make_figures(workers, MeasuredCalls.from_dict(answer | common)).as_dict()
     assert "decode_ms" not in figures
     step = step_id("counter@cpu", Stage.BENCHMARK)
     result = Result(Verdict.PASSED, statistics=figures, samples=Samples("bench", (2.0,), (), (1,)))
     record = Mock(steps=[], results={step: result})
-    lines = result_lines(record, Mock(id="counter@cpu", options=Mock(microbatch_count=1)), workers.build)
+    lines = make_result_lines(record, Mock(id="counter@cpu", options=Mock(microbatch_count=1)), workers.build)
     assert "500.0 tokens/s; the first after 2.00 ms" in lines

@@ -13,9 +13,9 @@ import pytest
 from iree_gauntlet.measuring.numerics.arrays import read_npy
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.torch_models import peers
-from iree_gauntlet.torch_models.agreement import agreement, limits
-from iree_gauntlet.torch_models.build_folder import read_build, tensors
-from iree_gauntlet.torch_models.torch_chain import running
+from iree_gauntlet.torch_models.agreement import compare_tensors, find_limits
+from iree_gauntlet.torch_models.build_folder import read_build, read_tensors
+from iree_gauntlet.torch_models.torch_chain import make_torch_words
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.peer_bench import PeerBench, answer_of
 
@@ -129,7 +129,7 @@ def _built(folder: Path, model: str, **changes: Any) -> tuple[Path, dict[str, An
     build = folder / "build"
     plan = {"models_dirs": [str(models)], "model": model, "output": str(build), "dataformat": "Fp32", **changes}
     (folder / "plan.json").write_text(json.dumps(plan))
-    argv = [*running(sys.executable, "iree_gauntlet.torch_models.building"), str(folder / "plan.json")]
+    argv = [*make_torch_words(sys.executable, "iree_gauntlet.torch_models.building"), str(folder / "plan.json")]
     subprocess.run(argv, check=True, capture_output=True, timeout=LIMIT_SECONDS)
     return build, plan
 
@@ -187,7 +187,7 @@ def test_torch_computes_what_the_builder_computed(tmp_path: Path, model: str, ch
     expected = [array for program in record.programs for array in program.outputs]
     expected = list(record.host_outputs) or expected
     found = [read_npy(outputs / item["file"]).with_element_type(item["type"]) for item in answer["outputs"]]
-    assert agreement(found, tensors(build, expected), limits(expected)).problem == ""
+    assert compare_tensors(found, read_tensors(build, expected), find_limits(expected)).problem == ""
     assert len(answer["call_ms"]) == 2
     if record.generation is not None:
         assert answer["chosen"] == [list(sample) for sample in record.generation.chosen]
@@ -203,4 +203,4 @@ def test_host_modules_run_beside_onnxruntime(tmp_path: Path) -> None:
     found = [read_npy(outputs / item["file"]).with_element_type(item["type"]) for item in answer["outputs"]]
     expected = read_build(build).host_outputs
     assert len(found) == 2
-    assert agreement(found, tensors(build, expected), limits(expected)).problem == ""
+    assert compare_tensors(found, read_tensors(build, expected), find_limits(expected)).problem == ""

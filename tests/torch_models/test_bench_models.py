@@ -12,7 +12,7 @@ import pytest
 from iree_gauntlet.bench import Generative, benchmark_model, on_host
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.torch_models.build_plan import BuildOptions
-from iree_gauntlet.torch_models.declarations import by_name, declarations
+from iree_gauntlet.torch_models.declarations import collect_declarations, sort_by_name
 from iree_gauntlet.torch_models.instantiate import Instance, Pipeline, instantiate
 from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError, discover
 from tests.support.command_line import LIMIT_SECONDS
@@ -67,9 +67,9 @@ def output(made: Pipeline) -> Any:
 
 
 def declared(function: Callable[..., Any], **given: Any) -> BenchmarkModel:
-    with declarations() as models:
+    with collect_declarations() as models:
         benchmark_model(**given)(function)
-    return by_name(models, BenchmarkModel, [])[function.__name__]
+    return sort_by_name(models, BenchmarkModel, [])[function.__name__]
 
 
 @pytest.mark.parametrize(("name", "config"), ALL, ids=[f"{name}-{config}" for name, config in ALL])

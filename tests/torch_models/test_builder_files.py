@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.torch_models.bench_session import Chain
-from iree_gauntlet.torch_models.model_registry import reached_files
+from iree_gauntlet.torch_models.model_registry import find_reached_files
 from iree_gauntlet.torch_models.point_measurement import PointChain
-from iree_gauntlet.torch_models.torch_chain import builder_files
+from iree_gauntlet.torch_models.torch_chain import find_builder_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +26,7 @@ _OTHERS |= {"point_measurement", "point_session", "torch_chain", "tracing", "mea
 
 
 def files_of(chain: type[TorchChain]) -> set[str]:
-    return {path.stem for path in builder_files(chain.builder, chain.loaded)}
+    return {path.stem for path in find_builder_files(chain.builder, chain.loaded)}
 
 
 def test_the_key_of_a_model_has_what_makes_it() -> None:
@@ -49,5 +49,5 @@ def test_what_only_type_checkers_read_is_not_reached(tmp_path: Path) -> None:
     }
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
-    found = reached_files([tmp_path / "first.py"], tmp_path, "own")
+    found = find_reached_files([tmp_path / "first.py"], tmp_path, "own")
     assert [path.name for path in found] == ["first.py", "late.py", "sibling.py"]

@@ -18,8 +18,8 @@ from iree_gauntlet.torch_models.configuration import (
     MicroConfig,
     ModelEntry,
     ModelParams,
-    iree_device,
-    points_of,
+    list_points,
+    name_iree_device,
     read_micro_config,
 )
 from iree_gauntlet.torch_models.plugins import BUILTIN_FILES, Shape, load_registry
@@ -266,7 +266,7 @@ def test_element_types(folder: Path, registry: PluginRegistry, written: str, dty
 def test_devices(folder: Path, registry: PluginRegistry) -> None:
     names = ("cpu", "cuda", "mps", "xpu", "local-task", "hip://0", "cuda://1")
     assert [one(folder, registry, f"  device: {name}").device for name in names] == list(names)
-    mapped = [iree_device(name) for name in names]
+    mapped = [name_iree_device(name) for name in names]
     assert mapped == ["local-task", "cuda", "metal", "vulkan", "local-task", "hip://0", "cuda://1"]
 
 
@@ -594,7 +594,7 @@ def test_a_set_may_be_listed_twice(folder: Path, registry: PluginRegistry) -> No
         text += f"    - {{name: pow2, min_power: {least}, max_power: {most}}}\n"
     config = read(folder, registry, text)
     assert [shape.label for shape in config.models[0].shapes] == ["16-16-16", "32-32-32", "32-32-32", "64-64-64"]
-    assert [point.shape.m for point in points_of(config)] == [16, 32, 64]
+    assert [point.shape.m for point in list_points(config)] == [16, 32, 64]
 
 
 def test_entries_without_names_have_names_of_their_own(folder: Path, registry: PluginRegistry) -> None:

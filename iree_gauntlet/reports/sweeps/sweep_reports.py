@@ -19,9 +19,9 @@ from iree_gauntlet.records.outcome import state_of
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import html_page
 from iree_gauntlet.reports.render_markdown import markdown
-from iree_gauntlet.reports.sweeps.sweep_document import NOT_MEASURED, UNREACHED, sweep_document
-from iree_gauntlet.reports.sweeps.sweep_plots import draw_plots, memory_plot
-from iree_gauntlet.reports.sweeps.sweep_rows import read_rows, results_csv
+from iree_gauntlet.reports.sweeps.sweep_document import NOT_MEASURED, UNREACHED, make_sweep_document
+from iree_gauntlet.reports.sweeps.sweep_plots import draw_memory_plot, draw_plots
+from iree_gauntlet.reports.sweeps.sweep_rows import read_rows, write_results_csv
 from iree_gauntlet.settings import shown
 from iree_gauntlet.steps import step_id
 from iree_gauntlet.system.atomic import write_atomic
@@ -56,18 +56,18 @@ _MEGABYTE = 1e6
 _GIB = 1 << 30
 
 
-def fits_float32(value: float) -> bool:
+def is_float32(value: float) -> bool:
     """Whether the table can hold a number as one."""
     return math.isfinite(value) and abs(value) <= _LARGEST_FLOAT32
 
 
-def _float32(value: float) -> float:
-    if not fits_float32(value):
+def _check_float32(value: float) -> float:
+    if not is_float32(value):
         raise ValueError(f"{value} is no finite Float32")
     return value
 
 
-_Float = Annotated[float, AfterValidator(_float32)]
+_Float = Annotated[float, AfterValidator(_check_float32)]
 
 
 class _OssPart(BaseModel):
@@ -171,20 +171,20 @@ class _Metric:
     ratio: Ratio | None = None
 
 
-def oss_json(
+def make_oss_json(
     rows: Sequence[Row], header: Mapping[str, Any], *, targets: Mapping[str, Mapping[str, float]] | None = None
 ) -> str:
-    """The file: a JSON array of records, checked against the schema; arguments as for `oss_records`.
+    """The file: a JSON array of records, checked against the schema; arguments as for `make_oss_records`.
 
     Raises:
         GauntletError: a record is none that the database can take.
     """
-    records = oss_records(rows, header, targets=targets)
+    records = make_oss_records(rows, header, targets=targets)
     check_oss_records(records)
     return json.dumps(records, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
 
 
-def oss_records(
+def make_oss_records(
     rows: Sequence[Row], header: Mapping[str, Any], *, targets: Mapping[str, Mapping[str, float]] | None = None
 ) -> list[dict[str, Any]]:
     """The records of all figures that are finite.
@@ -198,22 +198,22 @@ def oss_records(
     shapes: dict[str, set[tuple[str, ...]]] = {}
     for row in rows:
         shapes.setdefault(row.label, set()).add(row.point)
-    dependencies = _dependencies(header)
+    dependencies = _find_dependencies(header)
     state = str(header.get("state") or "complete")
     records = []
     for row in rows:
         model = row.label if len(shapes[row.label]) == 1 else f"{row.name} {row.label}"
-        runner = _runner(row, header)
+        runner = _describe_runner(row, header)
         named = {name: getattr(row, name) for name in ("name", "model_type", "shape", "m", "k", "n")}
-        about = _known({**named, "flops": None if row.flops is None else f"{row.flops:.0f}"})
-        for backend, metrics in _backends(row, baselines.get(row.point)):
+        about = _keep_known({**named, "flops": None if row.flops is None else f"{row.flops:.0f}"})
+        for backend, metrics in _find_backends(row, baselines.get(row.point)):
             for metric in metrics:
-                if metric.value is None or not fits_float32(metric.value):
+                if metric.value is None or not is_float32(metric.value):
                     continue
                 wanted = (targets or {}).get(metric.name, {})
                 records.append(
                     {
-                        "benchmark": _benchmark(row, backend, runner["type"], state),
+                        "benchmark": _describe_benchmark(row, backend, runner["type"], state),
                         "model": {
                             "name": model,
                             "type": "micro-benchmark custom layer",
@@ -225,7 +225,7 @@ def oss_records(
                             "name": metric.name,
                             "benchmark_values": [metric.value],
                             "target_value": float(wanted.get(f"{row.recipe}@{model}", wanted.get(row.recipe, 0.0))),
-                            "extra_info": _metric_facts(metric),
+                            "extra_info": _describe_metric(metric),
                         },
                         "runners": [runner],
                         "dependencies": dependencies,
@@ -235,17 +235,17 @@ def oss_records(
     return records
 
 
-def _backends(row: Row, baseline: Row | None) -> Iterator[tuple[str, list[_Metric]]]:
+def _find_backends(row: Row, baseline: Row | None) -> Iterator[tuple[str, list[_Metric]]]:
     """The metrics of each side that was measured."""
-    yield "iree", [*_times(row, row.iree, baseline.iree if baseline else None), *_iree_metrics(row)]
+    yield "iree", [*_collect_times(row, row.iree, baseline.iree if baseline else None), *_collect_iree_metrics(row)]
     if row.kind == "compiler" and not row.is_baseline:
         # It is nothing to torch.
         return
-    yield "eager", _times(row, row.torch_eager, baseline.torch_eager if baseline else None)
-    yield "inductor", _times(row, row.torch_compile, baseline.torch_compile if baseline else None)
+    yield "eager", _collect_times(row, row.torch_eager, baseline.torch_eager if baseline else None)
+    yield "inductor", _collect_times(row, row.torch_compile, baseline.torch_compile if baseline else None)
 
 
-def _times(row: Row, side: SideFigures | None, baseline: SideFigures | None) -> list[_Metric]:
+def _collect_times(row: Row, side: SideFigures | None, baseline: SideFigures | None) -> list[_Metric]:
     if side is None:
         return []
     own = _BASELINE_TIMES.get(row.dtype, "Baseline Fwd Time (ms)")
@@ -259,21 +259,21 @@ def _times(row: Row, side: SideFigures | None, baseline: SideFigures | None) -> 
     ]
 
 
-def _iree_metrics(row: Row) -> list[_Metric]:
+def _collect_iree_metrics(row: Row) -> list[_Metric]:
     """What is known of IREE alone."""
     if row.iree is None:
         return []
     found = [
-        _Metric("Allocated Memory (MB)", _scaled(row.device_peak_bytes, _MEGABYTE), "MB"),
-        _Metric("Peak Resident Memory (MB)", _scaled(row.peak_rss_bytes, _MEGABYTE), "MB"),
-        _Metric("Module Size (MB)", _scaled(row.module_bytes, _MEGABYTE), "MB"),
-        _Metric("Parameter Size (MB)", _scaled(row.parameter_bytes, _MEGABYTE), "MB"),
+        _Metric("Allocated Memory (MB)", _scale(row.device_peak_bytes, _MEGABYTE), "MB"),
+        _Metric("Peak Resident Memory (MB)", _scale(row.peak_rss_bytes, _MEGABYTE), "MB"),
+        _Metric("Module Size (MB)", _scale(row.module_bytes, _MEGABYTE), "MB"),
+        _Metric("Parameter Size (MB)", _scale(row.parameter_bytes, _MEGABYTE), "MB"),
         _Metric("Compile Time (s)", row.compile_s, "s"),
         _Metric("First Call (ms)", row.iree.first_call_ms, "ms"),
         _Metric("Max Error", row.max_error, ""),
         _Metric("Relative Error", row.relative_error, ""),
         _Metric("SQNR (dB)", row.sqnr_db, "dB"),
-        _Metric("Share of Machine Peak (%)", _scaled(row.roofline_share, 0.01), "%"),
+        _Metric("Share of Machine Peak (%)", _scale(row.roofline_share, 0.01), "%"),
     ]
     for name, side in (("torch eager", row.torch_eager), ("torch.compile", row.torch_compile)):
         beside = side.beside_iree if side else None
@@ -281,9 +281,9 @@ def _iree_metrics(row: Row) -> list[_Metric]:
     return found
 
 
-def _benchmark(row: Row, backend: str, arch: str, state: str) -> dict[str, Any]:
+def _describe_benchmark(row: Row, backend: str, arch: str, state: str) -> dict[str, Any]:
     facts = {
-        "device": _device(row),
+        "device": _name_device(row),
         "iree_device": row.device,
         "arch": arch,
         "torch_compile_mode": row.torch_compile_mode,
@@ -296,19 +296,19 @@ def _benchmark(row: Row, backend: str, arch: str, state: str) -> dict[str, Any]:
         "recipe_kind": row.kind,
         "status": row.status,
     }
-    return {"name": "micro-benchmark api", "mode": "inference", "dtype": row.recipe, "extra_info": _known(facts)}
+    return {"name": "micro-benchmark api", "mode": "inference", "dtype": row.recipe, "extra_info": _keep_known(facts)}
 
 
-def _metric_facts(metric: _Metric) -> dict[str, str]:
+def _describe_metric(metric: _Metric) -> dict[str, str]:
     ratio = metric.ratio
     more = {"low": ratio.low, "high": ratio.high, "verdict": ratio.word} if ratio else {}
-    return _known({"unit": metric.unit, **more})
+    return _keep_known({"unit": metric.unit, **more})
 
 
-def _runner(row: Row, header: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_runner(row: Row, header: Mapping[str, Any]) -> dict[str, Any]:
     """The machine. `name` and `type` are what dashboards call device and architecture."""
     machine = header.get("machine") or {}
-    device = _device(row)
+    device = _name_device(row)
     gpus = () if device == "cpu" else header.get("gpus") or ()
     names = list(dict.fromkeys(str(gpu.get("name") or "") for gpu in gpus))
     memory = sum(int(gpu.get("memory_bytes") or 0) for gpu in gpus)
@@ -324,39 +324,39 @@ def _runner(row: Row, header: Mapping[str, Any]) -> dict[str, Any]:
         "gpu_count": len(gpus),
         "gpu_mem_info": "",
         "avail_gpu_mem_in_gb": memory // _GIB,
-        "extra_info": _known(
+        "extra_info": _keep_known(
             {"hostname": machine.get("host"), "os": machine.get("os"), "python": machine.get("python")}
             | {"run": header.get("run"), "started": header.get("started")}
         ),
     }
 
 
-def _dependencies(header: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _find_dependencies(header: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     toolchain = header.get("toolchain") or {}
     found = {}
     for package, part in (("iree-base-compiler", "compiler"), ("iree-base-runtime", "runtime")):
         if toolchain.get(part):
             sha = str(toolchain.get(f"{part}_commit") or "")
-            found[package] = _dependency("iree-org/iree", str(toolchain[part]), sha)
+            found[package] = _describe_dependency("iree-org/iree", str(toolchain[part]), sha)
     for name, version in (header.get("versions") or {}).items():
-        found[str(name)] = _dependency(_REPOSITORIES.get(str(name), ""), str(version))
+        found[str(name)] = _describe_dependency(_REPOSITORIES.get(str(name), ""), str(version))
     return found
 
 
-def _dependency(repo: str, version: str, sha: str = "") -> dict[str, Any]:
+def _describe_dependency(repo: str, version: str, sha: str = "") -> dict[str, Any]:
     return {"repo": repo, "branch": "", "sha": sha, "version": version, "extra_info": {}}
 
 
-def _device(row: Row) -> str:
+def _name_device(row: Row) -> str:
     driver = row.device.partition(":")[0]
     return _DEVICES.get(driver, driver)
 
 
-def _scaled(value: float | None, unit: float) -> float | None:
+def _scale(value: float | None, unit: float) -> float | None:
     return None if value is None else value / unit
 
 
-def _known(facts: Mapping[str, object]) -> dict[str, str]:
+def _keep_known(facts: Mapping[str, object]) -> dict[str, str]:
     """As the table's maps hold it: text, and nothing for what is not known."""
     return {name: str(value) for name, value in facts.items() if value is not None and value != ""}
 
@@ -375,14 +375,14 @@ def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) ->
     results = [record.results.get(step_id(chain, Stage.BENCHMARK)) for chain in asked["points"]]
     records = [item.statistics["micro"] for item in results if item is not None and "micro" in item.statistics]
     rows = read_rows(records)
-    header = _header(record) | {"missing": _missing(record, asked)}
+    header = _make_header(record) | {"missing": _find_missing(record, asked)}
     targets = read_targets(asked["targets"])
-    oss = oss_json(rows, header, targets=targets)
+    oss = make_oss_json(rows, header, targets=targets)
     plots = draw_plots(rows) if importlib.util.find_spec("matplotlib") else ()
-    document = sweep_document(rows, header, plots)
+    document = make_sweep_document(rows, header, plots)
     folder = run_dir / "results"
     files: dict[str, str | bytes] = {
-        "results.csv": results_csv(rows, header),
+        "results.csv": write_results_csv(rows, header),
         "results.md": markdown(document),
         "results.json": json.dumps({"header": header, "points": records}, indent=1) + "\n",
         "results.html": html_page(document),
@@ -460,11 +460,11 @@ def _draw_memory(record: JournalRecord, run_dir: Path) -> None:
         profile = written_memory_profile(path)
         if profile is not None:
             label = step["id"].removeprefix(step_id(step["chain"], Stage.BENCHMARK, MEMORY_ROLE))
-            svg, png = memory_plot(profile, f"{_name(step['chain'])}: {label}")
+            svg, png = draw_memory_plot(profile, f"{_name(step['chain'])}: {label}")
             _write(path.parent, {path.with_suffix(".svg").name: svg, path.with_suffix(".png").name: png})
 
 
-def _missing(record: JournalRecord, asked: Mapping[str, Any]) -> list[dict[str, str]]:
+def _find_missing(record: JournalRecord, asked: Mapping[str, Any]) -> list[dict[str, str]]:
     """The points without a record: what became of each, and why."""
     # Journals of older versions have none that were refused.
     refused = asked.get("refused") or {}
@@ -483,7 +483,7 @@ def _name(chain: str) -> str:
     return chain.rpartition("@")[0]
 
 
-def _header(record: JournalRecord) -> dict[str, Any]:
+def _make_header(record: JournalRecord) -> dict[str, Any]:
     run = record.runs[-1]
     return {
         "run": run["run"],
