@@ -67,7 +67,7 @@ AGAINST = "against"
 TRACE = "trace"
 
 
-def name_variant(options: BenchOptions) -> str:
+def _name_variant(options: BenchOptions) -> str:
     """What tells two benchmarks of a model apart, in short: `tiny`, `base-training-Fp16-O3`."""
     words = [options.config or "model"]
     words += ["training"] if options.training else []
@@ -95,7 +95,7 @@ class Chain(TorchChain):
     @property
     def names(self) -> tuple[str, str]:
         """Of the model, and what tells this benchmark from others."""
-        return self.model.name, name_variant(self.options)
+        return self.model.name, _name_variant(self.options)
 
     @property
     def origin(self) -> Origin:

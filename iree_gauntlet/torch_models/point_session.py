@@ -123,7 +123,7 @@ class PointSession:
             failure=FailureKind.WRONG_NUMBERS if found.problem else None,
             statistics={
                 "agreement": found.as_dict(),
-                "error": measure_distance(actual, reference),
+                "error": _measure_distance(actual, reference),
                 "call_ms": statistics.median(answer.figures["call_ms"][0]),
                 **{name: answer.figures[name] for name in ("first_call_ms", "peak_rss_bytes", "device_memory")},
             },
@@ -253,7 +253,7 @@ class PointSession:
         )
 
 
-def measure_distance(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> dict[str, float | str]:
+def _measure_distance(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> dict[str, float | str]:
     """How far float outputs are from what they should be, all of them together.
 
     Returns:
