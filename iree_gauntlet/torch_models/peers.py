@@ -242,7 +242,7 @@ def try_peer(
 class PeerModel(Recorded):
     """What `measure_torch.py` and `measure_onnx.py` say of a model; `error`: where it cannot be measured."""
 
-    name: str
+    name: str = ""
     error: str = ""
     call_ms: tuple[float, ...] = ()
     first_call_ms: float | None = None
