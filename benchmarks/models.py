@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.torch_models.discovery import discover
+from iree_gauntlet.torch_models.model_registry import discover
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

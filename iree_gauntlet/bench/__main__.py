@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Reads the command line, and exits as `bench` does."""
-    sys.exit(ended(_bench))
 
+    def run() -> ExitCode:
+        options = parse(sys.argv[1:])
+        from iree_gauntlet.tasks.model_benchmarks import bench  # noqa: PLC0415 - `--help` must not wait for it
 
-def _bench() -> ExitCode:
-    options = parse(sys.argv[1:])
-    from iree_gauntlet.tasks.bench import bench  # noqa: PLC0415 - `--help` must not wait for it
+        return bench(options)
 
-    return bench(options)
+    sys.exit(ended(run))
 
 
 if __name__ == "__main__":

@@ -25,28 +25,25 @@ from iree_gauntlet.settings import runs_folder, shown, typed_command
 from iree_gauntlet.steps import step_id
 from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.devices import device_available
-from iree_gauntlet.torch_models.compiler_options import chosen_devices, chosen_target
-from iree_gauntlet.torch_models.configuration import MicroConfig, Point, points_of
-from iree_gauntlet.torch_models.configuration_schema import iree_device
-from iree_gauntlet.torch_models.point_chain import DIALECT, PointChain
-from iree_gauntlet.torch_models.point_measurement import Measuring
+from iree_gauntlet.torch_models.compiler_options import choose_devices, choose_target
+from iree_gauntlet.torch_models.configuration import MicroConfig, SweepPoint, list_points, name_iree_device
+from iree_gauntlet.torch_models.point_measurement import DIALECT, Measuring, PointChain
 from iree_gauntlet.torch_models.point_session import PointSession
-from iree_gauntlet.torch_models.roofline import Roofline, machine_roofline, why_no_roofline
+from iree_gauntlet.torch_models.roofline import Roofline, explain_no_roofline, find_roofline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.engine.engine import Engine
     from iree_gauntlet.engine.plan_modules import PlanContext
     from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.measuring.machine.gpus import GpuState
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.records.event_log import Journal
     from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Step
     from iree_gauntlet.toolchains.toolchain import Toolchain
-    from iree_gauntlet.torch_models.plugins import Registry
-    from iree_gauntlet.torch_models.torch_python import TorchPython
+    from iree_gauntlet.torch_models.plugins import PluginRegistry
+    from iree_gauntlet.torch_models.torch_chain import TorchPython
 
 
 # A point that came to one of these is done. After an error, or on a machine that was too busy, it is tried again.
@@ -57,12 +54,7 @@ _KEPT = ("device", "target", "dtype", "against", "disturbed", "output", "targets
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """A run to resume.
-
-    Attributes:
-        folder: of the run.
-        record: its journal.
-    """
+    """A run to resume."""
 
     folder: Path
     record: JournalRecord
@@ -99,9 +91,6 @@ class Earlier:
     def done(self, identity: str) -> dict[str, list[dict[str, Any]]]:
         """Steps of the points that are done, by the point's chain.
 
-        Args:
-            identity: of the toolchain now.
-
         Raises:
             UsageError: the run was made by another IREE.
         """
@@ -119,7 +108,7 @@ class Earlier:
         return found
 
 
-def earlier_micro(run_dir: str) -> Earlier:
+def find_earlier_micro(run_dir: str) -> Earlier:
     """The run of `--run-dir`, or the newest one of `micro`.
 
     Raises:
@@ -155,21 +144,13 @@ class MicroRun:
     """One run over all points of a configuration.
 
     Attributes:
-        asked: for what, and how it is measured.
-        toolchain: with which IREE.
-        config: what is measured.
-        registry: what it names.
-        torch: what makes the models.
-        workbench: IREE and the caches.
-        progress: shows how it goes.
         earlier: the run that is resumed; None for a new one.
-        run_dir: the run's folder, once it has begun.
     """
 
     asked: MicroRequest
     toolchain: ToolchainRequest
     config: MicroConfig
-    registry: Registry
+    registry: PluginRegistry
     torch: TorchPython
     workbench: Workbench
     progress: Progress
@@ -186,11 +167,11 @@ class MicroRun:
     def measure(self) -> None:
         """All points that have not been measured yet; everything goes into the journal."""
         require_importer(self._iree)
-        points = self._reachable(points_of(self.config))
-        for device in dict.fromkeys(iree_device(point.model.device) for point in points):
+        points = self._reachable(list_points(self.config))
+        for device in dict.fromkeys(name_iree_device(point.model.device) for point in points):
             # What is wrong with a device is said before anything is started.
-            chosen_target(device, self.asked.target)
-            chosen_devices(device, 1, self._iree)
+            choose_target(device, self.asked.target)
+            choose_devices(device, 1, self._iree)
         self.run_dir = make_folder(self.earlier.folder if self.earlier else None, f"micro-{self.config.file.stem}")
         done = {} if self.earlier is None else self.earlier.done(self._iree.compiler.identity)
         context = plan_context(self.workbench, self.run_dir)
@@ -205,18 +186,14 @@ class MicroRun:
             with engine.recorded() as performed:
                 performed.verdicts = self._points(todo, len(points), chains, session, engine)
 
-    def _reachable(self, points: Sequence[Point]) -> list[Point]:
-        """The points whose devices are there; the others are refused, each with its reason, and the sweep continues.
-
-        Raises:
-            UsageError: there are none.
-        """
+    def _reachable(self, points: Sequence[SweepPoint]) -> list[SweepPoint]:
+        """The points whose devices are there; the others are refused, each with its reason, and the sweep continues."""
         if self.asked.device:
             # Without it there is no sweep, and it is checked by its name.
             return list(points)
         found = []
         for point in points:
-            available = device_available(self._iree, iree_device(point.model.device))
+            available = device_available(self._iree, name_iree_device(point.model.device))
             if available.ok:
                 found.append(point)
                 continue
@@ -229,7 +206,7 @@ class MicroRun:
 
     def _points(
         self,
-        todo: Sequence[Point],
+        todo: Sequence[SweepPoint],
         total: int,
         chains: Mapping[str, PointChain],
         session: Session[Journal],
@@ -240,7 +217,7 @@ class MicroRun:
         roofline = self._roofline(todo, session)
         measuring = Measuring(self.asked.against, self.asked.disturbed == "replace", roofline)
         for number, point in enumerate(todo):
-            self.progress.message(_heading(point, total - len(todo) + number + 1, total, number, began, len(todo)))
+            self.progress.message(_make_heading(point, total - len(todo) + number + 1, total, number, began, len(todo)))
             chain = chains[point.name]
             self._session = PointSession(chain, session, self.workbench, measuring, engine.results)
             verdicts |= self._point(self._session, engine)
@@ -251,19 +228,21 @@ class MicroRun:
         for phase in session.phases():
             steps = phase()
             engine.announce(steps)
-            for group in _one_model_at_a_time(steps):
+            # Compiles may run in parallel, since their programs lack the weights; else one model is held at a time.
+            light = [step for step in steps if step.stage in (Stage.IMPORT, Stage.COMPILE)]
+            for group in ([light] if light else []) + [[step] for step in steps if step not in light]:
                 verdicts = engine.perform(group, verdicts)
         session.tidy()
         return verdicts
 
-    def _roofline(self, todo: Sequence[Point], session: Session[Journal]) -> Roofline | None:
+    def _roofline(self, todo: Sequence[SweepPoint], session: Session[Journal]) -> Roofline | None:
         """The machine's peaks; None where no point asks for them, or they cannot be had, which is reported."""
-        if all(why_no_roofline(iree_device(point.model.device)) for point in todo):
+        if all(explain_no_roofline(name_iree_device(point.model.device)) for point in todo):
             return None
         try:
             with session.quiet():
                 folder = self.workbench.cache_dir / "machine"
-                return machine_roofline(folder, self._iree.compiler.python, machine_facts())
+                return find_roofline(folder, self._iree.compiler.python, machine_facts())
         except WaitCancelledError:
             raise
         except GauntletError as error:
@@ -271,9 +250,9 @@ class MicroRun:
             self.progress.message(f"no shares of the machine's peak: {error.what} ({error.hint})")
             return None
 
-    def _chain(self, point: Point, context: PlanContext) -> PointChain:
-        device = iree_device(point.model.device)
-        target = chosen_target(device, self.asked.target)
+    def _chain(self, point: SweepPoint, context: PlanContext) -> PointChain:
+        device = name_iree_device(point.model.device)
+        target = choose_target(device, self.asked.target)
         return PointChain(
             point=point,
             config=self.config.file,
@@ -292,10 +271,13 @@ class MicroRun:
         plan = Plan((), devices=tuple(devices))
         event = run_event(plan, self.run_dir, self.workbench, DIALECT, targets, typed_command())
         kept = {name: getattr(self.asked, name) for name in _KEPT}
+        # As far as their vendor's tool tells.
+        asked = dict.fromkeys(chain.device for chain in chains.values() if is_gpu(chain.device))
+        gpus = [gpu for device in asked for gpu in asked_gpus(read_gpus(device).gpus, device, os.environ)]
         return event | {
             "resumed": self.earlier is not None,
             "remarks": list(dict.fromkeys(self._refused.values())),
-            "gpus": [gpu.as_dict() for gpu in self._gpus(chains.values())],
+            "gpus": [gpu.as_dict() for gpu in {gpu.index: gpu for gpu in gpus}.values()],
             "steps": [step for steps in done.values() for step in steps],
             "micro": {
                 "config": str(self.config.file.absolute()),
@@ -311,27 +293,12 @@ class MicroRun:
             },
         }
 
-    @staticmethod
-    def _gpus(chains: Iterable[PointChain]) -> tuple[GpuState, ...]:
-        """The GPUs that points run on, as far as their vendor's tool tells."""
-        devices = dict.fromkeys(chain.device for chain in chains if is_gpu(chain.device))
-        found = (gpu for device in devices for gpu in asked_gpus(read_gpus(device).gpus, device, os.environ))
-        return tuple({gpu.index: gpu for gpu in found}.values())
-
     def _perform(self, step: Step) -> Result:
         assert self._session is not None, "a point is under way"
         return self._session.performers()[step.stage](step)
 
 
-def _one_model_at_a_time(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
-    """Steps that may run in parallel: all compiles, whose programs lack their weights, and nothing else."""
-    light = [step for step in steps if step.stage in (Stage.IMPORT, Stage.COMPILE)]
-    if light:
-        yield light
-    yield from ([step] for step in steps if step not in light)
-
-
-def _heading(point: Point, number: int, total: int, measured: int, began: float, todo: int) -> str:
+def _make_heading(point: SweepPoint, number: int, total: int, measured: int, began: float, todo: int) -> str:
     """`point 12 of 56: linear/512-1024-2048; about 9 min left`, by what a point has taken so far."""
     left = ""
     if measured:

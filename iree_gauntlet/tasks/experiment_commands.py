@@ -229,7 +229,7 @@ def bench_task(options: dict[str, Any]) -> ExitCode:
               bench -m vit -c tiny --against torch --trace light
     """
     asked = read_options(options)
-    from iree_gauntlet.tasks.bench import bench  # noqa: PLC0415
+    from iree_gauntlet.tasks.model_benchmarks import bench  # noqa: PLC0415
 
     return bench(asked)
 
@@ -247,7 +247,7 @@ def micro_task(options: dict[str, Any]) -> ExitCode:
               micro --config specs/recipes/dashboard.yml --output benchmark_results.json
               micro --resume
     """
-    from iree_gauntlet.tasks.micro import micro  # noqa: PLC0415
+    from iree_gauntlet.tasks.model_benchmarks import micro  # noqa: PLC0415
 
     return micro(read(MicroRequest, options), read(ToolchainRequest, options))
 

@@ -57,7 +57,7 @@ from iree_gauntlet.tasks.task_options import (
     with_defaults,
 )
 from iree_gauntlet.tasks.upkeep_commands import init_task, report_task, schema_task, upkeep_collections
-from iree_gauntlet.torch_models.bench_options import nearest_option, spelled_out
+from iree_gauntlet.torch_models.bench_options import find_nearest_option, spell_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -275,7 +275,7 @@ def _refuse_nothing(context: ParserContext) -> None:
 
 def _spelled_out(argv: list[str]) -> list[str]:
     """The short names of `bench`, of more than one letter, as Invoke can read them."""
-    return [*argv[:2], *spelled_out(argv[2:], dashes=True)] if argv[1:2] == [bench_task.name] else argv
+    return [*argv[:2], *spell_out(argv[2:], dashes=True)] if argv[1:2] == [bench_task.name] else argv
 
 
 def _several_in_one(argv: Sequence[str]) -> list[str]:
@@ -345,7 +345,7 @@ def _plainly(error: ParseError) -> str:
     if of_others := _option_of_others(word, task):
         return of_others
     known = [flag for flag in error.context.flags if flag.startswith("--")] if error.context else []
-    near = nearest_option(word).replace("_", "-") if task == bench_task.name else _nearest(word, known)
+    near = find_nearest_option(word).replace("_", "-") if task == bench_task.name else _nearest(word, known)
     where = f"{task} has" if task else "there is"
     return f"{where} no option {word}" + (f"; did you mean {near}?" if near else "")
 

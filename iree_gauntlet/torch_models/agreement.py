@@ -45,7 +45,6 @@ class Agreement:
     """How outputs agree with what was expected.
 
     Attributes:
-        comparisons: of each output, for the record.
         rms: root mean square of the differences of all float outputs, as a share of that of the expected values.
         peak: largest difference of an output, as a share of its largest expected magnitude; the worst output's.
         problem: what is wrong, in one line; empty where they agree.
@@ -63,7 +62,7 @@ class Agreement:
     def as_dict(self) -> dict[str, Any]:
         """For the record."""
         limit = {"rms_tolerance": self.limit.rms, "peak_tolerance": self.limit.peak}
-        return {name: recorded(value) for name, value in ({"rms": self.rms, "peak": self.peak} | limit).items()}
+        return {name: make_recordable(value) for name, value in ({"rms": self.rms, "peak": self.peak} | limit).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +72,8 @@ class Gains:
     Attributes:
         worst: the one that looks worst, in words.
         error: its error, as a share of its result.
-        limit: what may be rounding.
-        shown: for each share, how many contractions would show an error of it.
-        count: contractions that were tried.
         flips: values whose fall to the other side of a kink has been taken away, from both.
         rest: root mean square of the errors that are left, as a share of that of the expected values.
-        rest_limit: what may be rounding.
         problem: what is wrong, in one line; empty where nothing is.
     """
 
@@ -94,42 +89,40 @@ class Gains:
 
     def as_dict(self) -> dict[str, Any]:
         """For the record, next to what outputs agree by: of all of these, the limit here is the one that binds."""
-        found = {"worst": self.worst, "error": recorded(self.error), "limit": recorded(self.limit)}
+        found = {"worst": self.worst, "error": make_recordable(self.error), "limit": make_recordable(self.limit)}
         return {
-            "rms_tolerance": recorded(self.rest_limit),
+            "rms_tolerance": make_recordable(self.rest_limit),
             "flips": self.flips,
-            "rms_without_flips": recorded(self.rest),
+            "rms_without_flips": make_recordable(self.rest),
             "contractions": {**found, "shown": self.shown, "of": self.count},
         }
 
 
-def recorded(value: float) -> float | str:
+def make_recordable(value: float) -> float | str:
     """A number as JSON has it; those that it lacks become "nan", "inf" and "-inf"."""
     return value if math.isfinite(value) else str(value)
 
 
-def limits(arrays: Sequence[Array], narrowed: float = 1.0) -> list[Tolerance]:
+def find_limits(arrays: Sequence[Array], narrowed: float = 1.0) -> list[Tolerance]:
     """How far outputs may be from what was built, by the errors that were tried when they were.
 
-    Args:
-        arrays: of the build.
-        narrowed: how much larger the roundoff of contractions' inputs is than that of the data format.
+    `narrowed`: how much larger the roundoff of contractions' inputs is than that of the data format.
     """
 
     def limit(array: Array, which: int) -> float:
         found = {kind: figures[which] for kind, figures in array.errors.items()}
-        return _SAFETY * float(_together(found, narrowed)) if found else 0.0
+        return _SAFETY * float(_add_errors(found, narrowed)) if found else 0.0
 
     return [Tolerance(limit(array, 0), limit(array, 1)) for array in arrays]
 
 
-def _together(errors: Mapping[str, Any], narrowed: float) -> Any:
+def _add_errors(errors: Mapping[str, Any], narrowed: float) -> Any:
     """Errors of all kinds, which are independent."""
     products = narrowed * errors["products"] if narrowed > 1 else 0.0
     return np.sqrt(errors["rounding"] ** 2 + errors["sums"] ** 2 + products**2 + errors.get("flips", 0.0) ** 2)
 
 
-def found_gains(
+def find_gains(
     actual: Sequence[Tensor],
     expected: Sequence[Tensor],
     folder: Path,
@@ -149,21 +142,21 @@ def found_gains(
         outputs, places, scales, filters, flips = (
             found[name] for name in ("outputs", "places", "scales", "filters", "flips")
         )
-        allowed = _DIRECTION * _together(dict(zip(_ERRORS, found["along"], strict=True)), narrowed) + _APPROXIMATION
-        rooms = _SAFETY * _together(dict(zip(_ERRORS, found["rest"], strict=True)), narrowed)
+        allowed = _DIRECTION * _add_errors(dict(zip(_ERRORS, found["along"], strict=True)), narrowed) + _APPROXIMATION
+        rooms = _SAFETY * _add_errors(dict(zip(_ERRORS, found["rest"], strict=True)), narrowed)
     allowed += _CONSTANT * narrowed * max(UNIT_ROUNDOFF.get(tensor.element_type, 0.0) for tensor in expected)
     # One that nothing depends on shows nothing.
     allowed = np.where(filters.any(axis=1), allowed, np.inf)
     sizes = [_Scale.of(tensor) for tensor in expected]
     if gradients:
-        rooms = np.array([limit.rms for limit in _of_gradients([Tolerance(room, 0.0) for room in rooms], sizes)])
+        rooms = np.array([limit.rms for limit in _widen_for_gradients([Tolerance(room, 0.0) for room in rooms], sizes)])
     errors = np.zeros(len(places))
     for index, (mine, wanted) in enumerate(zip(actual, expected, strict=True)):
         at = outputs == index
         one, other = (np.asarray(t.array.reshape(-1)[places[at]], dtype=np.float64) for t in (mine, wanted))
         errors[at] = one - other
     errors, flipped = without_flips(errors, flips, scales)
-    gains, rest = filters @ errors, _rms_of_outputs(errors, outputs, len(expected))
+    gains, rest = filters @ errors, _find_rms_of_outputs(errors, outputs, len(expected))
     worst = int(np.argmax(np.abs(gains) / allowed))
     name, error, limit = directions.names[worst], float(gains[worst]), float(allowed[worst])
     problem = "".join(
@@ -174,17 +167,17 @@ def found_gains(
         problem = f"as if {name} were {100 * error:+.2g} % off: {100 * limit:.2g} % may be rounding"
     shown = {text: int(np.sum(allowed < share)) for text, share in (("1%", 0.01), ("0.1%", 0.001))}
     return Gains(
-        name, error, limit, shown, len(gains), len(flipped), _over_all(rest, sizes), _over_all(rooms, sizes), problem
+        name, error, limit, shown, len(gains), len(flipped), _combine(rest, sizes), _combine(rooms, sizes), problem
     )
 
 
-def _over_all(errors: NDArray[np.float64], scales: Sequence[_Scale]) -> float:
+def _combine(errors: NDArray[np.float64], scales: Sequence[_Scale]) -> float:
     """The rms of all outputs' errors, as a share of that of their values."""
     counts, sizes = (np.array([getattr(scale, name) for scale in scales]) for name in ("count", "rms"))
     return float(np.sqrt((counts @ errors**2) / ((counts @ sizes**2) or 1.0)))
 
 
-def agreement(
+def compare_tensors(
     actual: Sequence[Tensor],
     expected: Sequence[Tensor],
     allowed: Tolerance | Sequence[Tolerance],
@@ -193,17 +186,14 @@ def agreement(
 ) -> Agreement:
     """Compares outputs.
 
-    Args:
-        actual: what the device gave.
-        expected: what it should give.
-        allowed: a limit for each output, in its own units; or one for all, as shares of each output's own scale.
-        gradients: whether all but the first are gradients: each may be off by the share of its scale that the worst one
-            may, since the ReLU that a value falls to the other side of may be in any layer.
+    `allowed`: a limit for each output, in its own units; or one for all, as shares of each output's own scale;
+    `gradients`: whether all but the first are gradients: each may be off by the share of its scale that the worst one
+    may, since the ReLU that a value falls to the other side of may be in any layer.
     """
     scales = [_Scale.of(tensor) for tensor in expected]
     if isinstance(allowed, Tolerance):
         allowed = [Tolerance(allowed.rms * scale.rms, allowed.peak * scale.peak) for scale in scales]
-    allowed = _of_gradients(allowed, scales) if gradients else allowed
+    allowed = _widen_for_gradients(allowed, scales) if gradients else allowed
     comparisons: list[OutputComparison] = []
     problem = ""
     squares = room = reference = peak = room_peak = 0.0
@@ -216,7 +206,7 @@ def agreement(
             # Where rounding decides, as in a mask of what is above zero, so many may be other ones.
             found = replace(found, passed=found.mismatches <= limit.rms**2 * found.count)
         if found.mismatches is not None and is_float(wanted.element_type) and scale.count:
-            difference = _difference_square(tensor, wanted)
+            difference = _sum_squares(tensor, wanted)
             squares, room = squares + difference, room + limit.rms**2 * scale.count
             reference += scale.rms**2 * scale.count
             if scale.peak and (found.max_abs_error or 0.0) / scale.peak >= peak:
@@ -237,7 +227,7 @@ def agreement(
     return Agreement(tuple(comparisons), share, peak, problem, tells_nothing, Tolerance(most, room_peak))
 
 
-def _of_gradients(allowed: Sequence[Tolerance], scales: Sequence[_Scale]) -> list[Tolerance]:
+def _widen_for_gradients(allowed: Sequence[Tolerance], scales: Sequence[_Scale]) -> list[Tolerance]:
     """Limits of a loss and its gradients: to each of these, the share of its scale that the worst one has."""
     largest = max((scale.rms for scale in scales[1:]), default=0.0)
     pairs = list(zip(allowed[1:], scales[1:], strict=True))
@@ -249,13 +239,13 @@ def _of_gradients(allowed: Sequence[Tolerance], scales: Sequence[_Scale]) -> lis
     return [allowed[0], *wider]
 
 
-def relative_error(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+def measure_relative_error(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """Root mean square of the differences of all float outputs, as a share of that of the expected values."""
     squares = reference = 0.0
     for mine, wanted in zip(actual, expected, strict=True):
         if is_float(wanted.element_type) and is_float(mine.element_type) and mine.shape == wanted.shape:
             scale = _Scale.of(wanted)
-            squares += _difference_square(mine, wanted)
+            squares += _sum_squares(mine, wanted)
             reference += scale.rms**2 * scale.count
     return math.sqrt(squares / reference) if reference else 0.0
 
@@ -273,23 +263,23 @@ class _Scale:
         if not is_float(tensor.element_type) or not tensor.array.size:
             return cls(0, 0.0, 0.0)
         power = peak = 0.0
-        for (values,) in pieces(tensor):
+        for (values,) in split_pieces(tensor):
             power += float(np.dot(values, values))
             # Not max(): NaN has to come through.
             peak = float(np.maximum(peak, np.abs(values).max()))
         return cls(tensor.array.size, math.sqrt(power / tensor.array.size), peak)
 
 
-def pieces(*tensors: Tensor) -> Iterator[tuple[NDArray[np.float64], ...]]:
+def split_pieces(*tensors: Tensor) -> Iterator[tuple[NDArray[np.float64], ...]]:
     """The values of tensors of one size, flat and wide, some millions at a time: all at once may not fit."""
     flat = [tensor.array.ravel() for tensor in tensors]
     for start in range(0, flat[0].size, _PIECE):
         yield tuple(np.asarray(values[start : start + _PIECE], dtype=np.float64) for values in flat)
 
 
-def _difference_square(actual: Tensor, expected: Tensor) -> float:
+def _sum_squares(actual: Tensor, expected: Tensor) -> float:
     total = 0.0
-    for mine, wanted in pieces(actual, expected):
+    for mine, wanted in split_pieces(actual, expected):
         difference = mine - wanted
         total += float(np.dot(difference, difference))
     return total
@@ -315,7 +305,7 @@ def write_directions(found: dict[str, Any], path: Path) -> dict[str, Any] | None
         # No errors are errors of zero.
         left = [without_flips(errors, flips, scales)[0] for errors in runs or np.zeros((1, len(scales)))]
         along.append(np.sqrt(np.mean(np.square(left @ filters.T), axis=0)))
-        rest.append(np.max([_rms_of_outputs(errors, outputs, count) for errors in left], axis=0))
+        rest.append(np.max([_find_rms_of_outputs(errors, outputs, count) for errors in left], axis=0))
     np.savez(
         path,
         outputs=outputs,
@@ -332,10 +322,7 @@ def write_directions(found: dict[str, Any], path: Path) -> dict[str, Any] | None
 def without_flips(errors: NDArray[Any], flips: NDArray[Any], scales: NDArray[Any]) -> tuple[NDArray[Any], list[int]]:
     """What is left of errors when the flips that explain most of them are taken away, each whole and once.
 
-    Args:
-        errors: of values.
-        flips: [flips, values], what each of them does to the values.
-        scales: of the values' other errors.
+    `flips`: [flips, values], what each of them does to the values.
 
     Returns:
         The errors that are left, and which flips were taken away.
@@ -353,7 +340,7 @@ def without_flips(errors: NDArray[Any], flips: NDArray[Any], scales: NDArray[Any
     return left * scales, found
 
 
-def _rms_of_outputs(errors: NDArray[Any], outputs: NDArray[Any], count: int) -> NDArray[Any]:
+def _find_rms_of_outputs(errors: NDArray[Any], outputs: NDArray[Any], count: int) -> NDArray[Any]:
     """Root mean square of the errors of values, by the output that each value is of."""
     values = np.bincount(outputs, minlength=count)
     return np.sqrt(np.bincount(outputs, errors**2, count) / np.maximum(1, values))

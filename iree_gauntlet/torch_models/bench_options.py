@@ -35,7 +35,6 @@ class BenchOption(Option):
     """One option; `default` is what a front hands on where it is not given: "", False for a switch, [] for a list.
 
     Attributes:
-        on_iree: what it means here, for the documentation.
         least: of a number; None for what is no number.
         value: what it starts from where it is not given, as text; empty for nothing.
     """
@@ -60,7 +59,6 @@ class BenchOptions:
 
     Attributes:
         env: variables and values, in the order given; of a name given twice the last value.
-        against: without repetitions, in the order given.
     """
 
     model: str = _option(
@@ -217,13 +215,12 @@ OPTIONS: tuple[BenchOption, ...] = tuple(
 def read_options(values: Mapping[str, Any]) -> BenchOptions:
     """Checks what a front found, by the options' names; names that are no options are left alone.
 
-    Args:
-        values: text, or a bool for a switch, or a list of texts; missing, None and empty mean: not given.
+    `values`: text, or a bool for a switch, or a list of texts; missing, None and empty mean: not given.
 
     Raises:
         UsageError: a value that is not allowed, or two that do not fit together.
     """
-    found = {option.name: _checked(option, values.get(option.name)) for option in OPTIONS}
+    found = {option.name: _check_value(option, values.get(option.name)) for option in OPTIONS}
     options = BenchOptions(**{name: value for name, value in found.items() if value is not None})
     if not options.list and not options.model:
         raise UsageError("--model: not given", "Name a model (-m bert), or see which there are with --list.")
@@ -237,14 +234,13 @@ def read_options(values: Mapping[str, Any]) -> BenchOptions:
     return options
 
 
-def spelled_out(words: Sequence[str], *, dashes: bool) -> list[str]:
+def spell_out(words: Sequence[str], *, dashes: bool) -> list[str]:
     """A command line with every option under its full name; what is no option is left alone.
 
     Invoke takes `-df` for `-d -f`, and argparse knows a name only as it was given: in this form both agree.
 
-    Args:
-        words: of the command line, without the program; those after `--` are left alone.
-        dashes: `--loop-count`, Invoke's form; else `--loop_count`, the document's.
+    `words`: of the command line, without the program; those after `--` are left alone; `dashes`: `--loop-count`,
+    Invoke's form; else `--loop_count`, the document's.
     """
     names: dict[str, str] = {}
     for option in OPTIONS:
@@ -262,7 +258,7 @@ def spelled_out(words: Sequence[str], *, dashes: bool) -> list[str]:
     return made
 
 
-def nearest_option(word: str) -> str:
+def find_nearest_option(word: str) -> str:
     """The option that a mistyped one was meant to be, with its dashes; empty where none is close."""
     typed = word.partition("=")[0]
     bare = typed.strip("-").replace("-", "_")
@@ -271,44 +267,44 @@ def nearest_option(word: str) -> str:
     if not typed.startswith("--"):
         names = shorts | names if typed.startswith("-") else {}
     begun = [name for name in names if bare and name.startswith(bare)]
-    return names.get(begun[0] if len(begun) == 1 else _nearest(bare, tuple(names)), "")
+    return names.get(begun[0] if len(begun) == 1 else _find_nearest(bare, tuple(names)), "")
 
 
-def _checked(option: BenchOption, found: Any) -> Any:
+def _check_value(option: BenchOption, found: Any) -> Any:
     """The value as `BenchOptions` has it; None where the option was not given."""
     if isinstance(option.default, bool):
         return bool(found)
     if isinstance(option.default, list):
-        return tuple(dict.fromkeys(_text(option, text) for text in found or ()))
+        return tuple(dict.fromkeys(_check_text(option, text) for text in found or ()))
     text = str(found or "") or option.value
     if not text:
         return None
     if option.name == "env":
-        return _environment(text)
-    text = _text(option, text)
+        return _read_environment(text)
+    text = _check_text(option, text)
     if option.name == "dataformat":
         return DataFormat(text)
-    return text if option.least is None else _number(option, text)
+    return text if option.least is None else _read_number(option, text)
 
 
-def _text(option: BenchOption, text: str) -> str:
+def _check_text(option: BenchOption, text: str) -> str:
     if not text.strip():
         raise UsageError(f"--{option.name}: empty", option.help)
     if option.choices and text not in option.choices:
-        near = _nearest(text, option.choices)
+        near = _find_nearest(text, option.choices)
         question = f"; did you mean {near}?" if near else ""
         raise UsageError(f"--{option.name} {text}: unknown{question}", f"Known: {', '.join(option.choices)}.")
     return text
 
 
-def _number(option: BenchOption, text: str) -> int:
+def _read_number(option: BenchOption, text: str) -> int:
     # ASCII digits alone: int() also takes underscores, spaces and the digits of other scripts.
     if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS) or int(text) < (option.least or 0):
         raise UsageError(f"--{option.name} {text}: a whole number of {option.least} or more expected", option.help)
     return int(text)
 
 
-def _environment(text: str) -> tuple[tuple[str, str], ...]:
+def _read_environment(text: str) -> tuple[tuple[str, str], ...]:
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -324,7 +320,7 @@ def _environment(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(found.items())
 
 
-def _nearest(word: str, known: Sequence[str]) -> str:
+def _find_nearest(word: str, known: Sequence[str]) -> str:
     by_folded = {name.casefold(): name for name in known}
     close = difflib.get_close_matches(word.casefold(), by_folded, n=1, cutoff=0.5)
     return by_folded[close[0]] if close else ""
@@ -359,17 +355,13 @@ def build_parser(prog: str = _PROGRAM) -> argparse.ArgumentParser:
 def parse(arguments: Sequence[str], prog: str = _PROGRAM) -> BenchOptions:
     """Reads a command line.
 
-    Args:
-        arguments: without the program's name. Names may have dashes for underscores.
-        prog: the program's name for messages.
-
     Raises:
         UsageError: an unknown option, or a value that is not allowed.
         SystemExit: with code 0, after printing what `--help` asks for.
     """
-    found, unknown = build_parser(prog).parse_known_args(spelled_out(arguments, dashes=False))
+    found, unknown = build_parser(prog).parse_known_args(spell_out(arguments, dashes=False))
     if unknown:
-        near = nearest_option(unknown[0])
+        near = find_nearest_option(unknown[0])
         raise UsageError(
             f"{unknown[0]}: no such option{f'; did you mean {near}?' if near else ''}", f"See {prog} --help."
         )

@@ -24,31 +24,35 @@ from iree_gauntlet.figures import byte_size, duration, error_figure, millisecond
 from iree_gauntlet.steps import step_id
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
-from iree_gauntlet.torch_models.bench_chain import AGAINST, TRACE, Chain
+from iree_gauntlet.torch_models.bench_session import AGAINST, TRACE, BenchFigures, Chain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.results import Result
-    from iree_gauntlet.torch_models.build_folder import Build
+    from iree_gauntlet.torch_models.bench_session import Latencies
+    from iree_gauntlet.torch_models.build_folder import BuildRecord
 
 
 _HASH_LENGTH = 8
 _FEW_CALLS = 20
 _UNSTEADY = 2.0
 _LOCK_SECONDS = 60.0
+# What an entry has of a benchmark's figures by the same names, as far as it has them.
+_MEASURED = (
+    *("latency_ms", "overhead_us", "load_ms", "peak_rss_bytes", "device_memory", "disturbed"),
+    *("tokens_per_sec", "prefill_ms", "decode_ms", "host_ms"),
+)
 _MOST_NAMES = 1000
 
 
-def perf_entry(record: JournalRecord, chain: Chain, build: Build | None, notes: tuple[str, ...]) -> dict[str, Any]:
+def make_perf_entry(
+    record: JournalRecord, chain: Chain, build: BuildRecord | None, notes: tuple[str, ...]
+) -> dict[str, Any]:
     """What is appended to perf.json.
 
-    Args:
-        record: the journal of the run.
-        chain: what was benchmarked.
-        build: as it was exported; None where it was not.
-        notes: what the user is to know of the options.
+    `build`: as it was exported; None where it was not.
     """
     run = record.runs[-1]
     machine, toolchain = run["machine"], chain.toolchain
@@ -60,33 +64,40 @@ def perf_entry(record: JournalRecord, chain: Chain, build: Build | None, notes: 
         "hash": source,
         "date": run["time"],
     }
-    benchmark = _result(record, chain, Stage.BENCHMARK)
-    more = _more(record, chain, build, notes)
-    problem = _problem(record)
+    benchmark = _find_result(record, chain, Stage.BENCHMARK)
+    more = _collect_more(record, chain, build, notes)
+    problem = _find_problem(record)
     if problem or benchmark is None:
         return {**about, "error": problem or "interrupted", **more}
-    figures = benchmark.statistics
-    total, samples = figures["total_s"], figures["total_samples"]
-    speed = {"total_time": total, "total_samples": samples, "samples_per_sec": samples / total}
-    return {**speed, **about, **more, **_measured(figures)}
+    figures = BenchFigures.from_dict(benchmark.statistics)
+    speed = {
+        "total_time": figures.total_s,
+        "total_samples": figures.total_samples,
+        "samples_per_sec": figures.total_samples / figures.total_s,
+    }
+    named = {name: benchmark.statistics[name] for name in _MEASURED if name in benchmark.statistics}
+    return {**speed, **about, **more, **named}
 
 
-def result_lines(record: JournalRecord, chain: Chain, build: Build | None) -> list[str]:
+def make_result_lines(record: JournalRecord, chain: Chain, build: BuildRecord | None) -> list[str]:
     """What was measured, for the end of the console."""
     name = chain.id.partition("@")[0]
-    benchmark = _result(record, chain, Stage.BENCHMARK)
-    if _problem(record) or benchmark is None or build is None:
+    benchmark = _find_result(record, chain, Stage.BENCHMARK)
+    if _find_problem(record) or benchmark is None or build is None:
         return [f"{name}: no speed is reported"]
-    figures, checked = benchmark.statistics, _result(record, chain, Stage.THRESHOLD)
-    median, p90, p99 = (milliseconds(figures["latency_ms"][name]) for name in ("p50", "p90", "p99"))
-    total, count = duration(figures["total_s"]), figures["total_samples"]
+    figures, checked = BenchFigures.from_dict(benchmark.statistics), _find_result(record, chain, Stage.THRESHOLD)
+    latency = figures.latency_ms
+    median, p90, p99 = map(milliseconds, (latency.p50, latency.p90, latency.p99))
     each = "a generation" if build.generation else "a call"
-    speed = f"{name}: {figures['samples_per_sec']:.2f} samples/s ({count} in {total})"
+    total = duration(figures.total_s)
+    speed = f"{name}: {figures.samples_per_sec:.2f} samples/s ({figures.total_samples} in {total})"
     groups = f"; means of {chain.options.microbatch_count}" if chain.options.microbatch_count > 1 else ""
-    lines = [f"{speed}, {median} ms {each} (p90 {p90}, p99 {p99}{groups})", *_doubts(figures, benchmark)]
-    if "tokens_per_sec" in figures:
-        first, later = milliseconds(figures["prefill_ms"]["p50"]), milliseconds(figures["decode_ms"]["p50"])
-        lines.append(f"{figures['tokens_per_sec']:.1f} tokens/s; the first after {first} ms, then {later} ms each")
+    lines = [f"{speed}, {median} ms {each} (p90 {p90}, p99 {p99}{groups})", *_find_doubts(latency, benchmark)]
+    if figures.tokens_per_sec is not None and figures.prefill_ms:
+        # Of one token there is no later one.
+        later = f", then {milliseconds(figures.decode_ms.p50)} ms each" if figures.decode_ms else ""
+        first = milliseconds(figures.prefill_ms.p50)
+        lines.append(f"{figures.tokens_per_sec:.1f} tokens/s; the first after {first} ms{later}")
     if checked:
         error = checked.statistics["error"]
         narrow = f", {error_figure(checked.statistics['to_f32'])} against f32" if build.reference else ""
@@ -103,36 +114,35 @@ def result_lines(record: JournalRecord, chain: Chain, build: Build | None) -> li
         tried = error.get("contractions")
         if tried:
             lines.append(f"an error of 1 % would show in {tried['shown']['1%']} of {tried['of']} contractions")
-    compiled = _result(record, chain, Stage.COMPILE)
+    compiled = _find_result(record, chain, Stage.COMPILE)
     if compiled:
         seconds = duration(compiled.statistics["tool_seconds"])
         size = byte_size(compiled.statistics["binary_size_bytes"])
-        lines.append(f"compiled in {seconds} to {size}; peak memory {byte_size(figures['peak_rss_bytes'])}")
+        lines.append(f"compiled in {seconds} to {size}; peak memory {byte_size(figures.peak_rss_bytes)}")
     for role in (AGAINST, TRACE):
-        beside = _result(record, chain, Stage.BENCHMARK, role)
+        beside = _find_result(record, chain, Stage.BENCHMARK, role)
         lines += beside.notes if beside else ()
     return lines
 
 
-def _doubts(figures: Mapping[str, Any], benchmark: Result) -> list[str]:
+def _find_doubts(latency: Latencies, benchmark: Result) -> list[str]:
     """What should be known before a figure is believed."""
-    assert benchmark.samples is not None, "of every benchmark that passed"
-    calls, latency = len(benchmark.samples.real_time_ms), figures["latency_ms"]
     found = list(benchmark.notes)
-    if latency["p90"] > _UNSTEADY * latency["p50"]:
-        found.append(f"calls vary: one in ten takes {latency['p90'] / latency['p50']:.1f} times the median or longer")
+    if latency.p90 > _UNSTEADY * latency.p50:
+        found.append(f"calls vary: one in ten takes {latency.p90 / latency.p50:.1f} times the median or longer")
+    calls = len(benchmark.samples.real_time_ms) if benchmark.samples else 0
     if calls < _FEW_CALLS:
         found.append(f"{calls} calls are few: --loop_count 100 gives figures that can be compared")
     return [f"note: {text}" for text in found]
 
 
-def _result(record: JournalRecord, chain: Chain, stage: Stage, role: str = MAIN) -> Result | None:
+def _find_result(record: JournalRecord, chain: Chain, stage: Stage, role: str = MAIN) -> Result | None:
     """The figures of a step, where it has any."""
     found = record.results.get(step_id(chain.id, stage, role))
     return found if found is not None and not found.verdict.is_bad and found.statistics else None
 
 
-def _problem(record: JournalRecord) -> str:
+def _find_problem(record: JournalRecord) -> str:
     """The first step that came out badly; those behind it were skipped."""
     for step in record.steps:
         result = record.results.get(step["id"])
@@ -141,16 +151,21 @@ def _problem(record: JournalRecord) -> str:
     return ""
 
 
-def _more(record: JournalRecord, chain: Chain, build: Build | None, notes: tuple[str, ...]) -> dict[str, Any]:
+def _collect_more(
+    record: JournalRecord, chain: Chain, build: BuildRecord | None, notes: tuple[str, ...]
+) -> dict[str, Any]:
     """Our own fields, of a run that failed too."""
     toolchain, form = chain.toolchain, chain.options.dataformat
+    # The notes of steps that follow the benchmark are their results.
+    beside = {step_id(chain.id, Stage.BENCHMARK, role) for role in (AGAINST, TRACE)}
+    own = [result for name, result in record.results.items() if name not in beside]
     found: dict[str, Any] = {
         "run": str(record.runs[-1]["run"]),
         "device": chain.device,
         "iree": toolchain.as_dict(),
         "dataformat": form.label,
         "compile_flags": list(chain.flags),
-        "notes": [*notes, *_notes(record, chain)],
+        "notes": [*notes, *dict.fromkeys(note for result in own for note in result.notes)],
     }
     if build is not None:
         found |= {
@@ -160,7 +175,7 @@ def _more(record: JournalRecord, chain: Chain, build: Build | None, notes: tuple
             "built_with": dict(build.versions),
         }
         found |= {"loss_definition": build.loss} if build.loss else {}
-    checked, compiled = _result(record, chain, Stage.THRESHOLD), _result(record, chain, Stage.COMPILE)
+    checked, compiled = _find_result(record, chain, Stage.THRESHOLD), _find_result(record, chain, Stage.COMPILE)
     if checked:
         figures = checked.statistics
         found["numeric_error"] = {**figures["error"], "to_f32": figures["to_f32"]}
@@ -172,22 +187,9 @@ def _more(record: JournalRecord, chain: Chain, build: Build | None, notes: tuple
         found["module_bytes"] = figures["binary_size_bytes"]
         found["dispatch_count"] = figures["dispatch_count"]
     for role in (AGAINST, TRACE):
-        beside = _result(record, chain, Stage.BENCHMARK, role)
-        found |= {role: beside.statistics[role]} if beside else {}
+        more = _find_result(record, chain, Stage.BENCHMARK, role)
+        found |= {role: more.statistics[role]} if more else {}
     return found
-
-
-def _measured(figures: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("latency_ms", "overhead_us", "load_ms", "peak_rss_bytes", "device_memory", "disturbed")
-    others = ("tokens_per_sec", "prefill_ms", "decode_ms", "host_ms")
-    return {name: figures[name] for name in (*names, *(name for name in others if name in figures))}
-
-
-def _notes(record: JournalRecord, chain: Chain) -> list[str]:
-    """Of all steps but those that follow the benchmark, whose notes are their results."""
-    beside = {step_id(chain.id, Stage.BENCHMARK, role) for role in (AGAINST, TRACE)}
-    results = [result for name, result in record.results.items() if name not in beside]
-    return list(dict.fromkeys(note for result in results for note in result.notes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +197,6 @@ class Appended:
     """Where a result went.
 
     Attributes:
-        path: the file that holds it.
-        entries: how many results it holds now.
         note: why it is another file than the one asked for, for the user; empty where it is not.
     """
 
@@ -205,7 +205,7 @@ class Appended:
     note: str = ""
 
 
-def result_path(output: str | Path) -> Path:
+def find_result_path(output: str | Path) -> Path:
     """The file that `--output` means: `.json` is added where it is missing."""
     path = Path(output)
     return path if path.name.endswith(".json") else path.with_name(f"{path.name}.json")
@@ -226,20 +226,20 @@ def append_result(output: str | Path, result: Mapping[str, Any], locks: Path) ->
     Raises:
         GauntletError: nothing could be written there. What was there is untouched.
     """
-    line = json.dumps(_of_json(result), ensure_ascii=False, allow_nan=False)
-    asked = result_path(output)
-    with _disk_errors(asked):
+    line = json.dumps(_make_json(result), ensure_ascii=False, allow_nan=False)
+    asked = find_result_path(output)
+    with _translate_disk_errors(asked):
         # Two names of one file must meet at one lock, and what a link points to is what is replaced.
         target = Path(os.path.realpath(asked))
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target, locks):
+        with _hold_lock(target, locks):
             _remove_leftovers(target)
             entries, why = _add(target, line)
             if not why:
                 return Appended(asked, entries)
             for number in range(1, _MOST_NAMES):
                 other = target.with_name(f"{target.name.removesuffix('.json')}.new-{number}.json")
-                with _locked(other, locks):
+                with _hold_lock(other, locks):
                     _remove_leftovers(other)
                     entries, damage = _add(other, line)
                 if not damage:
@@ -252,35 +252,33 @@ def append_result(output: str | Path, result: Mapping[str, Any], locks: Path) ->
 def check_output(output: str | Path, locks: Path) -> None:
     """Makes sure that a result could be written, before a long run; makes missing folders and changes no file.
 
-    Args:
-        output: as given to `--output`.
-        locks: as for `append_result`.
+    `output`: as given to `--output`; `locks`: as for `append_result`.
 
     Raises:
         GauntletError: it could not.
     """
-    asked = result_path(output)
-    with _disk_errors(asked):
+    asked = find_result_path(output)
+    with _translate_disk_errors(asked):
         target = Path(os.path.realpath(asked))
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_dir():
             raise IsADirectoryError(None, "Is a directory")
         probe = target.with_name(f".{target.name}.{os.getpid()}.probe")
-        with _locked(target, locks):
+        with _hold_lock(target, locks):
             try:
                 probe.touch()
             finally:
                 probe.unlink(missing_ok=True)
 
 
-def _of_json(value: Any) -> Any:
+def _make_json(value: Any) -> Any:
     """The same with numbers that JSON does not have as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {key: _of_json(item) for key, item in value.items()}
+        return {key: _make_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_of_json(item) for item in value]
+        return [_make_json(item) for item in value]
     return value
 
 
@@ -293,7 +291,7 @@ def _add(path: Path, line: str) -> tuple[int, str]:
     except FileNotFoundError:
         old = b""
     # An empty file holds nothing that could be lost.
-    text, entries, damage = _whole(old) if old.strip() else ("[]", 0, "")
+    text, entries, damage = _read_whole(old) if old.strip() else ("[]", 0, "")
     if damage:
         return 0, damage
     before = text.rstrip().removesuffix("]").rstrip()
@@ -301,26 +299,23 @@ def _add(path: Path, line: str) -> tuple[int, str]:
     return entries + 1, ""
 
 
-def _whole(content: bytes) -> tuple[str, int, str]:
+def _read_whole(content: bytes) -> tuple[str, int, str]:
     """The text of a file of results and how many it holds; or what is wrong with it."""
     try:
         text = content.decode()
-        found = json.loads(text, parse_constant=_no_number)
+        found = json.loads(text, parse_constant=_refuse_number)
     except (ValueError, RecursionError) as error:
         return "", 0, f"is damaged ({str(error).splitlines()[0]})"
     if not isinstance(found, list):
         return "", 0, "is no array of results"
-    strange = next((n for n, entry in enumerate(found) if not _is_result(entry)), None)
+    has_result = (isinstance(entry, dict) and bool({"samples_per_sec", "error"} & entry.keys()) for entry in found)
+    strange = next((number for number, has in enumerate(has_result) if not has), None)
     if strange is not None:
         return "", 0, f"is no array of results (entry {strange} has neither samples_per_sec nor error)"
     return text, len(found), ""
 
 
-def _is_result(entry: Any) -> bool:
-    return isinstance(entry, dict) and ("samples_per_sec" in entry or "error" in entry)
-
-
-def _no_number(name: str) -> Any:
+def _refuse_number(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
@@ -333,7 +328,7 @@ def _remove_leftovers(target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(target: Path, locks: Path) -> Iterator[None]:
+def _hold_lock(target: Path, locks: Path) -> Iterator[None]:
     """Holds the lock of a file, by its absolute path; it dies with its owner."""
     path = locks / f"result-{hashlib.sha256(os.fsencode(target)).hexdigest()[:32]}.lock"
     with contextlib.ExitStack() as stack:
@@ -354,7 +349,7 @@ def _locked(target: Path, locks: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _disk_errors(asked: Path) -> Iterator[None]:
+def _translate_disk_errors(asked: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

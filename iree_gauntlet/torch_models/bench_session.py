@@ -1,28 +1,52 @@
-"""One benchmark while it runs: what performs its steps, and what each leaves for those after it."""
+"""One benchmark: its steps, what performs them, and what each leaves for those after it.
+
+What the export makes decides on the steps after it (a generative model is two programs), so that they are planned once
+it is there.
+"""
 
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from iree_gauntlet.cases import MAIN, FailureKind, Stage, Verdict
+from iree_gauntlet.cases import MAIN, FailureKind, Origin, Stage, Verdict
+from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.plan import blocked
 from iree_gauntlet.engine.rounds.taken_rounds import gpu_of
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.machine.disturbance import RoundWatch
 from iree_gauntlet.measuring.machine.machine_state import benchmark_warnings
+from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.results import OutputComparison, Result, Samples, shorten
+from iree_gauntlet.settings import shown
+from iree_gauntlet.steps import Step, StepInput
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 from iree_gauntlet.torch_models import tracing
-from iree_gauntlet.torch_models.against import AgainstPlace, iree_rounds, measure
-from iree_gauntlet.torch_models.agreement import agreement, found_gains, limits, recorded, relative_error
-from iree_gauntlet.torch_models.bench_chain import AGAINST, TRACE, Chain, Workers
-from iree_gauntlet.torch_models.build_folder import read_outputs, tensors
-from iree_gauntlet.torch_models.measuring_worker import MODULE_WORKER, ask, worker_command
-from iree_gauntlet.torch_models.peers import shown
-from iree_gauntlet.torch_models.torch_chain import Exporter
+from iree_gauntlet.torch_models.agreement import (
+    compare_tensors,
+    find_gains,
+    find_limits,
+    make_recordable,
+    measure_relative_error,
+)
+from iree_gauntlet.torch_models.build_folder import read_outputs, read_tensors
+from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF
+from iree_gauntlet.torch_models.model_registry import find_sources
+from iree_gauntlet.torch_models.peers import AgainstPlace, describe_peer, make_iree_rounds, measure
+from iree_gauntlet.torch_models.torch_chain import (
+    GENERATIVE_WORKER,
+    MODULE_WORKER,
+    PIPELINE_WORKER,
+    Exporter,
+    MeasuredCalls,
+    TorchChain,
+    ask_worker,
+    hash_of_files,
+    list_runnable_files,
+    make_worker_command,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,23 +54,209 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.steps import Step
-    from iree_gauntlet.torch_models.build_folder import Build
+    from iree_gauntlet.torch_models.bench_options import BenchOptions
+    from iree_gauntlet.torch_models.build_folder import BuildRecord, TokenLoop
+    from iree_gauntlet.torch_models.build_plan import BuildPlan
+    from iree_gauntlet.torch_models.model_registry import BenchmarkModel
+    from iree_gauntlet.torch_models.torch_chain import CompiledProgram
 
 
-_PERCENTILES = (50, 90, 99)
+DIALECT = "bench"
+# Roles of benchmark steps that follow the main one.
+AGAINST = "against"
+TRACE = "trace"
+
+
+def _name_variant(options: BenchOptions) -> str:
+    """What tells two benchmarks of a model apart, in short: `tiny`, `base-training-Fp16-O3`."""
+    words = [options.config or "model"]
+    words += ["training"] if options.training else []
+    words += [options.dataformat.value] if options.dataformat.value != "Fp32" else []
+    words += [options.math_fidelity] if options.math_fidelity != "HiFi4" else []
+    words += [] if options.backend_opt_level is None else [f"O{options.backend_opt_level}"]
+    words += [] if options.layers is None else [f"{options.layers}layers"]
+    words += [] if options.microbatch is None else [f"mb{options.microbatch}"]
+    words += [] if options.microbatch_count == 1 else [f"{options.microbatch_count}mbs"]
+    words += [] if options.chips == 1 else [f"{options.chips or 'all'}chips"]
+    return "-".join(words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain(TorchChain):
+    """The steps of one benchmark."""
+
+    model: BenchmarkModel
+    plan: BuildPlan
+    options: BenchOptions
+
+    dialect: ClassVar[str] = DIALECT
+    builder: ClassVar[str] = "iree_gauntlet.torch_models.building"
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Of the model, and what tells this benchmark from others."""
+        return self.model.name, _name_variant(self.options)
+
+    @property
+    def origin(self) -> Origin:
+        """Where the model is written."""
+        return Origin(str(shown(self.model.file)), self.model.name)
+
+    def export(self) -> Step:
+        """Makes the model with torch and exports it."""
+        files = find_sources(self.model)
+        ingredients = {"kind": "export", "program": hash_of_files(files, self.model.file.parent)}
+        return self.exporting(MAIN, self.plan, ingredients, files)
+
+    def after_export(self, build: BuildRecord, hashes: Mapping[str, str]) -> tuple[Step, ...]:
+        """The steps after the export."""
+        steps: list[Step] = []
+        runnable: list[StepInput] = []
+        compiles: list[str] = []
+        for number, program in enumerate(build.programs):
+            role = program.name if number else MAIN
+            onnx = self.exported() / program.onnx
+            content = make_key({name: found for name, found in hashes.items() if name.startswith(program.onnx)})
+            imported = self.importing(role, onnx, content, MAIN)
+            compiled = self.compiling(role, "_".join(self.names), self.flags, onnx, content, imported)
+            steps += [imported, compiled]
+            compiles.append(compiled.id)
+            runnable += list_runnable_files(compiled, imported)
+        files = [item for program in build.programs for item in (*program.inputs, *program.outputs)]
+        inputs = (*runnable, *(StepInput("input", str(self.exported() / item.file)) for item in files))
+        ready = self.ran(self.step(Stage.THRESHOLD), inputs, tuple(compiles))
+        loop = self.ran(self.step(Stage.BENCHMARK), inputs, (ready.id,), exclusive=True)
+        steps += [ready, loop]
+        if self.options.trace != "none":
+            steps.append(self.ran(self.step(Stage.BENCHMARK, TRACE), inputs, (loop.id,), exclusive=True))
+        if self.options.against:
+            # It takes the machine for each block of its rounds by itself.
+            steps.append(self.ran(self.step(Stage.BENCHMARK, AGAINST), inputs, (loop.id,), cores=0))
+        return tuple(steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The measuring programs of one benchmark.
+
+    Attributes:
+        contraction_type: type that the compiler narrows the inputs of matrix products to; empty for none.
+    """
+
+    chain: Chain
+    build: BuildRecord
+    devices: tuple[str, ...]
+    contraction_type: str
+
+    @property
+    def narrowed(self) -> float:
+        """How much larger the roundoff of contractions' inputs is than that of the data format; at least 1."""
+        own = UNIT_ROUNDOFF[self.chain.options.dataformat.element_type]
+        return max(1.0, UNIT_ROUNDOFF.get(self.contraction_type, own) / own)
+
+    @property
+    def exported(self) -> Path:
+        """The folder of what the builder made."""
+        return self.chain.exported()
+
+    def compiled(self, number: int) -> CompiledProgram:
+        """A program of the build."""
+        program = self.build.programs[number]
+        role = program.name if number else MAIN
+        return replace(self.chain.compiled(program, role, role), exported=self.exported)
+
+    def loop(self, calls: int) -> tuple[str, dict[str, Any]]:
+        """The program that measures, and its plan."""
+        if self.build.generation is not None:
+            return GENERATIVE_WORKER, self._generative_plan(self.build.generation, calls)
+        plan = {**self.compiled(0).plan(self.devices, calls), "in_flight": self.chain.options.microbatch_count}
+        if self.build.kind == "training":
+            # The loss comes back, the gradients stay, as an optimiser on the device would take them.
+            plan["fetch"] = [0]
+            count = len(self.build.gradients)
+            if self.chain.options.microbatch_count > 1:
+                plan["carry"] = {"outputs": 1, "inputs": len(plan["inputs"]) - count, "count": count}
+        if not self.build.has_host_modules:
+            return MODULE_WORKER, plan
+        model = {
+            "torch_paths": list(self.chain.torch.paths),
+            "builder": asdict(self.chain.plan),
+            "host_inputs": self.compiled(0).arrays(self.build.host_inputs),
+        }
+        return PIPELINE_WORKER, {**plan, **model}
+
+    def _generative_plan(self, made: TokenLoop, generations: int) -> dict[str, Any]:
+        prefill = self.compiled(0)
+        return {
+            "device": self.devices[0],
+            "prefill": {**prefill.called, "inputs": prefill.arrays(prefill.program.inputs)},
+            "decode": self.compiled(1).called,
+            "position": made.position,
+            "tokens": made.tokens,
+            "state": made.state,
+            "carried": made.carried,
+            "generations": generations,
+            "warm_up": 1,
+            "outputs": "",
+        }
+
+
 _MS = 1000.0
 # How much longer than the first call foretells a loop may take, before it counts as hanging.
 _SLACK = 20.0
 
 
+@dataclass(frozen=True, slots=True)
+class Latencies(Recorded):
+    """Percentiles of times in ms, with the least and the largest."""
+
+    min: float
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, times: Sequence[float]) -> Latencies:
+        """Of one time or more, by linear interpolation."""
+        cuts = statistics.quantiles(times, n=100, method="inclusive") if len(times) > 1 else [times[0]] * 99
+        return cls(min(times), cuts[49], cuts[89], cuts[98], max(times))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchFigures(Recorded):
+    """What a benchmark's result has as its statistics; None is what such a model has not.
+
+    Attributes:
+        latency_ms: of calls, or of generations.
+        prefill_ms, decode_ms: of the first token and of each later one.
+        machine: its state meanwhile.
+    """
+
+    total_s: float
+    total_samples: int
+    samples_per_sec: float
+    load_ms: float
+    overhead_us: float
+    peak_rss_bytes: int
+    device_memory: dict[str, Any]
+    latency_ms: Latencies
+    tokens_per_sec: float | None = None
+    prefill_ms: Latencies | None = None
+    decode_ms: Latencies | None = None
+    host_ms: dict[str, list[float]] | None = None
+    machine: dict[str, Any] | None = None
+    disturbed: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Without what there is not."""
+        return {name: value for name, value in Recorded.as_dict(self).items() if value is not None}
+
+
 class BenchSession:
     """Performs the steps of a benchmark.
 
-    Args:
-        chain: what is benchmarked.
-        devices: that it runs on.
-        contraction_type: type that the compiler narrows the inputs of matrix products to; empty for none.
-        notes: what the user is to know of the options.
+    `contraction_type`: type that the compiler narrows the inputs of matrix products to; empty for none.
     """
 
     _session: Session[Any]
@@ -62,7 +272,7 @@ class BenchSession:
         self._call_ms: float | None = None
 
     @property
-    def build(self) -> Build | None:
+    def build(self) -> BuildRecord | None:
         """The model as it was exported; None before."""
         return self._exporter.builds.get(MAIN) if self._exporter else None
 
@@ -70,10 +280,11 @@ class BenchSession:
         """What executes each stage; import and compile are the engine's own."""
         self._session, self._workbench = session, workbench
         self._exporter = exporter = Exporter(session, workbench)
+        benchmarks = {MAIN: self._loop, AGAINST: self._against, TRACE: self._trace}
         return {
             Stage.EXPORT: lambda step: exporter.perform(step, self.chain.plan),
             Stage.THRESHOLD: self._check,
-            Stage.BENCHMARK: self._benchmark,
+            Stage.BENCHMARK: lambda step: benchmarks[step.role](step),
         }
 
     def steps_after_export(self) -> tuple[Step, ...]:
@@ -86,7 +297,7 @@ class BenchSession:
         # Said once, and before anything is compiled.
         return (blocked(steps[-1], reason),) if reason else steps
 
-    def _impossible(self, build: Build) -> str:
+    def _impossible(self, build: BuildRecord) -> str:
         """What an option asks of a kind of model that it does not have; empty where all is well."""
         options = self.chain.options
         kinds = {"generative": "a model that generates", "pipeline": "a model with modules on the host"}
@@ -102,18 +313,8 @@ class BenchSession:
         assert self.build is not None, "exported before"
         return Workers(self.chain, self.build, self._devices, self._contraction_type)
 
-    def _benchmark(self, step: Step) -> Result:
-        if step.role == AGAINST:
-            return self._against(step)
-        return self._trace(step) if step.role == TRACE else self._loop(step)
-
     def _check(self, step: Step) -> Result:
-        """Runs each program once, with the builder's inputs, and compares all outputs with those of the build.
-
-        The result's statistics have, of the main program: `error` (see `Agreement` and `Gains`), `to_f32` (the
-        error against f32 with weights that are not rounded), `first_call_ms` and `load_ms` of a process that had never
-        run it.
-        """
+        """Runs each program once, with the builder's inputs, and compares all outputs with those of the build."""
         workers = self._workers
         build = workers.build
         narrowed, training = workers.narrowed, build.kind == "training"
@@ -125,24 +326,24 @@ class BenchSession:
             folder = Path(step.folder) / f"{name}outputs"
             folder.mkdir(parents=True, exist_ok=True)
             plan = workers.compiled(number).plan(workers.devices[:1], 1, warm_up_calls=0, outputs=str(folder))
-            answer = ask(workers.chain, step, self._session.processes, MODULE_WORKER, plan, name)
+            answer = ask_worker(workers.chain, step, self._session.processes, MODULE_WORKER, plan, name)
             step = answer.step
             if answer.figures is None:
                 return replace(answer.failure, notes=(*result.notes, *answer.failure.notes))
             result = answer.complete(result)
             try:
                 actual = read_outputs(answer.figures["outputs"])
-                expected = tensors(workers.exported, program.outputs)
-                found = agreement(actual, expected, limits(program.outputs, narrowed), gradients=training)
+                expected = read_tensors(workers.exported, program.outputs)
+                found = compare_tensors(actual, expected, find_limits(program.outputs, narrowed), gradients=training)
                 gains = None
                 if program.directions is not None and not found.problem:
                     where = workers.exported, program.directions
-                    gains = found_gains(actual, expected, *where, narrowed, gradients=training)
+                    gains = find_gains(actual, expected, *where, narrowed, gradients=training)
                 if number == 0:
-                    against_f32 = tensors(workers.exported, build.reference) if build.reference else expected
+                    against_f32 = read_tensors(workers.exported, build.reference) if build.reference else expected
                     statistics = {name: answer.figures[name] for name in ("load_ms", "first_call_ms")}
                     self._first_call_ms = float(statistics["first_call_ms"])
-                    statistics["to_f32"] = recorded(relative_error(actual, against_f32))
+                    statistics["to_f32"] = make_recordable(measure_relative_error(actual, against_f32))
             except GauntletError as error:
                 return replace(result, verdict=Verdict.ERROR, reason=shorten(error.what))
             except ValueError as error:
@@ -171,16 +372,14 @@ class BenchSession:
         step = replace(step, timeout=step.timeout + _SLACK * calls * self._first_call_ms / _MS)
         gpu = gpu_of(step)
         watch = RoundWatch(gpu=bool(gpu), device=gpu)
-        answer = ask(workers.chain, step, processes, script, plan)
+        answer = ask_worker(workers.chain, step, processes, script, plan)
         state = watch.ended(own_cpu_seconds=answer.outcome.cpu_seconds)
-        found = answer.figures
-        if found is None:
+        if answer.figures is None:
             return replace(answer.failure, notes=(*step.notes, *answer.failure.notes))
-        generative = build.generation is not None
         try:
-            problem = _wrong_tokens(workers, found) if generative else _wrong_host_outputs(workers, found)
-            figures = _generated(workers, found) if generative else _looped(workers, found)
-        except (GauntletError, KeyError, TypeError, ValueError) as error:
+            found = MeasuredCalls.from_dict(answer.figures)
+            problem, figures = _find_problem(workers, found), _make_figures(workers, found)
+        except (GauntletError, ArithmeticError, TypeError, ValueError) as error:
             text = error.what if isinstance(error, GauntletError) else f"{type(error).__name__}: {error}"
             reason = shorten(f"the measuring program's answer cannot be read: {text}")
             return answer.complete(Result(Verdict.ERROR, reason))
@@ -188,126 +387,94 @@ class BenchSession:
             # No speed of what is not right.
             wrong = Result(Verdict.FAILED, shorten(problem), notes=step.notes, failure=FailureKind.WRONG_NUMBERS)
             return answer.complete(wrong)
-        if not generative:
-            self._call_ms = float(figures["latency_ms"]["p50"])
-        times, remarks = figures.pop("times"), figures.pop("remarks")
+        if build.generation is None:
+            self._call_ms = figures.latency_ms.p50
+        figures = replace(figures, machine=state.as_dict(), disturbed=tuple(state.disturbances()))
         result = Result(
             Verdict.PASSED,
-            samples=Samples("bench", times, (), (1,) * len(times)),
-            statistics={**figures, "machine": state.as_dict(), "disturbed": list(state.disturbances())},
-            notes=(*step.notes, *remarks, *benchmark_warnings(state.watched)),
+            samples=Samples("bench", found.times_ms, (), (1,) * len(found.times_ms)),
+            statistics=figures.as_dict(),
+            notes=(*step.notes, *_find_remarks(workers, found), *benchmark_warnings(state.watched)),
             log=processes.log(step, "stdout.txt"),
         )
         return answer.complete(result)
 
     def _against(self, step: Step) -> Result:
         workers = self._workers
-        command = worker_command(self.chain, step, *workers.loop(len(self._devices)))
+        command = make_worker_command(self.chain, step, *workers.loop(len(self._devices)))
         options = self.chain.options
         replaced = options.disturbed == "replace"
         place = AgainstPlace(asdict(self.chain.plan), self.chain.torch.path, options.env, replaced)
-        peers = measure(self._session, options.against, iree_rounds(step, command), workers.exported, place)
+        peers = measure(self._session, options.against, make_iree_rounds(step, command), workers.exported, place)
         return Result(
             Verdict.PASSED,
             statistics={AGAINST: [asdict(peer) for peer in peers]},
-            notes=tuple(shown(peer) for peer in peers),
+            notes=tuple(describe_peer(peer) for peer in peers),
         )
 
     def _trace(self, step: Step) -> Result:
-        workers, toolchain, processes = self._workers, self.chain.toolchain, self._session.processes
         traces = []
-        for number, program in enumerate(workers.build.programs):
+        for number, program in enumerate(self._workers.build.programs):
             path = Path(step.folder) / program.name
-            traced = tracing.traced_step(replace(step, folder=str(path)), self.chain, workers.compiled(number))
-            flags = self._workbench.flags_of(BENCHMARK_MODULE)
-            level = self.chain.options.trace
+            traced = tracing.make_traced_step(
+                replace(step, folder=str(path)), self.chain, self._workers.compiled(number)
+            )
+            flags, processes = self._workbench.flags_of(BENCHMARK_MODULE), self._session.processes
+            level, toolchain = self.chain.options.trace, self.chain.toolchain
             traces.append(tracing.trace(traced, level, path, toolchain, processes, flags, call_ms=self._call_ms))
-        lines = [line for made in traces for line in tracing.shown(made)]
-        return Result(
-            Verdict.PASSED,
-            statistics={TRACE: [made.as_dict() for made in traces]},
-            notes=tuple(lines),
-            tool_seconds=sum(made.seconds for made in traces),
-        )
+        return tracing.make_result(traces, {TRACE: [made.as_dict() for made in traces]})
 
 
-def latencies(times: Sequence[float]) -> dict[str, float]:
-    """Percentiles of times in ms (by linear interpolation), with the least and the largest."""
-    if len(times) == 1:
-        return dict.fromkeys(("min", *(f"p{percent}" for percent in _PERCENTILES), "max"), times[0])
-    cuts = statistics.quantiles(times, n=100, method="inclusive")
-    return {"min": min(times), **{f"p{percent}": cuts[percent - 1] for percent in _PERCENTILES}, "max": max(times)}
-
-
-def _looped(workers: Workers, found: Mapping[str, Any]) -> dict[str, Any]:
-    times = tuple(float(value) for context in found["call_ms"] for value in context)
-    remarks = []
-    if found.get("pushed") == "one by one" and workers.chain.options.microbatch_count > 1:
-        remarks.append("microbatches were pushed one by one: the module has no asynchronous entry")
-    return {
-        **_common(workers, found),
-        "times": times,
-        "latency_ms": latencies(times),
-        "remarks": remarks,
-        **({"host_ms": found["host_ms"]} if "host_ms" in found else {}),
-    }
-
-
-def _generated(workers: Workers, found: Mapping[str, Any]) -> dict[str, Any]:
-    made = workers.build.generation
-    assert made is not None, "of a generative model"
-    steps = [float(value) for generation in found["decode_ms"] for value in generation]
-    times = tuple(
-        float(first) + sum(map(float, rest))
-        for first, rest in zip(found["prefill_ms"], found["decode_ms"], strict=True)
+def _make_figures(workers: Workers, found: MeasuredCalls) -> BenchFigures:
+    samples = (found.calls or found.generations) * workers.build.samples
+    figures = BenchFigures(
+        total_s=found.total_s,
+        total_samples=samples,
+        samples_per_sec=samples / found.total_s,
+        load_ms=found.load_ms,
+        overhead_us=found.overhead_us,
+        peak_rss_bytes=found.peak_rss_bytes,
+        device_memory=found.device_memory,
+        latency_ms=Latencies.of(found.times_ms),
+        host_ms=found.host_ms,
     )
-    common = _common(workers, found)
-    return {
-        **common,
-        "times": times,
-        "latency_ms": latencies(times),
-        "tokens_per_sec": common["total_samples"] * made.tokens / common["total_s"],
-        "prefill_ms": latencies([float(value) for value in found["prefill_ms"]]),
-        "decode_ms": latencies(steps) if steps else {},
-        "remarks": _other_tokens(workers, found),
-    }
-
-
-def _common(workers: Workers, found: Mapping[str, Any]) -> dict[str, Any]:
-    calls = found["calls"] if workers.build.generation is None else found["generations"]
-    samples, total = int(calls) * workers.build.samples, float(found["total_s"])
-    return {
-        "total_s": total,
-        "total_samples": samples,
-        "samples_per_sec": samples / total,
-        "load_ms": found["load_ms"],
-        "overhead_us": found["overhead_us"],
-        "peak_rss_bytes": found["peak_rss_bytes"],
-        "device_memory": found["device_memory"],
-    }
-
-
-def _wrong_tokens(workers: Workers, found: Mapping[str, Any]) -> str:
-    """In f32 every token must be torch's; in a narrower type a near tie may fall otherwise."""
-    if workers.chain.options.dataformat.element_type != "f32" or workers.chain.options.math_fidelity != "HiFi4":
-        return ""
-    return next(iter(_other_tokens(workers, found)), "")
-
-
-def _other_tokens(workers: Workers, found: Mapping[str, Any]) -> list[str]:
     made = workers.build.generation
-    assert made is not None, "of a generative model"
-    for sample, (mine, wanted) in enumerate(zip(found["chosen"], made.chosen, strict=True)):
+    if made is None:
+        return figures
+    later = [value for generation in found.decode_ms for value in generation]
+    return replace(
+        figures,
+        tokens_per_sec=samples * made.tokens / found.total_s,
+        prefill_ms=Latencies.of(found.prefill_ms),
+        decode_ms=Latencies.of(later) if later else None,
+    )
+
+
+def _find_remarks(workers: Workers, found: MeasuredCalls) -> list[str]:
+    if workers.build.generation is not None:
+        return _find_other_tokens(workers.build.generation, found)
+    if found.pushed == "one by one" and workers.chain.options.microbatch_count > 1:
+        return ["microbatches were pushed one by one: the module has no asynchronous entry"]
+    return []
+
+
+def _find_problem(workers: Workers, found: MeasuredCalls) -> str:
+    """Why there is no speed: other tokens than torch's, or other outputs of the host's last module; empty for none."""
+    options, made = workers.chain.options, workers.build.generation
+    if made is not None:
+        # In a narrower type than f32 a near tie may fall otherwise.
+        exact = options.dataformat.element_type == "f32" and options.math_fidelity == "HiFi4"
+        return next(iter(_find_other_tokens(made, found)), "") if exact else ""
+    if not workers.build.host.get("post"):
+        return ""
+    actual = read_outputs(found.host_outputs)
+    expected = read_tensors(workers.exported, workers.build.host_outputs)
+    return compare_tensors(actual, expected, find_limits(workers.build.host_outputs, workers.narrowed)).problem
+
+
+def _find_other_tokens(made: TokenLoop, found: MeasuredCalls) -> list[str]:
+    for sample, (mine, wanted) in enumerate(zip(found.chosen, made.chosen, strict=True)):
         for place, (token, right) in enumerate(zip(mine, wanted, strict=True)):
             if token != right:
                 return [f"sample {sample}: token {place} of {len(wanted)} is {token}, torch eager chooses {right}"]
     return []
-
-
-def _wrong_host_outputs(workers: Workers, found: Mapping[str, Any]) -> str:
-    """What the host's last module made of the device's outputs, against what the build has."""
-    if not workers.build.host.get("post"):
-        return ""
-    actual = read_outputs(found["host_outputs"])
-    expected = tensors(workers.exported, workers.build.host_outputs)
-    return agreement(actual, expected, limits(workers.build.host_outputs, workers.narrowed)).problem

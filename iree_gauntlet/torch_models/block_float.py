@@ -45,7 +45,6 @@ class BlockFormat:
 
     Attributes:
         magnitude_bits: bits of a magnitude, the leading 1 among them.
-        least_exponent, greatest_exponent: of the shared exponent, without a bias.
     """
 
     magnitude_bits: int
@@ -68,27 +67,23 @@ def round_to_blocks(values: NDArray[Any], form: BlockFormat) -> NDArray[np.float
     Blocks are 16 values along the last axis, the last one shorter where they do not divide it; an array without
     axes is a block of one.
 
-    Args:
-        values: of any float type and layout; they are taken as float32.
-        form: the format.
-
     Returns:
         float32, each value a multiple of its block's unit. A value that the largest magnitude of its block cuts
         off is less than a unit away, all others at most half a unit.
     """
-    blocks, shape = _blocks(values)
+    blocks, shape = _split_blocks(values)
     finite = np.isfinite(blocks)
     numbers = np.where(finite, blocks, np.float32(0))
-    scale = np.ldexp(np.float32(1), _exponents(numbers, form) - (form.magnitude_bits - 1))[:, np.newaxis]
+    scale = np.ldexp(np.float32(1), _find_exponents(numbers, form) - (form.magnitude_bits - 1))[:, np.newaxis]
     last = np.float32(2**form.magnitude_bits - 1)
     # A division by a power of two is exact, but for quotients far below a half; `rint` takes ties to even.
     magnitudes = np.clip(np.rint(numbers / scale), -last, last)
     # Adding zero makes -0 to +0.
     rounded = magnitudes * scale + np.float32(0)
-    return _unblocked(np.where(finite, rounded, blocks), shape)
+    return _join_blocks(np.where(finite, rounded, blocks), shape)
 
 
-def _exponents(numbers: NDArray[np.float32], form: BlockFormat) -> NDArray[np.int32]:
+def _find_exponents(numbers: NDArray[np.float32], form: BlockFormat) -> NDArray[np.int32]:
     """The exponent of each block (a row): of its largest magnitude, within the format's range."""
     # frexp gives 0.5 ≤ fraction < 1, one more than the exponent of 1.f; 0 for 0, which any exponent fits.
     _, exponents = np.frexp(np.abs(numbers).max(axis=1, initial=0.0))
@@ -96,7 +91,7 @@ def _exponents(numbers: NDArray[np.float32], form: BlockFormat) -> NDArray[np.in
     return clipped
 
 
-def _blocks(values: NDArray[Any]) -> tuple[NDArray[np.float32], tuple[int, ...]]:
+def _split_blocks(values: NDArray[Any]) -> tuple[NDArray[np.float32], tuple[int, ...]]:
     """The values as rows of 16, filled up with zeros, and the shape that they had."""
     with np.errstate(over="ignore"):
         numbers = np.asarray(values, dtype=np.float32)
@@ -107,7 +102,7 @@ def _blocks(values: NDArray[Any]) -> tuple[NDArray[np.float32], tuple[int, ...]]
     return padded.reshape((-1, BLOCK)), numbers.shape
 
 
-def _unblocked(blocks: NDArray[np.float32], shape: tuple[int, ...]) -> NDArray[np.float32]:
+def _join_blocks(blocks: NDArray[np.float32], shape: tuple[int, ...]) -> NDArray[np.float32]:
     length = shape[-1] if shape else 1
     rows = blocks.reshape((-1, -(-length // BLOCK) * BLOCK)) if length else blocks.reshape((0, 0))
     return rows[:, :length].reshape(shape)

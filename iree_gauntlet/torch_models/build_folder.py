@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.numerics.arrays import Tensor, read_npy
@@ -27,12 +27,9 @@ class Array(Recorded):
     """A tensor in a `.npy` file.
 
     Attributes:
-        file: its name in the folder.
-        type: IREE's name of its element type; bf16 is held as uint16.
-        shape: its dimensions.
         errors: rms and largest of the errors that a correct program may make, by kind: `rounding` of operators'
-            results, `sums` of products, `products` of rounded inputs, `flips` of values at a kink; none where that was
-            not tried.
+            results, `sums` of products, `products` of rounded inputs, `flips` of values at a kink; none where that
+            was not tried.
     """
 
     file: str
@@ -47,7 +44,6 @@ class Directions(Recorded):
 
     Attributes:
         file: name of an `.npz` in the folder.
-        names: of the contractions, in words.
     """
 
     file: str
@@ -55,14 +51,11 @@ class Directions(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class Program(Recorded):
+class BuiltProgram(Recorded):
     """A program that is compiled.
 
     Attributes:
         name: `main`, or `prefill` and `decode`.
-        onnx: name of its file; weights are next to it.
-        inputs: what it is called with.
-        outputs: what the model returns for them, computed in its data format.
         directions: None where they were not tried.
     """
 
@@ -74,15 +67,12 @@ class Program(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class Generation(Recorded):
+class TokenLoop(Recorded):
     """How a model makes tokens (see `model_registry.Generative`).
 
     Attributes:
         position: of the first token that `decode` is given.
-        tokens: how many are made for each sample.
-        state: tensors of the state, which prefill returns behind the logits.
         carried: how many of them `decode` returns again.
-        chosen: token ids that torch eager chose, by sample.
     """
 
     position: int
@@ -93,36 +83,27 @@ class Generation(Recorded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Build(Recorded):
+class BuildRecord(Recorded):
     """A built model.
 
     Attributes:
         kind: `pipeline`, `training` or `generative`.
-        samples: in one call.
-        parameter_count: of all modules.
-        programs: those that are compiled; the first one is the main one.
-        host: whether modules run on the host before and after the device.
-        host_inputs, host_outputs: of the host's modules, where there are any.
-        generation: of a generative model.
-        gradients: names of the parameters whose gradients follow the loss, in training.
-        loss: what the loss is, in words, in training.
         contractions: matrix products on the longest way through a variant of `micro`; 0 where not counted.
         flops: of one call of such a variant before its recipes; 0 where not counted.
         changed_bytes: of the weights that its recipes changed, as they were before; None where not counted.
-        reference: outputs of the first program in f32 with weights that are not rounded; empty where it is the same.
+        reference: outputs of the first program in f32 with weights that are not rounded; empty where it is the
+            same.
         weight_error: rms of the rounding of weights, relative to their rms; None where they are not rounded.
-        versions: of torch and what else made it.
-        seconds: what building took, by part.
     """
 
     kind: str
     samples: int
     parameter_count: int
-    programs: tuple[Program, ...]
+    programs: tuple[BuiltProgram, ...]
     host: dict[str, bool]
     host_inputs: tuple[Array, ...]
     host_outputs: tuple[Array, ...]
-    generation: Generation | None = None
+    generation: TokenLoop | None = None
     gradients: tuple[str, ...] = ()
     loss: str = ""
     contractions: int = 0
@@ -139,7 +120,7 @@ class Build(Recorded):
         return any(self.host.values())
 
 
-def read_build(folder: Path) -> Build:
+def read_build(folder: Path) -> BuildRecord:
     """Reads `build.json`.
 
     Raises:
@@ -147,7 +128,10 @@ def read_build(folder: Path) -> Build:
     """
     path = folder / BUILD_FILE
     try:
-        return _build(json.loads(path.read_text(encoding="utf-8")))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["schema"] != _SCHEMA:
+            raise ValueError(f"schema {found['schema']}, expected {_SCHEMA}")  # noqa: TRY301 - said as all else that is
+        return BuildRecord.from_dict({**found, **(found["training"] or {})})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise GauntletError(
             f"{path}: the built model cannot be read: {type(error).__name__}: {error}",
@@ -164,16 +148,10 @@ def read_outputs(items: Sequence[Mapping[str, str]], folder: Path = Path()) -> l
     return [read_npy(folder / item["file"]).with_element_type(item["type"]) for item in items]
 
 
-def tensors(folder: Path, arrays: Sequence[Array]) -> list[Tensor]:
+def read_tensors(folder: Path, arrays: Sequence[Array]) -> list[Tensor]:
     """The arrays themselves, mapped.
 
     Raises:
         GauntletError: a file is missing or holds something else.
     """
     return read_outputs([{"file": array.file, "type": array.type} for array in arrays], folder)
-
-
-def _build(found: Mapping[str, Any]) -> Build:
-    if found["schema"] != _SCHEMA:
-        raise ValueError(f"schema {found['schema']}, expected {_SCHEMA}")
-    return Build.from_dict({**found, **(found["training"] or {})})

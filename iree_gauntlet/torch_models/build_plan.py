@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 _BASELINE = "baseline"
 _REMEDY = "the file is written by the toolkit; one written by hand has the fields of {kind}"
 
-Asked = TypeVar("Asked", bound="Plan")
+Asked = TypeVar("Asked", bound="ModelPlan")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ModelPlan:
     """Something to build.
 
     Attributes:
@@ -36,15 +36,13 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuildOptions(Plan):
+class BuildOptions(ModelPlan):
     """The options of a model function.
 
     Attributes:
         config: one of the model's configurations; None where it has none, or one alone.
-        training: forward, loss and backward as one program.
         layers: number of layers; None for the model's own.
         microbatch: samples in one call; None for the function's default, else 1.
-        dataformat: as the command line spells it.
     """
 
     config: str | None = None
@@ -64,8 +62,6 @@ class BuildPlan(BuildOptions):
     """A model to build.
 
     Attributes:
-        models_dirs: folders that are searched for it.
-        model: its name.
         accumulate: in training, the program takes the gradients so far and returns the sums.
     """
 
@@ -89,16 +85,11 @@ def read_plan(path: Path, kind: type[Asked]) -> Asked:
     except (OSError, ValueError) as error:
         remedy = _REMEDY.format(kind=kind.__name__)
         raise UsageError(f"{path}: the plan cannot be read: {error}", remedy) from error
-    return checked_plan(found, str(path), kind)
+    return check_plan(found, str(path), kind)
 
 
-def checked_plan(found: object, where: str, kind: type[Asked]) -> Asked:
+def check_plan(found: object, where: str, kind: type[Asked]) -> Asked:
     """The plan that a JSON object is.
-
-    Args:
-        found: the object.
-        where: it stands, for errors.
-        kind: of plan.
 
     Raises:
         UsageError: it lacks a field, or has one that is unknown or of another type.
@@ -108,14 +99,14 @@ def checked_plan(found: object, where: str, kind: type[Asked]) -> Asked:
     if not isinstance(found, dict) or not found.keys() <= known.keys():
         odd = sorted(found.keys() - known.keys()) if isinstance(found, dict) else [type(found).__name__]
         raise UsageError(f"{where}: unknown in a plan: {', '.join(odd)}", remedy)
-    wrong = [name for name in sorted(known) if not _fits(known[name], found)]
+    wrong = [name for name in sorted(known) if not _is_fitting(known[name], found)]
     if wrong:
         raise UsageError(f"{where}: missing or of a wrong type: {', '.join(wrong)}", remedy)
     given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
     return kind(**given)
 
 
-def _fits(asked: Field[Any], found: Mapping[str, Any]) -> bool:
+def _is_fitting(asked: Field[Any], found: Mapping[str, Any]) -> bool:
     """Whether a plan has a field's value; texts and lists that have to be given are not empty."""
     needed = asked.default is MISSING
     if asked.name not in found:
@@ -135,7 +126,7 @@ def _fits(asked: Field[Any], found: Mapping[str, Any]) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VariantPlan(Plan):
+class VariantPlan(ModelPlan):
     """An architecture at a shape, as recipes change it.
 
     Attributes:
@@ -143,7 +134,6 @@ class VariantPlan(Plan):
         model_type: as a configuration spells it: `ln_linear_gelu`.
         config: a configuration of the transformers library, or its folder, absolute; None for none.
         m, k, n: sizes, 0 or more.
-        dtype: f32, f16 or bf16.
         quantization: a recipe with its arguments; `baseline` for none.
         sparsity: the same; None for none.
     """

@@ -17,24 +17,21 @@ import torch
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.torch_models.build_plan import BuildPlan, read_plan
 from iree_gauntlet.torch_models.build_steps import REPEATABLE, BuildSteps, ExportFailedError
-from iree_gauntlet.torch_models.decompositions import (
-    LOSS,
-    eager_step,
-    exportable_step,
-    random_gradients,
-    random_targets,
-)
+from iree_gauntlet.torch_models.decompositions import LOSS, draw_gradients, draw_targets, run_eager_step, trace_step
 from iree_gauntlet.torch_models.formats import TORCH_TYPES, DataFormat
-from iree_gauntlet.torch_models.instantiate import Pipeline, planned_model
-from iree_gauntlet.torch_models.layers import Changed, changed_layers, fingerprints, linear_layers
-from iree_gauntlet.torch_models.torch_tensors import cast, shares_weights, type_name, write_arrays
+from iree_gauntlet.torch_models.instantiate import Pipeline, make_planned_model
+from iree_gauntlet.torch_models.layers import Changed, find_changed_layers, linear_layers, take_fingerprints
+from iree_gauntlet.torch_models.torch_tensors import cast, find_type_name, have_shared_weights, write_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch import Tensor
+    from torch.nn import Module
+
     from iree_gauntlet.torch_models.build_plan import VariantPlan
     from iree_gauntlet.torch_models.model_registry import Generative
-    from iree_gauntlet.torch_models.plugins import AskedRecipe, Registry
+    from iree_gauntlet.torch_models.plugins import AskedRecipe, PluginRegistry
 
 
 _SEED = 0
@@ -54,15 +51,15 @@ def run(path: Path) -> None:
     steps = BuildSteps(plan, plan.form.label, plan.form)
     kind = "training of " if plan.training else ""
     with steps.timed("build", f"building {kind}{plan.model} {plan.config or ''}".rstrip()):
-        instance = planned_model(plan)
+        instance = make_planned_model(plan)
     steps.model = instance.model
     content = instance.content
     if not isinstance(content, Pipeline):
-        made = _generative(steps, content)
+        made = _build_generative(steps, content)
     elif plan.training:
-        made = _training(steps, content, accumulate=plan.accumulate)
+        made = _build_training(steps, content, accumulate=plan.accumulate)
     else:
-        made = _pipeline(steps, content)
+        made = _build_pipeline(steps, content)
     steps.write_record(
         model=instance.model.name,
         config=instance.options.config,
@@ -72,11 +69,11 @@ def run(path: Path) -> None:
     )
 
 
-def _pipeline(steps: BuildSteps, content: Pipeline) -> dict[str, Any]:
-    plain, host_inputs = _before(steps, content)
+def _build_pipeline(steps: BuildSteps, content: Pipeline) -> dict[str, Any]:
+    plain, host_inputs = _run_before(steps, content)
     device, post = content.device.to(torch.float32), content.post
     if not steps.exact:
-        if post is not None and shares_weights(device, post):
+        if post is not None and have_shared_weights(device, post):
             # The host's stay in f32.
             post = copy.deepcopy(post)
         with steps.timed("eager", "running main in f32"):
@@ -87,7 +84,7 @@ def _pipeline(steps: BuildSteps, content: Pipeline) -> dict[str, Any]:
     with steps.timed("eager", f"running main in {steps.form.label}"):
         steps.require_repeatable(steps.eager(device, inputs, what), steps.eager(device, inputs, what))
 
-    def after(outputs: Sequence[Any]) -> list[Any]:
+    def after(outputs: Sequence[Tensor]) -> list[Tensor]:
         return steps.eager(post, cast(outputs, DataFormat.FP32), "the module after the device")
 
     outputs = steps.in_format(
@@ -103,7 +100,7 @@ def _pipeline(steps: BuildSteps, content: Pipeline) -> dict[str, Any]:
     }
 
 
-def _require_no_chance(steps: BuildSteps, first: dict[str, Any], second: dict[str, Any]) -> None:
+def _require_no_chance(steps: BuildSteps, first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
     """Refuse gradients that no two steps have alike: the errors that rounding may cause would mean nothing."""
     differences = sum(float((second[name] - gradient).double().square().sum()) for name, gradient in first.items())
     if differences > REPEATABLE**2 * sum(float(gradient.double().square().sum()) for gradient in first.values()):
@@ -113,7 +110,7 @@ def _require_no_chance(steps: BuildSteps, first: dict[str, Any], second: dict[st
         )
 
 
-def _before(steps: BuildSteps, content: Pipeline) -> tuple[tuple[Any, ...], list[dict[str, Any]]]:
+def _run_before(steps: BuildSteps, content: Pipeline) -> tuple[tuple[Tensor, ...], list[dict[str, Any]]]:
     """The device's inputs in f32, and the host's where there is a module before the device."""
     inputs = steps.checked(content.inputs, "the inputs")
     if content.pre is None:
@@ -122,31 +119,31 @@ def _before(steps: BuildSteps, content: Pipeline) -> tuple[tuple[Any, ...], list
     return cast(returned, DataFormat.FP32), write_arrays(inputs, steps.folder, "host.input")
 
 
-def _training(steps: BuildSteps, content: Pipeline, *, accumulate: bool) -> dict[str, Any]:
-    inputs, host_inputs = _before(steps, content)
+def _build_training(steps: BuildSteps, content: Pipeline, *, accumulate: bool) -> dict[str, Any]:
+    inputs, host_inputs = _run_before(steps, content)
     module = content.device.to(torch.float32)
-    targets = random_targets(steps.eager(module, inputs, "the device's module"))
+    targets = draw_targets(steps.eager(module, inputs, "the device's module"))
     if not targets:
         raise steps.model.problem("it returns no float tensor, so there is no loss to train it by")
-    loss, gradients = _eager_step(steps, module, inputs, targets)
-    _require_no_chance(steps, gradients, _eager_step(steps, module, inputs, targets)[1])
-    so_far = random_gradients(list(gradients.values())) if accumulate else ()
+    loss, gradients = _run_step(steps, module, inputs, targets)
+    _require_no_chance(steps, gradients, _run_step(steps, module, inputs, targets)[1])
+    so_far = draw_gradients(list(gradients.values())) if accumulate else ()
     if not steps.exact:
-        steps.refer_to([loss, *_sums(so_far, gradients)])
+        steps.refer_to([loss, *_add_gradients(so_far, gradients)])
         steps.convert([module])
         inputs, targets, so_far = (cast(given, steps.form) for given in (inputs, targets, so_far))
 
-    def step_of(module: Any, given: Sequence[Any]) -> list[Any]:
+    def step_of(module: Module, given: Sequence[Tensor]) -> list[Tensor]:
         split = len(inputs), len(inputs) + len(targets)
-        loss, gradients = _eager_step(steps, module, given[: split[0]], given[split[0] : split[1]])
-        return [loss, *_sums(given[split[1] :], gradients)]
+        loss, gradients = _run_step(steps, module, given[: split[0]], given[split[0] : split[1]])
+        return [loss, *_add_gradients(given[split[1] :], gradients)]
 
     given = (*inputs, *targets, *so_far)
     outputs = steps.in_format("main", module, given, step_of)
     names = list(gradients)
     with steps.timed("export", "tracing forward and backward"):
         try:
-            step = exportable_step(module, inputs, targets, names, accumulate=accumulate)
+            step = trace_step(module, inputs, targets, names, accumulate=accumulate)
         except Exception as error:  # a tracer may raise anything, and is named for it
             raise ExportFailedError.of(steps.model.name, "main", error) from error
     steps.export("main", step, given, outputs, optimize=False)
@@ -158,24 +155,24 @@ def _training(steps: BuildSteps, content: Pipeline, *, accumulate: bool) -> dict
     }
 
 
-def _eager_step(
-    steps: BuildSteps, module: Any, inputs: Sequence[Any], targets: Sequence[Any]
-) -> tuple[Any, dict[str, Any]]:
+def _run_step(
+    steps: BuildSteps, module: Module, inputs: Sequence[Tensor], targets: Sequence[Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
     with steps.running("a step of training"):
-        loss, gradients = eager_step(module, inputs, targets)
+        loss, gradients = run_eager_step(module, inputs, targets)
     if not gradients:
         raise steps.model.problem("no parameter has a part in its float outputs, so there is nothing to train")
     return loss, gradients
 
 
-def _sums(so_far: Sequence[Any], gradients: dict[str, Any]) -> list[Any]:
+def _add_gradients(so_far: Sequence[Tensor], gradients: dict[str, Tensor]) -> list[Tensor]:
     """The gradients, upon those so far where there are any."""
     if not so_far:
         return list(gradients.values())
     return [before + new for before, new in zip(so_far, gradients.values(), strict=True)]
 
 
-def _generative(steps: BuildSteps, content: Generative) -> dict[str, Any]:
+def _build_generative(steps: BuildSteps, content: Generative) -> dict[str, Any]:
     plain = cast(steps.checked(content.inputs, "the inputs"), DataFormat.FP32)
     prefill, decode = (module.to(torch.float32) for module in (content.prefill, content.decode))
     if not steps.exact:
@@ -186,12 +183,12 @@ def _generative(steps: BuildSteps, content: Generative) -> dict[str, Any]:
     logits, *state = first = steps.in_format(
         "prefill", prefill, inputs, lambda module, given: steps.eager(module, given, "prefill")
     )
-    token = _greedy(steps, logits, "prefill")
+    token = _choose_likeliest(steps, logits, "prefill")
     given = (token, torch.tensor([content.position]), *state)
     second = steps.in_format("decode", decode, given, lambda module, given: steps.eager(module, given, "decode"))
     _check_state(steps, second[1:], state)
     with steps.timed("eager", f"choosing tokens in {steps.form.label}"):
-        chosen = _chosen(steps, content, token, state)
+        chosen = _choose_tokens(steps, content, token, state)
     steps.export("prefill", prefill, inputs, first)
     steps.export("decode", decode, given, second)
     generation = {
@@ -204,28 +201,28 @@ def _generative(steps: BuildSteps, content: Generative) -> dict[str, Any]:
     return {"kind": "generative", "generation": generation}
 
 
-def _chosen(steps: BuildSteps, content: Generative, token: Any, state: Sequence[Any]) -> list[list[int]]:
+def _choose_tokens(steps: BuildSteps, content: Generative, token: Tensor, state: Sequence[Tensor]) -> list[list[int]]:
     """The tokens of each sample by greedy choice, as `Generative` has the loop."""
     tokens, state = [token], list(state)
     for position in range(content.position, content.position + content.tokens - 1):
         logits, *new = steps.eager(content.decode, (tokens[-1], torch.tensor([position]), *state), "decode")
         state[: len(new)] = new
-        tokens.append(_greedy(steps, logits, "decode"))
+        tokens.append(_choose_likeliest(steps, logits, "decode"))
     return [[int(token) for token in sample] for sample in torch.cat(tokens, 1)]
 
 
-def _greedy(steps: BuildSteps, logits: Any, what: str) -> Any:
+def _choose_likeliest(steps: BuildSteps, logits: Tensor, what: str) -> Tensor:
     """The most likely token of each sample, [batch, 1]."""
     if logits.ndim != 2 or not logits.is_floating_point():
         raise steps.model.problem(
-            f"{what} returned {type_name(logits)} of shape {list(logits.shape)} first, where the logits of the next "
-            "token are expected: [batch, vocabulary]"
+            f"{what} returned {find_type_name(logits)} of shape {list(logits.shape)} first, where the logits of the "
+            "next token are expected: [batch, vocabulary]"
         )
     return logits.argmax(-1, keepdim=True)
 
 
-def _check_state(steps: BuildSteps, new: Sequence[Any], state: Sequence[Any]) -> None:
-    have, expected = ([f"{type_name(tensor)} {list(tensor.shape)}" for tensor in part] for part in (new, state))
+def _check_state(steps: BuildSteps, new: Sequence[Tensor], state: Sequence[Tensor]) -> None:
+    have, expected = ([f"{find_type_name(tensor)} {list(tensor.shape)}" for tensor in part] for part in (new, state))
     if have != expected[: len(have)]:
         raise steps.model.problem(
             f"decode returned {', '.join(have)} behind the logits, and the state that prefill returned begins with "
@@ -234,7 +231,7 @@ def _check_state(steps: BuildSteps, new: Sequence[Any], state: Sequence[Any]) ->
         )
 
 
-def base_model(plan: VariantPlan, registry: Registry) -> tuple[Any, tuple[Any, ...]]:
+def make_base_model(plan: VariantPlan, registry: PluginRegistry) -> tuple[Module, tuple[Tensor, ...]]:
     """What the architecture of a plan makes, in the plan's type: a module in evaluation mode, and what it is given.
 
     Raises:
@@ -268,13 +265,10 @@ def base_model(plan: VariantPlan, registry: Registry) -> tuple[Any, tuple[Any, .
     return module.eval().requires_grad_(requires_grad=False), inputs
 
 
-def apply_recipes(plan: VariantPlan, registry: Registry, module: Any) -> tuple[Any, Changed]:
+def apply_recipes(plan: VariantPlan, registry: PluginRegistry, module: Module) -> tuple[Module, Changed]:
     """What the recipes of a plan make of a model: sparsity first, so that what is quantised has its zeros already.
 
-    Args:
-        plan: names the recipes.
-        registry: has them.
-        module: of `base_model`; it is changed.
+    `module`: of `make_base_model`; it is changed.
 
     Returns:
         The module, and what was changed of it.
@@ -285,10 +279,10 @@ def apply_recipes(plan: VariantPlan, registry: Registry, module: Any) -> tuple[A
     """
     if plan.is_baseline:
         return module, Changed(0, 0)
-    before = fingerprints(module)
+    before = take_fingerprints(module)
     for text in filter(None, (plan.sparsity, plan.quantization)):
-        module = _applied(registry.recipe(text), module)
-    changed = changed_layers(before, module)
+        module = _apply_recipe(registry.recipe(text), module)
+    changed = find_changed_layers(before, module)
     if not changed.layers:
         count = len(linear_layers(module))
         have = f"none of its {count} linear layers" if count else "nothing: it has no linear layer"
@@ -296,7 +290,7 @@ def apply_recipes(plan: VariantPlan, registry: Registry, module: Any) -> tuple[A
     return module.eval(), changed
 
 
-def _applied(asked: AskedRecipe, module: Any) -> Any:
+def _apply_recipe(asked: AskedRecipe, module: Module) -> Module:
     recipe = asked.recipe
     if recipe.refusal:
         raise UsageError(f"{asked.text}: {recipe.refusal}")

@@ -5,20 +5,15 @@ from __future__ import annotations
 import copy
 import gc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from torch.utils.flop_counter import FlopCounterMode
 
 from iree_gauntlet.torch_models.build_plan import VariantPlan, read_plan
 from iree_gauntlet.torch_models.build_steps import BuildSteps
-from iree_gauntlet.torch_models.building import apply_recipes, base_model
+from iree_gauntlet.torch_models.building import apply_recipes, make_base_model
 from iree_gauntlet.torch_models.formats import DataFormat, read_contractions
 from iree_gauntlet.torch_models.plugins import load_registry
 from iree_gauntlet.torch_models.torch_tensors import cast
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 _PROGRAM = "main"
 
@@ -43,13 +38,17 @@ def build(plan: VariantPlan) -> None:
     steps = BuildSteps(plan, plan.label)
     registry = load_registry([Path(file) for file in plan.plugins])
     with steps.timed("build", f"building {plan.model_type} {plan.m}-{plan.k}-{plan.n}, {plan.dtype}"):
-        module, inputs = base_model(plan, registry)
+        module, inputs = make_base_model(plan, registry)
     steps.model = registry.model_type(plan.model_type).architecture
     parameter_count = sum(weight.numel() for weight in module.parameters())
     with steps.timed("eager", "running it unchanged"):
         with FlopCounterMode(display=False) as counter:
             plain = steps.eager(module, inputs, "the model")
-        steps.refer_to(_reference(plan, steps, module, inputs) or ([] if plan.is_baseline else plain))
+        if plan.dtype != "f32":
+            in_f32 = copy.deepcopy(module).float()
+            steps.refer_to(steps.eager(in_f32, cast(inputs, DataFormat.FP32), "the model in f32"))
+        else:
+            steps.refer_to([] if plan.is_baseline else plain)
     with steps.timed("build", f"applying {plan.label}"):
         module, changed = apply_recipes(plan, registry, module)
         gc.collect()
@@ -69,10 +68,3 @@ def build(plan: VariantPlan) -> None:
         changed_layers=changed.layers,
         changed_bytes=changed.bytes,
     )
-
-
-def _reference(plan: VariantPlan, steps: BuildSteps, module: Any, inputs: Sequence[Any]) -> list[Any]:
-    """What the unchanged weights give in f32 for the same inputs; nothing for those that are f32 themselves."""
-    if plan.dtype == "f32":
-        return []
-    return steps.eager(copy.deepcopy(module).float(), cast(inputs, DataFormat.FP32), "the model in f32")

@@ -5,12 +5,16 @@ Sizes are (m, k, n) as torchao has them: m rows of input, of k values each; the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.torch_models.recipe_registry import activation, architecture
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import torch
+    from torch import Tensor
+    from torch.nn import Module
 
 
 # By name: the class of torch, and what it computes.
@@ -27,7 +31,7 @@ _ACTIVATIONS = {
 
 def _declare(name: str, kind: str, about: str) -> None:
     @activation(name, about=about)
-    def made() -> Any:
+    def made() -> Module:
         from torch import nn  # noqa: PLC0415 - the toolkit's Python lists these without torch
 
         return getattr(nn, kind)()
@@ -38,7 +42,7 @@ for _name, (_kind, _about) in _ACTIVATIONS.items():
 
 
 @architecture("linear", about="one linear layer without bias: m rows, k inputs, n outputs")
-def linear(m: int, k: int, n: int, dtype: Any) -> tuple[Any, tuple[Any, ...]]:
+def linear(m: int, k: int, n: int, dtype: torch.dtype) -> tuple[Module, tuple[Tensor, ...]]:
     """As torchao's ToyLinearModel."""
     import torch  # noqa: PLC0415
 
@@ -50,7 +54,7 @@ def linear(m: int, k: int, n: int, dtype: Any) -> tuple[Any, tuple[Any, ...]]:
 @architecture(
     "ln_linear", about="layer normalisation, a linear layer without bias (k inputs, n outputs), an activation"
 )
-def ln_linear(m: int, k: int, n: int, dtype: Any, activation: Any) -> tuple[Any, tuple[Any, ...]]:
+def ln_linear(m: int, k: int, n: int, dtype: torch.dtype, activation: Module) -> tuple[Module, tuple[Tensor, ...]]:
     """As torchao's LNLinearActivationModel."""
     import torch  # noqa: PLC0415
 
@@ -63,7 +67,7 @@ def ln_linear(m: int, k: int, n: int, dtype: Any, activation: Any) -> tuple[Any,
     "transformer_block",
     about="attention of 8 heads and a network of 4k: m sequences of 16 tokens, k values a token; n plays no part",
 )
-def transformer_block(m: int, k: int, n: int, dtype: Any) -> tuple[Any, tuple[Any, ...]]:  # noqa: ARG001 - see `about`
+def transformer_block(m: int, k: int, n: int, dtype: torch.dtype) -> tuple[Module, tuple[Tensor, ...]]:  # noqa: ARG001 - see `about`
     """As torchao's TransformerBlock."""
     import torch  # noqa: PLC0415
 
@@ -77,8 +81,8 @@ def transformer_block(m: int, k: int, n: int, dtype: Any) -> tuple[Any, tuple[An
     about="a model of the transformers library from a local configuration, random weights: a sequence of m tokens; "
     "k is hidden_size and n intermediate_size, 0 for the configuration's own",
 )
-def transformers(m: int, k: int, n: int, dtype: Any, config: Path) -> tuple[Any, tuple[Any, ...]]:
+def transformers(m: int, k: int, n: int, dtype: torch.dtype, config: Path) -> tuple[Module, tuple[Tensor, ...]]:
     """Nothing is downloaded, and no code that a configuration names is run."""
-    from iree_gauntlet.torch_models.torch_architectures import configured_model  # noqa: PLC0415
+    from iree_gauntlet.torch_models.torch_architectures import make_configured_model  # noqa: PLC0415
 
-    return configured_model(config, tokens=m, hidden_size=k, intermediate_size=n, dtype=dtype)
+    return make_configured_model(config, tokens=m, hidden_size=k, intermediate_size=n, dtype=dtype)

@@ -1,14 +1,17 @@
 """The recipes that the toolkit brings along; each is tried on IREE 3.13 for CPUs, and says what it is there.
 
 Where torchao's own form survives the way to IREE, it is torchao's; where it does not, it is our own graph with the
-same numbers (`quantized_linear.py`). Every recipe leaves the linear layers that do not fit it, and says which.
+same numbers (`layers.py`). Every recipe leaves the linear layers that do not fit it, and says which.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from iree_gauntlet.torch_models.recipe_registry import Proof, compiler_recipe, recipe
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 # Small narrow weights are made wide once, when a module is loaded, unless that may not take a byte more: then calls
 # would work with f32, and the recipe would measure nothing.
@@ -25,7 +28,7 @@ _FLOAT8_BOUNDARY = 0.012
 
 
 @recipe("baseline", kind="quantization", about="the model as it is")
-def baseline(model: Any) -> Any:
+def baseline(model: Module) -> Module:
     """Every speed-up is against this one."""
     return model
 
@@ -39,16 +42,15 @@ def baseline(model: Any) -> Any:
     requires=("torchao",),
     flags=_NARROW,
 )
-def int8wo(model: Any) -> Any:
+def int8wo(model: Module) -> Module:
     """By torchao's Int8WeightOnlyConfig; in bf16 our own form, since its own does not link on every CPU."""
     import torch  # noqa: PLC0415 - listed without torch
     from torchao.quantization import Int8WeightOnlyConfig, quantize_  # noqa: PLC0415
 
-    from iree_gauntlet.torch_models.layers import linear_layers, replace_linear_layers  # noqa: PLC0415
-    from iree_gauntlet.torch_models.quantized_linear import Int8Linear  # noqa: PLC0415
+    from iree_gauntlet.torch_models import layers  # noqa: PLC0415
 
-    if any(layer.weight.dtype is torch.bfloat16 for layer in linear_layers(model).values()):
-        return replace_linear_layers(model, Int8Linear)
+    if any(layer.weight.dtype is torch.bfloat16 for layer in layers.linear_layers(model).values()):
+        return layers.replace_linear_layers(model, layers.Int8Linear)
     quantize_(model, Int8WeightOnlyConfig())
     return model
 
@@ -61,12 +63,11 @@ def int8wo(model: Any) -> Any:
     tolerance=_INT8_BOUNDARY,
     flags=_LARGE,
 )
-def int8dq(model: Any) -> Any:
+def int8dq(model: Module) -> Module:
     """The numbers of torchao's Int8DynamicActivationInt8WeightConfig, whose own form ONNX has no words for."""
-    from iree_gauntlet.torch_models.layers import replace_linear_layers  # noqa: PLC0415
-    from iree_gauntlet.torch_models.quantized_linear import Int8DynamicLinear  # noqa: PLC0415
+    from iree_gauntlet.torch_models import layers  # noqa: PLC0415
 
-    return replace_linear_layers(model, Int8DynamicLinear)
+    return layers.replace_linear_layers(model, layers.Int8DynamicLinear)
 
 
 @recipe(
@@ -77,13 +78,14 @@ def int8dq(model: Any) -> Any:
     flags=_NARROW,
     check=lambda group: "" if group and not group % 2 else "a group is an even number of inputs",
 )
-def int4wo(model: Any, group: int = 32) -> Any:
+def int4wo(model: Module, group: int = 32) -> Module:
     """Symmetric; torchao's own needs kernels of a GPU library."""
-    from iree_gauntlet.torch_models.layers import replace_linear_layers  # noqa: PLC0415
-    from iree_gauntlet.torch_models.quantized_linear import Int4Linear, unfit_for_groups  # noqa: PLC0415
+    from iree_gauntlet.torch_models import layers  # noqa: PLC0415
 
-    return replace_linear_layers(
-        model, lambda layer: Int4Linear(layer, group), lambda layer: unfit_for_groups(layer, group)
+    return layers.replace_linear_layers(
+        model,
+        lambda layer: layers.Int4Linear(layer, group),
+        lambda layer: layers.explain_unfit_for_groups(layer, group),
     )
 
 
@@ -95,7 +97,7 @@ def int4wo(model: Any, group: int = 32) -> Any:
     requires=("torchao",),
     flags=_NARROW,
 )
-def float8wo(model: Any) -> Any:
+def float8wo(model: Module) -> Module:
     """By torchao's Float8WeightOnlyConfig."""
     from torchao.quantization import Float8WeightOnlyConfig, quantize_  # noqa: PLC0415
 
@@ -111,12 +113,11 @@ def float8wo(model: Any) -> Any:
     tolerance=_FLOAT8_BOUNDARY,
     flags=(*_NARROW, *_LARGE),
 )
-def float8dq(model: Any, granularity: Literal["tensor", "row"] = "tensor") -> Any:
+def float8dq(model: Module, granularity: Literal["tensor", "row"] = "tensor") -> Module:
     """The numbers of torchao's Float8DynamicActivationFloat8WeightConfig, whose own form asks for a GPU."""
-    from iree_gauntlet.torch_models.layers import replace_linear_layers  # noqa: PLC0415
-    from iree_gauntlet.torch_models.quantized_linear import Float8DynamicLinear  # noqa: PLC0415
+    from iree_gauntlet.torch_models import layers  # noqa: PLC0415
 
-    return replace_linear_layers(model, lambda layer: Float8DynamicLinear(layer, granularity))
+    return layers.replace_linear_layers(model, lambda layer: layers.Float8DynamicLinear(layer, granularity))
 
 
 @recipe(
@@ -126,11 +127,11 @@ def float8dq(model: Any, granularity: Literal["tensor", "row"] = "tensor") -> An
     beside=("baseline", "int8dq", "float8dq"),
 )
 @recipe("2:4", kind="sparsity", about="the same as semi-sparse", beside=("baseline", "int8dq", "float8dq"))
-def semi_sparse(model: Any) -> Any:
+def semi_sparse(model: Module) -> Module:
     """The two of largest magnitude stay."""
-    from iree_gauntlet.torch_models.layers import keep_two_of_four, prune_linear_layers, unfit_for_fours  # noqa: PLC0415
+    from iree_gauntlet.torch_models import layers  # noqa: PLC0415
 
-    return prune_linear_layers(model, keep_two_of_four, unfit_for_fours)
+    return layers.prune_linear_layers(model, layers.keep_two_of_four, layers.explain_unfit_for_fours)
 
 
 @recipe(
@@ -139,12 +140,14 @@ def semi_sparse(model: Any) -> Any:
     about="half of the square blocks of weights are zero; IREE computes with the zeros: the numbers, and no speed",
     check=lambda size: "" if size else "a block has a size of 1 or more",
 )
-def block(model: Any, size: int = 64) -> Any:
+def block(model: Module, size: int = 64) -> Module:
     """The blocks of the largest sum of squares stay."""
-    from iree_gauntlet.torch_models.layers import keep_blocks, prune_linear_layers, unfit_for_blocks  # noqa: PLC0415
+    from iree_gauntlet.torch_models import layers  # noqa: PLC0415
 
-    return prune_linear_layers(
-        model, lambda weight: keep_blocks(weight, size), lambda layer: unfit_for_blocks(layer, size)
+    return layers.prune_linear_layers(
+        model,
+        lambda weight: layers.keep_blocks(weight, size),
+        lambda layer: layers.explain_unfit_for_blocks(layer, size),
     )
 
 

@@ -30,12 +30,10 @@ _TO_BF16 = "iree-global-opt-enable-demote-contraction-inputs-to-bf16"
 _LADDER = {"HiFi4": "f32", "HiFi3": "f16", "HiFi2": "bf16", "LoFi": "bf16"}
 
 
-def chosen_target(device: str, chip: str) -> Target:
+def choose_target(device: str, chip: str) -> Target:
     """What is compiled for.
 
-    Args:
-        device: IREE's URI of a device, or a driver.
-        chip: `--target`; empty where it is not given.
+    `chip`: `--target`; empty where it is not given.
 
     Raises:
         UsageError: the device is of no known driver, or the chip is none of its.
@@ -56,13 +54,11 @@ def chosen_target(device: str, chip: str) -> Target:
     return target
 
 
-def chosen_devices(device: str, chips: int, toolchain: Toolchain) -> tuple[str, ...]:
+def choose_devices(device: str, chips: int, toolchain: Toolchain) -> tuple[str, ...]:
     """The devices that a benchmark runs on, one for each context, and the same one several times where there are fewer.
 
-    Args:
-        device: as in `chosen_target`; one of several where it names an ordinal.
-        chips: how many; 0 for all that there are.
-        toolchain: whose runtime.
+    `device`: as in `choose_target`; one of several where it names an ordinal; `chips`: how many; 0 for all that there
+    are.
 
     Raises:
         ToolchainError: there is no such device.
@@ -85,7 +81,6 @@ class CompilerOptions:
     Attributes:
         flags: for `iree-compile`.
         contraction_type: type that inputs of f32 matrix products are narrowed to; empty where they are not.
-        notes: what the user is to know, a sentence each.
     """
 
     flags: tuple[str, ...] = ()
@@ -93,7 +88,7 @@ class CompilerOptions:
     notes: tuple[str, ...] = ()
 
 
-def opt_level_flags(level: int | None, known: KnownFlags) -> CompilerOptions:
+def find_opt_level_flags(level: int | None, known: KnownFlags) -> CompilerOptions:
     """The optimisation level: 0 to 3 are O0 to O3, and 4 is O3 as well; None is the compiler's own default.
 
     Raises:
@@ -112,17 +107,11 @@ def opt_level_flags(level: int | None, known: KnownFlags) -> CompilerOptions:
     )
 
 
-def fidelity_flags(fidelity: str, form: DataFormat, level: int | None, known: KnownFlags) -> CompilerOptions:
+def find_fidelity_flags(fidelity: str, form: DataFormat, level: int | None, known: KnownFlags) -> CompilerOptions:
     """Math fidelity: the type that inputs of f32 matrix products are narrowed to; sums stay f32.
 
     HiFi4 narrows nothing, HiFi3 to f16, HiFi2 and LoFi to bf16. A compiler that knows bf16 only leaves HiFi3 at
     f32: a fidelity is never less than it says. f16 and bf16 products are as they are, whatever the fidelity.
-
-    Args:
-        fidelity: HiFi4, HiFi3, HiFi2 or LoFi; KeyError for another.
-        form: data format of the model.
-        level: optimisation level of the same command line.
-        known: the compiler's flags.
 
     Raises:
         ToolchainError: a fidelity below HiFi4 for a compiler that cannot narrow anything.

@@ -5,21 +5,338 @@ Source of the dialect: `benchmarks/microbenchmarks/benchmark_runner.py` of torch
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+import os
+import re
+import reprlib
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    TypeAdapter,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from iree_gauntlet.dialects.fields import Checked, Document, in_schema, present
+from iree_gauntlet.dialects.spec_file import BRANCH, FieldError
 from iree_gauntlet.dialects.yaml_file import read_yaml
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.torch_models.configuration_schema import Context, File, ModelEntry
-from iree_gauntlet.torch_models.plugins import Shape, custom_shapes, shapes_of
-from iree_gauntlet.torch_models.recipe_registry import BASELINE, COMPILER, CUSTOM
+from iree_gauntlet.settings import shown
+from iree_gauntlet.targets import target_of
+from iree_gauntlet.torch_models.plugins import PluginRegistry, Shape, list_shapes, number_shapes
+from iree_gauntlet.torch_models.recipe_registry import BASELINE, COMPILER, CUSTOM, HIGHEST_POWER
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from iree_gauntlet.torch_models.plugins import AskedArchitecture, AskedRecipe, Registry
+    from iree_gauntlet.torch_models.plugins import AskedArchitecture, AskedRecipe
+
+
+Element = Literal["torch.float32", "torch.float16", "torch.bfloat16", "float32", "float16", "bfloat16"]
+_TorchMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+
+_MOST = 2**31 - 1
+_EXAMPLE = "Such as - name: pow2, or - name: custom with shapes: [[1024, 1024, 1024]]."
+_CONFIG_HINT = "It is the config.json of a model of transformers, relative to the configuration."
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+_QUANTIZATION = "quantization_config_recipe_names"
+_SPARSITY = "sparsity_config_recipe_names"
+# What torch calls devices, and IREE.
+_DEVICES = {"cpu": "local-task", "cuda": "cuda", "mps": "metal", "xpu": "vulkan"}
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationContext:
+    """What the fields are checked against.
+
+    Attributes:
+        sizes_known: whether a model's own configuration says its sizes: then k and n may be 0, which stands for
+            those.
+    """
+
+    registry: PluginRegistry
+    folder: Path
+    sizes_known: bool = False
+    names: set[str] = field(default_factory=set)
+
+
+def name_iree_device(text: str) -> str:
+    """IREE's name of a device, which may be written as torch calls it."""
+    return _DEVICES.get(text, text)
+
+
+def _get_context(info: ValidationInfo) -> ConfigurationContext:
+    assert isinstance(info.context, ConfigurationContext)
+    return info.context
+
+
+def _check_known(ask: Callable[[PluginRegistry, str], object], text: str, info: ValidationInfo) -> str:
+    """A text that the registry knows."""
+    try:
+        ask(_get_context(info).registry, text)
+    except UsageError as error:
+        raise FieldError(None, error.what, error.hint) from error
+    return text
+
+
+def _check_readable(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise ValueError(f"expected a string that can be read, found {text!r}")
+    return text
+
+
+def _check_mode(text: str) -> str:
+    if text != "inference":
+        what = "training is not measured here" if text == "training" else f"expected inference, found {text!r}"
+        raise FieldError(None, what, "Write inference, or remove the field.")
+    return text
+
+
+def _check_recipe(listed: str, text: str, info: ValidationInfo) -> str:
+    """A recipe that is listed where its kind is; the baseline may stand among the quantizations."""
+    kind = _get_context(info).registry.recipe(_check_known(PluginRegistry.recipe, text, info)).recipe.kind
+    right = _SPARSITY if kind == "sparsity" else _QUANTIZATION
+    if right != listed:
+        raise FieldError(None, f"{text} is a {kind} recipe", f"List it under {right}.")
+    return text
+
+
+def _check_different(texts: list[str | None], info: ValidationInfo) -> list[str | None]:
+    """A recipe that is there twice counts once, as in torchao; in another spelling it is a mistake."""
+    found: dict[tuple[object, ...], str] = {}
+    for index, text in enumerate(texts):
+        if text is None:
+            continue
+        asked = _get_context(info).registry.recipe(text)
+        same = found.setdefault((asked.recipe.name, asked.arguments), text)
+        if same != text:
+            raise FieldError(index, f"{text} is {same}, which is listed too", "Remove one of them.")
+    return texts
+
+
+def _is_outside(text: str) -> bool:
+    """Whether a path is absolute, on any system, or could be read so."""
+    return "\\" in text or bool(PureWindowsPath(text).anchor)
+
+
+def _check_output_dir(text: str) -> str:
+    path = PurePosixPath(text)
+    if _is_outside(text) or ".." in path.parts or not path.parts:
+        message = f"expected a folder below the working directory, found {text!r}"
+        raise FieldError(None, message, "Write a relative path without '..'.")
+    return str(path)
+
+
+def _check_name(text: str, info: ValidationInfo) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError(f"{text!r} is no name; letters, digits and _ . + - make one")
+    names = _get_context(info).names
+    if text in names:
+        raise FieldError(None, f"{text} is the name of another entry already", "Give each entry a name of its own.")
+    names.add(text)
+    return text
+
+
+def _check_set(name: str, info: ValidationInfo) -> str:
+    return name if name == CUSTOM else _check_known(PluginRegistry.shapes, name, info)
+
+
+def _check_device(text: str) -> str:
+    if target_of(name_iree_device(text).partition("://")[0]) is None:
+        hint = f"Write {', '.join(_DEVICES)}, or a device of IREE such as local-task, hip://0 and cuda://1."
+        raise FieldError(None, f"there is no device {text!r}", hint)
+    return text
+
+
+def _check_model_config(text: str, folder: Path) -> str:
+    """A `config.json` in a folder or below it, absolute, which holds a JSON object."""
+    found = (folder / text).resolve()
+    if os.path.isdir(found):  # noqa: PTH112 - pathlib's raises where a name is too long
+        found /= "config.json"
+    if _is_outside(text) or not found.resolve().is_relative_to(folder.resolve()):
+        message = f"{text!r} leaves the folder of the configuration"
+        raise FieldError(None, message, "Put the file there, or below it.")
+    try:
+        content = json.loads(found.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FieldError(None, f"{shown(found)} cannot be read: {error.strerror}", _CONFIG_HINT) from error
+    except (ValueError, RecursionError) as error:
+        raise FieldError(None, f"{shown(found)} is no JSON: {error}", _CONFIG_HINT) from error
+    if not isinstance(content, dict):
+        raise FieldError(None, f"{shown(found)} holds no JSON object", _CONFIG_HINT)
+    return str(found)
+
+
+def _find_takes_config(info: ValidationInfo) -> str:
+    """Whether the model type of an entry takes a configuration; empty where there is no such type."""
+    model_type = info.data.get("model_type")
+    return _get_context(info).registry.model_type(model_type).architecture.takes.config if model_type else ""
+
+
+def _check_sizes(value: object, info: ValidationInfo) -> tuple[int, int, int]:
+    least = 0 if _get_context(info).sizes_known else 1
+    if isinstance(value, list) and len(value) == 3 and all(type(size) is int for size in value):
+        m, k, n = value
+        if 1 <= m <= _MOST and least <= min(k, n) and max(k, n) <= _MOST:
+            return m, k, n
+    zero = "" if least else "; k and n may be 0, for the model's own"
+    expected = f"expected [m, k, n], three whole numbers from 1 to {_MOST:,}{zero}"
+    raise ValueError(f"{expected}, found {reprlib.repr(value):.60}")
+
+
+def _normalise_compile(value: object) -> object:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _find_form(value: object) -> str:
+    return f"{BRANCH}one" if isinstance(value, dict) else f"{BRANCH}list"
+
+
+Readable = Annotated[str, AfterValidator(_check_readable)]
+_ModelType = Annotated[Readable, AfterValidator(partial(_check_known, PluginRegistry.model_type))]
+Power = Annotated[int, Field(ge=0, le=HIGHEST_POWER)]
+_THREE_SIZES: dict[str, Any] = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0, "maximum": _MOST},
+    "minItems": 3,
+    "maxItems": 3,
+}
+Sizes = Annotated[tuple[int, int, int], PlainValidator(_check_sizes), WithJsonSchema(_THREE_SIZES)]
+_Quantization = Annotated[str, AfterValidator(partial(_check_recipe, _QUANTIZATION))]
+_Sparsity = Annotated[str, AfterValidator(partial(_check_recipe, _SPARSITY))]
+
+
+class _ConfigurationFields(Document):
+    """A field without a value is one that is not there."""
+
+    model_config = ConfigDict(protected_namespaces=(), validate_default=True)
+
+
+class ShapesEntry(_ConfigurationFields):
+    """An entry of `matrix_shapes`: a set by its name, with powers where it has some, or shapes that are listed."""
+
+    model_config = in_schema(
+        **{"if": {"required": ["name"], "properties": {"name": {"const": CUSTOM}}}, "then": present("shapes")}
+    )
+
+    name: Annotated[Readable, AfterValidator(_check_set)] = Field(description="What it is called.")
+    min_power: Power | None = Field(None, description="Of a set: the least power of two.")
+    max_power: Power | None = Field(None, description="Of a set: the largest power of two.")
+    shapes: Annotated[list[Sizes], Field(min_length=1)] | None = Field(None, description="Shapes of custom: [m, k, n].")
+
+    @model_validator(mode="after")
+    def _fits_the_set(self, info: ValidationInfo) -> Self:
+        is_custom = self.name == CUSTOM
+        powers = None if is_custom else _get_context(info).registry.shapes(self.name).powers
+        if is_custom and self.shapes is None:
+            raise FieldError("shapes", f"is missing: {CUSTOM} are the shapes that are listed", _EXAMPLE)
+        if self.shapes is not None and not is_custom:
+            raise FieldError("shapes", f"{self.name} has its own", f"Remove them, or write name: {CUSTOM}.")
+        given = [name for name in ("min_power", "max_power") if getattr(self, name) is not None]
+        if given and not powers:
+            raise FieldError(given[0], f"{self.name} has no powers", "Remove it.")
+        if powers:
+            low = powers[0] if self.min_power is None else self.min_power
+            high = powers[1] if self.max_power is None else self.max_power
+            if low > high:
+                default = "" if len(given) == 2 else " (its default)"
+                raise FieldError(given[0], f"min_power {low} is above max_power {high}{default}", "Give both.")
+        return self
+
+
+class ModelEntry(_ConfigurationFields):
+    """An entry of `model_params`. Of the three ways to say how torch compiles, each has been torchao's."""
+
+    model_config = in_schema(anyOf=[present("matrix_shapes"), present("config")])
+
+    name: Annotated[Readable, AfterValidator(_check_name)] | None = Field(None, description="What it is called.")
+    model_type: Annotated[
+        _ModelType, BeforeValidator(lambda text: "linear" if text is None else text, json_schema_input_type=str | None)
+    ] = Field("linear", description="The architecture: linear, ln_linear_sigmoid, transformers, …")
+    config: Readable | None = Field(None, description="A config.json of transformers, relative to this file.")
+    device: Annotated[Readable, AfterValidator(_check_device)] | None = Field(
+        None,
+        description="cpu, cuda, mps, xpu, or a device of IREE's.",
+        examples=["cpu", "local-task", "hip", "cuda", "vulkan"],
+    )
+    high_precision_dtype: Element | None = Field(None, description="Type of the baseline.")
+    torch_compile_mode: _TorchMode | None = Field(None, description="How torch compiles, where it is compared with.")
+    use_torch_compile: bool | None = Field(None, description="The same, as torchao once wrote it.")
+    compile: Annotated[
+        Literal[_TorchMode, "true", "false"] | None,
+        BeforeValidator(_normalise_compile, json_schema_input_type=Literal[_TorchMode, "true", "false"] | bool | None),
+    ] = Field(None, description="The same, as torchao once wrote it.")
+    enable_profiler: bool | None = Field(
+        None, description="Add a table of dispatches, and a file for Perfetto, to each recipe."
+    )
+    enable_memory_profiler: bool | None = Field(None, description="Add the high-water of memory by phase.")
+    matrix_shapes: list[ShapesEntry] | None = Field(None, description="Sets of shapes by name, or custom with shapes.")
+
+    @field_validator("config")
+    @classmethod
+    def _is_taken(cls, text: str | None, info: ValidationInfo) -> str | None:
+        takes, folder = _find_takes_config(info), _get_context(info).folder
+        if takes == "must" and text is None:
+            raise FieldError(None, f"is missing: the path of a config.json, from {folder}", _CONFIG_HINT)
+        if takes == "no" and text is not None:
+            message = f"{info.data['model_type']} takes none"
+            raise FieldError(None, message, "Remove it, or write model_type: transformers.")
+        return _check_model_config(text, folder) if takes and text else None
+
+    @field_validator("compile")
+    @classmethod
+    def _says_the_same(cls, asked: str | None, info: ValidationInfo) -> str | None:
+        mode = info.data.get("torch_compile_mode")
+        if mode and asked not in (mode, "true", "false", None):
+            raise FieldError(None, f"it says {asked}, and torch_compile_mode {mode}", "Remove one of them.")
+        return asked
+
+    @field_validator("matrix_shapes", mode="plain", json_schema_input_type=list[ShapesEntry] | None)
+    @classmethod
+    def _have_sizes(cls, entries: object, info: ValidationInfo) -> list[ShapesEntry] | None:
+        known = _find_takes_config(info) == "must" or info.data.get("config") is not None
+        if entries is None and not known:
+            raise FieldError(None, "is missing: nothing says which shapes are measured", _EXAMPLE)
+        context = replace(_get_context(info), sizes_known=known)
+        return None if entries is None else _SHAPES.validate_python(entries, context=context)
+
+
+_SHAPES = TypeAdapter(Annotated[list[ShapesEntry], Field(min_length=1)])
+
+
+class File(_ConfigurationFields):
+    """A configuration."""
+
+    benchmark_mode: Annotated[Readable, Checked(_check_mode, {"enum": ["inference"]})] | None = Field(
+        None, description="What is measured; inference is all there is."
+    )
+    quantization_config_recipe_names: Annotated[list[_Quantization | None], AfterValidator(_check_different)] | None = (
+        Field(None, description="Recipes that change the model's numbers, or the compiler.")
+    )
+    sparsity_config_recipe_names: Annotated[list[_Sparsity | None], AfterValidator(_check_different)] | None = Field(
+        None, description="Recipes that make zeros."
+    )
+    output_dir: Annotated[Readable, AfterValidator(_check_output_dir)] | None = Field(
+        None, description="Folder for a copy of the results, below the working directory."
+    )
+    model_params: Annotated[
+        Annotated[ModelEntry, Tag(f"{BRANCH}one")]
+        | Annotated[list[ModelEntry], Field(min_length=1), Tag(f"{BRANCH}list")],
+        Discriminator(_find_form),
+    ] = Field(description="One entry, or a list.")
 
 
 _DType: TypeAlias = Literal["f32", "f16", "bf16"]
@@ -78,17 +395,8 @@ class ModelParams:
     """An entry of `model_params`.
 
     Attributes:
-        name: of the entry; where it has none, its model type's.
-        shapes: that the model is measured at.
-        dtype: of the weights and inputs of the baseline.
-        torch_compile: whether torch.compile is measured, where torch is there.
-        torch_compile_mode: how.
-        device: as it is written; see `iree_device`.
-        model_type: what is measured.
+        device: as it is written; see `name_iree_device`.
         config: the configuration of a model that is made from one, absolute.
-        profiler: whether dispatches are profiled.
-        memory_profiler: whether memory is.
-        line: where the entry begins.
     """
 
     name: str
@@ -109,8 +417,6 @@ class MicroConfig:
     """A configuration, read.
 
     Attributes:
-        file: where it was read from.
-        variants: what every model is measured with at every shape; the baseline first.
         output_dir: for a copy of the results, relative to the working directory; empty for none.
         models: the entries of `model_params`.
     """
@@ -121,12 +427,8 @@ class MicroConfig:
     models: tuple[ModelParams, ...]
 
 
-def read_micro_config(path: Path, registry: Registry) -> MicroConfig:
+def read_micro_config(path: Path, registry: PluginRegistry) -> MicroConfig:
     """Reads a configuration.
-
-    Args:
-        path: the YAML file.
-        registry: what it may name.
 
     Raises:
         UsageError: there is no such file.
@@ -138,21 +440,23 @@ def read_micro_config(path: Path, registry: Registry) -> MicroConfig:
         hint = f"Configurations there: {', '.join(others)}." if others else "Configurations are YAML files."
         raise UsageError(f"configuration {path} does not exist", hint)
     read = read_yaml(path, "micro-benchmark configurations", "docs/how-to/micro.md")
-    file = read.as_(File, Context(registry, path.parent))
+    file = read.as_(File, ConfigurationContext(registry, path.parent))
     entries = file.model_params
     if isinstance(entries, list):
-        models = [_model(entry, registry, read.line_of(["model_params", index])) for index, entry in enumerate(entries)]
+        models = [
+            _make_model(entry, registry, read.line_of(["model_params", index])) for index, entry in enumerate(entries)
+        ]
     else:
-        models = [_model(entries, registry, read.line_of(["model_params"]))]
-    return MicroConfig(path, _variants(file, registry), file.output_dir or "", _named(models))
+        models = [_make_model(entries, registry, read.line_of(["model_params"]))]
+    return MicroConfig(path, _make_variants(file, registry), file.output_dir or "", _name_models(models))
 
 
-def _variants(file: File, registry: Registry) -> tuple[Variant, ...]:
+def _make_variants(file: File, registry: PluginRegistry) -> tuple[Variant, ...]:
     """The baseline, every quantization alone, and the pairs that a sparsity recipe says it makes."""
-    quantizations = _recipes(file.quantization_config_recipe_names, registry)
+    quantizations = _find_recipes(file.quantization_config_recipe_names, registry)
     found = [Variant(registry.recipe(BASELINE))]
     found += [Variant(asked) for asked in quantizations if asked.recipe.name != BASELINE]
-    for sparsity in _recipes(file.sparsity_config_recipe_names, registry):
+    for sparsity in _find_recipes(file.sparsity_config_recipe_names, registry):
         beside = sparsity.recipe.beside
         found += [
             Variant(variant.quantization, sparsity)
@@ -162,16 +466,16 @@ def _variants(file: File, registry: Registry) -> tuple[Variant, ...]:
     return tuple(found)
 
 
-def _recipes(names: Sequence[str | None] | None, registry: Registry) -> list[AskedRecipe]:
+def _find_recipes(names: Sequence[str | None] | None, registry: PluginRegistry) -> list[AskedRecipe]:
     """The recipes of a list, in its order; one that is there twice counts once, as in torchao."""
     return [registry.recipe(name) for name in dict.fromkeys(names or ()) if name is not None]
 
 
-def _model(entry: ModelEntry, registry: Registry, line: int) -> ModelParams:
+def _make_model(entry: ModelEntry, registry: PluginRegistry, line: int) -> ModelParams:
     asked = None if entry.compile in ("true", "false") else entry.compile
     return ModelParams(
         name=entry.name or "",
-        shapes=_shapes(entry, registry),
+        shapes=_make_shapes(entry, registry),
         dtype=_TYPES[(entry.high_precision_dtype or "bfloat16").removeprefix("torch.")],
         torch_compile=entry.use_torch_compile is not False and entry.compile != "false",
         torch_compile_mode=asked or entry.torch_compile_mode or "default",
@@ -184,7 +488,7 @@ def _model(entry: ModelEntry, registry: Registry, line: int) -> ModelParams:
     )
 
 
-def _shapes(entry: ModelEntry, registry: Registry) -> tuple[Shape, ...]:
+def _make_shapes(entry: ModelEntry, registry: PluginRegistry) -> tuple[Shape, ...]:
     """The shapes of an entry, in its order; those that are listed are numbered through."""
     if entry.matrix_shapes is None:
         return (_OWN_SIZES,)
@@ -194,13 +498,13 @@ def _shapes(entry: ModelEntry, registry: Registry) -> tuple[Shape, ...]:
         if item.name == CUSTOM:
             before = len(listed)
             listed += item.shapes or []
-            shapes += custom_shapes(listed)[before:]
+            shapes += number_shapes(listed)[before:]
         else:
-            shapes += shapes_of(registry.shapes(item.name), item.min_power, item.max_power)
+            shapes += list_shapes(registry.shapes(item.name), item.min_power, item.max_power)
     return tuple(shapes)
 
 
-def _named(models: Sequence[ModelParams]) -> tuple[ModelParams, ...]:
+def _name_models(models: Sequence[ModelParams]) -> tuple[ModelParams, ...]:
     """The entries; those without a name are called by their model type, a second one `linear-2`."""
     taken = {model.name for model in models}
     found = []
@@ -213,13 +517,11 @@ def _named(models: Sequence[ModelParams]) -> tuple[ModelParams, ...]:
     return tuple(found)
 
 
-def overridden(config: MicroConfig, device: str, dtype: str) -> MicroConfig:
+def override(config: MicroConfig, device: str, dtype: str) -> MicroConfig:
     """The configuration with a device and an element type for all of its entries.
 
-    Args:
-        config: as it is written.
-        device: as torch calls it (`cpu`) or as IREE does (`local-task`, `hip://0`); empty for the entries' own.
-        dtype: such as `float32`, `torch.float32` or `f32`; empty for the entries' own.
+    `device`: as torch calls it (`cpu`) or as IREE does (`local-task`, `hip://0`); empty for the entries' own; `dtype`:
+    such as `float32`, `torch.float32` or `f32`; empty for the entries' own.
 
     Raises:
         UsageError: there is no such type.
@@ -233,14 +535,8 @@ def overridden(config: MicroConfig, device: str, dtype: str) -> MicroConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """An architecture at a shape.
-
-    Attributes:
-        model: the entry of the configuration.
-        shape: one of its shapes.
-        variants: what is measured there; the baseline first.
-    """
+class SweepPoint:
+    """An architecture at a shape."""
 
     model: ModelParams
     shape: Shape
@@ -252,11 +548,11 @@ class Point:
         return f"{self.model.name}/{self.shape.label}"
 
 
-def points_of(config: MicroConfig) -> tuple[Point, ...]:
+def list_points(config: MicroConfig) -> tuple[SweepPoint, ...]:
     """All points in the order of the file; a shape that an entry has twice, by two names, is measured once."""
-    found: dict[str, Point] = {}
+    found: dict[str, SweepPoint] = {}
     for model in config.models:
         for shape in model.shapes:
-            point = Point(model, shape, config.variants)
+            point = SweepPoint(model, shape, config.variants)
             found.setdefault(point.name, point)
     return tuple(found.values())

@@ -49,10 +49,7 @@ class Declaration:
     """What every declaration has.
 
     Attributes:
-        name: what it is called by.
-        about: one line for lists.
         file: where it is declared, absolute.
-        line: of its decorator.
     """
 
     name: str
@@ -99,7 +96,7 @@ class Declaration:
         except GauntletError:
             raise
         except Exception as error:  # a function of a user may raise anything, and is named for it
-            problem = failure_problem(error, self.file.parent, self.file, self.line, self.name, hint)
+            problem = make_failure_problem(error, self.file.parent, self.file, self.line, self.name, hint)
             raise self.error([problem]) from error
 
 
@@ -107,7 +104,7 @@ _DECLARED: ContextVar[list[Declaration] | None] = ContextVar("_DECLARED", defaul
 
 
 @contextmanager
-def declarations() -> Iterator[list[Declaration]]:
+def collect_declarations() -> Iterator[list[Declaration]]:
     """Collect what is declared while the context lasts, in the order in which it is."""
     declared: list[Declaration] = []
     token = _DECLARED.set(declared)
@@ -124,7 +121,7 @@ def collect(made: Declaration) -> None:
         declared.append(made)
 
 
-def declaring(
+def make_decorator(
     kind: type[Declaration],
     fields: Callable[[Callable[..., Any], list[str]], dict[str, Any]],
     name: str | None = None,
@@ -132,12 +129,9 @@ def declaring(
 ) -> Callable[[Function], Function]:
     """A decorator that declares a function, which stays as it is.
 
-    Args:
-        kind: what it is declared as.
-        fields: takes the function and a list that it adds to what is wrong; gives the fields that the kind has besides
-            those of every declaration and `function`.
-        name: None for the function's own.
-        about: one line for lists; the first of the function's docstring where it is empty.
+    `fields`: takes the function and a list that it adds to what is wrong; gives the fields that the kind has besides
+    those of every declaration and `function`; `name`: None for the function's own; `about`: one line for lists; the
+    first of the function's docstring where it is empty.
     """
 
     def declare(function: Function) -> Function:
@@ -158,23 +152,15 @@ def declaring(
     return declare
 
 
-def given_by_name(
+def find_given_by_name(
     function: Callable[..., Any], names: Collection[str], given: str, messages: list[str], before: Collection[str] = ()
 ) -> dict[str, bool]:
-    """Which of the parameters that are given by name a function takes, and whether it needs them.
-
-    Args:
-        function: as it was written.
-        names: of what may be given.
-        given: who gives what, for messages.
-        messages: of what is wrong with others.
-        before: those that are given by position.
-    """
+    """Which of the parameters that are given by name a function takes, and whether it needs them."""
     found: dict[str, bool] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         needed = parameter.default is parameter.empty
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            messages.append(f"{starred(parameter)}: nothing is given to parameters that are not spelled out")
+            messages.append(f"{format_starred(parameter)}: nothing is given to parameters that are not spelled out")
         elif parameter.kind is parameter.POSITIONAL_ONLY:
             messages.append(f"{name} is positional-only (it stands before /), and is given by name")
         elif name in names:
@@ -184,7 +170,7 @@ def given_by_name(
     return found
 
 
-def starred(parameter: inspect.Parameter) -> str:
+def format_starred(parameter: inspect.Parameter) -> str:
     """A parameter with its stars, as it is declared."""
     return str(parameter.replace(annotation=parameter.empty, default=parameter.empty))
 
@@ -196,7 +182,7 @@ def refuse(messages: Iterable[str], kind: type[Declaration], name: object, hint:
         raise kind.error(problems)
 
 
-def by_name(declared: Iterable[Declaration], kind: type[Kind], problems: list[Problem]) -> dict[str, Kind]:
+def sort_by_name(declared: Iterable[Declaration], kind: type[Kind], problems: list[Problem]) -> dict[str, Kind]:
     """Those of a kind, sorted; a second one of a name is a problem."""
     found: dict[str, Kind] = {}
     for item in declared:
@@ -208,7 +194,7 @@ def by_name(declared: Iterable[Declaration], kind: type[Kind], problems: list[Pr
     return dict(sorted(found.items()))
 
 
-def unknown_name(what: str, text: str, names: Iterable[str], shown_as: Sequence[str] | None = None) -> UsageError:
+def make_unknown_name(what: str, text: str, names: Iterable[str], shown_as: Sequence[str] | None = None) -> UsageError:
     """The error for a text that names nothing, with the nearest of what there is."""
     known = list(names)
     near = difflib.get_close_matches(text, known, n=1) or [name for name in known if text and name.startswith(text)]
@@ -216,16 +202,13 @@ def unknown_name(what: str, text: str, names: Iterable[str], shown_as: Sequence[
     return UsageError(what, f"{meant}There are {', '.join(known if shown_as is None else shown_as) or 'none'}.")
 
 
-def failure_problem(error: BaseException, folder: Path, file: Path, line: int, name: str, hint: str = "") -> Problem:
+def make_failure_problem(
+    error: BaseException, folder: Path, file: Path, line: int, name: str, hint: str = ""
+) -> Problem:
     """Say where in a user's folder an exception came up, and what it says; nothing of how we got there.
 
-    Args:
-        error: as it was caught.
-        folder: of the user, absolute; or the only file.
-        file: blamed where no frame is in the folder.
-        line: of `file`, 0 where unknown.
-        name: of what was declared; empty where it is the file that failed.
-        hint: where the exception suggests none of its own.
+    `folder`: of the user, absolute; or the only file; `line`: of `file`, 0 where unknown; `name`: of what was declared;
+    empty where it is the file that failed.
     """
     if isinstance(error, SyntaxError) and error.filename:
         file, line = Path(error.filename), error.lineno or 0

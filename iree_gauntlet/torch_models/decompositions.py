@@ -21,6 +21,9 @@ from torch.utils._pytree import tree_leaves
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from torch import Tensor
+    from torch.nn import Module
+
 
 LOSS = "mean over all elements of all float outputs of the squared distance to normal targets, in f32"
 
@@ -28,7 +31,7 @@ _TARGETS_SEED = 1
 _GRADIENTS_SEED = 2
 
 
-def backward_decompositions() -> dict[Any, Callable[..., Any]]:
+def make_backward_decompositions() -> dict[Any, Callable[..., Any]]:
     """A table for `make_fx`: every backward operator that torch can take apart, and those of this module.
 
     Batch normalisation's forward is among them: ONNX's has no outputs for the statistics that its backward pass needs.
@@ -38,16 +41,16 @@ def backward_decompositions() -> dict[Any, Callable[..., Any]]:
     return {
         **known,
         **get_decompositions([aten.native_batch_norm.default]),
-        aten.convolution_backward.default: convolution_backward,
-        aten.max_pool2d_with_indices_backward.default: max_pool_backward,
+        aten.convolution_backward.default: compute_convolution_backward,
+        aten.max_pool2d_with_indices_backward.default: compute_max_pool_backward,
         aten.constant_pad_nd.default: crop,
     }
 
 
-def convolution_backward(
-    grad: Any,
-    values: Any,
-    weight: Any,
+def compute_convolution_backward(
+    grad: Tensor,
+    values: Tensor,
+    weight: Tensor,
     bias_sizes: Sequence[int] | None,  # noqa: ARG001 - the operator's signature
     stride: Sequence[int],
     padding: Sequence[int],
@@ -56,7 +59,7 @@ def convolution_backward(
     output_padding: Sequence[int],  # noqa: ARG001 - it says nothing that the shapes do not
     groups: int,
     mask: Sequence[bool],
-) -> tuple[Any, Any, Any]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """`aten::convolution_backward` of any number of dimensions: gradients of the input, the weight and the bias.
 
     The input's is the convolution turned round: a transposed one of an ordinary one, and the other way. The weight's
@@ -70,7 +73,7 @@ def convolution_backward(
             grad, weight, None, stride, padding, dilation, False, [0] * len(sizes), groups
         )
     elif mask[0] and groups > 1:
-        of_input = _grouped_input(grad, values.shape[2:], weight, stride, padding, dilation, groups)
+        of_input = _compute_grouped_input(grad, values.shape[2:], weight, stride, padding, dilation, groups)
     elif mask[0]:
         reached = [
             (out - 1) * stride[d] - 2 * padding[d] + dilation[d] * (sizes[d] - 1) + 1
@@ -80,7 +83,7 @@ def convolution_backward(
         of_input = torch.ops.aten.convolution(grad, weight, None, stride, padding, dilation, True, missing, groups)
     if mask[1]:
         wide, narrow = (grad, values) if transposed else (values, grad)
-        patches = _patches(wide, narrow.shape[2:], sizes, stride, padding, dilation)
+        patches = _gather_patches(wide, narrow.shape[2:], sizes, stride, padding, dilation)
         batch, channels = narrow.shape[:2]
         seen = patches.reshape(batch, groups, -1, narrow[0, 0].numel()).permute(1, 2, 0, 3).flatten(2)
         gave = narrow.reshape(batch, groups, channels // groups, -1).permute(1, 2, 0, 3).flatten(2)
@@ -90,15 +93,15 @@ def convolution_backward(
     return of_input, of_weight, of_bias
 
 
-def _grouped_input(
-    grad: Any,
+def _compute_grouped_input(
+    grad: Tensor,
     extents: Sequence[int],
-    weight: Any,
+    weight: Tensor,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-) -> Any:
+) -> Tensor:
     """The gradient of a grouped convolution's input without a transposed one, of which IREE (3.13) has none in groups.
 
     Gradients are spread among zeros as far as the stride was, and convolved with the kernel turned round.
@@ -107,40 +110,40 @@ def _grouped_input(
     for d, extent in enumerate(extents):
         around = dilation[d] * (sizes[d] - 1)
         room = max(padding[d] + extent, (grad.shape[d + 2] - 1) * stride[d] + 1) + around
-        grad = _every(_spread(grad, d + 2, stride[d], around, room), d + 2, padding[d], 1, extent + around)
+        grad = _take_every(_spread_entries(grad, d + 2, stride[d], around, room), d + 2, padding[d], 1, extent + around)
     turned = weight.flip(list(range(2, weight.ndim))).unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
     none = [0] * len(sizes)
     return torch.ops.aten.convolution(grad, turned, None, [1] * len(sizes), none, dilation, False, none, groups)
 
 
-def _patches(
-    values: Any,
+def _gather_patches(
+    values: Tensor,
     positions: Sequence[int],
     sizes: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
-) -> Any:
+) -> Tensor:
     """[batch, channels, places of the kernel, *positions]: what each place of the kernel sees in each position."""
     padded = torch.nn.functional.pad(values, [room for size in reversed(padding) for room in (size, size)])
     seen = padded.unsqueeze(2)
     # The last dimension first, so that a kernel's places end up in the order of its weights.
     for d in reversed(range(len(sizes))):
-        strips = [_every(seen, d + 3, place * dilation[d], stride[d], positions[d]) for place in range(sizes[d])]
+        strips = [_take_every(seen, d + 3, place * dilation[d], stride[d], positions[d]) for place in range(sizes[d])]
         seen = torch.cat(strips, 2)
     return seen
 
 
-def max_pool_backward(
-    grad: Any,
-    values: Any,
+def compute_max_pool_backward(
+    grad: Tensor,
+    values: Tensor,
     kernel: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     ceil_mode: bool,  # noqa: ARG001 - it shows in the shape of the gradient
-    indices: Any,  # noqa: ARG001 - found again, since they would have to be scattered
-) -> Any:
+    indices: Tensor,  # noqa: ARG001 - found again, since they would have to be scattered
+) -> Tensor:
     """`aten::max_pool2d_with_indices_backward`: the gradient goes to the first of the largest values of a window.
 
     Which place of the window that is, is found by comparing its places one after the other. Then, for each place, the
@@ -156,65 +159,73 @@ def max_pool_backward(
     rooms = [room for d in (1, 0) for room in (padding[d], extent[d] - sizes[d] - padding[d])]
     padded = torch.nn.functional.pad(values, rooms, value=-torch.inf)
     places = list(itertools.product(range(kernel[0]), range(kernel[1])))
-    best, where = _window(padded, places[0], first, out, stride, dilation), torch.zeros_like(grad, dtype=torch.int32)
+    best, where = (
+        _take_window(padded, places[0], first, out, stride, dilation),
+        torch.zeros_like(grad, dtype=torch.int32),
+    )
     for index, place in enumerate(places[1:], 1):
-        rival = _window(padded, place, first, out, stride, dilation)
+        rival = _take_window(padded, place, first, out, stride, dilation)
         better = rival > best
         best, where = torch.where(better, rival, best), torch.where(better, index, where)
     total = torch.zeros_like(padded)
     for index, place in enumerate(places):
         spread = torch.where(where == index, grad, 0.0)
         for d in range(2):
-            spread = _spread(spread, first + d, stride[d], place[d] * dilation[d], extent[d])
+            spread = _spread_entries(spread, first + d, stride[d], place[d] * dilation[d], extent[d])
         total = total + spread
     for d in range(2):
-        total = _every(total, first + d, padding[d], 1, sizes[d])
+        total = _take_every(total, first + d, padding[d], 1, sizes[d])
     return total
 
 
-def crop(values: Any, rooms: Sequence[int], value: float = 0) -> Any:
+def crop(values: Tensor, rooms: Sequence[int], value: float = 0) -> Tensor:
     """`aten::constant_pad_nd` where it takes away, as the backward pass of padding does: IREE only adds."""
     if all(room >= 0 for room in rooms):
         return NotImplemented
     for place, (before, behind) in enumerate(zip(rooms[::2], rooms[1::2], strict=True)):
         axis = values.ndim - 1 - place
         left, right = max(-before, 0), max(-behind, 0)
-        values = _every(values, axis, left, 1, values.shape[axis] - left - right)
+        values = _take_every(values, axis, left, 1, values.shape[axis] - left - right)
     added = [max(room, 0) for room in rooms]
     return torch.nn.functional.pad(values, added, value=value) if any(added) else values
 
 
-def _window(
-    padded: Any, place: tuple[int, int], first: int, out: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
-) -> Any:
+def _take_window(
+    padded: Tensor,
+    place: tuple[int, int],
+    first: int,
+    out: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
     """What a place of the window sees in each position."""
     for d in range(2):
-        padded = _every(padded, first + d, place[d] * dilation[d], stride[d], out[d])
+        padded = _take_every(padded, first + d, place[d] * dilation[d], stride[d], out[d])
     return padded
 
 
-def _every(values: Any, axis: int, begin: int, step: int, count: int) -> Any:
+def _take_every(values: Tensor, axis: int, begin: int, step: int, count: int) -> Tensor:
     """So many entries along an axis, a step apart."""
     return torch.ops.aten.slice.Tensor(values, axis, begin, begin + (count - 1) * step + 1, step)
 
 
-def _spread(values: Any, axis: int, step: int, begin: int, extent: int) -> Any:
+def _spread_entries(values: Tensor, axis: int, step: int, begin: int, extent: int) -> Tensor:
     """The other way: entries a step apart from `begin` on, among zeros, `extent` in all."""
     behind = [0, 0] * (values.ndim - axis - 1)
     length = (values.shape[axis] - 1) * step + 1
     if step > 1:
         apart = torch.nn.functional.pad(values.unsqueeze(axis + 1), [*behind, 0, step - 1]).flatten(axis, axis + 1)
-        values = _every(apart, axis, 0, 1, length)
+        values = _take_every(apart, axis, 0, 1, length)
     return torch.nn.functional.pad(values, [*behind, begin, extent - begin - length])
 
 
-def random_targets(outputs: Sequence[Any]) -> tuple[Any, ...]:
+def draw_targets(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """A normal target in f32 for each float output, the same every time."""
     generator = torch.Generator().manual_seed(_TARGETS_SEED)
-    return tuple(torch.randn(output.shape, generator=generator) for output in _floats(outputs))
+    return tuple(torch.randn(output.shape, generator=generator) for output in _find_floats(outputs))
 
 
-def random_gradients(gradients: Sequence[Any]) -> tuple[Any, ...]:
+def draw_gradients(gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Gradients to accumulate upon: normal, each with the rms of one that is there, so that neither hides the other."""
     generator = torch.Generator().manual_seed(_GRADIENTS_SEED)
     return tuple(
@@ -223,7 +234,9 @@ def random_gradients(gradients: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
-def eager_step(module: Any, inputs: Sequence[Any], targets: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
+def run_eager_step(
+    module: Module, inputs: Sequence[Tensor], targets: Sequence[Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
     """A step by torch's own autograd.
 
     Returns:
@@ -231,7 +244,7 @@ def eager_step(module: Any, inputs: Sequence[Any], targets: Sequence[Any]) -> tu
         part in the loss, or are frozen, are not among them.
     """
     named = dict(module.named_parameters())
-    loss = _loss(tree_leaves(module(*inputs)), targets)
+    loss = _compute_loss(tree_leaves(module(*inputs)), targets)
     loss.backward()
     gradients = {name: weight.grad for name, weight in named.items() if weight.grad is not None}
     for weight in named.values():
@@ -239,45 +252,44 @@ def eager_step(module: Any, inputs: Sequence[Any], targets: Sequence[Any]) -> tu
     return loss.detach(), gradients
 
 
-def exportable_step(
-    module: Any, inputs: Sequence[Any], targets: Sequence[Any], names: Sequence[str], *, accumulate: bool
-) -> Any:
+def trace_step(
+    module: Module, inputs: Sequence[Tensor], targets: Sequence[Tensor], names: Sequence[str], *, accumulate: bool
+) -> Module:
     """The same step as a module of forward and backward operators, which autograd has no part in any more.
 
     It takes the inputs, the targets and, to accumulate, gradients so far; it returns the loss and the gradients of
     the named parameters, or the sums. Weights are attributes of it under their own names, and not copied. What
     training changes in a module besides, such as running statistics, is left out.
-
-    Args:
-        module: to be trained; it is not changed.
-        inputs: of the module.
-        targets: one for each float output.
-        names: parameters whose gradients are wanted.
-        accumulate: whether gradients so far are taken.
     """
     # Two times: what models ask of their inputs' values, and a tracer cannot answer, is settled by the first.
     forward = torch.export.export(module, tuple(inputs), strict=False).module(check_guards=False)
     weights = dict(forward.named_parameters())
     buffers = dict(forward.named_buffers())
 
-    def step(weights: Any, buffers: Any, inputs: Any, targets: Any, before: Any) -> list[Any]:
+    def step(
+        weights: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        inputs: list[Tensor],
+        targets: list[Tensor],
+        before: list[Tensor],
+    ) -> list[Tensor]:
         # A copy, which what a module does to its buffers is done to.
         state = {**weights, **{name: buffer.clone() for name, buffer in buffers.items()}}
         outputs = torch.func.functional_call(forward, state, tuple(inputs))
-        loss = _loss(tree_leaves(outputs), targets)
+        loss = _compute_loss(tree_leaves(outputs), targets)
         gradients = torch.autograd.grad(loss, [weights[name] for name in names])
         return [loss, *([old + new for old, new in zip(before, gradients, strict=True)] if accumulate else gradients)]
 
     before = [torch.zeros_like(weights[name]) for name in names] if accumulate else []
     # Attention in one operator has a backward pass in one operator, which nothing takes apart.
     with sdpa_kernel(SDPBackend.MATH):
-        traced = make_fx(step, decomposition_table=backward_decompositions(), tracing_mode="fake")(
+        traced = make_fx(step, decomposition_table=make_backward_decompositions(), tracing_mode="fake")(
             weights, buffers, list(inputs), list(targets), before
         )
     return _with_weights(traced, {**weights, **buffers})
 
 
-def _with_weights(traced: Any, state: dict[str, Any]) -> Any:
+def _with_weights(traced: Module, state: dict[str, Tensor]) -> Module:
     """A traced function whose first arguments have become attributes."""
     graph = traced.graph
     arguments = [node for node in graph.nodes if node.op == "placeholder"]
@@ -300,22 +312,22 @@ def _with_weights(traced: Any, state: dict[str, Any]) -> Any:
     return module.eval()
 
 
-def _loss(outputs: Sequence[Any], targets: Sequence[Any]) -> Any:
-    floats = _floats(outputs)
-    sums = [_sum((_wide(output) - _wide(target)).square()) for output, target in zip(floats, targets, strict=True)]
+def _compute_loss(outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
+    floats = _find_floats(outputs)
+    sums = [_add_up((_widen(output) - _widen(target)).square()) for output, target in zip(floats, targets, strict=True)]
     return sum(sums[1:], sums[0]) / sum(output.numel() for output in floats)
 
 
-def _wide(values: Any) -> Any:
+def _widen(values: Tensor) -> Tensor:
     return values if values.dtype is torch.float64 else values.float()
 
 
-def _sum(values: Any) -> Any:
+def _add_up(values: Tensor) -> Tensor:
     """Along one axis after the other: a compiler that adds millions of numbers in order loses digits."""
     while values.ndim:
         values = values.sum(-1)
     return values
 
 
-def _floats(outputs: Sequence[Any]) -> list[Any]:
+def _find_floats(outputs: Sequence[Tensor]) -> list[Tensor]:
     return [output for output in outputs if output.is_floating_point()]

@@ -12,7 +12,6 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     import numpy as np
@@ -92,7 +91,7 @@ class Tolerance:
     peak: float
 
 
-def tolerance(element_type: str, contractions: int, contraction_type: str = "") -> Tolerance:
+def find_tolerance(element_type: str, contractions: int, contraction_type: str = "") -> Tolerance:
     """The tolerance of a model's outputs against torch eager with the same rounded weights in the same type.
 
     Errors of contractions that follow each other are independent: they add up by the root of their number. One
@@ -100,10 +99,8 @@ def tolerance(element_type: str, contractions: int, contraction_type: str = "") 
     plus the rounding of its inputs where the compiler narrows them; a safety factor of 2 stands on top.
     Examples, as `rms`: 12 layers of 6 contractions are held to 1.0e-5 in f32, 0.081 in f16 and 0.17 in bf16.
 
-    Args:
-        element_type: f32, f16 or bf16; block formats have the tolerance of the type that holds them.
-        contractions: how many lie behind each other on the longest way through the model; at least 1.
-        contraction_type: f16 or bf16 where math fidelity narrows the inputs of contractions.
+    `element_type`: f32, f16 or bf16; block formats have the tolerance of the type that holds them; `contractions`: how
+    many lie behind each other on the longest way through the model; at least 1.
 
     Raises:
         ValueError: fewer than one contraction.
@@ -124,10 +121,6 @@ def round_weights(array: NDArray[Any], form: DataFormat) -> NDArray[np.float32]:
 
     Fp16 and Fp16_b round to nearest, ties to even; what Fp16 cannot hold becomes infinite, as in torch. The block
     formats share exponents along the last axis. The array itself is never changed or returned.
-
-    Args:
-        array: of any float type and layout.
-        form: the data format.
     """
     import numpy as np  # noqa: PLC0415 - options are read without it
 
@@ -157,34 +150,28 @@ def read_contractions(path: Path) -> int:
     """The same for a file; its weights are not read."""
     import onnx  # noqa: PLC0415 - graphs can be given by those who have it
 
-    return longest_contraction_path(onnx.load(str(path), load_external_data=False).graph)
+    return count_longest_contractions(onnx.load(str(path), load_external_data=False).graph)
 
 
-def longest_contraction_path(graph: Any, outer: dict[str, int] | None = None) -> int:
+def count_longest_contractions(graph: Any, outer: dict[str, int] | None = None) -> int:
     """The largest number of contractions on a way from an input to an output.
 
     Matrix products, convolutions, transposed ones and Einsum count. A branch or the body of a loop counts as if it
     ran once.
 
-    Args:
-        graph: an ONNX GraphProto, sorted as ONNX demands: values before those who use them. Its functions are
-            inlined.
-        outer: the longest way to each value around it, of a graph inside another one.
+    `graph`: an ONNX GraphProto, sorted as ONNX demands: values before those who use them. Its functions are inlined;
+    `outer`: the longest way to each value around it, of a graph inside another one.
     """
     ways = dict(outer or {})
     longest = 0
     for node in graph.node:
         before = max((ways.get(name, 0) for name in node.input), default=0)
         # What an inner graph takes from around it is on its ways already.
-        inside = max((longest_contraction_path(inner, ways) for inner in _inner_graphs(node)), default=0)
+        graphs = [
+            graph for item in node.attribute for graph in (*([item.g] if item.HasField("g") else []), *item.graphs)
+        ]
+        inside = max((count_longest_contractions(inner, ways) for inner in graphs), default=0)
         way = max(before + (node.op_type in _CONTRACTIONS), inside)
         ways.update((name, way) for name in node.output if name)
         longest = max(longest, way)
     return longest
-
-
-def _inner_graphs(node: Any) -> Iterator[Any]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs

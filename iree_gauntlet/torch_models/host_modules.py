@@ -9,17 +9,19 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.torch_models.build_plan import BuildPlan, checked_plan
-from iree_gauntlet.torch_models.declarations import failure_problem
+from iree_gauntlet.torch_models.build_plan import BuildPlan, check_plan
+from iree_gauntlet.torch_models.declarations import make_failure_problem
 from iree_gauntlet.torch_models.host_pipeline import StageError
-from iree_gauntlet.torch_models.instantiate import Pipeline, planned_model
-from iree_gauntlet.torch_models.torch_tensors import TYPES, array_of, tensor_of, type_name
+from iree_gauntlet.torch_models.instantiate import Pipeline, make_planned_model
+from iree_gauntlet.torch_models.torch_tensors import TYPES, find_type_name, make_array, make_tensor
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, array_bits, host_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+    from torch import Tensor
+    from torch.nn import Module
 
     from iree_gauntlet.torch_models.model_registry import BenchmarkModel
 
@@ -30,16 +32,14 @@ _FLOATS = {name: kind for kind, name in TYPES.items() if kind.is_floating_point}
 def build_host_modules(builder: object, inputs: Sequence[tuple[NDArray[Any], str]]) -> HostModules:
     """Build a model again, as it was built for the device, and keep what runs on the host.
 
-    Args:
-        builder: its builder's plan: a `BuildPlan` as JSON has it.
-        inputs: of the device, with their element types.
+    `builder`: its builder's plan: a `BuildPlan` as JSON has it.
 
     Raises:
         PlanError: where the model cannot be built, or has nothing on the host.
     """
     try:
-        asked = checked_plan(builder, "builder", BuildPlan)
-        instance = planned_model(asked)
+        asked = check_plan(builder, "builder", BuildPlan)
+        instance = make_planned_model(asked)
     except GauntletError as error:
         raise PlanError(str(error)) from error
     model, content = instance.model, instance.content
@@ -56,23 +56,22 @@ def build_host_modules(builder: object, inputs: Sequence[tuple[NDArray[Any], str
 class HostModules:
     """What runs in torch before and after the device.
 
-    Args:
-        model: that is run.
-        pre: None for nothing.
-        post: None for nothing.
-        inputs: of the device, with their element types; what `pre` returns stands in for the first of them.
+    `pre`: None for nothing; `post`: None for nothing; `inputs`: of the device, with their element types; what `pre`
+    returns stands in for the first of them.
     """
 
-    def __init__(self, model: BenchmarkModel, pre: Any, post: Any, inputs: Sequence[tuple[NDArray[Any], str]]) -> None:
+    def __init__(
+        self, model: BenchmarkModel, pre: Module | None, post: Module | None, inputs: Sequence[tuple[NDArray[Any], str]]
+    ) -> None:
         self._model = model
         self._pre = pre
         self._post = post
         self._inputs = inputs
-        self._given: list[Any] = []
+        self._given: list[Tensor] = []
 
     def give(self, arrays: Sequence[tuple[NDArray[Any], str]]) -> None:
         """The inputs of `pre`."""
-        self._given = [tensor_of(array, name) for array, name in arrays]
+        self._given = [make_tensor(array, name) for array, name in arrays]
 
     def before(self) -> Sequence[tuple[NDArray[Any], str]]:
         """Run `pre`; what the device is given, with the element types that it takes.
@@ -88,20 +87,25 @@ class HostModules:
         shapes, expected = [list(item.shape) for item in tensors], [list(array.shape) for array, _ in first]
         if shapes != expected:
             raise PlanError(f"before the device: shapes {shapes} are returned, and the device takes {expected}")
-        taken = [(_bits(_cast(tensor, name), name), name) for tensor, (_, name) in zip(tensors, first, strict=True)]
+        # Over f32, as the builder does it: f64 would be rounded otherwise.
+        cast = [
+            tensor.to(torch.float32).to(_FLOATS[name]) if tensor.is_floating_point() and name in _FLOATS else tensor
+            for tensor, (_, name) in zip(tensors, first, strict=True)
+        ]
+        taken = [(_view_bits(tensor, name), name) for tensor, (_, name) in zip(cast, first, strict=True)]
         return [*taken, *others]
 
-    def after(self, outputs: Sequence[tuple[str, NDArray[Any]]]) -> list[Any]:
+    def after(self, outputs: Sequence[tuple[str, NDArray[Any]]]) -> list[Tensor]:
         """Run `post`; its tensors, or those of the device where there is none. Floats of the device become f32.
 
         Raises:
             StageError: where it fails.
         """
-        tensors = [tensor_of(array, name) for name, array in outputs]
+        tensors = [make_tensor(array, name) for name, array in outputs]
         tensors = [tensor.to(torch.float32) if tensor.is_floating_point() else tensor for tensor in tensors]
         return tensors if self._post is None else self._run("after", self._post, tensors)
 
-    def arrays(self, tensors: Sequence[Any]) -> list[tuple[str, NDArray[Any] | None]]:
+    def arrays(self, tensors: Sequence[Tensor]) -> list[tuple[str, NDArray[Any] | None]]:
         """Tensors as arrays, with their element types.
 
         Raises:
@@ -109,21 +113,21 @@ class HostModules:
         """
         found: list[tuple[str, NDArray[Any] | None]] = []
         for tensor in tensors:
-            name = type_name(tensor)
+            name = find_type_name(tensor)
             if not name:
                 kind, *known = (str(kind).removeprefix("torch.") for kind in (tensor.dtype, *TYPES))
                 raise PlanError(f"after the device: {kind} is returned; known: {', '.join(known)}")
-            found.append((name, _bits(tensor, name)))
+            found.append((name, _view_bits(tensor, name)))
         return found
 
-    def _run(self, where: str, module: Any, tensors: Sequence[Any]) -> list[Any]:
+    def _run(self, where: str, module: Module, tensors: Sequence[Tensor]) -> list[Tensor]:
         model = self._model
         try:
             # In the thread that runs it: torch keeps this by thread.
             with torch.no_grad():
                 returned = module(*tensors)
         except Exception as error:  # a module of a user may raise anything, and is named for it
-            problem = failure_problem(error, model.file.parent, model.file, model.line, model.name)
+            problem = make_failure_problem(error, model.file.parent, model.file, model.line, model.name)
             raise StageError(f"{where} the device: {problem.file}:{problem.line}: {problem.message}") from error
         # Flat, as the device and the next module take them.
         leaves = tree_leaves(returned)
@@ -133,15 +137,8 @@ class HostModules:
         return list(leaves)
 
 
-def _cast(tensor: Any, name: str) -> Any:
-    if not tensor.is_floating_point() or name not in _FLOATS:
-        return tensor
-    # Over f32, as the builder does it: f64 would be rounded otherwise.
-    return tensor.to(torch.float32).to(_FLOATS[name])
-
-
-def _bits(tensor: Any, name: str) -> NDArray[Any]:
-    array = array_of(tensor)
+def _view_bits(tensor: Tensor, name: str) -> NDArray[Any]:
+    array = make_array(tensor)
     # Integers of IREE have no sign, or the one that their name says: the bits are the same.
     same = array.dtype.kind in "iu" and array.dtype.itemsize == host_type(name).itemsize
     return array_bits(array.view(host_type(name)) if same else array, name)

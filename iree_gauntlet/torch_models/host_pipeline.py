@@ -30,8 +30,6 @@ class PipelineLoop:
 
     Attributes:
         total_ns: from the first call's begin of the first stage to the last one's end of the last stage.
-        pre_ns: each call of the first stage, in order.
-        device_ns: each group of the device's stage, by context.
         post_ns: each call of the last stage, in the order in which the device finished them.
     """
 
@@ -46,13 +44,7 @@ class _EndedError(Exception):
 
 
 class _Lane:
-    """Calls on their way between two stages, in order.
-
-    Args:
-        changed: of the whole pipeline, so that all that wait learn of a failure.
-        failures: of the whole pipeline; one is enough to end it.
-        room: calls that fit.
-    """
+    """Calls on their way between two stages, in order."""
 
     def __init__(self, changed: threading.Condition, failures: Sequence[BaseException], room: int) -> None:
         self._changed = changed
@@ -79,7 +71,7 @@ class _Lane:
             raise _EndedError
 
 
-class _Run:
+class _PipelineRun:
     """One run of a pipeline: its threads, and what they measured."""
 
     def __init__(self, groups: int, group: int, contexts: int) -> None:
@@ -104,7 +96,11 @@ class _Run:
             self.to_device.put([item])
 
     def compute(self, device: Callable[[list[Any]], Sequence[Any]], context: int) -> None:
-        while self._one_more():
+        while True:
+            with self.changed:
+                self._begun += 1
+                if self._begun > self._groups:
+                    return
             items = self.to_device.take(self._group)
             begin = _clock()
             outputs = device(items)
@@ -134,12 +130,6 @@ class _Run:
                 self.failures.append(failure)
                 self.changed.notify_all()
 
-    def _one_more(self) -> bool:
-        """Whether a group is left; the one that asks has it."""
-        with self.changed:
-            self._begun += 1
-            return self._begun <= self._groups
-
 
 def run_pipeline(
     pre: Callable[[], Any],
@@ -150,17 +140,12 @@ def run_pipeline(
 ) -> PipelineLoop:
     """Send calls through the three stages.
 
-    Args:
-        pre: makes what one call of the device takes.
-        devices: for each context, a function from a group of such to their outputs; whichever is free has the next.
-        post: takes the outputs of one call.
-        groups: how many.
-        group: calls of each.
+    `devices`: for each context, a function from a group of such to their outputs; whichever is free has the next.
 
     Raises:
         StageError: a stage failed; the others have ended, after the call that they were in.
     """
-    run = _Run(groups, group, len(devices))
+    run = _PipelineRun(groups, group, len(devices))
     stages: list[tuple[str, Callable[[], None]]] = [
         ("before the device", partial(run.prepare, pre)),
         *(("on the device", partial(run.compute, device, context)) for context, device in enumerate(devices)),

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.torch_models.declarations import FROM_PYBUDA, INSTALL_HINT
-from iree_gauntlet.torch_models.discovery import discover, find_model
-from iree_gauntlet.torch_models.model_registry import BenchmarkModel, Generative, OnDevice, OnHost
+from iree_gauntlet.torch_models.model_registry import BenchmarkModel, Generative, OnDevice, OnHost, discover, find_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from torch import Tensor
+    from torch.nn import Module
 
     from iree_gauntlet.torch_models.build_plan import BuildOptions, BuildPlan
 
@@ -34,23 +34,15 @@ class Pipeline:
     `pre` takes the inputs, each next module what the one before it returned.
     """
 
-    pre: Any
-    device: Any
-    post: Any
-    inputs: tuple[Any, ...]
+    pre: Module | None
+    device: Module
+    post: Module | None
+    inputs: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A model, built.
-
-    Attributes:
-        model: what was built.
-        options: with which options.
-        content: its modules and inputs.
-        parameter_count: of all modules; a parameter that two modules share counts once.
-        samples: in one call: the first dimension of the first input.
-    """
+    """A model, built."""
 
     model: BenchmarkModel
     options: BuildOptions
@@ -88,7 +80,7 @@ def _refuse_option(model: BenchmarkModel, parameter: str, option: str, value: in
         raise UsageError(f"{model.name}: {option} {value}", "a number of 1 or more is expected")
 
 
-def arguments(model: BenchmarkModel, options: BuildOptions) -> dict[str, Any]:
+def choose_arguments(model: BenchmarkModel, options: BuildOptions) -> dict[str, Any]:
     """What the function is called with by checked options: what it takes, less what is left to its defaults."""
     given: dict[str, Any] = {"training": options.training, "dataformat": options.dataformat}
     if options.config is not None:
@@ -100,7 +92,7 @@ def arguments(model: BenchmarkModel, options: BuildOptions) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name in model.accepts}
 
 
-def planned_model(plan: BuildPlan) -> Instance:
+def make_planned_model(plan: BuildPlan) -> Instance:
     """Calls the function of a plan's model: the same weights and inputs in every process that makes it.
 
     Torch's generator is seeded for functions that do not.
@@ -131,27 +123,26 @@ def instantiate(model: BenchmarkModel, options: BuildOptions) -> Instance:
     except ModuleNotFoundError as error:
         raise GauntletError(f"{model.name} cannot be built: {error}", INSTALL_HINT) from error
     with model.blamed():
-        returned = model.function(**arguments(model, options))
+        returned = model.function(**choose_arguments(model, options))
     content = arrange(model, returned, torch.nn.Module, torch.Tensor)
     if isinstance(content, Generative) and options.training:
         raise UsageError(f"{model.name} generates: there is no training of it", f"leave out --training ({model.place})")
-    modules = list(_modules(content))
+    if isinstance(content, Generative):
+        modules = [content.prefill, content.decode]
+    else:
+        modules = [module for module in (content.pre, content.device, content.post) if module is not None]
     if not options.training:
         for module in modules:
             module.eval()
     count = sum({id(weight): weight.numel() for module in modules for weight in module.parameters()}.values())
     _check_count(model, options, count)
-    return Instance(model, options, content, count, _samples(model, options, content.inputs[0]))
+    return Instance(model, options, content, count, _count_samples(model, options, content.inputs[0]))
 
 
 def arrange(model: BenchmarkModel, returned: object, module_type: type, tensor_type: type) -> Pipeline | Generative:
     """Check what a model function returned, and say which module runs where.
 
-    Args:
-        model: whose function it was.
-        returned: by the function.
-        module_type: torch's `nn.Module`.
-        tensor_type: torch's `Tensor`.
+    `module_type`: torch's `nn.Module`; `tensor_type`: torch's `Tensor`.
 
     Raises:
         ModelError: where it is neither of the documented forms.
@@ -160,19 +151,21 @@ def arrange(model: BenchmarkModel, returned: object, module_type: type, tensor_t
         return _check_generative(model, returned, module_type, tensor_type)
     if not isinstance(returned, list | tuple) or len(returned) != 2:
         pybudas = isinstance(returned, tuple) and len(returned) == 4 and isinstance(returned[0], dict)
-        raise model.problem(f"it returned {_kind(returned)}", f"{_SHAPE}; {FROM_PYBUDA}" if pybudas else _SHAPE)
+        raise model.problem(
+            f"it returned {_describe_kind(returned)}", f"{_SHAPE}; {FROM_PYBUDA}" if pybudas else _SHAPE
+        )
     modules, inputs = returned
     if not isinstance(modules, list | tuple) or not 1 <= len(modules) <= 3:
-        raise model.problem(f"it returned {_kind(modules)} where one to three modules are expected", _SHAPE)
+        raise model.problem(f"it returned {_describe_kind(modules)} where one to three modules are expected", _SHAPE)
     for index, module in enumerate(modules):
         inner = module.module if isinstance(module, OnHost | OnDevice) else module
         if not isinstance(inner, module_type):
-            raise model.problem(f"module {index} is {_kind(inner)}, no torch.nn.Module", _SHAPE)
-    pre, device, post = _places(model, list(modules))
+            raise model.problem(f"module {index} is {_describe_kind(inner)}, no torch.nn.Module", _SHAPE)
+    pre, device, post = _place_modules(model, list(modules))
     return Pipeline(pre, device, post, _check_inputs(model, inputs, tensor_type))
 
 
-def _places(model: BenchmarkModel, modules: list[Any]) -> tuple[Any, Any, Any]:
+def _place_modules(model: BenchmarkModel, modules: list[Module]) -> tuple[Module | None, Module, Module | None]:
     """Which module runs before the device's, on it and after it."""
     marks = [type(module) if isinstance(module, OnHost | OnDevice) else None for module in modules]
     if len(modules) == 2:
@@ -192,12 +185,12 @@ def _places(model: BenchmarkModel, modules: list[Any]) -> tuple[Any, Any, Any]:
     return (bare[0] if at else None), bare[at], (bare[-1] if at < len(bare) - 1 else None)
 
 
-def _check_inputs(model: BenchmarkModel, inputs: object, tensor_type: type) -> tuple[Any, ...]:
+def _check_inputs(model: BenchmarkModel, inputs: object, tensor_type: type) -> tuple[Tensor, ...]:
     if not isinstance(inputs, list | tuple) or not inputs:
-        raise model.problem(f"it returned {_kind(inputs)} where a list of input tensors is expected", _SHAPE)
+        raise model.problem(f"it returned {_describe_kind(inputs)} where a list of input tensors is expected", _SHAPE)
     for index, tensor in enumerate(inputs):
         if not isinstance(tensor, tensor_type):
-            raise model.problem(f"input {index} is {_kind(tensor)}, no torch.Tensor", _SHAPE)
+            raise model.problem(f"input {index} is {_describe_kind(tensor)}, no torch.Tensor", _SHAPE)
     return tuple(inputs)
 
 
@@ -205,7 +198,7 @@ def _check_generative(model: BenchmarkModel, returned: Generative, module_type: 
     for name in ("prefill", "decode"):
         module = getattr(returned, name)
         if not isinstance(module, module_type):
-            raise model.problem(f"{name} of its Generative is {_kind(module)}, no torch.nn.Module")
+            raise model.problem(f"{name} of its Generative is {_describe_kind(module)}, no torch.nn.Module")
     for name in ("position", "tokens"):
         value = getattr(returned, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -225,7 +218,7 @@ def _check_count(model: BenchmarkModel, options: BuildOptions, count: int) -> No
     )
 
 
-def _samples(model: BenchmarkModel, options: BuildOptions, tensor: Any) -> int:
+def _count_samples(model: BenchmarkModel, options: BuildOptions, tensor: Tensor) -> int:
     samples = int(tensor.shape[0]) if tensor.ndim else 1
     if options.microbatch not in {None, samples}:
         raise model.problem(
@@ -235,14 +228,7 @@ def _samples(model: BenchmarkModel, options: BuildOptions, tensor: Any) -> int:
     return samples
 
 
-def _modules(content: Pipeline | Generative) -> Iterator[Any]:
-    if isinstance(content, Generative):
-        yield from (content.prefill, content.decode)
-    else:
-        yield from (module for module in (content.pre, content.device, content.post) if module is not None)
-
-
-def _kind(value: object) -> str:
+def _describe_kind(value: object) -> str:
     """A value as messages name it: what it is, not what is in it."""
     if isinstance(value, list | tuple):
         return f"a {type(value).__name__} of {len(value)}"

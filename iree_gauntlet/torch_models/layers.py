@@ -1,12 +1,18 @@
-"""The linear layers of a torch module: which there are, how they are replaced or pruned, which a recipe changed."""
+"""The linear layers of a torch module: how they are replaced or pruned, which a recipe changed, and quantised ones.
+
+A quantised layer takes the place of a `torch.nn.Linear`, computes the same in torch eager and on IREE, and is written
+so that its form survives the way through ONNX. Quantisation is symmetric: the step of a group of values is its largest
+magnitude over the largest number of the type.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import sys
 import weakref
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
@@ -17,15 +23,13 @@ from iree_gauntlet.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from torch import Tensor
+    from torch.nn import Module
+
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What a recipe changed.
-
-    Attributes:
-        layers: how many linear layers.
-        bytes: of their weights, as they were before.
-    """
+    """What a recipe changed."""
 
     layers: int
     bytes: int
@@ -33,20 +37,14 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What tells whether a linear layer is still the same.
+    """What tells whether a linear layer is still the same."""
 
-    Attributes:
-        layer: itself, while it lives.
-        hash: of its weight.
-        bytes: of its weight.
-    """
-
-    layer: weakref.ref[Any]
+    layer: weakref.ref[Module]
     hash: str
     bytes: int
 
 
-def linear_layers(model: Any) -> dict[str, Any]:
+def linear_layers(model: Module) -> dict[str, Module]:
     """The linear layers by name, each once; the name of a model that is one itself is empty.
 
     The one inside `torch.nn.MultiheadAttention` is none of them: its weight is read by others, and not through it.
@@ -58,14 +56,13 @@ def linear_layers(model: Any) -> dict[str, Any]:
     }
 
 
-def replace_linear_layers(model: Any, make: Callable[[Any], Any], unfit: Callable[[Any], str] | None = None) -> Any:
+def replace_linear_layers(
+    model: Module, make: Callable[[Module], Module], unfit: Callable[[Module], str] | None = None
+) -> Module:
     """Put something else in the place of each linear layer; one that is in two places is replaced in both by one.
 
-    Args:
-        model: changed in place.
-        make: gives what replaces a layer.
-        unfit: says why a layer cannot be replaced, empty where it can; such a layer stays, and is named on standard
-            error.
+    `model`: changed in place; `unfit`: says why a layer cannot be replaced, empty where it can; such a layer stays, and
+    is named on standard error.
 
     Returns:
         The model, or what replaces it where it is a linear layer itself.
@@ -73,7 +70,7 @@ def replace_linear_layers(model: Any, make: Callable[[Any], Any], unfit: Callabl
     Raises:
         UsageError: where no layer can be replaced.
     """
-    made = {id(layer): make(layer) for layer in _fitting(model, unfit)}
+    made = {id(layer): make(layer) for layer in _find_fitting(model, unfit)}
     if id(model) in made:
         return made[id(model)]
     for parent in list(model.modules()):
@@ -83,7 +80,7 @@ def replace_linear_layers(model: Any, make: Callable[[Any], Any], unfit: Callabl
     return model
 
 
-def prune_linear_layers(model: Any, prune: Callable[[Any], Any], unfit: Callable[[Any], str]) -> Any:
+def prune_linear_layers(model: Module, prune: Callable[[Tensor], Tensor], unfit: Callable[[Module], str]) -> Module:
     """Put other weights in the place of those of each linear layer.
 
     Args:
@@ -97,13 +94,13 @@ def prune_linear_layers(model: Any, prune: Callable[[Any], Any], unfit: Callable
     Raises:
         UsageError: where no layer can be pruned.
     """
-    for layer in _fitting(model, unfit):
+    for layer in _find_fitting(model, unfit):
         with torch.no_grad():
             layer.weight.copy_(prune(layer.weight))
     return model
 
 
-def _fitting(model: Any, unfit: Callable[[Any], str] | None) -> list[Any]:
+def _find_fitting(model: Module, unfit: Callable[[Module], str] | None) -> list[Module]:
     layers = linear_layers(model)
     reasons = {name: reason for name, layer in layers.items() if unfit and (reason := unfit(layer))}
     for name, reason in reasons.items():
@@ -114,7 +111,7 @@ def _fitting(model: Any, unfit: Callable[[Any], str] | None) -> list[Any]:
     return [layer for name, layer in layers.items() if name not in reasons]
 
 
-def fingerprints(model: Any) -> dict[str, Fingerprint]:
+def take_fingerprints(model: Module) -> dict[str, Fingerprint]:
     """Of the linear layers, by name; they keep no layer alive."""
     return {
         name: Fingerprint(weakref.ref(layer), *_hash_and_size(layer.weight))
@@ -122,23 +119,19 @@ def fingerprints(model: Any) -> dict[str, Fingerprint]:
     }
 
 
-def changed_layers(before: Mapping[str, Fingerprint], model: Any) -> Changed:
-    """Compare a model with what it was.
-
-    Args:
-        before: its fingerprints before the recipe.
-        model: what the recipe made of it.
-    """
+def find_changed_layers(before: Mapping[str, Fingerprint], model: Module) -> Changed:
+    """Compare a model with what it was."""
     now = dict(model.named_modules())
-    sizes = [was.bytes for name, was in before.items() if name not in now or not _is_same(now[name], was)]
+    same = {
+        name
+        for name, was in before.items()
+        if name in now and was.layer() is now[name] and _hash_and_size(now[name].weight)[0] == was.hash
+    }
+    sizes = [was.bytes for name, was in before.items() if name not in same]
     return Changed(len(sizes), sum(sizes))
 
 
-def _is_same(layer: Any, was: Fingerprint) -> bool:
-    return bool(was.layer() is layer) and _hash_and_size(layer.weight)[0] == was.hash
-
-
-def _hash_and_size(weight: Any) -> tuple[str, int]:
+def _hash_and_size(weight: Tensor) -> tuple[str, int]:
     tensor = weight.detach()
     # A quantised tensor is a class of its own, which need not have plain bytes.
     if type(tensor) is not torch.Tensor:
@@ -147,7 +140,7 @@ def _hash_and_size(weight: Any) -> tuple[str, int]:
     return hashlib.blake2b(memoryview(flat.numpy())).hexdigest(), flat.numel()
 
 
-def keep_two_of_four(weight: Any) -> Any:
+def keep_two_of_four(weight: Tensor) -> Tensor:
     """The two of largest magnitude of each four neighbours of a row stay; of equal ones the first."""
     fours = weight.reshape(-1, 4)
     order = fours.abs().argsort(dim=1, descending=True, stable=True)
@@ -155,7 +148,7 @@ def keep_two_of_four(weight: Any) -> Any:
     return torch.where(kept, fours, torch.zeros_like(fours)).reshape(weight.shape)
 
 
-def keep_blocks(weight: Any, size: int) -> Any:
+def keep_blocks(weight: Tensor, size: int) -> Tensor:
     """Half of the square blocks stay, rounded up: those of the largest sum of squares; of equal ones the first."""
     rows, columns = weight.shape
     blocks = weight.reshape(rows // size, size, columns // size, size)
@@ -167,14 +160,170 @@ def keep_blocks(weight: Any, size: int) -> Any:
     return torch.where(mask, blocks, torch.zeros_like(blocks)).reshape(rows, columns)
 
 
-def unfit_for_fours(linear: Any) -> str:
+def explain_unfit_for_fours(linear: Module) -> str:
     """Why the inputs of a layer cannot be taken in fours; empty where they can."""
     return f"{linear.in_features} inputs are no multiple of 4" if linear.in_features % 4 else ""
 
 
-def unfit_for_blocks(linear: Any, size: int) -> str:
+def explain_unfit_for_blocks(linear: Module, size: int) -> str:
     """Why a layer has not two square blocks of a size or more; empty where it has."""
     rows, columns = linear.weight.shape
     if rows % size or columns % size:
         return f"a weight of {rows} x {columns} is not made of blocks of {size} x {size}"
     return f"a weight of {rows} x {columns} is one block of {size} x {size}" if rows == columns == size else ""
+
+
+_INT8_MAX = 127
+_INT4_MIN, _INT4_MAX = -8, 7
+_FLOAT8 = torch.float8_e4m3fn
+_FLOAT8_MAX = torch.finfo(_FLOAT8).max
+
+
+class QuantizedLinear(nn.Module):  # type: ignore[misc]
+    """What the layers have in common: they work on rows, add the bias, and give back the type that they were given."""
+
+    def __init__(self, linear: Module) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach())
+
+    @abstractmethod
+    def product(self, rows: Tensor) -> Tensor:
+        """The product of rows [m, in_features] with the weights: [m, out_features]."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        """As `torch.nn.Linear` does it."""
+        result = self.product(values.reshape(-1, self.in_features))
+        if self.bias is not None:
+            result = result + self.bias
+        return result.to(values.dtype).reshape(*values.shape[:-1], self.out_features)
+
+
+class Int8Linear(QuantizedLinear):
+    """Weights in int8 with a step for each output; products in the type of the activations."""
+
+    def __init__(self, linear: Module) -> None:
+        super().__init__(linear)
+        whole, step = _quantize_int8(linear.weight)
+        self.register_buffer("weight", whole)
+        self.register_buffer("step", step[:, None])
+
+    def product(self, rows: Tensor) -> Tensor:
+        """In the type of the rows."""
+        # By their steps before they are narrow: IREE 3.13 makes of int8 to bf16 what does not link on every CPU.
+        return rows @ (self.weight.float() * self.step).to(rows.dtype).t()
+
+
+class Int8DynamicLinear(QuantizedLinear):
+    """Weights in int8 with a step for each output, rows in int8 with a step for each row, sums in int32.
+
+    Rows are quantised when they are there: their step is not known before.
+    """
+
+    def __init__(self, linear: Module) -> None:
+        super().__init__(linear)
+        whole, step = _quantize_int8(linear.weight)
+        self.register_buffer("weight", whole.t().contiguous())
+        self.register_buffer("step", step)
+
+    def product(self, rows: Tensor) -> Tensor:
+        """In f32."""
+        wide = rows.float()
+        step = _find_steps(wide.abs().amax(1, keepdim=True), _INT8_MAX)
+        whole = (wide / step).round().clamp(-_INT8_MAX, _INT8_MAX).to(torch.int8)
+        return _multiply_integers(whole, self.weight).float() * step * self.step
+
+
+class Int4Linear(QuantizedLinear):
+    """Weights in four bits, two in a byte, with a step for each group of inputs of an output.
+
+    The step of a group maps its value of the largest magnitude to -8, so that all sixteen numbers are used, as in
+    GGML's Q4_0. The low half of a byte belongs to the first half of a group and the high half to the second, so that
+    each half of the activations meets one half of the bytes, and no byte needs to be taken apart into neighbours.
+    """
+
+    def __init__(self, linear: Module, group: int) -> None:
+        super().__init__(linear)
+        weight = linear.weight.detach().float().reshape(self.out_features, -1, group)
+        largest = weight.gather(2, weight.abs().argmax(2, keepdim=True))
+        step = (largest / _INT4_MIN).to(linear.weight.dtype)
+        whole = (weight / torch.where(step == 0, torch.ones_like(step), step).float()).round()
+        bits = (whole.clamp(_INT4_MIN, _INT4_MAX) - _INT4_MIN).to(torch.uint8)
+        low, high = bits.split(group // 2, 2)
+        self.register_buffer("weight", low | high << 4)
+        self.register_buffer("step", step)
+        self.group = group
+
+    def product(self, rows: Tensor) -> Tensor:
+        """In the type of the steps."""
+        halves = rows.reshape(rows.shape[0], -1, 2, self.group // 2)
+        # The halves of a byte are separated in a wider type: what stays a byte wide is taken for a constant by the
+        # compiler, which unpacks it once, when a module is loaded, and the weights are twice as large from then on.
+        both = self.weight.to(self.step.dtype)
+        upper = (both / 16).floor()
+        low, high = self._half(both - 16 * upper), self._half(upper)
+        return halves[:, :, 0].flatten(1) @ low.t() + halves[:, :, 1].flatten(1) @ high.t()
+
+    def _half(self, bits: Tensor) -> Tensor:
+        return ((bits + _INT4_MIN) * self.step).flatten(1)
+
+
+class Float8DynamicLinear(QuantizedLinear):
+    """Weights and rows in f8E4M3FN, with a step for each output and row or for all of them; products and sums in f32.
+
+    Args:
+        linear: whose weights are taken.
+        granularity: what shares a step.
+    """
+
+    def __init__(self, linear: Module, granularity: Literal["tensor", "row"]) -> None:
+        super().__init__(linear)
+        self.by_row = granularity == "row"
+        self.register_buffer("unit", torch.ones(()), persistent=False)
+        self.register_buffer("zero", torch.zeros((), dtype=_FLOAT8), persistent=False)
+        whole, step = self._quantized(linear.weight.detach().float())
+        self.register_buffer("weight", whole)
+        self.register_buffer("step", step.flatten())
+
+    def product(self, rows: Tensor) -> Tensor:
+        """In f32."""
+        whole, step = self._quantized(rows.float())
+        return whole.float() @ self.weight.float().t() * step * self.step
+
+    def _quantized(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        magnitude = values.abs()
+        largest = magnitude.amax(1, keepdim=True) if self.by_row else magnitude.amax((0, 1), keepdim=True)
+        step = _find_steps(largest, _FLOAT8_MAX)
+        return self._rounded((values / step).clamp(-_FLOAT8_MAX, _FLOAT8_MAX)), step
+
+    def _rounded(self, values: Tensor) -> Tensor:
+        """In f8, what is in its range; IREE 3.13 imports a quantisation by steps of 1, and no cast to f8."""
+        if torch.onnx.is_in_onnx_export():
+            given = (values, self.unit, self.zero)
+            return torch.onnx.ops.symbolic("QuantizeLinear", given, dtype=_FLOAT8, shape=values.shape)
+        return values.to(_FLOAT8)
+
+
+def explain_unfit_for_groups(linear: Module, group: int) -> str:
+    """Why the inputs of a layer cannot be taken in groups of a size; empty where they can."""
+    return f"{linear.in_features} inputs are no groups of {group}" if linear.in_features % group else ""
+
+
+def _multiply_integers(rows: Tensor, weight: Tensor) -> Tensor:
+    """The product of int8 matrices in int32, for which the exporter of torch 2.13 knows no ONNX, though there is."""
+    if torch.onnx.is_in_onnx_export():
+        shape = (rows.shape[0], weight.shape[1])
+        return torch.onnx.ops.symbolic("MatMulInteger", (rows, weight), dtype=torch.int32, shape=shape)
+    return torch._int_mm(rows, weight)  # noqa: SLF001 - torch has no other name for it
+
+
+def _quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A weight in int8, and the step of each output in f32."""
+    wide = weight.detach().float()
+    step = _find_steps(wide.abs().amax(1), _INT8_MAX)
+    return (wide / step[:, None]).round().clamp(-_INT8_MAX, _INT8_MAX).to(torch.int8), step
+
+
+def _find_steps(largest: Tensor, maximum: float) -> Tensor:
+    """The steps for values of these largest magnitudes; where all are zero, one that divides."""
+    return largest.clamp(min=torch.finfo(torch.float32).tiny * 2**24) / maximum

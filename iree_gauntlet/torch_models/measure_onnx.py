@@ -48,7 +48,7 @@ class _Program:
     """An ONNX program, loaded, with inputs to call it with."""
 
     def __init__(self, folder: Path, program: Mapping[str, Any]) -> None:
-        onnxruntime = _onnxruntime()
+        onnxruntime = _import_onnxruntime()
         self._values = onnxruntime.OrtValue
         self._session = onnxruntime.InferenceSession(str(folder / program["onnx"]), providers=["CPUExecutionProvider"])
         self._names = [item.name for item in self._session.get_inputs()]
@@ -72,7 +72,7 @@ class _Program:
         return self._values.ortvalue_from_numpy(array)
 
 
-def _onnxruntime() -> ModuleType:
+def _import_onnxruntime() -> ModuleType:
     try:
         import onnxruntime  # noqa: PLC0415 - where it is missing, that is said
     except ModuleNotFoundError as error:
@@ -94,7 +94,7 @@ def _generate(programs: Sequence[_Program], plan: Mapping[str, Any]) -> list[lis
     return [[int(token) for token in sample] for sample in np.stack(chosen, axis=1)]
 
 
-def _host(asked: Mapping[str, Any], build: Mapping[str, Any], main: _Program) -> HostModules | None:
+def _build_host(asked: Mapping[str, Any], build: Mapping[str, Any], main: _Program) -> HostModules | None:
     """The model's modules on the host; None where it has none."""
     if not any(build["host"].values()):
         return None
@@ -118,7 +118,7 @@ def run(path: Path) -> dict[str, Any]:
     begin = time.perf_counter_ns()
     programs = [_Program(folder, program) for program in build["programs"]]
     loaded = time.perf_counter_ns()
-    main, host = programs[0], _host(asked, build, programs[0])
+    main, host = programs[0], _build_host(asked, build, programs[0])
     chosen: list[list[int]] = []
 
     def call() -> object:
@@ -146,4 +146,4 @@ def run(path: Path) -> dict[str, Any]:
         "outputs": write_arrays(plan["outputs"], "output", outputs),
         "chosen": chosen,
     }
-    return {"version": _onnxruntime().__version__, "models": [figures]}
+    return {"version": _import_onnxruntime().__version__, "models": [figures]}

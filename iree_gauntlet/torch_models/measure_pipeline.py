@@ -101,17 +101,19 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
         begin = time.perf_counter_ns()
         contexts = read_contexts(plan, inputs)
         loaded = time.perf_counter_ns()
-        outputs, host_outputs = _first(host, contexts[0], whole=bool(plan["outputs"]))
+        outputs, host_outputs = _call_first(host, contexts[0], whole=bool(plan["outputs"]))
         first = time.perf_counter_ns()
         fetch = plan.get("fetch")
         types = [outputs[index][0] for index in (range(len(outputs)) if fetch is None else fetch)]
         for context in contexts[1:]:
-            _first(host, context, whole=False)
+            _call_first(host, context, whole=False)
         for context in contexts:
             for _ in range(int(plan["warm_up_calls"])):
-                _loop(host, [context], types, 1)
-        loop = _loop(host, contexts, types, int(plan["calls"]) // contexts[0].in_flight)
+                _run_loop(host, [context], types, 1)
+        loop = _run_loop(host, contexts, types, int(plan["calls"]) // contexts[0].in_flight)
         written = host.arrays(host_outputs)
+    # What a call through stages takes that do nothing.
+    idle = run_pipeline(lambda: None, [lambda items: items], lambda _outputs: None, _OVERHEAD_CALLS)
     return {
         **figures(contexts, (begin, loaded, first), loop.total_ns, loop.device_ns),
         "calls": int(plan["calls"]),
@@ -119,13 +121,13 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
             "pre": [value / _NS_PER_MS for value in loop.pre_ns],
             "post": [value / _NS_PER_MS for value in loop.post_ns],
         },
-        "overhead_us": _overhead_us(),
+        "overhead_us": idle.total_ns / _OVERHEAD_CALLS / _NS_PER_US,
         "outputs": write_arrays(plan["outputs"], "output", outputs),
         "host_outputs": write_arrays(plan["outputs"], "host_output", written),
     }
 
 
-def _first(
+def _call_first(
     host: HostModules, context: Context, *, whole: bool
 ) -> tuple[list[tuple[str, NDArray[Any] | None]], list[Any]]:
     """The first call of a context, one stage after the other; outputs of the device, and of the whole."""
@@ -133,17 +135,11 @@ def _first(
     return outputs, host.after([(name, array) for name, array in outputs if array is not None])
 
 
-def _loop(host: HostModules, contexts: list[Context], types: list[str], groups: int) -> PipelineLoop:
+def _run_loop(host: HostModules, contexts: list[Context], types: list[str], groups: int) -> PipelineLoop:
     def stage(context: Context) -> Callable[[list[Any]], list[Any]]:
         return lambda items: [list(zip(types, arrays, strict=True)) for arrays in context.group(items)]
 
     return run_pipeline(host.before, [stage(item) for item in contexts], host.after, groups, contexts[0].in_flight)
-
-
-def _overhead_us() -> float:
-    """What a call through stages takes that do nothing."""
-    loop = run_pipeline(lambda: None, [lambda items: items], lambda _outputs: None, _OVERHEAD_CALLS)
-    return loop.total_ns / _OVERHEAD_CALLS / _NS_PER_US
 
 
 if __name__ == "__main__":

@@ -38,17 +38,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from iree_gauntlet.torch_models.build_plan import BuildPlan, VariantPlan, checked_plan
-from iree_gauntlet.torch_models.building import apply_recipes, base_model
-from iree_gauntlet.torch_models.decompositions import eager_step
+from iree_gauntlet.torch_models.build_plan import BuildPlan, VariantPlan, check_plan
+from iree_gauntlet.torch_models.building import apply_recipes, make_base_model
+from iree_gauntlet.torch_models.decompositions import run_eager_step
 from iree_gauntlet.torch_models.formats import DataFormat
-from iree_gauntlet.torch_models.instantiate import Pipeline, planned_model
+from iree_gauntlet.torch_models.instantiate import Pipeline, make_planned_model
 from iree_gauntlet.torch_models.plugins import load_registry
-from iree_gauntlet.torch_models.torch_tensors import cast, convert, shares_weights, tensor_of, write_arrays
+from iree_gauntlet.torch_models.torch_tensors import cast, convert, have_shared_weights, make_tensor, write_arrays
 from iree_gauntlet.workers.iree_side.plan_file import read_arrays, timed_calls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+    from torch.nn import Module
 
     from iree_gauntlet.torch_models.model_registry import Generative
 
@@ -62,17 +65,16 @@ class TorchModel(ABC):
 
     Attributes:
         modules: those that run on the device in IREE; compiled ones may take their place.
-        chosen: tokens of the last generation.
     """
 
-    modules: tuple[Any, ...]
-    chosen: tuple[Any, ...] = ()
+    modules: tuple[Module, ...]
+    chosen: tuple[Tensor, ...] = ()
 
     @abstractmethod
-    def call(self) -> Sequence[Any]:
+    def call(self) -> Sequence[Tensor]:
         """One call, as it is measured; what it gives."""
 
-    def outputs(self, first: Sequence[Any]) -> Sequence[Any]:
+    def outputs(self, first: Sequence[Tensor]) -> Sequence[Tensor]:
         """What is to be checked, after the first call gave what it gave."""
         return first
 
@@ -84,17 +86,17 @@ class _Inference(TorchModel):
         self._form = form
         self._pre, self._post = content.pre, content.post
         self.modules = (content.device,)
-        if self._post is not None and form is not DataFormat.FP32 and shares_weights(content.device, self._post):
+        if self._post is not None and form is not DataFormat.FP32 and have_shared_weights(content.device, self._post):
             # The host's stay in f32.
             self._post = copy.deepcopy(self._post)
         self._given = build.inputs(0) if self._pre is None else build.host_inputs()
 
-    def call(self) -> Sequence[Any]:
+    def call(self) -> Sequence[Tensor]:
         with torch.no_grad():
-            values: Sequence[Any] = self._given
+            values: Sequence[Tensor] = self._given
             if self._pre is not None:
                 values = cast(tree_leaves(self._pre(*values)), self._form)
-            found: list[Any] = tree_leaves(self.modules[0](*values))
+            found: list[Tensor] = tree_leaves(self.modules[0](*values))
             if self._post is not None:
                 found = tree_leaves(self._post(*cast(found, DataFormat.FP32)))
             return found
@@ -114,18 +116,18 @@ class _Training(TorchModel):
         self._sums = given[len(given) - len(self._weights) :]
         given = given[: len(given) - len(self._weights)]
         self._host_given = build.host_inputs()
-        count = len(content.inputs) if self._pre is None else len(self._before())
+        count = len(content.inputs) if self._pre is None else len(self._before(self._pre))
         self._given, self._targets = given[:count], given[count:]
 
-    def _before(self) -> Sequence[Any]:
+    def _before(self, pre: Module) -> Sequence[Tensor]:
         with torch.no_grad():
-            return cast(tree_leaves(self._pre(*self._host_given)), self._form)
+            return cast(tree_leaves(pre(*self._host_given)), self._form)
 
-    def call(self) -> Sequence[Any]:
-        given = self._given if self._pre is None else self._before()
+    def call(self) -> Sequence[Tensor]:
+        given = self._given if self._pre is None else self._before(self._pre)
         for weight, so_far in zip(self._weights, self._sums, strict=True):
             weight.grad = so_far
-        loss, found = eager_step(self.modules[0], given, self._targets)
+        loss, found = run_eager_step(self.modules[0], given, self._targets)
         gradients = list(found.values())
         if self._weights:
             self._sums = gradients
@@ -140,7 +142,7 @@ class _Generation(TorchModel):
         self._tokens, self._position = content.tokens, content.position
         self._inputs = (build.inputs(0), build.inputs(1))
 
-    def call(self) -> Sequence[Any]:
+    def call(self) -> Sequence[Tensor]:
         prefill, decode = self.modules
         with torch.no_grad():
             logits, *state = tree_leaves(prefill(*self._inputs[0]))
@@ -152,7 +154,7 @@ class _Generation(TorchModel):
         self.chosen = tuple(tokens)
         return tokens
 
-    def outputs(self, first: Sequence[Any]) -> Sequence[Any]:  # noqa: ARG002 - tokens say little
+    def outputs(self, first: Sequence[Tensor]) -> Sequence[Tensor]:  # noqa: ARG002 - tokens say little
         with torch.no_grad():
             pairs = zip(self.modules, self._inputs, strict=True)
             return [tensor for module, given in pairs for tensor in tree_leaves(module(*given))]
@@ -165,27 +167,27 @@ class BuiltModel:
         self._folder = folder
         self.record: dict[str, Any] = json.loads((folder / "build.json").read_text(encoding="utf-8"))
 
-    def inputs(self, program: int) -> list[Any]:
+    def inputs(self, program: int) -> list[Tensor]:
         """Of a program."""
         return self._tensors(self.record["programs"][program]["inputs"])
 
-    def host_inputs(self) -> list[Any]:
+    def host_inputs(self) -> list[Tensor]:
         """Of the module before the device; none where there is no such module."""
         return self._tensors(self.record["host_inputs"])
 
-    def _tensors(self, items: Sequence[Mapping[str, Any]]) -> list[Any]:
-        return [tensor_of(*item) for item in read_arrays(items, self._folder)]
+    def _tensors(self, items: Sequence[Mapping[str, Any]]) -> list[Tensor]:
+        return [make_tensor(*item) for item in read_arrays(items, self._folder)]
 
 
-def _model(builder: Mapping[str, Any], build: BuiltModel) -> TorchModel:
+def _make_model(builder: Mapping[str, Any], build: BuiltModel) -> TorchModel:
     """The model as its builder makes it."""
     if "model_type" in builder:
-        variant = checked_plan(builder, "the builder's plan", VariantPlan)
+        variant = check_plan(builder, "the builder's plan", VariantPlan)
         registry = load_registry([Path(file) for file in variant.plugins])
-        module, _ = apply_recipes(variant, registry, base_model(variant, registry)[0])
+        module, _ = apply_recipes(variant, registry, make_base_model(variant, registry)[0])
         return _Inference(Pipeline(None, module, None, ()), DataFormat.FP32, build)
-    plan = checked_plan(builder, "the builder's plan", BuildPlan)
-    content = planned_model(plan).content
+    plan = check_plan(builder, "the builder's plan", BuildPlan)
+    content = make_planned_model(plan).content
     model: TorchModel
     if not isinstance(content, Pipeline):
         model = _Generation(content, build)
@@ -206,7 +208,7 @@ def run(path: Path) -> dict[str, Any]:
     found = []
     for index, asked in enumerate(plan["models"]):
         try:
-            figures = _measured(plan, asked, f"{index}.output")
+            figures = _measure(plan, asked, f"{index}.output")
         except Exception as error:  # noqa: BLE001 - a model and what compiles it may raise anything, and it is said
             traceback.print_exc()
             said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
@@ -217,18 +219,9 @@ def run(path: Path) -> dict[str, Any]:
     return {"version": torch.__version__, "models": found}
 
 
-def _measured(plan: Mapping[str, Any], asked: Mapping[str, Any], stem: str) -> dict[str, Any]:
-    """What is found of a model.
-
-    Args:
-        plan: of all models.
-        asked: of this one.
-        stem: of the files of its outputs.
-
-    Raises:
-        Exception: what the model, or torch.compile, raises.
-    """
-    model = _model(asked["builder"], BuiltModel(Path(asked["build"])))
+def _measure(plan: Mapping[str, Any], asked: Mapping[str, Any], stem: str) -> dict[str, Any]:
+    """What is found of a model."""
+    model = _make_model(asked["builder"], BuiltModel(Path(asked["build"])))
     compiled = asked["mode"] == "compile"
     if compiled:
         if plan["compile_threads"] is not None:

@@ -1,4 +1,4 @@
-"""Benchmark models: the decorator that declares one, its record, and the checks of how it is declared.
+"""Benchmark models: the decorator that declares one, how it is checked, and how the folders of models are loaded.
 
 The form is that of the document of PyBuda's `benchmark.py`; its own model files are brought over by hand
 (docs/how-to/bench-models.md). A file of a models folder is imported for `--list` too, in a Python that may lack torch:
@@ -7,13 +7,42 @@ nothing here imports more than the standard library.
 
 from __future__ import annotations
 
+import ast
+import hashlib
+import importlib
+import importlib.util
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar, overload
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
-from iree_gauntlet.torch_models.declarations import FROM_PYBUDA, Declaration, DeclarationError, declaring, given_by_name
+from iree_gauntlet.errors import Problem, UsageError
+from iree_gauntlet.settings import shown
+from iree_gauntlet.torch_models.declarations import (
+    FROM_PYBUDA,
+    Declaration,
+    DeclarationError,
+    collect_declarations,
+    find_given_by_name,
+    make_decorator,
+    make_failure_problem,
+    make_unknown_name,
+    sort_by_name,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from torch import Tensor
+    from torch.nn import Module
+
 
 # What a model function may take, each by its name.
 PASSED = ("training", "config", "force_num_layers", "microbatch", "dataformat")
@@ -34,14 +63,14 @@ class ModelError(DeclarationError):
 class OnDevice:
     """A torch module that is compiled and runs on the device."""
 
-    module: Any
+    module: Module
 
 
 @dataclass(frozen=True, slots=True)
 class OnHost:
     """A torch module that runs in torch on the host, before or after the device's."""
 
-    module: Any
+    module: Module
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,19 +97,19 @@ class Generative:
         tokens: how many are made for each sample, the one that prefill gives included.
     """
 
-    prefill: Any
-    decode: Any
-    inputs: Sequence[Any]
+    prefill: Module
+    decode: Module
+    inputs: Sequence[Tensor]
     position: int
     tokens: int
 
 
-def on_device(module: Any) -> OnDevice:
+def on_device(module: Module) -> OnDevice:
     """Say that a module runs on the device."""
     return OnDevice(module)
 
 
-def on_host(module: Any) -> OnHost:
+def on_host(module: Module) -> OnHost:
     """Say that a module runs in torch on the host; the time that it takes is measured with the device's."""
     return OnHost(module)
 
@@ -90,12 +119,8 @@ class BenchmarkModel(Declaration):
     """A declared model; its name is that of the function.
 
     Attributes:
-        function: as it was written.
         configs: in the order of the decorator; empty where there are none.
-        parameters: declared counts by configuration, by "" where there are none.
         accepts: those of `PASSED` that the function takes.
-        required: those of them that it gives no default.
-        module: the name under which the file was imported.
     """
 
     function: Callable[..., Any] = field(repr=False)
@@ -160,21 +185,21 @@ def benchmark_model(
     """
 
     def fields(function: Callable[..., Any], messages: list[str]) -> dict[str, Any]:
-        names = _configs(configs, messages)
-        accepts, required = _signature(function, names, messages)
+        names = _check_configs(configs, messages)
+        accepts, required = _read_signature(function, names, messages)
         return {
             "configs": names,
-            "parameters": _parameters(parameters, names, messages),
+            "parameters": _check_parameters(parameters, names, messages),
             "accepts": accepts,
             "required": required,
             "module": function.__module__,
         }
 
-    declare = declaring(BenchmarkModel, fields)
+    declare = make_decorator(BenchmarkModel, fields)
     return declare if function is None else declare(function)
 
 
-def _configs(configs: object, messages: list[str]) -> tuple[str, ...]:
+def _check_configs(configs: object, messages: list[str]) -> tuple[str, ...]:
     if configs is None:
         return ()
     if isinstance(configs, str) or not isinstance(configs, Sequence) or not configs:
@@ -191,11 +216,11 @@ def _configs(configs: object, messages: list[str]) -> tuple[str, ...]:
     return names
 
 
-def _signature(
+def _read_signature(
     function: Callable[..., Any], configs: tuple[str, ...], messages: list[str]
 ) -> tuple[frozenset[str], frozenset[str]]:
     """What the function takes, and what of it has no default."""
-    found = given_by_name(function, PASSED, f"options give {', '.join(PASSED)}", messages)
+    found = find_given_by_name(function, PASSED, f"options give {', '.join(PASSED)}", messages)
     parameters = inspect.signature(function).parameters
     if "training" not in parameters:
         messages.append("it has no parameter `training: bool`")
@@ -206,7 +231,7 @@ def _signature(
     return frozenset(found), frozenset(name for name, needed in found.items() if needed)
 
 
-def _parameters(parameters: object, configs: tuple[str, ...], messages: list[str]) -> dict[str, int]:
+def _check_parameters(parameters: object, configs: tuple[str, ...], messages: list[str]) -> dict[str, int]:
     if parameters is None:
         return {}
     if isinstance(parameters, Mapping):
@@ -228,3 +253,190 @@ def _parameters(parameters: object, configs: tuple[str, ...], messages: list[str
         if not isinstance(count, int) or isinstance(count, bool) or count < 1
     )
     return counts
+
+
+_PREFIX = "_gauntlet_models_"
+_EXAMPLE = "a model is a function under @benchmark_model, see docs/how-to/bench-models.md"
+_LATE_IMPORT = "; a file that imports it inside its functions can be listed without it"
+
+
+def discover(folders: Sequence[Path], passed_over: list[Problem] | None = None) -> dict[str, BenchmarkModel]:
+    """Import every `*.py` of models folders whose name does not start with `_`, and collect the models by name.
+
+    Each folder is a package of a private name, so that files of one name in two folders do not meet and files
+    import their siblings relatively (`from ._layers import Attention`). A folder is read again with every call.
+
+    `passed_over`: takes in every problem of every file; None for an error.
+
+    Raises:
+        UsageError: for a folder that does not exist or has no files.
+        ModelError: with every problem of every file.
+    """
+    declared: list[Declaration] = []
+    problems: list[Problem] = []
+    for folder in dict.fromkeys(folder.resolve() for folder in folders):
+        with _collect_declarations() as found:
+            wrong = _load_folder(folder)
+        declared += found
+        problems += wrong
+        if not found and not wrong:
+            problems.append(Problem(str(shown(folder)), 0, "", "none of its files declares a model", _EXAMPLE))
+    models = sort_by_name(declared, BenchmarkModel, problems)
+    problems = list(dict.fromkeys(problems))
+    if passed_over is not None:
+        passed_over += problems
+    elif problems:
+        raise ModelError(problems)
+    return models
+
+
+def find_model(models: dict[str, BenchmarkModel], name: str) -> BenchmarkModel:
+    """The model of a name.
+
+    Raises:
+        UsageError: where there is none; says which there are.
+    """
+    if name not in models:
+        raise make_unknown_name(f"there is no benchmark model {name!r}", name, models)
+    return models[name]
+
+
+def load_alone(file: Path, prefix: str) -> tuple[list[Declaration], list[Problem]]:
+    """Runs a file by itself, whatever was run before: what it declares, and what is wrong with it.
+
+    `prefix`: of the private name that its module has: dataclasses and torch.compile look their modules up.
+    """
+    with _collect_declarations() as declared:
+        return declared, _find_problems(lambda: _run(file, _make_private_name(prefix, file)), file, file)
+
+
+def find_sources(model: BenchmarkModel) -> tuple[Path, ...]:
+    """The files of its folder that a model is made from: its own, and those that it imports, sorted.
+
+    Imports are read from the source, those inside functions too; one that is made with `importlib` is not seen.
+
+    Raises:
+        ModelError: where one of them is no Python.
+    """
+    # The models folder: a model may be declared in a package inside it.
+    depth = model.module.count(".")
+    root = model.file.parents[depth if model.file.name == "__init__.py" else depth - 1]
+    # A package's __init__.py runs before what lies in it.
+    packages = [folder for folder in model.file.parents if folder.is_relative_to(root)]
+    try:
+        return find_reached_files([model.file, *(folder / "__init__.py" for folder in packages)], root)
+    except SyntaxError as error:
+        raise ModelError([make_failure_problem(error, root, model.file, 0, "")]) from error
+
+
+def find_reached_files(starts: Iterable[Path], root: Path, package: str = "") -> tuple[Path, ...]:
+    """Files below a folder that some of them run: those themselves and what they import, sorted.
+
+    `package`: the folder's name, under which its files import each other; empty where they do so relatively.
+
+    Raises:
+        SyntaxError: one of them is no Python.
+    """
+    found: set[Path] = set()
+    waiting = list(starts)
+    while waiting:
+        file = waiting.pop()
+        if file not in found and file.is_file():
+            found.add(file)
+            for node in _walk_executed(ast.parse(file.read_bytes(), filename=str(file))):
+                if isinstance(node, ast.ImportFrom):
+                    waiting += _find_imported(node, file, root, package)
+    return tuple(sorted(found))
+
+
+def _walk_executed(tree: ast.AST) -> Iterator[ast.AST]:
+    """All of a file but for what only type checkers read."""
+    for node in ast.iter_child_nodes(tree):
+        if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+            yield node
+            yield from _walk_executed(node)
+
+
+def _find_imported(node: ast.ImportFrom, file: Path, root: Path, package: str) -> Iterator[Path]:
+    """What an import may run below a folder: modules, and the `__init__.py` of every package on the way."""
+    words = node.module.split(".") if node.module else []
+    if node.level:
+        place = file.parents[node.level - 1]
+    elif package and f"{node.module}.".startswith(f"{package}."):
+        place, words = root, words[len(package.split(".")) :]
+    else:
+        return
+    if not place.is_relative_to(root):
+        return
+    for word in words:
+        place /= word
+        yield place.with_suffix(".py")
+        yield place / "__init__.py"
+    for alias in node.names:
+        yield place / f"{alias.name}.py"
+        yield place / alias.name / "__init__.py"
+
+
+@contextmanager
+def _collect_declarations() -> Iterator[list[Declaration]]:
+    """Collect what is declared, and write no bytecode."""
+    before = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
+    try:
+        with collect_declarations() as declared:
+            yield declared
+    finally:
+        sys.dont_write_bytecode = before
+
+
+def _make_private_name(prefix: str, path: Path) -> str:
+    return prefix + hashlib.sha256(bytes(path)).hexdigest()[:16]
+
+
+def _load_folder(folder: Path) -> list[Problem]:
+    if not folder.is_dir():
+        raise UsageError(f"no models folder {shown(folder)}", "name an existing folder with --models-dir")
+    files = sorted(path for path in folder.glob("*.py") if not path.name.startswith(("_", ".")) and path.is_file())
+    if not files:
+        raise UsageError(f"no *.py files in the models folder {shown(folder)}", _EXAMPLE)
+    package = _make_private_name(_PREFIX, folder)
+    for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    init = folder / "__init__.py"
+    problems: list[Problem] = []
+    if init.is_file():
+        problems += _find_problems(lambda: _run(init, package, folder), folder, init)
+    else:
+        sys.modules[package] = ModuleType(package)
+        sys.modules[package].__path__ = [str(folder)]
+    for file in files:
+        if "." in file.stem:
+            hint = f"rename it to {file.stem.partition('.')[0]}.py"
+            problems.append(Problem(str(shown(file)), 0, "", "a module's name has no dot", hint))
+        else:
+            problems += _find_problems(partial(importlib.import_module, f"{package}.{file.stem}"), folder, file)
+    return problems
+
+
+def _run(file: Path, name: str, folder: Path | None = None) -> None:
+    """Runs a file as the module of a name; with a folder, as its package."""
+    search = None if folder is None else [str(folder)]
+    loader = SourceFileLoader(name, str(file))
+    spec = importlib.util.spec_from_file_location(name, file, loader=loader, submodule_search_locations=search)
+    assert spec is not None
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    loader.exec_module(sys.modules[name])
+
+
+def _find_problems(run: Callable[[], object], folder: Path, file: Path) -> list[Problem]:
+    """What is wrong with a file that is run."""
+    try:
+        run()
+    except DeclarationError as error:
+        return error.problems
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a file of a user may raise anything, and is named for it
+        problem = make_failure_problem(error, folder, file, 0, "")
+        late = _LATE_IMPORT if isinstance(error, ModuleNotFoundError) and "pip install" in problem.hint else ""
+        return [replace(problem, hint=problem.hint + late)]
+    return []

@@ -54,14 +54,9 @@ class ModuleFacts:
     """What a compiled module shows.
 
     Attributes:
-        parameters: that it reads, in the order in which the program names them.
-        unread: names of those that the program has and the module does not read.
         dispatches: names of what calls run, in their order; executables that are alike have one name.
-        load_dispatches: names of what runs once, when the module is loaded.
-        constant_bytes: of the constants inside the module, each of 4 KiB or more; smaller ones look like
-            its strings.
-        module_bytes: of the module's file.
-        digest: hex SHA-256 of it.
+        constant_bytes: of the constants inside the module, each of 4 KiB or more; smaller ones look like its
+            strings.
     """
 
     parameters: tuple[Parameter, ...]
@@ -94,10 +89,8 @@ class ModuleFacts:
 def read_module_facts(toolchain: Toolchain, program: Path, module: Path) -> ModuleFacts:
     """Read what a compiled module shows.
 
-    Args:
-        toolchain: that compiled it; its `iree-dump-module` is asked, which takes some hundredths of a second.
-        program: MLIR that it was compiled from. Its parameters are of one scope.
-        module: what `iree-compile` wrote.
+    `toolchain`: that compiled it; its `iree-dump-module` is asked, which takes some hundredths of a second; `module`:
+    what `iree-compile` wrote.
 
     Raises:
         GauntletError: one of the two cannot be read. ParameterError where that is the program, ToolchainError where
@@ -109,7 +102,7 @@ def read_module_facts(toolchain: Toolchain, program: Path, module: Path) -> Modu
     read = {name for names in tables.values() for name in names}
     sizes = [tuple(declared[name].byte_size for name in names) for names in tables.values()]
     aside = {data for pair in tables for data in pair}
-    aside |= {segment.data for segment in segments if span_lengths(segment.data) in sizes}
+    aside |= {segment.data for segment in segments if read_span_lengths(segment.data) in sizes}
     names = dispatch_names(segment.data for segment in segments if segment.data not in aside)
     with module.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -124,7 +117,7 @@ def read_module_facts(toolchain: Toolchain, program: Path, module: Path) -> Modu
     )
 
 
-def dispatch_types(name: str) -> tuple[str, ...]:
+def find_dispatch_types(name: str) -> tuple[str, ...]:
     """The element types that a dispatch's name tells: of its operands, the last one of its result.
 
     `elementwise_256x512_i8xf32xf32` has three; a name that gives one has it for all; one may give none.
@@ -133,15 +126,15 @@ def dispatch_types(name: str) -> tuple[str, ...]:
     return tuple(types[-1].split("x")) if types else ()
 
 
-def widened_at_load(facts: ModuleFacts, element_type: str) -> tuple[str, ...]:
+def find_widened_at_load(facts: ModuleFacts, element_type: str) -> tuple[str, ...]:
     """Names of the dispatches that turn values of a type into wider ones when the module is loaded.
 
     Calls work with what they leave, and no longer with the narrow parameters.
     """
-    narrow = _signless(element_type)
+    narrow = _drop_sign(element_type)
     found = []
     for name in facts.load_dispatches:
-        *operands, result = dispatch_types(name) or ("",)
+        *operands, result = find_dispatch_types(name) or ("",)
         if narrow in operands and bit_count(result) > bit_count(narrow):
             found.append(name)
     return tuple(found)
@@ -150,12 +143,8 @@ def widened_at_load(facts: ModuleFacts, element_type: str) -> tuple[str, ...]:
 def prove(proof: Proof, facts: ModuleFacts, baseline: ModuleFacts, changed_bytes: int | None = None) -> list[str]:
     """What a module lacks of what its recipe promises; empty where it shows all of it.
 
-    Args:
-        proof: what the recipe promises.
-        facts: the module of the recipe.
-        baseline: the module of the unchanged model, at the same point.
-        changed_bytes: what the weights that the recipe changes take in the unchanged model; None for all that it has.
-            Others, such as embeddings, stay as they are.
+    `changed_bytes`: what the weights that the recipe changes take in the unchanged model; None for all that it has.
+    Others, such as embeddings, stay as they are.
     """
     problems = [problem for kind in proof.parameter_types if (problem := _narrow_problem(facts, kind))]
     share = proof.parameter_share
@@ -172,77 +161,67 @@ def prove(proof: Proof, facts: ModuleFacts, baseline: ModuleFacts, changed_bytes
     if proof.dispatch and not any(re.search(proof.dispatch, name) for name in facts.dispatches):
         problems.append(
             f"no dispatch of its calls has a name that matches {proof.dispatch}: there are"
-            f" {_some(_works(facts.dispatches))}"
+            f" {_name_some(_name_works(facts.dispatches))}"
         )
     if proof.different and facts.digest == baseline.digest:
         problems.append("its module is the baseline's, byte for byte")
     return problems
 
 
-def shows(facts: ModuleFacts) -> list[str]:
+def describe_facts(facts: ModuleFacts) -> list[str]:
     """What a module shows, one line a kind: parameters by their types, constants, dispatches."""
     lines = [f"parameters {kind}: {byte_size(size)}" for kind, size in facts.bytes_by_type.items()]
     if facts.constant_bytes:
         lines.append(f"constants inside the module: {byte_size(facts.constant_bytes)}")
     if facts.load_dispatches:
-        lines.append(f"made of them at load: {_some(_works(facts.load_dispatches))}")
+        lines.append(f"made of them at load: {_name_some(_name_works(facts.load_dispatches))}")
     heavy = [name for name in facts.dispatches if dispatch_name(name).kind in _HEAVY]
     if facts.dispatches:
-        lines.append(f"dispatches: {_some(_works(heavy or facts.dispatches))}")
+        lines.append(f"dispatches: {_name_some(_name_works(heavy or facts.dispatches))}")
     return lines
 
 
 def _narrow_problem(facts: ModuleFacts, kind: str) -> str:
     """Why a module does not work with parameters of an element type; empty where it does."""
-    if _signless(kind) not in map(_signless, facts.bytes_by_type):
+    if _drop_sign(kind) not in map(_drop_sign, facts.bytes_by_type):
         types = ", ".join(f"{name} ({byte_size(size)})" for name, size in facts.bytes_by_type.items()) or "none"
-        unread = f"; the program's {_some(facts.unread)} are not read" if facts.unread else ""
+        unread = f"; the program's {_name_some(facts.unread)} are not read" if facts.unread else ""
         return f"it reads no parameter of type {kind}: those that it reads are {types}{unread}"
-    widened = widened_at_load(facts, kind)
+    widened = find_widened_at_load(facts, kind)
     if widened:
-        wide = dispatch_types(widened[0])[-1]
-        return f"its parameters of type {kind} become {wide} when it is loaded: {_some(_works(widened))}"
+        wide = find_dispatch_types(widened[0])[-1]
+        return f"its parameters of type {kind} become {wide} when it is loaded: {_name_some(_name_works(widened))}"
     return ""
 
 
-def _signless(kind: str) -> str:
+def _drop_sign(kind: str) -> str:
     """An element type as names of dispatches have it: `i8` for `ui8` and `si8`."""
     return kind[1:] if kind.startswith(("si", "ui")) else kind
 
 
-def _works(names: Iterable[str]) -> list[str]:
+def _name_works(names: Iterable[str]) -> list[str]:
     """What dispatches do, with sizes and types, each once; without their functions and numbers."""
     return list(dict.fromkeys(dispatch_name(name).work or name for name in names))
 
 
-def _some(texts: Sequence[str]) -> str:
+def _name_some(texts: Sequence[str]) -> str:
     """The first few of them."""
     more = len(texts) - _SHOWN
     return ", ".join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "") if texts else "none"
 
 
 @dataclass(frozen=True, slots=True)
-class _Segment:
-    """Data of a module.
-
-    Attributes:
-        size: bytes.
-        data: empty for a constant that is larger than any table.
-        is_constant: whether it is one of the files that hold constants.
-    """
+class _ModuleData:
+    """Data of a module."""
 
     size: int
     data: bytes
     is_constant: bool = False
 
 
-def _read_segments(toolchain: Toolchain, module: Path) -> list[_Segment]:
-    """All data of a module: what is in `module.fb`, and the files next to it, which come in the same order.
-
-    Raises:
-        GauntletError: the module cannot be read; ToolchainError where its toolchain's tool cannot be started.
-    """
-    described = _described(toolchain, module)
+def _read_segments(toolchain: Toolchain, module: Path) -> list[_ModuleData]:
+    """All data of a module: what is in `module.fb`, and the files next to it, which come in the same order."""
+    described = _describe_module(toolchain, module)
     try:
         with zipfile.ZipFile(module) as archive:
             outside = [_read(archive, info) for info in archive.infolist() if info.filename != _MODULE]
@@ -260,16 +239,16 @@ def _read_segments(toolchain: Toolchain, module: Path) -> list[_Segment]:
             f"{module}: its description tells of {len(expected)} files inside, and there are others",
             "it has to be written and described by one release of IREE",
         )
-    return [*outside, *(_Segment(len(data), data) for data in inside)]
+    return [*outside, *(_ModuleData(len(data), data) for data in inside)]
 
 
-def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Segment:
+def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _ModuleData:
     is_constant = info.filename.startswith(_CONSTANTS)
     skipped = is_constant and info.file_size > _LARGEST_TABLE
-    return _Segment(info.file_size, b"" if skipped else archive.read(info), is_constant)
+    return _ModuleData(info.file_size, b"" if skipped else archive.read(info), is_constant)
 
 
-def _described(toolchain: Toolchain, module: Path) -> list[dict[str, Any]]:
+def _describe_module(toolchain: Toolchain, module: Path) -> list[dict[str, Any]]:
     """The data segments as the toolchain describes them."""
     tool = Path(toolchain.runtime.run_module).with_name(_DUMP_TOOL)
     answer = ask([str(tool), "--output=flatbuffer-json", str(module)], timeout=120.0)
@@ -305,7 +284,7 @@ def name_tables(data: Sequence[bytes], known: Collection[str]) -> dict[tuple[byt
     return found
 
 
-def span_lengths(data: bytes) -> tuple[int, ...]:
+def read_span_lengths(data: bytes) -> tuple[int, ...]:
     """The lengths of a table of spans; empty for other data."""
     if len(data) % _SPAN.size:
         return ()

@@ -1,7 +1,10 @@
-"""A peer of IREE: how it is tried, what was measured of it next to IREE, the word for that, and the line about it.
+"""How fast IREE is next to torch and onnxruntime, on the same machine, in the same minutes, on the same model.
 
-Before its rounds a peer is tried: its outputs must be those of torch eager in the build folder, within the tolerance
-that IREE's own were held to before.
+A round is a process start with a warm-up of its own: of IREE's measuring program, or of a script that calls the peer.
+Both make the same number of calls, and the median call stands for the round. Rounds are taken in blocks of four,
+A B B A or B A A B by the fall of a coin, and blocks with a disturbed round are replaced (`engine/rounds/blocks.py`).
+Peers run on the CPU, whatever IREE runs on. Before its rounds a peer is tried: its outputs must be those of torch eager
+in the build folder, within the tolerance that IREE's own were held to before.
 
 The number of blocks is fixed before anything is measured and they are looked at once, so that the interval needs no
 correction for looking earlier. It is the exact one of `paired.py`, from the log ratios of blocks: six of them are the
@@ -11,28 +14,37 @@ fewest that have a two-sided interval at 95 % (five have 93.75 %, 1 − 2/2⁵),
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import json
 import math
+import shutil
 import statistics
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.engine.rounds.taken_rounds import Measurement, take_round
+from iree_gauntlet.engine.rounds.blocks import AB, BlockTaker, Pair, PairEvidence
+from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
+from iree_gauntlet.engine.rounds.taken_rounds import Measurement, gpu_of, take_round
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison, Verdict, compare
 from iree_gauntlet.measuring.statistics.rounds import SequentialPlan
+from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.results import shorten
-from iree_gauntlet.torch_models.agreement import agreement
-from iree_gauntlet.torch_models.build_folder import read_outputs, tensors
+from iree_gauntlet.steps import Command, Step
+from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.torch_models.agreement import compare_tensors, find_limits
+from iree_gauntlet.torch_models.build_folder import BuildRecord, read_build, read_outputs, read_tensors
+from iree_gauntlet.torch_models.torch_chain import CallTimes, make_torch_words
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from iree_gauntlet.engine.rounds.blocks import PairEvidence
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.measuring.statistics.rounds import Round
-    from iree_gauntlet.steps import Command, Step
+    from iree_gauntlet.steps import Step
     from iree_gauntlet.torch_models.build_folder import Array
     from iree_gauntlet.torch_models.formats import Tolerance
 
@@ -63,17 +75,11 @@ class Peer:
         name: `torch eager`, `torch.compile` or `onnxruntime`.
         version: of it; empty where it did not get as far as to say.
         call_ms: median over its rounds of their median call; None without rounds that count.
-        iree_ms: the same of IREE, from the same blocks.
         ratio: its time / IREE's; above 1 IREE is faster. None where there is nothing to compare.
         low, high: interval of the ratio at 95 %; None where there are too few blocks for one.
         word: what IREE is: faster, slower, same or inconclusive; empty without a ratio.
-        blocks: of four rounds, those that count.
-        replaced: those that were disturbed and do not.
-        calls: that were timed in each round.
-        first_call_ms: of a process that had nothing compiled before.
         compile_s: what loading and compiling took, the first call included where that is what compiles; None where
             nothing is compiled.
-        reason: why there is no ratio, or why the word is what it is.
     """
 
     name: str
@@ -92,7 +98,7 @@ class Peer:
     reason: str = ""
 
 
-def judged(peer: Peer, evidence: PairEvidence) -> Peer:
+def judge_peer(peer: Peer, evidence: PairEvidence) -> Peer:
     """The peer with what its blocks say: A is IREE, B the peer."""
     peer = replace(peer, blocks=len(evidence.blocks), replaced=evidence.replaced)
     if evidence.failure:
@@ -100,18 +106,18 @@ def judged(peer: Peer, evidence: PairEvidence) -> Peer:
     if not evidence.blocks:
         return replace(peer, reason=f"every block was disturbed; for example: {evidence.main_disturbance}")
     found = compare(evidence.blocks, ONE_LOOK)
-    ratio = ratio_figures(found)
+    ratio = make_ratio_figures(found)
     few = f"{found.blocks} of {BLOCKS} blocks; the others were disturbed, for example: {evidence.main_disturbance}"
     return replace(
         peer,
-        call_ms=_median([round_ for block in evidence.blocks for round_ in block.b]),
-        iree_ms=_median([round_ for block in evidence.blocks for round_ in block.a]),
+        call_ms=_find_median([round_ for block in evidence.blocks for round_ in block.b]),
+        iree_ms=_find_median([round_ for block in evidence.blocks for round_ in block.a]),
         **ratio,
         reason=few if ratio["low"] is None else found.reason,
     )
 
 
-def ratio_figures(found: Comparison) -> dict[str, Any]:
+def make_ratio_figures(found: Comparison) -> dict[str, Any]:
     """The result of a comparison of two programs, A being the one that is spoken of.
 
     Returns:
@@ -122,15 +128,15 @@ def ratio_figures(found: Comparison) -> dict[str, Any]:
     return {"ratio": found.ratio, "low": low, "high": high, "word": _WORDS[found.verdict]}
 
 
-def shown(peer: Peer) -> str:
+def describe_peer(peer: Peer) -> str:
     """The line about it."""
     if peer.ratio is None or peer.call_ms is None:
-        return f"{_title(peer)}: no ratio: {peer.reason}"
-    own = f", IREE {_time(peer.iree_ms)}" if peer.iree_ms is not None else ""
-    return f"{_title(peer)} {_time(peer.call_ms)} a call (median){own}: {_beside(peer, peer.ratio)}"
+        return f"{_make_title(peer)}: no ratio: {peer.reason}"
+    own = f", IREE {_format_time(peer.iree_ms)}" if peer.iree_ms is not None else ""
+    return f"{_make_title(peer)} {_format_time(peer.call_ms)} a call (median){own}: {_describe_ratio(peer, peer.ratio)}"
 
 
-def _beside(peer: Peer, ratio: float) -> str:
+def _describe_ratio(peer: Peer, ratio: float) -> str:
     if peer.low is None or peer.high is None:
         return f"no verdict, {ratio:.2f} × IREE's time ({peer.reason})"
     if peer.word == "slower":
@@ -143,18 +149,18 @@ def _beside(peer: Peer, ratio: float) -> str:
     return f"no verdict, {ratio:.2f} × IREE's time {span}"
 
 
-def _title(peer: Peer) -> str:
+def _make_title(peer: Peer) -> str:
     if not peer.version:
         return peer.name
     product, _, mode = peer.name.replace(".", " ").partition(" ")
     return " ".join(filter(None, (product, peer.version, mode)))
 
 
-def _time(milliseconds: float) -> str:
+def _format_time(milliseconds: float) -> str:
     return f"{milliseconds:.3g} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.3g} s"
 
 
-def _median(rounds: Sequence[Round]) -> float:
+def _find_median(rounds: Sequence[Round]) -> float:
     return statistics.median(round_.location() for round_ in rounds)
 
 
@@ -163,10 +169,7 @@ class Expected:
     """What a program should compute.
 
     Attributes:
-        folder: of the built model, which has torch eager's outputs.
-        arrays: these outputs.
         allowed: as for `agreement`.
-        gradients: likewise.
     """
 
     folder: Path
@@ -180,8 +183,8 @@ class Expected:
         Raises:
             GauntletError: they cannot be read.
         """
-        actual, expected = read_outputs(items, outputs), tensors(self.folder, self.arrays)
-        problem = agreement(actual, expected, self.allowed, gradients=self.gradients).problem
+        actual, expected = read_outputs(items, outputs), read_tensors(self.folder, self.arrays)
+        problem = compare_tensors(actual, expected, self.allowed, gradients=self.gradients).problem
         return f"its outputs are not those of torch eager: {problem}" if problem else ""
 
 
@@ -194,7 +197,6 @@ class Tried:
         version: of the peer; empty where the process failed.
         first_call_ms: of a process that had nothing compiled before; None where it failed.
         compile_s: what loading and compiling took; None where nothing is compiled.
-        call_ms: the median of the calls after.
     """
 
     problem: str
@@ -204,22 +206,15 @@ class Tried:
     call_ms: float = 0.0
 
 
-def peer_rounds(step: Step, command: Command, tool: str) -> Measurement:
+def make_peer_rounds(step: Step, command: Command, tool: str) -> Measurement:
     """Rounds of `measure_torch.py` or `measure_onnx.py`: the median call of each model of the plan, in its order."""
-    return Measurement(step, command, tool, _times)
+    return Measurement(step, command, tool, _read_medians)
 
 
 def try_peer(
     session: Session[Any], rounds: Measurement, name: str, outputs: Path, expected: Sequence[Expected]
 ) -> list[Tried]:
     """Starts a peer once; it is no evidence, so that others may run meanwhile.
-
-    Args:
-        session: what it runs in.
-        rounds: of the peer, by a plan that asks for outputs.
-        name: prefix of its logs in the folder of its step.
-        outputs: where they go.
-        expected: of each model of the plan.
 
     Returns:
         What became of each.
@@ -231,28 +226,230 @@ def try_peer(
         taken = take_round(replace(rounds, read=lambda _text, _seconds: ()), session.processes, name)
     if taken.failure:
         return [Tried(taken.failure)] * len(expected)
-    answer = _answer(session.processes.stdout(rounds.step, name))
-    version = str(answer["version"])
+    answer = PeerAnswer.read(session.processes.stdout(rounds.step, name))
     tried = []
-    for found, wanted in zip(answer["models"], expected, strict=True):
-        if "error" in found:
-            tried.append(Tried(shorten(found["error"]), version))
+    for found, wanted in zip(answer.models, expected, strict=True):
+        if found.error:
+            tried.append(Tried(shorten(found.error), answer.version))
             continue
-        problem = shorten(wanted.problem(outputs, found["outputs"]))
-        call_ms = statistics.median(found["call_ms"])
-        tried.append(Tried(problem, version, float(found["first_call_ms"]), found["compile_s"], call_ms))
+        problem = shorten(wanted.problem(outputs, found.outputs))
+        call_ms = statistics.median(found.call_ms)
+        tried.append(Tried(problem, answer.version, found.first_call_ms, found.compile_s, call_ms))
     return tried
 
 
-def _answer(text: str) -> dict[str, Any]:
-    """The last line; models may print before it."""
-    found: dict[str, Any] = json.loads(text.rstrip().splitlines()[-1])
+@dataclass(frozen=True, slots=True)
+class PeerModel(Recorded):
+    """What `measure_torch.py` and `measure_onnx.py` say of a model; `error`: where it cannot be measured."""
+
+    name: str = ""
+    error: str = ""
+    call_ms: tuple[float, ...] = ()
+    first_call_ms: float | None = None
+    compile_s: float | None = None
+    outputs: tuple[dict[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAnswer(Recorded):
+    """What they say of all models of their plan."""
+
+    version: str
+    models: tuple[PeerModel, ...]
+
+    @classmethod
+    def read(cls, text: str) -> PeerAnswer:
+        """The last line; models may print before it."""
+        return cls.from_dict(json.loads(text.rstrip().splitlines()[-1]))
+
+
+def _read_medians(text: str, _seconds: float) -> tuple[float, ...]:
+    models = PeerAnswer.read(text).models
+    for failed in models:
+        if failed.error:
+            raise GauntletError(f"{failed.name}: {failed.error}")
+    return tuple(statistics.median(item.call_ms) for item in models)
+
+
+_LEAST_CALLS = 3
+# The calls of a round take so long in IREE, and at most so long in a peer that is much slower.
+_ROUND_MS = 500.0
+_SLOW_ROUND_MS = 5000.0
+_TRIAL = "trial."
+_MS = 1000.0
+_TORCH = {"torch": {"torch eager": "eager", "torch.compile": "compile"}, "torch-eager": {"torch eager": "eager"}}
+
+
+@dataclass(frozen=True, slots=True)
+class AgainstPlace:
+    """Where peers run, and what they are given.
+
+    Attributes:
+        env: variables of the peers' processes; those of IREE's stand in its own command.
+    """
+
+    builder: Mapping[str, Any]
+    torch_python: str
+    env: tuple[tuple[str, str], ...] = ()
+    replace_disturbed: bool = True
+
+
+def make_iree_rounds(step: Step, command: Command) -> Measurement:
+    """Rounds of IREE's measuring programs, of any kind of model."""
+    return Measurement(step, command, "the measuring program", _read_iree_median, gpu_of(step))
+
+
+def measure(
+    session: Session[Any], names: Sequence[str], iree: Measurement, build: Path, place: AgainstPlace
+) -> list[Peer]:
+    """Measures peers next to IREE; blocks go into the log as they are taken.
+
+    A peer that cannot be measured is one with a reason, and the others go on. One that was cut short is left out.
+
+    `names`: `torch`, which is eager and `torch.compile`, or `torch-eager`, and `onnxruntime`; `iree`: as
+    `make_iree_rounds` gives it. The plan is written again for each peer, with its number of calls.
+
+    Raises:
+        GauntletError: IREE cannot be measured, or the build folder cannot be read.
+    """
+    taker = BlockTaker(session, replace_disturbed=place.replace_disturbed)
+    plan = json.loads(Path(iree.command.argv[-1]).read_text(encoding="utf-8"))
+    peers = _Peers(session, iree, plan, build, read_build(build), place, taker)
+    found: list[Peer] = []
+    with contextlib.suppress(WaitCancelledError):
+        for peer in peers.peers(names):
+            measured = peers.against(peer)
+            if session.cancelled.is_set():
+                break
+            found.append(measured)
+            session.progress.message(describe_peer(measured))
     return found
 
 
-def _times(text: str, _seconds: float) -> tuple[float, ...]:
-    models = _answer(text)["models"]
-    for failed in models:
-        if "error" in failed:
-            raise GauntletError(f"{failed['name']}: {failed['error']}")
-    return tuple(statistics.median(item["call_ms"]) for item in models)
+@dataclass(frozen=True, slots=True)
+class _Script:
+    """A peer's script, but for its plan."""
+
+    rounds: Measurement
+    model: Mapping[str, Any]
+
+    def with_plan(self, home: Path, name: str, calls: int, **changes: Any) -> Measurement:
+        """Its rounds with so many calls, by a plan in which some fields are other than they usually are."""
+        plan = {"warm_up_calls": WARM_UP_CALLS, "compile_threads": None, "outputs": "", **changes}
+        return _write_plan(self.rounds, home, name, {"models": [{**self.model, "calls": calls}], **plan})
+
+
+def _write_plan(rounds: Measurement, home: Path, name: str, plan: Mapping[str, Any]) -> Measurement:
+    """Rounds by a plan that is written into a folder, where their logs go too."""
+    path = home / f"{name}.json"
+    write_atomic(path, json.dumps(plan, indent=1))
+    command = replace(rounds.command, argv=(*rounds.command.argv[:-1], str(path)), cwd=str(home))
+    return replace(rounds, step=replace(rounds.step, folder=str(home)), command=command)
+
+
+@dataclass(slots=True)
+class _Peers:
+    """What all peers of a model have in common."""
+
+    session: Session[Any]
+    iree: Measurement
+    plan: Mapping[str, Any]
+    folder: Path
+    build: BuildRecord
+    place: AgainstPlace
+    taker: BlockTaker
+    iree_ms: float = 0.0
+
+    def peers(self, names: Sequence[str]) -> Iterator[_Script]:
+        """The peers that are asked for."""
+        place = self.place
+        model = {"build": str(self.folder), "builder": dict(place.builder)}
+        # Those of `torch` are all of torch's.
+        for name in (name for name in names if name != "torch-eager" or "torch" not in names):
+            if name in _TORCH:
+                for peer, mode in _TORCH[name].items():
+                    asked = {**model, "mode": mode, "compile_mode": None}
+                    yield self._script(peer, place.torch_python, "measure_torch", asked)
+            else:
+                # Host modules run in torch, and onnxruntime with them then.
+                own = importlib.util.find_spec(name) is not None and not self.build.has_host_modules
+                yield self._script(name, sys.executable if own else place.torch_python, "measure_onnx", model)
+
+    def _script(self, name: str, python: str, module: str, model: Mapping[str, Any]) -> _Script:
+        env = (*self.place.env, ("TORCHINDUCTOR_CACHE_DIR", str(self._home(name) / CODE_FOLDER)))
+        # The plan takes the place of the last word.
+        command = Command((*make_torch_words(python, f"iree_gauntlet.torch_models.{module}"), ""), "", env)
+        return _Script(make_peer_rounds(self.iree.step, command, name), {"name": name, **model})
+
+    def against(self, script: _Script) -> Peer:
+        """One peer: a trial, then its blocks."""
+        home = self._home(script.rounds.tool)
+        outputs = home / "outputs"
+        outputs.mkdir(parents=True, exist_ok=True)
+        try:
+            return self._compared(script, home, outputs)
+        finally:
+            # Gradients and code of a large model; nobody reads them any more.
+            shutil.rmtree(outputs)
+            shutil.rmtree(home / CODE_FOLDER, ignore_errors=True)
+
+    def _home(self, name: str) -> Path:
+        return Path(self.iree.step.folder) / "against" / name.replace(" ", "-")
+
+    def _compared(self, script: _Script, home: Path, outputs: Path) -> Peer:
+        name, session = script.rounds.tool, self.session
+        session.progress.status(f"{name}: first round")
+        trial = script.with_plan(home, "trial", TRIAL_CALLS, outputs=str(outputs))
+        arrays = [array for program in self.build.programs for array in program.outputs]
+        if self.build.host.get("post"):
+            arrays = list(self.build.host_outputs)
+        # What every peer should compute; its contractions are never narrowed.
+        expected = Expected(self.folder, arrays, find_limits(arrays), gradients=self.build.kind == "training")
+        (tried,) = try_peer(session, trial, _TRIAL, outputs, [expected])
+        self._require_going_on()
+        found = Peer(name, version=tried.version, first_call_ms=tried.first_call_ms, compile_s=tried.compile_s)
+        if tried.problem:
+            return replace(found, reason=tried.problem)
+        calls = self._calls(home, tried.call_ms)
+        ours = _write_plan(self.iree, home, "iree", self._iree_plan(calls))
+        # Compiled before: torch.compile's processes would be work next to what is measured.
+        theirs = script.with_plan(home, "peer", calls, compile_threads=1)
+        pair = Pair(f"{self.iree.step.chain} against {name}", ((),), lambda _: (ours, theirs))
+        evidence = PairEvidence()
+        while evidence.count < BLOCKS and self.taker.goes_on(evidence):
+            session.progress.status(f"{name}: block {evidence.count + 1} of {BLOCKS}")
+            self.taker.take(pair.block(AB, evidence, SEED, ()), evidence)
+        return judge_peer(replace(found, calls=calls), evidence)
+
+    def _calls(self, home: Path, peer_ms: float) -> int:
+        """How many calls a round has, for both sides: decided before any of them is taken."""
+        group = int(self.plan.get("in_flight", 1))
+        if not self.iree_ms:
+            trial = _write_plan(self.iree, home, "iree-trial", self._iree_plan(TRIAL_CALLS * group))
+            with self.session.quiet(trial.device, exclusive=False):
+                taken = take_round(trial, self.session.processes, _TRIAL)
+            self._require_going_on()
+            if taken.failure:
+                raise GauntletError(f"{trial.step.chain}: {taken.failure}", f"Its log is in {home}.")
+            (self.iree_ms,) = taken.times
+        calls = min(math.ceil(_ROUND_MS / self.iree_ms), math.ceil(_SLOW_ROUND_MS / peer_ms))
+        return math.ceil(max(_LEAST_CALLS, calls) / group) * group
+
+    def _iree_plan(self, calls: int) -> dict[str, Any]:
+        """As many calls in one context, since peers have one."""
+        if "generations" in self.plan:
+            changes = {"generations": calls, "warm_up": WARM_UP_CALLS}
+        else:
+            changes = {"calls": calls, "warm_up_calls": WARM_UP_CALLS, "devices": self.plan["devices"][:1]}
+        return {**self.plan, **changes, "outputs": ""}
+
+    def _require_going_on(self) -> None:
+        if self.session.cancelled.is_set():
+            raise WaitCancelledError("cancelled in the first round of a peer")
+
+
+def _read_iree_median(text: str, _seconds: float) -> tuple[float, ...]:
+    """The median of all calls, or generations; one figure, since a log of thousands of calls is of no use."""
+    answer = CallTimes.from_dict(json.loads(text))
+    # Stages run in parallel: a call has no time of its own.
+    return (statistics.median(answer.times_ms) if answer.host_ms is None else answer.total_s * _MS / answer.calls,)

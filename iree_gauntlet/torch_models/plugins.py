@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import Problem, UsageError
 from iree_gauntlet.settings import shown
-from iree_gauntlet.torch_models.declarations import Declaration, by_name, unknown_name
-from iree_gauntlet.torch_models.discovery import load_alone
+from iree_gauntlet.torch_models.declarations import Declaration, make_unknown_name, sort_by_name
+from iree_gauntlet.torch_models.model_registry import load_alone
 from iree_gauntlet.torch_models.recipe_registry import (
     CUSTOM,
     Activation,
     Architecture,
+    ModelRecipe,
     PluginError,
-    Recipe,
     ShapeSet,
     read_arguments,
 )
@@ -73,9 +73,7 @@ class Shape:
     Attributes:
         name: of the set, with the number or the name of the shape in it: `pow2_0`, `llama_attn.wqkv`, `custom_0`;
             several shapes may have one.
-        m: rows; of a model of language, tokens.
         k: input features; 0 for what the model's own configuration says.
-        n: output features; likewise.
     """
 
     name: str
@@ -89,18 +87,16 @@ class Shape:
         return f"{self.m}-{self.k}-{self.n}"
 
 
-def custom_shapes(sizes: Iterable[tuple[int, int, int]]) -> tuple[Shape, ...]:
+def number_shapes(sizes: Iterable[tuple[int, int, int]]) -> tuple[Shape, ...]:
     """The shapes that a configuration lists itself."""
     return tuple(Shape(f"{CUSTOM}_{number}", m, k, n) for number, (m, k, n) in enumerate(sizes))
 
 
-def shapes_of(declared: ShapeSet, least: int | None = None, most: int | None = None) -> tuple[Shape, ...]:
+def list_shapes(declared: ShapeSet, least: int | None = None, most: int | None = None) -> tuple[Shape, ...]:
     """The shapes of a set.
 
-    Args:
-        declared: the set.
-        least: the lowest power of two; None for the set's own. A set without powers is asked without.
-        most: the highest power, included; likewise.
+    `least`: the lowest power of two; None for the set's own. A set without powers is asked without; `most`: the highest
+    power, included; likewise.
 
     Raises:
         PluginError: its function fails, or gives what is no shape.
@@ -114,7 +110,7 @@ def shapes_of(declared: ShapeSet, least: int | None = None, most: int | None = N
             given = list(declared.function(tuple(2**power for power in range(low, high + 1))))
     shapes, messages = [], []
     for number, row in enumerate(given):
-        name, sizes = _parts(row, number)
+        name, sizes = _split_row(row, number)
         if len(sizes) == 3 and all(type(size) is int and size > 0 for size in sizes):
             shapes.append(Shape(f"{declared.name}_{name}", *sizes))
         else:
@@ -128,7 +124,7 @@ def shapes_of(declared: ShapeSet, least: int | None = None, most: int | None = N
     return tuple(shapes)
 
 
-def _parts(row: object, number: int) -> tuple[str, tuple[int, ...]]:
+def _split_row(row: object, number: int) -> tuple[str, tuple[int, ...]]:
     """The name and the sizes of what a set gave; without a name, its number."""
     if not isinstance(row, list | tuple):
         return "", ()
@@ -137,12 +133,14 @@ def _parts(row: object, number: int) -> tuple[str, tuple[int, ...]]:
     return str(number), tuple(row)
 
 
-def _refused_recipe(text: str) -> Recipe | None:
+def _find_refused_recipe(text: str) -> ModelRecipe | None:
     """The recipe of torchao that a text asks for and that is not made here, with the reason as its `refusal`."""
     for pattern, reason in REFUSED.items():
         if fnmatchcase(text, pattern):
             name = pattern.strip("*")
-            return Recipe(name=name, about=reason, kind="quantization", file=Path(__file__), line=1, refusal=reason)
+            return ModelRecipe(
+                name=name, about=reason, kind="quantization", file=Path(__file__), line=1, refusal=reason
+            )
     return None
 
 
@@ -152,12 +150,10 @@ class AskedRecipe:
 
     Attributes:
         text: as it was asked for, `int4wo-32`.
-        recipe: what is called so.
-        arguments: all of them, with the defaults of those that were left out.
     """
 
     text: str
-    recipe: Recipe
+    recipe: ModelRecipe
     arguments: tuple[int | str, ...] = ()
 
 
@@ -167,7 +163,6 @@ class AskedArchitecture:
 
     Attributes:
         text: as it was asked for, `ln_linear_gelu`.
-        architecture: what is called so.
         activation: None where it takes none, or its own.
     """
 
@@ -177,18 +172,15 @@ class AskedArchitecture:
 
 
 @dataclass(frozen=True, slots=True)
-class Registry:
+class PluginRegistry:
     """Everything that is declared, by name.
 
     Attributes:
-        recipes: of all kinds.
-        architectures: without the names of activations.
-        activations: for the architectures that take one.
         shape_sets: without `custom`, whose shapes a configuration lists itself.
         files: the plugin files besides the toolkit's own, absolute.
     """
 
-    recipes: Mapping[str, Recipe]
+    recipes: Mapping[str, ModelRecipe]
     architectures: Mapping[str, Architecture]
     activations: Mapping[str, Activation]
     shape_sets: Mapping[str, ShapeSet]
@@ -207,15 +199,17 @@ class Registry:
         if found is not None:
             asked = self.recipes[found]
             values, wrong = read_arguments(text.removeprefix(found).split("-")[1:], asked.arguments)
-            wrong = wrong or _checked(asked, values or ())
+            if values is not None and asked.check:
+                with asked.blamed():
+                    wrong = asked.check(*values)
             if values is not None and not wrong:
                 return AskedRecipe(text, asked, values)
-        refused = _refused_recipe(text)
+        refused = _find_refused_recipe(text)
         if refused is not None and refused.name not in self.recipes:
             return AskedRecipe(text, refused)
         if found is None:
             usages = [self.recipes[name].usage for name in sorted(self.recipes)]
-            raise unknown_name(f"there is no recipe {text!r}", text, self.recipes, usages)
+            raise make_unknown_name(f"there is no recipe {text!r}", text, self.recipes, usages)
         raise UsageError(f"recipe {text!r}: {wrong}", f"It is written {asked.usage}.")
 
     def model_type(self, text: str) -> AskedArchitecture:
@@ -232,7 +226,7 @@ class Registry:
             ending = text.removeprefix(f"{item.name}_")
             if ending != text and ending in self.activations:
                 return AskedArchitecture(text, item, self.activations[ending])
-        raise unknown_name(f"there is no model type {text!r}", text, self.model_types())
+        raise make_unknown_name(f"there is no model type {text!r}", text, self.model_types())
 
     def model_types(self) -> tuple[str, ...]:
         """Every text that `model_type` knows, sorted."""
@@ -249,22 +243,12 @@ class Registry:
             UsageError: there is none.
         """
         if name not in self.shape_sets:
-            raise unknown_name(f"there is no shape set {name!r}", name, sorted([*self.shape_sets, CUSTOM]))
+            raise make_unknown_name(f"there is no shape set {name!r}", name, sorted([*self.shape_sets, CUSTOM]))
         return self.shape_sets[name]
 
 
-def _checked(recipe: Recipe, arguments: Sequence[int | str]) -> str:
-    """What is wrong with arguments; empty where nothing is."""
-    with recipe.blamed():
-        return recipe.check(*arguments) if recipe.check else ""
-
-
-def load_registry(files: Sequence[Path] = (), builtin: Sequence[Path] = BUILTIN_FILES) -> Registry:
+def load_registry(files: Sequence[Path] = (), builtin: Sequence[Path] = BUILTIN_FILES) -> PluginRegistry:
     """Everything that the toolkit and some plugin files declare; each file is read again with every call.
-
-    Args:
-        files: plugin files; one that is named twice counts once.
-        builtin: the toolkit's own.
 
     Raises:
         UsageError: there is no such file.
@@ -281,11 +265,11 @@ def load_registry(files: Sequence[Path] = (), builtin: Sequence[Path] = BUILTIN_
         problems += wrong
         if not found and not wrong:
             problems.append(Problem(str(shown(file)), 0, "", "it declares nothing", _NOTHING))
-    registry = Registry(
-        recipes=by_name(declared, Recipe, problems),
-        architectures=by_name(declared, Architecture, problems),
-        activations=by_name(declared, Activation, problems),
-        shape_sets=by_name(declared, ShapeSet, problems),
+    registry = PluginRegistry(
+        recipes=sort_by_name(declared, ModelRecipe, problems),
+        architectures=sort_by_name(declared, Architecture, problems),
+        activations=sort_by_name(declared, Activation, problems),
+        shape_sets=sort_by_name(declared, ShapeSet, problems),
         files=own,
     )
     if problems:
@@ -293,7 +277,7 @@ def load_registry(files: Sequence[Path] = (), builtin: Sequence[Path] = BUILTIN_
     return registry
 
 
-def entry_point_files() -> tuple[Path, ...]:
+def find_entry_point_files() -> tuple[Path, ...]:
     """The plugin files of installed packages: those of the modules that their entry points name.
 
     The modules are not imported by these names; of one in a package, the package is.

@@ -1,4 +1,4 @@
-"""The benchmark step of a point: torch is tried, rounds of all variants are taken, and the record is written.
+"""The steps of a point; and its benchmark: torch is tried, rounds of all variants are taken, the record is written.
 
 The record is what the journal keeps of a point, and every report is made of. In each block two programs give a log
 ratio, of the mean logs of their rounds. The interval of a speed-up is the exact one of `paired.py` at 95 %, looked at
@@ -22,19 +22,26 @@ import random
 import shutil
 import statistics
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from iree_gauntlet.cases import Verdict
+from iree_gauntlet.artifacts.hashing import hash_file
+from iree_gauntlet.cases import Origin, Stage, Verdict
+from iree_gauntlet.engine.modules.module_key import make_key
+from iree_gauntlet.engine.plan import blocked
 from iree_gauntlet.engine.rounds.blocks import BlockTaker, Evidence, PlannedBlock, seed_of
 from iree_gauntlet.measuring.statistics.comparison_verdict import compare_log_ratios
 from iree_gauntlet.results import Result, shorten
+from iree_gauntlet.settings import shown
+from iree_gauntlet.steps import Step, StepInput
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.torch_models.against import iree_rounds
-from iree_gauntlet.torch_models.measuring_worker import MODULE_WORKER, planned_command, worker_command
+from iree_gauntlet.toolchains.toolchain import COMPILE
+from iree_gauntlet.torch_models.build_plan import VariantPlan
+from iree_gauntlet.torch_models.formats import Tolerance, find_tolerance
 from iree_gauntlet.torch_models.peers import (
     BLOCKS,
     CODE_FOLDER,
@@ -43,27 +50,163 @@ from iree_gauntlet.torch_models.peers import (
     TRIAL_CALLS,
     WARM_UP_CALLS,
     Expected,
-    peer_rounds,
-    ratio_figures,
+    make_iree_rounds,
+    make_peer_rounds,
+    make_ratio_figures,
     try_peer,
 )
+from iree_gauntlet.torch_models.plugins import BUILTIN_FILES
 from iree_gauntlet.torch_models.recipe_registry import BASELINE
-from iree_gauntlet.torch_models.roofline import Roofline, why_no_roofline
-from iree_gauntlet.torch_models.torch_python import running
+from iree_gauntlet.torch_models.roofline import Roofline, explain_no_roofline
+from iree_gauntlet.torch_models.torch_chain import (
+    MODULE_WORKER,
+    CompiledProgram,
+    TorchChain,
+    list_runnable_files,
+    make_torch_words,
+    make_worker_command,
+    write_planned_command,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from iree_gauntlet.engine.rounds.taken_rounds import Measurement, TakenRound
     from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.steps import Step
-    from iree_gauntlet.torch_models.build_folder import Build
-    from iree_gauntlet.torch_models.configuration import Variant
-    from iree_gauntlet.torch_models.point_chain import PointChain
+    from iree_gauntlet.torch_models.build_folder import BuildRecord
+    from iree_gauntlet.torch_models.configuration import SweepPoint, Variant
+
+
+DIALECT = "micro"
+PROGRAM = "main.onnx"
+# The role of a benchmark step that traces a variant: this, and the variant's label.
+TRACE = "trace."
+# The worst value of an output, in units of the tolerance of its rms (see `formats.py`).
+_PEAK = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointChain(TorchChain):
+    """The steps of one point; its flags are those of every recipe.
+
+    Attributes:
+        plugins: files with further recipes and architectures, absolute.
+    """
+
+    point: SweepPoint
+    config: Path
+    plugins: tuple[Path, ...]
+
+    dialect: ClassVar[str] = DIALECT
+    builder: ClassVar[str] = "iree_gauntlet.torch_models.building_variant"
+    loaded: ClassVar[tuple[Path, ...]] = BUILTIN_FILES
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Of the entry, and its shape."""
+        return self.point.model.name, self.point.shape.label
+
+    @property
+    def origin(self) -> Origin:
+        """Where the entry is written."""
+        entry = self.point.model
+        return Origin(f"{shown(self.config)}:{entry.line}", entry.name)
+
+    def exports(self) -> tuple[Step, ...]:
+        """Makes and exports the models, each once; one that is refused is skipped with the reason."""
+        config = self.point.model.config
+        files = (*self.plugins, *([config] if config else []))
+        ingredients = {
+            "kind": "export of a recipe",
+            "program": make_key({str(number): hash_file(path) for number, path in enumerate(self.plugins)}),
+            "config": hash_file(config) if config else "",
+        }
+        refusals = {variant.side: variant.refusal for variant in self.point.variants}
+        return tuple(
+            replace(self.step(Stage.EXPORT, label), skip=refusal)
+            if refusal
+            else self.exporting(label, self.plan(label), ingredients, files)
+            for label, refusal in refusals.items()
+        )
+
+    def plan(self, label: str) -> VariantPlan:
+        """The builder's plan, but for the folder."""
+        recipes = {variant.side: variant.torch_recipes for variant in self.point.variants}
+        quantization, sparsity = recipes[label]
+        model, shape = self.point.model, self.point.shape
+        return VariantPlan(
+            plugins=tuple(map(str, self.plugins)),
+            model_type=model.model_type.text,
+            config=str(model.config) if model.config else None,
+            m=shape.m,
+            k=shape.k,
+            n=shape.n,
+            dtype=model.dtype,
+            quantization=quantization,
+            sparsity=sparsity,
+        )
+
+    def modules(self, hashes: Mapping[str, Mapping[str, str]]) -> tuple[Step, ...]:
+        """Imports, compiles and checks every variant whose model was exported.
+
+        `hashes`: SHA-256 of the program and its weights by file name, by label of what torch made.
+        """
+        steps: list[Step] = []
+        imports: dict[str, Step] = {}
+        for variant in self.point.variants:
+            label = variant.side
+            if label not in hashes:
+                continue
+            onnx = self.exported(label) / PROGRAM
+            content = make_key(hashes[label])
+            if label not in imports:
+                imports[label] = self.importing(label, onnx, content, label)
+                steps.append(imports[label])
+            flags = (*self.flags, *variant.flags)
+            name = f"{self.point.model.name}_{variant.label}"
+            compiled = self.compiling(variant.label, name, flags, onnx, content, imports[label])
+            lacking = self.context.translate(flags, COMPILE).unknown
+            if lacking:
+                # The recipe's flag and not the program is what this compiler cannot read.
+                compiled = blocked(compiled, f"{lacking[0].message} ({lacking[0].hint})")
+            check = self.step(Stage.THRESHOLD, variant.label)
+            steps += [compiled, self.ran(check, list_runnable_files(compiled, imports[label]), (compiled.id,))]
+        return tuple(steps)
+
+    def benchmark(self, variants: Sequence[Variant]) -> Step:
+        """Measures variants together; it takes the machine for each block of rounds by itself."""
+        return self.ran(self.step(Stage.BENCHMARK), [self._input(variant) for variant in variants], cores=0)
+
+    def profile(self, variant: Variant, kind: str) -> Step:
+        """Traces a variant (`TRACE`), or watches its memory (`MEMORY_ROLE`)."""
+        step = self.step(Stage.BENCHMARK, f"{kind}{variant.label}")
+        return self.ran(step, [self._input(variant)], exclusive=True)
+
+    def made(self, variant: Variant, build: BuildRecord) -> CompiledProgram:
+        """A variant as it was built and compiled."""
+        return self.compiled(build.programs[0], variant.label, variant.side)
+
+    def allowed(self, variant: Variant, build: BuildRecord) -> Tolerance:
+        """How far IREE's outputs may be from torch eager's for the same recipe.
+
+        That of the data type, with what the recipe says of its own rounding (a value at a boundary of a quantisation
+        may fall to either side).
+        """
+        recipe = variant.quantization.recipe
+        plain = find_tolerance(self.point.model.dtype, max(1, build.contractions), recipe.contraction_type)
+        more = max(recipe.tolerance, variant.sparsity.recipe.tolerance if variant.sparsity else 0.0)
+        return Tolerance(plain.rms + more, plain.peak + _PEAK * more)
+
+    def module(self, variant: Variant) -> Path:
+        """The compiled module of a variant."""
+        return self.folder(Stage.COMPILE, variant.label) / "module.vmfb"
+
+    def _input(self, variant: Variant) -> StepInput:
+        return StepInput("module", str(self.module(variant)))
 
 
 _EAGER = "eager"
-COMPILE = "compile"
+_COMPILED = "compile"
 _ATTEMPTS = 3
 _KIND = "micro"
 # How long the calls of a round take, of a program that is fast enough for three of them in that time.
@@ -74,13 +217,7 @@ _TORCH = "torch "
 
 @dataclass(frozen=True, slots=True)
 class TorchRound:
-    """The start of torch in the middle of a block.
-
-    Attributes:
-        measurement: its command's last word is the file of its plan.
-        plan: of it, without the order of its programs.
-        programs: what it runs, by name.
-    """
+    """The start of torch in the middle of a block."""
 
     measurement: Measurement
     plan: Mapping[str, Any]
@@ -93,7 +230,6 @@ class PointEvidence(Evidence):
 
     Attributes:
         times: ms by name of a program, one item for each block: two rounds of IREE, one of torch.
-        marked: rounds that count although they were disturbed.
     """
 
     times: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)
@@ -105,9 +241,6 @@ class InterleavedRounds:
     """Takes blocks of a point.
 
     Attributes:
-        taker: of the blocks.
-        name: of the point, for its coins and the log.
-        iree: programs of IREE, by name.
         torch: those of torch; None for none.
     """
 
@@ -125,8 +258,7 @@ class InterleavedRounds:
     def take(self, progress: Callable[[int], None]) -> PointEvidence:
         """All blocks; fewer where a program fails, the machine is too busy, or it is cut short.
 
-        Args:
-            progress: is called with the number of each block before it begins, from 1 on.
+        `progress`: is called with the number of each block before it begins, from 1 on.
 
         Raises:
             GauntletError: a process cannot be started at all, or the log cannot be written.
@@ -134,15 +266,13 @@ class InterleavedRounds:
         found = PointEvidence()
         while found.count < BLOCKS and self.taker.goes_on(found):
             progress(found.count + 1)
-            self._keep(found, self.taker.take(self._block(), found))
+            order = list(self.iree)
+            self._lots.shuffle(order)
+            there = [(name, self.iree[name]) for name in order]
+            middle = [] if self.torch is None else [(_TORCH, self._torch_round(self.torch))]
+            block = PlannedBlock(self.name, _KIND, order, [*there, *middle, *there[::-1]], _ATTEMPTS)
+            self._keep(found, self.taker.take(block, found))
         return found
-
-    def _block(self) -> PlannedBlock:
-        order = list(self.iree)
-        self._lots.shuffle(order)
-        there = [(name, self.iree[name]) for name in order]
-        middle = [] if self.torch is None else [(_TORCH, self._torch_round(self.torch))]
-        return PlannedBlock(self.name, _KIND, order, [*there, *middle, *there[::-1]], _ATTEMPTS)
 
     def _torch_round(self, torch: TorchRound) -> Measurement:
         self._torch_order = list(torch.programs)
@@ -169,8 +299,6 @@ class TorchTrial:
 
     Attributes:
         round: for the blocks; None where nothing of torch's can be measured.
-        problems: why a program is not measured, by its name.
-        first_call_ms: by name of the program.
     """
 
     round: TorchRound | None = None
@@ -178,12 +306,12 @@ class TorchTrial:
     first_call_ms: dict[str, float] = field(default_factory=dict)
 
 
-def _torch_name(mode: str, label: str) -> str:
+def _name_torch_program(mode: str, label: str) -> str:
     """Of a program of torch: `torch eager int8wo`."""
     return f"torch {mode} {label}"
 
 
-def _calls_of(call_ms: float) -> int:
+def _count_calls(call_ms: float) -> int:
     """How many calls a round has."""
     return max(TRIAL_CALLS, math.ceil(_ROUND_MS / call_ms))
 
@@ -191,24 +319,12 @@ def _calls_of(call_ms: float) -> int:
 def _try_programs(
     step: Step,
     chain: PointChain,
-    builds: Mapping[str, Build],
+    builds: Mapping[str, BuildRecord],
     variants: Sequence[Variant],
     modes: Sequence[str],
     session: Session[Any],
 ) -> TorchTrial:
-    """Runs each program of torch once, checks its outputs, and decides how many calls a round of it has.
-
-    Args:
-        step: of the benchmark; gives the folder and the time limit.
-        chain: the point.
-        builds: what torch made before, by label.
-        variants: that are measured.
-        modes: `eager`, `compile`.
-        session: what it runs in.
-
-    Raises:
-        GauntletError: what it left cannot be read.
-    """
+    """Runs each program of torch once, checks its outputs, and decides how many calls a round of it has."""
     folder = Path(step.folder) / "torch"
     outputs = folder / "outputs"
     outputs.mkdir(parents=True, exist_ok=True)
@@ -216,7 +332,7 @@ def _try_programs(
     expected = []
     for mode in modes:
         for side, variant in {variant.side: variant for variant in reversed(variants)}.items():
-            name, allowed = _torch_name(mode, side), chain.allowed(variant, builds[side])
+            name, allowed = _name_torch_program(mode, side), chain.allowed(variant, builds[side])
             programs[name] = {
                 "name": name,
                 "builder": asdict(chain.plan(side)),
@@ -227,7 +343,7 @@ def _try_programs(
             }
             expected.append(Expected(chain.exported(side), builds[side].programs[0].outputs, allowed))
 
-    words = running(chain.torch.path, "iree_gauntlet.torch_models.measure_torch")
+    words = make_torch_words(chain.torch.path, "iree_gauntlet.torch_models.measure_torch")
     env = (("TORCHINDUCTOR_CACHE_DIR", str(folder / CODE_FOLDER)),)
     plan: dict[str, Any] = {
         "models": list(programs.values()),
@@ -235,7 +351,7 @@ def _try_programs(
         "compile_threads": None,
         "outputs": str(outputs),
     }
-    first = peer_rounds(step, planned_command(step, words, plan, "torch.trial.", env), "torch")
+    first = make_peer_rounds(step, write_planned_command(step, words, plan, "torch.trial.", env), "torch")
     trial = TorchTrial()
     for name, tried in zip(list(programs), try_peer(session, first, "torch.trial.", outputs, expected), strict=True):
         if tried.problem or tried.first_call_ms is None:
@@ -243,23 +359,29 @@ def _try_programs(
             del programs[name]
             continue
         trial.first_call_ms[name] = tried.first_call_ms
-        programs[name]["calls"] = _calls_of(tried.call_ms)
+        programs[name]["calls"] = _count_calls(tried.call_ms)
     shutil.rmtree(outputs)
     if programs:
         # Compiled before: torch.compile's processes would be work next to what is measured.
         plan |= {"models": list(programs.values()), "compile_threads": 1, "outputs": ""}
-        command = planned_command(step, words, plan, "torch.", env)
-        trial.round = TorchRound(peer_rounds(step, command, "torch"), plan, programs)
+        command = write_planned_command(step, words, plan, "torch.", env)
+        trial.round = TorchRound(make_peer_rounds(step, command, "torch"), plan, programs)
     return trial
 
 
 MEASURED = "measured"
 # The compiler made the same module as for the baseline: the recipe changes nothing here.
 SAME = "same module"
-# How the reason of a variant begins whose module does not show what its recipe promises, or shows nothing.
-UNREAD = "what its module shows cannot be read"
-UNPROVEN = "the module is not what the recipe promises"
-_MODES = {"torch": (_EAGER, COMPILE), "torch-eager": (_EAGER,), "none": ()}
+
+
+class Doubt(StrEnum):
+    """Why nothing shows that a module is what its recipe promises; a reason begins with it."""
+
+    UNREAD = "what its module shows cannot be read"
+    UNPROVEN = "the module is not what the recipe promises"
+
+
+_MODES = {"torch": (_EAGER, _COMPILED), "torch-eager": (_EAGER,), "none": ()}
 
 
 @dataclass(slots=True)
@@ -272,12 +394,11 @@ class VariantFigures:
         figures: of its threshold step; empty where it did not get so far.
         module_bytes, parameter_bytes: of its files; None where there are none.
         compile_s: seconds of its compiler, when the module was made.
-        shows: what its module shows of the recipe, a line each.
-        notes: what a person should know.
     """
 
     status: str = MEASURED
     reason: str = ""
+    doubt: Doubt | None = None
     figures: Mapping[str, Any] = field(default_factory=dict)
     module_bytes: int | None = None
     parameter_bytes: int | None = None
@@ -287,21 +408,12 @@ class VariantFigures:
 
 
 def speedup(blocks: PointEvidence, name: str, over: str) -> dict[str, Any] | None:
-    """How many times as fast a program is as another one.
-
-    Args:
-        blocks: of both.
-        name: the program.
-        over: the other one.
-
-    Returns:
-        As `ratio_figures` has it; None where one of them has no times.
-    """
+    """How many times as fast a program is as another one, as `make_ratio_figures` has it; None without times."""
     own, other = blocks.times.get(name), blocks.times.get(over)
     if not own or not other:
         return None
-    ratios = [_log(theirs) - _log(mine) for mine, theirs in zip(own, other, strict=True)]
-    return ratio_figures(compare_log_ratios(np.array(ratios), ONE_LOOK))
+    theirs, mine = (np.array([statistics.fmean(map(math.log, block)) for block in each]) for each in (other, own))
+    return make_ratio_figures(compare_log_ratios(theirs - mine, ONE_LOOK))
 
 
 def median_ms(blocks: PointEvidence, name: str) -> float | None:
@@ -310,17 +422,12 @@ def median_ms(blocks: PointEvidence, name: str) -> float | None:
     return statistics.median(times) if times else None
 
 
-def _log(times: tuple[float, ...]) -> float:
-    return statistics.fmean(math.log(time) for time in times)
-
-
 @dataclass(frozen=True, slots=True)
 class Measuring:
     """How points are measured.
 
     Attributes:
         against: `torch` (eager and compiled), `torch-eager` or `none`.
-        replace_disturbed: whether rounds that other work disturbed are taken again.
         roofline: what the machine does at its best; None where that is not known.
     """
 
@@ -331,22 +438,12 @@ class Measuring:
 
 @dataclass(slots=True)
 class PointMeasurement:
-    """Measures a point.
-
-    Attributes:
-        chain: of the point.
-        session: what it runs in.
-        measuring: how it is measured.
-        builds: what torch made, by label.
-        found: what is known of each variant, by label.
-        flops: of one call of the unchanged model.
-        began: when the point began, by the monotonic clock.
-    """
+    """Measures a point."""
 
     chain: PointChain
     session: Session[Any]
     measuring: Measuring
-    builds: Mapping[str, Build]
+    builds: Mapping[str, BuildRecord]
     found: Mapping[str, VariantFigures]
     flops: int
     began: float
@@ -367,7 +464,11 @@ class PointMeasurement:
         """
         Path(step.folder).mkdir(parents=True, exist_ok=True)
         if self.wanted:
-            self._try_torch(step)
+            compiles = self.chain.point.model.torch_compile
+            modes = [mode for mode in _MODES[self.measuring.against] if compiles or mode == _EAGER]
+            # Torch runs on the CPU here: next to another device that says nothing.
+            if modes and self.chain.device.startswith("local-"):
+                self._trial = _try_programs(step, self.chain, self.builds, self.wanted, modes, self.session)
             self._take_rounds(step)
         if self.session.cancelled.is_set():
             return Result(Verdict.ERROR, "interrupted")
@@ -375,21 +476,14 @@ class PointMeasurement:
         record = self._record()
         return Result(verdict, reason, statistics={"micro": record}, notes=tuple(record["notes"]))
 
-    def _try_torch(self, step: Step) -> None:
-        compiles = self.chain.point.model.torch_compile
-        modes = [mode for mode in _MODES[self.measuring.against] if compiles or mode == _EAGER]
-        # Torch runs on the CPU here: next to another device that says nothing.
-        if modes and self.chain.device.startswith("local-"):
-            self._trial = _try_programs(step, self.chain, self.builds, self.wanted, modes, self.session)
-
     def _take_rounds(self, step: Step) -> None:
         programs: dict[str, Measurement] = {}
         for variant in self.wanted:
             compiled = self.chain.made(variant, self.builds[variant.side])
-            calls = _calls_of(float(self.found[variant.label].figures["call_ms"]))
+            calls = _count_calls(float(self.found[variant.label].figures["call_ms"]))
             plan = compiled.plan([self.chain.device], calls)
-            command = worker_command(self.chain, step, MODULE_WORKER, plan, f"{variant.label}.")
-            programs[variant.label] = iree_rounds(step, command)
+            command = make_worker_command(self.chain, step, MODULE_WORKER, plan, f"{variant.label}.")
+            programs[variant.label] = make_iree_rounds(step, command)
         taker = BlockTaker(self.session, replace_disturbed=self.measuring.replace_disturbed)
         rounds = InterleavedRounds(taker, self.chain.id, programs, self._trial.round)
         self._blocks = rounds.take(lambda number: self.session.progress.status(f"block {number}"))
@@ -434,7 +528,7 @@ class PointMeasurement:
             "reason": known.reason,
             "iree": None if own is None else {"ms": own, "speedup": ratio},
             "torch_eager": self._torch(_EAGER, variant.side, name),
-            "torch_compile": self._torch(COMPILE, variant.side, name),
+            "torch_compile": self._torch(_COMPILED, variant.side, name),
             **{figure: known.figures.get(figure) for figure in ("error", "agreement", "first_call_ms")},
             "module_bytes": known.module_bytes,
             "parameter_bytes": known.parameter_bytes,
@@ -448,14 +542,14 @@ class PointMeasurement:
 
     def _torch(self, mode: str, side: str, own: str) -> dict[str, Any] | None:
         """Torch's time of what torch makes for a variant, next to torch's baseline and to IREE's variant."""
-        blocks, name = self._blocks, _torch_name(mode, side)
+        blocks, name = self._blocks, _name_torch_program(mode, side)
         time = median_ms(blocks, name)
         if time is None:
             return None
         return {
             "ms": time,
             "first_call_ms": self._trial.first_call_ms.get(name),
-            "speedup": None if side == BASELINE else speedup(blocks, name, _torch_name(mode, BASELINE)),
+            "speedup": None if side == BASELINE else speedup(blocks, name, _name_torch_program(mode, BASELINE)),
             "beside_iree": speedup(blocks, own, name),
         }
 
@@ -474,9 +568,9 @@ class PointMeasurement:
     def _share(self, variant: Variant) -> dict[str, Any] | None:
         """How much of what the machine can do at best a variant reaches."""
         time_ms = median_ms(self._blocks, variant.label)
-        roofline = self.measuring.roofline
+        roofline = None if explain_no_roofline(self.chain.device) else self.measuring.roofline
         known = self.found[variant.label]
-        if roofline is None or why_no_roofline(self.chain.device) or time_ms is None or known.parameter_bytes is None:
+        if roofline is None or time_ms is None or known.parameter_bytes is None:
             return None
         build = self.builds[variant.side].programs[0]
         folder = self.chain.exported(variant.side)
@@ -486,11 +580,11 @@ class PointMeasurement:
 
     def _verdict(self) -> tuple[Verdict, str]:
         blocks = self._blocks
-        if unread := self._reasons(UNREAD):
+        if unread := self._reasons(Doubt.UNREAD):
             return Verdict.ERROR, unread
         if blocks.failure:
             return Verdict.ERROR, shorten(blocks.failure)
-        if unproven := self._reasons(UNPROVEN):
+        if unproven := self._reasons(Doubt.UNPROVEN):
             return Verdict.FAILED, unproven
         if not self.wanted:
             return Verdict.SKIPPED, "no variant came as far as to be measured"
@@ -498,7 +592,7 @@ class PointMeasurement:
             return Verdict.INCONCLUSIVE, shorten(f"{blocks.count} of {BLOCKS} blocks: {blocks.main_disturbance}")
         return Verdict.PASSED, ""
 
-    def _reasons(self, start: str) -> str:
-        """Of all variants whose reason begins so."""
-        reasons = {label: known.reason for label, known in self.found.items()}
-        return shorten("; ".join(f"{label}: {said}" for label, said in reasons.items() if said.startswith(start)))
+    def _reasons(self, doubt: Doubt) -> str:
+        """Of all variants of which it is doubted for that."""
+        doubted = (f"{label}: {known.reason}" for label, known in self.found.items() if known.doubt is doubt)
+        return shorten("; ".join(doubted))

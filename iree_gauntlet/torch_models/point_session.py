@@ -28,22 +28,21 @@ from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.steps import Step, step_id
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 from iree_gauntlet.torch_models import tracing
-from iree_gauntlet.torch_models.agreement import agreement, pieces, recorded
-from iree_gauntlet.torch_models.build_folder import Build, read_outputs, tensors
-from iree_gauntlet.torch_models.measuring_worker import MODULE_WORKER, ask
-from iree_gauntlet.torch_models.module_facts import ModuleFacts, prove, read_module_facts, shows
-from iree_gauntlet.torch_models.point_chain import TRACE, PointChain
+from iree_gauntlet.torch_models.agreement import compare_tensors, make_recordable, split_pieces
+from iree_gauntlet.torch_models.build_folder import BuildRecord, read_outputs, read_tensors
+from iree_gauntlet.torch_models.module_facts import ModuleFacts, describe_facts, prove, read_module_facts
 from iree_gauntlet.torch_models.point_measurement import (
     MEASURED,
     SAME,
-    UNPROVEN,
-    UNREAD,
+    TRACE,
+    Doubt,
     Measuring,
+    PointChain,
     PointMeasurement,
     VariantFigures,
 )
 from iree_gauntlet.torch_models.recipe_registry import BASELINE, COMPILER
-from iree_gauntlet.torch_models.torch_chain import Exporter
+from iree_gauntlet.torch_models.torch_chain import MODULE_WORKER, Exporter, ask_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -61,15 +60,7 @@ _ALL_ZERO = "torch's outputs are all zero, and so agreeing with them proves noth
 
 @dataclass(slots=True)
 class PointSession:
-    """Performs the steps of a point.
-
-    Attributes:
-        chain: of the point.
-        session: what it runs in.
-        workbench: the caches and the IREE.
-        measuring: how it is measured.
-        results: the result of each step, by id: the engine's.
-    """
+    """Performs the steps of a point."""
 
     chain: PointChain
     session: Session[Any]
@@ -85,7 +76,11 @@ class PointSession:
 
     def performers(self) -> Mapping[Stage, Callable[[Step], Result]]:
         """What executes each stage; import and compile are the engine's own."""
-        return {Stage.EXPORT: self._export, Stage.THRESHOLD: self._check, Stage.BENCHMARK: self._benchmark}
+        return {
+            Stage.EXPORT: lambda step: self._exporter.perform(step, self.chain.plan(step.role)),
+            Stage.THRESHOLD: self._check,
+            Stage.BENCHMARK: self._benchmark,
+        }
 
     def phases(self) -> Sequence[Callable[[], Sequence[Step]]]:
         """What there is to do, one after the other: each is planned when the one before has finished."""
@@ -101,39 +96,26 @@ class PointSession:
         if code.is_dir():
             shutil.rmtree(code)
 
-    def _export(self, step: Step) -> Result:
-        return self._exporter.perform(step, self.chain.plan(step.role))
-
     def _modules(self) -> Sequence[Step]:
         steps = self.chain.modules(self._exporter.hashes)
         self._exporter.unshare(steps)
         return steps
 
     def _check(self, step: Step) -> Result:
-        """Runs a variant and compares its outputs.
-
-        Two questions, kept apart. Does IREE compute what torch computes for the same recipe? That is the verdict. And
-        what does the recipe cost in accuracy? That is a figure: the difference from the unchanged model in f32.
-
-        The result's statistics have `agreement` (with torch eager), `error` (from the unchanged model in f32: max,
-        relative and sqnr_db), `first_call_ms`, `call_ms`, `peak_rss_bytes` and `device_memory`.
-
-        Raises:
-            GauntletError: what torch or the module left cannot be read.
-        """
+        """Runs a variant and compares its outputs."""
         variant = self._variant(step.role)
         build = self._build(variant)
         folder = Path(step.folder) / "outputs"
         folder.mkdir(parents=True, exist_ok=True)
         compiled = self.chain.made(variant, build)
         plan = compiled.plan([self.chain.device], _CALLS, warm_up_calls=0, outputs=str(folder))
-        answer = ask(self.chain, step, self.session.processes, MODULE_WORKER, plan)
+        answer = ask_worker(self.chain, step, self.session.processes, MODULE_WORKER, plan)
         if answer.figures is None:
             return answer.failure
         actual = read_outputs(answer.figures["outputs"])
-        expected = tensors(compiled.exported, build.programs[0].outputs)
-        found = agreement(actual, expected, self.chain.allowed(variant, build))
-        reference = tensors(compiled.exported, build.reference) if build.reference else expected
+        expected = read_tensors(compiled.exported, build.programs[0].outputs)
+        found = compare_tensors(actual, expected, self.chain.allowed(variant, build))
+        reference = read_tensors(compiled.exported, build.reference) if build.reference else expected
         result = Result(
             Verdict.FAILED if found.problem else Verdict.PASSED,
             shorten(found.problem),
@@ -141,7 +123,7 @@ class PointSession:
             failure=FailureKind.WRONG_NUMBERS if found.problem else None,
             statistics={
                 "agreement": found.as_dict(),
-                "error": distance(actual, reference),
+                "error": _measure_distance(actual, reference),
                 "call_ms": statistics.median(answer.figures["call_ms"][0]),
                 **{name: answer.figures[name] for name in ("first_call_ms", "peak_rss_bytes", "device_memory")},
             },
@@ -186,17 +168,19 @@ class PointSession:
     def _facts(self, variant: Variant) -> ModuleFacts | None:
         """What its module shows; None where it cannot be read: then nothing is proven, and nothing measured."""
         try:
-            return read_module_facts(self.chain.toolchain, self.chain.imported(variant), self.chain.module(variant))
+            program = self.chain.folder(Stage.IMPORT, variant.side) / "program.mlir"
+            return read_module_facts(self.chain.toolchain, program, self.chain.module(variant))
         except GauntletError as error:
             known = self._found[variant.label]
-            known.status, known.reason = "error", shorten(f"{UNREAD}: {error.what}")
+            known.status, known.doubt = "error", Doubt.UNREAD
+            known.reason = shorten(f"{Doubt.UNREAD}: {error.what}")
             return None
 
     def _look(self, variant: Variant, facts: ModuleFacts, baseline: ModuleFacts | None) -> None:
         """Holds a module against what its recipe promises."""
         known = self._found[variant.label]
         known.module_bytes, known.parameter_bytes = facts.module_bytes, facts.stored_bytes
-        known.shows = shows(facts)
+        known.shows = describe_facts(facts)
         if variant.is_baseline:
             return
         if baseline is None:
@@ -213,8 +197,8 @@ class PointSession:
             for problem in prove(asked.recipe.proof, facts, baseline, self._build(variant).changed_bytes)
         ]
         if problems:
-            known.status = "failed"
-            known.reason = shorten(f"{UNPROVEN}: {'; '.join(problems)}")
+            known.status, known.doubt = "failed", Doubt.UNPROVEN
+            known.reason = shorten(f"{Doubt.UNPROVEN}: {'; '.join(problems)}")
 
     def _benchmark(self, step: Step) -> Result:
         if step.role == MAIN:
@@ -230,20 +214,15 @@ class PointSession:
         call_ms = float(self._found[variant.label].figures["call_ms"])
         flags = self.workbench.flags_of(BENCHMARK_MODULE)
         path, processes = Path(step.folder) / variant.label, self.session.processes
-        traced = tracing.traced_step(step, self.chain, self.chain.made(variant, self._build(variant)))
+        traced = tracing.make_traced_step(step, self.chain, self.chain.made(variant, self._build(variant)))
         made = tracing.trace(traced, tracing.VERBOSE, path, self.chain.toolchain, processes, flags, call_ms=call_ms)
-        return Result(
-            Verdict.PASSED,
-            statistics={TRACE.rstrip("."): made.as_dict()},
-            notes=tuple(tracing.shown(made)),
-            tool_seconds=made.seconds,
-        )
+        return tracing.make_result([made], {TRACE.rstrip("."): made.as_dict()})
 
     def _profile_memory(self, step: Step) -> Result:
         """The high-water mark of memory by phase; the series of samples is written next to the logs, for its plot."""
         variant = self._variant(step.role.removeprefix(MEMORY_ROLE))
         plan = memory_plan(self.chain.made(variant, self._build(variant)).plan([self.chain.device], 1))
-        answer = ask(self.chain, step, self.session.processes, MEMORY_WORKER, plan)
+        answer = ask_worker(self.chain, step, self.session.processes, MEMORY_WORKER, plan)
         if answer.figures is None:
             return answer.failure
         try:
@@ -257,7 +236,7 @@ class PointSession:
         figures = {name: value for name, value in profile.as_dict().items() if name != "series"}
         return answer.complete(Result(Verdict.PASSED, statistics={"memory": figures}, notes=tuple(notes)))
 
-    def _build(self, variant: Variant) -> Build:
+    def _build(self, variant: Variant) -> BuildRecord:
         return self._exporter.builds[variant.side]
 
     def _variant(self, label: str) -> Variant:
@@ -274,7 +253,7 @@ class PointSession:
         )
 
 
-def distance(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> dict[str, float | str]:
+def _measure_distance(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> dict[str, float | str]:
     """How far float outputs are from what they should be, all of them together.
 
     Returns:
@@ -292,7 +271,7 @@ def distance(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> dict[str, 
             continue
         if mine.shape != wanted.shape:
             raise GauntletError(f"an output of shape {mine.shape}, and the unchanged model's is {wanted.shape}")
-        for found, right in pieces(mine, wanted):
+        for found, right in split_pieces(mine, wanted):
             difference = found - right
             noise += float(np.dot(difference, difference))
             power += float(np.dot(right, right))
@@ -300,4 +279,4 @@ def distance(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> dict[str, 
             peak = float(np.maximum(peak, np.abs(difference).max()))
     relative = math.sqrt(noise / power) if power else (math.inf if noise else 0.0)
     decibel = math.inf if relative == 0 else -20.0 * math.log10(relative)
-    return {"max": recorded(peak), "relative": recorded(relative), "sqnr_db": recorded(decibel)}
+    return {"max": make_recordable(peak), "relative": make_recordable(relative), "sqnr_db": make_recordable(decibel)}

@@ -18,10 +18,10 @@ from iree_gauntlet.torch_models.declarations import (
     Declaration,
     DeclarationError,
     collect,
-    declaring,
-    given_by_name,
+    find_given_by_name,
+    format_starred,
+    make_decorator,
     refuse,
-    starred,
 )
 
 if TYPE_CHECKING:
@@ -87,19 +87,14 @@ class _InPlugin(Declaration):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe(_InPlugin):
+class ModelRecipe(_InPlugin):
     """A declared recipe.
 
     Attributes:
         kind: what it changes; a `compiler` recipe leaves the model as it is.
         function: takes the torch module and the arguments, returns a torch module; None for a compiler recipe.
-        arguments: what it takes after dashes.
-        proof: what its compiled module must show.
         tolerance: relative root mean square of the difference from torch that rounding alone may make, besides what
             the type allows; 0 where it makes none.
-        requires: Python modules that the function needs besides torch.
-        beside: the quantization recipes that a sparsity recipe is combined with.
-        flags: of the compiler, in addition to the baseline's.
         contraction_type: `f16` or `bf16` where a compiler recipe narrows the inputs of contractions to that.
         check: takes the arguments, says what is wrong with them; None where any will do.
         refusal: why it is not made here; empty where it is.
@@ -107,7 +102,7 @@ class Recipe(_InPlugin):
 
     kind: Kind
     function: Callable[..., Any] | None = field(default=None, repr=False)
-    arguments: tuple[Argument, ...] = ()
+    arguments: tuple[RecipeArgument, ...] = ()
     proof: Proof = Proof()
     tolerance: float = 0.0
     requires: tuple[str, ...] = ()
@@ -148,11 +143,7 @@ class Architecture(_InPlugin):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activation(_InPlugin):
-    """A declared activation.
-
-    Attributes:
-        function: takes nothing, returns a torch module.
-    """
+    """A declared activation."""
 
     function: Callable[..., Any] = field(repr=False)
 
@@ -207,7 +198,7 @@ def recipe(
     """
 
     def fields(function: Callable[..., Any], messages: list[str]) -> dict[str, Any]:
-        arguments = _recipe_arguments(function, messages)
+        arguments = _read_recipe_arguments(function, messages)
         if kind not in _KINDS:
             messages.append(f"kind is one of {', '.join(_KINDS)}, not {kind!r}; compiler_recipe declares the third")
         _check_proof(proof, tolerance, messages)
@@ -216,13 +207,13 @@ def recipe(
             "arguments": arguments,
             "proof": proof,
             "tolerance": tolerance,
-            "requires": _words_of("requires", requires, messages),
-            "beside": _words_of("beside", beside, messages) if kind == "sparsity" else (),
-            "flags": _flags(flags, messages),
+            "requires": _check_words("requires", requires, messages),
+            "beside": _check_words("beside", beside, messages) if kind == "sparsity" else (),
+            "flags": _check_flags(flags, messages),
             "check": check,
         }
 
-    return declaring(Recipe, fields, name, about)
+    return make_decorator(ModelRecipe, fields, name, about)
 
 
 def compiler_recipe(
@@ -252,15 +243,15 @@ def compiler_recipe(
     assert caller is not None, "a call has a caller"
     file, line = Path(caller.f_code.co_filename).absolute(), caller.f_lineno
     messages: list[str] = []
-    Recipe.check_name(name, messages)
+    ModelRecipe.check_name(name, messages)
     _check_proof(proof, tolerance, messages)
-    words = _flags(flags, messages)
+    words = _check_flags(flags, messages)
     if not words:
         messages.append("flags has none: the module would be the baseline's")
     if contraction_type not in ("", "f16", "bf16"):
         messages.append(f"contraction_type is f16 or bf16, not {contraction_type!r}")
-    refuse(messages, Recipe, name, Recipe.documented, file=file, line=line)
-    made = Recipe(name=name, about=about, kind="compiler", file=file, line=line, proof=proof, tolerance=tolerance)
+    refuse(messages, ModelRecipe, name, ModelRecipe.documented, file=file, line=line)
+    made = ModelRecipe(name=name, about=about, kind="compiler", file=file, line=line, proof=proof, tolerance=tolerance)
     collect(replace(made, flags=words, contraction_type=contraction_type))
 
 
@@ -276,9 +267,9 @@ def architecture(name: str, *, about: str = "") -> Callable[[Function], Function
     """
 
     def fields(function: Callable[..., Any], messages: list[str]) -> dict[str, Any]:
-        return {"takes": _architecture_parameters(function, messages)}
+        return {"takes": _read_architecture_parameters(function, messages)}
 
-    return declaring(Architecture, fields, name, about)
+    return make_decorator(Architecture, fields, name, about)
 
 
 def activation(name: str, *, about: str = "") -> Callable[[Function], Function]:
@@ -296,7 +287,7 @@ def activation(name: str, *, about: str = "") -> Callable[[Function], Function]:
         _check_bare(function, messages)
         return {}
 
-    return declaring(Activation, fields, name, about)
+    return make_decorator(Activation, fields, name, about)
 
 
 def shape_set(
@@ -324,14 +315,14 @@ def shape_set(
             messages.append(f"powers are 0 ≤ min_power ≤ max_power ≤ {HIGHEST_POWER}, not {powers[0]} and {powers[1]}")
         if name == CUSTOM:
             messages.append(f"{CUSTOM} is the name of the shapes that a configuration lists itself")
-        _takes_sizes(function, powers is not None, messages)
+        _check_sizes(function, powers is not None, messages)
         return {"powers": powers}
 
-    return declaring(ShapeSet, fields, name, about)
+    return make_decorator(ShapeSet, fields, name, about)
 
 
-def _flags(flags: object, messages: list[str]) -> tuple[str, ...]:
-    words = _words_of("flags", flags, messages)
+def _check_flags(flags: object, messages: list[str]) -> tuple[str, ...]:
+    words = _check_words("flags", flags, messages)
     messages += [f"flags: {word!r} does not start with --" for word in words if not word.startswith("--")]
     return words
 
@@ -342,7 +333,7 @@ def _check_proof(proof: object, tolerance: object, messages: list[str]) -> None:
     if not isinstance(proof, Proof):
         messages.append(f"proof is a Proof(…), not {proof!r}")
         return
-    _words_of("proof.parameter_types", proof.parameter_types, messages)
+    _check_words("proof.parameter_types", proof.parameter_types, messages)
     try:
         re.compile(str(proof.dispatch))
     except re.error as error:
@@ -352,7 +343,7 @@ def _check_proof(proof: object, tolerance: object, messages: list[str]) -> None:
         _check_positive(what, proof.parameter_share, messages)
 
 
-def _words_of(what: str, words: object, messages: list[str]) -> tuple[str, ...]:
+def _check_words(what: str, words: object, messages: list[str]) -> tuple[str, ...]:
     """A tuple of strings; a string alone would be a tuple of its letters."""
     if isinstance(words, list | tuple) and all(isinstance(word, str) and word for word in words):
         return tuple(words)
@@ -368,13 +359,11 @@ def _check_positive(what: str, number: object, messages: list[str]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
+class RecipeArgument:
     """What a recipe takes after a dash.
 
     Attributes:
-        name: of the function's parameter.
         choices: of a `Literal`; empty where any value will do.
-        whole: whether it is a whole number; a choice may be either.
         default: None where it has to be given.
     """
 
@@ -407,7 +396,7 @@ class ArchitectureParameters:
     config: Literal["no", "may", "must"]
 
 
-def _recipe_arguments(function: Callable[..., Any], messages: list[str]) -> tuple[Argument, ...]:
+def _read_recipe_arguments(function: Callable[..., Any], messages: list[str]) -> tuple[RecipeArgument, ...]:
     """The arguments of a recipe: its parameters but for the first, which is the model."""
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or parameters[0].kind not in _POSITIONAL:
@@ -416,16 +405,16 @@ def _recipe_arguments(function: Callable[..., Any], messages: list[str]) -> tupl
     found = []
     for parameter in parameters[1:]:
         if parameter.kind not in _POSITIONAL:
-            messages.append(f"{starred(parameter)}: arguments are given by position, after dashes")
+            messages.append(f"{format_starred(parameter)}: arguments are given by position, after dashes")
             continue
-        argument = _argument(function, parameter, messages)
+        argument = _read_argument(function, parameter, messages)
         if argument is not None:
             found.append(argument)
     return tuple(found)
 
 
 def read_arguments(
-    words: Sequence[str], arguments: Sequence[Argument]
+    words: Sequence[str], arguments: Sequence[RecipeArgument]
 ) -> tuple[tuple[int | str, ...], None] | tuple[None, str]:
     """The values of a recipe's arguments, with its defaults for what is left out; or what is wrong with them."""
     if len(words) > len(arguments):
@@ -440,21 +429,25 @@ def read_arguments(
     return tuple(values), None
 
 
-def _architecture_parameters(function: Callable[..., Any], messages: list[str]) -> ArchitectureParameters:
+def _read_architecture_parameters(function: Callable[..., Any], messages: list[str]) -> ArchitectureParameters:
     """Whether an architecture takes an activation and a configuration."""
     parameters = inspect.signature(function).parameters
     if tuple(parameters)[: len(_DIMENSIONS)] != _DIMENSIONS:
         messages.append("its first parameters are not m, k, n, dtype")
     given = "there are m, k, n, dtype, activation and config"
-    found = given_by_name(function, ("activation", "config"), given, messages, _DIMENSIONS)
+    found = find_given_by_name(function, ("activation", "config"), given, messages, _DIMENSIONS)
     words: dict[bool | None, Literal["no", "may", "must"]] = {None: "no", False: "may", True: "must"}
     return ArchitectureParameters(words[found.get("activation")], words[found.get("config")])
 
 
-def _takes_sizes(function: Callable[..., Any], powers: bool, messages: list[str]) -> None:
+def _check_sizes(function: Callable[..., Any], powers: bool, messages: list[str]) -> None:
     """Checks that a shape set takes `sizes` where it has powers, and nothing where it has none."""
     if powers:
-        if len(_needed(function)) != 1 or not _callable_with(function, ()):
+        try:
+            takes_one = len(_find_needed(function)) == 1 and inspect.signature(function).bind(()) is not None
+        except TypeError:
+            takes_one = False
+        if not takes_one:
             messages.append("it has powers, and takes not one parameter: def my_set(sizes: tuple[int, ...])")
     else:
         _check_bare(function, messages, "it has no min_power and max_power, and takes")
@@ -462,37 +455,31 @@ def _takes_sizes(function: Callable[..., Any], powers: bool, messages: list[str]
 
 def _check_bare(function: Callable[..., Any], messages: list[str], what: str = "it takes") -> None:
     """Checks that a function can be called with nothing."""
-    bare = _needed(function)
+    bare = _find_needed(function)
     if bare:
         messages.append(f"{what} {', '.join(bare)}: nothing gives that")
 
 
-def _needed(function: Callable[..., Any]) -> list[str]:
+def _find_needed(function: Callable[..., Any]) -> list[str]:
     """The parameters that have to be given."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
     return [item.name for item in parameters if item.default is item.empty and item.kind not in variadic]
 
 
-def _callable_with(function: Callable[..., Any], *arguments: object) -> bool:
-    try:
-        inspect.signature(function).bind(*arguments)
-    except TypeError:
-        return False
-    return True
-
-
-def _argument(function: Callable[..., Any], parameter: inspect.Parameter, messages: list[str]) -> Argument | None:
+def _read_argument(
+    function: Callable[..., Any], parameter: inspect.Parameter, messages: list[str]
+) -> RecipeArgument | None:
     name = parameter.name
     default = None if parameter.default is parameter.empty else parameter.default
-    found: Argument | None = None
-    hint = _annotation(function, parameter)
+    found: RecipeArgument | None = None
+    hint = _read_annotation(function, parameter)
     if hint is int:
-        found = Argument(name, whole=True, default=default)
+        found = RecipeArgument(name, whole=True, default=default)
     elif hint is str:
-        found = Argument(name, default=default)
-    elif get_origin(hint) is Literal and all(_choice(value) for value in get_args(hint)):
-        found = Argument(name, get_args(hint), default=default)
+        found = RecipeArgument(name, default=default)
+    elif get_origin(hint) is Literal and all(_is_choice(value) for value in get_args(hint)):
+        found = RecipeArgument(name, get_args(hint), default=default)
     if found is None:
         hint = parameter.annotation
         written = hint if isinstance(hint, str) else inspect.formatannotation(hint)
@@ -501,12 +488,12 @@ def _argument(function: Callable[..., Any], parameter: inspect.Parameter, messag
             f"{name} is annotated with {written}: expected int, str, or a Literal of words without dashes, "
             'such as Literal["tensor", "row"]'
         )
-    elif parameter.default is not parameter.empty and not _fits(found, default):
+    elif parameter.default is not parameter.empty and not _is_fitting(found, default):
         messages.append(f"{name}: its default {default!r} is not {found.expected}")
     return found
 
 
-def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+def _read_annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     """What a parameter is annotated with; others may name what is imported for type checkers alone."""
     if not isinstance(parameter.annotation, str):
         return parameter.annotation
@@ -517,11 +504,11 @@ def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> A
         return None
 
 
-def _choice(value: object) -> bool:
+def _is_choice(value: object) -> bool:
     return isinstance(value, int | str) and not isinstance(value, bool) and bool(str(value)) and "-" not in str(value)
 
 
-def _fits(argument: Argument, default: object) -> bool:
+def _is_fitting(argument: RecipeArgument, default: object) -> bool:
     """Whether a default is a value that could have been written."""
     if isinstance(default, bool) or not isinstance(default, int | str) or "-" in str(default):
         return False

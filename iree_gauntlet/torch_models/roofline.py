@@ -63,51 +63,43 @@ class Roofline:
         Above 1 the work was done with less: in a type that is faster than f32, or from caches. That is no mistake of
         the measurement, and is not cut off.
 
-        Args:
-            flops: operations; a multiplication and an addition are two.
-            moved_bytes: that have to be read and written at least: inputs, parameters and outputs.
-            ms: what it took; above 0.
+        `moved_bytes`: that have to be read and written at least: inputs, parameters and outputs; `ms`: what it took;
+        above 0.
         """
         compute, memory = flops / self.flops_per_s, moved_bytes / self.bytes_per_s
         bound: Bound = "compute" if compute >= memory else "memory"
         return max(compute, memory) * _MS_PER_S / ms, bound
 
 
-def why_no_roofline(device: str) -> str:
-    """Why there is none for a device; empty for the CPU.
-
-    Args:
-        device: IREE's URI of it.
-    """
+def explain_no_roofline(device: str) -> str:
+    """Why there is none for a device; empty for the CPU."""
     driver = device.partition("://")[0]
     if driver == "local-sync":
         return "local-sync runs on one core, and the peaks are those of all cores"
     return "" if driver == "local-task" else f"the peaks of {driver} devices are not measured: only the CPU's are"
 
 
-def machine_roofline(folder: Path, python: str, machine: MachineFacts) -> Roofline:
+def find_roofline(folder: Path, python: str, machine: MachineFacts) -> Roofline:
     """The roofline of this machine's CPU; measured at the first three times, which takes some seconds.
 
     The caller makes sure that the machine is quiet. Of several that ask at once, one measures at a time.
-
-    Args:
-        folder: where it is kept; made where it is missing.
-        python: that has NumPy: the toolchain's.
-        machine: what this machine is.
 
     Raises:
         GauntletError: the folder cannot be used, or the measurement failed. ToolchainError where `python` cannot be
             started or has no NumPy.
     """
-    measured_on = {"cpu": machine.cpu, "cores": machine.cores, "numpy": _numpy_version(python)}
+    answer = ask([python, "-c", _NUMPY_VERSION], timeout=60.0)
+    if answer.exit_code != 0:
+        raise ToolchainError(f"{python} has no NumPy, which measures the machine's peaks", "pip install numpy there")
+    measured_on = {"cpu": machine.cpu, "cores": machine.cores, "numpy": answer.stdout.strip()}
     digest = hashlib.sha256(json.dumps(measured_on, sort_keys=True).encode()).hexdigest()
     path = folder / f"{digest[:16]}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with file_lock(folder / f".{path.stem}.lock"):
-            kept, times = _kept(path, measured_on)
+            kept, times = _read_kept(path, measured_on)
             if times < _MEASUREMENTS:
-                found = _measured(python, machine)
+                found = _measure(python, machine)
                 kept = Roofline(max(found.flops_per_s, kept.flops_per_s), max(found.bytes_per_s, kept.bytes_per_s))
                 document = {
                     "format": _FORMAT,
@@ -124,25 +116,18 @@ def machine_roofline(folder: Path, python: str, machine: MachineFacts) -> Roofli
     return kept
 
 
-def _numpy_version(python: str) -> str:
-    answer = ask([python, "-c", _NUMPY_VERSION], timeout=60.0)
-    if answer.exit_code != 0:
-        raise ToolchainError(f"{python} has no NumPy, which measures the machine's peaks", "pip install numpy there")
-    return answer.stdout.strip()
-
-
-def _kept(path: Path, measured_on: Mapping[str, Any]) -> tuple[Roofline, int]:
+def _read_kept(path: Path, measured_on: Mapping[str, Any]) -> tuple[Roofline, int]:
     """What is kept in a file, and of how many measurements; of none where it is damaged or of another format."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if (document["format"], document["machine"]) == (_FORMAT, measured_on):
-            return _checked(document["roofline"]), int(document["measurements"])
+            return _check_figures(document["roofline"]), int(document["measurements"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         pass
     return Roofline(0.0, 0.0), 0
 
 
-def _measured(python: str, machine: MachineFacts) -> Roofline:
+def _measure(python: str, machine: MachineFacts) -> Roofline:
     script = Path(iree_side.__file__).with_name(_WORKER)
     most = machine.memory_bytes
     plan = {
@@ -156,7 +141,7 @@ def _measured(python: str, machine: MachineFacts) -> Roofline:
         path.write_text(json.dumps(plan), encoding="utf-8")
         answer = ask([python, "-B", str(script), str(path)], timeout=600.0)
     try:
-        return _checked(json.loads(answer.stdout))
+        return _check_figures(json.loads(answer.stdout))
     except (ValueError, KeyError, TypeError) as error:
         said = (answer.stderr.strip().splitlines() or ["it gave no answer"])[-1]
         raise GauntletError(
@@ -165,12 +150,8 @@ def _measured(python: str, machine: MachineFacts) -> Roofline:
         ) from error
 
 
-def _checked(figures: Mapping[str, Any]) -> Roofline:
-    """Figures as a roofline.
-
-    Raises:
-        ValueError: they are no positive finite numbers; also KeyError and TypeError.
-    """
+def _check_figures(figures: Mapping[str, Any]) -> Roofline:
+    """Figures as a roofline."""
     found = Roofline(float(figures["flops_per_s"]), float(figures["bytes_per_s"]))
     if not all(math.isfinite(value) and value > 0 for value in asdict(found).values()):
         raise ValueError(f"{found} has a figure that is no positive number")

@@ -17,6 +17,9 @@ from iree_gauntlet.errors import UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from torch import Tensor
+    from torch.nn import Module
+
 
 class Linear(nn.Module):  # type: ignore[misc]
     """One linear layer without bias."""
@@ -25,7 +28,7 @@ class Linear(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.linear1 = nn.Linear(inputs, outputs, bias=False)
 
-    def forward(self, rows: Any) -> Any:
+    def forward(self, rows: Tensor) -> Tensor:
         """[m, inputs] to [m, outputs]."""
         return self.linear1(rows)
 
@@ -33,13 +36,13 @@ class Linear(nn.Module):  # type: ignore[misc]
 class NormLinearActivation(nn.Module):  # type: ignore[misc]
     """Layer normalisation without weights, a linear layer without bias, an activation."""
 
-    def __init__(self, inputs: int, outputs: int, activation: Any) -> None:
+    def __init__(self, inputs: int, outputs: int, activation: Module) -> None:
         super().__init__()
         self.ln = nn.LayerNorm(inputs, elementwise_affine=False)
         self.fc = nn.Linear(inputs, outputs, bias=False)
         self.activation = activation
 
-    def forward(self, rows: Any) -> Any:
+    def forward(self, rows: Tensor) -> Tensor:
         """[m, inputs] to [m, outputs]."""
         return self.activation(self.fc(self.ln(rows)))
 
@@ -52,7 +55,7 @@ class RootMeanSquareNorm(nn.Module):  # type: ignore[misc]
         self.epsilon = epsilon
         self.weight = nn.Parameter(torch.ones(width))
 
-    def forward(self, tokens: Any) -> Any:
+    def forward(self, tokens: Tensor) -> Tensor:
         """Of the same shape."""
         wide = tokens.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
@@ -75,12 +78,12 @@ class TransformerBlock(nn.Module):  # type: ignore[misc]
         self.norm2 = RootMeanSquareNorm(width)
         self.activation = nn.GELU()
 
-    def forward(self, tokens: Any) -> Any:
+    def forward(self, tokens: Tensor) -> Tensor:
         """[batch, sequence, width] to the same."""
         tokens = tokens + self.proj(self._attended(self.norm1(tokens)))
         return tokens + self.mlp_fc2(self.activation(self.mlp_fc1(self.norm2(tokens))))
 
-    def _attended(self, tokens: Any) -> Any:
+    def _attended(self, tokens: Tensor) -> Tensor:
         batch, sequence, width = tokens.shape
         split = self.qkv(tokens).reshape(batch, sequence, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         # Plain products, as torchao has them, and no fused attention.
@@ -92,26 +95,21 @@ class TransformerBlock(nn.Module):  # type: ignore[misc]
 class _Tokens(nn.Module):  # type: ignore[misc]
     """What a model says of tokens: the first of its outputs, which is the last hidden state in most."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, tokens: Any) -> Any:
+    def forward(self, tokens: Tensor) -> Tensor:
         """Token ids [1, m] to [1, m, hidden size]."""
         return self.model(input_ids=tokens, return_dict=False)[0]
 
 
-def configured_model(
-    path: Path, *, tokens: int, hidden_size: int, intermediate_size: int, dtype: Any
-) -> tuple[Any, tuple[Any, ...]]:
+def make_configured_model(
+    path: Path, *, tokens: int, hidden_size: int, intermediate_size: int, dtype: torch.dtype
+) -> tuple[Module, tuple[Tensor, ...]]:
     """Build a model without its head, with random weights, and a sequence of random tokens.
 
-    Args:
-        path: a `config.json`, or its folder.
-        tokens: length of the sequence.
-        hidden_size: in place of the configuration's; 0 for that.
-        intermediate_size: the same.
-        dtype: of the weights.
+    `path`: a `config.json`, or its folder; `hidden_size`: in place of the configuration's; 0 for that.
 
     Raises:
         UsageError: transformers is missing, or the configuration describes no model that takes tokens alone.

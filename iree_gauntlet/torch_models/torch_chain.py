@@ -1,9 +1,12 @@
-"""Chains whose programs torch makes: their steps, from the export to the runs, and how exports are performed."""
+"""Chains whose programs torch makes: their steps, the Python that exports them, and the programs that measure them."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import json
 import shutil
+import sys
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -17,16 +20,23 @@ from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.engine.modules.module_cache import EntryGoneError
 from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.plan_modules import DEFAULT_TIMEOUTS, Places, PlanContext, compile_step
+from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.results import CacheUse, Result, shorten
 from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput, step_id
 from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.system.short_process import ask
 from iree_gauntlet.toolchains.devices import find_device
-from iree_gauntlet.torch_models.build_folder import BUILD_FILE, Build, read_build
-from iree_gauntlet.torch_models.torch_python import running
+from iree_gauntlet.torch_models.build_folder import BUILD_FILE, BuildRecord, read_build
+from iree_gauntlet.torch_models.declarations import INSTALL_HINT
+from iree_gauntlet.torch_models.model_registry import find_reached_files
+from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from iree_gauntlet.engine.processes.processes import Processes
+    from iree_gauntlet.engine.processes.supervisor import Outcome
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.targets import Target
@@ -34,8 +44,78 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.toolchain import Toolchain
     from iree_gauntlet.torch_models import build_folder
     from iree_gauntlet.torch_models.build_folder import Array
-    from iree_gauntlet.torch_models.build_plan import Plan
-    from iree_gauntlet.torch_models.torch_python import TorchPython
+    from iree_gauntlet.torch_models.build_plan import ModelPlan
+
+
+_PROCESS = Path(__file__).with_name("torch_process.py")
+# Nothing is imported: torch takes seconds.
+_PROBE = """
+import importlib.metadata as metadata, json, sys, sysconfig
+found = {}
+for name in ("torch", "torchao", "transformers", "onnxscript", "onnx", "numpy"):
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+places = dict.fromkeys(path for path in sys.path if path.endswith(("site-packages", "dist-packages")))
+print(json.dumps({"python": list(sys.version_info[:3]), "versions": found, "paths": list(places)}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchPython:
+    """A Python that has torch.
+
+    Attributes:
+        paths: its folders of packages, for a Python of the same version that lacks torch.
+    """
+
+    path: str
+    python: str
+    versions: Mapping[str, str]
+    paths: tuple[str, ...]
+
+    @property
+    def identity(self) -> str:
+        """Changes where what it builds may change."""
+        return " ".join(
+            [f"python {self.python}", *(f"{name} {found}" for name, found in sorted(self.versions.items()))]
+        )
+
+
+def make_torch_words(python: str, module: str) -> tuple[str, ...]:
+    """The words that run a module of this package in a Python (see `torch_process.py`), but for its plan."""
+    return (python, "-B", str(_PROCESS), module)
+
+
+def find_torch_python(named: str) -> TorchPython:
+    """The Python of `--torch-python`, or the toolkit's own where it has torch.
+
+    `named`: the option; empty where it is not given.
+
+    Raises:
+        UsageError: what is named is no Python.
+        GauntletError: it has no torch, or lacks what exports with it.
+    """
+    path = shutil.which(named) if named else sys.executable
+    if path is None:
+        raise UsageError(
+            f"--torch_python {named}: there is no such program", "Give the path of a Python that has torch."
+        )
+    if not named and importlib.util.find_spec("torch") is None:
+        raise GauntletError(f"models are built with torch, and {path} has none", f"{INSTALL_HINT} with --torch_python.")
+    answer = ask([path, "-c", _PROBE], timeout=60.0)
+    try:
+        found = json.loads(answer.stdout)
+        python = ".".join(map(str, found["python"]))
+        result = TorchPython(path, python, dict(found["versions"]), tuple(found["paths"]))
+    except (ValueError, KeyError, TypeError):
+        said = next(iter(answer.stderr.strip().splitlines()), f"exit code {answer.exit_code}")
+        raise UsageError(f"--torch_python {named}: no Python answers there: {said[:80]}") from None
+    missing = [name for name in ("torch", "onnxscript", "onnx") if name not in result.versions]
+    if missing:
+        raise GauntletError(f"{path} lacks {', '.join(missing)}, which models are built with", f"{INSTALL_HINT}.")
+    return result
 
 
 _PLAN_FILE = "plan.json"
@@ -55,16 +135,13 @@ class CompiledProgram:
     """A program that was built, imported and compiled, where measuring programs find it.
 
     Attributes:
-        module: the compiled one.
         parameters: the archive of its weights, of the scope `model`.
-        exported: the folder of what its builder made.
-        program: as it was built.
     """
 
     module: Path
     parameters: Path
     exported: Path
-    program: build_folder.Program
+    program: build_folder.BuiltProgram
 
     def arrays(self, arrays: Sequence[Array]) -> list[dict[str, str]]:
         """Arrays of the build as plans have them."""
@@ -90,17 +167,7 @@ class CompiledProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchChain(ABC):
-    """What all chains have whose programs torch makes.
-
-    Attributes:
-        target: what is compiled for.
-        device: what it runs on.
-        flags: for the compiler.
-        context: what planning knows of the machine.
-        toolchain: compiler and runtime.
-        torch: what builds the models.
-        env: variables of all processes.
-    """
+    """What all chains have whose programs torch makes."""
 
     target: Target
     device: str
@@ -112,6 +179,8 @@ class TorchChain(ABC):
 
     dialect: ClassVar[str]
     builder: ClassVar[str]
+    # The toolkit's own files that the builder runs by their paths.
+    loaded: ClassVar[tuple[Path, ...]] = ()
 
     @property
     @abstractmethod
@@ -145,14 +214,8 @@ class TorchChain(ABC):
         """The folder of what torch made."""
         return self.folder(Stage.EXPORT, role)
 
-    def compiled(self, program: build_folder.Program, role: str, side: str) -> CompiledProgram:
-        """A program that was built.
-
-        Args:
-            program: as it was built.
-            role: of the step that compiles it.
-            side: role of the step that imports it.
-        """
+    def compiled(self, program: build_folder.BuiltProgram, role: str, side: str) -> CompiledProgram:
+        """A program that was built."""
         parameters = self.folder(Stage.IMPORT, side) / _PARAMETERS
         return CompiledProgram(self.folder(Stage.COMPILE, role) / _MODULE, parameters, self.exported(side), program)
 
@@ -174,33 +237,22 @@ class TorchChain(ABC):
             origin=self.origin,
         )
 
-    def exporting(self, role: str, plan: Plan, ingredients: Mapping[str, str], sources: Sequence[Path]) -> Step:
+    def exporting(self, role: str, plan: ModelPlan, ingredients: Mapping[str, str], sources: Sequence[Path]) -> Step:
         """Makes a model with torch and exports it.
 
-        Args:
-            role: of the step.
-            plan: of the builder.
-            ingredients: what the model depends on besides; in place of the plan's fields that are paths.
-            sources: files that it is made from.
+        `ingredients`: what the model depends on besides; in place of the plan's fields that are paths.
         """
         step = self.step(Stage.EXPORT, role)
         asked = {name: str(value) for name, value in asdict(plan).items() if name not in _PATHS}
-        made_by = {"builder": _builder_identity(), "torch": self.torch.identity}
-        environment = {"environment": _environment(self.env)} if self.env else {}
+        made_by = {"builder": _hash_builder(self.builder, self.loaded), "torch": self.torch.identity}
+        environment = {"environment": _join_environment(self.env)} if self.env else {}
         step = self._looked_up(step, {**asked, **ingredients, **made_by, **environment})
-        words = (*running(self.torch.path, self.builder), f"{step.folder}/{_PLAN_FILE}")
+        words = (*make_torch_words(self.torch.path, self.builder), f"{step.folder}/{_PLAN_FILE}")
         inputs = tuple(StepInput("program", str(path)) for path in sources)
         return replace(step, command=Command(words, step.folder, self.env), inputs=inputs)
 
     def importing(self, role: str, onnx: Path, content: str, export: str) -> Step:
-        """Imports a program; its parameters go into an archive of the scope `model`.
-
-        Args:
-            role: of the step.
-            onnx: the program.
-            content: hash of it and of its weights.
-            export: role of the step that exports it.
-        """
+        """Imports a program; its parameters go into an archive of the scope `model`."""
         step = self.step(Stage.IMPORT, role)
         program, parameters = f"{step.folder}/program.mlir", f"{step.folder}/{_PARAMETERS}"
         externals = ("--externalize-params", "--save-params-to", parameters)
@@ -216,16 +268,7 @@ class TorchChain(ABC):
         )
 
     def compiling(self, role: str, name: str, flags: tuple[str, ...], onnx: Path, content: str, imported: Step) -> Step:
-        """Compiles what was imported.
-
-        Args:
-            role: of the module in the chain.
-            name: of the module.
-            flags: for the compiler.
-            onnx: the program before its import.
-            content: hash of it and of its weights.
-            imported: the step that imports it.
-        """
+        """Compiles what was imported."""
         step = self.step(Stage.COMPILE, role)
         program = Program(str(onnx), OnnxImport())
         module = Module(name=name, role=role, target=self.target, program=program, flags=flags, origin=step.origin)
@@ -235,17 +278,10 @@ class TorchChain(ABC):
         done = replace(done, needs=(imported.id,), command=replace(done.command, env=self.env))
         if not self.env:
             return done
-        return self._looked_up(done, {**dict(done.cache.ingredients), "environment": _environment(self.env)})
+        return self._looked_up(done, {**dict(done.cache.ingredients), "environment": _join_environment(self.env)})
 
     def ran(self, step: Step, inputs: Sequence[StepInput], needs: tuple[str, ...] = (), **resources: Any) -> Step:
-        """A step that runs modules on the device, every time.
-
-        Args:
-            step: what all steps of the chain have in common.
-            inputs: files that it reads.
-            needs: steps before it.
-            resources: what it takes besides the device; a core by default.
-        """
+        """A step that runs modules on the device, every time."""
         device, software = self.device, False
         for gpu in self.gpus:
             # By its own name, as `run` has it: two names of one device are one.
@@ -259,13 +295,24 @@ class TorchChain(ABC):
         return replace(step, cache=replace(found, ingredients=tuple(ingredients.items())))
 
 
+def find_builder_files(builder: str, loaded: Sequence[Path] = ()) -> tuple[Path, ...]:
+    """The files of this folder that make a model: the builder's module, and all that it and what it loads import.
+
+    `loaded`: files that it runs by their paths.
+
+    Other rooms are not among them: they read and write files for it.
+    """
+    package, _, name = builder.rpartition(".")
+    return find_reached_files([_OWN_FOLDER / f"{name}.py", *loaded], _OWN_FOLDER, package)
+
+
 @cache
-def _builder_identity() -> str:
+def _hash_builder(builder: str, loaded: tuple[Path, ...]) -> str:
     """Changes where the toolkit's own code that makes models may have changed."""
-    return hash_of_files(sorted(_OWN_FOLDER.glob("*.py")), _OWN_FOLDER)
+    return hash_of_files(find_builder_files(builder, loaded), _OWN_FOLDER)
 
 
-def runnable_files(compiled: Step, imported: Step) -> tuple[StepInput, ...]:
+def list_runnable_files(compiled: Step, imported: Step) -> tuple[StepInput, ...]:
     """What a step that runs a compiled program reads."""
     return (StepInput("module", compiled.output("module")), StepInput("parameters", imported.output("parameters")))
 
@@ -279,36 +326,23 @@ def hash_of_files(paths: Sequence[Path], root: Path) -> str:
     return digest.hexdigest()
 
 
-def _environment(env: Sequence[tuple[str, str]]) -> str:
+def _join_environment(env: Sequence[tuple[str, str]]) -> str:
     return " ".join(f"{name}={value}" for name, value in env)
 
 
 class Exporter:
-    """Performs export steps.
-
-    Args:
-        session: what it runs in.
-        workbench: the caches.
-
-    Attributes:
-        builds: what was made, by role of its step.
-        hashes: SHA-256 of each program and its weights, by file name, likewise.
-    """
+    """Performs export steps."""
 
     def __init__(self, session: Session[Any], workbench: Workbench) -> None:
         self._cache = workbench.modules
         self._processes = session.processes
-        self.builds: dict[str, Build] = {}
+        self.builds: dict[str, BuildRecord] = {}
         self.hashes: dict[str, Mapping[str, str]] = {}
         self._folders: dict[str, Path] = {}
         self._cancelled = session.cancelled
 
-    def perform(self, step: Step, plan: Plan) -> Result:
+    def perform(self, step: Step, plan: ModelPlan) -> Result:
         """Fills the step's folder, and keeps what it finds there.
-
-        Args:
-            step: of the export.
-            plan: of the builder, but for the folder.
 
         Raises:
             GauntletError: what was made cannot be read.
@@ -330,9 +364,6 @@ class Exporter:
         """Gives weights that are about to be imported a copy of their own in place of a hard link into the cache.
 
         The onnx package refuses to read weights that have a second name: it takes that for an attack.
-
-        Args:
-            steps: what follows.
         """
         exports = {need for step in steps if step.stage is Stage.IMPORT and not step.cache.hit for need in step.needs}
         for folder in (self._folders[export] for export in exports):
@@ -359,7 +390,7 @@ class Exporter:
             notes=step.notes,
         )
 
-    def _made(self, step: Step, plan: Plan, key: str) -> Result:
+    def _made(self, step: Step, plan: ModelPlan, key: str) -> Result:
         folder = Path(step.folder)
         ingredients = dict(step.cache.ingredients)
         write_atomic(folder / _PLAN_FILE, replace(plan, output=step.folder).to_json())
@@ -397,3 +428,112 @@ class Exporter:
             reason = next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: ")
             return Result(Verdict.ERROR, shorten(reason), tail=tuple(outcome.tail))
         return replace(after_process(step, outcome, lines, tool="the export", reason=""), verdict=Verdict.ERROR)
+
+
+MODULE_WORKER = "measure_module.py"
+GENERATIVE_WORKER = "measure_generative.py"
+PIPELINE_WORKER = "measure_pipeline.py"
+_TOOL = "the measuring program"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallTimes(Recorded):
+    """What a measuring program says of times.
+
+    Attributes:
+        call_ms: of each context.
+        prefill_ms, decode_ms: of each generation, in place of calls.
+        host_ms: of the stages on the host; None where there are none.
+    """
+
+    total_s: float = 0.0
+    calls: int = 0
+    call_ms: tuple[tuple[float, ...], ...] = ()
+    prefill_ms: tuple[float, ...] = ()
+    decode_ms: tuple[tuple[float, ...], ...] = ()
+    host_ms: dict[str, list[float]] | None = None
+
+    @property
+    def times_ms(self) -> tuple[float, ...]:
+        """Of all calls, or generations."""
+        if self.prefill_ms:
+            return tuple(first + sum(rest) for first, rest in zip(self.prefill_ms, self.decode_ms, strict=True))
+        return tuple(value for context in self.call_ms for value in context)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCalls(CallTimes):
+    """The answer of a measuring program; the programs say what is what.
+
+    Attributes:
+        chosen: tokens of the last generation, by sample.
+        pushed: `async` or `one by one`.
+    """
+
+    load_ms: float
+    overhead_us: float
+    peak_rss_bytes: int
+    device_memory: dict[str, Any]
+    generations: int = 0
+    chosen: tuple[tuple[int, ...], ...] = ()
+    pushed: str = ""
+    host_outputs: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAnswer:
+    """The result of a measuring program.
+
+    Attributes:
+        figures: its answer; None where it failed.
+    """
+
+    step: Step
+    processes: Processes
+    outcome: Outcome
+    figures: Mapping[str, Any] | None
+    failure: Result
+
+    def complete(self, result: Result) -> Result:
+        """A result of the step with what is known of the process."""
+        return self.processes.complete(self.step, self.outcome, result)
+
+
+def make_worker_command(chain: TorchChain, step: Step, script: str, plan: Mapping[str, Any], name: str = "") -> Command:
+    """The command of a measuring program in the toolchain's own Python."""
+    home = Path(__file__).parent if script == PIPELINE_WORKER else Path(iree_side.__file__).parent
+    return write_planned_command(
+        step, (chain.toolchain.compiler.python, "-B", str(home / script)), plan, name, chain.env
+    )
+
+
+def write_planned_command(
+    step: Step, words: Sequence[str], plan: Mapping[str, Any], name: str = "", env: tuple[tuple[str, str], ...] = ()
+) -> Command:
+    """A command whose plan is written into the step's folder and named by its last word."""
+    folder = Path(step.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}plan.json"
+    write_atomic(path, json.dumps(dict(plan), indent=1))
+    return Command((*words, str(path)), step.folder, env)
+
+
+def ask_worker(
+    chain: TorchChain, step: Step, processes: Processes, script: str, plan: Mapping[str, Any], name: str = ""
+) -> WorkerAnswer:
+    """Runs a measuring program to its end; arguments as for `make_worker_command`."""
+    command = make_worker_command(chain, step, script, plan, name)
+    outcome = processes.run(step, command, name=name)
+    step = replace(step, command=step.command or command)
+    figures, failure = None, Result(Verdict.PASSED)
+    if outcome.exit_code == 0:
+        try:
+            figures = json.loads(processes.stdout(step, name))
+        except ValueError:
+            failure = Result(Verdict.ERROR, f"{_TOOL} gave no answer", tail=tuple(outcome.tail))
+    else:
+        lines = [line for line in processes.error_lines(step, name) if line.strip()]
+        # Its last line says why; what other libraries say is before it.
+        reason = shorten(lines[-1]) if lines and not outcome.signal else ""
+        failure = after_process(step, outcome, lines, tool=_TOOL, reason=reason)
+    return WorkerAnswer(step, processes, outcome, figures, processes.complete(step, outcome, failure))

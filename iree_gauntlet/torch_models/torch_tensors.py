@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+    from torch import Tensor
+    from torch.nn import Module
 
 
 # Element types in IREE's spelling. IREE's integers have no sign of their own.
@@ -32,12 +34,12 @@ TYPES = {
 }
 
 
-def type_name(tensor: Any) -> str:
+def find_type_name(tensor: Tensor) -> str:
     """A tensor's element type in IREE's spelling; empty for one that IREE does not take."""
     return TYPES.get(tensor.dtype, "")
 
 
-def array_of(tensor: Any) -> NDArray[Any]:
+def make_array(tensor: Tensor) -> NDArray[Any]:
     """A tensor's values; nothing is copied where it is contiguous."""
     bits = tensor.detach().contiguous()
     array: NDArray[Any] = (
@@ -46,14 +48,14 @@ def array_of(tensor: Any) -> NDArray[Any]:
     return array
 
 
-def tensor_of(array: NDArray[Any], name: str) -> Any:
+def make_tensor(array: NDArray[Any], name: str) -> Tensor:
     """An array as a tensor of an element type; nothing is copied."""
     if name == "bf16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
-def write_arrays(tensors: Sequence[Any], folder: Path, stem: str) -> list[dict[str, Any]]:
+def write_arrays(tensors: Sequence[Tensor], folder: Path, stem: str) -> list[dict[str, Any]]:
     """Write tensors to `STEM_0.npy` and so on.
 
     Returns:
@@ -62,12 +64,12 @@ def write_arrays(tensors: Sequence[Any], folder: Path, stem: str) -> list[dict[s
     found = []
     for index, tensor in enumerate(tensors):
         name = f"{stem}_{index}.npy"
-        np.save(folder / name, array_of(tensor), allow_pickle=False)
-        found.append({"file": name, "type": type_name(tensor), "shape": list(tensor.shape)})
+        np.save(folder / name, make_array(tensor), allow_pickle=False)
+        found.append({"file": name, "type": find_type_name(tensor), "shape": list(tensor.shape)})
     return found
 
 
-def convert(modules: Sequence[Any], form: DataFormat) -> float:
+def convert(modules: Sequence[Module], form: DataFormat) -> float:
     """Round the weights of modules to a data format, in place, and cast the modules to its element type.
 
     Weights are all floating parameters, and the floating buffers that a module saves (`state_dict`), but for the
@@ -79,7 +81,7 @@ def convert(modules: Sequence[Any], form: DataFormat) -> float:
     """
     noise = power = 0.0
     with torch.no_grad():
-        for weight in _weights(modules):
+        for weight in _walk_weights(modules):
             before = weight.detach().to(torch.float32).numpy()
             after = round_weights(before, form)
             with np.errstate(invalid="ignore"):
@@ -91,19 +93,19 @@ def convert(modules: Sequence[Any], form: DataFormat) -> float:
     return math.sqrt(noise / power) if power else 0.0
 
 
-def cast(tensors: Sequence[Any], form: DataFormat) -> tuple[Any, ...]:
+def cast(tensors: Sequence[Tensor], form: DataFormat) -> tuple[Tensor, ...]:
     """Tensors with those of a float type in the element type of a data format; others stay."""
     kind = getattr(torch, form.torch_type)
     return tuple(tensor.to(kind) if tensor.is_floating_point() else tensor for tensor in tensors)
 
 
-def shares_weights(one: Any, other: Any) -> bool:
+def have_shared_weights(one: Module, other: Module) -> bool:
     """Whether two modules have a parameter or buffer in common."""
     ours, theirs = ({id(tensor) for tensor in (*m.parameters(), *m.buffers())} for m in (one, other))
     return bool(ours & theirs)
 
 
-def _weights(modules: Sequence[Any]) -> Iterator[Any]:
+def _walk_weights(modules: Sequence[Module]) -> Iterator[Tensor]:
     """Each weight once, however many modules have it."""
     seen: set[int] = set()
     for root in modules:

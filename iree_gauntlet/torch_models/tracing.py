@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.document import Cell, Column, Kind, Table
 from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.engine.processes.supervisor import shell_line
@@ -22,7 +23,7 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import milliseconds, one_line
 from iree_gauntlet.measuring.profiles.dispatch_profile import dispatch_name
 from iree_gauntlet.measuring.profiles.perfetto import perfetto_trace
-from iree_gauntlet.results import shorten
+from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.steps import Command, Step
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.torch_models.torch_chain import FUNCTION, CompiledProgram, TorchChain
@@ -65,9 +66,7 @@ class TraceRow:
         name: as the compiler named it, `main$async_dispatch_12_matmul_256x256x256_f32`.
         shape: sizes and types of its loops, as the name tells them (`256x256x256 f32`); empty where it tells none.
         kind: `matmul`, `conv`, `elementwise` …
-        count: how often one call of the program dispatches it.
         ns: what that takes in one call, ns: the median over the calls of the trace.
-        share: of the call's time, or of all dispatches' where that is not known.
     """
 
     name: str
@@ -83,11 +82,7 @@ class TraceTable:
     """The dispatches of a program.
 
     Attributes:
-        rows: the longest first.
-        calls: how often the program was called for it.
         call_ns: wall time of a call under the profiler, ns, median; None where unknown.
-        on_device: the device's own clock timed the dispatches, not the host's.
-        notes: what a reader should know.
     """
 
     rows: tuple[TraceRow, ...]
@@ -137,12 +132,10 @@ def trace_table(profile: DispatchProfile) -> TraceTable:
     return TraceTable(tuple(rows), profile.invocations, profile.elapsed_ns, profile.on_device, profile.notes)
 
 
-def table_lines(table: TraceTable, most: int | None = None) -> list[str]:
+def format_table(table: TraceTable, most: int | None = None) -> list[str]:
     """The table as text in columns, below a line that sums it up.
 
-    Args:
-        table: what is shown.
-        most: so many rows, and one for all others; None for every row.
+    `most`: so many rows, and one for all others; None for every row.
     """
     shown, others = table.rows[:most], table.rows[len(table.rows[:most]) :]
     if len(others) == 1:
@@ -150,37 +143,36 @@ def table_lines(table: TraceTable, most: int | None = None) -> list[str]:
     cells: list[tuple[Cell, ...]] = []
     for row in shown:
         name, shape = _split(row.name)
-        cells.append((one_line(name, _LONGEST_NAME), shape or None, *_figures(table, row.ns, row.count)))
+        cells.append((one_line(name, _LONGEST_NAME), shape or None, *_make_figures(table, row.ns, row.count)))
     if others:
         label = f"the other {len(others)} functions"
-        cells.append((label, "", *_figures(table, sum(row.ns for row in others), sum(row.count for row in others))))
+        cells.append(
+            (label, "", *_make_figures(table, sum(row.ns for row in others), sum(row.count for row in others)))
+        )
     if table.outside_ns is not None:
-        cells.append((_OUTSIDE, "", *_figures(table, table.outside_ns, "")))
+        cells.append((_OUTSIDE, "", *_make_figures(table, table.outside_ns, "")))
+    notes = table.notes
+    if table.outside_ns is not None and table.outside_ns < 0:
+        notes = (*notes, "dispatches run side by side: together they take longer than the call")
     return [
-        _headline(table),
+        _write_headline(table),
         *Table(_COLUMNS, tuple(cells)).lines,
-        *(f"note: {one_line(note)}" for note in _notes(table)),
+        *(f"note: {one_line(note)}" for note in notes),
     ]
 
 
-def _headline(table: TraceTable) -> str:
+def _write_headline(table: TraceTable) -> str:
     count = sum(row.count for row in table.rows)
-    dispatches = f"{_ms(table.dispatched_ns)} ms in {count} dispatches of {len(table.rows)} functions"
+    dispatches = f"{_format_ms(table.dispatched_ns)} ms in {count} dispatches of {len(table.rows)} functions"
     clock = "device" if table.on_device else "host"
     timed = f"medians of {table.calls} calls under the profiler, by the {clock}'s clock"
-    call = "" if table.call_ns is None else f"{_ms(table.call_ns)} ms a call, "
+    call = "" if table.call_ns is None else f"{_format_ms(table.call_ns)} ms a call, "
     return f"{call}{dispatches} ({timed})"
 
 
-def _notes(table: TraceTable) -> tuple[str, ...]:
-    if table.outside_ns is not None and table.outside_ns < 0:
-        return (*table.notes, "dispatches run side by side: together they take longer than the call")
-    return table.notes
-
-
-def _figures(table: TraceTable, ns: int, count: Cell) -> tuple[Cell, ...]:
+def _make_figures(table: TraceTable, ns: int, count: Cell) -> tuple[Cell, ...]:
     whole = table.call_ns or table.dispatched_ns
-    return (count, _ms(ns), f"{100 * ns / whole:.1f} %" if whole and ns >= 0 else None)
+    return (count, _format_ms(ns), f"{100 * ns / whole:.1f} %" if whole and ns >= 0 else None)
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -194,7 +186,7 @@ def _split(name: str) -> tuple[str, str]:
     return (head + rest) if rest else head.removesuffix("_"), match["shape"].replace("_", " ")
 
 
-def _ms(ns: int) -> str:
+def _format_ms(ns: int) -> str:
     return milliseconds(ns / _NS_PER_MS)
 
 
@@ -208,8 +200,6 @@ class Trace:
         table: None where there is no trace.
         reason: why there is none, or no file for Perfetto; empty where all is there that was asked for.
         files: what was written, by role: `table` (text), `data` (the same as JSON), `perfetto`, `profile`.
-        commands: what was started, as a person would type it.
-        seconds: wall time inside the tools.
         log: path of the log of the last tool, relative to the run's folder; empty where none was started.
     """
 
@@ -236,17 +226,11 @@ class Trace:
         }
 
 
-def benchmark_command(tool: str, folder: Path, compiled: CompiledProgram, device: str) -> Command:
+def make_benchmark_command(tool: str, folder: Path, compiled: CompiledProgram, device: str) -> Command:
     """`iree-benchmark-module` for a program of a model.
 
     Inputs whose type a .npy file lacks (bf16) are written to `folder` as raw bytes: given a .npy file for them, the
     tool takes its header for values.
-
-    Args:
-        tool: path of the native program.
-        folder: where the command runs; made where it is missing.
-        compiled: what is run.
-        device: the runtime's name of it.
 
     Raises:
         GauntletError: an input cannot be read, or not be written.
@@ -258,18 +242,20 @@ def benchmark_command(tool: str, folder: Path, compiled: CompiledProgram, device
         f"--module={compiled.module}",
         f"--parameters=model={compiled.parameters}",
         f"--function={FUNCTION}",
-        *(f"--input={_input_text(compiled.exported / item.file, item, folder)}" for item in inputs),
+        *(f"--input={_write_input(compiled.exported / item.file, item, folder)}" for item in inputs),
     )
     return Command(words, str(folder))
 
 
-def traced_step(step: Step, chain: TorchChain, compiled: CompiledProgram) -> Step:
+def make_traced_step(step: Step, chain: TorchChain, compiled: CompiledProgram) -> Step:
     """A step that runs a program in its folder as `trace` takes it.
 
     Raises:
         GauntletError: an input cannot be read, or not be written.
     """
-    command = benchmark_command(chain.toolchain.runtime.benchmark_module, Path(step.folder), compiled, chain.device)
+    command = make_benchmark_command(
+        chain.toolchain.runtime.benchmark_module, Path(step.folder), compiled, chain.device
+    )
     return replace(step, command=replace(command, env=chain.env))
 
 
@@ -287,15 +273,10 @@ def trace(
 
     The caller makes sure that the machine and the device are quiet. The tools' files go into the step's folder.
 
-    Args:
-        step: with the command of `benchmark_command`; gives folder and time limit, for each tool.
-        level: `light` or `verbose`.
-        path: where `.trace.txt`, `.trace.json` and `.perfetto.json` are written; its last part is the program's
-            name. Its folder is made where it is missing.
-        toolchain: whose runtime it is.
-        processes: starts the tools.
-        known: the flags of its `iree-benchmark-module`.
-        call_ms: what a call takes, to choose how many there are (5 to 100); 5 where not known.
+    `step`: with the command of `make_benchmark_command`; gives folder and time limit, for each tool; `level`: `light`
+    or `verbose`; `path`: where `.trace.txt`, `.trace.json` and `.perfetto.json` are written; its last part is the
+    program's name. Its folder is made where it is missing; `known`: the flags of its `iree-benchmark-module`;
+    `call_ms`: what a call takes, to choose how many there are (5 to 100); 5 where not known.
     """
     folder, name = path.parent, path.name
     prefix = f"{name}.profile."
@@ -312,18 +293,28 @@ def trace(
         made = replace(made, files=files)
         if level == VERBOSE:
             made = _with_perfetto(made, bundle, folder / f"{name}.perfetto.json", step, toolchain, processes)
-        write_atomic(text, "\n".join([*_headed(made, table_lines(table)), ""]))
+        write_atomic(text, "\n".join([*_add_headline(made, format_table(table)), ""]))
         write_atomic(data, json.dumps(made.as_dict(), indent=2) + "\n")
     except OSError as error:
-        return replace(made, reason=_cannot_write(error), files=())
+        return replace(made, reason=_explain_unwritten(error), files=())
     return made
+
+
+def make_result(traces: Sequence[Trace], statistics: dict[str, Any]) -> Result:
+    """The result of a step that traced programs."""
+    return Result(
+        Verdict.PASSED,
+        statistics=statistics,
+        notes=tuple(line for made in traces for line in shown(made)),
+        tool_seconds=sum(made.seconds for made in traces),
+    )
 
 
 def shown(trace: Trace) -> list[str]:
     """A trace on the console: the ten functions that take longest, and one line for all others."""
     if trace.table is None:
         return [f"no trace of {trace.name}: {one_line(trace.reason)}"]
-    lines = _headed(trace, table_lines(trace.table, _MOST_ROWS))
+    lines = _add_headline(trace, format_table(trace.table, _MOST_ROWS))
     files = dict(trace.files)
     if "table" in files:
         lines.append(f"all functions: {files['table']}")
@@ -332,7 +323,7 @@ def shown(trace: Trace) -> list[str]:
     return lines
 
 
-def _headed(trace: Trace, lines: Sequence[str]) -> list[str]:
+def _add_headline(trace: Trace, lines: Sequence[str]) -> list[str]:
     first, *others = lines
     lacking = [f"note: {one_line(trace.reason)}"] if trace.reason else []
     return [f"trace of {trace.name}: {first}", *others, *lacking]
@@ -371,11 +362,11 @@ def _with_perfetto(
     return replace(made, files=(*made.files, ("perfetto", str(file))))
 
 
-def _cannot_write(error: OSError) -> str:
+def _explain_unwritten(error: OSError) -> str:
     return shorten(f"{error.filename}: {error.strerror or error}")
 
 
-def _input_text(file: Path, item: Array, folder: Path) -> str:
+def _write_input(file: Path, item: Array, folder: Path) -> str:
     """What stands behind `--input=`."""
     if item.type in _NPY_TYPES:
         return f"@{file}"
@@ -387,6 +378,8 @@ def _input_text(file: Path, item: Array, folder: Path) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(raw, content)
     except OSError as error:
-        raise GauntletError(f"an input of {item.type} cannot be written as bytes: {_cannot_write(error)}") from error
+        raise GauntletError(
+            f"an input of {item.type} cannot be written as bytes: {_explain_unwritten(error)}"
+        ) from error
     shape = "".join(f"{size}x" for size in item.shape)
     return f"{shape}{item.type}=@{raw}"

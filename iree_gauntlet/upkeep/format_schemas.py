@@ -21,7 +21,7 @@ from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.settings import shown
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.torch_models.configuration_schema import File as RecipesFile
+from iree_gauntlet.torch_models.configuration import File as RecipesFile
 
 if TYPE_CHECKING:
     from iree_gauntlet.dialects.fields import Document

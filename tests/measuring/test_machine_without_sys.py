@@ -136,7 +136,7 @@ def test_peaks_of_a_machine_of_unknown_memory_are_measured_on_the_usual_size(mon
 
     monkeypatch.setattr(roofline, "ask", measured)
     for memory in (None, 1 << 20):
-        roofline._measured("python", replace(machine_facts(), memory_bytes=memory))
+        roofline._measure("python", replace(machine_facts(), memory_bytes=memory))
     assert [plan["copy_bytes"] for plan in plans] == [roofline._COPY_BYTES, 1 << 17]
 
 

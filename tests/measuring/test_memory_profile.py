@@ -20,7 +20,7 @@ from iree_gauntlet.measuring.profiles.memory_profile import (
     write_memory_profile,
     written_memory_profile,
 )
-from iree_gauntlet.reports.sweeps.sweep_plots import memory_plot
+from iree_gauntlet.reports.sweeps.sweep_plots import draw_memory_plot
 from iree_gauntlet.workers import iree_side
 from iree_gauntlet.workers.iree_side.measure_memory import MemoryWatch, drop_every_second, measure
 from tests.support.processes import wait_until
@@ -227,8 +227,8 @@ def test_another_answer_is_refused(answer: dict[str, Any]) -> None:
 
 def test_the_plot_is_drawn_twice_alike() -> None:
     pytest.importorskip("matplotlib")
-    svg, png = memory_plot(_profile(), "int8wo")
-    assert (svg, png) == memory_plot(_profile(), "int8wo")
+    svg, png = draw_memory_plot(_profile(), "int8wo")
+    assert (svg, png) == draw_memory_plot(_profile(), "int8wo")
     assert png.startswith(b"\x89PNG")
     text = svg.decode()
     assert all(name in text for name in [*_PHASES, "int8wo", "resident", "allocator"])

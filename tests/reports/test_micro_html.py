@@ -8,9 +8,8 @@ from lxml import html
 
 from iree_gauntlet.document import INK, PAPER
 from iree_gauntlet.reports.render_html import html_page
-from iree_gauntlet.reports.sweeps.sweep_document import sweep_document
-from iree_gauntlet.reports.sweeps.sweep_plots import Plot
-from iree_gauntlet.reports.sweeps.sweep_rows import entries, read_rows
+from iree_gauntlet.reports.sweeps.sweep_document import make_sweep_document
+from iree_gauntlet.reports.sweeps.sweep_rows import Plot, group_entries, read_rows
 from tests.support.micro_records import HEADER, grid, point, ratio, record, records, squares, variant
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def plot(entry: str, title: str = "a plot") -> Plot:
 
 
 def sweep_page(rows: Sequence[Row], header: Mapping[str, Any] | None = None, plots: Sequence[Plot] = ()) -> str:
-    return html_page(sweep_document(rows, header, plots))
+    return html_page(make_sweep_document(rows, header, plots))
 
 
 def texts(page: Any, path: str) -> list[str]:
@@ -44,7 +43,7 @@ def texts(page: Any, path: str) -> list[str]:
 def test_the_page_has_what_the_rows_have() -> None:
     rows = read_rows([*squares([10, 11]), *grid([10, 11], name="sweep")])
     page = html.document_fromstring(sweep_page(rows, HEADER))
-    assert texts(page, "//h2") == [entry.title for entry in entries(rows)]
+    assert texts(page, "//h2") == [entry.title for entry in group_entries(rows)]
     assert "IREE 3.13.0rc20261016" in texts(page, "//p[@class='answer']")[0]
     # Of each entry: the result of its recipes, speed-ups, and all figures.
     assert len(page.xpath("//table")) == 6
@@ -70,7 +69,7 @@ def test_its_head_says_when_and_with_what_it_was_made() -> None:
 
 def test_the_file_needs_nothing_else() -> None:
     rows = read_rows(squares([10, 11]))
-    page = sweep_page(rows, HEADER, [plot(entries(rows)[0].title)])
+    page = sweep_page(rows, HEADER, [plot(group_entries(rows)[0].title)])
     assert page.count("<script") == 1, "what copies commands"
     assert not re.search(r"(?:src|href)=\"(?!#|results\.)", page)
     assert "@import" not in page
@@ -81,7 +80,7 @@ def test_the_file_needs_nothing_else() -> None:
 
 def test_plots_stand_with_their_entries_and_share_no_identifiers() -> None:
     rows = read_rows([*squares([10, 11]), *squares([10], name="other")])
-    first, second = (entry.title for entry in entries(rows))
+    first, second = (entry.title for entry in group_entries(rows))
     page = sweep_page(rows, HEADER, [plot(first, "one"), plot(second, "two"), plot(first, "three")])
     parsed = html.document_fromstring(page)
     assert parsed.xpath("//h2/text() | //svg/@aria-label") == [first, "one", "three", second, "two"]
@@ -109,7 +108,7 @@ def test_text_is_escaped() -> None:
         variant(bad, 1.0, None, iree=None, status="error", reason=bad, shows=[bad]),
     ]
     rows = read_rows([record(point(8, 8, 8, name=bad, model_type=bad, shape=bad), found)])
-    page = sweep_page(rows, {**HEADER, "config": bad}, [plot(entries(rows)[0].title, bad)])
+    page = sweep_page(rows, {**HEADER, "config": bad}, [plot(group_entries(rows)[0].title, bad)])
     assert page.count("<script") == 1
     assert "\x00" not in page
     assert "\x1b" not in page

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.reports.sweeps.oss_database import (
+from iree_gauntlet.reports.sweeps.sweep_reports import (
     SPEEDUP,
     OssRecord,
     check_oss_records,
-    fits_float32,
-    oss_json,
-    oss_records,
+    is_float32,
+    make_oss_json,
+    make_oss_records,
 )
 from iree_gauntlet.reports.sweeps.sweep_rows import read_rows
 from tests.support.budgets import part_of_the_examples
@@ -36,7 +36,7 @@ DEPENDENCY = {"repo", "branch", "sha", "version", "extra_info"}
 
 
 def made(*found: dict[str, Any], header: dict[str, Any] | None = None, **options: Any) -> list[dict[str, Any]]:
-    return oss_records(read_rows(found), HEADER if header is None else header, **options)
+    return make_oss_records(read_rows(found), HEADER if header is None else header, **options)
 
 
 def pair(**changes: Any) -> dict[str, Any]:
@@ -252,7 +252,7 @@ def test_a_header_may_lack_everything() -> None:
 @given(records())
 def test_every_record_fits_the_table_and_has_the_records_numbers(found: list[dict[str, Any]]) -> None:
     rows = read_rows(found)
-    documents = json.loads(oss_json(rows, HEADER), parse_constant=pytest.fail)
+    documents = json.loads(make_oss_json(rows, HEADER), parse_constant=pytest.fail)
     check_oss_records(documents)
     for document in documents:
         assert set(document) == {*TABLE, "runners", "dependencies", "inputs"}
@@ -260,7 +260,7 @@ def test_every_record_fits_the_table_and_has_the_records_numbers(found: list[dic
             assert set(document[column]) == fields
         assert all(set(runner) == RUNNER for runner in document["runners"])
         assert all(set(dependency) == DEPENDENCY for dependency in document["dependencies"].values())
-        assert all(fits_float32(value) for value in document["metric"]["benchmark_values"])
+        assert all(is_float32(value) for value in document["metric"]["benchmark_values"])
         for part in (document["benchmark"], document["model"], document["metric"], *document["runners"]):
             assert all(type(name) is type(value) is str for name, value in part["extra_info"].items())
     reported = [
@@ -314,4 +314,4 @@ def test_the_schema_can_be_had_as_json_schema() -> None:
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
 def test_every_float32_fits(value: float) -> None:
-    assert fits_float32(value)
+    assert is_float32(value)

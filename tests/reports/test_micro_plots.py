@@ -11,24 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
-from iree_gauntlet.reports.sweeps.sweep_document import times
 from iree_gauntlet.reports.sweeps.sweep_plots import (
     STATUS_MARKS,
     STYLE,
     WORD_COLOURS,
-    Plot,
-    colour_of,
+    choose_colour,
+    choose_ink,
+    draw_grid_map,
+    draw_overview_map,
     draw_plots,
-    grid_map,
-    ink_on,
+    draw_speedup_bars,
+    format_tick,
     is_grid,
-    overview_map,
     scale_limit,
     scale_ticks,
-    speedup_bars,
-    tick_text,
 )
-from iree_gauntlet.reports.sweeps.sweep_rows import Entry, entries, read_rows
+from iree_gauntlet.reports.sweeps.sweep_rows import Plot, SweepEntry, group_entries, read_rows, times
 from tests.support.micro_records import RECIPES, grid, point, ratio, record, squares, variant
 
 if TYPE_CHECKING:
@@ -41,8 +39,8 @@ needs_matplotlib = pytest.mark.skipif(
 )
 
 
-def one_entry(found: list[dict[str, Any]]) -> Entry:
-    (entry,) = entries(read_rows(found))
+def one_entry(found: list[dict[str, Any]]) -> SweepEntry:
+    (entry,) = group_entries(read_rows(found))
     return entry
 
 
@@ -102,12 +100,12 @@ def test_the_scale_is_the_same_to_both_sides_of_one(ratios: list[float]) -> None
     assert list(ticks) == sorted(set(ticks))
     assert len(ticks) <= 9
     assert all(abs(math.log2(tick)) <= limit * 1.01 for tick in ticks)
-    assert len({tick_text(tick) for tick in ticks}) == len(ticks)
+    assert len({format_tick(tick) for tick in ticks}) == len(ticks)
 
 
 @given(st.floats(1e-3, 1e3), st.floats(0.4, 3))
 def test_colours_are_blue_above_one_and_vermilion_below_with_ink_that_can_be_read(value: float, limit: float) -> None:
-    red, green, blue = colour = colour_of(value, limit)
+    red, green, blue = colour = choose_colour(value, limit)
     assert all(0 <= part <= 1 for part in colour)
     if value > 1.05:
         assert blue > red
@@ -115,15 +113,15 @@ def test_colours_are_blue_above_one_and_vermilion_below_with_ink_that_can_be_rea
         assert red > blue
     linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in (red, green, blue)]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    contrast = (luminance + 0.05) / 0.05 if ink_on(colour) == "#000000" else 1.05 / (luminance + 0.05)
+    contrast = (luminance + 0.05) / 0.05 if choose_ink(colour) == "#000000" else 1.05 / (luminance + 0.05)
     # WCAG 2.1, 1.4.3: normal text.
     assert contrast >= 4.5
 
 
 def test_a_stronger_speedup_has_a_stronger_colour_up_to_the_scales_end() -> None:
-    assert colour_of(4.0, 2.0) == colour_of(100.0, 2.0) == colour_of(math.inf, 2.0)
-    assert colour_of(2.0, 2.0) != colour_of(4.0, 2.0)
-    assert colour_of(0.25, 2.0) == colour_of(0.0, 2.0)
+    assert choose_colour(4.0, 2.0) == choose_colour(100.0, 2.0) == choose_colour(math.inf, 2.0)
+    assert choose_colour(2.0, 2.0) != choose_colour(4.0, 2.0)
+    assert choose_colour(0.25, 2.0) == choose_colour(0.0, 2.0)
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +168,7 @@ def test_bars_tell_recipes_shapes_and_what_their_colours_mean(drawn: tuple[Plot,
 def test_a_sweep_has_a_map_for_each_recipe() -> None:
     rows = read_rows(grid([10, 11, 12], RECIPES[:2]))
     found = named(draw_plots(rows))
-    recipes = entries(rows)[0].recipes
+    recipes = group_entries(rows)[0].recipes
     assert set(found) == {*(f"heat-small_linear-{recipe}" for recipe in recipes), "bars-small_linear"}
     heat = texts(found["heat-small_linear-int8dq"])
     assert {"m = 1024", "m = 2048", "m = 4096"} <= set(heat)
@@ -183,14 +181,16 @@ def test_a_sweep_has_a_map_for_each_recipe() -> None:
 @pytest.mark.parametrize(
     ("draw", "found"),
     [
-        (overview_map, few()),
-        (overview_map, squares(range(4, 26))),
-        (lambda entry: grid_map(entry, "int8dq"), grid([10, 11, 12, 13], RECIPES[:2])),
-        (speedup_bars, few()),
-        (speedup_bars, squares(range(4, 26))),
+        (draw_overview_map, few()),
+        (draw_overview_map, squares(range(4, 26))),
+        (lambda entry: draw_grid_map(entry, "int8dq"), grid([10, 11, 12, 13], RECIPES[:2])),
+        (draw_speedup_bars, few()),
+        (draw_speedup_bars, squares(range(4, 26))),
     ],
 )
-def test_nothing_is_drawn_over_something_else(draw: Callable[[Entry], Figure], found: list[dict[str, Any]]) -> None:
+def test_nothing_is_drawn_over_something_else(
+    draw: Callable[[SweepEntry], Figure], found: list[dict[str, Any]]
+) -> None:
     import matplotlib.style  # noqa: PLC0415 - not everywhere
 
     with matplotlib.style.context(STYLE, after_reset=True):

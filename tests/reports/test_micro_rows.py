@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.reports.sweeps.sweep_rows import Ratio, entries, mean_ratio, read_rows
+from iree_gauntlet.reports.sweeps.sweep_rows import Ratio, find_mean_ratio, group_entries, read_rows
 from tests.support.micro_records import grid, point, ratio, record, records, squares, variant
 
 
@@ -60,7 +60,7 @@ def test_numbers_that_json_lacks_are_numbers_again() -> None:
 
 
 def test_entries_keep_apart_what_the_configuration_keeps_apart() -> None:
-    found = entries(read_rows([*squares([10, 11]), *squares([10], dtype="bf16"), *grid([4, 5], name="sweep")]))
+    found = group_entries(read_rows([*squares([10, 11]), *squares([10], dtype="bf16"), *grid([4, 5], name="sweep")]))
     assert [entry.title for entry in found] == [
         "small_linear (linear, f32, local-task)",
         "small_linear (linear, bf16, local-task)",
@@ -81,13 +81,13 @@ def test_entries_keep_apart_what_the_configuration_keeps_apart() -> None:
 def test_any_record_is_read_from_json(found: list[dict[str, object]]) -> None:
     rows = read_rows(json.loads(json.dumps(found)))
     assert repr(rows) == repr(read_rows(found))
-    assert sum(len(entry.rows) for entry in entries(rows)) == len(rows)
+    assert sum(len(entry.rows) for entry in group_entries(rows)) == len(rows)
 
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=20))
 def test_the_geometric_mean_lies_between_and_turns_round(ratios: list[float]) -> None:
-    mean = mean_ratio(ratios)
-    turned = mean_ratio([1 / ratio for ratio in ratios])
+    mean = find_mean_ratio(ratios)
+    turned = find_mean_ratio([1 / ratio for ratio in ratios])
     assert mean is not None
     assert turned is not None
     assert min(ratios) * (1 - 1e-9) <= mean <= max(ratios) * (1 + 1e-9)
@@ -95,5 +95,5 @@ def test_the_geometric_mean_lies_between_and_turns_round(ratios: list[float]) ->
 
 
 def test_the_geometric_mean_of_nothing_is_none() -> None:
-    assert mean_ratio([]) is None
-    assert mean_ratio([0.0, math.nan, math.inf, -1.0]) is None
+    assert find_mean_ratio([]) is None
+    assert find_mean_ratio([0.0, math.nan, math.inf, -1.0]) is None

@@ -14,23 +14,22 @@ from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_markdown import markdown
 from iree_gauntlet.reports.sweeps.sweep_document import (
     LEGEND,
-    decibels,
-    doubts,
-    heading_facts,
-    ratio_text,
-    speedup_cell,
-    speedup_table,
-    summary,
-    sweep_document,
-    times,
+    collect_heading_facts,
+    find_doubts,
+    format_decibels,
+    format_ratio,
+    make_speedup_cell,
+    make_speedup_table,
+    make_sweep_document,
+    summarise,
 )
-from iree_gauntlet.reports.sweeps.sweep_rows import Ratio, Row, entries, read_rows
+from iree_gauntlet.reports.sweeps.sweep_rows import Ratio, Row, group_entries, read_rows, times
 from tests.support.micro_records import HEADER, grid, point, ratio, record, records, squares, variant
 
 
 def printed(rows: tuple[Row, ...], width: int = 120) -> list[str]:
     stream = io.StringIO()
-    print_document(sweep_document(rows, HEADER), stream, "runs/x/results: results.md", environ={}, width=width)
+    print_document(make_sweep_document(rows, HEADER), stream, "runs/x/results: results.md", environ={}, width=width)
     return stream.getvalue().splitlines()
 
 
@@ -42,7 +41,7 @@ def lines_of(table: Table) -> list[tuple[str, ...]]:
 
 
 def text_of(row: Row | None) -> str:
-    cell = speedup_cell(row)
+    cell = make_speedup_cell(row)
     return cell if isinstance(cell, str) else cell.text
 
 
@@ -65,23 +64,23 @@ def test_a_ratio_as_text_is_near_it(value: float) -> None:
 
 
 def test_what_stands_in_the_place_of_a_speedup() -> None:
-    assert ratio_text(Ratio(1.72, 1.6, 1.84, "faster")) == "1.72 (1.60–1.84)"
-    assert ratio_text(Ratio(1.01, 0.9, 1.1, "inconclusive")) == "1.01 (0.90–1.10) ?"
-    assert ratio_text(Ratio(1.0, None, None, "same")) == "1.00 ="
-    assert speedup_cell(None) == "–"
-    assert speedup_cell(one("int8dq", iree=None, status="failed")) == "failed"
-    assert speedup_cell(one("O2", iree={"ms": 1.0, "speedup": None}, status="same module")) == "same module"
-    assert speedup_cell(one("int8wo")) == Judged("▲ 1.50 (1.43–1.58)", "faster")
-    assert (decibels(math.inf), decibels(46.02), decibels(None)) == ("exact", "46.0 dB", "–")
+    assert format_ratio(Ratio(1.72, 1.6, 1.84, "faster")) == "1.72 (1.60–1.84)"
+    assert format_ratio(Ratio(1.01, 0.9, 1.1, "inconclusive")) == "1.01 (0.90–1.10) ?"
+    assert format_ratio(Ratio(1.0, None, None, "same")) == "1.00 ="
+    assert make_speedup_cell(None) == "–"
+    assert make_speedup_cell(one("int8dq", iree=None, status="failed")) == "failed"
+    assert make_speedup_cell(one("O2", iree={"ms": 1.0, "speedup": None}, status="same module")) == "same module"
+    assert make_speedup_cell(one("int8wo")) == Judged("▲ 1.50 (1.43–1.58)", "faster")
+    assert (format_decibels(math.inf), format_decibels(46.02), format_decibels(None)) == ("exact", "46.0 dB", "–")
 
 
 def test_the_longer_axis_goes_down() -> None:
-    (few,) = entries(read_rows(squares([10, 11])))
-    head, *lines = lines_of(speedup_table(few))
+    (few,) = group_entries(read_rows(squares([10, 11])))
+    head, *lines = lines_of(make_speedup_table(few))
     assert head == ("m-k-n", "1024-1024-1024", "2048-2048-2048")
     assert [line[0] for line in lines] == ["baseline, ms", *few.recipes]
-    (many,) = entries(read_rows(grid([10, 11, 12])))
-    head, *lines = lines_of(speedup_table(many))
+    (many,) = group_entries(read_rows(grid([10, 11, 12])))
+    head, *lines = lines_of(make_speedup_table(many))
     assert head == ("m-k-n", "baseline, ms", *many.recipes)
     assert [line[0] for line in lines] == list(many.shapes)
     found = many.row("int8dq", many.shapes[3])
@@ -103,9 +102,9 @@ def test_what_a_recipe_came_to() -> None:
             record(point(4, 4, 4), [variant("baseline", 1.0, None), variant("int8wo", 1.0, None, iree=None)]),
         ]
     )
-    (entry,) = entries(rows)
-    assert summary(entry, "baseline")[:3] == ("baseline", "–", "–")
-    assert summary(entry, "int8wo") == (
+    (entry,) = group_entries(rows)
+    assert summarise(entry, "baseline")[:3] == ("baseline", "–", "–")
+    assert summarise(entry, "int8wo") == (
         *("int8wo", "1.00", "0.50 … 2.00", "1", "1", "1", "1"),
         *("9.0 dB", "50 %", "1.50", "0.90"),
     )
@@ -142,12 +141,14 @@ def test_long_tables_end_with_where_the_rest_is() -> None:
 def test_what_went_wrong_is_told_once_with_its_shapes() -> None:
     failed = {"iree": None, "status": "error", "reason": "iree-compile: SIGSEGV"}
     records = [record(point(m, 8, 8), [variant("int4wo-32", 1.0, None, **failed)]) for m in range(1, 6)]
-    assert doubts(read_rows(records)) == ("int4wo-32: error: iree-compile: SIGSEGV (1-8-8, 2-8-8, 3-8-8 and 2 more)",)
+    assert find_doubts(read_rows(records)) == (
+        "int4wo-32: error: iree-compile: SIGSEGV (1-8-8, 2-8-8, 3-8-8 and 2 more)",
+    )
 
 
 def test_the_heading_says_what_it_knows() -> None:
     rows = read_rows(squares([10, 11]))
-    assert heading_facts(HEADER, rows) == (
+    assert collect_heading_facts(HEADER, rows) == (
         "run 20261121-220000-micro",
         "configuration specs/recipes/dashboard.yml",
         "IREE 3.13.0rc20261016",
@@ -155,12 +156,14 @@ def test_the_heading_says_what_it_knows() -> None:
         "AMD EPYC 7763, 2 cores",
         "2 points, 14 variants",
     )
-    assert heading_facts(None, rows[:1]) == ("1 point, 1 variants",)
+    assert collect_heading_facts(None, rows[:1]) == ("1 point, 1 variants",)
 
 
 def test_markdown_has_a_table_for_each_entry() -> None:
     rows = read_rows([*squares([10, 11]), *grid([10, 11], name="sweep")])
-    parsed = MarkdownIt("gfm-like", {"linkify": False}).enable("table").parse(markdown(sweep_document(rows, HEADER)))
+    parsed = (
+        MarkdownIt("gfm-like", {"linkify": False}).enable("table").parse(markdown(make_sweep_document(rows, HEADER)))
+    )
     assert sum(token.type == "table_open" for token in parsed) == 4
     titles = [parsed[index + 1].content for index, token in enumerate(parsed) if token.type == "heading_open"]
     assert titles == [
@@ -176,15 +179,15 @@ def test_markdown_has_a_table_for_each_entry() -> None:
 @given(records())
 def test_any_records_make_a_table(found: list[dict[str, Any]]) -> None:
     rows = read_rows(found)
-    text = markdown(sweep_document(rows, HEADER))
+    text = markdown(make_sweep_document(rows, HEADER))
     assert text.endswith("\n")
-    for entry in entries(rows):
-        assert len(set(map(len, lines_of(speedup_table(entry))))) == 1
+    for entry in group_entries(rows):
+        assert len(set(map(len, lines_of(make_speedup_table(entry))))) == 1
     printed(rows)
 
 
 def test_nothing_measured_is_no_error() -> None:
-    document = sweep_document((), HEADER)
+    document = make_sweep_document((), HEADER)
     assert (document.answer, document.blocks) == ("0 points, 0 variants", ())
     assert "0 points" in markdown(document)
     assert len(printed(())) == 5

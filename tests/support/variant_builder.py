@@ -13,7 +13,7 @@ import numpy as np
 
 from iree_gauntlet.torch_models.build_folder import read_build
 from iree_gauntlet.torch_models.build_plan import VariantPlan
-from iree_gauntlet.torch_models.torch_python import running
+from iree_gauntlet.torch_models.torch_chain import make_torch_words
 from iree_gauntlet.workers import iree_side
 from tests.support.command_line import LIMIT_SECONDS
 
@@ -106,7 +106,7 @@ def run_builder(plan: VariantPlan) -> subprocess.CompletedProcess[str]:
     (folder / "plan.json").write_text(plan.to_json(), encoding="utf-8")
     # From another folder, as an environment in which the toolkit is not installed.
     return subprocess.run(
-        [*running(sys.executable, "iree_gauntlet.torch_models.building_variant"), str(folder / "plan.json")],
+        [*make_torch_words(sys.executable, "iree_gauntlet.torch_models.building_variant"), str(folder / "plan.json")],
         cwd=folder,
         env={"PATH": "/usr/bin:/bin", "HOME": str(folder)},
         capture_output=True,

@@ -25,12 +25,12 @@ from iree_gauntlet.torch_models.bench_options import (
     OPTIONS,
     BenchOptions,
     build_parser,
-    nearest_option,
+    find_nearest_option,
     parse,
     read_options,
-    spelled_out,
+    spell_out,
 )
-from iree_gauntlet.torch_models.compiler_options import fidelity_flags, opt_level_flags
+from iree_gauntlet.torch_models.compiler_options import find_fidelity_flags, find_opt_level_flags
 from iree_gauntlet.torch_models.formats import DataFormat
 from tests.support.places import ROOT
 
@@ -57,7 +57,7 @@ def invoke_parser() -> Parser:
 
 def as_task(words: Sequence[str]) -> BenchOptions:
     """Reads a command line as the Invoke task would."""
-    (context,) = invoke_parser().parse_argv(["bench", *spelled_out(words, dashes=True)])
+    (context,) = invoke_parser().parse_argv(["bench", *spell_out(words, dashes=True)])
     return read_options(context.as_kwargs)
 
 
@@ -259,11 +259,11 @@ def test_what_the_other_commands_have_is_called_the_same() -> None:
 def test_names_are_each_one_option() -> None:
     names = [name for option in OPTIONS for name in (option.name, option.short) if name]
     assert len(names) == len({name.replace("_", "-") for name in names})
-    assert spelled_out(["-df", "Fp16", "--", "-df"], dashes=True) == ["--dataformat", "Fp16", "--", "-df"]
-    assert spelled_out(["bench", "--loop-count=2", "-x"], dashes=False) == ["bench", "--loop_count=2", "-x"]
-    assert nearest_option("--outputs=x") == "--output"
-    assert nearest_option("-dff") == "-df"
-    assert nearest_option("--iree-comp") == "--iree_compiler"
+    assert spell_out(["-df", "Fp16", "--", "-df"], dashes=True) == ["--dataformat", "Fp16", "--", "-df"]
+    assert spell_out(["bench", "--loop-count=2", "-x"], dashes=False) == ["bench", "--loop_count=2", "-x"]
+    assert find_nearest_option("--outputs=x") == "--output"
+    assert find_nearest_option("-dff") == "-df"
+    assert find_nearest_option("--iree-comp") == "--iree_compiler"
 
 
 def test_reading_options_is_light() -> None:
@@ -285,44 +285,44 @@ OLD = "iree-global-opt-enable-demote-contraction-inputs-to-bf16"
 
 def test_levels_are_the_compilers() -> None:
     known = compiler("iree-opt-level")
-    assert opt_level_flags(None, compiler()).flags == ()
-    assert [opt_level_flags(level, known).flags for level in range(5)] == [
+    assert find_opt_level_flags(None, compiler()).flags == ()
+    assert [find_opt_level_flags(level, known).flags for level in range(5)] == [
         (f"--iree-opt-level=O{level}",) for level in (0, 1, 2, 3, 3)
     ]
-    assert not opt_level_flags(3, known).notes
-    assert "4 is O3" in opt_level_flags(4, known).notes[0]
+    assert not find_opt_level_flags(3, known).notes
+    assert "4 is O3" in find_opt_level_flags(4, known).notes[0]
     with pytest.raises(ToolchainError, match="--backend_opt_level 2: this compiler has no --iree-opt-level"):
-        opt_level_flags(2, compiler())
+        find_opt_level_flags(2, compiler())
 
 
 def test_fidelities_narrow_down_the_ladder() -> None:
     types = [
-        fidelity_flags(name, DataFormat.FP32, None, compiler(*BOTH)).contraction_type
+        find_fidelity_flags(name, DataFormat.FP32, None, compiler(*BOTH)).contraction_type
         for name in ("HiFi4", "HiFi3", "HiFi2", "LoFi")
     ]
     assert types == ["", "f16", "bf16", "bf16"]
-    lowest = fidelity_flags("LoFi", DataFormat.FP32, 3, compiler(*BOTH))
+    lowest = find_fidelity_flags("LoFi", DataFormat.FP32, 3, compiler(*BOTH))
     assert lowest.flags == (f"--{BOTH[0]}=bf16", f"--{BOTH[1]}=all", "--iree-opt-generalize-matmul=false")
     assert any("LoFi is HiFi2" in note for note in lowest.notes)
-    assert fidelity_flags("HiFi4", DataFormat.FP32, 3, compiler()).flags == ()
+    assert find_fidelity_flags("HiFi4", DataFormat.FP32, 3, compiler()).flags == ()
 
 
 def test_older_compilers_narrow_to_bf16_only() -> None:
     known = compiler(OLD)
-    assert fidelity_flags("LoFi", DataFormat.FP32, 1, known).flags == (f"--{OLD}=all",)
-    between = fidelity_flags("HiFi3", DataFormat.FP32, None, known)
+    assert find_fidelity_flags("LoFi", DataFormat.FP32, 1, known).flags == (f"--{OLD}=all",)
+    between = find_fidelity_flags("HiFi3", DataFormat.FP32, None, known)
     assert (between.flags, between.contraction_type) == ((), "")
     assert "HiFi3 is HiFi4 here" in between.notes[0]
     with pytest.raises(ToolchainError, match="--math_fidelity LoFi: this compiler has no flag that narrows"):
-        fidelity_flags("LoFi", DataFormat.FP32, None, compiler())
+        find_fidelity_flags("LoFi", DataFormat.FP32, None, compiler())
 
 
 @pytest.mark.parametrize("form", [form for form in DataFormat if form is not DataFormat.FP32])
 def test_what_is_narrow_already_stays(form: DataFormat) -> None:
-    made = fidelity_flags("LoFi", form, 3, compiler(*BOTH))
+    made = find_fidelity_flags("LoFi", form, 3, compiler(*BOTH))
     assert (made.flags, made.contraction_type) == ((), "")
     assert form.value in made.notes[0]
-    assert not fidelity_flags("HiFi4", form, 3, compiler(*BOTH)).notes
+    assert not find_fidelity_flags("HiFi4", form, 3, compiler(*BOTH)).notes
 
 
 PROGRAM = """
@@ -356,10 +356,10 @@ def test_errors_of_a_real_product_grow_as_fidelity_falls(
     first, second = (random.normal(size=shape).astype(np.float32) for shape in ((32, 256), (256, 48)))
     exact = first.astype(np.float64) @ second.astype(np.float64)
     (tmp_path / "product.mlir").write_text(PROGRAM, encoding="utf-8")
-    levels = opt_level_flags(level, known).flags
+    levels = find_opt_level_flags(level, known).flags
     errors = {}
     for fidelity in ("HiFi4", "HiFi3", "HiFi2"):
-        flags = (*levels, *fidelity_flags(fidelity, DataFormat.FP32, level, known).flags)
+        flags = (*levels, *find_fidelity_flags(fidelity, DataFormat.FP32, level, known).flags)
         subprocess.run(
             [
                 *(tool, "product.mlir", "-o", f"{fidelity}.vmfb", "--iree-hal-target-device=local"),
@@ -373,7 +373,7 @@ def test_errors_of_a_real_product_grow_as_fidelity_falls(
     # Each step is a real one, but for the lowest, which is the one above it.
     assert errors["HiFi3"] > 100 * errors["HiFi4"] > 0
     assert errors["HiFi2"] > 4 * errors["HiFi3"]
-    assert fidelity_flags("LoFi", DataFormat.FP32, level, known).flags == flags[len(levels) :]
+    assert find_fidelity_flags("LoFi", DataFormat.FP32, level, known).flags == flags[len(levels) :]
 
 
 @pytest.mark.iree
@@ -383,7 +383,7 @@ def test_the_installed_compiler_takes_all_these_flags(installed: tuple[str, Know
         flag
         for level in range(5)
         for fidelity in ("HiFi3", "HiFi2", "LoFi")
-        for made in (opt_level_flags(level, known), fidelity_flags(fidelity, DataFormat.FP32, level, known))
+        for made in (find_opt_level_flags(level, known), find_fidelity_flags(fidelity, DataFormat.FP32, level, known))
         for flag in made.flags
     }
     for flag in flags:

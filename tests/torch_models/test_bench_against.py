@@ -19,8 +19,8 @@ import pytest
 from iree_gauntlet.engine.rounds.blocks import PairEvidence
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, Round
-from iree_gauntlet.torch_models import against
-from iree_gauntlet.torch_models.peers import BLOCKS, Peer, judged, shown
+from iree_gauntlet.torch_models import peers
+from iree_gauntlet.torch_models.peers import BLOCKS, Peer, describe_peer, judge_peer
 from tests.support.bench_project import first_benchmarks
 from tests.support.peer_bench import CHAIN, PeerBench, answer_of
 
@@ -50,8 +50,8 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PeerBench:
     """Real programs, in one block."""
-    monkeypatch.setattr(against, "_ROUND_MS", 5.0)
-    monkeypatch.setattr(against, "BLOCKS", 1)
+    monkeypatch.setattr(peers, "_ROUND_MS", 5.0)
+    monkeypatch.setattr(peers, "BLOCKS", 1)
     return PeerBench(tmp_path)
 
 
@@ -78,7 +78,7 @@ def test_peers_are_measured_beside_iree(tmp_path: Path, pipeline: Path) -> None:
         assert json.loads(json.dumps(asdict(peer)))["ratio"] == peer.ratio
     assert (eager.compile_s, eager.first_call_ms) == (None, 30.0)
     assert (compiled.compile_s, compiled.first_call_ms) == (4.0, 4000.0)
-    assert bench.shown.messages == [shown(eager), shown(compiled)]
+    assert bench.shown.messages == [describe_peer(eager), describe_peer(compiled)]
     blocks = bench.blocks()
     assert [event["chain"] for event in blocks] == [
         *[f"{CHAIN} against torch eager"] * BLOCKS,
@@ -137,7 +137,7 @@ def test_a_program_that_a_peer_cannot_load_is_a_reason(bench: PeerBench, pipelin
     (peer,) = bench.measure(["onnxruntime"], folder, builder={"dataformat": "Fp16_b"})
     assert "onnxruntime failed with exit code 1: NotImplemented" in peer.reason
     assert "MatMul" in peer.reason
-    assert shown(peer) == f"onnxruntime: no ratio: {peer.reason}"
+    assert describe_peer(peer) == f"onnxruntime: no ratio: {peer.reason}"
 
 
 @pytest.mark.iree
@@ -171,8 +171,8 @@ def test_what_is_cancelled_is_left_out(bench: PeerBench, pipeline: Path) -> None
 @pytest.mark.iree
 def test_calls_come_in_whole_groups(bench: PeerBench, pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = json.loads((pipeline / "measure_module.json").read_text())
-    monkeypatch.setattr(against, "_ROUND_MS", 0.0)
-    monkeypatch.setattr(against, "BLOCKS", 1)
+    monkeypatch.setattr(peers, "_ROUND_MS", 0.0)
+    monkeypatch.setattr(peers, "BLOCKS", 1)
     build = bench.folder / "build"
     build.mkdir()
     for path in pipeline.iterdir():
@@ -206,40 +206,40 @@ def _evidence(ratios: Sequence[float]) -> PairEvidence:
     ],
 )
 def test_words_are_those_of_the_interval(ratios: Sequence[float], word: str, line: str) -> None:
-    peer = judged(Peer("torch eager", version="2.13.0"), _evidence(ratios))
+    peer = judge_peer(Peer("torch eager", version="2.13.0"), _evidence(ratios))
     assert peer.word == word
     assert [peer.low, peer.high] == pytest.approx([min(ratios), max(ratios)])
     assert peer.iree_ms == pytest.approx(2.025)
-    assert [shown(peer)] == [f"torch 2.13.0 eager {peer.call_ms:.3g} ms a call (median), IREE 2.02 ms: {line}"]
+    assert [describe_peer(peer)] == [f"torch 2.13.0 eager {peer.call_ms:.3g} ms a call (median), IREE 2.02 ms: {line}"]
 
 
 def test_fewer_blocks_have_a_ratio_and_no_interval() -> None:
     evidence = _evidence((2.0, 2.0))
     evidence.attempts["ab"] += 9
     evidence.disturbances["other work kept the CPUs 30 % busy"] += 9
-    peer = judged(Peer("torch.compile", version="2.13.0"), evidence)
+    peer = judge_peer(Peer("torch.compile", version="2.13.0"), evidence)
     assert peer.ratio == pytest.approx(2.0)
     assert (peer.low, peer.high, peer.word) == (None, None, "inconclusive")
     assert (peer.blocks, peer.replaced) == (2, 9)
     assert peer.reason == "2 of 6 blocks; the others were disturbed, for example: other work kept the CPUs 30 % busy"
     times = f"{peer.call_ms:.3g} ms a call (median), IREE {peer.iree_ms:.3g} ms"
-    assert [shown(peer)] == [f"torch 2.13.0 compile {times}: no verdict, 2.00 × IREE's time ({peer.reason})"]
+    assert [describe_peer(peer)] == [f"torch 2.13.0 compile {times}: no verdict, 2.00 × IREE's time ({peer.reason})"]
 
 
 def test_without_blocks_there_is_a_reason() -> None:
     evidence = PairEvidence()
     evidence.attempts["ab"] = 6
     evidence.disturbances["the machine ran on battery"] += 6
-    assert judged(Peer("torch eager"), evidence).reason == (
+    assert judge_peer(Peer("torch eager"), evidence).reason == (
         "every block was disturbed; for example: the machine ran on battery"
     )
-    failed = judged(Peer("torch eager"), replace(evidence, failure="B: torch eager failed with exit code 1"))
+    failed = judge_peer(Peer("torch eager"), replace(evidence, failure="B: torch eager failed with exit code 1"))
     assert (failed.reason, failed.ratio) == ("B: torch eager failed with exit code 1", None)
 
 
 def test_long_calls_are_shown_in_seconds() -> None:
-    peer = judged(Peer("onnxruntime", version="1.31.1"), _evidence([1000.0] * BLOCKS))
-    assert [shown(peer)] == [
+    peer = judge_peer(Peer("onnxruntime", version="1.31.1"), _evidence([1000.0] * BLOCKS))
+    assert [describe_peer(peer)] == [
         "onnxruntime 1.31.1 2.02 s a call (median), IREE 2.02 ms: IREE is 1000.00 × as fast (1000.00 to 1000.00)"
     ]
     assert math.isclose(peer.ratio or 0, 1000)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.torch_models import against
-from iree_gauntlet.torch_models.peers import BLOCKS, shown
+from iree_gauntlet.torch_models import peers
+from iree_gauntlet.torch_models.peers import BLOCKS, describe_peer
 from tests.support.bench_project import first_benchmarks
 from tests.support.peer_bench import CHAIN, PeerBench
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.measure
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PeerBench:
-    monkeypatch.setattr(against, "_ROUND_MS", 5.0)
+    monkeypatch.setattr(peers, "_ROUND_MS", 5.0)
     return PeerBench(tmp_path)
 
 
@@ -38,7 +38,7 @@ def test_onnxruntime_is_measured_beside_iree(bench: PeerBench, tmp_path: Path) -
     assert peer.call_ms is not None
     assert peer.iree_ms is not None
     assert peer.word in {"faster", "slower", "same", "inconclusive"}
-    assert bench.shown.messages == [shown(peer)]
+    assert bench.shown.messages == [describe_peer(peer)]
     blocks = bench.blocks()
     assert [event["chain"] for event in blocks] == [f"{CHAIN} against onnxruntime"] * BLOCKS
     for event in blocks:

@@ -12,10 +12,10 @@ import pytest
 
 from iree_gauntlet.measuring.numerics.arrays import read_npy
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.torch_models import against
-from iree_gauntlet.torch_models.agreement import agreement, limits
-from iree_gauntlet.torch_models.build_folder import read_build, tensors
-from iree_gauntlet.torch_models.torch_python import running
+from iree_gauntlet.torch_models import peers
+from iree_gauntlet.torch_models.agreement import compare_tensors, find_limits
+from iree_gauntlet.torch_models.build_folder import read_build, read_tensors
+from iree_gauntlet.torch_models.torch_chain import make_torch_words
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.peer_bench import PeerBench, answer_of
 
@@ -89,7 +89,7 @@ def speaker(training: bool):
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PeerBench:
-    monkeypatch.setattr(against, "_ROUND_MS", 5.0)
+    monkeypatch.setattr(peers, "_ROUND_MS", 5.0)
     return PeerBench(tmp_path)
 
 
@@ -129,7 +129,7 @@ def _built(folder: Path, model: str, **changes: Any) -> tuple[Path, dict[str, An
     build = folder / "build"
     plan = {"models_dirs": [str(models)], "model": model, "output": str(build), "dataformat": "Fp32", **changes}
     (folder / "plan.json").write_text(json.dumps(plan))
-    argv = [*running(sys.executable, "iree_gauntlet.torch_models.building"), str(folder / "plan.json")]
+    argv = [*make_torch_words(sys.executable, "iree_gauntlet.torch_models.building"), str(folder / "plan.json")]
     subprocess.run(argv, check=True, capture_output=True, timeout=LIMIT_SECONDS)
     return build, plan
 
@@ -147,7 +147,7 @@ def test_torch_is_measured_eager_and_compiled(
 
     build, plan = perceptron
     _write_module_plan(build)
-    monkeypatch.setattr(against, "BLOCKS", 1)
+    monkeypatch.setattr(peers, "BLOCKS", 1)
     eager, compiled = bench.measure(["torch"], build, builder=plan)
     assert (eager.name, eager.version, eager.blocks) == ("torch eager", torch.__version__, 1), eager.reason
     assert eager.compile_s is None
@@ -187,7 +187,7 @@ def test_torch_computes_what_the_builder_computed(tmp_path: Path, model: str, ch
     expected = [array for program in record.programs for array in program.outputs]
     expected = list(record.host_outputs) or expected
     found = [read_npy(outputs / item["file"]).with_element_type(item["type"]) for item in answer["outputs"]]
-    assert agreement(found, tensors(build, expected), limits(expected)).problem == ""
+    assert compare_tensors(found, read_tensors(build, expected), find_limits(expected)).problem == ""
     assert len(answer["call_ms"]) == 2
     if record.generation is not None:
         assert answer["chosen"] == [list(sample) for sample in record.generation.chosen]
@@ -203,4 +203,4 @@ def test_host_modules_run_beside_onnxruntime(tmp_path: Path) -> None:
     found = [read_npy(outputs / item["file"]).with_element_type(item["type"]) for item in answer["outputs"]]
     expected = read_build(build).host_outputs
     assert len(found) == 2
-    assert agreement(found, tensors(build, expected), limits(expected)).problem == ""
+    assert compare_tensors(found, read_tensors(build, expected), find_limits(expected)).problem == ""

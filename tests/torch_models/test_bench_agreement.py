@@ -14,10 +14,10 @@ from iree_gauntlet.measuring.numerics.arrays import Tensor
 from iree_gauntlet.torch_models.agreement import (
     Agreement,
     Gains,
-    agreement,
-    found_gains,
-    limits,
-    relative_error,
+    compare_tensors,
+    find_gains,
+    find_limits,
+    measure_relative_error,
     without_flips,
 )
 from iree_gauntlet.torch_models.formats import DataFormat, Tolerance
@@ -47,7 +47,7 @@ def test_the_rms_of_the_differences_is_what_counts(scale: float, share: float, c
     sign = np.where(np.arange(count) % 2, 1.0, -1.0)
     # Spread evenly, so that the worst value is the rms and no peak.
     error = share * math.sqrt(float(np.mean(expected**2))) * sign
-    found = agreement([tensor(expected + error)], [tensor(expected)], _ALLOWED)
+    found = compare_tensors([tensor(expected + error)], [tensor(expected)], _ALLOWED)
     assert found.rms == pytest.approx(share, rel=1e-3, abs=1e-6)
     if share < 0.0099:
         assert not found.problem
@@ -58,8 +58,8 @@ def test_the_rms_of_the_differences_is_what_counts(scale: float, share: float, c
 @given(factor=st.floats(1e-3, 1e3), seed=st.integers(0, 100))
 def test_scale_does_not_matter(factor: float, seed: int) -> None:
     expected, error = noise(50, seed), 0.02 * noise(50, seed + 1)
-    plain = agreement([tensor(expected + error)], [tensor(expected)], _ALLOWED)
-    scaled = agreement([tensor(factor * (expected + error))], [tensor(factor * expected)], _ALLOWED)
+    plain = compare_tensors([tensor(expected + error)], [tensor(expected)], _ALLOWED)
+    scaled = compare_tensors([tensor(factor * (expected + error))], [tensor(factor * expected)], _ALLOWED)
     assert scaled.rms == pytest.approx(plain.rms, rel=1e-4)
     assert bool(scaled.problem) == bool(plain.problem)
 
@@ -68,7 +68,7 @@ def test_one_bad_value_among_many_is_a_mismatch() -> None:
     expected = noise(10_000)
     actual = expected.copy()
     actual[77] += 0.3
-    found = agreement([tensor(actual)], [tensor(expected)], _ALLOWED)
+    found = compare_tensors([tensor(actual)], [tensor(expected)], _ALLOWED)
     assert "output 0: 1 of 10000" in found.problem.replace(",", "")
     assert found.comparisons[0].worst_index == (77,)
     # By rms alone it would have passed.
@@ -77,7 +77,7 @@ def test_one_bad_value_among_many_is_a_mismatch() -> None:
 
 def test_each_output_has_its_own_scale() -> None:
     small, large = 1e-3 * noise(100), 1e3 * noise(100, 1)
-    found = agreement([tensor(2 * small), tensor(large)], [tensor(small), tensor(large)], _ALLOWED)
+    found = compare_tensors([tensor(2 * small), tensor(large)], [tensor(small), tensor(large)], _ALLOWED)
     assert found.problem.startswith("output 0: ")
 
 
@@ -85,9 +85,11 @@ def test_limits_are_of_each_output() -> None:
     large, rounding = noise(1000), 1e-9 * noise(64, 1)
     expected, actual = [tensor(large), tensor(rounding)], [tensor(large), tensor(-rounding)]
     # A gradient that is zero in exact arithmetic is nothing but rounding.
-    assert not agreement(actual, expected, [Tolerance(0, 0), Tolerance(1e-8, 1e-7)]).problem
-    assert agreement(actual, expected, [Tolerance(1, 1), Tolerance(1e-10, 1e-7)]).problem.startswith("output 1: rms ")
-    assert agreement(actual, expected, [Tolerance(1, 1), Tolerance(1e-8, 1e-10)]).problem.startswith("output 1: ")
+    assert not compare_tensors(actual, expected, [Tolerance(0, 0), Tolerance(1e-8, 1e-7)]).problem
+    assert compare_tensors(actual, expected, [Tolerance(1, 1), Tolerance(1e-10, 1e-7)]).problem.startswith(
+        "output 1: rms "
+    )
+    assert compare_tensors(actual, expected, [Tolerance(1, 1), Tolerance(1e-8, 1e-10)]).problem.startswith("output 1: ")
 
 
 def judged(network: Network, folder: Path, outputs: list[NDArray[np.float64]]) -> tuple[Agreement, Gains]:
@@ -95,8 +97,8 @@ def judged(network: Network, folder: Path, outputs: list[NDArray[np.float64]]) -
     actual, expected = ([tensor_of(values, network.form) for values in made] for made in (outputs, network.reference()))
     gradients = network.training
     return (
-        agreement(actual, expected, limits(arrays), gradients=gradients),
-        found_gains(actual, expected, folder, directions, 1.0, gradients=gradients),
+        compare_tensors(actual, expected, find_limits(arrays), gradients=gradients),
+        find_gains(actual, expected, folder, directions, 1.0, gradients=gradients),
     )
 
 
@@ -143,8 +145,8 @@ def test_narrowed_contractions_may_be_further_off(tmp_path: Path) -> None:
     half = Network(DataFormat.FP16)
     actual, expected = ([tensor_of(made[0], network.form)] for made in (half.compiled(0), network.reference()))
     for narrowed, wrong in ((1.0, True), (2.0**13, False)):
-        assert bool(agreement(actual, expected, limits(arrays, narrowed)).problem) == wrong
-        assert bool(found_gains(actual, expected, tmp_path, directions, narrowed).problem) == wrong
+        assert bool(compare_tensors(actual, expected, find_limits(arrays, narrowed)).problem) == wrong
+        assert bool(find_gains(actual, expected, tmp_path, directions, narrowed).problem) == wrong
 
 
 def test_what_nothing_depends_on_shows_nothing(tmp_path: Path) -> None:
@@ -153,43 +155,43 @@ def test_what_nothing_depends_on_shows_nothing(tmp_path: Path) -> None:
     with np.load(tmp_path / directions.file) as found:
         np.savez(tmp_path / directions.file, **{**found, "filters": np.zeros_like(found["filters"])})
     values = [tensor_of(network.reference()[0], network.form)]
-    gains = found_gains(values, values, tmp_path, directions, 1.0)
+    gains = find_gains(values, values, tmp_path, directions, 1.0)
     assert not gains.problem
     assert gains.shown == {"1%": 0, "0.1%": 0}
     assert gains.as_dict()["contractions"]["limit"] == "inf"
 
 
 def test_integers_are_equal_or_wrong() -> None:
-    assert not agreement([tensor([1, 2], "i64")], [tensor([1, 2], "i64")], _ALLOWED).problem
-    assert agreement([tensor([1, 3], "i64")], [tensor([1, 2], "i64")], _ALLOWED).problem
+    assert not compare_tensors([tensor([1, 2], "i64")], [tensor([1, 2], "i64")], _ALLOWED).problem
+    assert compare_tensors([tensor([1, 3], "i64")], [tensor([1, 2], "i64")], _ALLOWED).problem
 
 
 def test_integers_that_rounding_decides_may_be_other_ones() -> None:
     wanted, found = np.zeros(100), np.arange(100) < 4
     for share, passed in ((0.05, True), (0.03, False)):
         allowed = [Tolerance(math.sqrt(share), 1.0)]
-        assert bool(agreement([tensor(found, "i64")], [tensor(wanted, "i64")], allowed).problem) != passed
+        assert bool(compare_tensors([tensor(found, "i64")], [tensor(wanted, "i64")], allowed).problem) != passed
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_no_number_is_a_mismatch(bad: float) -> None:
-    assert agreement([tensor([1.0, bad])], [tensor([1.0, 2.0])], _ALLOWED).problem
+    assert compare_tensors([tensor([1.0, bad])], [tensor([1.0, 2.0])], _ALLOWED).problem
 
 
 def test_shapes_types_and_numbers_of_outputs() -> None:
     values = noise(6)
     one = [tensor(values)]
-    assert "outputs" in agreement(one * 2, one, _ALLOWED).problem
-    assert "outputs" in agreement([], one, _ALLOWED).problem
-    assert agreement([tensor(values.reshape(2, 3))], one, _ALLOWED).problem
-    assert agreement([tensor(values, "f16")], one, _ALLOWED).problem
+    assert "outputs" in compare_tensors(one * 2, one, _ALLOWED).problem
+    assert "outputs" in compare_tensors([], one, _ALLOWED).problem
+    assert compare_tensors([tensor(values.reshape(2, 3))], one, _ALLOWED).problem
+    assert compare_tensors([tensor(values, "f16")], one, _ALLOWED).problem
 
 
 def test_errors_between_types() -> None:
     values = noise(100)
     half = tensor(values, "f16")
-    assert 0 < relative_error([half], [tensor(values)]) < 2**-11
-    assert relative_error([tensor(values)], [tensor(values)]) == 0
+    assert 0 < measure_relative_error([half], [tensor(values)]) < 2**-11
+    assert measure_relative_error([tensor(values)], [tensor(values)]) == 0
 
 
 def test_a_gradient_may_be_off_by_the_share_that_another_may() -> None:
@@ -198,8 +200,8 @@ def test_a_gradient_may_be_off_by_the_share_that_another_may() -> None:
     allowed = [Tolerance(0.0, 0.0), Tolerance(1e-3, 4e-3), Tolerance(1e-3, 4e-3)]
     actual = [tensor(loss), tensor(small), tensor(large + 0.05 * np.sign(noise(100, 2)))]
     expected = [tensor(loss), tensor(small), tensor(large)]
-    assert agreement(actual, expected, allowed).problem.startswith("output 2: ")
-    assert not agreement(actual, expected, allowed, gradients=True).problem
+    assert compare_tensors(actual, expected, allowed).problem.startswith("output 2: ")
+    assert not compare_tensors(actual, expected, allowed, gradients=True).problem
 
 
 def test_correct_gradients_are_within_the_limits_which_are_near(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from onnx import TensorProto, helper
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.torch_models.build_folder import read_build
 from iree_gauntlet.torch_models.build_plan import BuildPlan, read_plan
-from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, longest_contraction_path, read_contractions
-from iree_gauntlet.torch_models.torch_python import running
+from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, count_longest_contractions, read_contractions
+from iree_gauntlet.torch_models.torch_chain import make_torch_words
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT
 
@@ -39,7 +39,7 @@ def run_builder(folder: Path, plan: BuildPlan) -> subprocess.CompletedProcess[st
     (folder / "plan.json").write_text(plan.to_json(), encoding="utf-8")
     # From another folder, as an environment in which the toolkit is not installed.
     return subprocess.run(
-        [*running(sys.executable, "iree_gauntlet.torch_models.building"), str(folder / "plan.json")],
+        [*make_torch_words(sys.executable, "iree_gauntlet.torch_models.building"), str(folder / "plan.json")],
         cwd=folder,
         env={"PATH": "/usr/bin:/bin", "HOME": str(folder)},
         capture_output=True,
@@ -126,8 +126,8 @@ def test_the_longest_way_counts_and_the_others_do_not() -> None:
         helper.make_node("Einsum", ["d", "c"], ["e"], equation="ij,jk->ik"),
         helper.make_node("ConvTranspose", ["x", "w"], ["side"]),
     ]
-    assert longest_contraction_path(graph(nodes, ["x", "w"], ["e", "side"])) == 3
-    assert longest_contraction_path(graph([helper.make_node("Relu", ["x"], ["y"])], ["x"], ["y"])) == 0
+    assert count_longest_contractions(graph(nodes, ["x", "w"], ["e", "side"])) == 3
+    assert count_longest_contractions(graph([helper.make_node("Relu", ["x"], ["y"])], ["x"], ["y"])) == 0
 
 
 def test_branches_see_what_is_around_them(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_branches_see_what_is_around_them(tmp_path: Path) -> None:
         helper.make_node("MatMul", ["b", "w"], ["c"]),
     ]
     whole = graph(nodes, ["x", "w", "flag"], ["c"])
-    assert longest_contraction_path(whole) == 5
+    assert count_longest_contractions(whole) == 5
     onnx.save(helper.make_model(whole), str(tmp_path / "m.onnx"))
     assert read_contractions(tmp_path / "m.onnx") == 5
 
@@ -458,13 +458,13 @@ def none(training: bool):
 def test_gradients_of_biases_are_exported_in_the_type_of_the_model(tmp_path: Path, needs_torch: Any, name: str) -> None:
     torch = needs_torch
     from iree_gauntlet.torch_models.build_steps import export_program  # noqa: PLC0415 - it imports torch
-    from iree_gauntlet.torch_models.decompositions import eager_step, exportable_step  # noqa: PLC0415 - it imports torch
+    from iree_gauntlet.torch_models.decompositions import run_eager_step, trace_step  # noqa: PLC0415 - it imports torch
 
     dtype = getattr(torch, name)
     module, given = torch.nn.Conv2d(2, 3, 3).to(dtype), torch.randn(1, 2, 4, 4).to(dtype)
     targets = [torch.randn(1, 3, 2, 2).to(dtype)]
-    loss, gradients = eager_step(module, [given], targets)
-    step = exportable_step(module, [given], targets, list(gradients), accumulate=False)
+    loss, gradients = run_eager_step(module, [given], targets)
+    step = trace_step(module, [given], targets, list(gradients), accumulate=False)
     path = tmp_path / "main.onnx"
     export_program(step, [given, *targets], [loss, *gradients.values()], path, model="mine", optimize=False)
     types = [value.type.tensor_type.elem_type for value in onnx.load(str(path)).graph.output]
@@ -497,7 +497,7 @@ def test_convolution_backward_is_torch_s(
     groups: int,
 ) -> None:
     torch = needs_torch
-    from iree_gauntlet.torch_models.decompositions import convolution_backward  # noqa: PLC0415 - it imports torch
+    from iree_gauntlet.torch_models.decompositions import compute_convolution_backward  # noqa: PLC0415 - it imports torch
 
     torch.manual_seed(5)
     values, kernel = torch.randn(shape, dtype=torch.float64), torch.randn(weight, dtype=torch.float64)
@@ -506,9 +506,11 @@ def test_convolution_backward_is_torch_s(
     grad = torch.randn_like(out)
     sizes = [out.shape[1]]
     wanted = torch.ops.aten.convolution_backward(grad, values, kernel, sizes, *rest, [True] * 3)
-    for have, want in zip(convolution_backward(grad, values, kernel, sizes, *rest, [True] * 3), wanted, strict=True):
+    for have, want in zip(
+        compute_convolution_backward(grad, values, kernel, sizes, *rest, [True] * 3), wanted, strict=True
+    ):
         torch.testing.assert_close(have, want)
-    assert convolution_backward(grad, values, kernel, sizes, *rest, [False] * 3) == (None, None, None)
+    assert compute_convolution_backward(grad, values, kernel, sizes, *rest, [False] * 3) == (None, None, None)
 
 
 @pytest.mark.models
@@ -532,7 +534,7 @@ def test_max_pool_backward_is_torch_s(
     ceil: bool,
 ) -> None:
     torch = needs_torch
-    from iree_gauntlet.torch_models.decompositions import max_pool_backward  # noqa: PLC0415 - it imports torch
+    from iree_gauntlet.torch_models.decompositions import compute_max_pool_backward  # noqa: PLC0415 - it imports torch
 
     torch.manual_seed(5)
     # Whole numbers, so that there are several largest values in many windows.
@@ -541,7 +543,7 @@ def test_max_pool_backward_is_torch_s(
     out, indices = torch.ops.aten.max_pool2d_with_indices(values, *rest)
     grad = torch.randn_like(out)
     want = torch.ops.aten.max_pool2d_with_indices_backward(grad, values, *rest, indices)
-    torch.testing.assert_close(max_pool_backward(grad, values, *rest, indices), want)
+    torch.testing.assert_close(compute_max_pool_backward(grad, values, *rest, indices), want)
 
 
 @pytest.mark.models

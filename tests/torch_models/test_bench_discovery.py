@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.torch_models.discovery import discover, find_model, sources
-from iree_gauntlet.torch_models.model_registry import PASSED, ModelError
+from iree_gauntlet.torch_models.model_registry import PASSED, ModelError, discover, find_model, find_sources
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def test_a_folder_may_be_a_package(folder: Path) -> None:
     models = discover([folder])
     assert list(models) == ["bert", "first"]
     assert models["bert"].function(False, "tiny") == 3
-    assert sources(models["first"]) == (folder / "__init__.py",)
+    assert find_sources(models["first"]) == (folder / "__init__.py",)
 
 
 def test_a_folder_is_read_anew(folder: Path) -> None:
@@ -249,9 +248,9 @@ def test_sources_are_what_a_model_is_made_from(folder: Path) -> None:
     )
     write(folder.parent, {"outside.py": ""})
     models = discover([folder])
-    names = [str(path.relative_to(folder)) for path in sources(models["bert"])]
+    names = [str(path.relative_to(folder)) for path in find_sources(models["bert"])]
     assert names == ["_b.py", "_c.py", "_e.py", "a.py", "parts/__init__.py", "parts/deep.py", "parts/side.py"]
-    assert sources(models["vit"]) == (folder / "vit.py",)
+    assert find_sources(models["vit"]) == (folder / "vit.py",)
     assert len(names) == len(set(names))
 
 
@@ -259,14 +258,14 @@ def test_sources_of_a_model_that_is_declared_in_a_package(folder: Path) -> None:
     write(folder, {"a.py": "from .parts.bert import bert\nfrom .parts import vit\n", "_b.py": ""})
     write(folder, {"parts/__init__.py": model("vit"), "parts/bert.py": model("bert") + "    from .._b import x\n"})
     models = discover([folder])
-    assert sources(models["bert"]) == (folder / "_b.py", folder / "parts/__init__.py", folder / "parts/bert.py")
-    assert sources(models["vit"]) == (folder / "parts/__init__.py",)
+    assert find_sources(models["bert"]) == (folder / "_b.py", folder / "parts/__init__.py", folder / "parts/bert.py")
+    assert find_sources(models["vit"]) == (folder / "parts/__init__.py",)
 
 
 def test_sources_that_are_no_python(folder: Path) -> None:
     write(folder, {"a.py": model("bert") + "    from ._b import x\n", "_b.py": "x = (\n"})
     with pytest.raises(ModelError, match=r"models/_b.py:1: SyntaxError"):
-        sources(discover([folder])["bert"])
+        find_sources(discover([folder])["bert"])
 
 
 def test_the_models_here_are_listed_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from iree_gauntlet.torch_models.block_float import BLOCK_FORMATS, round_to_blocks
-from iree_gauntlet.torch_models.formats import DataFormat, round_weights, tolerance
+from iree_gauntlet.torch_models.formats import DataFormat, find_tolerance, round_weights
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT
 
@@ -96,25 +96,25 @@ def test_weights_of_any_layout_and_type_are_taken() -> None:
 
 
 def test_tolerances_grow_with_roundoff_and_depth() -> None:
-    fp32, fp16, brain = (tolerance(kind, 1).rms for kind in ("f32", "f16", "bf16"))
+    fp32, fp16, brain = (find_tolerance(kind, 1).rms for kind in ("f32", "f16", "bf16"))
     assert fp32 < fp16 < brain
     for kind in {form.element_type for form in DataFormat}:
-        assert tolerance(kind, 72).rms == pytest.approx(tolerance(kind, 1).rms * math.sqrt(72))
-        assert tolerance(kind, 72).peak == 4 * tolerance(kind, 72).rms
-    assert tolerance("f32", 72).rms == pytest.approx(1.0e-5, rel=0.05)
-    assert tolerance("f16", 72).rms == pytest.approx(0.081, rel=0.05)
-    assert tolerance("bf16", 72).rms == pytest.approx(0.17, rel=0.05)
+        assert find_tolerance(kind, 72).rms == pytest.approx(find_tolerance(kind, 1).rms * math.sqrt(72))
+        assert find_tolerance(kind, 72).peak == 4 * find_tolerance(kind, 72).rms
+    assert find_tolerance("f32", 72).rms == pytest.approx(1.0e-5, rel=0.05)
+    assert find_tolerance("f16", 72).rms == pytest.approx(0.081, rel=0.05)
+    assert find_tolerance("bf16", 72).rms == pytest.approx(0.17, rel=0.05)
 
 
 def test_narrowed_contractions_have_the_tolerance_of_their_inputs() -> None:
-    plain, half, brain = (tolerance("f32", 10, kind).rms for kind in ("", "f16", "bf16"))
-    assert plain == tolerance("f32", 10, "f32").rms
+    plain, half, brain = (find_tolerance("f32", 10, kind).rms for kind in ("", "f16", "bf16"))
+    assert plain == find_tolerance("f32", 10, "f32").rms
     assert half > 100 * plain
     assert brain == pytest.approx(8 * half, rel=0.01)
     # Nothing becomes narrower than it is.
-    assert tolerance("f16", 10, "f16") == tolerance("f16", 10)
+    assert find_tolerance("f16", 10, "f16") == find_tolerance("f16", 10)
     with pytest.raises(ValueError, match="0 contractions"):
-        tolerance("f32", 0)
+        find_tolerance("f32", 0)
 
 
 def test_formats_need_the_standard_library_and_numpy_only() -> None:

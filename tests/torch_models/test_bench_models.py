@@ -12,10 +12,9 @@ import pytest
 from iree_gauntlet.bench import Generative, benchmark_model, on_host
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.torch_models.build_plan import BuildOptions
-from iree_gauntlet.torch_models.declarations import by_name, declarations
-from iree_gauntlet.torch_models.discovery import discover
+from iree_gauntlet.torch_models.declarations import collect_declarations, sort_by_name
 from iree_gauntlet.torch_models.instantiate import Instance, Pipeline, instantiate
-from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError
+from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError, discover
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT
 
@@ -68,9 +67,9 @@ def output(made: Pipeline) -> Any:
 
 
 def declared(function: Callable[..., Any], **given: Any) -> BenchmarkModel:
-    with declarations() as models:
+    with collect_declarations() as models:
         benchmark_model(**given)(function)
-    return by_name(models, BenchmarkModel, [])[function.__name__]
+    return sort_by_name(models, BenchmarkModel, [])[function.__name__]
 
 
 @pytest.mark.parametrize(("name", "config"), ALL, ids=[f"{name}-{config}" for name, config in ALL])
@@ -191,6 +190,7 @@ def test_hosts_scale_images_and_make_masks() -> None:
         (scaled,) = on_the_device(made)
         assert abs(float(scaled.mean())) < 0.5
         assert 1 < float(scaled.std()) < 1.5
+    assert made.post is not None
     mask = made.post(output(made))
     assert mask.dtype == torch.bool
     assert 0 < float(mask.float().mean()) < 1

@@ -10,8 +10,8 @@ import pytest
 from iree_gauntlet.bench import Generative, benchmark_model, on_device, on_host
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.torch_models.build_plan import BuildOptions
-from iree_gauntlet.torch_models.declarations import by_name, declarations
-from iree_gauntlet.torch_models.instantiate import Pipeline, arguments, arrange, check_options
+from iree_gauntlet.torch_models.declarations import collect_declarations, sort_by_name
+from iree_gauntlet.torch_models.instantiate import Pipeline, arrange, check_options, choose_arguments
 from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError
 from tests.support.command_line import LIMIT_SECONDS
 
@@ -30,14 +30,14 @@ class Tensor:
 
 
 def declare(function: Callable[..., Any], **given: Any) -> BenchmarkModel:
-    with declarations() as models:
+    with collect_declarations() as models:
         assert benchmark_model(**given)(function) is function
-    (model,) = by_name(models, BenchmarkModel, []).values()
+    (model,) = sort_by_name(models, BenchmarkModel, []).values()
     return model
 
 
 def refused(function: Callable[..., Any], **given: Any) -> str:
-    with declarations() as models, pytest.raises(ModelError) as caught:
+    with collect_declarations() as models, pytest.raises(ModelError) as caught:
         benchmark_model(**given)(function)
     assert not models
     assert caught.value.exit_code is ExitCode.USAGE
@@ -66,12 +66,12 @@ def lambda_free(returned: Any) -> Callable[..., Any]:
 
 
 def test_the_documents_own_example_is_a_model() -> None:
-    with declarations() as models:
+    with collect_declarations() as models:
 
         @benchmark_model(configs=["tiny", "base", "large"])
         def bert(training: bool, config: str, force_num_layers: int | None = None) -> None: ...
 
-    (model,) = by_name(models, BenchmarkModel, []).values()
+    (model,) = sort_by_name(models, BenchmarkModel, []).values()
     assert (model.name, model.configs) == ("bert", ("tiny", "base", "large"))
     assert model.accepts == {"training", "config", "force_num_layers"}
     assert model.required == {"training", "config"}
@@ -80,7 +80,7 @@ def test_the_documents_own_example_is_a_model() -> None:
 
 
 def test_the_decorator_stands_with_and_without_parentheses() -> None:
-    with declarations() as models:
+    with collect_declarations() as models:
 
         @benchmark_model
         def bare(training: bool) -> None: ...
@@ -187,15 +187,20 @@ def test_only_functions_are_models() -> None:
 def test_a_function_gets_what_it_takes_and_keeps_its_defaults() -> None:
     model = declare(sized, configs=["tiny"])
     options = BuildOptions(training=True, config="tiny", dataformat="Fp16")
-    assert arguments(model, options) == {"training": True, "config": "tiny"}
+    assert choose_arguments(model, options) == {"training": True, "config": "tiny"}
     options = BuildOptions(config="tiny", layers=2, microbatch=8)
-    assert arguments(model, options) == {"training": False, "config": "tiny", "force_num_layers": 2, "microbatch": 8}
+    assert choose_arguments(model, options) == {
+        "training": False,
+        "config": "tiny",
+        "force_num_layers": 2,
+        "microbatch": 8,
+    }
 
 
 def test_parameters_without_defaults_are_always_given() -> None:
     def bare(training: bool, force_num_layers: int | None, microbatch: int, dataformat: str) -> None: ...
 
-    given = arguments(declare(bare), BuildOptions())
+    given = choose_arguments(declare(bare), BuildOptions())
     assert given == {"training": False, "force_num_layers": None, "microbatch": 1, "dataformat": "Fp32"}
 
 
@@ -305,7 +310,7 @@ def test_generative_models_are_checked_too() -> None:
 
 def test_declaring_models_is_light() -> None:
     statement = (
-        "import sys, iree_gauntlet.bench, iree_gauntlet.torch_models.discovery, iree_gauntlet.torch_models.instantiate;"
+        "import sys, iree_gauntlet.bench, iree_gauntlet.torch_models.instantiate;"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     done = subprocess.run(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.torch_models import bench_result
-from iree_gauntlet.torch_models.bench_result import Appended, result_path
+from iree_gauntlet.torch_models.bench_result import Appended, find_result_path
 from tests.support.budgets import part_of_the_examples
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.permissions import permissions_respected
@@ -216,10 +216,10 @@ def test_a_damaged_or_foreign_file_is_kept_and_the_result_goes_beside_it(content
 
 
 def test_the_json_ending_is_added_once() -> None:
-    assert result_path("out/perf") == Path("out/perf.json")
-    assert result_path("perf.json") == Path("perf.json")
-    assert result_path("perf.v1.2") == Path("perf.v1.2.json")
-    assert result_path("perf.JSON") == Path("perf.JSON.json")
+    assert find_result_path("out/perf") == Path("out/perf.json")
+    assert find_result_path("perf.json") == Path("perf.json")
+    assert find_result_path("perf.v1.2") == Path("perf.v1.2.json")
+    assert find_result_path("perf.JSON") == Path("perf.JSON.json")
 
 
 def test_missing_folders_are_made(tmp_path: Path) -> None:
@@ -302,7 +302,10 @@ def test_a_cache_without_room_for_locks_is_told_before_a_run(tmp_path: Path, loc
 def test_a_lock_that_is_never_freed_is_named(tmp_path: Path, locks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_result, "_LOCK_SECONDS", 0.1)
     path = tmp_path / "perf.json"
-    with bench_result._locked(path, locks), pytest.raises(GauntletError, match="another process has been writing it"):
+    with (
+        bench_result._hold_lock(path, locks),
+        pytest.raises(GauntletError, match="another process has been writing it"),
+    ):
         append_result(path, result())
 
 

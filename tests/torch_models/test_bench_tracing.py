@@ -26,15 +26,15 @@ from iree_gauntlet.measuring.profiles.perfetto import perfetto_trace
 from iree_gauntlet.steps import Command, Resources, Step
 from iree_gauntlet.toolchains.flags import FlagSet, parse_runtime_help
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.torch_models.build_folder import Array, Program
+from iree_gauntlet.torch_models.build_folder import Array, BuiltProgram
 from iree_gauntlet.torch_models.torch_chain import CompiledProgram
 from iree_gauntlet.torch_models.tracing import (
     VERBOSE,
     Trace,
     TraceTable,
-    benchmark_command,
+    format_table,
+    make_benchmark_command,
     shown,
-    table_lines,
     trace,
     trace_table,
 )
@@ -121,9 +121,9 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 
 def command(toolchain: Toolchain, built: Path, folder: Path, device: str = "local-task") -> Command:
-    program = Program("main", "main.onnx", _INPUTS, ())
+    program = BuiltProgram("main", "main.onnx", _INPUTS, ())
     compiled = CompiledProgram(built / "main.vmfb", built / "model.irpa", built, program)
-    return benchmark_command(toolchain.runtime.benchmark_module, folder, compiled, device)
+    return make_benchmark_command(toolchain.runtime.benchmark_module, folder, compiled, device)
 
 
 def step(command: Command) -> Step:
@@ -307,7 +307,7 @@ def test_an_export_that_fails_leaves_the_table(
 def test_the_console_has_ten_rows_and_one_for_the_rest() -> None:
     table = trace_table(recorded("minilm-3.13.0"))
     assert len(table.rows) > 11
-    lines = table_lines(table, 10)
+    lines = format_table(table, 10)
     assert len(lines) == 1 + 1 + 10 + 2
     rest = len(table.rows) - 10
     count = sum(row.count for row in table.rows[10:])
@@ -315,7 +315,7 @@ def test_the_console_has_ten_rows_and_one_for_the_rest() -> None:
     assert [row.ns for row in table.rows] == sorted((row.ns for row in table.rows), reverse=True)
     assert len({len(line.rstrip()) for line in lines[1:]}) == 1, "columns end at one place"
     # One row more takes no more room than a line that stands for it.
-    assert len(table_lines(table, len(table.rows) - 1)) == len(table_lines(table))
+    assert len(format_table(table, len(table.rows) - 1)) == len(format_table(table))
 
 
 def one(name: str, ns: int, elapsed_ns: int | None, *, on_device: bool = False) -> TraceTable:
@@ -340,7 +340,7 @@ def test_names_are_split_from_shapes(name: str, first: str, shape: str) -> None:
     table = one(name, 1000, None)
     assert table.rows[0].name == name
     assert table.rows[0].shape == shape.strip("–")
-    words = table_lines(table)[2].split()
+    words = format_table(table)[2].split()
     assert words[0] == first
     assert " ".join(words[1:-4]) == shape
 
@@ -348,8 +348,8 @@ def test_names_are_split_from_shapes(name: str, first: str, shape: str) -> None:
 def test_shares_are_of_the_call_where_it_is_known() -> None:
     assert one("d", 250_000, 1_000_000).rows[0].share == 0.25
     assert one("d", 250_000, None).rows[0].share == 1.0
-    assert table_lines(one("d", 0, None))[2].split()[-1] == "–"
-    on_device_lines = table_lines(one("d", 1_500_000, 1_000_000, on_device=True))
+    assert format_table(one("d", 0, None))[2].split()[-1] == "–"
+    on_device_lines = format_table(one("d", 1_500_000, 1_000_000, on_device=True))
     assert on_device_lines[0].endswith("(medians of 5 calls under the profiler, by the device's clock)")
     assert on_device_lines[-2].split()[-2:] == ["-0.5000", "–"]
     assert on_device_lines[-1].startswith("note: dispatches run side by side")

@@ -14,14 +14,20 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.dialects.yaml_file import read_yaml
 from iree_gauntlet.errors import ExitCode, SpecError, UsageError
-from iree_gauntlet.torch_models.configuration import MicroConfig, ModelParams, points_of, read_micro_config
-from iree_gauntlet.torch_models.configuration_schema import ModelEntry, iree_device
+from iree_gauntlet.torch_models.configuration import (
+    MicroConfig,
+    ModelEntry,
+    ModelParams,
+    list_points,
+    name_iree_device,
+    read_micro_config,
+)
 from iree_gauntlet.torch_models.plugins import BUILTIN_FILES, Shape, load_registry
 from tests.support.budgets import part_of_the_examples
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
-    from iree_gauntlet.torch_models.plugins import Registry
+    from iree_gauntlet.torch_models.plugins import PluginRegistry
 
 SHIPPED = sorted((ROOT / "specs" / "recipes").glob("*.yml"))
 PLUGIN = """\
@@ -90,7 +96,7 @@ MODELS = f"model_params:\n{ENTRY}"
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
+def registry(tmp_path_factory: pytest.TempPathFactory) -> PluginRegistry:
     plugin = tmp_path_factory.mktemp("plugin") / "plugin.py"
     plugin.write_text(PLUGIN, encoding="utf-8")
     return load_registry([plugin], builtin=BUILTIN_FILES[:1])
@@ -102,18 +108,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def read(folder: Path, registry: Registry, text: str) -> MicroConfig:
+def read(folder: Path, registry: PluginRegistry, text: str) -> MicroConfig:
     (folder / "x.yml").write_text(text, encoding="utf-8")
     return read_micro_config(Path("x.yml"), registry)
 
 
-def one(folder: Path, registry: Registry, fields: str) -> ModelParams:
+def one(folder: Path, registry: PluginRegistry, fields: str) -> ModelParams:
     """The entry that has a custom shape and some further fields."""
     (model,) = read(folder, registry, f"model_params:\n  matrix_shapes: [{{name: llama}}]\n{fields}").models
     return model
 
 
-def refused(folder: Path, registry: Registry, text: str) -> list[str]:
+def refused(folder: Path, registry: PluginRegistry, text: str) -> list[str]:
     with pytest.raises(SpecError) as caught:
         read(folder, registry, text)
     assert caught.value.exit_code is ExitCode.USAGE
@@ -121,7 +127,7 @@ def refused(folder: Path, registry: Registry, text: str) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_the_guides_own_document(folder: Path, registry: Registry) -> None:
+def test_the_guides_own_document(folder: Path, registry: PluginRegistry) -> None:
     config = read(folder, registry, GUIDE)
     assert config.file == Path("x.yml")
     assert config.output_dir == "benchmarks/microbenchmarks/results"
@@ -139,7 +145,7 @@ def test_the_guides_own_document(folder: Path, registry: Registry) -> None:
     assert model.shapes[-1].label == "32768-32768-32768"
 
 
-def test_the_readmes_form_with_one_mapping_and_further_fields(folder: Path, registry: Registry) -> None:
+def test_the_readmes_form_with_one_mapping_and_further_fields(folder: Path, registry: PluginRegistry) -> None:
     text = """\
 model_params:
   matrix_shapes:
@@ -177,7 +183,7 @@ model_params:
 @pytest.mark.parametrize(
     "field", ["", *(f"  {name}:\n" for name in ModelEntry.model_fields if name != "matrix_shapes")]
 )
-def test_what_is_left_out_is_torchaos_default(folder: Path, registry: Registry, field: str) -> None:
+def test_what_is_left_out_is_torchaos_default(folder: Path, registry: PluginRegistry, field: str) -> None:
     model = one(folder, registry, field)
     assert (model.name, model.dtype, model.device) == ("linear", "bf16", "cpu")
     assert (model.torch_compile, model.torch_compile_mode) == (True, "default")
@@ -205,7 +211,7 @@ def test_what_is_left_out_is_torchaos_default(folder: Path, registry: Registry, 
     ],
 )
 def test_the_baseline_runs_once_and_sparsity_with_what_it_goes_with(
-    folder: Path, registry: Registry, quantizations: str, sparsities: str, labels: list[str]
+    folder: Path, registry: PluginRegistry, quantizations: str, sparsities: str, labels: list[str]
 ) -> None:
     text = f"quantization_config_recipe_names: {quantizations}\nsparsity_config_recipe_names: {sparsities}\n{MODELS}"
     config = read(folder, registry, text)
@@ -213,7 +219,7 @@ def test_the_baseline_runs_once_and_sparsity_with_what_it_goes_with(
     assert [variant.label for variant in config.variants if variant.is_baseline] == ["baseline"]
 
 
-def test_variants_have_the_flags_of_their_recipes(folder: Path, registry: Registry) -> None:
+def test_variants_have_the_flags_of_their_recipes(folder: Path, registry: PluginRegistry) -> None:
     text = f"quantization_config_recipe_names: [fixed, O3]\nsparsity_config_recipe_names: [block]\n{MODELS}"
     assert {variant.label: variant.flags for variant in read(folder, registry, text).variants} == {
         "baseline": (),
@@ -237,7 +243,7 @@ def test_variants_have_the_flags_of_their_recipes(folder: Path, registry: Regist
     ],
 )
 def test_ways_to_say_how_torch_compiles(
-    folder: Path, registry: Registry, fields: str, expected: tuple[bool, str]
+    folder: Path, registry: PluginRegistry, fields: str, expected: tuple[bool, str]
 ) -> None:
     model = one(folder, registry, fields)
     assert (model.torch_compile, model.torch_compile_mode) == expected
@@ -253,18 +259,18 @@ def test_ways_to_say_how_torch_compiles(
         ("torch.float16", "f16"),
     ],
 )
-def test_element_types(folder: Path, registry: Registry, written: str, dtype: str) -> None:
+def test_element_types(folder: Path, registry: PluginRegistry, written: str, dtype: str) -> None:
     assert one(folder, registry, f"  high_precision_dtype: {written}").dtype == dtype
 
 
-def test_devices(folder: Path, registry: Registry) -> None:
+def test_devices(folder: Path, registry: PluginRegistry) -> None:
     names = ("cpu", "cuda", "mps", "xpu", "local-task", "hip://0", "cuda://1")
     assert [one(folder, registry, f"  device: {name}").device for name in names] == list(names)
-    mapped = [iree_device(name) for name in names]
+    mapped = [name_iree_device(name) for name in names]
     assert mapped == ["local-task", "cuda", "metal", "vulkan", "local-task", "hip://0", "cuda://1"]
 
 
-def test_a_model_from_a_configuration(folder: Path, registry: Registry) -> None:
+def test_a_model_from_a_configuration(folder: Path, registry: PluginRegistry) -> None:
     (folder / "bert").mkdir()
     (folder / "bert" / "config.json").write_text("{}", encoding="utf-8")
     (folder / "x.yml").write_text(
@@ -299,7 +305,9 @@ model_params:
         ("config: 5", "expected a string, found 5"),
     ],
 )
-def test_model_configurations_that_cannot_be_used(folder: Path, registry: Registry, field: str, said: str) -> None:
+def test_model_configurations_that_cannot_be_used(
+    folder: Path, registry: PluginRegistry, field: str, said: str
+) -> None:
     inner = folder / "inner"
     (inner / "empty").mkdir(parents=True)
     for path, text in {
@@ -316,12 +324,12 @@ def test_model_configurations_that_cannot_be_used(folder: Path, registry: Regist
     assert all("config" in message.partition(":")[2] for message in messages)
 
 
-def test_only_models_that_take_a_configuration_have_one(folder: Path, registry: Registry) -> None:
+def test_only_models_that_take_a_configuration_have_one(folder: Path, registry: PluginRegistry) -> None:
     (message,) = refused(folder, registry, "model_params:\n  matrix_shapes: [{name: llama}]\n  config: x.json\n")
     assert message.startswith("x.yml:3: model_params.config: linear takes none\n")
 
 
-def test_everything_that_is_wrong_is_said_at_once(folder: Path, registry: Registry) -> None:
+def test_everything_that_is_wrong_is_said_at_once(folder: Path, registry: PluginRegistry) -> None:
     text = """\
 benchmark_mode: training
 quantization_config_recipe_names: [int8w, int4wo-x, block, 5, [a]]
@@ -428,11 +436,11 @@ model_params:
         ),
     ],
 )
-def test_files_that_are_no_configuration(folder: Path, registry: Registry, text: str, said: str) -> None:
+def test_files_that_are_no_configuration(folder: Path, registry: PluginRegistry, text: str, said: str) -> None:
     assert refused(folder, registry, text)[0].startswith(said)
 
 
-def test_files_that_cannot_be_read(folder: Path, registry: Registry) -> None:
+def test_files_that_cannot_be_read(folder: Path, registry: PluginRegistry) -> None:
     with pytest.raises(UsageError, match=r"configuration y\.yml does not exist\n  Configurations are YAML files\."):
         read_micro_config(Path("y.yml"), registry)
     (folder / "x.yaml").write_bytes(b"a: \xff")
@@ -444,7 +452,7 @@ def test_files_that_cannot_be_read(folder: Path, registry: Registry) -> None:
         read_micro_config(Path("x.yaml"), registry)
 
 
-def test_anchors_and_merge_keys(folder: Path, registry: Registry) -> None:
+def test_anchors_and_merge_keys(folder: Path, registry: PluginRegistry) -> None:
     text = """\
 model_params:
   - &first
@@ -466,7 +474,7 @@ model_params:
     assert all(len(model.shapes) == 2 for model in models)
 
 
-def test_aliases_of_aliases_stay_cheap(folder: Path, registry: Registry) -> None:
+def test_aliases_of_aliases_stay_cheap(folder: Path, registry: PluginRegistry) -> None:
     lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 20)]
     lines += ["model_params: {matrix_shapes: [{name: custom, shapes: *a19}]}"]
@@ -476,13 +484,15 @@ def test_aliases_of_aliases_stay_cheap(folder: Path, registry: Registry) -> None
 
 
 @pytest.mark.parametrize("number", ["010", "0x10", "1_0", "+1", "1:30", "!!int x"])
-def test_numbers_that_yaml_reads_in_another_way_are_refused(folder: Path, registry: Registry, number: str) -> None:
+def test_numbers_that_yaml_reads_in_another_way_are_refused(
+    folder: Path, registry: PluginRegistry, number: str
+) -> None:
     shapes = f"model_params:\n  matrix_shapes:\n  - {{name: pow2, max_power: {number}}}\n"
     (message,) = refused(folder, registry, shapes)
     assert message.endswith(f"max_power: expected a whole number, found {number.rpartition(' ')[2]}")
 
 
-def test_what_an_anchor_brings_is_wrong_where_it_stands(folder: Path, registry: Registry) -> None:
+def test_what_an_anchor_brings_is_wrong_where_it_stands(folder: Path, registry: PluginRegistry) -> None:
     text = """\
 model_params:
   - &first
@@ -519,7 +529,7 @@ model_params:
         ("sparsity_config_recipe_names: [1.10]", 'found 1.10\n    Write it in quotes: "1.10".'),
     ],
 )
-def test_single_fields_of_the_document(folder: Path, registry: Registry, text: str, said: str) -> None:
+def test_single_fields_of_the_document(folder: Path, registry: PluginRegistry, text: str, said: str) -> None:
     (message,) = refused(folder, registry, f"{text}\n{MODELS}")
     assert message.startswith("x.yml:1: ")
     assert said in message
@@ -543,7 +553,7 @@ def test_single_fields_of_the_document(folder: Path, registry: Registry, text: s
         ("matrix_shapes: [{name: llama}]", "this field is there already"),
     ],
 )
-def test_single_fields_of_an_entry(folder: Path, registry: Registry, field: str, said: str) -> None:
+def test_single_fields_of_an_entry(folder: Path, registry: PluginRegistry, field: str, said: str) -> None:
     (message,) = refused(folder, registry, f"model_params:\n  matrix_shapes: [{{name: llama}}]\n  {field}\n")
     assert message.startswith("x.yml:3: model_params.") or "already" in message
     assert said in message
@@ -571,23 +581,23 @@ def test_single_fields_of_an_entry(folder: Path, registry: Registry, field: str,
         ("{name: custom, shapes: [[1, 2, 3, 4, 5, 6, 7]]}", "found [1, 2, 3, 4, 5, 6, ...]"),
     ],
 )
-def test_shapes_that_are_none(folder: Path, registry: Registry, shapes: str, said: str) -> None:
+def test_shapes_that_are_none(folder: Path, registry: PluginRegistry, shapes: str, said: str) -> None:
     (message,) = refused(folder, registry, f"model_params:\n  matrix_shapes: [{shapes}]\n")
     assert message.startswith("x.yml:2: model_params.matrix_shapes[0].")
     assert said in message
 
 
-def test_a_set_may_be_listed_twice(folder: Path, registry: Registry) -> None:
+def test_a_set_may_be_listed_twice(folder: Path, registry: PluginRegistry) -> None:
     # As torchao has it: two ranges of one set, of which a shape that both have is measured once.
     text = "model_params:\n  matrix_shapes:\n"
     for least, most in ((4, 5), (5, 6)):
         text += f"    - {{name: pow2, min_power: {least}, max_power: {most}}}\n"
     config = read(folder, registry, text)
     assert [shape.label for shape in config.models[0].shapes] == ["16-16-16", "32-32-32", "32-32-32", "64-64-64"]
-    assert [point.shape.m for point in points_of(config)] == [16, 32, 64]
+    assert [point.shape.m for point in list_points(config)] == [16, 32, 64]
 
 
-def test_entries_without_names_have_names_of_their_own(folder: Path, registry: Registry) -> None:
+def test_entries_without_names_have_names_of_their_own(folder: Path, registry: PluginRegistry) -> None:
     entry = "  - {{{0}matrix_shapes: [{{name: llama}}]}}\n"
     kinds = ("", "model_type: ln_linear_gelu, ", "", "name: linear-2, ", "")
     config = read(folder, registry, "model_params:\n" + "".join(map(entry.format, kinds)))
@@ -613,7 +623,7 @@ def test_entries_without_names_have_names_of_their_own(folder: Path, registry: R
     ],
 )
 def test_recipes_of_torchao_that_are_not_made_here_are_refused_each_by_itself(
-    folder: Path, registry: Registry, text: str, said: str
+    folder: Path, registry: PluginRegistry, text: str, said: str
 ) -> None:
     listed = f'quantization_config_recipe_names: [int8wo, "{text}"]\nsparsity_config_recipe_names: ["2:4"]\n'
     config = read(folder, registry, listed + MODELS)
@@ -622,7 +632,7 @@ def test_recipes_of_torchao_that_are_not_made_here_are_refused_each_by_itself(
     assert said in refused.refusal
 
 
-def test_a_shape_set_that_fails_is_its_plugins_problem(folder: Path, registry: Registry) -> None:
+def test_a_shape_set_that_fails_is_its_plugins_problem(folder: Path, registry: PluginRegistry) -> None:
     with pytest.raises(SpecError, match="ValueError: no shapes today") as caught:
         read(folder, registry, "model_params:\n  matrix_shapes: [{name: broken}]\n")
     assert "plugin.py:" in caught.value.what
@@ -671,7 +681,7 @@ ENTRIES = st.fixed_dictionaries(
     flow=st.sampled_from([True, False, None]),
 )
 def test_what_is_written_is_read(
-    folder: Path, registry: Registry, entries: dict[str, dict[str, Any]], recipes: list[str], flow: bool | None
+    folder: Path, registry: PluginRegistry, entries: dict[str, dict[str, Any]], recipes: list[str], flow: bool | None
 ) -> None:
     document = {
         "quantization_config_recipe_names": recipes,
@@ -704,7 +714,7 @@ def test_what_is_written_is_read(
         ).map(json.dumps),
     )
 )
-def test_nothing_that_is_written_is_a_traceback(folder: Path, registry: Registry, text: str) -> None:
+def test_nothing_that_is_written_is_a_traceback(folder: Path, registry: PluginRegistry, text: str) -> None:
     try:
         config = read(folder, registry, text)
     except SpecError as error:

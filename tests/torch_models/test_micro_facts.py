@@ -17,13 +17,13 @@ from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.torch_models.module_facts import (
     ModuleFacts,
-    dispatch_types,
+    describe_facts,
+    find_dispatch_types,
+    find_widened_at_load,
     name_tables,
     prove,
     read_module_facts,
-    shows,
-    span_lengths,
-    widened_at_load,
+    read_span_lengths,
 )
 from iree_gauntlet.torch_models.recipe_registry import Proof
 from tests.support.command_line import LIMIT_SECONDS, with_fields
@@ -131,7 +131,7 @@ def test_a_module_tells_its_parameters_dispatches_and_sizes(built: Path) -> None
     assert facts.load_dispatches == ()
     assert (facts.constant_bytes, facts.parameter_bytes) == (0, 8192)
     assert facts.module_bytes == (built / "plain.vmfb").stat().st_size
-    assert shows(facts) == ["parameters f32: 8.2 kB", "dispatches: matmul_4x64x32_f32"]
+    assert describe_facts(facts) == ["parameters f32: 8.2 kB", "dispatches: matmul_4x64x32_f32"]
     assert prove(Proof(parameter_types=("f32",), parameter_share=1.0, dispatch="matmul"), facts, facts) == []
 
 
@@ -140,7 +140,7 @@ def test_weights_that_stay_narrow_prove_their_recipe(built: Path) -> None:
     facts, baseline = _read(built, "int8"), _read(built, "plain")
     assert facts.bytes_by_type == {"i8": 32 * 64, "f32": 64 * 4}
     assert facts.load_dispatches == ()
-    assert any("i8" in dispatch_types(name) for name in facts.dispatches)
+    assert any("i8" in find_dispatch_types(name) for name in facts.dispatches)
     proof = Proof(parameter_types=("i8",), parameter_share=0.3, dispatch="i8", different=True)
     assert prove(proof, facts, baseline) == []
 
@@ -151,12 +151,12 @@ def test_weights_that_become_wide_when_the_module_is_loaded_are_seen(built: Path
     # The archive has int8 still, and calls are those of the baseline.
     assert facts.bytes_by_type == {"i8": 32 * 64, "f32": 64 * 4}
     assert facts.dispatches == baseline.dispatches
-    assert [dispatch_types(name) for name in facts.load_dispatches] == [("i8", "f32", "f32")]
-    assert widened_at_load(facts, "si8") == facts.load_dispatches
+    assert [find_dispatch_types(name) for name in facts.load_dispatches] == [("i8", "f32", "f32")]
+    assert find_widened_at_load(facts, "si8") == facts.load_dispatches
     assert prove(Proof(parameter_types=("i8",), parameter_share=0.5), facts, baseline) == [
         "its parameters of type i8 become f32 when it is loaded: elementwise_32x64_i8xf32xf32"
     ]
-    assert "made of them at load: elementwise_32x64_i8xf32xf32" in shows(facts)
+    assert "made of them at load: elementwise_32x64_i8xf32xf32" in describe_facts(facts)
 
 
 @pytest.mark.iree
@@ -168,7 +168,7 @@ def test_weights_that_are_constants_of_the_module_count_too(built: Path) -> None
         "it reads no parameter of type i8: those that it reads are none",
         "its parameters and constants take 8.2 kB, and the recipe promises at most 50 % of the baseline's 8.2 kB",
     ]
-    assert shows(facts)[0] == "constants inside the module: 8.2 kB"
+    assert describe_facts(facts)[0] == "constants inside the module: 8.2 kB"
 
 
 @pytest.mark.iree
@@ -230,8 +230,8 @@ def test_signs_of_types_do_not_matter_as_names_of_dispatches_have_none() -> None
     unsigned = _facts(
         parameters=(_parameter("w", "ui8", 1000),), load_dispatches=("_initializer_0_dispatch_0_elementwise_9_i8xf32",)
     )
-    assert widened_at_load(unsigned, "ui8") == unsigned.load_dispatches
-    assert widened_at_load(unsigned, "i4") == ()
+    assert find_widened_at_load(unsigned, "ui8") == unsigned.load_dispatches
+    assert find_widened_at_load(unsigned, "i4") == ()
     assert prove(Proof(parameter_types=("i8",)), _facts(parameters=unsigned.parameters), _BASELINE) == []
 
 
@@ -248,12 +248,12 @@ def test_signs_of_types_do_not_matter_as_names_of_dispatches_have_none() -> None
     ],
 )
 def test_making_values_wider_is_told_from_other_work(name: str, widens: bool) -> None:
-    assert bool(widened_at_load(_facts(load_dispatches=(name,)), "i8")) is widens
+    assert bool(find_widened_at_load(_facts(load_dispatches=(name,)), "i8")) is widens
 
 
 def test_few_of_many_dispatches_are_shown() -> None:
     many = tuple(f"main_dispatch_{number}_matmul_{number}x8x8_f32" for number in range(9))
-    assert shows(_facts(dispatches=(*many, "main_dispatch_9_elementwise_8_f32")))[-1] == (
+    assert describe_facts(_facts(dispatches=(*many, "main_dispatch_9_elementwise_8_f32")))[-1] == (
         "dispatches: matmul_0x8x8_f32, matmul_1x8x8_f32, matmul_2x8x8_f32, matmul_3x8x8_f32 and 5 more"
     )
 
@@ -269,7 +269,7 @@ _ELEMENT_TYPES = st.sampled_from(["i1", "i4", "i8", "i64", "f16", "bf16", "f32",
 )
 def test_types_are_read_from_any_name(types: list[str], sizes: list[int], work: str, after: str) -> None:
     name = f"main$async_dispatch_3_{work}_{'x'.join(map(str, sizes))}_{'x'.join(types)}{after}"
-    assert dispatch_types(name) == tuple(types)
+    assert find_dispatch_types(name) == tuple(types)
 
 
 _NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
@@ -286,10 +286,10 @@ def test_tables_of_names_are_found_among_other_data(names: list[str], chance: Ra
     chance.shuffle(data)
     found = name_tables(data, set(names))
     assert {name for one in found.values() for name in one} == set(names)
-    assert span_lengths(spans) == tuple(4 * len(name) for name in encoded)
+    assert read_span_lengths(spans) == tuple(4 * len(name) for name in encoded)
 
 
 @given(st.binary(max_size=200))
 def test_no_data_is_taken_for_a_table_of_names_that_nobody_knows(data: bytes) -> None:
     assert name_tables([data, data[:8], b"weight"], set()) == {}
-    assert len(span_lengths(data)) in (0, len(data) // 24)
+    assert len(read_span_lengths(data)) in (0, len(data) // 24)

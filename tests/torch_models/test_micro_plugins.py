@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.torch_models.plugins import BUILTIN_FILES, ENTRY_POINTS, entry_point_files, load_registry
+from iree_gauntlet.torch_models.plugins import BUILTIN_FILES, ENTRY_POINTS, find_entry_point_files, load_registry
 from iree_gauntlet.torch_models.recipe_registry import PluginError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from iree_gauntlet.torch_models.plugins import Registry
+    from iree_gauntlet.torch_models.plugins import PluginRegistry
 
 SHAPES = BUILTIN_FILES[:1]
 HEAD = "from iree_gauntlet.micro.registry import activation, architecture, compiler_recipe, recipe, shape_set\n"
@@ -40,7 +40,7 @@ def recipe(name: str, value: str = "model") -> str:
     return RECIPE.format(name=name, value=value)
 
 
-def load(*files: Path) -> Registry:
+def load(*files: Path) -> PluginRegistry:
     return load_registry(files, builtin=SHAPES)
 
 
@@ -180,10 +180,10 @@ def test_entry_points_name_modules_that_are_not_imported_by_name(folder: Path, m
     entry_points(
         monkeypatch, b="gauntlet_package_two.recipes", a="gauntlet_plugin_one:anything", c="gauntlet_plugin_one"
     )
-    assert entry_point_files() == (one, two)
+    assert find_entry_point_files() == (one, two)
     assert "gauntlet_plugin_one" not in sys.modules
     assert "gauntlet_package_two.recipes" not in sys.modules
-    assert list(load(*entry_point_files()).recipes) == ["first", "second"]
+    assert list(load(*find_entry_point_files()).recipes) == ["first", "second"]
     sys.modules.pop("gauntlet_package_two")
 
 
@@ -200,7 +200,7 @@ def test_entry_points_that_name_no_file(folder: Path, monkeypatch: pytest.Monkey
         e="sys",
     )
     with pytest.raises(PluginError) as caught:
-        entry_point_files()
+        find_entry_point_files()
     messages = [str(problem) for problem in caught.value.problems]
     assert len(messages) == 5
     assert "entry point: iree_gauntlet.micro: a = gauntlet_missing: there is no such module" in messages[0]
@@ -211,4 +211,4 @@ def test_entry_points_that_name_no_file(folder: Path, monkeypatch: pytest.Monkey
 
 
 def test_this_installation_has_none_that_fail() -> None:
-    assert all(path.is_file() for path in entry_point_files())
+    assert all(path.is_file() for path in find_entry_point_files())

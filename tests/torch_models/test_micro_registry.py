@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.torch_models.declarations import by_name, declarations
-from iree_gauntlet.torch_models.plugins import Registry, load_registry
+from iree_gauntlet.torch_models.declarations import collect_declarations, sort_by_name
+from iree_gauntlet.torch_models.plugins import PluginRegistry, load_registry
 from iree_gauntlet.torch_models.recipe_registry import (
     Activation,
     Architecture,
+    ModelRecipe,
     PluginError,
     Proof,
-    Recipe,
     ShapeSet,
     activation,
     architecture,
@@ -38,7 +38,7 @@ HEAVY = ("torch", "numpy", "pydantic", "rich", "yaml", "onnx", "ml_dtypes")
 
 
 def declare_all() -> list[Declaration]:  # noqa: C901 - each function is one line
-    with declarations() as found:
+    with collect_declarations() as found:
 
         @recipe("baseline", kind="quantization")
         def baseline(model: Any) -> Any:
@@ -94,16 +94,16 @@ def declare_all() -> list[Declaration]:  # noqa: C901 - each function is one lin
 
 
 FOUND = declare_all()
-REGISTRY = Registry(
-    recipes=by_name(FOUND, Recipe, []),
-    architectures=by_name(FOUND, Architecture, []),
-    activations=by_name(FOUND, Activation, []),
-    shape_sets=by_name(FOUND, ShapeSet, []),
+REGISTRY = PluginRegistry(
+    recipes=sort_by_name(FOUND, ModelRecipe, []),
+    architectures=sort_by_name(FOUND, Architecture, []),
+    activations=sort_by_name(FOUND, Activation, []),
+    shape_sets=sort_by_name(FOUND, ShapeSet, []),
 )
 
 
 def refused(declare: Callable[[], object]) -> str:
-    with declarations() as found, pytest.raises(PluginError) as caught:
+    with collect_declarations() as found, pytest.raises(PluginError) as caught:
         declare()
     assert not found
     assert caught.value.exit_code is ExitCode.USAGE
@@ -196,17 +196,17 @@ def test_arguments_that_a_recipe_cannot_do_with_are_refused_when_they_are_read()
 
 
 def test_a_check_that_fails_is_its_plugins_problem() -> None:
-    with declarations() as found:
+    with collect_declarations() as found:
 
         @recipe("mine", kind="quantization", check=lambda size: str(1 / size))
         def mine(model: Any, size: int) -> Any: ...
 
     with pytest.raises(PluginError, match=r"test_micro_registry\.py:.*: mine: ZeroDivisionError"):
-        Registry(by_name(found, Recipe, []), {}, {}, {}).recipe("mine-0")
+        PluginRegistry(sort_by_name(found, ModelRecipe, []), {}, {}, {}).recipe("mine-0")
 
 
 def test_the_longest_name_wins() -> None:
-    with declarations() as found:
+    with collect_declarations() as found:
 
         @recipe("int8", kind="quantization")
         def short(model: Any, word: str) -> Any: ...
@@ -214,7 +214,7 @@ def test_the_longest_name_wins() -> None:
         @recipe("int8-dynamic", kind="quantization")
         def long(model: Any, size: int = 1) -> Any: ...
 
-    registry = Registry(by_name(found, Recipe, []), {}, {}, {})
+    registry = PluginRegistry(sort_by_name(found, ModelRecipe, []), {}, {}, {})
     assert registry.recipe("int8-dynamic").recipe.name == "int8-dynamic"
     assert registry.recipe("int8-dynamic-3").arguments == (3,)
     assert registry.recipe("int8-dynamics").arguments == ("dynamics",)
@@ -386,7 +386,7 @@ def test_functions_that_are_no_activation_or_shape_set() -> None:
 
 def test_a_decorator_is_for_functions() -> None:
     with pytest.raises(TypeError, match="the decorator of 'mine' is for a function"):
-        recipe("mine", kind="quantization")(Recipe)
+        recipe("mine", kind="quantization")(ModelRecipe)
 
 
 def test_declaring_is_light() -> None:

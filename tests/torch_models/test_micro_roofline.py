@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.measuring.machine.machine_state import MachineFacts, machine_facts
 from iree_gauntlet.torch_models import roofline
-from iree_gauntlet.torch_models.roofline import Roofline, machine_roofline, why_no_roofline
+from iree_gauntlet.torch_models.roofline import Roofline, explain_no_roofline, find_roofline
 from iree_gauntlet.workers.iree_side.measure_roofline import (
     copy_rate,
     measure,
@@ -124,7 +124,7 @@ def test_the_size_that_reached_the_rate_is_told() -> None:
 
 
 def test_it_is_measured_in_the_toolchains_python(small: MachineFacts, tmp_path: Path) -> None:
-    found = machine_roofline(tmp_path, sys.executable, small)
+    found = find_roofline(tmp_path, sys.executable, small)
     assert found.flops_per_s > 0
     assert found.bytes_per_s > 0
     (path,) = tmp_path.glob("*.json")
@@ -137,7 +137,7 @@ def test_the_best_of_three_measurements_is_kept(small: MachineFacts, python: _Py
     folder = tmp_path / "cache" / "rooflines"
     # Other work makes a peak lower, and never higher.
     python.answers((2e9, 6e9), (3e9, 4e9), (1e9, 7e9), (9e9, 9e9))
-    found = [machine_roofline(folder, python.path, small) for _ in range(5)]
+    found = [find_roofline(folder, python.path, small) for _ in range(5)]
     assert found == [Roofline(2e9, 6e9), Roofline(3e9, 6e9), *[Roofline(3e9, 7e9)] * 3]
     (path,) = folder.glob("*.json")
     document = json.loads(path.read_text())
@@ -147,7 +147,7 @@ def test_the_best_of_three_measurements_is_kept(small: MachineFacts, python: _Py
 
 
 def test_a_damaged_file_is_measured_again(small: MachineFacts, python: _Python, tmp_path: Path) -> None:
-    machine_roofline(tmp_path, python.path, small)
+    find_roofline(tmp_path, python.path, small)
     (path,) = tmp_path.glob("*.json")
     good = json.loads(path.read_text())
     figures = [good | {"roofline": good["roofline"] | {"bytes_per_s": value}} for value in _NO_FIGURES]
@@ -155,16 +155,16 @@ def test_a_damaged_file_is_measured_again(small: MachineFacts, python: _Python, 
     texts = [json.dumps(document).encode() for document in (*figures, *others)]
     for content in (b"", b"\xff\xfe", texts[0][:40], *texts):
         path.write_bytes(content)
-        assert roofline._kept(path, good["machine"]) == (Roofline(0.0, 0.0), 0)
+        assert roofline._read_kept(path, good["machine"]) == (Roofline(0.0, 0.0), 0)
     python.answers((5e9, 6e9))
-    assert machine_roofline(tmp_path, python.path, small) == Roofline(5e9, 6e9)
+    assert find_roofline(tmp_path, python.path, small) == Roofline(5e9, 6e9)
     assert json.loads(path.read_text())["roofline"] == {"flops_per_s": 5e9, "bytes_per_s": 6e9}
 
 
 def test_another_machine_has_its_own(small: MachineFacts, python: _Python, tmp_path: Path) -> None:
-    machine_roofline(tmp_path, python.path, small)
+    find_roofline(tmp_path, python.path, small)
     other = MachineFacts(small.host, "another processor", 1, small.memory_bytes, small.os, small.python)
-    machine_roofline(tmp_path, python.path, other)
+    find_roofline(tmp_path, python.path, other)
     assert len(list(tmp_path.glob("*.json"))) == 2
 
 
@@ -173,7 +173,7 @@ def test_of_several_that_ask_at_once_no_measurement_is_lost(
 ) -> None:
     python.answers((1e9, 9e9), (2e9, 8e9), (3e9, 7e9))
     with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(lambda _: machine_roofline(tmp_path, python.path, small), range(3)))
+        found = list(pool.map(lambda _: find_roofline(tmp_path, python.path, small), range(3)))
     (path,) = tmp_path.glob("*.json")
     kept = json.loads(path.read_text())
     assert kept["measurements"] == 3
@@ -184,25 +184,25 @@ def test_of_several_that_ask_at_once_no_measurement_is_lost(
 def test_a_folder_that_cannot_be_used_is_named(small: MachineFacts, python: _Python, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(GauntletError, match="file: the machine's peaks cannot be kept there"):
-        machine_roofline(tmp_path / "file", python.path, small)
+        find_roofline(tmp_path / "file", python.path, small)
 
 
 def test_a_python_that_cannot_measure_is_named(
     small: MachineFacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ToolchainError, match="has no NumPy"):
-        machine_roofline(tmp_path, "/bin/false", small)
+        find_roofline(tmp_path, "/bin/false", small)
     monkeypatch.setattr(roofline, "_WORKER", "missing.py")
     with pytest.raises(GauntletError, match=r"cannot be measured \(exit code 2\): .*missing.py"):
-        machine_roofline(tmp_path, sys.executable, small)
+        find_roofline(tmp_path, sys.executable, small)
     assert not list(tmp_path.glob("*.json"))
 
 
 def test_only_all_cores_have_a_roofline() -> None:
-    assert why_no_roofline("local-task") == ""
-    assert "one core" in why_no_roofline("local-sync")
-    assert why_no_roofline("hip://0") == "the peaks of hip devices are not measured: only the CPU's are"
-    assert "cuda" in why_no_roofline("cuda")
+    assert explain_no_roofline("local-task") == ""
+    assert "one core" in explain_no_roofline("local-sync")
+    assert explain_no_roofline("hip://0") == "the peaks of hip devices are not measured: only the CPU's are"
+    assert "cuda" in explain_no_roofline("cuda")
 
 
 @given(flops=_POSITIVE, moved=_POSITIVE, ms=st.floats(1e-3, 1e6), peak=_POSITIVE, rate=_POSITIVE)

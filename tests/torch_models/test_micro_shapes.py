@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.torch_models.declarations import declarations
-from iree_gauntlet.torch_models.plugins import BUILTIN_FILES, Shape, custom_shapes, load_registry, shapes_of
+from iree_gauntlet.torch_models.declarations import collect_declarations
+from iree_gauntlet.torch_models.plugins import BUILTIN_FILES, Shape, list_shapes, load_registry, number_shapes
 from iree_gauntlet.torch_models.recipe_registry import PluginError, ShapeSet, shape_set
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ POWERS = st.tuples(st.integers(0, 12), st.integers(0, 4)).map(lambda pair: (pair
 
 
 def made(name: str, *powers: int) -> list[Shape]:
-    return list(shapes_of(BUILTIN[name], *powers))
+    return list(list_shapes(BUILTIN[name], *powers))
 
 
 def declared(function: Callable[..., Any], powers: tuple[int, int] | tuple[None, None] = (None, None)) -> ShapeSet:
-    with declarations() as found:
+    with collect_declarations() as found:
         shape_set("mine", min_power=powers[0], max_power=powers[1])(function)
     (item,) = found
     assert isinstance(item, ShapeSet)
@@ -72,7 +72,7 @@ def test_newer_models_have_each_layer_for_two_lengths_of_text() -> None:
 def test_names_and_labels() -> None:
     assert [shape.name for shape in made("pow2", 3, 4)] == ["pow2_0", "pow2_1"]
     assert made("sweep", 1, 2)[1] == Shape("sweep_1", 2, 2, 4)
-    assert custom_shapes([(1, 2, 3), (4, 5, 6)]) == (Shape("custom_0", 1, 2, 3), Shape("custom_1", 4, 5, 6))
+    assert number_shapes([(1, 2, 3), (4, 5, 6)]) == (Shape("custom_0", 1, 2, 3), Shape("custom_1", 4, 5, 6))
     assert Shape("custom_0", 1, 2, 3).label == "1-2-3"
 
 
@@ -97,11 +97,11 @@ def test_a_small_sweep_is_the_rising_part_of_a_sweep(powers: tuple[int, int]) ->
 
 def test_sets_of_a_user() -> None:
     with_powers = declared(lambda_free([(1, 2, 3)], "sizes"), (1, 2))
-    assert shapes_of(with_powers) == (Shape("mine_0", 1, 2, 3),)
+    assert list_shapes(with_powers) == (Shape("mine_0", 1, 2, 3),)
     named = declared(lambda_free([("query", 1, 2, 3), [4, 5, 6]]))
-    assert shapes_of(named) == (Shape("mine_query", 1, 2, 3), Shape("mine_1", 4, 5, 6))
+    assert list_shapes(named) == (Shape("mine_query", 1, 2, 3), Shape("mine_1", 4, 5, 6))
     twice = declared(lambda_free([("query", 1, 2, 3), ("query", 4, 5, 6)]))
-    assert shapes_of(twice) == (Shape("mine_query", 1, 2, 3), Shape("mine_query", 4, 5, 6))
+    assert list_shapes(twice) == (Shape("mine_query", 1, 2, 3), Shape("mine_query", 4, 5, 6))
 
 
 def lambda_free(rows: Any, *names: str) -> Callable[..., Any]:
@@ -131,7 +131,7 @@ def lambda_free(rows: Any, *names: str) -> Callable[..., Any]:
 )
 def test_what_is_no_shape(rows: Any, said: str) -> None:
     with pytest.raises(PluginError) as caught:
-        shapes_of(declared(lambda_free(rows)))
+        list_shapes(declared(lambda_free(rows)))
     (problem,) = caught.value.problems
     assert said in problem.message
     assert problem.file.endswith("test_micro_shapes.py")
@@ -144,7 +144,7 @@ def test_a_function_that_fails_is_named_with_its_line() -> None:
         raise ValueError(f"no {sizes}")
 
     with pytest.raises(PluginError) as caught:
-        shapes_of(declared(fails, (1, 2)))
+        list_shapes(declared(fails, (1, 2)))
     (problem,) = caught.value.problems
     assert problem.message == "ValueError: no (2, 4)"
     assert problem.line == fails.__code__.co_firstlineno + 1

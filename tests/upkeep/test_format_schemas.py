@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from iree_gauntlet.dialects.json_text import plain_json
 from iree_gauntlet.errors import SpecError
-from iree_gauntlet.torch_models.configuration_schema import Context
+from iree_gauntlet.torch_models.configuration import ConfigurationContext
 from iree_gauntlet.torch_models.plugins import load_registry
 from iree_gauntlet.upkeep.format_schemas import FORMATS, schema_of, schema_text
 from tests.support.command_line import run_here
@@ -63,7 +63,7 @@ def content_of(path: Path) -> Any:
 def complaints(name: str, content: Any) -> list[str]:
     """What the model of a format refuses in a file's structure, and `other` for what else it refuses."""
     model: type[BaseModel] = FORMATS[name].model
-    context = Context(load_registry(), ROOT / "specs" / "recipes") if name == "recipes" else None
+    context = ConfigurationContext(load_registry(), ROOT / "specs" / "recipes") if name == "recipes" else None
     content = copy.deepcopy(content)
     if isinstance(content, dict) and FORMATS[name].growing:
         content = {key: value for key, value in content.items() if key in model.model_fields}

@@ -225,9 +225,11 @@ def test_one_model_that_cannot_be_recorded_stops_nobody_else(tmp_path: Path, pro
 @pytest.mark.iree
 @pytest.mark.parametrize("form", ["pb", "npy", "npz", "named"])
 def test_data_that_somebody_has_is_taken(tmp_path: Path, programs: Path, form: str) -> None:
-    nodes = [node("Gather", "table ids", "y"), node("Cast", "ids", "b", to=BF16)]
+    # Nothing is computed in bf16: for some processors IREE's compiler lacks its conversions.
+    nodes = [node("Gather", "table ids", "y"), node("Gather", "numbers ids", "b")]
+    numbers = {"numbers": np.arange(4).astype(ml_dtypes.bfloat16)}
     inputs: list[Value] = [("table", F32, ["n", 3]), ("ids", I64, [2])]
-    program = write_model(programs / "m.onnx", nodes, inputs, [("y", F32, [2, 3]), ("b", BF16, [2])])
+    program = write_model(programs / "m.onnx", nodes, inputs, [("y", F32, [2, 3]), ("b", BF16, [2])], numbers)
     table, ids = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([3, 0])
     arrays = {"input_0": table, "input_1": ids, "output_0": table[ids], "output_1": ids.astype(ml_dtypes.bfloat16)}
     data = tmp_path / "data" / ("test_data_set_0" if form == "pb" else "")

@@ -9,12 +9,20 @@ from iree_gauntlet.document import Block, Column, Document, Folded, Heading, Ite
 from iree_gauntlet.figures import byte_size, duration, error_figure, milliseconds
 from iree_gauntlet.records.chain_figures import NOTHING
 from iree_gauntlet.reports.provenance import provenance
-from iree_gauntlet.reports.sweeps.sweep_rows import Entry, Ratio, Row, Side, entries, mean_ratio
+from iree_gauntlet.reports.sweeps.sweep_rows import (
+    Ratio,
+    Row,
+    SideFigures,
+    SweepEntry,
+    find_mean_ratio,
+    group_entries,
+    times,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from iree_gauntlet.reports.sweeps.sweep_plots import Plot
+    from iree_gauntlet.reports.sweeps.sweep_rows import Plot
 
 
 # What a ratio says, where it is not plain from its size.
@@ -40,18 +48,7 @@ _BASELINE = "baseline, ms"
 _MOST_ROWS, _MOST_DOUBTS = 60, 12
 
 
-def times(ratio: float) -> str:
-    """A ratio in three digits: `1.72`, `0.094`, `12.5`."""
-    if not math.isfinite(ratio):
-        return str(ratio)
-    if abs(ratio) >= 99.95 or ratio == 0:
-        return f"{ratio:.0f}"
-    if abs(ratio) >= 9.995:
-        return f"{ratio:.1f}"
-    return f"{ratio:.2f}" if abs(ratio) >= 0.0995 else f"{ratio:.2g}"
-
-
-def ratio_text(ratio: Ratio | None) -> str:
+def format_ratio(ratio: Ratio | None) -> str:
     """`1.72 (1.60–1.84)`, marked where it is no difference; a dash for none."""
     if ratio is None:
         return NOTHING
@@ -59,32 +56,32 @@ def ratio_text(ratio: Ratio | None) -> str:
     return f"{times(ratio.ratio)}{span}{_MARKS.get(ratio.word, '')}"
 
 
-def speedup_cell(row: Row | None) -> Judged | str:
+def make_speedup_cell(row: Row | None) -> Judged | str:
     """The speed-up of a variant, with a sign where it is one; in its place the result of the variant, if anything."""
     if row is None or row.speedup is None:
         return NOTHING if row is None or row.status == "measured" else row.status
     word = row.speedup.word
-    return Judged(f"{_SIGNS.get(word, '')}{ratio_text(row.speedup)}", word)
+    return Judged(f"{_SIGNS.get(word, '')}{format_ratio(row.speedup)}", word)
 
 
-def _time_text(side: Side | None) -> str:
+def _time_text(side: SideFigures | None) -> str:
     """A time in ms, without its unit."""
     return milliseconds(side.ms) if side else NOTHING
 
 
-def decibels(value: float | None) -> str:
+def format_decibels(value: float | None) -> str:
     """A signal-to-noise ratio: `42.1 dB`, `exact` where nothing differs."""
     if value is None:
         return NOTHING
     return "exact" if value == math.inf else f"{value:.1f} dB"
 
 
-def _size_text(value: float | None) -> str:
+def _format_size(value: float | None) -> str:
     """A number of bytes in decimal units."""
     return NOTHING if value is None or not math.isfinite(value) else byte_size(value)
 
 
-def doubts(rows: Iterable[Row]) -> tuple[str, ...]:
+def find_doubts(rows: Iterable[Row]) -> tuple[str, ...]:
     """What was not measured and why, and the notes, each once."""
     found: dict[str, list[str]] = {}
     for row in rows:
@@ -92,10 +89,10 @@ def doubts(rows: Iterable[Row]) -> tuple[str, ...]:
         status = [] if row.status == "measured" else [f"{row.status}{reason}"]
         for text in (*row.point_notes, *(f"{row.recipe}: {said}" for said in (*status, *row.notes))):
             found.setdefault(text, []).append(row.label)
-    return tuple(f"{text} ({_some(labels)})" for text, labels in found.items())
+    return tuple(f"{text} ({_name_some(labels)})" for text, labels in found.items())
 
 
-def heading_facts(header: Mapping[str, Any] | None, rows: Sequence[Row]) -> tuple[str, ...]:
+def collect_heading_facts(header: Mapping[str, Any] | None, rows: Sequence[Row]) -> tuple[str, ...]:
     """What a heading says below its title: the run, IREE, the machine, how much was measured."""
     header = header or {}
     toolchain, machine = header.get("toolchain") or {}, header.get("machine") or {}
@@ -118,15 +115,13 @@ def heading_facts(header: Mapping[str, Any] | None, rows: Sequence[Row]) -> tupl
 def remarks(header: Mapping[str, Any] | None, rows: Sequence[Row]) -> tuple[str, ...]:
     """What a reader must know before the figures: that a sweep did not finish, and what has none and why.
 
-    Args:
-        header: of the run, with its `state` and the points that are `missing`.
-        rows: of all points that finished.
+    `header`: of the run, with its `state` and the points that are `missing`.
     """
     header = header or {}
     points: dict[tuple[str, str], list[str]] = {}
     for item in header.get("missing") or ():
         points.setdefault((item["status"], item["reason"]), []).append(item["point"])
-    said = [f"{status}: {reason} ({_some(names)})" for (status, reason), names in points.items()]
+    said = [f"{status}: {reason} ({_name_some(names)})" for (status, reason), names in points.items()]
     state = header.get("state", "complete")
     if state == "complete":
         return tuple(said)
@@ -135,7 +130,7 @@ def remarks(header: Mapping[str, Any] | None, rows: Sequence[Row]) -> tuple[str,
     return (f"{UNREACHED[state]}: {measured} of {total} points measured; micro --resume continues it", *said)
 
 
-def summary(entry: Entry, recipe: str) -> tuple[str, ...]:
+def summarise(entry: SweepEntry, recipe: str) -> tuple[str, ...]:
     """The result of a recipe over all shapes of an entry, in the order of a summary's columns.
 
     Means are geometric; the signal-to-noise ratio is the worst; weights are a share of the baseline's.
@@ -150,48 +145,48 @@ def summary(entry: Entry, recipe: str) -> tuple[str, ...]:
         baseline = entry.baseline(row.label)
         if baseline and baseline.parameter_bytes and row.parameter_bytes is not None:
             shares.append(row.parameter_bytes / baseline.parameter_bytes)
-    share = mean_ratio(shares)
+    share = find_mean_ratio(shares)
     same = sum(row.status == "same module" for row in rows)
     faster, slower = words.count("faster"), words.count("slower")
     missing = sum(row.iree is None for row in rows) + len(entry.shapes) - len({row.label for row in rows})
     return (
         recipe,
-        _mean(ratios),
+        _format_mean(ratios),
         f"{times(min(ratios))} … {times(max(ratios))}" if ratios else NOTHING,
         *(str(count) if count else NOTHING for count in (faster, slower, len(words) - faster - slower + same, missing)),
-        decibels(min(noises, default=None)),
+        format_decibels(min(noises, default=None)),
         NOTHING if share is None else f"{100 * share:.0f} %",
-        *(_beside(row.torch_eager for row in rows), _beside(row.torch_compile for row in rows)),
+        *(_format_beside(row.torch_eager for row in rows), _format_beside(row.torch_compile for row in rows)),
     )
 
 
-def _beside(sides: Iterable[Side | None]) -> str:
-    return _mean([side.beside_iree.ratio for side in sides if side and side.beside_iree])
+def _format_beside(sides: Iterable[SideFigures | None]) -> str:
+    return _format_mean([side.beside_iree.ratio for side in sides if side and side.beside_iree])
 
 
-def _mean(ratios: Sequence[float]) -> str:
-    mean = mean_ratio(ratios)
+def _format_mean(ratios: Sequence[float]) -> str:
+    mean = find_mean_ratio(ratios)
     return NOTHING if mean is None else times(mean)
 
 
-def _some(labels: Sequence[str]) -> str:
+def _name_some(labels: Sequence[str]) -> str:
     """The first few shapes, and how many more."""
     unique = list(dict.fromkeys(labels))
     more = len(unique) - 3
     return ", ".join(unique[:3]) + (f" and {more} more" if more > 0 else "")
 
 
-def _columns(names: Sequence[str], *figures: str) -> tuple[Column, ...]:
+def _make_columns(names: Sequence[str], *figures: str) -> tuple[Column, ...]:
     return (*(Column(title, Kind.NAME) for title in names), *(Column(title, Kind.NUMBER) for title in figures))
 
 
-_SUMMARY = _columns(
+_SUMMARY = _make_columns(
     ["recipe"],
     *("speed-up", "from … to", "faster", "slower", "neither", "missing", "SQNR", "weights"),
     *("eager/IREE", "compile/IREE"),
 )
 _FIGURES = (
-    *_columns(
+    *_make_columns(
         ["m-k-n", "shape", "recipe", "status"],
         *("IREE, ms", "speed-up", "torch eager, ms", "torch eager / IREE"),
         *("torch.compile, ms", "torch.compile / IREE", "max error", "relative error", "SQNR", "module", "parameters"),
@@ -201,21 +196,18 @@ _FIGURES = (
 )
 
 
-def sweep_document(
+def make_sweep_document(
     rows: Sequence[Row], header: Mapping[str, Any] | None = None, plots: Sequence[Plot] = ()
 ) -> Document:
     """What people read of it.
 
-    Args:
-        rows: of all points.
-        header: of the run; what it lacks is left out.
-        plots: of `draw_plots`; none where matplotlib is missing.
+    `plots`: of `draw_plots`; none where matplotlib is missing.
     """
     blocks: list[Block] = []
-    for entry in entries(rows):
-        blocks += _entry(entry, [plot for plot in plots if plot.entry == entry.title])
+    for entry in group_entries(rows):
+        blocks += _write_entry(entry, [plot for plot in plots if plot.entry == entry.title])
     blocks += [Heading("How to read it", 3), Items(tuple((line,) for line in LEGEND))] if rows else []
-    *facts, answer = heading_facts(header, rows)
+    *facts, answer = collect_heading_facts(header, rows)
     return Document(
         "IREE Gauntlet: micro-benchmarks",
         answer,
@@ -230,52 +222,54 @@ def sweep_document(
     )
 
 
-def speedup_table(entry: Entry) -> Table:
+def make_speedup_table(entry: SweepEntry) -> Table:
     """Shapes and recipes, the longer axis down; next to the shapes the baseline's time in ms."""
     shapes, recipes = entry.shapes, entry.recipes
     baselines = {shape: entry.baseline(shape) for shape in shapes}
     times = {shape: _time_text(row.iree if row else None) for shape, row in baselines.items()}
-    cells = {(recipe, shape): speedup_cell(entry.row(recipe, shape)) for recipe in recipes for shape in shapes}
+    cells = {(recipe, shape): make_speedup_cell(entry.row(recipe, shape)) for recipe in recipes for shape in shapes}
     if len(shapes) < len(recipes):
         lines = [(recipe, *(cells[recipe, shape] for shape in shapes)) for recipe in recipes]
         rows = ((_BASELINE, *(times[shape] for shape in shapes)), *lines)
-        return Table(_columns(["m-k-n"], *shapes), rows, _MOST_ROWS)
+        return Table(_make_columns(["m-k-n"], *shapes), rows, _MOST_ROWS)
     rows = tuple((shape, times[shape], *(cells[recipe, shape] for recipe in recipes)) for shape in shapes)
-    return Table(_columns(["m-k-n"], _BASELINE, *recipes), rows, _MOST_ROWS)
+    return Table(_make_columns(["m-k-n"], _BASELINE, *recipes), rows, _MOST_ROWS)
 
 
-def _entry(entry: Entry, plots: Sequence[Plot]) -> Iterator[Block]:
+def _write_entry(entry: SweepEntry, plots: Sequence[Plot]) -> Iterator[Block]:
     yield Heading(entry.title)
-    yield _table(_SUMMARY, [summary(entry, recipe) for recipe in dict.fromkeys(row.recipe for row in entry.rows)])
+    yield _make_table(
+        _SUMMARY, [summarise(entry, recipe) for recipe in dict.fromkeys(row.recipe for row in entry.rows)]
+    )
     for plot in plots:
         yield Picture(f"{plot.name}.svg", plot.svg, plot.title.removeprefix(f"{entry.title}: "))
     yield Heading("Speed-ups", 3)
-    yield speedup_table(entry)
-    if found := doubts(entry.rows):
+    yield make_speedup_table(entry)
+    if found := find_doubts(entry.rows):
         yield Heading("Notes", 3)
         yield Items(tuple((text,) for text in found), _MOST_DOUBTS)
-    figures = _table(_FIGURES, list(map(_figures, entry.rows)))
+    figures = _make_table(_FIGURES, list(map(_collect_figures, entry.rows)))
     yield OnPage((Folded(f"All figures ({len(entry.rows)})", (figures,)),))
 
 
-def _table(columns: Sequence[Column], lines: Sequence[tuple[str, ...]]) -> Table:
+def _make_table(columns: Sequence[Column], lines: Sequence[tuple[str, ...]]) -> Table:
     """A table without the columns in which nothing stands."""
     kept = [index for index in range(len(columns)) if any(line[index] not in ("", NOTHING) for line in lines)]
     return Table(tuple(columns[index] for index in kept), tuple(tuple(line[index] for index in kept) for line in lines))
 
 
-def _figures(row: Row) -> tuple[str, ...]:
+def _collect_figures(row: Row) -> tuple[str, ...]:
     """In the order of `_FIGURES`."""
     eager, compiled = row.torch_eager, row.torch_compile
     first = row.iree.first_call_ms if row.iree else None
     share = NOTHING if row.roofline_share is None else f"{100 * row.roofline_share:.0f} % {row.roofline_bound}"
     error = [NOTHING if value is None else error_figure(value) for value in (row.max_error, row.relative_error)]
     return (
-        *(row.label, row.shape, row.recipe, row.status, _time_text(row.iree), ratio_text(row.speedup)),
-        *(_time_text(eager), ratio_text(eager.beside_iree if eager else None)),
-        *(_time_text(compiled), ratio_text(compiled.beside_iree if compiled else None)),
-        *(*error, decibels(row.sqnr_db), _size_text(row.module_bytes), _size_text(row.parameter_bytes)),
-        *(_size_text(row.peak_rss_bytes), _size_text(row.device_peak_bytes)),
+        *(row.label, row.shape, row.recipe, row.status, _time_text(row.iree), format_ratio(row.speedup)),
+        *(_time_text(eager), format_ratio(eager.beside_iree if eager else None)),
+        *(_time_text(compiled), format_ratio(compiled.beside_iree if compiled else None)),
+        *(*error, format_decibels(row.sqnr_db), _format_size(row.module_bytes), _format_size(row.parameter_bytes)),
+        *(_format_size(row.peak_rss_bytes), _format_size(row.device_peak_bytes)),
         NOTHING if row.compile_s is None else duration(row.compile_s),
         NOTHING if first is None else milliseconds(first),
         *(share, "; ".join(row.shows)),

@@ -14,8 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.document import INK, PAPER
-from iree_gauntlet.reports.sweeps.sweep_document import times
-from iree_gauntlet.reports.sweeps.sweep_rows import Entry, Ratio, Row, entries, mean_ratio
+from iree_gauntlet.reports.sweeps.sweep_rows import Plot, Ratio, Row, SweepEntry, find_mean_ratio, group_entries, times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -110,43 +109,21 @@ _MB = 1e6
 _RESIDENT, _MAPPED, _DEVICE, _BORDER = "#0072b2", "#8c8c8c", "#d55e00", "#bdbdbd"
 
 
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """A picture of results.
-
-    Attributes:
-        name: for its files, without an ending; no two plots have the same.
-        entry: title of the entry of `model_params` that it is of.
-        title: what it shows, in one line.
-        svg, png: the picture.
-    """
-
-    name: str
-    entry: str
-    title: str
-    svg: bytes
-    png: bytes
-
-
 def draw_plots(rows: Sequence[Row]) -> tuple[Plot, ...]:
     """Heat maps and bars of all entries that have a recipe besides the baseline."""
     found: dict[str, Plot] = {}
-    for entry in entries(rows):
+    for entry in group_entries(rows):
         if not any(row.speedup for row in entry.rows):
             continue
-        for name, title, draw in _wanted(entry):
+        for name, title, draw in _choose_plots(entry):
             stem = _free_name(_UNFIT.sub("-", name)[:_LONGEST_NAME].strip(".-"), found)
-            svg, png = _picture(draw)
+            svg, png = _draw_picture(draw)
             found[stem] = Plot(stem, entry.title, title, svg, png)
     return tuple(found.values())
 
 
-def _picture(draw: Callable[[], Figure]) -> tuple[bytes, bytes]:
-    """A figure as SVG and as PNG.
-
-    Args:
-        draw: makes the figure; called under the style of all plots.
-    """
+def _draw_picture(draw: Callable[[], Figure]) -> tuple[bytes, bytes]:
+    """A figure as SVG and as PNG."""
     import matplotlib.style  # noqa: PLC0415 - optional
 
     with matplotlib.style.context(STYLE, after_reset=True), warnings.catch_warnings():
@@ -163,15 +140,15 @@ def _picture(draw: Callable[[], Figure]) -> tuple[bytes, bytes]:
     return svg.getvalue(), png.getvalue()
 
 
-def _wanted(entry: Entry) -> Iterator[tuple[str, str, Callable[[], Figure]]]:
+def _choose_plots(entry: SweepEntry) -> Iterator[tuple[str, str, Callable[[], Figure]]]:
     """Name, title and how to draw each plot of an entry."""
     if is_grid(entry):
         for recipe in entry.recipes:
             title = f"{entry.title}: speed-up of {recipe} over the sweep"
-            yield f"heat-{entry.name}-{recipe}", title, partial(grid_map, entry, recipe)
+            yield f"heat-{entry.name}-{recipe}", title, partial(draw_grid_map, entry, recipe)
     else:
-        yield f"heat-{entry.name}", f"{entry.title}: speed-ups", partial(overview_map, entry)
-    yield f"bars-{entry.name}", f"{entry.title}: speed-ups with intervals", partial(speedup_bars, entry)
+        yield f"heat-{entry.name}", f"{entry.title}: speed-ups", partial(draw_overview_map, entry)
+    yield f"bars-{entry.name}", f"{entry.title}: speed-ups with intervals", partial(draw_speedup_bars, entry)
 
 
 def _free_name(name: str, taken: dict[str, Plot]) -> str:
@@ -181,43 +158,43 @@ def _free_name(name: str, taken: dict[str, Plot]) -> str:
     return found
 
 
-def speedup_bars(entry: Entry) -> Figure:
+def draw_speedup_bars(entry: SweepEntry) -> Figure:
     """Speed-ups of all recipes of an entry over its shapes, from 1.0 up or down on a logarithmic axis."""
     shapes, recipes = entry.shapes, entry.recipes
     place = min(_WIDEST, max(_NARROWEST, _ALL / len(shapes)))
     inner = max(place * len(shapes), 4.0)
     marks = [STATUS_MARKS.get(row.status, "") for row in entry.rows if row.speedup is None]
-    height = 0.8 + len(recipes) * _PANEL + _text_width(shapes)
-    figure = _figure_of(f"{entry.title}: speed-up, with 95 % intervals", inner + 0.5, height, marks)
-    ends = _ends(entry)
+    height = 0.8 + len(recipes) * _PANEL + _estimate_width(shapes)
+    figure = _make_figure(f"{entry.title}: speed-up, with 95 % intervals", inner + 0.5, height, marks)
+    ends = _find_ends(entry)
     panels = figure.subplots(len(recipes), squeeze=False)[:, 0]
     words: set[str] = set()
     for axes, recipe in zip(panels, recipes, strict=True):
-        words |= _panel(axes, entry, recipe, ends, 0.72 * min(1.0, _WIDEST * len(shapes) / inner))
+        words |= _draw_panel(axes, entry, recipe, ends, 0.72 * min(1.0, _WIDEST * len(shapes) / inner))
     every = -(-len(shapes) // _MOST_LABELS)
     panels[-1].set_xticks(range(0, len(shapes), every), shapes[::every], rotation=90)
     panels[-1].tick_params(axis="x", length=2, pad=2, labelsize=_POINTS)
-    _legend(panels[0], words)
+    _draw_legend(panels[0], words)
     return figure
 
 
-def _panel(axes: Axes, entry: Entry, recipe: str, ends: tuple[float, float], wide: float) -> set[str]:
+def _draw_panel(axes: Axes, entry: SweepEntry, recipe: str, ends: tuple[float, float], wide: float) -> set[str]:
     """One recipe; gives the words that its bars stand for."""
     found = [(index, entry.row(recipe, shape)) for index, shape in enumerate(entry.shapes)]
     ratios = [(index, row.speedup) for index, row in found if row and row.speedup]
     for word, colour in WORD_COLOURS.items():
-        own = [(index, _octaves(ratio.ratio, ends)) for index, ratio in ratios if ratio.word == word]
+        own = [(index, _convert_to_octaves(ratio.ratio, ends)) for index, ratio in ratios if ratio.word == word]
         where, values = [index for index, _ in own], [value for _, value in own]
-        axes.bar(where, values, width=wide, color=colour, **_outline(word))
+        axes.bar(where, values, width=wide, color=colour, **_choose_outline(word))
         if word in _UNDECIDED:
             # Such a bar may have no height.
             axes.scatter(where, values, s=11, color=colour, edgecolor=INK, linewidth=0.5, zorder=4)
-    _intervals(axes, ratios, ends)
+    _draw_intervals(axes, ratios, ends)
     for index, row in found:
         if row is not None and row.speedup is None:
             axes.text(index, 0.04, STATUS_MARKS.get(row.status, ""), ha="center", va="bottom", fontsize=8, color=INK)
     ticks = [tick for tick in scale_ticks(max(-ends[0], ends[1])) if ends[0] <= math.log2(tick) <= ends[1]]
-    axes.set_yticks([math.log2(tick) for tick in ticks], map(tick_text, ticks))
+    axes.set_yticks([math.log2(tick) for tick in ticks], map(format_tick, ticks))
     axes.set_ylim(*ends)
     axes.set_xlim(-0.6, len(entry.shapes) - 0.4)
     axes.set_xticks([])
@@ -226,20 +203,20 @@ def _panel(axes: Axes, entry: Entry, recipe: str, ends: tuple[float, float], wid
     axes.axhline(0, color=INK, linewidth=0.8)
     for side in ("top", "right", "bottom"):
         axes.spines[side].set_visible(False)
-    mean = mean_ratio([ratio.ratio for _, ratio in ratios])
+    mean = find_mean_ratio([ratio.ratio for _, ratio in ratios])
     axes.set_title(recipe if mean is None else f"{recipe}: {times(mean)}× in the geometric mean", loc="left", pad=4)
     return {ratio.word for _, ratio in ratios}
 
 
-def _outline(word: str) -> dict[str, Any]:
+def _choose_outline(word: str) -> dict[str, Any]:
     """Of a bar: hatched where it says nothing."""
     hatched = word == "inconclusive"
     return {"edgecolor": INK if hatched else "none", "hatch": "////" if hatched else None, "linewidth": 0.4}
 
 
-def _intervals(axes: Axes, ratios: list[tuple[int, Ratio]], ends: tuple[float, float]) -> None:
+def _draw_intervals(axes: Axes, ratios: list[tuple[int, Ratio]], ends: tuple[float, float]) -> None:
     known = [
-        (index, _octaves(ratio.low, ends), _octaves(ratio.high, ends))
+        (index, _convert_to_octaves(ratio.low, ends), _convert_to_octaves(ratio.high, ends))
         for index, ratio in ratios
         if ratio.low is not None and ratio.high is not None
     ]
@@ -250,42 +227,44 @@ def _intervals(axes: Axes, ratios: list[tuple[int, Ratio]], ends: tuple[float, f
     axes.vlines(where, lows, highs, color=INK, linewidth=0.9, zorder=3)
 
 
-def _octaves(ratio: float, ends: tuple[float, float] = (-_MOST_OCTAVES, _MOST_OCTAVES)) -> float:
+def _convert_to_octaves(ratio: float, ends: tuple[float, float] = (-_MOST_OCTAVES, _MOST_OCTAVES)) -> float:
     """Logarithm of a ratio, at most as far as the ends of an axis."""
     if math.isnan(ratio) or ratio <= 0:
         return ends[0]
     return ends[1] if ratio == math.inf else max(ends[0], min(ends[1], math.log2(ratio)))
 
 
-def _ends(entry: Entry) -> tuple[float, float]:
+def _find_ends(entry: SweepEntry) -> tuple[float, float]:
     """Octaves below and above 1.0 that show all values and their intervals, with some room."""
     found = [row.speedup for row in entry.rows if row.speedup]
     values = [value for ratio in found for value in (ratio.ratio, ratio.low, ratio.high) if value is not None]
-    octaves = [_octaves(value) for value in values]
+    octaves = [_convert_to_octaves(value) for value in values]
     low, high = min([*octaves, -_LEAST_OCTAVES]), max([*octaves, _LEAST_OCTAVES])
     room = 0.06 * (high - low)
     return low - room, high + room
 
 
-def _legend(axes: Axes, words: set[str]) -> None:
+def _draw_legend(axes: Axes, words: set[str]) -> None:
     """What the colours of bars mean, above the first panel."""
     from matplotlib.patches import Patch  # noqa: PLC0415 - matplotlib is optional
 
     shown = [
-        Patch(facecolor=colour, label=word, **_outline(word)) for word, colour in WORD_COLOURS.items() if word in words
+        Patch(facecolor=colour, label=word, **_choose_outline(word))
+        for word, colour in WORD_COLOURS.items()
+        if word in words
     ]
     axes.legend(
         handles=shown, loc="lower left", bbox_to_anchor=(0, 1.2), ncols=4, frameon=False, borderpad=0, borderaxespad=0
     )
 
 
-def memory_plot(profile: MemoryProfile, title: str) -> tuple[bytes, bytes]:
+def draw_memory_plot(profile: MemoryProfile, title: str) -> tuple[bytes, bytes]:
     """The resident set over time, what of it is mapped from files, the device's own, and the phases; SVG and PNG."""
-    return _picture(partial(_memory_figure, profile, title))
+    return _draw_picture(partial(_draw_memory_figure, profile, title))
 
 
-def _memory_figure(profile: MemoryProfile, title: str) -> Figure:
-    figure = _figure_of(title, _MEMORY_WIDTH, _MEMORY_HEIGHT)
+def _draw_memory_figure(profile: MemoryProfile, title: str) -> Figure:
+    figure = _make_figure(title, _MEMORY_WIDTH, _MEMORY_HEIGHT)
     axes = figure.subplots()
     times = [sample.ms for sample in profile.series]
     axes.plot(times, [sample.resident_bytes / _MB for sample in profile.series], color=_RESIDENT, label="resident")
@@ -323,20 +302,14 @@ def _mark_phase(axes: Axes, phase: MemoryPhase, row: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """A place of a map.
-
-    Attributes:
-        text: what is written in it.
-        ratio: what gives its colour; None for none.
-        mark: a sign that needs explaining; empty for none.
-    """
+    """A place of a map."""
 
     text: str
     ratio: float | None = None
     mark: str = ""
 
 
-def is_grid(entry: Entry) -> bool:
+def is_grid(entry: SweepEntry) -> bool:
     """Whether the shapes of an entry are a sweep of k and n, which needs a map of its own for each m."""
     shapes = {(row.m, row.k, row.n) for row in entry.rows}
     panels = {m for m, _, _ in shapes}
@@ -347,19 +320,19 @@ def is_grid(entry: Entry) -> bool:
     return varied and len(shapes) >= 2 * len(panels) and 2 * len(shapes) >= places
 
 
-def overview_map(entry: Entry) -> Figure:
+def draw_overview_map(entry: SweepEntry) -> Figure:
     """All recipes of an entry over its shapes; recipes downwards, as many bands as the shapes need."""
-    recipes, limit = entry.recipes, _limit(entry)
+    recipes, limit = entry.recipes, _find_limit(entry)
     bands = [entry.shapes[start : start + _ACROSS] for start in range(0, len(entry.shapes), _ACROSS)]
-    cells = {(recipe, shape): _cell(entry.row(recipe, shape)) for recipe in recipes for shape in entry.shapes}
+    cells = {(recipe, shape): _make_cell(entry.row(recipe, shape)) for recipe in recipes for shape in entry.shapes}
     # Labels are slanted.
-    labels = _text_width(entry.shapes)
+    labels = _estimate_width(entry.shapes)
     columns = max(len(bands[0]), _FEWEST)
-    width = _text_width(recipes) + 0.6 * labels + columns * _CELL_WIDTH
+    width = _estimate_width(recipes) + 0.6 * labels + columns * _CELL_WIDTH
     height = 1.2 + len(bands) * (len(recipes) * _CELL_HEIGHT + 0.7 * labels)
-    figure = _figure_of(f"{entry.title}: speed-up", width, height, (cell.mark for cell in cells.values()))
+    figure = _make_figure(f"{entry.title}: speed-up", width, height, (cell.mark for cell in cells.values()))
     for axes, shapes in zip(figure.subplots(len(bands), squeeze=False)[:, 0], bands, strict=True):
-        _frame(axes, shapes, recipes)
+        _draw_frame(axes, shapes, recipes)
         axes.set_xlim(0, columns)
         axes.set_xticklabels(shapes, rotation=40, ha="right", rotation_mode="anchor")
         for column, shape in enumerate(shapes):
@@ -369,23 +342,23 @@ def overview_map(entry: Entry) -> Figure:
     return figure
 
 
-def grid_map(entry: Entry, recipe: str) -> Figure:
+def draw_grid_map(entry: SweepEntry, recipe: str) -> Figure:
     """One recipe over a sweep: for each m a map with n to the right and k upwards."""
-    cells = [(row, _cell(row)) for row in entry.of_recipe(recipe)]
-    limit = _limit(entry)
+    cells = [(row, _make_cell(row)) for row in entry.of_recipe(recipe)]
+    limit = _find_limit(entry)
     sizes_k = sorted({row.k for row in entry.rows}, reverse=True)
     sizes_n = sorted({row.n for row in entry.rows})
     panels = sorted({row.m for row in entry.rows})
     across = min(_PANELS_ACROSS, len(panels))
     down = -(-len(panels) // across)
     labels_k, labels_n = [str(size) for size in sizes_k], [str(size) for size in sizes_n]
-    width = across * (len(sizes_n) * _CELL_WIDTH + _text_width(labels_k) + 0.4)
+    width = across * (len(sizes_n) * _CELL_WIDTH + _estimate_width(labels_k) + 0.4)
     height = 1.2 + down * (len(sizes_k) * _CELL_HEIGHT + 0.7)
     title = f"{entry.title}: speed-up of {recipe}"
-    figure = _figure_of(title, width, height, (cell.mark for _, cell in cells))
+    figure = _make_figure(title, width, height, (cell.mark for _, cell in cells))
     every = figure.subplots(down, across, squeeze=False).flat
     for axes, m in zip(every, panels, strict=False):
-        _frame(axes, labels_n, labels_k)
+        _draw_frame(axes, labels_n, labels_k)
         axes.set_title(f"m = {m}", pad=3)
         axes.set_xlabel("n", labelpad=1)
         axes.set_ylabel("k", labelpad=1)
@@ -398,12 +371,12 @@ def grid_map(entry: Entry, recipe: str) -> Figure:
     return figure
 
 
-def _limit(entry: Entry) -> float:
+def _find_limit(entry: SweepEntry) -> float:
     """Of all recipes together, so that their maps can be compared."""
     return scale_limit(row.speedup.ratio for row in entry.rows if row.speedup)
 
 
-def _cell(row: Row | None) -> _Cell:
+def _make_cell(row: Row | None) -> _Cell:
     if row is None:
         return _Cell("")
     if row.speedup is None:
@@ -419,15 +392,15 @@ def _draw(axes: Axes, column: int, row: int, cell: _Cell, limit: float) -> None:
     if not cell.text:
         return
     plain = cell.ratio is None
-    colour = "none" if cell.ratio is None else colour_of(cell.ratio, limit)
-    ink = INK if cell.ratio is None else ink_on(colour_of(cell.ratio, limit))
+    colour = "none" if cell.ratio is None else choose_colour(cell.ratio, limit)
+    ink = INK if cell.ratio is None else choose_ink(choose_colour(cell.ratio, limit))
     edge = "#8c8c8c" if plain else "none"
     axes.add_patch(Rectangle((column + 0.02, row + 0.03), 0.96, 0.94, facecolor=colour, edgecolor=edge, linewidth=0.5))
     text = axes.text(column + 0.5, row + 0.5, cell.text, ha="center", va="center", fontsize=_CELL_POINTS, color=ink)
     text.set_in_layout(False)
 
 
-def _frame(axes: Axes, columns: Sequence[str], rows: Sequence[str]) -> None:
+def _draw_frame(axes: Axes, columns: Sequence[str], rows: Sequence[str]) -> None:
     """Labels at the middle of each cell; the first row is the uppermost."""
     axes.set_xlim(0, len(columns))
     axes.set_ylim(len(rows), 0)
@@ -443,7 +416,7 @@ def _scale(figure: Figure, limit: float, columns: int) -> None:
     from matplotlib.cm import ScalarMappable  # noqa: PLC0415 - matplotlib is optional
     from matplotlib.colors import ListedColormap, Normalize  # noqa: PLC0415
 
-    colours = ListedColormap([colour_of(2.0 ** (limit * step / 20), limit) for step in range(-20, 21)])
+    colours = ListedColormap([choose_colour(2.0 ** (limit * step / 20), limit) for step in range(-20, 21)])
     ticks = scale_ticks(limit)
     bar = figure.colorbar(
         ScalarMappable(Normalize(-limit, limit), colours),
@@ -454,16 +427,14 @@ def _scale(figure: Figure, limit: float, columns: int) -> None:
         anchor=(0, 0),
         ticks=[math.log2(tick) for tick in ticks],
     )
-    bar.set_ticklabels([tick_text(tick) for tick in ticks])
+    bar.set_ticklabels([format_tick(tick) for tick in ticks])
     bar.ax.tick_params(length=2, pad=1)
 
 
 def scale_limit(ratios: Iterable[float], *, most: float = _MOST) -> float:
     """How many octaves to each side of 1.0 a scale needs: the same to both, so that 1.0 is its middle.
 
-    Args:
-        ratios: what is to be shown; those that are not positive and finite do not count.
-        most: beyond this, values lie at the end of the scale.
+    `ratios`: what is to be shown; those that are not positive and finite do not count.
     """
     octaves = (abs(math.log2(ratio)) for ratio in ratios if 0 < ratio < math.inf)
     return min(most, max(_LEAST, *octaves, 0.0))
@@ -480,12 +451,12 @@ def scale_ticks(limit: float) -> tuple[float, ...]:
     return tuple(2.0**power for power in powers)
 
 
-def tick_text(ratio: float) -> str:
+def format_tick(ratio: float) -> str:
     """`0.67×`, `2×`."""
     return f"{ratio:.3g}×"
 
 
-def colour_of(ratio: float, limit: float) -> tuple[float, float, float]:
+def choose_colour(ratio: float, limit: float) -> tuple[float, float, float]:
     """The colour of a speed-up: blue above 1.0, vermilion below, as strong as its logarithm."""
     octaves = math.log2(ratio) if 0 < ratio < math.inf else math.copysign(limit, ratio - 1.0)
     strength = min(1.0, abs(octaves) / limit)
@@ -494,27 +465,20 @@ def colour_of(ratio: float, limit: float) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def ink_on(colour: Sequence[float]) -> str:
+def choose_ink(colour: Sequence[float]) -> str:
     """Black or white, whichever can be read on a colour (relative luminance of WCAG 2.1)."""
     linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in colour]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return "#000000" if luminance > 0.179 else "#ffffff"
 
 
-def _text_width(texts: Iterable[str]) -> float:
+def _estimate_width(texts: Iterable[str]) -> float:
     """Width of the longest of some labels in inches, about; never too little for DejaVu Sans."""
     return max(map(len, texts), default=0) * _LABEL_POINTS * 0.64 / 72
 
 
-def _figure_of(title: str, width: float, height: float, marks: Iterable[str] = ()) -> Figure:
-    """A figure with its title, and below what some signs mean; matplotlib finds room for what is drawn between.
-
-    Args:
-        title: may be wider than the figure.
-        width: in inches.
-        height: likewise.
-        marks: those that are drawn.
-    """
+def _make_figure(title: str, width: float, height: float, marks: Iterable[str] = ()) -> Figure:
+    """A figure with its title, and below what some signs mean; matplotlib finds room for what is drawn between."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - matplotlib is optional
 
     figure = Figure(figsize=(width, height), layout="constrained")

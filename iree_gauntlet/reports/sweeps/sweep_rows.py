@@ -51,14 +51,13 @@ class Ratio(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class Side(Recorded):
+class SideFigures(Recorded):
     """What ran a variant: IREE, torch eager or torch.compile.
 
     Attributes:
         ms: of one call, in ms.
         speedup: against the baseline on the same side; None for the baseline itself.
         beside_iree: its time over IREE's for the same variant, above 1 where IREE is faster; None for IREE itself.
-        first_call_ms: the first call in a new process, with what is compiled then.
     """
 
     ms: float
@@ -73,28 +72,15 @@ class Row(Recorded):
 
     Attributes:
         name: of the entry of `model_params`.
-        model_type, dtype, device, torch_compile_mode: as the entry has them.
-        shape: name of the shape.
-        m, k, n: its sizes.
         label: of the shape, `m-k-n`.
-        flops: of the unchanged model, in one call.
-        recipe: label of the variant.
         quantization, sparsity: its two parts; None for no sparsity.
         kind: `quantization`, `sparsity` or `compiler`.
         status: `measured`, `same module` (as the baseline's, which has its times), `skipped`, `failed` or `error`.
         reason: why it is not `measured`.
-        iree, torch_eager, torch_compile: the sides that were measured.
-        max_error, relative_error, sqnr_db: of the outputs, against the unchanged model in f32.
-        module_bytes, parameter_bytes: of the compiled module and of its parameters.
-        peak_rss_bytes, device_peak_bytes: memory of the process, and of the device's allocator.
         compile_s: seconds that the compiler took.
         roofline_share: of the machine's measured peak, 1 for all of it.
         roofline_bound: `compute` or `memory`, whichever peak it is.
-        shows: what the compiled module shows of the recipe.
-        notes: what else is to be known of it.
-        point_notes: what is to be known of all rows of its point.
         blocks, replaced: blocks of rounds that count, and those that were disturbed and taken again.
-        seconds: what the rounds of the point took.
     """
 
     name: str
@@ -114,9 +100,9 @@ class Row(Recorded):
     kind: str
     status: str
     reason: str = ""
-    iree: Side | None = None
-    torch_eager: Side | None = None
-    torch_compile: Side | None = None
+    iree: SideFigures | None = None
+    torch_eager: SideFigures | None = None
+    torch_compile: SideFigures | None = None
     max_error: float | None = None
     relative_error: float | None = None
     sqnr_db: float | None = None
@@ -151,7 +137,7 @@ class Row(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SweepEntry:
     """An entry of `model_params` with everything that was measured for it.
 
     Attributes:
@@ -197,30 +183,53 @@ class Entry:
 def read_rows(records: Iterable[Mapping[str, Any]]) -> tuple[Row, ...]:
     """The rows of some points, in their order.
 
-    Args:
-        records: of points, as the journal has them.
-
     Raises:
         KeyError, TypeError: a record lacks what each has.
     """
-    return tuple(_row(record, variant) for record in records for variant in record["variants"])
+    return tuple(_read_row(record, variant) for record in records for variant in record["variants"])
 
 
-def entries(rows: Iterable[Row]) -> tuple[Entry, ...]:
+def group_entries(rows: Iterable[Row]) -> tuple[SweepEntry, ...]:
     """The rows by entry of `model_params`, in the order of their first ones."""
     found: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         found.setdefault(row.point[:-1], []).append(row)
-    return tuple(Entry(tuple(own)) for own in found.values())
+    return tuple(SweepEntry(tuple(own)) for own in found.values())
 
 
-def mean_ratio(ratios: Sequence[float]) -> float | None:
+def find_mean_ratio(ratios: Sequence[float]) -> float | None:
     """Geometric mean of those that are positive and finite; None where none is."""
     usable = [ratio for ratio in ratios if 0 < ratio < math.inf]
     return statistics.geometric_mean(usable) if usable else None
 
 
-def _row(record: Mapping[str, Any], variant: Mapping[str, Any]) -> Row:
+def times(ratio: float) -> str:
+    """A ratio in three digits: `1.72`, `0.094`, `12.5`."""
+    if not math.isfinite(ratio):
+        return str(ratio)
+    if abs(ratio) >= 99.95 or ratio == 0:
+        return f"{ratio:.0f}"
+    if abs(ratio) >= 9.995:
+        return f"{ratio:.1f}"
+    return f"{ratio:.2f}" if abs(ratio) >= 0.0995 else f"{ratio:.2g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A picture of results.
+
+    Attributes:
+        entry: title of the entry of `model_params` that it is of.
+    """
+
+    name: str
+    entry: str
+    title: str
+    svg: bytes
+    png: bytes
+
+
+def _read_row(record: Mapping[str, Any], variant: Mapping[str, Any]) -> Row:
     error, roofline = variant.get("error") or {}, variant.get("roofline") or {}
     first_call = {"first_call_ms": variant.get("first_call_ms")}
     return Row.from_dict(
@@ -240,65 +249,63 @@ def _row(record: Mapping[str, Any], variant: Mapping[str, Any]) -> Row:
     )
 
 
-def _at(path: str) -> _Column:
+def _take(path: str) -> _Column:
     """What a variant has at the end of a path of fields; None where a part of it is None."""
-    return lambda row, _: _field(row, path)
+    return lambda row, _: _find_field(row, path)
 
 
-def _of_baseline(path: str) -> _Column:
-    return lambda _, baseline: _field(baseline, path)
+def _take_of_baseline(path: str) -> _Column:
+    return lambda _, baseline: _find_field(baseline, path)
 
 
-def _field(found: object, path: str) -> object:
+def _find_field(found: object, path: str) -> object:
     for name in path.split("."):
         found = getattr(found, name, None)
     return found
 
 
-def _eager_vs_compile(row: Row, _: Row | None) -> float | None:
+def _compare_eager_and_compiled(row: Row, _: Row | None) -> float | None:
     eager, compiled = row.torch_eager, row.torch_compile
     return eager.ms / compiled.ms if eager and compiled and compiled.ms else None
 
 
 CSV_COLUMNS: dict[str, _Column] = {
     # torchao's
-    **{name: _at(name) for name in ("name", "quantization", "sparsity", "m", "k", "n")},
+    **{name: _take(name) for name in ("name", "quantization", "sparsity", "m", "k", "n")},
     "high_precision_dtype": lambda row, _: _TORCH_TYPES.get(row.dtype, row.dtype),
-    **{name: _at(name) for name in ("torch_compile_mode", "device", "model_type")},
-    "baseline_model_eager_inference_time_in_ms": _of_baseline("torch_eager.ms"),
-    "quantized_model_eager_inference_time_in_ms": _at("torch_eager.ms"),
-    "baseline_model_compiled_inference_time_in_ms": _of_baseline("torch_compile.ms"),
-    "quantized_model_compiled_inference_time_in_ms": _at("torch_compile.ms"),
-    "eager speedup on baseline": _at("torch_eager.speedup.ratio"),
-    "compile speedup on baseline": _at("torch_compile.speedup.ratio"),
-    "eager vs compile speedup": _eager_vs_compile,
+    **{name: _take(name) for name in ("torch_compile_mode", "device", "model_type")},
+    "baseline_model_eager_inference_time_in_ms": _take_of_baseline("torch_eager.ms"),
+    "quantized_model_eager_inference_time_in_ms": _take("torch_eager.ms"),
+    "baseline_model_compiled_inference_time_in_ms": _take_of_baseline("torch_compile.ms"),
+    "quantized_model_compiled_inference_time_in_ms": _take("torch_compile.ms"),
+    "eager speedup on baseline": _take("torch_eager.speedup.ratio"),
+    "compile speedup on baseline": _take("torch_compile.speedup.ratio"),
+    "eager vs compile speedup": _compare_eager_and_compiled,
     # ours
-    **{name: _at(name) for name in ("shape", "recipe", "kind", "status", "reason")},
-    "iree_baseline_ms": _of_baseline("iree.ms"),
-    "iree_ms": _at("iree.ms"),
-    **{f"{side}_speedup{part}": _at(f"{side}.speedup.{name}") for side in _SIDES for part, name in _RATIO.items()},
+    **{name: _take(name) for name in ("shape", "recipe", "kind", "status", "reason")},
+    "iree_baseline_ms": _take_of_baseline("iree.ms"),
+    "iree_ms": _take("iree.ms"),
+    **{f"{side}_speedup{part}": _take(f"{side}.speedup.{name}") for side in _SIDES for part, name in _RATIO.items()},
     **{
-        f"{side}_beside_iree{part}": _at(f"{side}.beside_iree.{name}")
+        f"{side}_beside_iree{part}": _take(f"{side}.beside_iree.{name}")
         for side in _SIDES[1:]
         for part, name in _RATIO.items()
     },
-    **{name: _at(name) for name in ("max_error", "relative_error", "sqnr_db", "module_bytes", "parameter_bytes")},
-    **{name: _at(name) for name in ("peak_rss_bytes", "device_peak_bytes", "compile_s")},
-    **{f"{side}_first_call_ms": _at(f"{side}.first_call_ms") for side in _SIDES},
-    **{name: _at(name) for name in ("flops", "roofline_share", "roofline_bound", "blocks", "replaced", "seconds")},
+    **{name: _take(name) for name in ("max_error", "relative_error", "sqnr_db", "module_bytes", "parameter_bytes")},
+    **{name: _take(name) for name in ("peak_rss_bytes", "device_peak_bytes", "compile_s")},
+    **{f"{side}_first_call_ms": _take(f"{side}.first_call_ms") for side in _SIDES},
+    **{name: _take(name) for name in ("flops", "roofline_share", "roofline_bound", "blocks", "replaced", "seconds")},
     "shows": lambda row, _: "; ".join(row.shows),
     "notes": lambda row, _: "; ".join((*row.point_notes, *row.notes)),
 }
 
 
-def results_csv(rows: Sequence[Row], header: Mapping[str, Any] | None = None) -> str:
+def write_results_csv(rows: Sequence[Row], header: Mapping[str, Any] | None = None) -> str:
     """The whole file, with its header; lines end as RFC 4180 has it.
 
     A point without figures (of a sweep that was interrupted, say) has a line with its status and the reason.
 
-    Args:
-        rows: of all points that finished.
-        header: of the run, with the points that are `missing`.
+    `header`: of the run, with the points that are `missing`.
     """
     stream = io.StringIO(newline="")
     writer = csv.writer(stream)
@@ -306,7 +313,7 @@ def results_csv(rows: Sequence[Row], header: Mapping[str, Any] | None = None) ->
     baselines = {row.point: row for row in rows if row.is_baseline}
     for row in rows:
         baseline = baselines.get(row.point)
-        writer.writerow([_cell(column(row, baseline)) for column in CSV_COLUMNS.values()])
+        writer.writerow([_format_cell(column(row, baseline)) for column in CSV_COLUMNS.values()])
     for item in (header or {}).get("missing") or ():
         name, _, label = item["point"].rpartition("/")
         sizes = dict(zip("mkn", label.split("-"), strict=True))
@@ -315,7 +322,7 @@ def results_csv(rows: Sequence[Row], header: Mapping[str, Any] | None = None) ->
     return stream.getvalue()
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     """A whole number without a point (bytes), another with all its digits."""
     if value is None:
         return ""

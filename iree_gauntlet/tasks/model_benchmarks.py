@@ -1,4 +1,7 @@
-"""`bench`: a model written as a Python function, made by torch, compiled by IREE, compared with torch, measured."""
+"""`bench` and `micro`: models that torch makes, compiled by IREE, compared with torch, and measured.
+
+Of `bench` a model is a Python function; of `micro` they are recipes × architectures × shapes of a configuration.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from iree_gauntlet import messages
 from iree_gauntlet.document import Cell, Column, Document, Kind, Table
@@ -14,40 +17,44 @@ from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.engine.run_start import model_engine, model_session, require_importer, run_event
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
 from iree_gauntlet.errors import ExitCode, Problem, ToolchainError, UsageError
+from iree_gauntlet.experiments.sweep import MicroRun, find_earlier_micro
 from iree_gauntlet.figures import counted
 from iree_gauntlet.history.index import add_itself
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.run_folder import make_folder
 from iree_gauntlet.reports.experiment_reports import write_reports
-from iree_gauntlet.reports.output import Output, open_progress
+from iree_gauntlet.reports.output import Output, open_progress, write_text
 from iree_gauntlet.reports.render_console import print_document
+from iree_gauntlet.reports.sweeps.sweep_reports import check_writable, read_targets, write_micro_reports
 from iree_gauntlet.requests import ToolchainRequest
 from iree_gauntlet.settings import cache_folder, project_folder, shown, typed_command
 from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.toolchain import COMPILE
-from iree_gauntlet.torch_models.bench_chain import DIALECT, Chain
-from iree_gauntlet.torch_models.bench_result import append_result, check_output, perf_entry, result_lines
-from iree_gauntlet.torch_models.bench_session import BenchSession
+from iree_gauntlet.torch_models.bench_result import append_result, check_output, make_perf_entry, make_result_lines
+from iree_gauntlet.torch_models.bench_session import DIALECT, BenchSession, Chain
 from iree_gauntlet.torch_models.build_plan import BuildPlan
 from iree_gauntlet.torch_models.compiler_options import (
     DEFAULT_DEVICE,
-    chosen_devices,
-    chosen_target,
-    fidelity_flags,
-    opt_level_flags,
+    choose_devices,
+    choose_target,
+    find_fidelity_flags,
+    find_opt_level_flags,
 )
-from iree_gauntlet.torch_models.discovery import discover, find_model
+from iree_gauntlet.torch_models.configuration import override, read_micro_config
 from iree_gauntlet.torch_models.instantiate import check_options
-from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError
-from iree_gauntlet.torch_models.torch_python import find_torch_python
+from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError, discover, find_model
+from iree_gauntlet.torch_models.plugins import REFUSED, find_entry_point_files, load_registry
+from iree_gauntlet.torch_models.recipe_registry import CUSTOM
+from iree_gauntlet.torch_models.torch_chain import find_torch_python
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from iree_gauntlet.cases import Verdict
-    from iree_gauntlet.engine.engine import Engine
     from iree_gauntlet.progress import Progress
+    from iree_gauntlet.reports.report_files import Reports
+    from iree_gauntlet.requests import MicroRequest
     from iree_gauntlet.torch_models.bench_options import BenchOptions
+    from iree_gauntlet.torch_models.plugins import PluginRegistry
 
 
 _MODELS = "specs/models"
@@ -66,7 +73,7 @@ def bench(options: BenchOptions) -> ExitCode:
     Raises:
         GauntletError: what keeps the benchmark from starting; nothing was measured then.
     """
-    folders = _folders(options)
+    folders = _find_folders(options)
     passed_over: list[Problem] = []
     models = discover(folders, passed_over)
     if options.list:
@@ -83,9 +90,9 @@ def bench(options: BenchOptions) -> ExitCode:
     options = replace(options, config=plan.config or "")
     # What is wrong with a command line is said before anything is started.
     device = options.device or DEFAULT_DEVICE
-    target = chosen_target(device, options.target)
+    target = choose_target(device, options.target)
     if options.output:
-        check_output(options.output, _locks(options))
+        check_output(options.output, _find_locks(options))
     torch = find_torch_python(options.torch_python)
     asked = ToolchainRequest(options.cache_dir, options.iree, options.iree_compiler, options.iree_runtime)
     output = Output(sys.stdout)
@@ -95,9 +102,9 @@ def bench(options: BenchOptions) -> ExitCode:
         assert toolchain is not None, "asked for"
         assert known is not None, "asked for"
         require_importer(toolchain)
-        level = opt_level_flags(options.backend_opt_level, known)
-        fidelity = fidelity_flags(options.math_fidelity, options.dataformat, options.backend_opt_level, known)
-        devices = chosen_devices(device, options.chips, toolchain)
+        level = find_opt_level_flags(options.backend_opt_level, known)
+        fidelity = find_fidelity_flags(options.math_fidelity, options.dataformat, options.backend_opt_level, known)
+        devices = choose_devices(device, options.chips, toolchain)
         _require_work(options, len(devices))
         run_dir = make_folder(None, f"bench-{model.name}")
         chain = Chain(
@@ -115,11 +122,10 @@ def bench(options: BenchOptions) -> ExitCode:
         for unknown in chain.context.translate(chain.flags, COMPILE).unknown:
             raise ToolchainError(unknown.message, unknown.hint)
         session = BenchSession(
-            chain, devices, fidelity.contraction_type, (*_emulation(options), *level.notes, *fidelity.notes)
+            chain, devices, fidelity.contraction_type, (*_describe_emulation(options), *level.notes, *fidelity.notes)
         )
         code = _run(session, machine, run_dir, progress)
-    add_itself(run_dir, machine.store.configuration, machine.cache_dir)
-    return _report(session, run_dir, output, code)
+    return _report(session, run_dir, machine, output, code)
 
 
 def _run(session: BenchSession, machine: Workbench, run_dir: Path, progress: Progress) -> ExitCode:
@@ -132,29 +138,30 @@ def _run(session: BenchSession, machine: Workbench, run_dir: Path, progress: Pro
     with model_session(run_dir, progress, event) as context:
         engine = model_engine(context, machine, session.performers(context, machine))
         with engine.recorded() as performed:
-            performed.verdicts = _perform(session, engine)
+            performed.verdicts = engine.perform([export], {})
+            if more := session.steps_after_export():
+                engine.announce(more)
+                performed.verdicts = engine.perform(more, performed.verdicts)
         return performed.code
 
 
-def _perform(session: BenchSession, engine: Engine) -> dict[str, Verdict]:
-    verdicts = engine.perform([session.chain.export()], {})
-    more = session.steps_after_export()
-    if more:
-        engine.announce(more)
-        verdicts = engine.perform(more, verdicts)
-    return verdicts
-
-
-def _report(session: BenchSession, run_dir: Path, output: Output, code: ExitCode) -> ExitCode:
-    """Reports, the entry of perf.json, and what was measured."""
+def _write_reports(run_dir: Path, machine: Workbench, output: Output) -> Reports:
+    """The run's own, printed; it goes into the history."""
+    add_itself(run_dir, machine.store.configuration, machine.cache_dir)
     reports = write_reports(run_dir)
     reports.print(shown(run_dir), output.stream, environ=os.environ)
+    return reports
+
+
+def _report(session: BenchSession, run_dir: Path, machine: Workbench, output: Output, code: ExitCode) -> ExitCode:
+    """Reports, the entry of perf.json, and what was measured."""
+    reports = _write_reports(run_dir, machine, output)
     chain = session.chain
     record = read_journal(run_dir / JOURNAL)
-    lines = result_lines(record, chain, session.build)
+    lines = make_result_lines(record, chain, session.build)
     if chain.options.output and code is not ExitCode.INTERRUPTED:
-        entry = perf_entry(record, chain, session.build, session.notes)
-        appended = append_result(chain.options.output, entry, _locks(chain.options))
+        entry = make_perf_entry(record, chain, session.build, session.notes)
+        appended = append_result(chain.options.output, entry, _find_locks(chain.options))
         lines.append(appended.note or f"result {appended.entries} of {appended.path}")
     for line in (*session.notes, *lines):
         output.write(f"{line}\n")
@@ -162,11 +169,11 @@ def _report(session: BenchSession, run_dir: Path, output: Output, code: ExitCode
     return reports.exit_code
 
 
-def _locks(options: BenchOptions) -> Path:
+def _find_locks(options: BenchOptions) -> Path:
     return cache_folder(options.cache_dir) / "locks"
 
 
-def _folders(options: BenchOptions) -> tuple[Path, ...]:
+def _find_folders(options: BenchOptions) -> tuple[Path, ...]:
     named = tuple(Path(folder).expanduser().absolute() for folder in options.models_dir)
     own = project_folder() / _MODELS
     if not named and not own.is_dir():
@@ -191,7 +198,7 @@ def _plan(options: BenchOptions, folders: Sequence[Path]) -> BuildPlan:
     )
 
 
-def _emulation(options: BenchOptions) -> tuple[str, ...]:
+def _describe_emulation(options: BenchOptions) -> tuple[str, ...]:
     form = options.dataformat
     if not form.emulated:
         return ()
@@ -220,3 +227,61 @@ def _list(models: Mapping[str, BenchmarkModel], folders: Sequence[Path]) -> Docu
     where = ", ".join(str(folder) for folder in folders)
     said = f"{counted(len(models), 'model')}, {counted(len(rows), 'configuration')} in {where}"
     return Document("", said, (), (Table(_COLUMNS, tuple(rows)),))
+
+
+def micro(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
+    """Measures the points of a configuration, or lists what a configuration can name.
+
+    Raises:
+        GauntletError: what keeps it from starting; nothing was measured then.
+    """
+    if asked.run_dir and not asked.resume:
+        raise UsageError(
+            "--run-dir names a run to continue", "Add --resume, or leave it out: a new run makes its folder."
+        )
+    earlier = find_earlier_micro(asked.run_dir) if asked.resume else None
+    if earlier is not None:
+        asked, toolchain = earlier.continued(asked, toolchain)
+    plugins = tuple(Path(name).expanduser().absolute() for name in asked.plugin)
+    registry = load_registry((*find_entry_point_files(), *plugins))
+    if asked.list:
+        _print_registry(registry, sys.stdout)
+        return ExitCode.OK
+    read_targets(asked.targets)
+    check_writable(asked.output)
+    if not asked.config:
+        raise UsageError(
+            "which configuration?", "Name a YAML file with --config, such as specs/recipes/quick.yml; or see --list."
+        )
+    config = override(read_micro_config(Path(asked.config).expanduser(), registry), asked.device, asked.dtype)
+    if earlier is not None:
+        earlier.require_same(config)
+    torch = find_torch_python(asked.torch_python)
+    output = Output(sys.stdout)
+    with open_progress(output.stream) as progress:
+        workbench = open_workbench(toolchain, progress, need_toolchain=True)
+        run = MicroRun(asked, toolchain, config, registry, torch, workbench, progress, earlier)
+        run.measure()
+    reports = _write_reports(run.run_dir, workbench, output)
+    write_micro_reports(read_journal(run.run_dir / JOURNAL), run.run_dir, output.stream)
+    reports.append_to_step_summary(os.environ)
+    return reports.exit_code
+
+
+def _print_registry(registry: PluginRegistry, stream: TextIO) -> None:
+    """A list for each kind of thing."""
+    recipes = sorted(registry.recipes.values(), key=lambda item: (item.kind, item.name))
+    for kind in ("quantization", "sparsity", "compiler"):
+        rows = [(item.usage, item.about) for item in recipes if item.kind == kind]
+        _print(f"recipes ({kind})", rows, stream)
+    _print("recipes of torchao that are refused", list(REFUSED.items()), stream)
+    types = [(name, registry.model_type(name).architecture.about) for name in registry.model_types()]
+    _print("model types", types, stream)
+    shapes = [(item.name, item.about) for item in registry.shape_sets.values()]
+    _print("shape sets", [*shapes, (CUSTOM, "the shapes that the configuration lists")], stream)
+
+
+def _print(title: str, rows: Sequence[tuple[str, str]], stream: TextIO) -> None:
+    width = max((len(name) for name, _ in rows), default=0)
+    lines = [f"  {name:{width}}  {about}".rstrip() for name, about in rows]
+    write_text(stream, "\n".join([f"{title}:", *lines, "", ""]))
