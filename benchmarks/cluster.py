@@ -39,7 +39,7 @@ from iree_gauntlet.cluster.fleet import Fleet, FleetQueue
 from iree_gauntlet.cluster.link import Answer, Answered, Home, Joined, RunFacts, SharedRun
 from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer
 from iree_gauntlet.cluster.project_copy import ProjectCopy
-from iree_gauntlet.cluster.runner import ClusterRunner, kept_below
+from iree_gauntlet.cluster.runner import ClusterRunner, keep_below
 from iree_gauntlet.reports.live.plain_progress import PlainProgress
 from iree_gauntlet.requests import RunRequest
 
@@ -131,7 +131,7 @@ def _on_workers(count: int) -> tuple[float, dict[str, list[int]]]:
         watched = _Watched(link, len(steps) // _FIFTHS, lambda: _look(memory, scheduler.pid))
         queue = FleetQueue(steps, {}, fleet, fail_fast=False)
         began = time.perf_counter()
-        ClusterRunner(queue, watched, engine, kept_below(run_dir), PlainProgress(io.StringIO())).run()
+        ClusterRunner(queue, watched, engine, keep_below(run_dir), PlainProgress(io.StringIO())).run()
         return time.perf_counter() - began, memory
 
 
@@ -253,7 +253,7 @@ def _simulated(count: int, hosts: int, jobs: int) -> float:
         with opened_engine(steps, folder, run_dir, 1, {}) as engine:
             queue = FleetQueue(steps, {}, fleet, fail_fast=False)
             began = time.perf_counter()
-            ClusterRunner(queue, _SimulatedLink(), engine, kept_below(run_dir), PlainProgress(io.StringIO())).run()
+            ClusterRunner(queue, _SimulatedLink(), engine, keep_below(run_dir), PlainProgress(io.StringIO())).run()
             return time.perf_counter() - began
 
 

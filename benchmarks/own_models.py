@@ -32,7 +32,7 @@ import numpy as np
 import onnx
 from onnx.backend.test.case.node import collect_testcases
 
-from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, raw_bytes
+from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, pack_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -186,7 +186,7 @@ def _compare(model: Model, folder: Path) -> None:
 
 def _text(path: Path, value: Any) -> str:
     array = onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else np.asarray(value)
-    path.write_bytes(raw_bytes(array))
+    path.write_bytes(pack_bytes(array))
     kind = "x".join([*map(str, array.shape), ELEMENT_TYPES[array.dtype.name]])
     # The tool takes no file without a byte in it.
     return f"{kind}=@{path.name}" if array.size else kind

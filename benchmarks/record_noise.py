@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.measuring.machine.machine_state import CpuWatch, machine_facts
+from iree_gauntlet.measuring.machine.machine_state import CpuWatch, read_machine_facts
 from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def main() -> None:
             for model, argv in commands.items():
                 print(f"{condition} {model}", flush=True)
                 models[model.partition("@")[0]] = _record(argv, condition, options.rounds)
-        facts = machine_facts()
+        facts = read_machine_facts()
         document = {
             "condition": condition,
             "description": _CONDITIONS[condition],

@@ -25,7 +25,7 @@ from iree_gauntlet.measuring.statistics.comparison_verdict import (
     find_student_quantile,
 )
 from iree_gauntlet.measuring.statistics.paired import bootstrap_t_interval, rank_interval, sort_walsh_averages
-from iree_gauntlet.measuring.statistics.rounds import Round, sequential_plan
+from iree_gauntlet.measuring.statistics.rounds import Round, plan_looks
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -78,10 +78,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sessions", type=int, default=500, help="simulated sessions a model and factor")
     parser.add_argument("--noise", type=Path, default=_NOISE, help="folder of the recordings")
-    parser.add_argument("--max-blocks", type=int, default=sequential_plan().max_blocks)
+    parser.add_argument("--max-blocks", type=int, default=plan_looks().max_blocks)
     options = parser.parse_args()
     recordings = [read_recording(options.noise / f"{condition}.json") for condition in _CONDITIONS]
-    plan = sequential_plan(max_blocks=options.max_blocks)
+    plan = plan_looks(max_blocks=options.max_blocks)
     _print_spreads(recordings)
     for recording in recordings:
         _print_rules(recording, plan, options.sessions)

@@ -27,7 +27,7 @@ from llama_reference import logits, parameter_shapes, read_architecture
 
 from iree_gauntlet.artifacts.parameters.collect import collect_parameters
 from iree_gauntlet.artifacts.parameters.irpa import DEVIATION, RandomContent, write_archive
-from iree_gauntlet.artifacts.parameters.parameter import parameters_in_scope
+from iree_gauntlet.artifacts.parameters.parameter import select_scope
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.system.atomic import write_atomic
 
@@ -244,7 +244,7 @@ def _check_program(program: Path, architecture: Architecture) -> None:
 
 
 def _parameters(program: Path) -> tuple[Parameter, ...]:
-    return parameters_in_scope(collect_parameters(program, _NO_TOOL), SCOPE)
+    return select_scope(collect_parameters(program, _NO_TOOL), SCOPE)
 
 
 def _golden(folder: Path, archive: Path | None) -> list[Path]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.partial import look, merged
-from iree_gauntlet.artifacts.sources import arrival_name, local_name
+from iree_gauntlet.artifacts.sources import local_name, make_arrival_name
 from iree_gauntlet.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -95,10 +95,10 @@ def lock_of(root: Path, url: str) -> Path:
     Raises:
         ArtifactError: the URL is malformed.
     """
-    return root / "locks" / f"{arrival_name(local_name(url))}.lock"
+    return root / "locks" / f"{make_arrival_name(local_name(url))}.lock"
 
 
-def url_of(name: str, pinned: str) -> str:
+def find_url(name: str, pinned: str) -> str:
     """Where an artifact comes from: the URL of its pin, or what its name means; empty where neither says it."""
     if pinned:
         return pinned

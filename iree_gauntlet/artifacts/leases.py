@@ -121,7 +121,7 @@ class Leases:
     def _list_leases(self) -> Iterator[tuple[Path, bool]]:
         """Every lease file, and whether its process lives; that of a dead one is locked until the next is asked for."""
         for file in sorted(self._folder.glob("*.txt")):
-            with tried_lock(file, shared=True) as locked:
+            with try_lock(file, shared=True) as locked:
                 yield file, not locked
 
     def _make_relative(self, path: Path) -> str:
@@ -176,7 +176,7 @@ class _Own:
 
 
 @contextmanager
-def tried_lock(path: Path, *, shared: bool = False) -> Iterator[bool]:
+def try_lock(path: Path, *, shared: bool = False) -> Iterator[bool]:
     """Hold the flock of a file if it can be had; whether it is: not where the file is missing, closed to us, or held.
 
     `shared`: only check that no process holds it exclusively; reading rights are enough.

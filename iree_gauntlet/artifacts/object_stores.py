@@ -137,7 +137,7 @@ def expanded(options: Mapping[str, str], configuration: Configuration, url: str)
     return found
 
 
-def azure_access(account: str, configuration: Configuration, url: str = "") -> AzureAccess:
+def find_azure_access(account: str, configuration: Configuration, url: str = "") -> AzureAccess:
     """What is known of an account.
 
     The first that has a key or a signature for it: `gauntlet.toml`, `AZURE_STORAGE_CONNECTION_STRING`,
@@ -208,24 +208,24 @@ def _require_key(account: str, key: str, said_by: str, url: str) -> None:
         raise ArtifactError(url, what, "Copy it again from the account's page.") from error
 
 
-def azure_blob(url: str, configuration: Configuration) -> tuple[AzureAccess, str, str] | None:
+def parse_azure_blob(url: str, configuration: Configuration) -> tuple[AzureAccess, str, str] | None:
     """Access, container and blob of an `https:` URL that names one; None for any other.
 
     Raises:
-        ArtifactError: as `azure_access`.
+        ArtifactError: as `find_azure_access`.
     """
     if match := _BLOB_URL.match(url):
-        return azure_access(match[1], configuration, f"az://{match[1]}/{match[2]}"), match[2], match[3]
+        return find_azure_access(match[1], configuration, f"az://{match[1]}/{match[2]}"), match[2], match[3]
     for store in configuration.stores:
         endpoint = store.options.get("endpoint", "").rstrip("/")
         if store.prefix.startswith("az://") and endpoint and url.startswith(f"{endpoint}/") and "?" not in url:
             container, _, blob = url[len(endpoint) + 1 :].partition("/")
             account = store.prefix.removeprefix("az://").partition("/")[0]
-            return azure_access(account, configuration, f"az://{account}/{container}"), container, blob
+            return find_azure_access(account, configuration, f"az://{account}/{container}"), container, blob
     connection = _parse_connection(configuration.environ.get("AZURE_STORAGE_CONNECTION_STRING", ""))
     if connection and url.startswith(connection.endpoint + "/") and "?" not in url:
         container, _, blob = url[len(connection.endpoint) + 1 :].partition("/")
-        return azure_access(connection.account, configuration), container, blob
+        return find_azure_access(connection.account, configuration), container, blob
     return None
 
 
@@ -281,7 +281,7 @@ def open_store(
         return StoreLocation(LocalStore(folder, mkdir=True), "")
     if scheme == "az":
         container, _, path = path.partition("/")
-        return open_azure(azure_access(head, configuration, url), container, path, url, client)
+        return open_azure(find_azure_access(head, configuration, url), container, path, url, client)
     if scheme == "s3":
         return _open_s3(head, path, url, configuration, client)
     if scheme == "gs":

@@ -30,7 +30,7 @@ _VARINT, _LENGTH = 0, 2
 _LONGEST_VARINT = 10
 
 
-def data_files(path: Path) -> tuple[str, ...]:
+def list_data_files(path: Path) -> tuple[str, ...]:
     """Names of the files with weights of an ONNX file, as it has them: relative to its folder, sorted.
 
     None of a file that cannot be read, or is no ONNX file, and none outside of the folder: whoever imports it says so.

@@ -39,7 +39,7 @@ def publishing(path: Path, url: str) -> Iterator[Path]:
     Raises:
         ArtifactError: if the disk is full or cannot be written.
     """
-    with disk_errors(path.parent, url):
+    with explain_disk_errors(path.parent, url):
         path.parent.mkdir(parents=True, exist_ok=True)
         # A digest, because the file's own name may be as long as the file system allows.
         digest = hashlib.sha256(path.name.encode()).hexdigest()[:16]
@@ -71,7 +71,7 @@ def require_space(folder: Path, url: str, needed: int) -> None:
 
 
 @contextmanager
-def disk_errors(folder: Path, url: str) -> Iterator[None]:
+def explain_disk_errors(folder: Path, url: str) -> Iterator[None]:
     """Turn what the file system refuses into errors that say what to do."""
     try:
         yield
@@ -105,7 +105,7 @@ def locked(path: Path, url: str, progress: Progress) -> Iterator[None]:
         progress.note(url, f"waiting for another download of the same file ({seconds:.0f} s so far)")
 
     with ExitStack() as stack:
-        with disk_errors(path.parent, url):
+        with explain_disk_errors(path.parent, url):
             path.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(file_lock(path, waiting))
         yield

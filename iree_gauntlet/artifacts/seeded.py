@@ -187,10 +187,10 @@ class SeededSpec:
 
     def _draw_text(self, scale: int, lines: int) -> NDArray[np.float64]:
         batch, channels, height, width = self.shape
-        # As many as `picture_of_words` draws at most from its stream.
+        # As many as `draw_words_picture` draws at most from its stream.
         drawn_a_line = 2 * max(1, _count_columns(width, scale))
         words = iter(int(word) for word in self._draw_words(batch * lines * drawn_a_line))
-        pictures = [picture_of_words(words, height, width, scale, lines) for _ in range(batch)]
+        pictures = [draw_words_picture(words, height, width, scale, lines) for _ in range(batch)]
         ink = np.array(pictures, dtype=np.bool_).reshape(batch, 1, height, width)
         return np.repeat(np.where(ink, -0.9, 0.9), channels, axis=1)
 
@@ -381,7 +381,7 @@ def _make_npy_header(array: NDArray[Any]) -> bytes:
     return prefix + len(text).to_bytes(2, "little") + text.encode("latin-1")
 
 
-def seeded_content(url: str) -> bytes:
+def make_seeded_content(url: str) -> bytes:
     """What the file of a `random://` URL holds: .npy where NumPy has the type, else raw bytes.
 
     Raises:
@@ -399,7 +399,7 @@ def write_seeded(url: str, path: Path) -> None:
     Raises:
         ArtifactError: what is wrong with the URL, or why the file cannot be written.
     """
-    content = seeded_content(url)
+    content = make_seeded_content(url)
     try:
         write_atomic(path, content)
     except OSError as error:
@@ -408,7 +408,7 @@ def write_seeded(url: str, path: Path) -> None:
         ) from error
 
 
-def picture_of_words(stream: Iterator[int], height: int, width: int, scale: int, lines: int) -> NDArray[np.bool_]:
+def draw_words_picture(stream: Iterator[int], height: int, width: int, scale: int, lines: int) -> NDArray[np.bool_]:
     """Draw lines of random words, each line in the middle of its share of the height.
 
     `stream`: random numbers of 64 bits.

@@ -175,7 +175,7 @@ def missing(path: Path) -> tuple[str, str]:
     return what, "Put it there, or fix the path."
 
 
-def arrival_name(name: str) -> str:
+def make_arrival_name(name: str) -> str:
     """What the folder in `incoming/`, and the lock, of a file of the store are called, by its local name."""
     return hashlib.sha256(name.encode()).hexdigest()[:32]
 

@@ -33,7 +33,7 @@ from urllib.parse import urlsplit
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_watched
 from iree_gauntlet.artifacts.leases import Leases
-from iree_gauntlet.artifacts.publishing import disk_errors, locked, publish, publishing
+from iree_gauntlet.artifacts.publishing import explain_disk_errors, locked, publish, publishing
 from iree_gauntlet.artifacts.pypi import Wheels
 from iree_gauntlet.artifacts.registry_file import Entry, Pin, Registry
 from iree_gauntlet.artifacts.remote import NETWORK_HINT, MissingError, Remote, UnresolvedError
@@ -44,7 +44,7 @@ from iree_gauntlet.artifacts.sources import (
     RandomSource,
     RemoteSource,
     Source,
-    arrival_name,
+    make_arrival_name,
     missing,
     parse_source,
 )
@@ -108,7 +108,7 @@ class Arrivals:
             ArtifactError: it is not available, or is not what it should be.
             OSError: it cannot be written.
         """
-        folder = self._root / "incoming" / arrival_name(source.local_name)
+        folder = self._root / "incoming" / make_arrival_name(source.local_name)
         shutil.rmtree(folder / "checking", ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -171,9 +171,9 @@ class Arrivals:
             what = f"the host {host} cannot be resolved, as for an earlier file: {place}"
             failures.append(ArtifactError(source.url, what, NETWORK_HINT))
             return None
-        from iree_gauntlet.artifacts.remotes import remotes_of  # noqa: PLC0415
+        from iree_gauntlet.artifacts.remotes import list_remotes  # noqa: PLC0415
 
-        remotes = remotes_of(place, self._configuration, self._policy.stall_timeout)
+        remotes = list_remotes(place, self._configuration, self._policy.stall_timeout)
         while True:
             try:
                 remote = next(remotes, None)
@@ -420,14 +420,14 @@ class ArtifactStore:
         if isinstance(source, RandomSource):
             raise ArtifactError(url, f"seeded data, which no archive has: {url}", "It is made where it is needed.")
         self._leases.use(path)
-        with locked(self.root / "locks" / f"{arrival_name(source.local_name)}.lock", url, progress):
+        with locked(self.root / "locks" / f"{make_arrival_name(source.local_name)}.lock", url, progress):
             if self._find_usable(source, path, progress):
                 return
             pin = self._pin(source)
             if pin is not None and pin.sha256 != sha256:
                 what = f"wrong content: {url} has sha256 {sha256}, {pin.path} says {pin.sha256}; nothing was replaced"
                 raise ArtifactError(url, what, "Make the archive again from a cache that `cache.verify` calls good.")
-            with disk_errors(path.parent, url):
+            with explain_disk_errors(path.parent, url):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 temporary.chmod(0o644)
                 publish(temporary, path)
@@ -459,7 +459,7 @@ class ArtifactStore:
         sha256 = self._find_usable(source, path, Recorder(Progress()))
         if sha256:
             return sha256, True
-        with locked(self.root / "locks" / f"{arrival_name(source.local_name)}.lock", source.url, progress):
+        with locked(self.root / "locks" / f"{make_arrival_name(source.local_name)}.lock", source.url, progress):
             # Another run may have fetched it while this one waited for the lock.
             sha256 = self._find_usable(source, path, progress)
             if sha256:
@@ -488,7 +488,7 @@ class ArtifactStore:
     def _make(self, source: MadeSource, path: Path, progress: Recorder) -> str:
         """Has a file brought, checked and put in its place."""
         pin = self._pin(source)
-        with disk_errors(path.parent, source.url), self._arrivals.arriving(source, pin, progress) as arrived:
+        with explain_disk_errors(path.parent, source.url), self._arrivals.arriving(source, pin, progress) as arrived:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Pooch's temporary files are for their owner alone; a cache may be shared.
             arrived.path.chmod(0o644)
@@ -512,9 +512,9 @@ class ArtifactStore:
 def _hash_seeded(url: str) -> str:
     """SHA-256 that the file of a `random://` URL has, found by making its content."""
     # Brings NumPy, which only sources of this kind need.
-    from iree_gauntlet.artifacts.seeded import seeded_content  # noqa: PLC0415
+    from iree_gauntlet.artifacts.seeded import make_seeded_content  # noqa: PLC0415
 
-    return hashlib.sha256(seeded_content(url)).hexdigest()
+    return hashlib.sha256(make_seeded_content(url)).hexdigest()
 
 
 class LearntHashes:

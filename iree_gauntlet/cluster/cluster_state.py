@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.cluster.connection import connected
 from iree_gauntlet.cluster.dask_link import STATES
-from iree_gauntlet.cluster.dask_worker import describe, runs_here
+from iree_gauntlet.cluster.dask_worker import describe, list_runs_here
 from iree_gauntlet.cluster.offers import WorkerOffer
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import byte_size, counted
@@ -28,7 +28,7 @@ def show_status(address: str, request: TlsRequest, *, as_json: bool) -> ExitCode
         found = client.run(describe, on_error="ignore")
         offers = [WorkerOffer.from_dict(offer) for _, offer in sorted(found.items()) if offer is not None]
         # Of a run that was killed its workers forget within a minute; the scheduler does not.
-        known = {name for names in client.run(runs_here, on_error="ignore").values() for name in names}
+        known = {name for names in client.run(list_runs_here, on_error="ignore").values() for name in names}
         runs = {name: state for name, state in client.get_metadata([STATES], {}).items() if state and name in known}
         dashboard = client.dashboard_link
     if as_json:

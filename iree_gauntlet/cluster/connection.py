@@ -20,10 +20,10 @@ from distributed.security import Security
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.cluster.dask_link import DaskLink
-from iree_gauntlet.cluster.fleet import Fleet, FleetQueue, demands_of
+from iree_gauntlet.cluster.fleet import Fleet, FleetQueue, list_demands
 from iree_gauntlet.cluster.link import Joined, Left, Made, Refused, RunFacts, SharedRun
 from iree_gauntlet.cluster.project_copy import pack_project
-from iree_gauntlet.cluster.runner import ClusterRunner, kept_below
+from iree_gauntlet.cluster.runner import ClusterRunner, keep_below
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.steps import Resources
@@ -53,7 +53,7 @@ _HANDSHAKE_SECONDS = 0.2
 _HOW = "Start a scheduler (`dask scheduler`, or `gauntlet cluster.local 4`), and give the address that it shows."
 
 
-def security_of(address: str, request: TlsRequest) -> Security | None:
+def find_security(address: str, request: TlsRequest) -> Security | None:
     """What encrypts the connection; None for none, which goes to this machine alone.
 
     Raises:
@@ -134,9 +134,9 @@ def connected(address: str, request: TlsRequest) -> Iterator[Client]:
     """A client of a cluster's scheduler.
 
     Raises:
-        UsageError: as for `security_of`, or nothing answers there.
+        UsageError: as for `find_security`, or nothing answers there.
     """
-    security = security_of(address, request)
+    security = find_security(address, request)
     require_scheduler(address, security)
     try:
         client = Client(
@@ -233,7 +233,7 @@ class ClusterPart:
         there = Fleet()
         for address, offer in offers.items():
             there.join(address, offer)
-        demands = demands_of(plan.steps)
+        demands = list_demands(plan.steps)
         lacking: dict[str, list[Step]] = {}
         for step in plan.steps:
             if not there.offers(demands[step.id]) and not (step.skip or step.blocked):
@@ -261,7 +261,7 @@ class ClusterPart:
     def runner(self, steps: Sequence[Step], finished: Mapping[str, Verdict], engine: Engine) -> ClusterRunner:
         """Runs the steps on the workers."""
         queue = FleetQueue(steps, finished, self._fleet, fail_fast=engine.options.fail_fast)
-        keep = kept_below(self._run_dir)
+        keep = keep_below(self._run_dir)
         return ClusterRunner(queue, self._link, engine, keep, self._progress, early=self._early)
 
 
@@ -285,7 +285,7 @@ class ComparisonPart:
             item.need: Made(item.need, item.key, addresses.get(item.worker.partition("/")[0], ())) for item in modules
         }
         queue = FleetQueue(steps, dict.fromkeys(made, Verdict.PASSED), self._fleet, fail_fast=False)
-        demands = demands_of(steps)
+        demands = list_demands(steps)
 
         def seconds(step: Step) -> float:
             demand = demands[step.id]

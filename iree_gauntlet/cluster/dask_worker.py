@@ -32,7 +32,7 @@ from distributed.core import Status
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
-from iree_gauntlet.cluster.link import Answer, Began, RunOrder, folder_of_side
+from iree_gauntlet.cluster.link import Answer, Began, RunOrder, locate_side_folder
 from iree_gauntlet.cluster.offers import WorkerOffer
 from iree_gauntlet.cluster.project_copy import OwnedFolder, folder_of, request_within, unpack_project, within
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
@@ -217,7 +217,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         offer = self.gauntlet_offer
         runs = []
         for number, shared in enumerate(facts.runs):
-            side = folder_of_side(folder, number, facts)
+            side = locate_side_folder(folder, number, facts)
             request = request_within(shared.request, project, side, self.gauntlet_cache, facts.cwd)
             conduct = replace(request.conduct, jobs=offer.jobs)
             runs.append(replace(shared, request=replace(request, conduct=conduct)))
@@ -282,7 +282,7 @@ def describe(dask_worker: Worker) -> dict[str, Any] | None:
     return dask_worker.gauntlet_offer.as_dict() if isinstance(dask_worker, GauntletWorker) else None
 
 
-def runs_here(dask_worker: Worker) -> list[str]:
+def list_runs_here(dask_worker: Worker) -> list[str]:
     """The runs that a worker takes part in."""
     return dask_worker.runs if isinstance(dask_worker, GauntletWorker) else []
 

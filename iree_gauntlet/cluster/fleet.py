@@ -63,7 +63,7 @@ class Demand:
         return device.uri == self.device or (anyone and device.uri.partition("://")[0] == driver)
 
 
-def demands_of(steps: Sequence[Step]) -> dict[str, Demand]:
+def list_demands(steps: Sequence[Step]) -> dict[str, Demand]:
     """What each step needs, by id."""
     devices: dict[str, str] = {}
     for step in steps:
@@ -233,7 +233,7 @@ class FleetQueue(StepGraph):
         self, steps: Sequence[Step], finished: Mapping[str, Verdict], fleet: Fleet, *, fail_fast: bool
     ) -> None:
         self.fleet = fleet
-        self._demands = demands_of(steps)
+        self._demands = list_demands(steps)
         # What nobody has to do.
         self._idle: list[int] = []
         self._lanes: dict[Demand, list[int]] = {}

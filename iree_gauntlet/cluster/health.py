@@ -122,7 +122,7 @@ class HealthCheck:
         return [tool, f"--device={self.device}", f"--module={self.module}", "--function=known_good"]
 
 
-def health_checks(
+def make_health_checks(
     devices: Sequence[DeviceOffer], toolchain: Toolchain, folder: Path, records: Path
 ) -> tuple[dict[str, HealthCheck], dict[str, str]]:
     """Compiles the program for each device.
@@ -200,7 +200,7 @@ class DeviceHealth:
         names = {device.uri: device.name for device in devices}
         # Nobody's benchmark is to see this.
         with run.session.quiet(exclusive=False):
-            checks, unfit = health_checks(devices, toolchain, run.session.folder / "health", records)
+            checks, unfit = make_health_checks(devices, toolchain, run.session.folder / "health", records)
             unfit |= {names[uri]: why for uri, check in checks.items() if (why := check.wrong())}
         return cls(run.session, checks), unfit
 

@@ -269,7 +269,7 @@ class RunOrder:
     places: tuple[tuple[str, str], ...]
 
 
-def folder_of_side(folder: Path, number: int, facts: RunFacts) -> Path:
+def locate_side_folder(folder: Path, number: int, facts: RunFacts) -> Path:
     """Where a process has a run: its own folder, or one below it for each side of a comparison."""
     return folder / "ab"[number] if facts.comparison else folder
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import __version__
 from iree_gauntlet.errors import ToolchainError, UsageError
-from iree_gauntlet.measuring.machine.machine_state import machine_facts, total_memory
+from iree_gauntlet.measuring.machine.machine_state import read_machine_facts, total_memory
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.toolchains.devices import find_device
-from iree_gauntlet.toolchains.environments import environment_tag, inspect
-from iree_gauntlet.toolchains.host import host_cpu
+from iree_gauntlet.toolchains.environments import inspect, make_environment_tag
+from iree_gauntlet.toolchains.host import read_host_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,7 +126,7 @@ def measured(
         raise UsageError(f"--device: two devices are called {twice}", "Give each a name of its own.")
     if name and not _NAME.fullmatch(name):
         raise UsageError(f"--name {name}: no name of a worker", "Letters, digits, '_', '-' and '.' make one.")
-    facts = machine_facts()
+    facts = read_machine_facts()
     devices = tuple(_check_device(device, toolchain) for device in declared)
     uris = [device.uri for device in devices]
     same = next((device for device in devices if uris.count(device.uri) > 1), None)
@@ -134,14 +134,14 @@ def measured(
         raise UsageError(f"--device: {same.uri} is named more than once", "Name each device once.")
     cache_dir.mkdir(parents=True, exist_ok=True)
     # Those that are whole, for this Python.
-    folders = sorted((cache_dir / "toolchains" / "envs").glob(f"[!.]*-{environment_tag()}"))
+    folders = sorted((cache_dir / "toolchains" / "envs").glob(f"[!.]*-{make_environment_tag()}"))
     installed = [inspect(path)[0] for path in folders]
     return WorkerOffer(
         name=name or socket.gethostname(),
         host=_name_host(),
         jobs=jobs or facts.cores,
         devices=devices,
-        cpu=host_cpu().name,
+        cpu=read_host_cpu().name,
         memory_bytes=total_memory(),
         free_disk_bytes=shutil.disk_usage(cache_dir).free,
         iree=toolchain.compiler.version if toolchain else "",
@@ -170,7 +170,7 @@ def _check_device(device: Declared, toolchain: Toolchain | None) -> DeviceOffer:
     except ToolchainError as error:
         raise UsageError(f"--device {device.name}: {device.uri} is not here: {error.what}", error.hint) from error
     local = device.uri.startswith(LOCAL)
-    product = host_cpu().name if local else found.name
+    product = read_host_cpu().name if local else found.name
     if device.sku and _normalise(device.sku) not in _normalise(product):
         says = f"its name is {product}" if product else "its driver does not name the product"
         raise UsageError(

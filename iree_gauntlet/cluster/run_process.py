@@ -36,7 +36,7 @@ from iree_gauntlet.experiments.run import choose, opened
 from iree_gauntlet.experiments.session_verdicts import Comparer, judge
 from iree_gauntlet.experiments.sides import SideTools, explain_differences, pair_of
 from iree_gauntlet.journal_format import read_events
-from iree_gauntlet.measuring.machine.machine_state import machine_facts
+from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.compare_record import COMPARISON_FILE
 from iree_gauntlet.records.event_log import EventLog
@@ -313,7 +313,7 @@ class RoundsPart:
                     session.cancel()
                 evidence = Comparer(session, rules).run([pair], {})
                 failure = evidence[pair.chain].failure
-                log.write(ENDED, {"machine": machine_facts().as_dict(), "failure": failure})
+                log.write(ENDED, {"machine": read_machine_facts().as_dict(), "failure": failure})
                 verdicts = judge(evidence, rules)
                 if self._settings.metric == "time":
                     a, b = (_list_tools(side) for side in self._sides.values())

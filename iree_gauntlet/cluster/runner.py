@@ -62,7 +62,7 @@ class _Past:
     notes: list[str] = field(default_factory=list)
 
 
-def kept_below(run_dir: Path) -> Callable[[Step, Answer], None]:
+def keep_below(run_dir: Path) -> Callable[[Step, Answer], None]:
     """Keeps the files that come with a step below its folder in a run's, and nowhere else."""
 
     def keep(step: Step, answer: Answer) -> None:

@@ -18,9 +18,9 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.goldens.goldens import check_figure, check_time, describe
 from iree_gauntlet.measuring.instructions.counters import is_usual_count
 from iree_gauntlet.measuring.machine.disturbance import RoundWatch
-from iree_gauntlet.measuring.machine.machine_state import benchmark_warnings
+from iree_gauntlet.measuring.machine.machine_state import list_benchmark_warnings
 from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
-from iree_gauntlet.measuring.profiles.dispatch_profile import dispatch_names, new_and_gone
+from iree_gauntlet.measuring.profiles.dispatch_profile import find_dispatch_names, find_new_and_gone
 from iree_gauntlet.results import Check, Result, shorten
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def run_benchmark(step: Step, processes: Processes, confirm: ConfirmRules | None
         _judged([check]),
         samples=samples,
         statistics={"machine": state.as_dict(), "disturbed": list(state.disturbances())},
-        notes=(*step.notes, *benchmark_warnings(state.watched)),
+        notes=(*step.notes, *list_benchmark_warnings(state.watched)),
         log=processes.log(step, "stdout.txt"),
     )
     # What is expected to fail needs no proof of it.
@@ -166,7 +166,7 @@ def _describe_dispatch_changes(cache: ModuleCache, step: Step, check: Check) -> 
     before, after = _names(found.files[_MODULE]), _names(module)
     if not (before and after):
         return ""
-    new, gone = new_and_gone(before, after)
+    new, gone = find_new_and_gone(before, after)
     changes = "; ".join(f"{what}: {', '.join(names)}" for what, names in (("new", new), ("gone", gone)) if names)
     count, day = _count(newest), str(newest["created"])[:16].replace("T", " ")
     dispatches = f"{count} dispatch" + ("" if count == 1 else "es")
@@ -196,4 +196,4 @@ def _names(module: Path | str) -> list[str]:
         return []
     with zipfile.ZipFile(module) as archive:
         parts = (item for item in archive.infolist() if not item.filename.startswith(_CONSTANTS))
-        return dispatch_names(map(archive.read, parts))
+        return find_dispatch_names(map(archive.read, parts))

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.artifacts.onnx_data import data_files
+from iree_gauntlet.artifacts.onnx_data import list_data_files
 from iree_gauntlet.artifacts.parameters.parameter import PARAMETERS_FORMAT, archive_name
 from iree_gauntlet.cases import MAIN, Case, MadeValues, Module, Parameters, Stage
 from iree_gauntlet.engine.commands import (
@@ -259,7 +259,7 @@ def _weights_beside(module: Module, context: PlanContext) -> tuple[StepInput, ..
     if module.program.onnx is None or not url.startswith("file:"):
         return ()
     path = context.artifact_path(url)
-    return tuple(_file(name, (path.parent / name).as_uri(), context) for name in data_files(path))
+    return tuple(_file(name, (path.parent / name).as_uri(), context) for name in list_data_files(path))
 
 
 def _file(name: str, url: str, context: PlanContext) -> StepInput:

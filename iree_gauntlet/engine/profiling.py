@@ -19,11 +19,11 @@ from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.engine.processes.supervisor import shell_line
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
-from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile, dispatch_changes, parse_dispatch_events
+from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile, match_dispatches, parse_dispatch_events
 from iree_gauntlet.results import shorten
 from iree_gauntlet.steps import Command, Step
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, Toolchain
-from iree_gauntlet.toolchains.translate import flag_releases
+from iree_gauntlet.toolchains.translate import read_flag_releases
 
 if TYPE_CHECKING:
     from iree_gauntlet.engine.processes.processes import Processes
@@ -140,7 +140,7 @@ def compared(a: Profiling, b: Profiling, measured_ms: tuple[float, float] | None
     measured = None
     if measured_ms is not None:
         measured = {"a_ns": round(measured_ms[0] * _NS_PER_MS), "b_ns": round(measured_ms[1] * _NS_PER_MS)}
-    return {**record, "measured": measured, **dispatch_changes(a.profile, b.profile).as_dict()}
+    return {**record, "measured": measured, **match_dispatches(a.profile, b.profile).as_dict()}
 
 
 class _Work:
@@ -179,7 +179,7 @@ def _profile_tool(toolchain: Toolchain, known: FlagSet) -> Path:
     """
     release = toolchain.runtime.release or toolchain.runtime.version
     if _OUTPUT not in known.names:
-        since = flag_releases().with_flag(BENCHMARK_MODULE, _OUTPUT)[0]
+        since = read_flag_releases().with_flag(BENCHMARK_MODULE, _OUTPUT)[0]
         raise _NoProfileError(
             f"{BENCHMARK_MODULE} of {release} writes no profiles (it has no --{_OUTPUT}); releases from {since} on do"
         )

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 
 from iree_gauntlet.artifacts.hashing import hash_file
-from iree_gauntlet.artifacts.onnx_data import data_files, operators
+from iree_gauntlet.artifacts.onnx_data import list_data_files, operators
 from iree_gauntlet.dialects.json_text import with_member
 from iree_gauntlet.dialects.locations import file_path
 from iree_gauntlet.dialects.sharktank_schema import RegressionV1
@@ -24,7 +24,7 @@ from iree_gauntlet.engine.commands import argument_text
 from iree_gauntlet.engine.reference_workers import CHOOSE_INPUTS
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.figures import counted
-from iree_gauntlet.measuring.numerics.tolerances import Tolerances, parse_tolerances, tolerance_of
+from iree_gauntlet.measuring.numerics.tolerances import Tolerances, parse_tolerance, parse_tolerances
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _plan(case: Case, store: ArtifactStore, folder: Path) -> dict[str, Any]:
     reason = why_not(case)
     if reason:
         raise UsageError(f"{case.origin.file}: {reason}", "Record with the framework that the program comes from.")
-    written = [flag for flag in (*case.run_flags, *case.own_flags) if tolerance_of(flag) or "equality_mode" in flag]
+    written = [flag for flag in (*case.run_flags, *case.own_flags) if parse_tolerance(flag) or "equality_mode" in flag]
     return {
         "model": str(store.fetch(case.modules[-1].program.url).path),
         "inputs": [argument_text(item, lambda url: str(store.fetch(url).path)) for item in case.inputs],
@@ -290,7 +290,7 @@ def _provenance(
     """What outputs were made from."""
     model = Path(plan["model"])
     reference = answer["reference"]
-    beside = [model.parent / name for name in data_files(model)]
+    beside = [model.parent / name for name in list_data_files(model)]
     data = {"data": [{"source": _beside(path, folder), "sha256": hash_file(path)} for path in beside]}
     return {
         "made_by": reference["name"],

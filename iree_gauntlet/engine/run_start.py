@@ -21,7 +21,7 @@ from iree_gauntlet.engine.rounds.machine_lock import lock_facts
 from iree_gauntlet.engine.session import Session, open_session
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.journal_format import JOURNAL
-from iree_gauntlet.measuring.machine.machine_state import machine_facts
+from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.steps import NOTHING_COMPARED, Resources, Step
 from iree_gauntlet.toolchains.devices import Device, find_device
@@ -110,7 +110,8 @@ def run_event(
         "cwd": str(Path.cwd()),
         "target": [{"name": target.name, "sku": target.sku} for target in targets],
         "toolchain": machine.toolchain.as_dict() if machine.toolchain else {},
-        "machine": machine_facts().as_dict() | ({"devices": list(map(asdict, plan.devices))} if plan.devices else {}),
+        "machine": read_machine_facts().as_dict()
+        | ({"devices": list(map(asdict, plan.devices))} if plan.devices else {}),
         **lock_facts(os.environ),
         "resumed": False,
         "steps": list(plan.steps),
@@ -141,7 +142,7 @@ def model_engine(
     session: Session[Journal], workbench: Workbench, performers: Mapping[Stage, Callable[[Step], Result]]
 ) -> Engine:
     """An engine with as many jobs as cores, that continues after failures; arguments as for `Engine`."""
-    jobs = machine_facts().cores
+    jobs = read_machine_facts().cores
     options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, confirm=None)
     return Engine(session, workbench, options, performers)
 

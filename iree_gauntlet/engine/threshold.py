@@ -28,12 +28,12 @@ from iree_gauntlet.measuring.goldens.goldens import check_figure, describe
 from iree_gauntlet.measuring.numerics.arrays import (
     Tensor,
     TensorError,
+    get_storage_dtype,
     parse_tensor_type,
     read_arguments,
     read_npy,
     read_output,
     read_raw,
-    storage_dtype,
 )
 from iree_gauntlet.measuring.numerics.comparison import compare_outputs
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances, parse_tolerances
@@ -171,7 +171,7 @@ def _kept_output(record: Mapping[str, Any]) -> Tensor:
     tensor_type = parse_tensor_type(record["type"])
     path = Path(record["file"])
     if not record["file"]:
-        empty = np.empty(0, storage_dtype(tensor_type.element_type))
+        empty = np.empty(0, get_storage_dtype(tensor_type.element_type))
         return Tensor(tensor_type.element_type, tensor_type.shape, empty)
     if path.suffix == ".npy":
         return read_npy(path).with_element_type(tensor_type.element_type)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.measuring.numerics.tolerances import DEFAULT_RTOL, parse_tolerances, tolerance_of
+from iree_gauntlet.measuring.numerics.tolerances import DEFAULT_RTOL, parse_tolerance, parse_tolerances
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +48,7 @@ def wrong_tolerances(case: Case) -> Iterator[FlagFinding]:
 def loose_tolerances(case: Case) -> Iterator[FlagFinding]:
     """Tolerances that no value can exceed: a check that cannot fail."""
     for file, flag in _flags(case):
-        kind, value = tolerance_of(flag) or ("", 0.0)
+        kind, value = parse_tolerance(flag) or ("", 0.0)
         if value >= (_MOST_F16 if kind == "f16" else _MOST):
             message = f"flag {flag!r}: so large a tolerance lets every value pass"
             yield FlagFinding(file, flag, message, "Give what the outputs may differ by, such as 1e-3.")
@@ -56,7 +56,7 @@ def loose_tolerances(case: Case) -> Iterator[FlagFinding]:
 
 def void_tolerances(case: Case) -> Iterator[FlagFinding]:
     """Absolute tolerances below the relative one that iree-run-module adds unasked, for values of 1 and more."""
-    written = [(file, flag, *tolerance) for file, flag in _flags(case) if (tolerance := tolerance_of(flag))]
+    written = [(file, flag, *tolerance) for file, flag in _flags(case) if (tolerance := parse_tolerance(flag))]
     if any(kind == "rtol" for _, _, kind, _ in written):
         return
     for file, flag, _, value in written:

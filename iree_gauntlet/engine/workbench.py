@@ -24,9 +24,9 @@ from iree_gauntlet.measuring.instructions.counters import find_counter
 from iree_gauntlet.requests import ConductRequest, NetworkRequest, ToolchainRequest
 from iree_gauntlet.settings import cache_folder, made_cache_folder, project_folder
 from iree_gauntlet.steps import CacheLookup
-from iree_gauntlet.toolchains.find import chosen, find_toolchain, toolchain_place
-from iree_gauntlet.toolchains.flags import KnownFlags, known_flags
-from iree_gauntlet.toolchains.host import host_cpu, means_host
+from iree_gauntlet.toolchains.find import chosen, find_toolchain, make_toolchain_place
+from iree_gauntlet.toolchains.flags import KnownFlags, read_known_flags
+from iree_gauntlet.toolchains.host import means_host, read_host_cpu
 from iree_gauntlet.toolchains.translate import Translation, translate
 from iree_gauntlet.workers import iree_side
 
@@ -113,7 +113,7 @@ def open_workbench(
     )
     leases = Leases(cache_dir)
     offline = network.offline or not need_toolchain
-    place = toolchain_place(
+    place = make_toolchain_place(
         cache_dir, store.configuration, leases, store.verified.sha256, offline=offline, importer=importer
     )
     toolchain: Toolchain | None = None
@@ -124,7 +124,7 @@ def open_workbench(
         if need_toolchain:
             raise
         missing = error
-    known = known_flags(toolchain, cache_dir) if toolchain else None
+    known = read_known_flags(toolchain, cache_dir) if toolchain else None
     shared = shared_modules(store.configuration, offline=network.offline)
     return Workbench(toolchain, missing, known, cache_dir, store, ModuleCache(cache_dir), shared, leases)
 
@@ -139,7 +139,7 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
         return translate(flags, machine.known.of(tool), tool)
 
     def host_of(flags: Sequence[str]) -> str:
-        return host_cpu().identity if means_host(flags) else ""
+        return read_host_cpu().identity if means_host(flags) else ""
 
     def lookup(name: str, ingredients: Mapping[str, str]) -> CacheLookup:
         if toolchain is None:

@@ -37,7 +37,7 @@ from iree_gauntlet.experiments.bisect_timing import RoundsJudge, TimedBlocks
 from iree_gauntlet.experiments.experiment import Experiment
 from iree_gauntlet.experiments.run import run
 from iree_gauntlet.figures import counted, one_line
-from iree_gauntlet.measuring.statistics.bisection import Search, Side, most_comparisons, most_tries
+from iree_gauntlet.measuring.statistics.bisection import Search, Side, count_most_tries, most_comparisons
 from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS
 from iree_gauntlet.records.bisect_outcome import BISECT_RECORD
 from iree_gauntlet.records.run_folder import free_folder
@@ -157,7 +157,7 @@ class BisectSearch:
             f"({'bad' if question.good_is_older else 'good'})"
         )
         if question.asked.source:
-            self.say(describe_cost(row, most_tries(len(row)), question.place))
+            self.say(describe_cost(row, count_most_tries(len(row)), question.place))
         ends: dict[bool, Judged] = {}
         for bad, candidate in ((False, question.good), (True, question.bad)):
             word = "bad" if bad else "good"
@@ -216,7 +216,7 @@ class BisectSearch:
             raise GauntletError(what, "Search with --source between two of them.")
         inside = list_commits_inside(commits[0], commits[1], source, place)
         if inside:
-            cost = describe_cost(inside, most_tries(len(inside) + 2), place)
+            cost = describe_cost(inside, count_most_tries(len(inside) + 2), place)
             self.say(f"between {old.label} and {new.label}: {cost}")
         return inside
 

@@ -30,13 +30,13 @@ from iree_gauntlet.requests import BisectRequest, RunRequest, dashed, given, rea
 from iree_gauntlet.settings import cache_folder, project_folder, shown
 from iree_gauntlet.toolchains.candidates import (
     Candidate,
-    candidates_among,
-    candidates_between,
+    list_candidates_among,
+    list_candidates_between,
     list_commits,
     open_checkout,
 )
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
-from iree_gauntlet.toolchains.find import environment_for, toolchain_place
+from iree_gauntlet.toolchains.find import make_toolchain_place, provide_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -139,11 +139,13 @@ def question_of(asked: BisectRequest, request: RunRequest) -> Question:
     if asked.into:
         open_checkout(asked.into, place)
     if asked.among:
-        return Question(metric, chain, candidates_among(asked.good, asked.bad, asked.among), True, asked, chosen, place)
+        return Question(
+            metric, chain, list_candidates_among(asked.good, asked.bad, asked.among), True, asked, chosen, place
+        )
     if asked.source:
         row, good_is_older = list_commits(asked.good, asked.bad, asked.source, place)
     else:
-        row, good_is_older = candidates_between(asked.good, asked.bad, place, nightlies=asked.nightlies)
+        row, good_is_older = list_candidates_between(asked.good, asked.bad, place, nightlies=asked.nightlies)
     return Question(metric, chain, row, good_is_older, asked, chosen, place)
 
 
@@ -152,7 +154,7 @@ def place_of(request: RunRequest) -> Place:
     root = cache_folder(request.toolchain.cache_dir)
     configuration = read_configuration(project_folder(), os.environ)
     hashes = VerifiedHashes(root / "verified")
-    return toolchain_place(root, configuration, Leases(root), hashes.sha256, offline=request.network.offline)
+    return make_toolchain_place(root, configuration, Leases(root), hashes.sha256, offline=request.network.offline)
 
 
 def _require_metric(asked: BisectRequest, request: RunRequest) -> None:
@@ -268,7 +270,7 @@ def take_package(candidate: Candidate, place: Place, say: Callable[[str], None])
         return candidate
     named = f"commit:{choice.ref}"
     try:
-        environment_for(parse_choice(named), place)
+        provide_environment(parse_choice(named), place)
     except NoSuchToolchainError as error:
         say(f"{candidate.label}: {error.what}; it is built")
         return candidate
@@ -282,7 +284,7 @@ def list_nightlies_inside(
     if any(parse_choice(candidate.iree).kind is not ChoiceKind.RELEASE for candidate in (old, new)):
         return ()
     try:
-        row, _ = candidates_between(old.iree, new.iree, place, nightlies=True)
+        row, _ = list_candidates_between(old.iree, new.iree, place, nightlies=True)
     except ToolchainError as error:
         say(f"no nightlies between {old.label} and {new.label}: {error.what}; on to the commits")
         return ()

@@ -19,7 +19,7 @@ from iree_gauntlet.experiments.bisect_probe import Judged, candidate_run
 from iree_gauntlet.experiments.session_verdicts import CONTROL_BLOCKS, in_own_way
 from iree_gauntlet.experiments.sides import Side, pair_of, prepare_side, rounds_asked, unready
 from iree_gauntlet.figures import cpus_text
-from iree_gauntlet.measuring.statistics.bisection import Placing, middle_of, place
+from iree_gauntlet.measuring.statistics.bisection import Placing, find_middle, place
 from iree_gauntlet.measuring.statistics.comparison_verdict import (
     DEFAULT_BAND,
     DEFAULT_LEAST,
@@ -27,8 +27,8 @@ from iree_gauntlet.measuring.statistics.comparison_verdict import (
     Verdict,
     compare,
 )
-from iree_gauntlet.measuring.statistics.paired import log_ratios
-from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA, Block, EvidenceError, sequential_plan
+from iree_gauntlet.measuring.statistics.paired import compute_log_ratios
+from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA, Block, EvidenceError, plan_looks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,7 +137,7 @@ class TimedBlocks:
             return f"{evidence.replaced} blocks were disturbed and replaced; for example: {evidence.main_disturbance}"
         if (
             evidence.against_itself
-            and compare(evidence.against_itself, sequential_plan(DEFAULT_ALPHA, CONTROL_BLOCKS)).differs
+            and compare(evidence.against_itself, plan_looks(DEFAULT_ALPHA, CONTROL_BLOCKS)).differs
         ):
             return "void: the good end differs from itself; find what differs, and repeat"
         return ""
@@ -199,7 +199,7 @@ class RoundsJudge:
 
     def __init__(self, source: BlockSource, comparisons: int, alpha: float, max_blocks: int) -> None:
         self._source = source
-        self._plan = sequential_plan(alpha / comparisons, max_blocks)
+        self._plan = plan_looks(alpha / comparisons, max_blocks)
         # As many as the false-alarm rate was shared out over.
         self.most_comparisons: int | None = comparisons
         self._middle = 0.0
@@ -236,7 +236,7 @@ class RoundsJudge:
         if bad.reason:
             return bad.reason
         try:
-            self._middle = middle_of(bad.known, bad.low or 0.0, bad.high or 0.0)
+            self._middle = find_middle(bad.known, bad.low or 0.0, bad.high or 0.0)
         except EvidenceError as error:
             return error.what
         return ""
@@ -251,7 +251,7 @@ class RoundsJudge:
             more = self._to_next_look(candidate, blocks)
             if not blocks:
                 return replace(ready, reason=self._source.trouble(candidate) or "no rounds could be taken")
-            found = place(log_ratios(blocks), self._plan, self._middle)
+            found = place(compute_log_ratios(blocks), self._plan, self._middle)
             if found.next_look is None or not more:
                 break
         trouble = self._source.trouble(candidate)
@@ -284,4 +284,4 @@ class RoundsJudge:
 
 def _is_sharp(ends: Comparison) -> bool:
     """Whether the middle of the ends is known well enough to distinguish candidates: the interval lies beyond it."""
-    return middle_of(ends.ratio, ends.low, ends.high) == middle_of(ends.ratio, ends.ratio, ends.ratio)
+    return find_middle(ends.ratio, ends.low, ends.high) == find_middle(ends.ratio, ends.ratio, ends.ratio)

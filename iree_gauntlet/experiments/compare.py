@@ -37,10 +37,10 @@ from iree_gauntlet.experiments.sides import (
 )
 from iree_gauntlet.figures import outside_text, work_change
 from iree_gauntlet.measuring.instructions.counters import Work, compare_work, find_counter, read_counts
-from iree_gauntlet.measuring.machine.machine_state import machine_facts
-from iree_gauntlet.measuring.profiles.dispatch_profile import Match, compile_changes, dispatch_changes
+from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
+from iree_gauntlet.measuring.profiles.dispatch_profile import Match, compile_changes, match_dispatches
 from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict as TimeVerdict
-from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA, sequential_plan
+from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA, plan_looks
 from iree_gauntlet.records.compare_record import COMPARISON_FILE, read_comparison
 from iree_gauntlet.requests import CompareRequest, RunRequest, given, read, require_as_begun
 from iree_gauntlet.settings import shown
@@ -314,7 +314,7 @@ def _opening(
             "least_work": settings.least_work,
         },
         "rounds": asdict(settings.rounds),
-        "machine": machine_facts().as_dict(),
+        "machine": read_machine_facts().as_dict(),
         **lock_facts(os.environ),
     }
 
@@ -353,7 +353,7 @@ def compare_settings(asked: CompareRequest, conduct: ConductRequest, *, here: bo
     if asked.seed < 0:
         raise UsageError(f"--seed {asked.seed}: expected 0 or more", "Any number will do.")
     rules = Rules(
-        plan=sequential_plan(DEFAULT_ALPHA),
+        plan=plan_looks(DEFAULT_ALPHA),
         least=least,
         band=band,
         allow=(asked.allow or asked.band) / 100,
@@ -475,7 +475,7 @@ def _counted_dispatches(sides: tuple[Side, Side], chain: str) -> dict[str, Any]:
     a, b = (read_counts(Path(side.counts[chain].output("counts"))) for side in sides)
     if not (a.dispatches and b.dispatches):
         return {"reason": "the CPU's own counter does not know dispatches; --counter valgrind counts each"}
-    record = {"unit": "instructions", "measured": None, **dispatch_changes(a.profile, b.profile).as_dict()}
+    record = {"unit": "instructions", "measured": None, **match_dispatches(a.profile, b.profile).as_dict()}
     places = [{name: place for name, _, place in side.dispatches} for side in (a, b)]
     for row in record["rows"]:
         if row["match"] == Match.OUTSIDE:

@@ -41,7 +41,7 @@ from iree_gauntlet.experiments.explaining.symptom import FAILURE, WRONG, Symptom
 from iree_gauntlet.experiments.explaining.tools import GO_ON, Tools
 from iree_gauntlet.experiments.explaining.traced_sides import run_with
 from iree_gauntlet.journal_format import JOURNAL, read_journal
-from iree_gauntlet.measuring.machine.machine_state import machine_facts
+from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.earlier_runs import LATEST, asked_for, run_named
 from iree_gauntlet.records.explain_outcome import EXPLAIN_RECORD, explained_before
 from iree_gauntlet.requests import NetworkRequest, ToolchainRequest
@@ -194,7 +194,7 @@ class _Explainer:
         if again.symptom is None:
             self._found(failure, "nothing", {"why": "it did not fail again, twice: it is intermittent"})
             return None
-        with ThreadPoolExecutor(machine_facts().cores) as pool:
+        with ThreadPoolExecutor(read_machine_facts().cores) as pool:
             try:
                 return self._pursued(failure, again.symptom, tools, pool)
             finally:

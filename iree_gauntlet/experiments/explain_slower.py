@@ -35,7 +35,7 @@ from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT
 from iree_gauntlet.experiments.explaining.slower import Found, SlowDispatch, Slower, find_slow_dispatch, slower_of
 from iree_gauntlet.experiments.explaining.tools import Tools
 from iree_gauntlet.figures import cpus_text, dispatch_change, milliseconds
-from iree_gauntlet.measuring.machine.machine_state import machine_facts
+from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.compare_record import comparison_named, read_comparison
 from iree_gauntlet.records.earlier_runs import LATEST
 from iree_gauntlet.records.explain_outcome import EXPLAIN_RECORD, explained_before
@@ -291,7 +291,7 @@ def _title(slower: Slower, slow: SlowDispatch, irees: tuple[Toolchain, Toolchain
 
 
 def _machine() -> str:
-    facts = machine_facts()
+    facts = read_machine_facts()
     return f"{facts.cpu}, {facts.os}"
 
 

@@ -34,7 +34,7 @@ from iree_gauntlet.experiments.explain import explain
 from iree_gauntlet.experiments.shards import only_chains, only_shard
 from iree_gauntlet.history.index import add_itself
 from iree_gauntlet.journal_format import JOURNAL, read_journal
-from iree_gauntlet.measuring.machine.machine_state import machine_facts
+from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.earlier_runs import (
     Asked,
@@ -450,4 +450,4 @@ def opened(chosen: Chosen, progress: Progress) -> Iterator[Opened]:
 
 def _jobs(conduct: ConductRequest) -> int:
     """How many steps run at once before the benchmarks."""
-    return conduct.jobs or machine_facts().cores
+    return conduct.jobs or read_machine_facts().cores

@@ -20,14 +20,14 @@ from iree_gauntlet.measuring.statistics.comparison_verdict import (
     DEFAULT_DISCOVERY_RATE,
     Comparison,
     Verdict,
-    against_control,
     compare,
     control_discoveries,
     geometric_mean,
+    hold_against_control,
     without_verdict,
 )
 from iree_gauntlet.measuring.statistics.paired import bootstrap_t_interval
-from iree_gauntlet.measuring.statistics.rounds import Block, EvidenceError, Round, SequentialPlan, sequential_plan
+from iree_gauntlet.measuring.statistics.rounds import Block, EvidenceError, Round, SequentialPlan, plan_looks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -102,7 +102,7 @@ def in_own_way(blocks: Sequence[Block], least: float, band: float) -> Comparison
     """B against A in the spec's own way; None where there are too few blocks."""
     if len(blocks) < OWN_BLOCKS:
         return None
-    return compare(blocks, sequential_plan(_OWN_ALPHA, OWN_BLOCKS), least, band)
+    return compare(blocks, plan_looks(_OWN_ALPHA, OWN_BLOCKS), least, band)
 
 
 def judge(
@@ -134,7 +134,7 @@ def judge(
         elif comparison.verdict is Verdict.INCONCLUSIVE and comparison.next_look is not None:
             comparison = without_verdict(comparison, f"{comparison.reason}; {why_over}")
         elif chain in controls:
-            comparison = against_control(comparison, controls[chain])
+            comparison = hold_against_control(comparison, controls[chain])
         alone[chain] = comparison
     judged = control_discoveries(alone, DEFAULT_DISCOVERY_RATE)
     verdicts = {}
@@ -228,7 +228,7 @@ class Rules:
     @property
     def control_plan(self) -> SequentialPlan:
         """Of A against itself: one look."""
-        return sequential_plan(self.plan.alpha, CONTROL_BLOCKS)
+        return plan_looks(self.plan.alpha, CONTROL_BLOCKS)
 
     def judged(self, blocks: Sequence[Block]) -> Comparison:
         """B against A, by these rules."""

@@ -17,14 +17,14 @@ from iree_gauntlet.engine.workbench import Workbench, plan_context
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.figures import duration
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
-from iree_gauntlet.measuring.machine.gpus import asked_gpus, is_gpu, read_gpus
-from iree_gauntlet.measuring.machine.machine_state import machine_facts
+from iree_gauntlet.measuring.machine.gpus import is_gpu, pick_gpus, read_gpus
+from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.run_folder import make_folder
 from iree_gauntlet.requests import MicroRequest, ToolchainRequest, given, read, require_as_begun
 from iree_gauntlet.settings import runs_folder, shown, typed_command
 from iree_gauntlet.steps import step_id
 from iree_gauntlet.targets import target_flags
-from iree_gauntlet.toolchains.devices import device_available
+from iree_gauntlet.toolchains.devices import check_device
 from iree_gauntlet.torch_models.compiler_options import choose_devices, choose_target
 from iree_gauntlet.torch_models.configuration import MicroConfig, SweepPoint, list_points, name_iree_device
 from iree_gauntlet.torch_models.point_measurement import DIALECT, Measuring, PointChain
@@ -193,7 +193,7 @@ class MicroRun:
             return list(points)
         found = []
         for point in points:
-            available = device_available(self._iree, name_iree_device(point.model.device))
+            available = check_device(self._iree, name_iree_device(point.model.device))
             if available.ok:
                 found.append(point)
                 continue
@@ -242,7 +242,7 @@ class MicroRun:
         try:
             with session.quiet():
                 folder = self.workbench.cache_dir / "machine"
-                return find_roofline(folder, self._iree.compiler.python, machine_facts())
+                return find_roofline(folder, self._iree.compiler.python, read_machine_facts())
         except WaitCancelledError:
             raise
         except GauntletError as error:
@@ -273,7 +273,7 @@ class MicroRun:
         kept = {name: getattr(self.asked, name) for name in _KEPT}
         # As far as their vendor's tool tells.
         asked = dict.fromkeys(chain.device for chain in chains.values() if is_gpu(chain.device))
-        gpus = [gpu for device in asked for gpu in asked_gpus(read_gpus(device).gpus, device, os.environ)]
+        gpus = [gpu for device in asked for gpu in pick_gpus(read_gpus(device).gpus, device, os.environ)]
         return event | {
             "resumed": self.earlier is not None,
             "remarks": list(dict.fromkeys(self._refused.values())),

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.measuring.statistics.change_points import CONFIRMED_RUNS, change_points, drift
-from iree_gauntlet.measuring.statistics.comparison_verdict import DEFAULT_DISCOVERY_RATE, adjusted_p_values
+from iree_gauntlet.measuring.statistics.comparison_verdict import DEFAULT_DISCOVERY_RATE, adjust_p_values
 from iree_gauntlet.records.history_outcome import Finding, Kind, Series
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def judge(series: Iterable[Series], effects: Effects) -> tuple[Finding, ...]:
         found = _noisy_changes(item, effects.of(item.key.figure))
         likely += found
         silent += not found
-    adjusted = adjusted_p_values([*(item.p_value or 0.0 for item in likely), *([1.0] * silent)])
+    adjusted = adjust_p_values([*(item.p_value or 0.0 for item in likely), *([1.0] * silent)])
     kept = [
         replace(item, p_value=p_value)
         for item, p_value in zip(likely, adjusted, strict=False)

@@ -23,7 +23,7 @@ from iree_gauntlet.records.history_run import is_history_file
 from iree_gauntlet.settings import project_folder, shown
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
-from iree_gauntlet.system.short_process import last_words, run_short
+from iree_gauntlet.system.short_process import run_short, show_last_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -338,7 +338,7 @@ class GitHistory:
         return done
 
     def _refused(self, what: str, answer: Answer) -> GauntletError:
-        return GauntletError(f"history {self.place}: git {what} failed", last_words("git", answer.stderr, 5))
+        return GauntletError(f"history {self.place}: git {what} failed", show_last_words("git", answer.stderr, 5))
 
     def _locked(self) -> AbstractContextManager[int]:
         self.beside.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from iree_gauntlet.engine.session import Session, open_session
 from iree_gauntlet.engine.workbench import open_workbench, plan_context
 from iree_gauntlet.errors import SpecError
 from iree_gauntlet.journal_format import JournalRecord
-from iree_gauntlet.measuring.machine.machine_state import machine_facts
+from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.records.step_outcome import StepOutcome, step_outcome
 from iree_gauntlet.reports.details import finding_lines
@@ -144,7 +144,7 @@ class ModelTestSession:
         plan = on_devices_here(imports_possible(plan, self._machine), self._machine)
         self._steps = {step.id: step for step in plan.steps}
         self._verdicts: dict[str, Verdict] = {}
-        self._jobs = max(1, machine_facts().cores // settings.processes)
+        self._jobs = max(1, read_machine_facts().cores // settings.processes)
         self._made_again = run_dir / "made-again" if settings.force_recompile else None
         self._confirm = settings.confirm
         self._began = datetime.now(UTC)

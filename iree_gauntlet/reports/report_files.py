@@ -12,7 +12,7 @@ from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import html_page
 from iree_gauntlet.reports.render_markdown import markdown, shortened
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.system.collector import uncollected
+from iree_gauntlet.system.collector import pause_collector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +54,7 @@ class Reports:
         Raises:
             GauntletError: they cannot be written.
         """
-        with uncollected():
+        with pause_collector():
             for name, make in self.files.items():
                 write_report(folder / name, make(), folder)
 

@@ -29,7 +29,7 @@ from iree_gauntlet.reports.junit import junit_document
 from iree_gauntlet.reports.render_markdown import code, escape, table
 from iree_gauntlet.reports.report_files import Reports, pages, write_report
 from iree_gauntlet.reports.summary import run_document
-from iree_gauntlet.system.collector import uncollected
+from iree_gauntlet.system.collector import pause_collector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -76,7 +76,7 @@ def run_reports(run_dir: Path) -> Reports:
     Raises:
         GauntletError: there is no journal, or it cannot be read.
     """
-    with uncollected():
+    with pause_collector():
         return reports_of_run(_outcome_in(run_dir), run_dir)
 
 

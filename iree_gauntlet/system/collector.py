@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def pause_collector() -> Iterator[None]:
     """No search for cycles: what is made inside is held until its end, and among millions of objects it takes long."""
     enabled = gc.isenabled()
     gc.disable()

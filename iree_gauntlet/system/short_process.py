@@ -98,7 +98,7 @@ def run_short(
         raise
 
 
-def last_words(program: str, output: str, most: int) -> str:
+def show_last_words(program: str, output: str, most: int) -> str:
     """The last lines of what a program said, as part of a hint.
 
     `most`: how many lines are kept; empty ones do not count.
@@ -200,7 +200,7 @@ def _end(process: subprocess.Popen[str]) -> None:
                 process.wait(_GRACE_SECONDS)
 
 
-def signal_name(number: int) -> str:
+def name_signal(number: int) -> str:
     """A signal's name; empty for 0."""
     if not number:
         return ""

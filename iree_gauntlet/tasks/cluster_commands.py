@@ -79,13 +79,13 @@ def worker_task(options: dict[str, Any]) -> ExitCode:
         from iree_gauntlet.cluster.cluster_state import show_offer  # noqa: PLC0415
 
         return show_offer(offer)
-    from iree_gauntlet.cluster.connection import require_scheduler, security_of  # noqa: PLC0415
+    from iree_gauntlet.cluster.connection import find_security, require_scheduler  # noqa: PLC0415
     from iree_gauntlet.cluster.start import Place, run_worker  # noqa: PLC0415
     from iree_gauntlet.settings import made_cache_folder  # noqa: PLC0415
 
     address = _address(request.scheduler, "worker")
     _require_ports(request.port, request.nanny_port)
-    security = security_of(address, request)
+    security = find_security(address, request)
     require_scheduler(address, security)
     cache_dir = made_cache_folder(offered.cache_dir)
     return run_worker(Place(address, cache_dir, security, request.port, request.nanny_port), offer, _say)

@@ -18,18 +18,18 @@ from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError
 from iree_gauntlet.figures import byte_size, counted, signed
 from iree_gauntlet.measuring.instructions.counters import CounterKind, find_counter, why_no_hardware
 from iree_gauntlet.measuring.machine.machine_state import (
-    benchmark_warnings,
-    cpu_use,
-    machine_facts,
+    list_benchmark_warnings,
     machine_state,
+    measure_cpu_use,
     read_cpu_times,
+    read_machine_facts,
 )
 from iree_gauntlet.reports.output import print_table, write_text
 from iree_gauntlet.settings import Configuration, cache_folder, project_folder
 from iree_gauntlet.toolchains.cmake_build import find_build_tools
-from iree_gauntlet.toolchains.devices import Device, compile_backends, devices, drivers, find_device, known_devices
+from iree_gauntlet.toolchains.devices import Device, compile_backends, describe_devices, devices, drivers, find_device
 from iree_gauntlet.toolchains.find import chosen, find_toolchain
-from iree_gauntlet.toolchains.host import compiler_host_cpu, host_cpu
+from iree_gauntlet.toolchains.host import ask_host_cpu, read_host_cpu
 from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Toolchain
 from iree_gauntlet.upkeep.installed_toolchains import open_place, version_text
 
@@ -144,8 +144,8 @@ def _asked(area: str, look: Callable[[], Finding]) -> Finding:
 
 
 def _host(toolchain: Toolchain) -> Finding:
-    cpu = compiler_host_cpu(toolchain)
-    return Finding("host", "info", f"`host` is {cpu} to the compiler: {host_cpu().identity}")
+    cpu = ask_host_cpu(toolchain)
+    return Finding("host", "info", f"`host` is {cpu} to the compiler: {read_host_cpu().identity}")
 
 
 def _counter() -> Finding:
@@ -279,7 +279,7 @@ def list_devices(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     found: list[dict[str, Any]] = []
     for driver in drivers(toolchain):
         try:
-            here = known_devices(toolchain, driver)
+            here = describe_devices(toolchain, driver)
         except ToolchainError as problem:
             found.append({"driver": driver, "devices": [], "problem": problem.what, "hint": problem.hint})
         else:
@@ -309,13 +309,13 @@ def doctor(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     """Prints what is here and what is missing; exits with ERROR where no suite could run at all."""
     toolchain = _asked_toolchain(request)
     findings = [*diagnose(toolchain, cache_folder(request.cache_dir)), *_configuration()]
-    facts = machine_facts()
+    facts = read_machine_facts()
     memory = "unknown memory" if facts.memory_bytes is None else byte_size(facts.memory_bytes)
     text = f"{facts.cpu}, {facts.cores} cores, {memory}, {facts.os}"
     findings.append(Finding("machine", "info", text))
     before = read_cpu_times()
     time.sleep(_WATCH_SECONDS)
-    warnings = benchmark_warnings(machine_state(cpu_use(before, read_cpu_times())))
+    warnings = list_benchmark_warnings(machine_state(measure_cpu_use(before, read_cpu_times())))
     findings += [Finding("benchmarking", "warn", warning) for warning in warnings]
     if not warnings:
         findings.append(Finding("benchmarking", "ok", "nothing here would spoil a benchmark"))

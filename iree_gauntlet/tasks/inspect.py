@@ -18,7 +18,7 @@ from iree_gauntlet.figures import counted
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.requests import Defaults, RunRequest, SelectionRequest, ShardRequest, ToolchainRequest
 from iree_gauntlet.settings import cache_folder, runs_folder
-from iree_gauntlet.system.collector import uncollected
+from iree_gauntlet.system.collector import pause_collector
 from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
 
 
-@uncollected()
+@pause_collector()
 def list_cases(request: SelectionRequest, shard: ShardRequest, *, as_json: bool) -> ExitCode:
     """Prints what can be selected: a line for each model, submodel and target."""
     selection = select(request, Defaults(targets=FAMILIES))
@@ -56,7 +56,7 @@ def list_cases(request: SelectionRequest, shard: ShardRequest, *, as_json: bool)
     return code
 
 
-@uncollected()
+@pause_collector()
 def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
     """Prints what would run, and why each step would or would not come from the cache."""
     # The planner's context brings pydantic, numpy and the caches; `list` answers without them.
@@ -100,7 +100,7 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
     return ExitCode.USAGE if plan.problems else ExitCode.OK
 
 
-@uncollected()
+@pause_collector()
 def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitCode:
     """Reads every selected spec, with all that is wrong with them at once; flags too, where an IREE is given."""
     from iree_gauntlet.artifacts.registry_file import Registry  # noqa: PLC0415
@@ -173,12 +173,14 @@ def _weights(case: Case) -> Iterator[tuple[str, str]]:
     """(field, URL) of the files that ONNX programs of a case keep weights in."""
     from pathlib import Path  # noqa: PLC0415
 
-    from iree_gauntlet.artifacts.onnx_data import data_files  # noqa: PLC0415
+    from iree_gauntlet.artifacts.onnx_data import list_data_files  # noqa: PLC0415
 
     for module in case.modules:
         path = Path(file_path(module.program.url)) if module.program.onnx and not module.program.name else None
         if path is not None and module.origin.file == case.origin.file:
-            yield from ((module.origin.field, (path.parent / name).absolute().as_uri()) for name in data_files(path))
+            yield from (
+                (module.origin.field, (path.parent / name).absolute().as_uri()) for name in list_data_files(path)
+            )
 
 
 def _pair(file: str) -> tuple[str, ...]:

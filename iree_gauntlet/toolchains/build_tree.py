@@ -28,7 +28,7 @@ from iree_gauntlet.toolchains.toolchain import (
     UNKNOWN_VERSION,
     Compiler,
     Runtime,
-    identity_of,
+    compute_identity,
 )
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class BuildTree:
         )
 
 
-def compiler_of(tree: BuildTree, hash_of: Callable[[Path], str], environments: Path) -> Compiler:
+def find_compiler_of(tree: BuildTree, hash_of: Callable[[Path], str], environments: Path) -> Compiler:
     """The compiler of a build.
 
     `hash_of`: SHA-256 of a file's content.
@@ -119,7 +119,7 @@ def compiler_of(tree: BuildTree, hash_of: Callable[[Path], str], environments: P
     )
 
 
-def runtime_of(tree: BuildTree, hash_of: Callable[[Path], str]) -> Runtime:
+def find_runtime_of(tree: BuildTree, hash_of: Callable[[Path], str]) -> Runtime:
     """The runtime of a build; its tools do not tell their version, so it is that of the bindings or the compiler.
 
     Raises:
@@ -214,7 +214,7 @@ def _compute_identity(
                 hashes[real] = hash_of(real)
             yield f"content {name}", hashes[real]
 
-    return identity_of(set(ingredients()))
+    return compute_identity(set(ingredients()))
 
 
 def _find_runtime_version(tree: BuildTree) -> tuple[str, str]:
@@ -235,7 +235,7 @@ def _find_runtime_version(tree: BuildTree) -> tuple[str, str]:
 def _provide_binding_python(root: Path, bindings: Path, environments: Path) -> tuple[str, str]:
     """An interpreter that sees a build's bindings, and the version of the onnx package that it sees."""
     base = _find_python(root)
-    name = identity_of([("bindings", str(bindings)), ("python", base)])[:16]
+    name = compute_identity([("bindings", str(bindings)), ("python", base)])[:16]
     folder = environments / name
     python = folder / "bin" / "python"
     marker = folder / "complete"

@@ -43,7 +43,9 @@ class Candidate:
     iree: str
 
 
-def candidates_between(good: str, bad: str, place: Place, *, nightlies: bool) -> tuple[tuple[Candidate, ...], bool]:
+def list_candidates_between(
+    good: str, bad: str, place: Place, *, nightlies: bool
+) -> tuple[tuple[Candidate, ...], bool]:
     """The versions from one to another, from the oldest to the newest, both among them.
 
     `good`: a release, a nightly's version, or `nightly` for the newest; `bad`: likewise; either may be the older one;
@@ -107,7 +109,7 @@ def open_checkout(source: str, place: Place) -> Checkout:
     return Checkout.of(choice.folder, place.search_path)
 
 
-def candidates_among(good: str, bad: str, among: Sequence[str]) -> tuple[Candidate, ...]:
+def list_candidates_among(good: str, bad: str, among: Sequence[str]) -> tuple[Candidate, ...]:
     """A row that was named: good first, bad last; they are put at its ends where it does not hold them.
 
     Raises:

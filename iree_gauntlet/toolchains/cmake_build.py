@@ -18,7 +18,7 @@ from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.figures import byte_size, duration
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.short_process import ask, run_logged
-from iree_gauntlet.toolchains.toolchain import identity_of
+from iree_gauntlet.toolchains.toolchain import compute_identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -249,14 +249,14 @@ class BuildFolder:
             # No fault of what is built: whoever tries several commits stops here.
             raise GauntletError(f"{what} {self.title}: disk full", f"Free space, and run again. Log: {self.log}")
         ended = f"it was ended with signal {-code}" if code < 0 else f"exit code {code}"
-        first = first_error(said).removeprefix(f"{self.source}/") or ended
+        first = find_first_error(said).removeprefix(f"{self.source}/") or ended
         raise ToolchainError(f"{what} {self.title}: {first}", f"Log: {self.log}\n  To repeat: {shlex.join(argv)}")
 
 
 def make_settings_key(tools: BuildTools, options: Sequence[str]) -> str:
     """Hex digest of what makes two builds of one commit differ: options and compiler, but no cache of compiles."""
     said = [("compiler", f"{tools.compiler} {tools.cc} {tools.cxx} {tools.lld}")]
-    return identity_of([*said, *((f"option {index}", text) for index, text in enumerate((*_SETTINGS, *options)))])
+    return compute_identity([*said, *((f"option {index}", text) for index, text in enumerate((*_SETTINGS, *options)))])
 
 
 def _list_unused(names: list[str]) -> Callable[[str], None]:
@@ -306,7 +306,7 @@ class _Following:
         self._news(f"built {done:,} of {total:,} files, about {duration(left)} left")
 
 
-def first_error(said: str) -> str:
+def find_first_error(said: str) -> str:
     """The first error that CMake, a compiler or a linker reports, with file and line where it has them."""
     lines = said.splitlines()
     failed = next((index for index, line in enumerate(lines) if _FAILED.match(line)), None)

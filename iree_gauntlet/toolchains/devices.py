@@ -124,7 +124,7 @@ def devices(toolchain: Toolchain, driver: str = "") -> tuple[str, ...]:
 
 
 @functools.cache
-def known_devices(toolchain: Toolchain, driver: str) -> tuple[Device, ...]:
+def describe_devices(toolchain: Toolchain, driver: str) -> tuple[Device, ...]:
     """The devices of a driver, with what the runtime says of each.
 
     Raises:
@@ -165,11 +165,11 @@ def find_device(toolchain: Toolchain, device: str) -> Device:
         ToolchainError: it is not there, or the runtime does not answer.
     """
     uri = _find_uri(toolchain, device)
-    return next(item for item in known_devices(toolchain, uri.partition("://")[0]) if item.uri == uri)
+    return next(item for item in describe_devices(toolchain, uri.partition("://")[0]) if item.uri == uri)
 
 
 @functools.cache
-def device_available(toolchain: Toolchain, device: str) -> Availability:
+def check_device(toolchain: Toolchain, device: str) -> Availability:
     """Whether a device, as `--device=` names it, is there.
 
     `device`: a driver (`hip`), an ordinal (`hip://1`), or a device's own URI.

@@ -31,7 +31,7 @@ from packaging.version import Version
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
-from iree_gauntlet.toolchains.installed import COMPILER_WHEEL, RUNTIME_WHEEL, find_wheel, site_packages_of
+from iree_gauntlet.toolchains.installed import COMPILER_WHEEL, RUNTIME_WHEEL, find_site_packages, find_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -127,7 +127,7 @@ def discard(path: Path) -> None:
 
 
 @contextmanager
-def named_refusals(folder: Path) -> Iterator[None]:
+def name_refusals(folder: Path) -> Iterator[None]:
     """Names the path where the file system refuses.
 
     Raises:
@@ -185,7 +185,7 @@ class Environment:
         return _locate_python(self.path)
 
 
-def environment_tag() -> str:
+def make_environment_tag() -> str:
     """What of this Python and machine an environment is made for."""
     system = f"{platform.system()}-{platform.machine()}".lower()
     return f"py{sys.version_info.major}.{sys.version_info.minor}-{system}"
@@ -208,7 +208,7 @@ class Environments:
 
     def path_of(self, label: str) -> Path:
         """Where the environment of a label is, if it is there."""
-        return self.folder / f"{label}-{environment_tag()}"
+        return self.folder / f"{label}-{make_environment_tag()}"
 
     def find(self, label: str) -> Environment | None:
         """The environment of a label; None where there is no whole one. It is in use from now on."""
@@ -235,7 +235,7 @@ class Environments:
                 f"IREE {recipe.asked} is not installed in the cache: {path} {why}",
                 f"Install it where there is a network: gauntlet toolchain.install {recipe.asked}",
             )
-        with named_refusals(self.folder):
+        with name_refusals(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._hold_lock(recipe.label) as held:
                 # Somebody else may have made it meanwhile.
@@ -267,7 +267,7 @@ class Environments:
         Raises:
             ToolchainError: it cannot be deleted.
         """
-        with named_refusals(self.folder), self._hold_lock(label):
+        with name_refusals(self.folder), self._hold_lock(label):
             discard(path)
 
     def _hold_lock(self, label: str) -> AbstractContextManager[int]:
@@ -315,7 +315,7 @@ def inspect(path: Path) -> tuple[Environment | None, str]:
 def _require(path: Path, recipe: Recipe) -> None:
     """Make sure that the wanted versions are inside."""
     python = _locate_python(path)
-    search_path = [str(folder) for folder in site_packages_of(python)]
+    search_path = [str(folder) for folder in find_site_packages(python)]
     for kind, wanted in ((COMPILER_WHEEL, recipe.compiler), (RUNTIME_WHEEL, recipe.runtime)):
         if wanted:
             release = find_wheel(kind, search_path, str(python)).release

@@ -22,23 +22,23 @@ from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageErro
 from iree_gauntlet.figures import byte_size
 from iree_gauntlet.messages import news
 from iree_gauntlet.system.file_lock import file_lock
-from iree_gauntlet.toolchains.build_tree import BuildTree, compiler_of, runtime_of
+from iree_gauntlet.toolchains.build_tree import BuildTree, find_compiler_of, find_runtime_of
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.environments import (
     Environment,
     Environments,
     Recipe,
     empty_folder,
-    environment_tag,
-    named_refusals,
+    make_environment_tag,
+    name_refusals,
 )
 from iree_gauntlet.toolchains.installed import (
     COMPILER_WHEEL,
     RUNTIME_WHEEL,
-    compiler_on,
+    find_compiler_on,
     find_installed,
-    runtime_on,
-    site_packages_of,
+    find_runtime_on,
+    find_site_packages,
 )
 from iree_gauntlet.toolchains.installer import Installer, Sources
 from iree_gauntlet.toolchains.source_builds import COMPILER, IMPORTER, RUNTIME, SourceBuilds
@@ -253,7 +253,7 @@ def chosen(request: ToolchainRequest, environ: Mapping[str, str]) -> tuple[Choic
     )
 
 
-def toolchain_place(
+def make_toolchain_place(
     cache_dir: Path,
     configuration: Configuration,
     uses: Uses,
@@ -301,19 +301,19 @@ def _find_compiler(choice: Choice, place: Place) -> Compiler:
     if found is None:
         return find_installed().compiler
     if isinstance(found, BuildTree):
-        return compiler_of(found, place.hash_of, place.environments.folder.with_name("bindings"))
-    return compiler_on([str(path) for path in site_packages_of(found)], str(found), _name(choice))
+        return find_compiler_of(found, place.hash_of, place.environments.folder.with_name("bindings"))
+    return find_compiler_on([str(path) for path in find_site_packages(found)], str(found), _name(choice))
 
 
 def _describe_built_compiler(build: Build, place: Place) -> Compiler:
     tree = BuildTree(build.path, build.path / "tools", f"source: {build.title}")
-    found = compiler_of(tree, place.hash_of, place.environments.folder.with_name("bindings"))
+    found = find_compiler_of(tree, place.hash_of, place.environments.folder.with_name("bindings"))
     return replace(found, commit=build.commit)
 
 
 def _describe_built_runtime(build: Build, place: Place) -> Runtime:
     tree = BuildTree(build.path, build.path / "tools", f"source: {build.title}")
-    return replace(runtime_of(tree, place.hash_of), commit=build.commit)
+    return replace(find_runtime_of(tree, place.hash_of), commit=build.commit)
 
 
 def _find_runtime(choice: Choice, place: Place) -> Runtime:
@@ -323,8 +323,8 @@ def _find_runtime(choice: Choice, place: Place) -> Runtime:
     if found is None:
         return find_installed().runtime
     if isinstance(found, BuildTree):
-        return runtime_of(found, place.hash_of)
-    return runtime_on([str(path) for path in site_packages_of(found)], str(found), _name(choice))
+        return find_runtime_of(found, place.hash_of)
+    return find_runtime_on([str(path) for path in find_site_packages(found)], str(found), _name(choice))
 
 
 def _name(choice: Choice) -> str:
@@ -343,7 +343,7 @@ def _locate(choice: Choice, place: Place, tools: tuple[str, ...]) -> Path | Buil
         tool = _find_on_path(tools, place.search_path)
         native = tool.resolve()
         return _find_environment(tool) or BuildTree(native.parent.parent, native.parent, f"path: {native.parent}")
-    return environment_for(choice, place).python
+    return provide_environment(choice, place).python
 
 
 def _find_on_path(tools: Sequence[str], search_path: str) -> Path:
@@ -386,7 +386,7 @@ def _find_venv_python(folder: Path) -> Path:
     return python
 
 
-def environment_for(choice: Choice, place: Place) -> Environment:
+def provide_environment(choice: Choice, place: Place) -> Environment:
     """The environment of the cache that a choice means: a release, a nightly, or wheels.
 
     Raises:
@@ -434,7 +434,7 @@ def _install_commit(choice: Choice, place: Place) -> Environment:
         )
     commit = place.packages.commit_of(choice.ref)
     label = f"commit-{commit[:_COMMIT_DIGITS]}"
-    with named_refusals(environments.folder):
+    with name_refusals(environments.folder):
         environments.folder.mkdir(parents=True, exist_ok=True)
         with file_lock(environments.folder / f".{label}.download.lock"):
             if found := environments.find(label):
@@ -512,7 +512,8 @@ def _make_wheels_recipe(folder: Path, hash_of: Callable[[Path], str]) -> Recipe:
     if not fitting:
         there = ", ".join(others[:6]) or "no wheel"
         raise ToolchainError(
-            f"no wheel of iree-base-compiler or iree-base-runtime for {environment_tag()} in {folder}: it has {there}",
+            f"no wheel of iree-base-compiler or iree-base-runtime for {make_environment_tag()} in {folder}: "
+            f"it has {there}",
             "Name the folder of wheels that were built for this Python and platform.",
         )
     for found in fitting.values():

@@ -142,7 +142,7 @@ class KnownFlags:
         return {COMPILE: self.compile, RUN_MODULE: self.run_module, BENCHMARK_MODULE: self.benchmark_module}[tool]
 
 
-def known_flags(toolchain: Toolchain, cache_dir: Path) -> KnownFlags:
+def read_known_flags(toolchain: Toolchain, cache_dir: Path) -> KnownFlags:
     """The flags that a toolchain's tools know.
 
     They are kept in `<cache_dir>/toolchains/<identity>.json`, a file for the compiler and one for the

@@ -74,7 +74,7 @@ class HostCpu:
 
 
 @functools.cache
-def host_cpu() -> HostCpu:
+def read_host_cpu() -> HostCpu:
     """The CPU of this machine; it does not change while a process runs."""
     if sys.platform == "darwin":
         return _parse_sysctl(ask(["/usr/sbin/sysctl", "machdep.cpu", "hw"], timeout=_TIMEOUT_SECONDS).stdout)
@@ -130,7 +130,7 @@ def means_host(flags: Sequence[str]) -> bool:
     )
 
 
-def compiler_host_cpu(toolchain: Toolchain) -> str:
+def ask_host_cpu(toolchain: Toolchain) -> str:
     """LLVM's name of the CPU that the compiler takes `host` for (`znver4`); compiles an empty program.
 
     Raises:

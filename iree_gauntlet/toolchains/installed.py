@@ -23,7 +23,7 @@ from iree_gauntlet.toolchains.toolchain import (
     Compiler,
     Runtime,
     Toolchain,
-    identity_of,
+    compute_identity,
 )
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def find_wheel(kind: WheelKind, search_path: Sequence[str], python: str) -> Whee
         ("commit", commit),
         *_list_content(kind, root, distribution.read_text("RECORD")),
     ]
-    return Wheel(kind, root, distribution.version, version, commit, identity_of(ingredients))
+    return Wheel(kind, root, distribution.version, version, commit, compute_identity(ingredients))
 
 
 def _require_executable(wheel: Wheel, name: str, python: str) -> str:
@@ -178,7 +178,7 @@ def find_installed() -> Toolchain:
     return find_on(sys.path, sys.executable)
 
 
-def site_packages_of(python: Path) -> list[Path]:
+def find_site_packages(python: Path) -> list[Path]:
     """The package folders of a virtual environment, read from its layout.
 
     Raises:
@@ -193,7 +193,7 @@ def site_packages_of(python: Path) -> list[Path]:
     return sorted(prefix.glob("lib*/python3.*/site-packages"))
 
 
-def compiler_on(search_path: Sequence[str], python: str, source: str) -> Compiler:
+def find_compiler_on(search_path: Sequence[str], python: str, source: str) -> Compiler:
     """The compiler's wheel on a search path.
 
     `search_path`: folders as in `sys.path`; `source`: where it comes from, for people; its folder is added.
@@ -218,8 +218,8 @@ def compiler_on(search_path: Sequence[str], python: str, source: str) -> Compile
     )
 
 
-def runtime_on(search_path: Sequence[str], python: str, source: str) -> Runtime:
-    """The runtime's wheel on a search path; arguments and errors as for `compiler_on`."""
+def find_runtime_on(search_path: Sequence[str], python: str, source: str) -> Runtime:
+    """The runtime's wheel on a search path; arguments and errors as for `find_compiler_on`."""
     wheel = find_wheel(RUNTIME_WHEEL, search_path, python)
     return Runtime(
         source=f"{source}: {wheel.root}",
@@ -243,10 +243,10 @@ def find_on(search_path: Sequence[str], python: str) -> Toolchain:
             that installs it.
     """
     try:
-        compiler = compiler_on(search_path, python, "installed")
+        compiler = find_compiler_on(search_path, python, "installed")
     except ToolchainError as problem:
         try:
-            runtime_on(search_path, python, "installed")
+            find_runtime_on(search_path, python, "installed")
         except ToolchainError as other:
             raise ToolchainError(
                 f"{problem.what}; {other.what}",
@@ -254,4 +254,4 @@ def find_on(search_path: Sequence[str], python: str) -> Toolchain:
             ) from None
         raise
     # They may lie in two folders of the search path; people know the environment by the compiler's.
-    return Toolchain(compiler, replace(runtime_on(search_path, python, "installed"), source=compiler.source))
+    return Toolchain(compiler, replace(find_runtime_on(search_path, python, "installed"), source=compiler.source))

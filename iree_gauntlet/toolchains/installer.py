@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.system.short_process import Answer, last_words, run_short
+from iree_gauntlet.system.short_process import Answer, run_short, show_last_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -159,4 +159,4 @@ def _explain_unanswered(requirement: str, answer: Answer) -> ToolchainError:
 
 
 def _take_tail(output: str) -> str:
-    return last_words("uv", output, _TAIL_LINES)
+    return show_last_words("uv", output, _TAIL_LINES)

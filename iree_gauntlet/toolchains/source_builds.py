@@ -37,9 +37,9 @@ from iree_gauntlet.toolchains.cmake_build import (
     find_build_tools,
     make_settings_key,
 )
-from iree_gauntlet.toolchains.environments import discard, making, named_refusals, note_use, read_sealed, seal
+from iree_gauntlet.toolchains.environments import discard, making, name_refusals, note_use, read_sealed, seal
 from iree_gauntlet.toolchains.installer import Installer, Sources
-from iree_gauntlet.toolchains.toolchain import identity_of
+from iree_gauntlet.toolchains.toolchain import compute_identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -162,7 +162,7 @@ class SourceBuilds:
                 f"Build it: gauntlet toolchain.build {choice.text}",
             )
         work = alone if parts == {RUNTIME} else whole
-        with named_refusals(self.folder), self._hold_lock(work) as held:
+        with name_refusals(self.folder), self._hold_lock(work) as held:
             # Somebody else may have built it meanwhile.
             if choice.ref and (found := self._find_finished(work, choice, commit, parts)):
                 return found
@@ -184,7 +184,7 @@ class SourceBuilds:
         Raises:
             ToolchainError: it cannot be deleted.
         """
-        with named_refusals(self.folder):
+        with name_refusals(self.folder):
             discard(path)
 
     def remove_work(self, path: Path) -> None:
@@ -193,7 +193,7 @@ class SourceBuilds:
         Raises:
             ToolchainError: somebody builds there, or it cannot be deleted.
         """
-        with named_refusals(path), ExitStack() as held:
+        with name_refusals(path), ExitStack() as held:
             lock = take_lock(path.with_name(f".{path.name}.lock"))
             if lock is None:
                 raise ToolchainError(f"a running process builds in {path}", "Remove it when that has ended.")
@@ -209,7 +209,7 @@ class SourceBuilds:
     def _work(self, checkout: Checkout, tools: BuildTools, *, tree: bool, runtime_only: bool) -> _Work:
         options = (*self.options, *([_NO_COMPILER] if runtime_only else []))
         key = make_settings_key(tools, options)[:8]
-        place = identity_of([("checkout", str(checkout.folder.resolve())), ("tree", str(tree))])[:8]
+        place = compute_identity([("checkout", str(checkout.folder.resolve())), ("tree", str(tree))])[:8]
         folder = self.folder.with_name("work") / f"{checkout.folder.name}-{place}-{key}"
         return _Work(folder, checkout, options, tools, key)
 
@@ -393,4 +393,4 @@ def _hash_content(build: Path) -> str:
             with (build / name).open("rb") as file:
                 yield name, hashlib.file_digest(file, "sha256").hexdigest()
 
-    return identity_of(facts())[:8]
+    return compute_identity(facts())[:8]

@@ -105,7 +105,7 @@ class Toolchain:
         }
 
 
-def identity_of(ingredients: Iterable[tuple[str, str]]) -> str:
+def compute_identity(ingredients: Iterable[tuple[str, str]]) -> str:
     """Hex SHA-256 of named ingredients; their order does not matter, their names do."""
     digest = hashlib.sha256()
     for name, value in sorted(ingredients):

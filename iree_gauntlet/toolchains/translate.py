@@ -107,7 +107,7 @@ class FlagReleases:
 
 
 @functools.cache
-def flag_releases() -> FlagReleases:
+def read_flag_releases() -> FlagReleases:
     """What `flag_releases.toml` says, read once."""
     document = tomllib.loads(FLAG_RELEASES.read_text(encoding="utf-8"))
     compared = tuple(document.pop("compared"))
@@ -282,7 +282,7 @@ def _map_value(flag: Flag, values: Iterable[tuple[str, str]], name: str) -> str 
 
 def _hint(flag: Flag, renames: Sequence[Rename], known: FlagSet, tool: str) -> str:
     """What to do about a flag that is known under no name."""
-    releases = flag_releases()
+    releases = read_flag_releases()
     having = releases.with_flag(tool, flag.name)
     if having and not any(flag.name in (rename.old, rename.new) for rename in renames):
         lacking = [release for release in releases.compared if release not in having]

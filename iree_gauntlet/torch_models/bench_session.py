@@ -17,7 +17,7 @@ from iree_gauntlet.engine.plan import blocked
 from iree_gauntlet.engine.rounds.taken_rounds import gpu_of
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.machine.disturbance import RoundWatch
-from iree_gauntlet.measuring.machine.machine_state import benchmark_warnings
+from iree_gauntlet.measuring.machine.machine_state import list_benchmark_warnings
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.results import OutputComparison, Result, Samples, shorten
 from iree_gauntlet.settings import shown
@@ -394,7 +394,7 @@ class BenchSession:
             Verdict.PASSED,
             samples=Samples("bench", found.times_ms, (), (1,) * len(found.times_ms)),
             statistics=figures.as_dict(),
-            notes=(*step.notes, *_find_remarks(workers, found), *benchmark_warnings(state.watched)),
+            notes=(*step.notes, *_find_remarks(workers, found), *list_benchmark_warnings(state.watched)),
             log=processes.log(step, "stdout.txt"),
         )
         return answer.complete(result)

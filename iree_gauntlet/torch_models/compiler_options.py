@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ToolchainError, UsageError
 from iree_gauntlet.targets import CHIP_FLAGS, Target, target_of
-from iree_gauntlet.toolchains.devices import device_available, devices
+from iree_gauntlet.toolchains.devices import check_device, devices
 
 if TYPE_CHECKING:
     from iree_gauntlet.toolchains.flags import KnownFlags
@@ -63,7 +63,7 @@ def choose_devices(device: str, chips: int, toolchain: Toolchain) -> tuple[str, 
     Raises:
         ToolchainError: there is no such device.
     """
-    available = device_available(toolchain, device)
+    available = check_device(toolchain, device)
     if not available.ok:
         raise UsageError(f"--device {device}: {available.reason}", available.hint)
     driver, separator, path = device.partition("://")

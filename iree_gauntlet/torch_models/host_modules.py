@@ -14,7 +14,7 @@ from iree_gauntlet.torch_models.declarations import make_failure_problem
 from iree_gauntlet.torch_models.host_pipeline import StageError
 from iree_gauntlet.torch_models.instantiate import Pipeline, make_planned_model
 from iree_gauntlet.torch_models.torch_tensors import TYPES, find_type_name, make_array, make_tensor
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, array_bits, host_type
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, get_host_type, hold_bits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -140,5 +140,5 @@ class HostModules:
 def _view_bits(tensor: Tensor, name: str) -> NDArray[Any]:
     array = make_array(tensor)
     # Integers of IREE have no sign, or the one that their name says: the bits are the same.
-    same = array.dtype.kind in "iu" and array.dtype.itemsize == host_type(name).itemsize
-    return array_bits(array.view(host_type(name)) if same else array, name)
+    same = array.dtype.kind in "iu" and array.dtype.itemsize == get_host_type(name).itemsize
+    return hold_bits(array.view(get_host_type(name)) if same else array, name)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet.workers.iree_side.plan_file import read_arrays, timed_calls, write_arrays
+from iree_gauntlet.workers.iree_side.plan_file import read_arrays, time_calls, write_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -132,7 +132,7 @@ def run(path: Path) -> dict[str, Any]:
     began = time.perf_counter_ns()
     call()
     first = time.perf_counter_ns() - began
-    times = timed_calls(call, {**plan, **asked})
+    times = time_calls(call, {**plan, **asked})
     outputs: Sequence[tuple[str, NDArray[Any] | None]]
     if host is None:
         outputs = [item for program in programs for item in program.call(program.inputs)]

@@ -45,7 +45,7 @@ from iree_gauntlet.torch_models.formats import DataFormat
 from iree_gauntlet.torch_models.instantiate import Pipeline, make_planned_model
 from iree_gauntlet.torch_models.plugins import load_registry
 from iree_gauntlet.torch_models.torch_tensors import cast, convert, have_shared_weights, make_tensor, write_arrays
-from iree_gauntlet.workers.iree_side.plan_file import read_arrays, timed_calls
+from iree_gauntlet.workers.iree_side.plan_file import read_arrays, time_calls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -236,7 +236,7 @@ def _measure(plan: Mapping[str, Any], asked: Mapping[str, Any], stem: str) -> di
     # At once: sums of gradients are changed in place by the next call.
     outputs = write_arrays(model.outputs(given), Path(plan["outputs"]), stem) if plan["outputs"] else []
     return {
-        "call_ms": timed_calls(model.call, {**plan, **asked}),
+        "call_ms": time_calls(model.call, {**plan, **asked}),
         "first_call_ms": first / _NS_PER_MS,
         "compile_s": first / _NS_PER_S if compiled else None,
         "outputs": outputs,

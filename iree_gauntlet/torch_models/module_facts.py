@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.artifacts.parameters.collect import collect_parameters
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import byte_size
-from iree_gauntlet.measuring.numerics.arrays import bit_count
-from iree_gauntlet.measuring.profiles.dispatch_profile import dispatch_name, dispatch_names
+from iree_gauntlet.measuring.numerics.arrays import count_bits
+from iree_gauntlet.measuring.profiles.dispatch_profile import find_dispatch_names, parse_dispatch_name
 from iree_gauntlet.system.short_process import ask
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def read_module_facts(toolchain: Toolchain, program: Path, module: Path) -> Modu
     sizes = [tuple(declared[name].byte_size for name in names) for names in tables.values()]
     aside = {data for pair in tables for data in pair}
     aside |= {segment.data for segment in segments if read_span_lengths(segment.data) in sizes}
-    names = dispatch_names(segment.data for segment in segments if segment.data not in aside)
+    names = find_dispatch_names(segment.data for segment in segments if segment.data not in aside)
     with module.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return ModuleFacts(
@@ -135,7 +135,7 @@ def find_widened_at_load(facts: ModuleFacts, element_type: str) -> tuple[str, ..
     found = []
     for name in facts.load_dispatches:
         *operands, result = find_dispatch_types(name) or ("",)
-        if narrow in operands and bit_count(result) > bit_count(narrow):
+        if narrow in operands and count_bits(result) > count_bits(narrow):
             found.append(name)
     return tuple(found)
 
@@ -175,7 +175,7 @@ def describe_facts(facts: ModuleFacts) -> list[str]:
         lines.append(f"constants inside the module: {byte_size(facts.constant_bytes)}")
     if facts.load_dispatches:
         lines.append(f"made of them at load: {_name_some(_name_works(facts.load_dispatches))}")
-    heavy = [name for name in facts.dispatches if dispatch_name(name).kind in _HEAVY]
+    heavy = [name for name in facts.dispatches if parse_dispatch_name(name).kind in _HEAVY]
     if facts.dispatches:
         lines.append(f"dispatches: {_name_some(_name_works(heavy or facts.dispatches))}")
     return lines
@@ -201,7 +201,7 @@ def _drop_sign(kind: str) -> str:
 
 def _name_works(names: Iterable[str]) -> list[str]:
     """What dispatches do, with sizes and types, each once; without their functions and numbers."""
-    return list(dict.fromkeys(dispatch_name(name).work or name for name in names))
+    return list(dict.fromkeys(parse_dispatch_name(name).work or name for name in names))
 
 
 def _name_some(texts: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from iree_gauntlet.measuring.profiles.memory_profile import (
     MEMORY_FILE,
     MEMORY_ROLE,
     MEMORY_WORKER,
-    memory_plan,
+    make_memory_plan,
     read_memory_profile,
     write_memory_profile,
 )
@@ -221,7 +221,7 @@ class PointSession:
     def _profile_memory(self, step: Step) -> Result:
         """The high-water mark of memory by phase; the series of samples is written next to the logs, for its plot."""
         variant = self._variant(step.role.removeprefix(MEMORY_ROLE))
-        plan = memory_plan(self.chain.made(variant, self._build(variant)).plan([self.chain.device], 1))
+        plan = make_memory_plan(self.chain.made(variant, self._build(variant)).plan([self.chain.device], 1))
         answer = ask_worker(self.chain, step, self.session.processes, MEMORY_WORKER, plan)
         if answer.figures is None:
             return answer.failure

@@ -21,8 +21,8 @@ from iree_gauntlet.engine.processes.supervisor import shell_line
 from iree_gauntlet.engine.profiling import profile_dispatches
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import milliseconds, one_line
-from iree_gauntlet.measuring.profiles.dispatch_profile import dispatch_name
-from iree_gauntlet.measuring.profiles.perfetto import perfetto_trace
+from iree_gauntlet.measuring.profiles.dispatch_profile import parse_dispatch_name
+from iree_gauntlet.measuring.profiles.perfetto import make_perfetto_trace
 from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.steps import Command, Step
 from iree_gauntlet.system.atomic import write_atomic
@@ -121,7 +121,7 @@ def trace_table(profile: DispatchProfile) -> TraceTable:
         TraceRow(
             dispatch.name,
             _split(dispatch.name)[1],
-            dispatch_name(dispatch.name).kind,
+            parse_dispatch_name(dispatch.name).kind,
             profile.per_invocation(dispatch),
             dispatch.invocation_ns,
             dispatch.invocation_ns / whole if whole else 0.0,
@@ -177,7 +177,7 @@ def _make_figures(table: TraceTable, ns: int, count: Cell) -> tuple[Cell, ...]:
 
 def _split(name: str) -> tuple[str, str]:
     """A name without its sizes and types, and these: `…_dispatch_12_matmul` and `256x256x256 f32`."""
-    work = dispatch_name(name).work
+    work = parse_dispatch_name(name).work
     match = _SHAPE.search(work)
     if match is None or work == name:
         return name, ""
@@ -355,7 +355,7 @@ def _with_perfetto(
             ended = after_process(step, outcome, processes.error_lines(step, prefix), tool=_PROFILE)
             return replace(made, reason=f"no file for Perfetto: {ended.reason}")
         with rows.open(encoding="utf-8") as lines_of_rows:
-            document = perfetto_trace(lines_of_rows, device)
+            document = make_perfetto_trace(lines_of_rows, device)
     except GauntletError as error:
         return replace(made, reason=shorten(f"no file for Perfetto: {error.what}"))
     write_atomic(file, json.dumps(document, separators=(",", ":")) + "\n")

@@ -33,7 +33,7 @@ from iree_gauntlet.artifacts.archive import (
     member,
 )
 from iree_gauntlet.artifacts.leases import Leases
-from iree_gauntlet.artifacts.publishing import disk_errors, publishing, require_space
+from iree_gauntlet.artifacts.publishing import explain_disk_errors, publishing, require_space
 from iree_gauntlet.artifacts.sources import PypiSource, RemoteSource, local_name, parse_source
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
@@ -320,7 +320,7 @@ class _Import:
         """Puts an artifact into the store; what is wrong, empty for nothing."""
         temporary = self.place.root / f".import-{secrets.token_hex(8)}.part"
         try:
-            with disk_errors(self.place.root, file.url), temporary.open("xb") as stream:
+            with explain_disk_errors(self.place.root, file.url), temporary.open("xb") as stream:
                 for block in blocks:
                     stream.write(block)
             if digest.hexdigest() != file.sha256:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.inventory import Item, ItemKind, take_inventory
-from iree_gauntlet.artifacts.leases import Leases, tried_lock
+from iree_gauntlet.artifacts.leases import Leases, try_lock
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.errors import ArtifactError, ExitCode, UsageError
 from iree_gauntlet.figures import byte_size, counted
@@ -220,7 +220,7 @@ def remove_leftovers(paths: Iterable[Path]) -> None:
     """
     for path in paths:
         if path.suffix == ".lock":
-            with tried_lock(path) as locked:
+            with try_lock(path) as locked:
                 if locked:
                     # Removed while it is held: who waits for it sees that it is gone, and makes it again.
                     path.unlink(missing_ok=True)
@@ -252,7 +252,7 @@ def _take(root: Path, item: Item, aside: Path) -> bool:
 def _lock_unfetched(root: Path, item: Item) -> Iterator[bool]:
     """Whether no process fetches it; none begins to meanwhile."""
     lock = _lock(root, item)
-    with tried_lock(lock) as locked:
+    with try_lock(lock) as locked:
         yield locked or not lock.exists()
 
 
@@ -290,7 +290,7 @@ def _find_change(path: Path) -> float:
 
 def _is_held(lock: Path) -> bool:
     """Whether someone holds a lock."""
-    with tried_lock(lock, shared=True) as locked:
+    with try_lock(lock, shared=True) as locked:
         return not locked and lock.exists()
 
 

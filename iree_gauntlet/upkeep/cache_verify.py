@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_watched
-from iree_gauntlet.artifacts.inventory import Item, ItemKind, take_inventory, url_of
+from iree_gauntlet.artifacts.inventory import Item, ItemKind, find_url, take_inventory
 from iree_gauntlet.artifacts.pypi import damage_of
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.modules.module_entry import ENTRY_FILE, DamageError, open_sealed
@@ -180,7 +180,7 @@ def _check_artifact(
     """Hash an artifact. A damaged one is remembered to be in doubt, so that its next use notices, too."""
     pin = pins.of(item.name)
     expected = pin.sha256 if pin else verified.last(path)
-    url = url_of(item.name, pin.url if pin else "")
+    url = find_url(item.name, pin.url if pin else "")
     for _ in range(2):
         try:
             before = path.stat()

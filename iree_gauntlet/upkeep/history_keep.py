@@ -23,7 +23,7 @@ from iree_gauntlet.history.index import HistoryIndex
 from iree_gauntlet.history.judge import Effects, idle_marks, judge, with_confirmations, with_marks, without_invalid
 from iree_gauntlet.history.stores import HistoryStore, history_of, open_history
 from iree_gauntlet.journal_format import JOURNAL, read_journal
-from iree_gauntlet.measuring.machine.machine_state import machine_facts
+from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.compare_record import read_comparison
 from iree_gauntlet.records.earlier_runs import LATEST, run_named
 from iree_gauntlet.records.history_outcome import Finding, HistoryOutcome, Kind, selected
@@ -277,7 +277,7 @@ def _keep(asked: ConfirmRequest, finding: Finding, folder: Path, now: datetime) 
         time=now.isoformat(),
         cases=(),
         iree=iree_version(record.sides[1].toolchain),
-        machine=HistoryMachine.from_dict(elsewhere["machine"] if elsewhere else asdict(machine_facts())),
+        machine=HistoryMachine.from_dict(elsewhere["machine"] if elsewhere else asdict(read_machine_facts())),
         state="confirmation",
         more={"confirms": confirms},
     )

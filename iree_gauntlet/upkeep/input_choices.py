@@ -17,7 +17,7 @@ import numpy as np
 
 from iree_gauntlet.artifacts.seeded import parse_seeded
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, raw_bytes, walk_nodes
+from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, pack_bytes, walk_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -550,7 +550,7 @@ def _check_output(folder: Path, declared: Any, array: Array) -> Array:
 def file_content(array: Array) -> bytes:
     """The content of a file that holds an array: a .npy, or raw bytes where that says another type than modules do."""
     if array.dtype.kind in "Viu":
-        return raw_bytes(array)
+        return pack_bytes(array)
     stream = io.BytesIO()
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(array.shape)
     np.lib.format.write_array(stream, little, version=(1, 0))

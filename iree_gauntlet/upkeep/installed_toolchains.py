@@ -20,7 +20,7 @@ from iree_gauntlet.figures import byte_size
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.settings import Configuration, cache_folder, is_cmake_option, made_cache_folder, project_folder
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
-from iree_gauntlet.toolchains.find import Place, chosen, environment_for, find_toolchain, toolchain_place
+from iree_gauntlet.toolchains.find import Place, chosen, find_toolchain, make_toolchain_place, provide_environment
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.source_builds import COMPILER, IMPORTER, RUNTIME
 from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Part, Toolchain
@@ -46,7 +46,7 @@ def install(versions: str, cache_dir: str, *, offline: bool) -> ExitCode:
     choices = [_parse_installable(text) for text in _parse_names(versions, "install")]
     place = open_place(cache_dir, _read_configuration_here(), offline=offline)
     for choice in choices:
-        found = environment_for(choice, place)
+        found = provide_environment(choice, place)
         sys.stdout.write(f"{_make_title(found)}: {found.path} ({byte_size(found.bytes)})\n")
         sys.stdout.flush()
     return ExitCode.OK
@@ -202,7 +202,7 @@ def open_place(cache_dir: str, configuration: Configuration, *, offline: bool) -
     """Where toolchains are looked for; what is found there is in use for as long as this lives."""
     root = (cache_folder if offline else made_cache_folder)(cache_dir)
     hashes = VerifiedHashes(root / "verified")
-    return toolchain_place(root, configuration, Leases(root), hashes.sha256, offline=offline)
+    return make_toolchain_place(root, configuration, Leases(root), hashes.sha256, offline=offline)
 
 
 def _read_configuration_here() -> Configuration:

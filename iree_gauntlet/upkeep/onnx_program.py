@@ -7,7 +7,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.artifacts.onnx_data import data_files
+from iree_gauntlet.artifacts.onnx_data import list_data_files
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.workers.iree_side.onnx_reference import walk_nodes
 
@@ -121,7 +121,7 @@ def read_onnx(path: Path, name: str = "", shapes: Mapping[str, tuple[int, ...]] 
     graph = model.graph
     if not graph.output:
         raise UsageError(f"--program {path} is not an ONNX file, or an empty one: it has no outputs", hint)
-    data = tuple(path.parent / name for name in data_files(path))
+    data = tuple(path.parent / name for name in list_data_files(path))
     if gone := [item for item in data if not item.is_file()]:
         what = f"--program {path} keeps weights in {gone[0].name}, which is not there"
         raise UsageError(what, f"Put it into {path.parent.resolve()}.")

@@ -30,7 +30,7 @@ from iree_gauntlet.upkeep.format_schemas import FORMATS, schema_text
 from iree_gauntlet.upkeep.golden_record import record, reference_workers
 from iree_gauntlet.upkeep.input_choices import GivenData, file_content, input_sets, read_data
 from iree_gauntlet.upkeep.onnx_program import parse_shapes, read_onnx
-from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, raw_bytes, tensor_type
+from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, pack_bytes, tensor_type
 from iree_gauntlet.workers.iree_side.rounding import FLOAT_TYPES, allow_of_others, difference
 
 if TYPE_CHECKING:
@@ -329,7 +329,7 @@ def _check_outputs(
 def _read_back(item: Mapping[str, Any], like: NDArray[Any]) -> NDArray[Any]:
     """An output of a worker, as an array of another's type."""
     content = Path(item["file"]).read_bytes()
-    if raw_bytes(like) == content:
+    if pack_bytes(like) == content:
         return like
     if len(content) != like.nbytes:
         # Several values share a byte: they are the same, or they are not.

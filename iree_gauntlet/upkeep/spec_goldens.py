@@ -31,7 +31,7 @@ from iree_gauntlet.measuring.goldens.golden_evidence import (
     Standing,
     Verdict,
     collect_evidence,
-    golden_standings,
+    judge_standings,
     propose,
 )
 from iree_gauntlet.records.earlier_runs import newest_run, run_named, runs_of_specs
@@ -79,7 +79,7 @@ def show(request: SelectionRequest, asked: GoldenShowRequest) -> ExitCode:
             f"the {len({case.chain for case in selection.cases.cases})} selected chains have no golden",
             "docs/how-to/goldens.md says how to set one.",
         )
-    standings = golden_standings(goldens, list(_read_records(runs_folder(), asked.last)), runs_folder())
+    standings = judge_standings(goldens, list(_read_records(runs_folder(), asked.last)), runs_folder())
     if asked.as_json:
         document = {"schema": _SCHEMA, "goldens": [_record(item) for item in standings]}
         sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")

@@ -15,7 +15,7 @@ import pytest
 from uv import find_uv_bin
 
 from iree_gauntlet.artifacts import pypi
-from iree_gauntlet.artifacts.pypi import pip_command
+from iree_gauntlet.artifacts.pypi import find_pip_command
 from iree_gauntlet.artifacts.registry_file import Entry, Registry
 from iree_gauntlet.artifacts.sources import PypiSource, local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
@@ -73,7 +73,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def copying(index: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The index, and in place of pip what copies all of it to `--dest`."""
     script = f'while [ "$1" != --dest ]; do shift; done; cp {index}/*.whl "$2"'
-    monkeypatch.setattr(pypi, "pip_command", lambda: ("/bin/sh", "-c", script, "pip"))
+    monkeypatch.setattr(pypi, "find_pip_command", lambda: ("/bin/sh", "-c", script, "pip"))
     return index
 
 
@@ -246,7 +246,7 @@ def test_offline_without_a_wheel(index: Path, tmp_path: Path) -> None:
 def test_a_pip_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child = marked_hang()
     script = f"{child} & echo thinking; wait"
-    monkeypatch.setattr(pypi, "pip_command", lambda: ("/bin/sh", "-c", script))
+    monkeypatch.setattr(pypi, "find_pip_command", lambda: ("/bin/sh", "-c", script))
     for seconds in growing_times():
         with pytest.raises(ArtifactError, match=f"longer than {seconds:g} s") as caught:
             pypi.download_wheel(PypiSource("pypi://x==1/y", "", "x", "1", "y"), tmp_path, timeout=seconds)
@@ -258,8 +258,8 @@ def test_a_pip_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeypatch
 def test_a_python_without_pip(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
-    command = pip_command()
+    command = find_pip_command()
     assert command[1:] == ("--python", sys.executable)
     assert _store(tmp_path).fetch(_URL).path.read_bytes() == _MODEL
     monkeypatch.setenv("PATH", "")
-    assert pip_command() == (find_uv_bin(), "tool", "run", "pip", "--python", sys.executable)
+    assert find_pip_command() == (find_uv_bin(), "tool", "run", "pip", "--python", sys.executable)

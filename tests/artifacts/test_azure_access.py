@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from iree_gauntlet.artifacts.object_stores import azure_access, azure_blob
-from iree_gauntlet.artifacts.remotes import remotes_of
+from iree_gauntlet.artifacts.object_stores import find_azure_access, parse_azure_blob
+from iree_gauntlet.artifacts.remotes import list_remotes
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.settings import Configuration, StoreOptions
 
@@ -25,17 +25,17 @@ def test_the_first_that_has_credentials_counts() -> None:
         "AZURE_STORAGE_SAS_TOKEN": "?sig=environment\n",
         "AZURE_STORAGE_KEY": "a2V5Mg==",
     }
-    found = azure_access("mine", _configured(everything, {"az://mine": {"sas_token": "sig=file"}}))
+    found = find_azure_access("mine", _configured(everything, {"az://mine": {"sas_token": "sig=file"}}))
     assert (found.sas, found.said_by) == ("sig=file", "[stores] of gauntlet.toml")
-    found = azure_access("mine", _configured(everything))
+    found = find_azure_access("mine", _configured(everything))
     assert (found.sas, found.options["account_key"]) == ("", _KEY)
     assert found.said_by == "AZURE_STORAGE_CONNECTION_STRING"
     del everything["AZURE_STORAGE_CONNECTION_STRING"]
-    found = azure_access("mine", _configured(everything))
+    found = find_azure_access("mine", _configured(everything))
     assert (found.sas, found.said_by) == ("sig=environment", "AZURE_STORAGE_SAS_TOKEN")
     assert "account_key" not in found.options
     del everything["AZURE_STORAGE_SAS_TOKEN"]
-    assert azure_access("mine", _configured(everything)).options["account_key"] == "a2V5Mg=="
+    assert find_azure_access("mine", _configured(everything)).options["account_key"] == "a2V5Mg=="
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_the_first_that_has_credentials_counts() -> None:
     ],
 )
 def test_a_refusal_says_what_was_sent(environ: dict[str, str], said: str) -> None:
-    [remote] = remotes_of("az://mine/container/x.irpa", _configured(environ), 1)
+    [remote] = list_remotes("az://mine/container/x.irpa", _configured(environ), 1)
     hint = getattr(remote, "access_hint", "")
     assert said in hint
     assert "SECRET" not in hint
@@ -63,13 +63,13 @@ def test_a_refusal_says_what_was_sent(environ: dict[str, str], said: str) -> Non
 
 
 def test_secrets_are_not_shown() -> None:
-    found = azure_access("mine", _configured({}, {"az://mine": {"sas_token": "sig=SECRET"}}))
+    found = find_azure_access("mine", _configured({}, {"az://mine": {"sas_token": "sig=SECRET"}}))
     assert "SECRET" not in repr(found)
 
 
 def test_a_key_that_is_none_is_named_by_where_it_came_from() -> None:
     with pytest.raises(ArtifactError, match=r"not base64 \(AZURE_STORAGE_KEY\)") as caught:
-        azure_access("mine", _configured({"AZURE_STORAGE_ACCOUNT": "mine", "AZURE_STORAGE_KEY": "SECRET!!"}))
+        find_azure_access("mine", _configured({"AZURE_STORAGE_ACCOUNT": "mine", "AZURE_STORAGE_KEY": "SECRET!!"}))
     assert "SECRET" not in str(caught.value)
 
 
@@ -84,8 +84,8 @@ def test_urls_that_are_an_accounts() -> None:
         "http://127.0.0.1:10000/emulated/c/e.irpa": ("emulated", "c", "e.irpa"),
         "https://blobs.example/mine/c/e.irpa": ("mine", "c", "e.irpa"),
     }.items():
-        found = azure_blob(url, configuration)
+        found = parse_azure_blob(url, configuration)
         assert found is not None
         assert (found[0].account, found[1], found[2]) == expected
     for url in ("https://abc.blob.core.windows.net/c", "https://host/c/e.irpa", "https://blobs.example/mine2/c/e"):
-        assert azure_blob(url, configuration) is None
+        assert parse_azure_blob(url, configuration) is None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.artifacts.remotes import remotes_of
+from iree_gauntlet.artifacts.remotes import list_remotes
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.settings import Configuration
@@ -275,4 +275,4 @@ def test_an_interrupted_download_is_gone_on_with(hub: _Hub, tmp_path: Path) -> N
 
 def test_a_mirror_that_names_no_commit_is_refused_in_words() -> None:
     with pytest.raises(ArtifactError, match="not the path of a file in a repository of the hub"):
-        list(remotes_of("hf://organisation/model@main/weights.irpa", Configuration(), 1.0))
+        list(list_remotes("hf://organisation/model@main/weights.irpa", Configuration(), 1.0))

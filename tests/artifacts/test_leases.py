@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.artifacts.leases import Leases, tried_lock
+from iree_gauntlet.artifacts.leases import Leases, try_lock
 from iree_gauntlet.errors import ArtifactError, GauntletError
 from tests.support.processes import wait_until
 
@@ -211,10 +211,10 @@ def test_a_file_in_the_place_of_a_folder_is_an_error_that_says_so(tmp_path: Path
 
 def test_locks_can_be_tried(tmp_path: Path) -> None:
     path = tmp_path / "x.lock"
-    with tried_lock(path) as missing:
+    with try_lock(path) as missing:
         assert not missing
     path.touch()
-    with tried_lock(path, shared=True) as first, tried_lock(path, shared=True) as second, tried_lock(path) as alone:
+    with try_lock(path, shared=True) as first, try_lock(path, shared=True) as second, try_lock(path) as alone:
         assert (first, second, alone) == (True, True, False)
-    with tried_lock(path) as alone, tried_lock(path, shared=True) as second:
+    with try_lock(path) as alone, try_lock(path, shared=True) as second:
         assert (alone, second) == (True, False)

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from iree_gauntlet.artifacts.onnx_data import data_files
+from iree_gauntlet.artifacts.onnx_data import list_data_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +57,7 @@ def test_every_file_is_found_and_nothing_else(
 ) -> None:
     path = tmp_path_factory.mktemp("onnx") / "model.onnx"
     path.write_bytes(model(places).SerializeToString())
-    assert data_files(path) == tuple(sorted({location for _, location in places if location is not None}))
+    assert list_data_files(path) == tuple(sorted({location for _, location in places if location is not None}))
 
 
 @example(b"", 0)
@@ -69,13 +69,13 @@ def test_no_file_at_all_names_files_outside_or_breaks(
     path = tmp_path_factory.mktemp("junk") / "model.onnx"
     whole = model([("branch", "beside"), ("weights", "../outside"), ("node", "/etc/passwd")]).SerializeToString()
     path.write_bytes(whole[: len(whole) - cut] + junk)
-    found = data_files(path)
+    found = list_data_files(path)
     assert not {"../outside", "/etc/passwd"} & set(found)
     if not cut and not junk:
         assert found == ("beside",)
 
 
 def test_what_is_not_there_has_none(tmp_path: Path) -> None:
-    assert data_files(tmp_path / "none.onnx") == ()
+    assert list_data_files(tmp_path / "none.onnx") == ()
     (tmp_path / "empty.onnx").touch()
-    assert data_files(tmp_path / "empty.onnx") == ()
+    assert list_data_files(tmp_path / "empty.onnx") == ()

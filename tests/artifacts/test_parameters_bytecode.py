@@ -18,7 +18,7 @@ from iree_gauntlet.artifacts.parameters.collect import (
     _find_references_through_tool,
     _Reader,
     collect_parameters,
-    references_in_bytecode,
+    find_references_in_bytecode,
 )
 from iree_gauntlet.artifacts.parameters.parameter import ParameterError
 
@@ -76,7 +76,7 @@ def test_text_and_bytecode_have_the_same_parameters(version: int, tmp_path: Path
 
 def test_through_the_tool_they_are_the_same(program: Path) -> None:
     with program.open("rb") as file:
-        direct = {(r.scope, r.name, r.type) for r in references_in_bytecode(file, "x")}
+        direct = {(r.scope, r.name, r.type) for r in find_references_in_bytecode(file, "x")}
     printed = {(r.scope, r.name, r.type) for r in _find_references_through_tool(program, compiler("iree-opt"))}
     assert direct == printed
 
@@ -116,7 +116,7 @@ def test_weights_in_the_bytecode_are_not_read(tmp_path: Path) -> None:
 
     file = Counting(bytecode.read_bytes())
     assert bytecode.stat().st_size > 4_000_000
-    assert len(list(references_in_bytecode(file, "x"))) == 6
+    assert len(list(find_references_in_bytecode(file, "x"))) == 6
     assert file.read_bytes < 8_000
 
 
@@ -126,7 +126,7 @@ def test_newer_bytecode_goes_through_the_tool(program: Path, tmp_path: Path) -> 
     newer = tmp_path / "newer.mlirbc"
     newer.write_bytes(content)
     with newer.open("rb") as file, pytest.raises(UnknownEncodingError, match="version 99"):
-        list(references_in_bytecode(file, "x"))
+        list(find_references_in_bytecode(file, "x"))
     with pytest.raises(ParameterError, match=r"newer.mlirbc: iree-opt cannot read it \(exit code 1\): .*version 99"):
         collect_parameters(newer, compiler("iree-opt"))
     with pytest.raises(ParameterError, match=r"missing/iree-opt: cannot be started: No such file") as raised:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from iree_gauntlet.artifacts.parameters.collect import Reference, collect_parameters, references_in_text
-from iree_gauntlet.artifacts.parameters.parameter import Parameter, ParameterError, parameters_in_scope
+from iree_gauntlet.artifacts.parameters.collect import Reference, collect_parameters, find_references_in_text
+from iree_gauntlet.artifacts.parameters.parameter import Parameter, ParameterError, select_scope
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,13 +116,13 @@ def test_pieces_of_any_size_give_the_same(names: list[tuple[bytes, bytes, bool, 
         line = text.count(b"\n") + 1
         expected.append(Reference(decoded[0], decoded[1], "tensor<2xf32>", line))
     pieces = [text[begin : begin + piece] for begin in range(0, len(text), piece)]
-    assert list(references_in_text(pieces, "x.mlir")) == expected
+    assert list(find_references_in_text(pieces, "x.mlir")) == expected
 
 
 @pytest.mark.parametrize("cut", range(1, 90))
 def test_a_reference_may_be_cut_anywhere(cut: int) -> None:
     text = b'util.global @x = #stream.parameter.named<"model"::"w\\22"> : tensor<4x4xf32> // end'
-    (reference,) = references_in_text([text[:cut], text[cut:]], "x.mlir")
+    (reference,) = find_references_in_text([text[:cut], text[cut:]], "x.mlir")
     assert reference == Reference("model", 'w"', "tensor<4x4xf32>", 1)
 
 
@@ -135,7 +135,7 @@ def test_weights_in_the_text_are_not_kept() -> None:
 
     pieces = text()
     tracemalloc.start()
-    found = list(references_in_text(pieces, "x.mlir"))
+    found = list(find_references_in_text(pieces, "x.mlir"))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert [(reference.name, reference.line) for reference in found] == [("w", 2), ("w", 3)]
@@ -218,11 +218,11 @@ def test_damaged_text_is_an_error_or_read(data: st.DataObject, tmp_path: Path) -
 
 def test_parameters_of_a_scope() -> None:
     one, other = Parameter("a", "x", (), "f32"), Parameter("", "y", (), "f32")
-    assert parameters_in_scope([one, other], "a") == (one,)
-    assert parameters_in_scope([one, other], "") == (other,)
+    assert select_scope([one, other], "a") == (one,)
+    assert select_scope([one, other], "") == (other,)
     with pytest.raises(ParameterError, match="no parameter in scope 'b'") as raised:
-        parameters_in_scope([one, other], "b")
+        select_scope([one, other], "b")
     assert raised.value.hint == "Scopes that have parameters: '', 'a'."
     with pytest.raises(ParameterError) as raised:
-        parameters_in_scope([], "")
+        select_scope([], "")
     assert "no parameters at all" in raised.value.hint

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.artifacts.parameters.collect import collect_parameters
-from iree_gauntlet.artifacts.parameters.irpa import RandomContent, SplatContent, random_bytes, write_archive
+from iree_gauntlet.artifacts.parameters.irpa import RandomContent, SplatContent, make_random_bytes, write_archive
 from iree_gauntlet.artifacts.parameters.parameter import Parameter, ParameterError, archive_name
 from iree_gauntlet.errors import ArtifactError
 
@@ -96,7 +96,7 @@ def test_iree_reads_random_archives(tmp_path: Path) -> None:
         assert length == parameter.byte_size == int(end) - int(start)
         assert int(start) % 64 == 0
         stored = archive.read_bytes()[int(start) : int(end)]
-        assert stored == b"".join(random_bytes(parameter, 7))
+        assert stored == b"".join(make_random_bytes(parameter, 7))
     assert archive.stat().st_size % 4096 == 0
 
 
@@ -105,7 +105,7 @@ def test_iree_extracts_what_was_made(tmp_path: Path) -> None:
     archive, extracted = tmp_path / "m.irpa", tmp_path / "zeta.bin"
     write_archive(archive, PARAMETERS, RandomContent(7))
     dumped(archive, "m", f"m::zeta={extracted}")
-    assert extracted.read_bytes() == b"".join(random_bytes(PARAMETERS[0], 7))
+    assert extracted.read_bytes() == b"".join(make_random_bytes(PARAMETERS[0], 7))
 
 
 @pytest.mark.iree
@@ -162,7 +162,7 @@ def run(module: Path, archives: dict[str, Path], folder: Path) -> list[np.ndarra
 
 def held(parameters: Sequence[Parameter], name: str, dtype: np.typing.DTypeLike) -> np.ndarray:
     parameter = next(parameter for parameter in parameters if parameter.name == name)
-    return np.frombuffer(b"".join(random_bytes(parameter, 11)), dtype=dtype).reshape(parameter.shape)
+    return np.frombuffer(b"".join(make_random_bytes(parameter, 11)), dtype=dtype).reshape(parameter.shape)
 
 
 def archives_by_scope(
@@ -183,7 +183,7 @@ def test_a_program_runs_with_random_weights(module: Path, tmp_path: Path) -> Non
     np.testing.assert_allclose(y, x @ held(parameters, "w", "<f4"), rtol=1e-5)
     assert h.tobytes() == held(parameters, "h", "<f2").tobytes()
     assert d.tobytes() == held(parameters, "d", "<f8").tobytes()
-    packed = next(random_bytes(next(p for p in parameters if p.name == "q"), 11))
+    packed = next(make_random_bytes(next(p for p in parameters if p.name == "q"), 11))
     nibbles = [code for byte in packed for code in (byte & 15, byte >> 4)]
     assert q.tolist() == [code - 16 if code > 7 else code for code in nibbles]
     assert f8.view(ml_dtypes.float8_e4m3fn).tobytes() == held(parameters, "f8", ml_dtypes.float8_e4m3fn).tobytes()

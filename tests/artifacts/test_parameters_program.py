@@ -11,7 +11,7 @@ import pytest
 from iree_gauntlet.artifacts.parameters.__main__ import main
 from iree_gauntlet.artifacts.parameters.collect import collect_parameters
 from iree_gauntlet.artifacts.parameters.irpa import RandomContent, SplatContent, write_archive
-from iree_gauntlet.artifacts.parameters.parameter import parameters_in_scope
+from iree_gauntlet.artifacts.parameters.parameter import select_scope
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -73,9 +73,7 @@ def test_an_archive_of_one_scope(
     code, out, err = run("p.mlir", *arguments, "-o", "out.irpa")
     assert (code, err) == (0, "")
     assert "parameters" in out
-    write_archive(
-        program.parent / "same.irpa", parameters_in_scope(collect_parameters(program, "no-tool"), scope), content
-    )
+    write_archive(program.parent / "same.irpa", select_scope(collect_parameters(program, "no-tool"), scope), content)
     assert (program.parent / "out.irpa").read_bytes() == (program.parent / "same.irpa").read_bytes()
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.artifacts.parameters.irpa import RandomContent, quantiles, random_bytes, splat_pattern
+from iree_gauntlet.artifacts.parameters.irpa import RandomContent, make_random_bytes, make_splat_pattern, quantiles
 from iree_gauntlet.artifacts.parameters.parameter import Parameter, ParameterError, element_type
 
 F8 = ["f8E4M3FN", "f8E4M3FNUZ", "f8E5M2", "f8E5M2FNUZ", "f8E4M3", "f8E3M4", "f8E4M3B11FNUZ"]
@@ -64,7 +64,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def made(parameter: Parameter, seed: int = 0, piece: int = 1 << 15) -> bytes:
-    return b"".join(random_bytes(parameter, seed, piece=piece))
+    return b"".join(make_random_bytes(parameter, seed, piece=piece))
 
 
 @pytest.mark.parametrize("element", ELEMENTS)
@@ -160,7 +160,7 @@ def test_the_table_is_the_normal_distribution() -> None:
 def test_memory_does_not_grow_with_the_parameter() -> None:
     made(Parameter("m", "w", (2,), "f64"))
     tracemalloc.start()
-    size = sum(len(piece) for piece in random_bytes(Parameter("m", "w", (5_000_000,), "f64"), 0))
+    size = sum(len(piece) for piece in make_random_bytes(Parameter("m", "w", (5_000_000,), "f64"), 0))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert size == 40_000_000
@@ -198,7 +198,7 @@ def test_memory_does_not_grow_with_the_parameter() -> None:
 def test_one_value_as_the_shortest_pattern(element: str, value: float, pattern: bytes) -> None:
     known = element_type(element)
     assert known is not None
-    assert splat_pattern(known, value) == pattern
+    assert make_splat_pattern(known, value) == pattern
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_a_value_that_a_type_cannot_hold(element: str, value: float, message: st
     known = element_type(element)
     assert known is not None
     with pytest.raises(ParameterError, match=message) as raised:
-        splat_pattern(known, value)
+        make_splat_pattern(known, value)
     assert raised.value.hint
 
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.artifacts import seeded
-from iree_gauntlet.artifacts.seeded import ALPHABET, SeededSpec, parse_seeded, picture_of_words, write_seeded
+from iree_gauntlet.artifacts.seeded import ALPHABET, SeededSpec, draw_words_picture, parse_seeded, write_seeded
 from iree_gauntlet.errors import ArtifactError, ExitCode
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def test_every_picture_that_is_accepted_can_be_drawn(scale: int, lines: int, hei
 
 def test_a_line_may_hold_one_character_only() -> None:
     stream = iter([ALPHABET.index("I"), 0, 0])
-    rows = ["".join("#" if dot else "." for dot in row) for row in picture_of_words(stream, 8, 7, 1, 1)]
+    rows = ["".join("#" if dot else "." for dot in row) for row in draw_words_picture(stream, 8, 7, 1, 1)]
     assert [row[1:6] for row in rows[1:]] == [".###.", "..#..", "..#..", "..#..", "..#..", "..#..", ".###."]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from iree_gauntlet.cases import Golden, Metric, Origin, Stage, Statistic, Verdict
-from iree_gauntlet.cluster.fleet import Demand, Fleet, FleetQueue, Seat, demands_of
+from iree_gauntlet.cluster.fleet import Demand, Fleet, FleetQueue, Seat, list_demands
 from tests.support.simulated_fleet import CPU, GPU, offer, step
 
 
@@ -114,7 +114,7 @@ def test_a_golden_time_asks_for_its_sku_and_nothing_else_does() -> None:
     golden = Golden(Metric.TIME_MS, 1.0, 1.1, Statistic.MEAN, "mi300", "", Origin("x"))
     timed = replace(step("a:benchmark", device="hip", exclusive=True), sku="mi300")
     checked = replace(step("a:threshold", device="hip"), sku="mi300")
-    demands = demands_of([timed, replace(timed, id="b:benchmark", goldens=(golden,)), checked])
+    demands = list_demands([timed, replace(timed, id="b:benchmark", goldens=(golden,)), checked])
     assert [demand.sku for demand in demands.values()] == ["", "mi300", ""]
 
 
@@ -126,7 +126,7 @@ def test_what_is_compiled_for_the_host_is_compiled_where_it_runs() -> None:
         step("c:parameters", stage=Stage.PARAMETERS),
         step("c:threshold", "c:parameters", device="hip"),
     ]
-    demands = demands_of(steps)
+    demands = list_demands(steps)
     assert demands["a:compile"] == Demand("local-task")
     assert demands["b:compile"] == Demand()
     assert demands["c:parameters"] == Demand("hip")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.cluster import health
-from iree_gauntlet.cluster.health import HealthCheck, health_checks
+from iree_gauntlet.cluster.health import HealthCheck, make_health_checks
 from iree_gauntlet.cluster.offers import DeviceOffer
 from iree_gauntlet.targets import Target
 from iree_gauntlet.toolchains.installed import find_installed
@@ -37,7 +37,7 @@ def with_runtime(folder: Path, **scripts: str) -> Toolchain:
 
 
 def check_of(folder: Path, toolchain: Toolchain) -> HealthCheck:
-    checks, missing = health_checks([CPU], toolchain, folder / "health", folder / "health.json")
+    checks, missing = make_health_checks([CPU], toolchain, folder / "health", folder / "health.json")
     assert not missing
     return checks["local-task"]
 
@@ -87,11 +87,11 @@ def test_a_compiler_that_fails_is_said(tmp_path: Path) -> None:
     script.write_text("#!/bin/sh\necho 'error: no such target' >&2\nexit 1\n")
     script.chmod(0o755)
     broken = Toolchain(replace(found.compiler, compile=str(script)), found.runtime)
-    checks, missing = health_checks([CPU], broken, tmp_path / "health", tmp_path / "health.json")
+    checks, missing = make_health_checks([CPU], broken, tmp_path / "health", tmp_path / "health.json")
     assert not checks
     assert missing == {"cpu": "a known-good program does not compile for it: error: no such target"}
     script.write_text("#!/bin/sh\nkill -SEGV $$\n")
-    checks, missing = health_checks([CPU], broken, tmp_path / "health", tmp_path / "health.json")
+    checks, missing = make_health_checks([CPU], broken, tmp_path / "health", tmp_path / "health.json")
     assert missing == {"cpu": "a known-good program does not compile for it: it says nothing"}
 
 

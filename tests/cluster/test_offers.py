@@ -14,7 +14,7 @@ from iree_gauntlet.errors import UsageError
 from iree_gauntlet.toolchains import environments
 from iree_gauntlet.toolchains.devices import Device
 from iree_gauntlet.toolchains.environments import seal
-from iree_gauntlet.toolchains.host import host_cpu
+from iree_gauntlet.toolchains.host import read_host_cpu
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.installer import Sources
 
@@ -46,7 +46,7 @@ def test_what_is_no_device_is_refused_with_an_example(text: str) -> None:
 @pytest.mark.iree
 def test_this_machine_is_measured(tmp_path: Path) -> None:
     found = measured("box", 0, [parse_device("cpu")], find_installed(), tmp_path / "cache")
-    assert found.devices == (DeviceOffer("cpu", "local-task", product=host_cpu().name),)
+    assert found.devices == (DeviceOffer("cpu", "local-task", product=read_host_cpu().name),)
     assert found.jobs > 0
     assert found.free_disk_bytes
     assert WorkerOffer.from_dict(found.as_dict()) == found
@@ -55,7 +55,7 @@ def test_this_machine_is_measured(tmp_path: Path) -> None:
 def test_releases_in_the_cache_are_those_that_are_whole(tmp_path: Path) -> None:
     envs = tmp_path / "toolchains" / "envs"
     for label in ("3.11.0", "3.12.0"):
-        path = envs / f"{label}-{environments.environment_tag()}"
+        path = envs / f"{label}-{environments.make_environment_tag()}"
         (path / "bin").mkdir(parents=True)
         (path / "bin" / "python").symlink_to(sys.executable)
         (envs / f".{path.name}.lock").touch()

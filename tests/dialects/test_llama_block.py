@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.artifacts.parameters.collect import collect_parameters
-from iree_gauntlet.artifacts.parameters.irpa import RandomContent, random_bytes, write_archive
+from iree_gauntlet.artifacts.parameters.irpa import RandomContent, make_random_bytes, write_archive
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ def parameters() -> tuple[Parameter, ...]:
 
 def made(wanted: tuple[Parameter, ...], seed: int = SEED) -> Weights:
     return {
-        item.name: np.frombuffer(b"".join(random_bytes(item, seed)), dtype="<f4").reshape(item.shape) for item in wanted
+        item.name: np.frombuffer(b"".join(make_random_bytes(item, seed)), dtype="<f4").reshape(item.shape)
+        for item in wanted
     }
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.measuring.profiles.dispatch_profile import dispatch_names, new_and_gone
+from iree_gauntlet.measuring.profiles.dispatch_profile import find_dispatch_names, find_new_and_gone
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
@@ -65,10 +65,10 @@ def test_without_such_a_module_nothing_is_said(project: Project) -> None:
 def test_names_are_matched_without_their_numbers() -> None:
     before = ["f$async_dispatch_0_add_4_f32", "f$async_dispatch_1_add_4_f32", "f$async_dispatch_2_matmul_4x4x4_f32"]
     after = ["f$async_dispatch_0_matmul_4x4x4_f32", "f$async_dispatch_1_add_4_f32", "f$async_dispatch_7"]
-    assert new_and_gone(before, after) == (["f$async_dispatch_7"], ["add_4_f32"])
-    assert new_and_gone(before, before) == ([], [])
+    assert find_new_and_gone(before, after) == (["f$async_dispatch_7"], ["add_4_f32"])
+    assert find_new_and_gone(before, before) == ([], [])
 
 
 def test_names_are_found_in_any_bytes() -> None:
     data = b"\x00\x1cf$async_dispatch_10_add_4_f32\x00f$async_dispatch_10\x00 f$async_dispatch_2_mul_4_f32\xff"
-    assert dispatch_names([data]) == ["f$async_dispatch_2_mul_4_f32", "f$async_dispatch_10_add_4_f32"]
+    assert find_dispatch_names([data]) == ["f$async_dispatch_2_mul_4_f32", "f$async_dispatch_10_add_4_f32"]

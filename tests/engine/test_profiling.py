@@ -13,7 +13,7 @@ from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.engine.processes.processes import Processes
 from iree_gauntlet.engine.processes.supervisor import Supervisor
 from iree_gauntlet.engine.profiling import Profiling, compared, profile_dispatches
-from iree_gauntlet.measuring.profiles.dispatch_profile import Match, dispatch_changes
+from iree_gauntlet.measuring.profiles.dispatch_profile import Match, match_dispatches
 from iree_gauntlet.reports.compare_report import dispatch_blocks
 from iree_gauntlet.steps import Command, Resources, Step
 from iree_gauntlet.toolchains.flags import FlagSet, parse_runtime_help
@@ -165,7 +165,7 @@ def test_the_dispatches_of_two_builds_are_profiled_and_compared(
     fast, slow = found["host"].profile, found["generic"].profile
     assert fast is not None
     assert slow is not None
-    changes = dispatch_changes(fast, slow)
+    changes = match_dispatches(fast, slow)
     guilty = changes.changes[0]
     assert guilty.name.endswith("matmul_192x192x192_f32")
     assert guilty.match is Match.NAME
@@ -186,7 +186,7 @@ def test_the_dispatches_explain_the_difference_of_two_builds(
     assert fast is not None
     assert slow is not None
     assert fast.invocations == 100
-    changes = dispatch_changes(fast, slow)
+    changes = match_dispatches(fast, slow)
     if changes.b_ns < 1.2 * changes.a_ns:
         pytest.skip("this CPU has little that a generic one has not")
     guilty = changes.changes[0]

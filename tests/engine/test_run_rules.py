@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iree_gauntlet.measuring.numerics.arrays import Tensor, TensorError, read_arguments, storage_dtype
+from iree_gauntlet.measuring.numerics.arrays import Tensor, TensorError, get_storage_dtype, read_arguments
 from iree_gauntlet.measuring.numerics.comparison import compare_outputs
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, Value, read_value
@@ -23,7 +23,7 @@ SPECIAL = st.sampled_from([0.0, -0.0, 1.0, -1.5, 1e-4, 3e-5, 1e4, 65504.0, float
 @given(st.data())
 def test_the_small_rule_is_the_large_one(data: st.DataObject) -> None:
     name = data.draw(FLOATS)
-    dtype = storage_dtype(name)
+    dtype = get_storage_dtype(name)
     size = data.draw(st.integers(0, 6))
     with np.errstate(all="ignore"):
         wanted = np.array(data.draw(st.lists(SPECIAL, min_size=size, max_size=size)), np.float64)

@@ -24,7 +24,7 @@ from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor
 from iree_gauntlet.engine.served_threshold import check_served_threshold, run_job
 from iree_gauntlet.engine.threshold import check_threshold
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.measuring.numerics.arrays import storage_dtype
+from iree_gauntlet.measuring.numerics.arrays import get_storage_dtype
 from iree_gauntlet.steps import Command, Step
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import CORPUS
@@ -235,7 +235,7 @@ def test_every_type_is_handled_as_the_tool_does(
     (tmp_path / "a.bin").write_bytes(data)
     (tmp_path / "b.bin").write_bytes(other)
     packed = name == "i4"
-    count = 128 if packed else 64 // storage_dtype(name).itemsize
+    count = 128 if packed else 64 // get_storage_dtype(name).itemsize
     verdicts = set()
     for expected in ("a", "b"):
         flags = [

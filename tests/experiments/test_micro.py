@@ -358,7 +358,7 @@ def test_a_sweep_takes_a_gpu_block_by_block(tmp_path: Path, vulkan: Device, monk
     """Its step holds no lock of the device, or its own rounds would wait for it for ever."""
     # As if it were none in software, which nobody has to himself.
     gpu = replace(vulkan, software=False)
-    monkeypatch.setattr(devices, "known_devices", lambda _toolchain, _driver: (gpu,))
+    monkeypatch.setattr(devices, "describe_devices", lambda _toolchain, _driver: (gpu,))
     micro = Micro(tmp_path)
     micro.write(recipes="O3")
     done = micro.sweep("--device", "vulkan")

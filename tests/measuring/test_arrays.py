@@ -16,13 +16,13 @@ from iree_gauntlet.measuring.numerics.arrays import (
     TensorError,
     TensorType,
     UnreadError,
+    get_storage_dtype,
     parse_inline_values,
     parse_tensor_type,
     read_arguments,
     read_npy,
     read_output,
     read_raw,
-    storage_dtype,
 )
 from iree_gauntlet.written_numbers import parse_c_float
 
@@ -96,7 +96,7 @@ def test_npy_of_any_order_is_read_as_numpy_reads_it(dtype: str, shape: tuple[int
     array = np.asfortranarray(np.arange(math.prod(shape)).reshape(shape).astype(dtype))
     np.save(tmp_path / "a.npy", array)
     tensor = read_npy(tmp_path / "a.npy")
-    assert tensor.array.dtype == storage_dtype(tensor.element_type)
+    assert tensor.array.dtype == get_storage_dtype(tensor.element_type)
     assert tensor.array.flags.c_contiguous
     assert np.array_equal(tensor.array, array)
     # What follows in the file is found all the same.
@@ -240,7 +240,7 @@ def test_bits_under_another_type() -> None:
 
 
 def test_every_type_has_storage() -> None:
-    assert {name: storage_dtype(name).itemsize for name in NAMES} == dict(
+    assert {name: get_storage_dtype(name).itemsize for name in NAMES} == dict(
         zip(NAMES, [1, 1, 1, 2, 4, 8, 2, 2, 4, 8, 8, 1, 2, 16], strict=True)
     )
 

@@ -11,10 +11,10 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.statistics.bisection import (
     Search,
     Side,
+    count_most_tries,
     is_nearer_to_bad,
     is_same_value,
     is_third_value,
-    most_tries,
 )
 
 
@@ -45,7 +45,7 @@ def test_the_change_is_found_with_few_tries_and_none_twice(history: tuple[list[S
     found, tried = searched(truth)
     assert len(set(tried)) == len(tried)
     broken = sum(truth[place] is Side.NEITHER for place in tried)
-    assert len(tried) <= most_tries(len(truth)) + broken
+    assert len(tried) <= count_most_tries(len(truth)) + broken
     assert truth[found.last_old] is Side.OLD
     assert truth[found.first_new] is Side.NEW
     assert found.last_old < change <= found.first_new
@@ -68,7 +68,7 @@ def test_any_history_ends_with_a_change_that_is_there(middle: list[Side]) -> Non
     ("count", "tries"), [(2, 0), (3, 1), (4, 2), (5, 2), (6, 3), (9, 3), (10, 4), (17, 4), (18, 5), (257, 8)]
 )
 def test_the_bound_is_reached_and_not_passed(count: int, tries: int) -> None:
-    assert most_tries(count) == tries
+    assert count_most_tries(count) == tries
     rows = ([Side.OLD] * change + [Side.NEW] * (count - change) for change in range(1, count))
     assert max(len(searched(row)[1]) for row in rows) == tries
 

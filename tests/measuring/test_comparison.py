@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iree_gauntlet.measuring.numerics.arrays import Tensor, storage_dtype
+from iree_gauntlet.measuring.numerics.arrays import Tensor, get_storage_dtype
 from iree_gauntlet.measuring.numerics.comparison import compare_outputs
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances
 
@@ -25,7 +25,7 @@ RECORD = {
 
 
 def tensor(values: Any, name: str = "f32", source: str = "") -> Tensor:
-    array = np.asarray(values).astype(storage_dtype(name))
+    array = np.asarray(values).astype(get_storage_dtype(name))
     return Tensor(name, array.shape, array, source)
 
 
@@ -101,7 +101,7 @@ def test_a_passing_output_names_its_nearest_value() -> None:
 
 @pytest.mark.parametrize(("name", "low", "high"), [("i64", -(2**63), 2**63 - 1), ("ui64", 0, 2**64 - 1)])
 def test_integers_far_apart(name: str, low: int, high: int) -> None:
-    dtype = storage_dtype(name)
+    dtype = get_storage_dtype(name)
     pair = [Tensor(name, (1,), np.array([value], dtype)) for value in (low, high)]
     result = compare_outputs([pair[0]], [pair[1]], Tolerances())[0]
     assert result.max_abs_error == float(2**64 - 1)
@@ -116,7 +116,7 @@ def test_large_integers_are_not_rounded() -> None:
 
 @pytest.mark.parametrize("name", ["i1", "i8", "ui16", "f8E4M3FN", "cf64", "cf128", "*16", "f128", "i4"])
 def test_a_changed_bit_is_found(name: str) -> None:
-    dtype = storage_dtype(name)
+    dtype = get_storage_dtype(name)
     data = np.zeros(3 * dtype.itemsize, np.uint8)
     changed = data.copy()
     changed[dtype.itemsize] = 1
@@ -192,7 +192,7 @@ def test_pieces_do_not_show(pieces: int, where: int) -> None:
 
 @pytest.mark.parametrize("name", ["f16", "bf16", "f8E4M3FN"])
 def test_narrow_floats_of_any_length_read_the_same(name: str) -> None:
-    dtype = storage_dtype(name)
+    dtype = get_storage_dtype(name)
     patterns = np.arange(1 << 16).astype(f"uint{8 * dtype.itemsize}").view(dtype)
     whole = compare_outputs(
         [Tensor(name, patterns.shape, patterns)], [Tensor(name, patterns.shape, patterns[::-1])], Tolerances()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iree_gauntlet.measuring.numerics.arrays import read_arguments, read_output, storage_dtype
+from iree_gauntlet.measuring.numerics.arrays import get_storage_dtype, read_arguments, read_output
 from iree_gauntlet.measuring.numerics.comparison import compare_outputs
 from iree_gauntlet.measuring.numerics.tolerances import parse_tolerances
 from tests.support.places import CORPUS
@@ -122,7 +122,7 @@ def neighbours(value: float, dtype: np.dtype[Any], reach: int) -> np.ndarray[Any
 def test_verdict_at_the_edge_of_the_tolerance(name: str, identity: Path, tmp_path: Path) -> None:
     judges = Judges(identity, tmp_path, name)
     rng = np.random.default_rng(20261121)
-    dtype = storage_dtype(name)
+    dtype = get_storage_dtype(name)
     for _ in range(14):
         atol = float(rng.choice([0.0, DEFAULT_ATOL[name], 0.1, 0.001, 7e-3, 1e-7, 3.0]))
         rtol = float(rng.choice([0.0, 1e-5, 0.01, 0.3]))
@@ -141,7 +141,7 @@ def test_verdict_at_the_edge_of_the_tolerance(name: str, identity: Path, tmp_pat
 def test_threshold_is_a_single_precision_number(name: str, identity: Path, tmp_path: Path) -> None:
     # float(0.001) is above 0.001 and float(0.1) too: in f32 the neighbours tell the two readings apart.
     judges = Judges(identity, tmp_path, name)
-    dtype = storage_dtype(name)
+    dtype = get_storage_dtype(name)
     for threshold in (0.001, 0.1, 0.01, 1e-4):
         for actual in neighbours(threshold, dtype, 1):
             judges.agree_on_values(
@@ -155,7 +155,7 @@ def test_threshold_is_a_single_precision_number(name: str, identity: Path, tmp_p
 @pytest.mark.parametrize("name", FLOATS)
 def test_verdict_on_special_values(name: str, mode: str, identity: Path, tmp_path: Path) -> None:
     judges = Judges(identity, tmp_path, name)
-    dtype = storage_dtype(name)
+    dtype = get_storage_dtype(name)
     tiny = float(neighbours(0.0, dtype, 1)[-1])
     values = [np.nan, np.inf, -np.inf, 0.0, -0.0, tiny, 1.0]
     for actual in values:
@@ -176,7 +176,7 @@ def test_verdict_on_special_values(name: str, mode: str, identity: Path, tmp_pat
 def test_other_types_must_be_equal(name: str, identity: Path, tmp_path: Path) -> None:
     judges = Judges(identity, tmp_path, name)
     rng = np.random.default_rng(7)
-    width = storage_dtype(name).itemsize
+    width = get_storage_dtype(name).itemsize
     for flip in (None, 0, 3, width * 5 - 1):
         data = rng.integers(0, 256, width * 5, np.uint8)
         if name == "i1":
@@ -242,7 +242,7 @@ def test_large_random_outputs(identity: Path, tmp_path: Path) -> None:
     rng = np.random.default_rng(11)
     for name in FLOATS:
         judges = Judges(identity, tmp_path, name)
-        dtype = storage_dtype(name)
+        dtype = get_storage_dtype(name)
         for _ in range(6):
             expected = (rng.normal(size=200_000) * 10.0 ** rng.integers(-3, 3, 200_000)).astype(dtype)
             actual = expected.copy()

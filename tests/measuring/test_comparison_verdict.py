@@ -17,11 +17,11 @@ from iree_gauntlet.measuring.statistics.comparison_verdict import (
     Comparison,
     Verdict,
     _judge,
-    against_control,
     compare,
     compare_log_ratios,
+    hold_against_control,
 )
-from iree_gauntlet.measuring.statistics.paired import Interval, log_ratios
+from iree_gauntlet.measuring.statistics.paired import Interval, compute_log_ratios
 from iree_gauntlet.measuring.statistics.rounds import (
     Block,
     BlockOrder,
@@ -29,7 +29,7 @@ from iree_gauntlet.measuring.statistics.rounds import (
     Location,
     Round,
     SequentialPlan,
-    sequential_plan,
+    plan_looks,
 )
 from tests.support.places import DATA, ROOT
 from tests.support.recorded_noise import (
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _RECORDED = DATA / "noise"
 _CONDITIONS = ("quiet", "neighbour", "shared")
-_PLAN = sequential_plan()
+_PLAN = plan_looks()
 _ORDER = {Verdict.FASTER: 0, Verdict.SAME: 1, Verdict.INCONCLUSIVE: 1, Verdict.SLOWER: 2}
 
 
@@ -291,28 +291,28 @@ def test_margins_that_are_none_are_an_error(least: float, band: float) -> None:
 
 def test_a_session_whose_control_differs_is_void() -> None:
     slower, control = (compare_log_ratios(np.full(10, shift), _PLAN) for shift in (0.2, 0.03))
-    judged = against_control(slower, control)
+    judged = hold_against_control(slower, control)
     assert judged.verdict == Verdict.INCONCLUSIVE
     assert judged.reason.startswith("void: A against itself is slower (+3.0 %)")
     assert judged.next_look is None
     same = compare_log_ratios(np.zeros(10), _PLAN)
-    assert against_control(same, control).verdict == Verdict.INCONCLUSIVE
+    assert hold_against_control(same, control).verdict == Verdict.INCONCLUSIVE
 
 
 def test_a_difference_no_larger_than_the_control_s_is_none() -> None:
     slower = compare_log_ratios(np.full(10, 0.05), _PLAN)
     wide = compare_log_ratios(np.linspace(-0.3, 0.42, 10), _PLAN)
     assert wide.verdict == Verdict.INCONCLUSIVE
-    assert against_control(slower, wide).verdict == Verdict.INCONCLUSIVE
-    assert "no more than A against itself" in against_control(slower, wide).reason
+    assert hold_against_control(slower, wide).verdict == Verdict.INCONCLUSIVE
+    assert "no more than A against itself" in hold_against_control(slower, wide).reason
     quiet = compare_log_ratios(np.linspace(-0.01, 0.012, 10), _PLAN)
-    assert against_control(slower, quiet) == slower
+    assert hold_against_control(slower, quiet) == slower
 
 
 def test_simulated_blocks_and_ratios_are_the_same_evidence() -> None:
     times = next(iter(_recording("quiet").models.values()))
     rounds = simulated_rounds(times, 42, np.random.default_rng(1))
-    ratios = log_ratios(blocks_from_rounds(rounds, 5, 1.05))
+    ratios = compute_log_ratios(blocks_from_rounds(rounds, 5, 1.05))
     assert ratios == pytest.approx(log_ratios_from_rounds(rounds.min(axis=1), 5) + math.log(1.05))
     assert len(ratios) == 10
 

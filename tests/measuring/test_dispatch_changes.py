@@ -16,7 +16,7 @@ from iree_gauntlet.measuring.profiles.dispatch_profile import (
     DispatchProfile,
     DispatchTime,
     Match,
-    dispatch_changes,
+    match_dispatches,
 )
 from tests.support.recorded_profiles import recorded
 
@@ -48,7 +48,7 @@ def figures(change: DispatchChange) -> tuple[str, Match, int, int, int, int]:
 
 @given(profiles, profiles)
 def test_the_rows_add_up_to_the_whole(a: DispatchProfile, b: DispatchProfile) -> None:
-    changes = dispatch_changes(a, b)
+    changes = match_dispatches(a, b)
     assert sum(change.difference_ns for change in changes.changes) == changes.difference_ns
     assert sum(change.a_ns for change in changes.changes) == changes.a_ns
     assert sum(change.b_ns for change in changes.changes) == changes.b_ns
@@ -67,7 +67,7 @@ def test_the_rows_add_up_to_the_whole(a: DispatchProfile, b: DispatchProfile) ->
 @given(profiles, profiles)
 def test_swapping_the_sides_turns_the_signs(a: DispatchProfile, b: DispatchProfile) -> None:
     turned = {Match.NEW: Match.GONE, Match.GONE: Match.NEW}
-    there, back = dispatch_changes(a, b), dispatch_changes(b, a)
+    there, back = match_dispatches(a, b), match_dispatches(b, a)
     assert there.difference_ns == -back.difference_ns
     assert Counter(map(figures, there.changes)) == Counter(
         (kind, turned.get(match, match), b_ns, a_ns, b_count, a_count)
@@ -80,14 +80,14 @@ def test_swapping_the_sides_turns_the_signs(a: DispatchProfile, b: DispatchProfi
 def test_other_numbers_change_nothing(
     a: list[tuple[str, int, int]], b: list[tuple[str, int, int]], first: int, step: int
 ) -> None:
-    as_it_is = dispatch_changes(profile(a), profile(b))
-    renumbered = dispatch_changes(profile(a), profile(b, first=first, step=step))
+    as_it_is = match_dispatches(profile(a), profile(b))
+    renumbered = match_dispatches(profile(a), profile(b, first=first, step=step))
     assert [*map(figures, as_it_is.changes)] == [*map(figures, renumbered.changes)]
 
 
 @given(profiles)
 def test_a_program_against_itself(a: DispatchProfile) -> None:
-    changes = dispatch_changes(a, a)
+    changes = match_dispatches(a, a)
     assert changes.difference_ns == 0
     assert all(change.match in (Match.NAME, Match.OUTSIDE) for change in changes.changes)
     assert changes.explaining() == ()
@@ -95,7 +95,7 @@ def test_a_program_against_itself(a: DispatchProfile) -> None:
 
 @given(profiles, profiles)
 def test_what_is_listed_leaves_a_fifth_at_most(a: DispatchProfile, b: DispatchProfile) -> None:
-    changes = dispatch_changes(a, b)
+    changes = match_dispatches(a, b)
     listed = changes.explaining(most=100)
     assert listed == changes.changes[: len(listed)]
     rest = changes.difference_ns - sum(change.difference_ns for change in listed)
@@ -127,7 +127,7 @@ def test_each_way_of_matching() -> None:
             ("conv_9x9_f32", 9, 2),
         ]
     )
-    changes = dispatch_changes(a, b)
+    changes = match_dispatches(a, b)
     assert changes.difference_ns == 81 - 42
     grown = changes.changes[0]
     assert figures(grown) == ("matmul", Match.NAME, 20, 50, 1, 1)
@@ -143,29 +143,29 @@ def test_each_way_of_matching() -> None:
 
 def test_of_a_name_that_one_side_has_more_often_all_stand_together() -> None:
     a, b = profile([("matmul_4x4_f32", 10, 1)] * 3), profile([("matmul_4x4_f32", 10, 1)] * 2)
-    changes = dispatch_changes(a, b).changes
+    changes = match_dispatches(a, b).changes
     assert [*map(figures, changes)] == [("matmul", Match.NAME, 30, 20, 3, 2)]
     assert changes[0].name == "all matmul_4x4_f32"
 
 
 def test_one_compiler_writes_async_and_the_other_does_not() -> None:
     a, b = DispatchTime("f$async_dispatch_0_x", 1, 5, 5), DispatchTime("f_dispatch_4_x", 1, 5, 5)
-    changes = dispatch_changes(DispatchProfile((a,), 1), DispatchProfile((b,), 1)).changes
+    changes = match_dispatches(DispatchProfile((a,), 1), DispatchProfile((b,), 1)).changes
     assert [change.match for change in changes] == [Match.NAME]
 
 
 def test_what_no_dispatch_accounts_for_is_a_row() -> None:
     a, b = profile([("matmul_4x4_f32", 10, 1)], elapsed=100), profile([("matmul_4x4_f32", 12, 1)], elapsed=200)
-    changes = dispatch_changes(a, b)
+    changes = match_dispatches(a, b)
     assert figures(changes.changes[0]) == ("outside", Match.OUTSIDE, 90, 188, 0, 0)
     assert changes.difference_ns == 100
-    unknown = dispatch_changes(a, replace(b, elapsed_ns=None))
+    unknown = match_dispatches(a, replace(b, elapsed_ns=None))
     assert unknown.difference_ns == 2
 
 
 def test_recorded_a_fusion_that_renumbers_everything() -> None:
     """Three products become one of another kind of name; all others keep their shape and get other numbers."""
-    changes = dispatch_changes(recorded("minilm-3.13.0"), recorded("minilm-3.13.0-horizontal"))
+    changes = match_dispatches(recorded("minilm-3.13.0"), recorded("minilm-3.13.0-horizontal"))
     assert changes.a_ns == 18_147_000
     softmax = one(changes, b_names=("main_graph$async_dispatch_9_softmax_12x64x64xf32_dispatch_tensor_store",))
     assert softmax.a_names == ("main_graph$async_dispatch_11_softmax_12x64x64xf32_dispatch_tensor_store",)
@@ -179,6 +179,6 @@ def test_recorded_a_fusion_that_renumbers_everything() -> None:
 
 
 def test_recorded_two_releases_match_name_by_name() -> None:
-    changes = dispatch_changes(recorded("minilm-3.12.0"), recorded("minilm-3.13.0"))
+    changes = match_dispatches(recorded("minilm-3.12.0"), recorded("minilm-3.13.0"))
     assert {change.match for change in changes.changes} <= {Match.NAME, Match.OUTSIDE}
     assert len(changes.changes) == 17

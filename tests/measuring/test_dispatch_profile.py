@@ -13,9 +13,9 @@ from iree_gauntlet.measuring.profiles.dispatch_profile import (
     DispatchName,
     DispatchProfile,
     ProfileError,
-    dispatch_name,
     merged,
     parse_dispatch_events,
+    parse_dispatch_name,
 )
 from tests.support.recorded_profiles import INVOCATIONS, recorded, recorded_lines
 
@@ -180,12 +180,12 @@ def test_profiles_of_two_programs_are_not_merged() -> None:
 )
 def test_what_a_name_says(name: str, parts: DispatchName | None) -> None:
     expected = parts or DispatchName("m", 1, "elementwise_broadcast_64x384_i64xf32", "elementwise")
-    assert dispatch_name(name) == expected
+    assert parse_dispatch_name(name) == expected
 
 
 @pytest.mark.parametrize("name", ["minilm-3.12.0", "minilm-3.13.0", "minilm-3.13.0-horizontal", "dtln-3.13.0"])
 def test_every_recorded_name_is_understood(name: str) -> None:
     for dispatch in recorded(name).dispatches:
-        parts = dispatch_name(dispatch.name)
+        parts = parse_dispatch_name(dispatch.name)
         assert parts.function in ("main_graph", "model_1")
         assert parts.kind in ("matmul", "reduction", "elementwise", "slow_memcpy", "gather", "conv"), dispatch.name

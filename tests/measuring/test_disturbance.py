@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.measuring.machine.disturbance import Limits, RoundState, RoundWatch
 from iree_gauntlet.measuring.machine.gpus import GpuState, Slowdown
-from iree_gauntlet.measuring.machine.machine_state import CpuTimes, CpuUse, MachineState, cpu_use, read_cpu_times
+from iree_gauntlet.measuring.machine.machine_state import (
+    CpuTimes,
+    CpuUse,
+    MachineState,
+    measure_cpu_use,
+    read_cpu_times,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -173,15 +179,15 @@ def test_counters_of_the_kernel(tmp_path: Path) -> None:
     assert before[0] == CpuTimes(work=1.5, idle=10.1, steal=0.0)
     # guest time (the last two) is in user and nice already
     after = read_cpu_times(_stat(tmp_path, "150 0 60 1130 10 5 5 20 50 0", "200 0 0 20 0 0 0 0 0 0"))
-    first, use = cpu_use(before, after, 0.0, (0,)), cpu_use(before, after, 1.7)
+    first, use = measure_cpu_use(before, after, 0.0, (0,)), measure_cpu_use(before, after, 1.7)
     assert first is not None
     assert [first.busy_share, first.steal_share, first.unsure] == pytest.approx([0.7 / 2.2, 0.2 / 2.2, 0.03 / 2.2])
     assert use is not None
     assert [use.busy_share, use.unsure] == pytest.approx([1.0 / 4.4, 0.06 / 4.4])
-    assert cpu_use(before, after, 99.0) == replace(use, busy_share=0.0)
-    assert cpu_use(before, after, 0.0, (0, 7)) is None
-    assert cpu_use(before, before, 0.0) is None
-    assert cpu_use({}, {}, 0.0) is None
+    assert measure_cpu_use(before, after, 99.0) == replace(use, busy_share=0.0)
+    assert measure_cpu_use(before, after, 0.0, (0, 7)) is None
+    assert measure_cpu_use(before, before, 0.0) is None
+    assert measure_cpu_use({}, {}, 0.0) is None
 
 
 def test_a_garbled_stat_says_nothing(tmp_path: Path) -> None:
@@ -196,7 +202,7 @@ _TICKS = st.lists(st.integers(0, 10**9), min_size=10, max_size=10)
 @given(before=_TICKS, after=_TICKS, own=st.floats(0, 1e6))
 def test_shares_are_shares_whatever_the_counters_do(before: list[int], after: list[int], own: float) -> None:
     first, second = ({0: CpuTimes(*(value / 100 for value in ticks[:3]))} for ticks in (before, after))
-    use = cpu_use(first, second, own)
+    use = measure_cpu_use(first, second, own)
     if use is not None:
         assert 0 <= use.busy_share <= 1
         assert 0 <= use.steal_share <= 1

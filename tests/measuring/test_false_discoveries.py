@@ -12,18 +12,18 @@ from iree_gauntlet.measuring.statistics.comparison_verdict import (
     Comparison,
     Dependence,
     Verdict,
-    adjusted_p_values,
+    adjust_p_values,
     compare_log_ratios,
     control_discoveries,
     find_student_quantile,
     geometric_mean,
     without_verdict,
 )
-from iree_gauntlet.measuring.statistics.rounds import EvidenceError, sequential_plan
+from iree_gauntlet.measuring.statistics.rounds import EvidenceError, plan_looks
 
 
 def _compared(shift: float, seed: int = 0, blocks: int = 40) -> Comparison:
-    return compare_log_ratios(np.random.default_rng(seed).normal(shift, 0.02, blocks), sequential_plan())
+    return compare_log_ratios(np.random.default_rng(seed).normal(shift, 0.02, blocks), plan_looks())
 
 
 def test_the_example_of_benjamini_and_hochberg() -> None:
@@ -32,27 +32,27 @@ def test_the_example_of_benjamini_and_hochberg() -> None:
         *(0.0001, 0.0004, 0.0019, 0.0095, 0.0201, 0.0278, 0.0298, 0.0344, 0.0459, 0.3240),
         *(0.4262, 0.5719, 0.6528, 0.7590, 1.0000),
     ]
-    assert sum(p <= 0.05 for p in adjusted_p_values(p_values)) == 4
-    assert sum(p <= 0.05 for p in adjusted_p_values(p_values, Dependence.ANY)) == 3
+    assert sum(p <= 0.05 for p in adjust_p_values(p_values)) == 4
+    assert sum(p <= 0.05 for p in adjust_p_values(p_values, Dependence.ANY)) == 3
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.sampled_from(list(Dependence)))
 def test_adjusted_p_values_keep_the_order_and_are_never_smaller(p_values: list[float], kind: Dependence) -> None:
-    adjusted = adjusted_p_values(p_values, kind)
+    adjusted = adjust_p_values(p_values, kind)
     assert all(p <= q * (1 + 1e-12) <= 1 + 1e-12 for p, q in zip(p_values, adjusted, strict=True))
     pairs = sorted(zip(p_values, adjusted, strict=True))
     assert all(earlier[1] <= later[1] for earlier, later in itertools.pairwise(pairs) if earlier[0] < later[0])
 
 
 def test_no_p_values_and_bad_ones() -> None:
-    assert adjusted_p_values([]) == ()
+    assert adjust_p_values([]) == ()
     for bad in (math.nan, -0.1, 1.1):
         with pytest.raises(EvidenceError, match="from 0 to 1"):
-            adjusted_p_values([0.5, bad])
+            adjust_p_values([0.5, bad])
 
 
 def test_a_lone_weak_difference_among_many_models_is_no_discovery() -> None:
-    weak = compare_log_ratios(np.full(10, 0.05), sequential_plan())
+    weak = compare_log_ratios(np.full(10, 0.05), plan_looks())
     assert weak.verdict == Verdict.SLOWER
     same = {f"m{number}": _compared(0.0, number) for number in range(20)}
     judged = control_discoveries({"weak": weak, **same})
@@ -63,7 +63,7 @@ def test_a_lone_weak_difference_among_many_models_is_no_discovery() -> None:
 
 
 def test_a_void_model_lends_its_p_value_to_nobody() -> None:
-    weak, strong = compare_log_ratios(np.full(10, 0.05), sequential_plan()), _compared(0.3)
+    weak, strong = compare_log_ratios(np.full(10, 0.05), plan_looks()), _compared(0.3)
     void = without_verdict(strong, "void")
     same = {f"m{number}": _compared(0.0, number) for number in range(8)}
     helped = control_discoveries({"weak": weak, **{f"s{number}": strong for number in range(5)}, **same})
@@ -88,7 +88,7 @@ def test_a_rate_that_is_none_is_an_error(rate: float) -> None:
 
 def test_a_share_of_the_discoveries_at_most_is_false() -> None:
     chance = np.random.default_rng(5)
-    plan = sequential_plan(alpha=0.2, max_blocks=14)
+    plan = plan_looks(alpha=0.2, max_blocks=14)
     shares = []
     for _ in range(150):
         # Twenty models on the band's edge, the worst that is not slower, and five that are.
@@ -119,7 +119,7 @@ def test_the_geometric_mean_of_one_model_claims_nothing() -> None:
 @pytest.mark.parametrize("models", [4, 15])
 def test_the_interval_of_the_geometric_mean_holds(models: int) -> None:
     chance = np.random.default_rng(models)
-    plan, sessions, held = sequential_plan(max_blocks=10), 300, 0
+    plan, sessions, held = plan_looks(max_blocks=10), 300, 0
     for _ in range(sessions):
         truths = chance.normal(0.03, 0.03, models)
         comparisons = [compare_log_ratios(chance.normal(truth, 0.02, 10), plan) for truth in truths]

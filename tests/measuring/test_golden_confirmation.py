@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Statistic
 from iree_gauntlet.measuring.goldens.goldens import confirm_breach
-from iree_gauntlet.measuring.statistics.rounds import EvidenceError, Round, sequential_plan
+from iree_gauntlet.measuring.statistics.rounds import EvidenceError, Round, plan_looks
 
-_PLAN = sequential_plan()
+_PLAN = plan_looks()
 
 
 def _rounds(level: float, count: int, seed: int = 0, noise: float = 0.02) -> list[Round]:
@@ -45,7 +45,7 @@ def test_too_few_rounds_say_how_many_are_needed() -> None:
 
 
 def test_a_rate_out_of_reach_is_named() -> None:
-    confirmation = confirm_breach(_rounds(99.0, 12), 10.0, 1.1, Statistic.MIN, sequential_plan(1e-9, 12))
+    confirmation = confirm_breach(_rounds(99.0, 12), 10.0, 1.1, Statistic.MIN, plan_looks(1e-9, 12))
     assert confirmation.passed is None
     assert confirmation.reason.startswith("too few rounds for an interval")
 
@@ -75,7 +75,7 @@ def test_slower_rounds_never_mend_a_breach(seed: int, factor: float, count: int)
 
 @pytest.mark.parametrize("skew", [False, True])
 def test_false_confirmations_stay_below_the_stated_rate(skew: bool) -> None:
-    plan, sessions = sequential_plan(0.1), 800
+    plan, sessions = plan_looks(0.1), 800
     chance = np.random.default_rng(int(skew))
     wrong = 0
     for _ in range(sessions):

@@ -18,9 +18,9 @@ from iree_gauntlet.measuring.machine.gpus import (
     GpuState,
     Slowdown,
     ToolAnswerError,
-    asked_gpus,
     is_gpu,
     parse_number,
+    pick_gpus,
     read_amd_smi,
     read_nvidia,
     read_rocm_smi,
@@ -342,7 +342,7 @@ _UNLIKE = (GpuState(0, "A", "GPU-aaaa-1"), GpuState(1, "B", "GPU-bbbb-2"))
 def test_which_gpu_a_device_means(
     gpus: tuple[GpuState, ...], device: str, environment: dict[str, str], expected: list[int]
 ) -> None:
-    assert [gpu.index for gpu in asked_gpus(gpus, device, environment)] == expected
+    assert [gpu.index for gpu in pick_gpus(gpus, device, environment)] == expected
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import pytest
 from iree_gauntlet.measuring.machine.gpus import GpuReading, GpuState, Slowdown
 from iree_gauntlet.measuring.machine.machine_state import (
     MachineState,
-    benchmark_warnings,
-    cpu_use,
-    machine_facts,
+    list_benchmark_warnings,
     machine_state,
+    measure_cpu_use,
     read_cpu_times,
+    read_machine_facts,
 )
 
 if TYPE_CHECKING:
@@ -45,29 +45,29 @@ def write(root: Path, files: dict[str, str]) -> None:
 def test_our_own_work_is_not_other_work(tmp_path: Path) -> None:
     write(tmp_path, {"proc/stat": "cpu0 100 0 0 100 0 0 0 0 0 0"})
     before = read_cpu_times(tmp_path)
-    assert cpu_use(before, read_cpu_times(tmp_path)) is None, "no time has passed"
+    assert measure_cpu_use(before, read_cpu_times(tmp_path)) is None, "no time has passed"
     write(tmp_path, {"proc/stat": "cpu0 150 0 0 140 0 0 0 10 0 0"})
     after = read_cpu_times(tmp_path)
     for own_seconds, busy_share in ((0.0, 0.5), (0.3, 0.2), (1e6, 0.0)):
-        state = machine_state(cpu_use(before, after, own_seconds), tmp_path)
+        state = machine_state(measure_cpu_use(before, after, own_seconds), tmp_path)
         assert (state.busy_share, state.steal_share) == pytest.approx((busy_share, 0.1))
 
 
 def test_this_machine_can_be_described() -> None:
-    facts, state = machine_facts(), machine_state(cpu_use(read_cpu_times(), read_cpu_times()))
+    facts, state = read_machine_facts(), machine_state(measure_cpu_use(read_cpu_times(), read_cpu_times()))
     assert facts.cores >= 1
     assert (facts.memory_bytes or 0) > 0
     assert facts.cpu
     assert state.busy_share is None or 0 <= state.busy_share <= 1
     json.dumps([facts.as_dict(), asdict(state)])
-    assert all(isinstance(line, str) for line in benchmark_warnings(state))
+    assert all(isinstance(line, str) for line in list_benchmark_warnings(state))
 
 
 def test_a_machine_that_says_nothing(tmp_path: Path) -> None:
     state = machine_state(root=tmp_path)
     assert (state.governor, state.frequency_mhz, state.throttle_count, state.turbo, state.smt) == (None,) * 5
     assert (state.busy_share, state.steal_share) == (None, None)
-    assert machine_facts(root=tmp_path).cpu
+    assert read_machine_facts(root=tmp_path).cpu
 
 
 def test_what_linux_says(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_what_linux_says(tmp_path: Path) -> None:
         },
     )
     state = machine_state(root=tmp_path)
-    assert machine_facts(root=tmp_path).cpu == "Frobnicator 9000"
+    assert read_machine_facts(root=tmp_path).cpu == "Frobnicator 9000"
     assert (state.governor, state.frequency_mhz) == ("performance,powersave", 1500)
     assert (state.throttle_count, state.turbo, state.smt) == (7, True, True)
     write(tmp_path, {f"{cpu}/intel_pstate/no_turbo": "1"})
@@ -149,25 +149,25 @@ def test_what_the_gpus_tool_said_is_part_of_the_state(tmp_path: Path) -> None:
     ],
 )
 def test_cores_of_a_container(files: dict[str, str], cores: int | None, tmp_path: Path) -> None:
-    free = machine_facts(root=tmp_path).cores
+    free = read_machine_facts(root=tmp_path).cores
     write(tmp_path, files)
-    assert machine_facts(root=tmp_path).cores == (cores or free)
+    assert read_machine_facts(root=tmp_path).cores == (cores or free)
 
 
 def test_memory_of_a_container(tmp_path: Path) -> None:
-    free = machine_facts(root=tmp_path).memory_bytes
+    free = read_machine_facts(root=tmp_path).memory_bytes
     write(tmp_path, {"sys/fs/cgroup/memory.max": "max"})
-    assert machine_facts(root=tmp_path).memory_bytes == free
+    assert read_machine_facts(root=tmp_path).memory_bytes == free
     write(tmp_path, {"proc/self/cgroup": "0::/a", "sys/fs/cgroup/a/memory.max": "1048576"})
-    assert machine_facts(root=tmp_path).memory_bytes == 1048576
+    assert read_machine_facts(root=tmp_path).memory_bytes == 1048576
 
 
 def test_a_fit_machine_has_no_warnings() -> None:
-    assert benchmark_warnings(FIT) == []
+    assert list_benchmark_warnings(FIT) == []
     unknown = MachineState(2, *(None,) * 11)
-    assert benchmark_warnings(unknown) == []
+    assert list_benchmark_warnings(unknown) == []
     working = GpuState(0, "H200", reasons=(Slowdown.POWER_CAP,))
-    assert benchmark_warnings(replace(FIT, cpu_temperature_c=70.0, gpus=(working,))) == []
+    assert list_benchmark_warnings(replace(FIT, cpu_temperature_c=70.0, gpus=(working,))) == []
 
 
 @pytest.mark.parametrize(
@@ -188,5 +188,5 @@ def test_a_fit_machine_has_no_warnings() -> None:
     ],
 )
 def test_each_trouble_has_its_warning(change: MachineState, word: str) -> None:
-    (warning,) = benchmark_warnings(change)
+    (warning,) = list_benchmark_warnings(change)
     assert word in warning

@@ -16,14 +16,14 @@ import pytest
 from iree_gauntlet.engine import operator_suites
 from iree_gauntlet.measuring.machine.disturbance import RoundWatch
 from iree_gauntlet.measuring.machine.machine_state import (
-    benchmark_warnings,
-    cpu_use,
     free_memory,
     is_on_battery,
+    list_benchmark_warnings,
     load_average,
-    machine_facts,
     machine_state,
+    measure_cpu_use,
     read_cpu_times,
+    read_machine_facts,
     read_used_swap,
     total_memory,
 )
@@ -81,11 +81,11 @@ def hide(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
 
 
 def test_of_a_machine_that_shows_nothing_nothing_is_made_up(tmp_path: Path) -> None:
-    use = cpu_use(read_cpu_times(tmp_path), read_cpu_times(tmp_path))
-    state, facts = machine_state(use, tmp_path), machine_facts(tmp_path)
+    use = measure_cpu_use(read_cpu_times(tmp_path), read_cpu_times(tmp_path))
+    state, facts = machine_state(use, tmp_path), read_machine_facts(tmp_path)
     assert {name for name, value in asdict(state).items() if value is not None} == KNOWN_ANYWAY
     assert facts.memory_bytes is None
-    assert benchmark_warnings(state) == []
+    assert list_benchmark_warnings(state) == []
     json.dumps([facts.as_dict(), asdict(state)])
     for cpus in ((), (0,)):
         watched = RoundWatch(root=tmp_path, cpus=cpus).ended(own_cpu_seconds=0.0)
@@ -96,9 +96,13 @@ def test_of_a_machine_that_shows_nothing_nothing_is_made_up(tmp_path: Path) -> N
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
 def test_what_cannot_be_read_is_unknown_and_no_error(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     hide(monkeypatch, fault)
-    state = machine_state(cpu_use(read_cpu_times(), read_cpu_times()))
+    state = machine_state(measure_cpu_use(read_cpu_times(), read_cpu_times()))
     assert {name for name, value in asdict(state).items() if value is not None} == KNOWN_ANYWAY
-    assert (machine_facts().memory_bytes, read_cpu_times(Path("/")), machine_facts().cores > 0) == (None, {}, True)
+    assert (read_machine_facts().memory_bytes, read_cpu_times(Path("/")), read_machine_facts().cores > 0) == (
+        None,
+        {},
+        True,
+    )
     assert RoundWatch(cpus=(0,)).ended(own_cpu_seconds=0.0).disturbances() == ()
 
 
@@ -136,7 +140,7 @@ def test_peaks_of_a_machine_of_unknown_memory_are_measured_on_the_usual_size(mon
 
     monkeypatch.setattr(roofline, "ask", measured)
     for memory in (None, 1 << 20):
-        roofline._measure("python", replace(machine_facts(), memory_bytes=memory))
+        roofline._measure("python", replace(read_machine_facts(), memory_bytes=memory))
     assert [plan["copy_bytes"] for plan in plans] == [roofline._COPY_BYTES, 1 << 17]
 
 
@@ -148,9 +152,9 @@ def test_memory_is_what_the_kernel_says(tmp_path: Path) -> None:
     )
     assert (total_memory(tmp_path), free_memory(tmp_path), read_used_swap(tmp_path)) == (1024_000, 102_400, None)
     write(tmp_path, {"sys/fs/cgroup/memory.max": "1000"})
-    assert machine_facts(tmp_path).memory_bytes == 1000
+    assert read_machine_facts(tmp_path).memory_bytes == 1000
     (tmp_path / "proc/meminfo").unlink()
-    assert machine_facts(tmp_path).memory_bytes == 1000, "a container's limit is known by itself"
+    assert read_machine_facts(tmp_path).memory_bytes == 1000, "a container's limit is known by itself"
 
 
 def test_memory_is_what_psutil_says_on_this_machine() -> None:
@@ -194,5 +198,5 @@ def test_places_that_are_not_what_they_should_be_are_unknown_too(tmp_path: Path)
         write(tmp_path, {f"sys/class/{name}": "a file"})
     write(tmp_path, {"sys/devices/system/cpu": "a file", "proc/stat": "a\n\nfile", "proc/meminfo": "a file"})
     (tmp_path / "proc/loadavg").mkdir()
-    state = machine_state(cpu_use(read_cpu_times(tmp_path), read_cpu_times(tmp_path)), tmp_path)
+    state = machine_state(measure_cpu_use(read_cpu_times(tmp_path), read_cpu_times(tmp_path)), tmp_path)
     assert {name for name, value in asdict(state).items() if value is not None} == KNOWN_ANYWAY

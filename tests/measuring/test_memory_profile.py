@@ -15,10 +15,10 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.profiles.memory_profile import (
     MEMORY_WORKER,
     MemoryProfile,
-    memory_plan,
+    make_memory_plan,
     read_memory_profile,
+    read_written_memory_profile,
     write_memory_profile,
-    written_memory_profile,
 )
 from iree_gauntlet.reports.sweeps.sweep_plots import draw_memory_plot
 from iree_gauntlet.workers import iree_side
@@ -82,7 +82,7 @@ def _module_plan(built: Path) -> dict[str, Any]:
 
 
 def _plan(built: Path, **changes: Any) -> dict[str, Any]:
-    return memory_plan(_module_plan(built)) | {"calls": 3, "interval_ms": 1.0} | changes
+    return make_memory_plan(_module_plan(built)) | {"calls": 3, "interval_ms": 1.0} | changes
 
 
 @pytest.mark.iree
@@ -122,7 +122,7 @@ def test_a_plan_that_cannot_be_used_is_refused(built: Path, tmp_path: Path, capf
 
 
 def test_a_plan_keeps_what_is_called_and_drops_how_it_is_timed(tmp_path: Path) -> None:
-    plan = memory_plan(_module_plan(tmp_path))
+    plan = make_memory_plan(_module_plan(tmp_path))
     assert plan["devices"] == ["local-task"]
     assert 0 < plan["calls"] < 50
     assert plan["interval_ms"] > 0
@@ -193,7 +193,7 @@ def test_an_answer_is_read_and_written(tmp_path: Path) -> None:
     assert document["peak_bytes"] == 80_000_000
     assert document["phases"] == _ANSWER["phases"]
     assert [list(sample.values()) for sample in document["series"]] == _ANSWER["samples"]
-    assert written_memory_profile(tmp_path / "memory.json") == profile
+    assert read_written_memory_profile(tmp_path / "memory.json") == profile
     assert profile.lines() == [
         "load: at most 60.0 MB, 55.0 MB at its end",
         "first call: at most 80.0 MB, 55.0 MB at its end, 4.1 kB on the device",
@@ -238,4 +238,4 @@ def test_the_plot_is_drawn_twice_alike() -> None:
 def test_what_was_not_written_as_a_profile_is_none(content: str | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "memory.json").write_text(content)
-    assert written_memory_profile(tmp_path / "memory.json") is None
+    assert read_written_memory_profile(tmp_path / "memory.json") is None

@@ -12,12 +12,12 @@ from iree_gauntlet.measuring.statistics.bisection import (
     MOST_UNDECIDED,
     Search,
     Side,
-    middle_of,
+    find_middle,
     most_comparisons,
     place,
 )
 from iree_gauntlet.measuring.statistics.comparison_verdict import compare_log_ratios
-from iree_gauntlet.measuring.statistics.rounds import EvidenceError, SequentialPlan, sequential_plan
+from iree_gauntlet.measuring.statistics.rounds import EvidenceError, SequentialPlan, plan_looks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,8 +43,8 @@ def placed(
 
 
 def test_a_candidate_is_placed_by_its_whole_interval() -> None:
-    plan = sequential_plan(0.01, 20)
-    middle = middle_of(1.2, 1.15, 1.25)
+    plan = plan_looks(0.01, 20)
+    middle = find_middle(1.2, 1.15, 1.25)
     assert middle == pytest.approx(math.log(1.2) / 2)
     good = place(np.full(plan.looks[0], 0.001), plan, middle)
     assert (good.bad, good.next_look, good.confidence) == (False, None, 0.99)
@@ -65,7 +65,7 @@ def test_a_candidate_is_placed_by_its_whole_interval() -> None:
 
 
 def test_a_machine_that_changed_under_way_decides_nothing() -> None:
-    plan = sequential_plan(0.01, 40)
+    plan = plan_looks(0.01, 40)
     ratios = np.concatenate([np.linspace(0.049, 0.051, plan.looks[0]), np.linspace(-0.5, -0.4, 30)])
     found = place(ratios, plan, 0.05)
     assert (found.bad, found.next_look) == (None, None)
@@ -73,21 +73,21 @@ def test_a_machine_that_changed_under_way_decides_nothing() -> None:
 
 
 def test_the_middle_never_lies_beyond_what_is_sure_of_the_bad_end() -> None:
-    assert middle_of(1.5, 1.02, 2.2) == pytest.approx(math.log(1.02))
-    assert middle_of(1 / 1.5, 1 / 2.2, 1 / 1.02) == pytest.approx(-math.log(1.02))
+    assert find_middle(1.5, 1.02, 2.2) == pytest.approx(math.log(1.02))
+    assert find_middle(1 / 1.5, 1 / 2.2, 1 / 1.02) == pytest.approx(-math.log(1.02))
     # The estimate is of all blocks, the interval of all looks.
-    assert middle_of(1.3, 1.05, 1.2) == pytest.approx(math.log(1.05))
+    assert find_middle(1.3, 1.05, 1.2) == pytest.approx(math.log(1.05))
     for ratio, low, high in ((1.1, 0.9, 1.3), (1.1, 0.0, math.inf), (1.0, 1.0, 1.0), (1.1, 1.2, 1.1)):
         with pytest.raises(EvidenceError, match="do not differ for certain"):
-            middle_of(ratio, low, high)
+            find_middle(ratio, low, high)
     with pytest.raises(EvidenceError, match="divides nothing"):
-        place(np.zeros(10), sequential_plan(), 0.0)
+        place(np.zeros(10), plan_looks(), 0.0)
 
 
 @settings(max_examples=50)
 @given(st.floats(1.01, 3), st.floats(0.0, 0.5), st.integers(0, 2**32))
 def test_swapping_the_sides_swaps_nothing_but_signs(ratio: float, spread: float, seed: int) -> None:
-    plan = sequential_plan(0.01, 14)
+    plan = plan_looks(0.01, 14)
     ratios = np.random.default_rng(seed).normal(math.log(ratio), spread, plan.max_blocks)
     middle = math.log(ratio) / 2
     one, other = place(ratios, plan, middle), place(-ratios, plan, -middle)
@@ -99,7 +99,7 @@ def test_swapping_the_sides_swaps_nothing_but_signs(ratio: float, spread: float,
 def test_a_candidate_is_put_on_the_wrong_side_less_often_than_stated(truth: float, wrong: bool) -> None:
     """At a level of 20 %, where a rule that did not keep to it would show."""
     chance = np.random.default_rng(7)
-    plan = sequential_plan(0.2, 20)
+    plan = plan_looks(0.2, 20)
     effect = 0.02
     # At the worst place for the middle: on the candidate itself, each side is wrong in half of the cases.
     outcomes = [placed(chance, 0.0, plan, 1e-9, 0.05) for _ in range(400)]
@@ -112,11 +112,11 @@ def test_a_candidate_is_put_on_the_wrong_side_less_often_than_stated(truth: floa
 def search(chance: np.random.Generator, count: int, change: int, effect: float, spread: float, alpha: float) -> str:
     """A whole search by times, from the ends' comparison on: `right`, `range` or `wrong`."""
     comparisons = most_comparisons(count)
-    plan = sequential_plan(alpha / comparisons, 40)
+    plan = plan_looks(alpha / comparisons, 40)
     ends = compare_log_ratios(log_ratios(chance, effect, plan.max_blocks, spread), plan)
     if not ends.differs:
         return "range"
-    middle = middle_of(ends.ratio, ends.low, ends.high)
+    middle = find_middle(ends.ratio, ends.low, ends.high)
     sides = {0: Side.OLD, count - 1: Side.NEW}
     names = {True: Side.NEW, False: Side.OLD, None: Side.NEITHER}
     made = 1

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.measuring.statistics.paired import (
     Interval,
     bootstrap_t_interval,
-    log_ratios,
+    compute_log_ratios,
     rank_estimate,
     rank_interval,
     rank_p_above,
@@ -101,7 +101,7 @@ def test_what_is_no_log_ratio_is_an_error(values: list[float]) -> None:
 
 def test_no_blocks_are_an_error() -> None:
     with pytest.raises(EvidenceError, match="no blocks"):
-        log_ratios([])
+        compute_log_ratios([])
 
 
 def _blocks(count: int, factor: float, seed: int = 0, repetitions: int = 5) -> list[Block]:
@@ -119,7 +119,7 @@ def _blocks(count: int, factor: float, seed: int = 0, repetitions: int = 5) -> l
 @pytest.mark.parametrize("location", list(Location))
 def test_the_bootstrap_agrees_with_the_exact_interval(location: Location) -> None:
     blocks = _blocks(20, 1.05)
-    exact = rank_interval(sort_walsh_averages(log_ratios(blocks, location)), 0.05)
+    exact = rank_interval(sort_walsh_averages(compute_log_ratios(blocks, location)), 0.05)
     bootstrap = bootstrap_t_interval(blocks, 0.05, seed=1, location=location)
     assert bootstrap == bootstrap_t_interval(blocks, 0.05, seed=1, location=location)
     assert bootstrap != bootstrap_t_interval(blocks, 0.05, seed=2, location=location)

@@ -15,7 +15,7 @@ import pytest
 
 from iree_gauntlet.measuring.machine.disturbance import RoundWatch
 from iree_gauntlet.measuring.statistics.comparison_verdict import compare
-from iree_gauntlet.measuring.statistics.rounds import sequential_plan
+from iree_gauntlet.measuring.statistics.rounds import plan_looks
 from tests.support.recorded_noise import blocks_from_rounds
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def test_watching_costs_little() -> None:
 
 def test_a_verdict_takes_no_time() -> None:
     rounds = np.exp(np.random.default_rng(0).normal(0, 0.02, (120, 10)))
-    blocks, plan = blocks_from_rounds(rounds, 0), sequential_plan()
+    blocks, plan = blocks_from_rounds(rounds, 0), plan_looks()
     compare(blocks, plan)
     began = time.process_time()
     for _ in range(5):

@@ -9,7 +9,7 @@ from iree_gauntlet.cases import Origin, Stage, Verdict
 from iree_gauntlet.cluster.fleet import Fleet, FleetQueue
 from iree_gauntlet.cluster.link import Answer, Answered, Joined
 from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer
-from iree_gauntlet.cluster.runner import ClusterRunner, kept_below
+from iree_gauntlet.cluster.runner import ClusterRunner, keep_below
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.steps import CacheLookup, Resources, Step
@@ -173,6 +173,6 @@ def simulated(
     link, engine, progress = SimulatedLink(turn), FakeEngine(), Messages()
     queue = FleetQueue(steps, {}, fleet, fail_fast=fail_fast)
     runner = ClusterRunner(
-        queue, link, engine, kept_below(folder), progress, patience=patience, clock=link.clock, early=early
+        queue, link, engine, keep_below(folder), progress, patience=patience, clock=link.clock, early=early
     )
     return runner, link, engine, progress

@@ -12,7 +12,7 @@ import pytest
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.tasks.program import _Gauntlet, namespace
 from iree_gauntlet.toolchains import find
-from iree_gauntlet.toolchains.flags import known_flags
+from iree_gauntlet.toolchains.flags import read_known_flags
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.spec_trees import BENCHMARK, FIRST, SECOND, write_tree
 
@@ -215,7 +215,7 @@ def test_plan_writes_nothing_but_the_flags_that_the_tools_know(project: Path, ru
     run("plan", "--suite", "cpu")
     new = {path for path in project.rglob("*") if path.is_file()} - before
     kept = project / "kept"
-    known_flags(find_installed(), kept)
+    read_known_flags(find_installed(), kept)
     assert {path.name for path in new} == {path.name for path in kept.rglob("*") if path.is_file()}
     shutil.rmtree(kept)
     again = {path: path.stat().st_mtime_ns for path in project.rglob("*")}

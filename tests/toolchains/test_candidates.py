@@ -11,10 +11,10 @@ import pytest
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.errors import ToolchainError, UsageError
 from iree_gauntlet.experiments.bisect_question import list_nightlies_inside
-from iree_gauntlet.toolchains.candidates import Candidate, candidates_among, candidates_between
+from iree_gauntlet.toolchains.candidates import Candidate, list_candidates_among, list_candidates_between
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.environments import Environments
-from iree_gauntlet.toolchains.find import Place, environment_for
+from iree_gauntlet.toolchains.find import Place, provide_environment
 from iree_gauntlet.toolchains.installer import Installer
 from tests.support.iree_source import builds_in, packages_at
 from tests.support.iree_wheels import release_wheels, write_wheel
@@ -84,7 +84,7 @@ def place_of(folder: Path, nightlies: str, *, offline: bool = False) -> Place:
 
 
 def labels(good: str, bad: str, place: Place, *, nightlies: bool = False) -> tuple[list[str], bool]:
-    row, good_is_older = candidates_between(good, bad, place, nightlies=nightlies)
+    row, good_is_older = list_candidates_between(good, bad, place, nightlies=nightlies)
     assert all(candidate.label == candidate.iree for candidate in row)
     return [candidate.label for candidate in row], good_is_older
 
@@ -130,13 +130,13 @@ def test_nightlies_as_ends(place: Place) -> None:
 
 def test_without_a_network_what_is_installed_is_all_there_is(place: Place, tmp_path: Path) -> None:
     for version in ("3.6.0", "3.8.0"):
-        environment_for(parse_choice(version), place)
+        provide_environment(parse_choice(version), place)
     nightlies = place.nightly_links
     offline = place_of(tmp_path, nightlies, offline=True)
     assert labels("3.5.0", "3.12.0", offline) == (["3.5.0", "3.6.0", "3.8.0", "3.12.0"], True)
     with pytest.raises(ToolchainError, match="no nightly of IREE is installed"):
         labels("3.5.0", "nightly", offline)
-    environment_for(parse_choice("3.13.0rc20261103"), place)
+    provide_environment(parse_choice("3.13.0rc20261103"), place)
     assert labels("3.13.0rc20261101", "nightly", offline) == (["3.13.0rc20261101", "3.13.0rc20261103"], True)
 
 
@@ -164,7 +164,7 @@ def test_ends_that_are_none(tmp_path: Path, good: str, bad: str, says: str) -> N
 
 def test_a_row_that_is_named(tmp_path: Path) -> None:
     def row(good: str, bad: str, *among: str) -> list[tuple[str, str]]:
-        return [(candidate.label, candidate.iree) for candidate in candidates_among(good, bad, among)]
+        return [(candidate.label, candidate.iree) for candidate in list_candidates_among(good, bad, among)]
 
     ends = [("3.5.0", "3.5"), ("b", f"build:{tmp_path}/b")]
     assert row("3.5", f"build:{tmp_path}/b", f"venv:{tmp_path}/a") == [ends[0], ("a", f"venv:{tmp_path}/a"), ends[1]]
@@ -187,4 +187,4 @@ def test_a_row_that_is_named(tmp_path: Path) -> None:
 )
 def test_a_row_that_cannot_be(good: str, bad: str, among: list[str], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        candidates_among(good, bad, among)
+        list_candidates_among(good, bad, among)

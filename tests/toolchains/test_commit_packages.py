@@ -18,7 +18,7 @@ from iree_gauntlet.experiments.bisect_question import find_ready, take_package
 from iree_gauntlet.toolchains.candidates import Candidate
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.environments import Environments
-from iree_gauntlet.toolchains.find import Place, environment_for
+from iree_gauntlet.toolchains.find import Place, provide_environment
 from iree_gauntlet.toolchains.installer import Installer
 from tests.support.artifact_server import Request, Server, serving, whole
 from tests.support.iree_source import builds_in, packages_at
@@ -82,7 +82,7 @@ class GitHub:
     def environment(
         self, text: str = f"commit:{_COMMIT}", token: dict[str, str] | None = None, *, offline: bool = False
     ) -> Path:
-        return environment_for(parse_choice(text), self.place(token, offline=offline)).path
+        return provide_environment(parse_choice(text), self.place(token, offline=offline)).path
 
     def refused(self, token: dict[str, str] | None = None) -> ToolchainError:
         with pytest.raises(ToolchainError) as caught:
@@ -231,7 +231,7 @@ def test_nobody_who_answers_and_no_network(tmp_path: Path, github: GitHub) -> No
     environments = Environments(tmp_path, Installer(), offline=False, use=lambda _: None, news=lambda _: None)
     place = Place(environments, builds_in(tmp_path), packages_at(), "", hash_file, "")
     with pytest.raises(ToolchainError, match="GitHub does not answer: ConnectionError"):
-        environment_for(parse_choice(f"commit:{_COMMIT}"), place)
+        provide_environment(parse_choice(f"commit:{_COMMIT}"), place)
     with pytest.raises(ToolchainError, match="and this is offline") as caught:
         github.environment(offline=True)
     assert f"gauntlet toolchain.install commit:{_COMMIT}" in caught.value.hint

@@ -13,7 +13,7 @@ import pytest
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.errors import GauntletError, NoSuchToolchainError, ToolchainError, UsageError
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
-from iree_gauntlet.toolchains.cmake_build import first_error
+from iree_gauntlet.toolchains.cmake_build import find_first_error
 from iree_gauntlet.toolchains.environments import Environments
 from iree_gauntlet.toolchains.find import Place, find_toolchain
 from iree_gauntlet.toolchains.installer import Installer
@@ -303,7 +303,7 @@ def test_what_does_not_configure_names_its_message(source: IreeSource, tmp_path:
     ],
 )
 def test_the_first_error_is_found(said: str, first: str) -> None:
-    assert first_error(said) == first
+    assert find_first_error(said) == first
 
 
 def test_a_full_disk_is_called_one(source: IreeSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

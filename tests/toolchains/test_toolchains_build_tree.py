@@ -11,7 +11,7 @@ import pytest
 
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.toolchains.build_tree import BuildTree, compiler_of, runtime_of
+from iree_gauntlet.toolchains.build_tree import BuildTree, find_compiler_of, find_runtime_of
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.environments import Environments
 from iree_gauntlet.toolchains.find import Place, find_toolchain
@@ -108,11 +108,11 @@ def test_a_build_of_the_runtime_alone(tmp_path: Path, noted: str) -> None:
     root = sketch(tmp_path / "build")
     (root / "tools" / "iree-compile").unlink()
     tree = BuildTree.of(root, ("iree-run-module", "iree-benchmark-module"))
-    assert runtime_of(tree, hash_file).version == "unknown"
+    assert find_runtime_of(tree, hash_file).version == "unknown"
     (root / noted).mkdir(parents=True)
     (root / noted / "version.py").write_text(_NOTED)
-    assert runtime_of(tree, hash_file).version == "3.14.0.dev"
-    assert runtime_of(tree, hash_file).commit == "0123456789ab"
+    assert find_runtime_of(tree, hash_file).version == "3.14.0.dev"
+    assert find_runtime_of(tree, hash_file).commit == "0123456789ab"
     with pytest.raises(ToolchainError, match="no iree-compile in the build folder"):
         BuildTree.of(root, ("iree-compile",))
 
@@ -124,7 +124,7 @@ def test_the_content_makes_the_identity(tmp_path: Path) -> None:
             path = root / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        return compiler_of(BuildTree.of(root, ("iree-compile",)), hash_file, tmp_path / "bindings").identity
+        return find_compiler_of(BuildTree.of(root, ("iree-compile",)), hash_file, tmp_path / "bindings").identity
 
     same = identity("a")
     assert identity("b") == same
@@ -150,10 +150,10 @@ def test_a_build_that_is_not_there_or_elsewhere(tmp_path: Path) -> None:
     assert "not the sources" in error(tmp_path / "empty").hint
     (root / "tools" / "iree-compile").write_text("#!/bin/sh\necho broken >&2; exit 1\n")
     with pytest.raises(ToolchainError, match=r"does not say its version \(exit code 1\): broken"):
-        compiler_of(BuildTree.of(root, ("iree-compile",)), hash_file, tmp_path)
+        find_compiler_of(BuildTree.of(root, ("iree-compile",)), hash_file, tmp_path)
     (root / "tools" / "iree-compile").chmod(0o644)
     with pytest.raises(ToolchainError, match="may not be executed"):
-        compiler_of(BuildTree.of(root, ("iree-compile",)), hash_file, tmp_path)
+        find_compiler_of(BuildTree.of(root, ("iree-compile",)), hash_file, tmp_path)
 
 
 def test_tools_on_the_path(tmp_path: Path) -> None:

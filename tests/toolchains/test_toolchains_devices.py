@@ -13,7 +13,7 @@ from iree_gauntlet.system.short_process import ask
 from iree_gauntlet.tasks import doctor
 from iree_gauntlet.tasks.doctor import Finding, diagnose
 from iree_gauntlet.toolchains import devices as devices_module
-from iree_gauntlet.toolchains.devices import compile_backends, device_available, devices, drivers, find_device
+from iree_gauntlet.toolchains.devices import check_device, compile_backends, devices, drivers, find_device
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.toolchain import Toolchain
 from tests.support.command_line import LIMIT_SECONDS, with_fields
@@ -63,7 +63,7 @@ def test_what_the_installed_tools_have(toolchain: Toolchain) -> None:
 @pytest.mark.iree
 @pytest.mark.parametrize("device", ["local-task", "local-sync://", "local-task://0", "local-task://?x=1"])
 def test_the_cpu_is_always_there(toolchain: Toolchain, device: str) -> None:
-    available = device_available(toolchain, device)
+    available = check_device(toolchain, device)
     assert available.ok
     assert available.reason.startswith("local-")
     assert not available.hint
@@ -71,7 +71,7 @@ def test_the_cpu_is_always_there(toolchain: Toolchain, device: str) -> None:
 
 @pytest.mark.iree
 def test_a_driver_whose_library_is_missing(toolchain: Toolchain) -> None:
-    available = device_available(toolchain, "hip")
+    available = check_device(toolchain, "hip")
     if available.ok:
         pytest.skip("this machine has an AMD GPU")
     assert "hip" in available.reason.lower()
@@ -80,7 +80,7 @@ def test_a_driver_whose_library_is_missing(toolchain: Toolchain) -> None:
 
 @pytest.mark.iree
 def test_a_driver_that_the_runtime_lacks(toolchain: Toolchain) -> None:
-    available = device_available(toolchain, "metla")
+    available = check_device(toolchain, "metla")
     assert not available.ok
     assert "no driver metla: it has" in available.reason
     assert "spelling" in available.hint
@@ -98,7 +98,7 @@ def test_a_driver_that_the_runtime_lacks(toolchain: Toolchain) -> None:
     ],
 )
 def test_devices_by_ordinal_and_name(toolchain: Toolchain, tmp_path: Path, device: str, reason: str) -> None:
-    available = device_available(with_runtime(toolchain, tmp_path, _TWO_GPUS), device)
+    available = check_device(with_runtime(toolchain, tmp_path, _TWO_GPUS), device)
     assert available.ok is bool(reason)
     assert available.reason == (reason or "hip has only hip://GPU-aa, hip://GPU-bb")
 
@@ -139,7 +139,7 @@ def test_the_driver_of_an_nvidia_gpu_is_what_its_tool_says(
 
 @pytest.mark.iree
 def test_a_driver_that_works_and_finds_nothing(toolchain: Toolchain, tmp_path: Path) -> None:
-    available = device_available(with_runtime(toolchain, tmp_path, _TWO_GPUS), "vulkan")
+    available = check_device(with_runtime(toolchain, tmp_path, _TWO_GPUS), "vulkan")
     assert available.reason == "the driver vulkan works and finds no device"
     assert available.hint
 
@@ -152,7 +152,7 @@ def test_a_driver_that_hangs_is_a_finding(
     # Which are remembered, and do not hang.
     assert len(drivers(sick)) == 2
     monkeypatch.setattr(devices_module, "_TIMEOUT_SECONDS", 0.1)
-    available = device_available(sick, "hip")
+    available = check_device(sick, "hip")
     assert not available.ok
     assert "did not answer within 0.1 s" in available.reason
 

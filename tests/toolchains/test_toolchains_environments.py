@@ -19,7 +19,7 @@ from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
 from iree_gauntlet.system import file_lock
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.environments import SEAL, Environments
-from iree_gauntlet.toolchains.find import Place, environment_for, find_toolchain
+from iree_gauntlet.toolchains.find import Place, find_toolchain, provide_environment
 from iree_gauntlet.toolchains.installer import Installer, Sources
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.iree_source import builds_in, packages_at
@@ -70,7 +70,7 @@ class Releases:
         )
 
     def environment(self, wanted: str) -> Path:
-        return environment_for(parse_choice(wanted), self.place()).path
+        return provide_environment(parse_choice(wanted), self.place()).path
 
     def installs(self) -> int:
         return sum("installing with" in line for line in self.news)
@@ -128,20 +128,20 @@ def test_a_range_means_its_newest_release(releases: Releases) -> None:
     assert raised.value.exit_code is ExitCode.USAGE
     assert str(raised.value) == "no release of IREE is >=4\n  There are 3.8.0 to 3.12.0."
     place = releases.place(offline=True)
-    assert environment_for(parse_choice(">=3.8"), place).label == "3.11.0"
+    assert provide_environment(parse_choice(">=3.8"), place).label == "3.11.0"
     with pytest.raises(ToolchainError, match=r"no IREE in the cache is >=3\.12, .* installed are 3\.8\.0, 3\.11\.0"):
-        environment_for(parse_choice(">=3.12"), place)
+        provide_environment(parse_choice(">=3.12"), place)
 
 
 def test_nightlies_come_from_their_page(releases: Releases) -> None:
     assert releases.environment("nightly").name.startswith("3.13.0rc20261102-")
-    assert environment_for(parse_choice("nightly"), releases.place(offline=True)).label == "3.13.0rc20261102"
+    assert provide_environment(parse_choice("nightly"), releases.place(offline=True)).label == "3.13.0rc20261102"
 
 
 def test_nightlies_of_a_day(releases: Releases) -> None:
     for version in ("3.13.0rc20261102", "3.13.0rc20261101"):
         assert releases.environment(version).name.startswith(f"{version}-")
-    assert environment_for(parse_choice("nightly"), releases.place(offline=True)).label == "3.13.0rc20261102"
+    assert provide_environment(parse_choice("nightly"), releases.place(offline=True)).label == "3.13.0rc20261102"
 
 
 def test_a_release_that_does_not_exist_names_its_neighbours(releases: Releases) -> None:
@@ -201,7 +201,7 @@ def test_without_uv_the_message_names_it(tmp_path: Path) -> None:
 
 def test_offline_nothing_is_installed(releases: Releases) -> None:
     with pytest.raises(ToolchainError) as raised:
-        environment_for(parse_choice("3.9.0"), releases.place(offline=True))
+        provide_environment(parse_choice("3.9.0"), releases.place(offline=True))
     assert "IREE 3.9.0 is not installed in the cache" in raised.value.what
     assert "gauntlet toolchain.install 3.9.0" in raised.value.hint
     assert not releases.folder.exists()
@@ -270,7 +270,7 @@ def test_a_broken_environment_is_seen_and_made_again(
     assert releases.environment("3.9.0") == path
     harm(path)
     with pytest.raises(ToolchainError, match=why):
-        environment_for(parse_choice("3.9.0"), releases.place(offline=True))
+        provide_environment(parse_choice("3.9.0"), releases.place(offline=True))
     assert releases.environment("3.9.0") == path
     assert any(why in line and "made again" in line for line in releases.news)
     assert releases.installs() == 1
@@ -304,7 +304,7 @@ def test_wheels_of_a_folder_are_installed(releases: Releases, tmp_path: Path) ->
 def test_wheels_that_cannot_be_used(releases: Releases, tmp_path: Path) -> None:
     def error(folder: Path) -> str:
         with pytest.raises(ToolchainError) as raised:
-            environment_for(parse_choice(f"wheels:{folder}"), releases.place())
+            provide_environment(parse_choice(f"wheels:{folder}"), releases.place())
         return raised.value.what
 
     assert error(tmp_path / "none").endswith("is not a folder")
@@ -318,7 +318,7 @@ def test_wheels_that_cannot_be_used(releases: Releases, tmp_path: Path) -> None:
     (tmp_path / "torn" / "iree_base_compiler-3.13.0-py3-none-any.whl").write_bytes(b"PK")
     assert "cannot install" in error(tmp_path / "torn")
     with pytest.raises(UsageError, match="not installed by this toolkit"):
-        environment_for(parse_choice("path"), releases.place())
+        provide_environment(parse_choice("path"), releases.place())
 
 
 def test_three_processes_install_once(releases: Releases) -> None:
@@ -326,7 +326,7 @@ def test_three_processes_install_once(releases: Releases) -> None:
     output = "".join(process.communicate(timeout=LIMIT_SECONDS)[0] for process in running)
     assert [process.returncode for process in running] == [0, 0, 0], output
     assert output.count("installing with") == 1
-    assert environment_for(parse_choice("3.12.0"), releases.place(offline=True)).label == "3.12.0"
+    assert provide_environment(parse_choice("3.12.0"), releases.place(offline=True)).label == "3.12.0"
 
 
 def test_killed_at_any_moment_the_next_one_makes_it_whole(releases: Releases) -> None:
@@ -337,7 +337,7 @@ def test_killed_at_any_moment_the_next_one_makes_it_whole(releases: Releases) ->
             process.stdout.readline()  # it has begun
             wait_until(functools.partial(_is_there_or_over, releases.folder, there, process))
             process.send_signal(signal.SIGKILL)
-    found = environment_for(parse_choice("3.11.0"), releases.place())
+    found = provide_environment(parse_choice("3.11.0"), releases.place())
     assert found.label == "3.11.0"
     assert [path.name for path in releases.folder.iterdir() if path.is_dir()] == [found.path.name]
 
@@ -367,7 +367,7 @@ def test_an_installer_that_outlives_us_is_waited_for(
             go_on.write_text("")
 
     monkeypatch.setattr(file_lock, "_PATIENCE_SECONDS", 0.0)
-    assert environment_for(parse_choice("3.12.0"), releases.place(news=news)).path.is_dir()
+    assert provide_environment(parse_choice("3.12.0"), releases.place(news=news)).path.is_dir()
     assert said[0].startswith("waiting for another process that installs IREE 3.12.0")
     assert ended.exists(), "both wrote at once"
 

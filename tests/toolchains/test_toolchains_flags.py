@@ -12,9 +12,9 @@ from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.toolchains.flags import (
     FlagSet,
     KnownFlags,
-    known_flags,
     parse_compiler_help,
     parse_runtime_help,
+    read_known_flags,
     split_flags,
 )
 from iree_gauntlet.toolchains.installed import find_installed
@@ -36,7 +36,7 @@ def toolchain() -> Toolchain:
 
 @pytest.fixture(scope="module")
 def known(toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> KnownFlags:
-    return known_flags(toolchain, tmp_path_factory.mktemp("cache"))
+    return read_known_flags(toolchain, tmp_path_factory.mktemp("cache"))
 
 
 def test_compiler_help_of_an_older_release() -> None:
@@ -137,20 +137,20 @@ def test_the_compiler_agrees_on_what_takes_the_next_word(toolchain: Toolchain, k
 
 @pytest.mark.iree
 def test_flags_are_asked_once_of_each_identity(toolchain: Toolchain, tmp_path: Path) -> None:
-    first = known_flags(toolchain, tmp_path)
+    first = read_known_flags(toolchain, tmp_path)
     kept = sorted(path.name for path in (tmp_path / "toolchains").iterdir())
     assert kept == sorted([f"{toolchain.compiler.identity}.json", f"{toolchain.runtime.identity}.json"])
     # Tools that do not exist show that nothing is asked a second time.
     gone = with_fields(toolchain, dict.fromkeys(("compile", "run_module", "benchmark_module"), "/nowhere"))
-    assert known_flags(gone, tmp_path) == first
+    assert read_known_flags(gone, tmp_path) == first
     with pytest.raises(ToolchainError, match="/nowhere cannot be started"):
-        known_flags(with_fields(gone, {"identity": "another"}), tmp_path)
+        read_known_flags(with_fields(gone, {"identity": "another"}), tmp_path)
 
 
 @pytest.mark.iree
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"format": 1}', "names", "format"])
 def test_a_damaged_file_is_made_again(toolchain: Toolchain, tmp_path: Path, damage: str) -> None:
-    first = known_flags(toolchain, tmp_path)
+    first = read_known_flags(toolchain, tmp_path)
     path = tmp_path / "toolchains" / f"{toolchain.runtime.identity}.json"
     whole = path.read_text(encoding="utf-8")
     if damage == "names":
@@ -158,7 +158,7 @@ def test_a_damaged_file_is_made_again(toolchain: Toolchain, tmp_path: Path, dama
     elif damage == "format":
         damage = json.dumps({**json.loads(whole), "format": 0})
     path.write_text(damage, encoding="utf-8")
-    assert known_flags(toolchain, tmp_path) == first
+    assert read_known_flags(toolchain, tmp_path) == first
     assert path.read_text(encoding="utf-8") == whole
 
 
@@ -166,13 +166,13 @@ def test_a_damaged_file_is_made_again(toolchain: Toolchain, tmp_path: Path, dama
 def test_a_cache_that_cannot_be_written_is_no_obstacle(toolchain: Toolchain, tmp_path: Path) -> None:
     # A file in the folder's place is refused to root too, unlike a folder's mode.
     (tmp_path / "toolchains").touch()
-    assert "module" in known_flags(toolchain, tmp_path).run_module.names
+    assert "module" in read_known_flags(toolchain, tmp_path).run_module.names
 
 
 @pytest.mark.iree
 def test_a_tool_that_lists_no_flags(toolchain: Toolchain, tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match="did not list its flags"):
-        known_flags(with_fields(toolchain, {"compile": "/bin/false", "identity": "x"}), tmp_path)
+        read_known_flags(with_fields(toolchain, {"compile": "/bin/false", "identity": "x"}), tmp_path)
     assert not (tmp_path / "toolchains").exists()
 
 

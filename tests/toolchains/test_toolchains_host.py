@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.toolchains import host
-from iree_gauntlet.toolchains.host import compiler_host_cpu, means_host, parse_cpuinfo
+from iree_gauntlet.toolchains.host import ask_host_cpu, means_host, parse_cpuinfo
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import with_fields
 
@@ -110,7 +110,7 @@ def test_any_text_gives_an_identity(text: str) -> None:
 @pytest.mark.iree
 def test_the_compilers_host_and_its_default(tmp_path: Path) -> None:
     toolchain = find_installed()
-    cpu = compiler_host_cpu(toolchain)
+    cpu = ask_host_cpu(toolchain)
     (tmp_path / "program.mlir").write_text(_PROGRAM, encoding="utf-8")
 
     def compiled(*flags: str) -> tuple[str, str]:
@@ -130,4 +130,4 @@ def test_the_compilers_host_and_its_default(tmp_path: Path) -> None:
 @pytest.mark.iree
 def test_a_compiler_that_does_not_say() -> None:
     with pytest.raises(ToolchainError, match="does not say what CPU `host` is"):
-        compiler_host_cpu(with_fields(find_installed(), {"compile": "/bin/true"}))
+        ask_host_cpu(with_fields(find_installed(), {"compile": "/bin/true"}))

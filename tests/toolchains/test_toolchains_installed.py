@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, identity_of
+from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, compute_identity
 from tests.support.iree_wheels import found_in
 
 if TYPE_CHECKING:
@@ -227,6 +227,6 @@ def test_an_identity_depends_on_every_name_and_value_and_on_no_order(
     ingredients: dict[str, str], data: st.DataObject
 ) -> None:
     items = list(ingredients.items())
-    assert identity_of(items) == identity_of(data.draw(st.permutations(items)))
+    assert compute_identity(items) == compute_identity(data.draw(st.permutations(items)))
     name = data.draw(st.sampled_from(sorted(ingredients)))
-    assert identity_of(items) != identity_of({**ingredients, name: ingredients[name] + "x"}.items())
+    assert compute_identity(items) != compute_identity({**ingredients, name: ingredients[name] + "x"}.items())

@@ -7,10 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.toolchains.flags import FlagSet, KnownFlags, known_flags, parse_compiler_help, parse_runtime_help
+from iree_gauntlet.toolchains.flags import (
+    FlagSet,
+    KnownFlags,
+    parse_compiler_help,
+    parse_runtime_help,
+    read_known_flags,
+)
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE
-from iree_gauntlet.toolchains.translate import FLAG_RELEASES, RENAMED, flag_releases, translate
+from iree_gauntlet.toolchains.translate import FLAG_RELEASES, RENAMED, read_flag_releases, translate
 from tests.support.compiler_complaints import flag_complaints
 from tests.support.places import CORPUS, DATA
 
@@ -34,7 +40,7 @@ _NEW = FlagSet(
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> KnownFlags:
-    return known_flags(find_installed(), tmp_path_factory.mktemp("cache"))
+    return read_known_flags(find_installed(), tmp_path_factory.mktemp("cache"))
 
 
 @pytest.mark.iree
@@ -57,16 +63,16 @@ def test_the_tables_agree_with_an_older_release() -> None:
 @pytest.mark.parametrize(("tool", "flags"), [(COMPILE, _OLD), (BENCHMARK_MODULE, _OLD_BENCHMARK)])
 def test_what_an_older_release_has_not(tool: str, flags: FlagSet) -> None:
     # The kept help is an excerpt: it proves what is missing from the tables, not what is missing from the release.
-    having = flag_releases().having[tool]
+    having = read_flag_releases().having[tool]
     assert all("3.9.0" in having[name] for name in having.keys() & flags.names)
 
 
 @pytest.mark.iree
 def test_what_the_installed_release_has_and_has_not(known: KnownFlags) -> None:
     release = find_installed().compiler.release
-    if release not in flag_releases().compared:
+    if release not in read_flag_releases().compared:
         pytest.skip("an IREE that was not compared")
-    for tool, having in flag_releases().having.items():
+    for tool, having in read_flag_releases().having.items():
         names = known.of(tool).names
         assert [name for name, releases in having.items() if (name in names) != (release in releases)] == []
 
@@ -78,14 +84,14 @@ def test_no_flag_is_in_two_rows() -> None:
     }
     for flags in (rows["compile"], rows["runtime"] + rows["benchmark"]):
         assert len(flags) == len(set(flags)) > 1
-    assert flag_releases().with_flag(BENCHMARK_MODULE, "expected_output") == ("3.12.0", "3.13.0")
-    assert flag_releases().with_flag(RUN_MODULE, "expected_output") == ()
+    assert read_flag_releases().with_flag(BENCHMARK_MODULE, "expected_output") == ("3.12.0", "3.13.0")
+    assert read_flag_releases().with_flag(RUN_MODULE, "expected_output") == ()
 
 
 def test_the_table_knows_every_rename() -> None:
     for rename in RENAMED:
         for tool in rename.tools:
-            releases_with = flag_releases().with_flag
+            releases_with = read_flag_releases().with_flag
             assert rename.last_old in releases_with(tool, rename.old) or rename.old in _BOTH
             assert rename.first_new in releases_with(tool, rename.new)
             assert rename.last_old not in releases_with(tool, rename.new)

@@ -22,7 +22,7 @@ from iree_gauntlet.engine.processes.processes import Processes
 from iree_gauntlet.engine.processes.supervisor import Supervisor
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile, DispatchTime, ProfileError
-from iree_gauntlet.measuring.profiles.perfetto import perfetto_trace
+from iree_gauntlet.measuring.profiles.perfetto import make_perfetto_trace
 from iree_gauntlet.steps import Command, Resources, Step
 from iree_gauntlet.toolchains.flags import FlagSet, parse_runtime_help
 from iree_gauntlet.toolchains.installed import find_installed
@@ -407,7 +407,7 @@ def exported() -> list[str]:
 
 
 def test_a_gpus_events_stand_on_the_hosts_clock() -> None:
-    document = perfetto_trace(exported(), "vulkan")
+    document = make_perfetto_trace(exported(), "vulkan")
     check_trace_events(document)
     assert thread_names(document) == {"queue 0: submissions", "queue 0: execution on the device", "queue 0: dispatches"}
     events = [event for event in document["traceEvents"] if event["ph"] == "X"]
@@ -427,7 +427,7 @@ def test_a_gpus_events_stand_on_the_hosts_clock() -> None:
 
 def test_a_device_without_a_clock_has_no_place_in_time() -> None:
     rows = [line for line in exported() if '"clock_correlation"' not in line.partition("source_record_index")[0]]
-    document = perfetto_trace(rows, "vulkan")
+    document = make_perfetto_trace(rows, "vulkan")
     check_trace_events(document)
     assert document["otherData"] == {"left_out": 9}
     assert thread_names(document) == {"queue 0: submissions"}
@@ -456,7 +456,7 @@ def lines_of(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20), st.integers(0, 1)), min_size=1, max_size=40))
 def test_what_runs_side_by_side_goes_to_threads_of_its_own(spans: list[tuple[int, int, int]]) -> None:
-    document = perfetto_trace(lines_of([host_row(at, at + ns, queue) for at, ns, queue in spans]), "local-task")
+    document = make_perfetto_trace(lines_of([host_row(at, at + ns, queue) for at, ns, queue in spans]), "local-task")
     check_trace_events(document)
     events = [event for event in document["traceEvents"] if event["ph"] == "X"]
     begin = min(at for at, _, _ in spans)
@@ -474,12 +474,12 @@ def test_events_without_a_valid_time_are_counted() -> None:
         host_row(30, 20),
         {"record_type": "of a later release"},
     ]
-    document = perfetto_trace(lines_of(rows), "local-sync")
+    document = make_perfetto_trace(lines_of(rows), "local-sync")
     check_trace_events(document)
     assert document["otherData"] == {"left_out": 2}
     assert thread_names(document) == {"no queue: dispatches"}
     with pytest.raises(ProfileError, match="no events with a time"):
-        perfetto_trace(lines_of(rows[1:]), "local-sync")
+        make_perfetto_trace(lines_of(rows[1:]), "local-sync")
 
 
 @pytest.mark.parametrize(
@@ -499,4 +499,4 @@ def test_events_without_a_valid_time_are_counted() -> None:
 )
 def test_rows_of_another_form_are_named(lines: list[str], says: str) -> None:
     with pytest.raises(ProfileError, match=says):
-        perfetto_trace(lines, "local-task")
+        make_perfetto_trace(lines, "local-task")

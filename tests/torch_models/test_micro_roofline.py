@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.errors import GauntletError, ToolchainError
-from iree_gauntlet.measuring.machine.machine_state import MachineFacts, machine_facts
+from iree_gauntlet.measuring.machine.machine_state import MachineFacts, read_machine_facts
 from iree_gauntlet.torch_models import roofline
 from iree_gauntlet.torch_models.roofline import Roofline, explain_no_roofline, find_roofline
 from iree_gauntlet.workers.iree_side.measure_roofline import (
@@ -42,7 +42,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> MachineFacts:
     monkeypatch.setattr(roofline, "_MATRIX_SIZES", (32,))
     monkeypatch.setattr(roofline, "_COPY_BYTES", 1 << 16)
     monkeypatch.setattr(roofline, "_SECONDS", 0.0)
-    return machine_facts()
+    return read_machine_facts()
 
 
 class _Python:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.artifacts.inventory import Item, ItemKind
-from iree_gauntlet.artifacts.leases import Leases, tried_lock
+from iree_gauntlet.artifacts.leases import Leases, try_lock
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.upkeep.cache_gc import (
@@ -139,7 +139,7 @@ def _plan(cache: CacheBuilder, limits: Limits) -> tuple[Item, ...]:
 @contextmanager
 def _held(path: Path) -> Iterator[None]:
     path.touch()
-    with tried_lock(path) as locked:
+    with try_lock(path) as locked:
         assert locked
         yield
 
@@ -215,7 +215,7 @@ def test_leftovers_of_the_dead_go_and_others_stay(cache: CacheBuilder) -> None:
     code += "Leases(Path(sys.argv[1])).use(Path(sys.argv[1]) / 'a')"
     subprocess.run([sys.executable, "-c", code, str(cache.root)], check=True)
 
-    with tried_lock(making / "held.lock"):
+    with try_lock(making / "held.lock"):
         found = leftovers(cache.root, Leases(cache.root), cache.now())
         names = {path.name for path in found if path.parent.parent.name != "verified" and path.parent.name != "leases"}
         assert names == {"damaged-old", "free.lock", ".0123.part"}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
-from iree_gauntlet.artifacts.inventory import ItemKind, take_inventory, url_of
+from iree_gauntlet.artifacts.inventory import ItemKind, find_url, take_inventory
 from iree_gauntlet.artifacts.registry_file import Entry, Registry
 from iree_gauntlet.artifacts.sources import local_name
 from tests.support.cache_builder import DAY, CacheBuilder
@@ -106,8 +106,8 @@ def test_what_a_run_folder_holds_too_is_told(cache: CacheBuilder, tmp_path: Path
 )
 def test_plain_names_tell_their_url(url: str, *, known: bool) -> None:
     name = local_name(url)
-    assert url_of(name, "") == (url if known else "")
-    assert url_of(name, url) == url
+    assert find_url(name, "") == (url if known else "")
+    assert find_url(name, url) == url
 
 
 def test_a_last_use_is_written_once_an_hour(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.cases import Golden, Metric, Origin, Statistic
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.measuring.goldens.golden_evidence import Standing, Verdict, golden_standings
+from iree_gauntlet.measuring.goldens.golden_evidence import Standing, Verdict, judge_standings
 from iree_gauntlet.records.earlier_runs import run_named
 from iree_gauntlet.requests import SelectionRequest, read
 from iree_gauntlet.upkeep.spec_goldens import show
@@ -76,7 +76,7 @@ def _run(
 def _standing(golden: Golden, *runs: Path, rivals: Sequence[Golden] = ()) -> Standing:
     """How a golden stands; the newest run comes last."""
     records = [read_journal(run / "journal.jsonl") for run in reversed(runs)]
-    return golden_standings([(CHAIN, item) for item in (golden, *rivals)], records, runs[0].parent)[0]
+    return judge_standings([(CHAIN, item) for item in (golden, *rivals)], records, runs[0].parent)[0]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_the_newest_figure_that_counts_is_taken(tmp_path: Path) -> None:
     ]
     standing = _standing(golden, *runs)
     assert (standing.run, standing.verdict, standing.note) == ("run-2", "kept", "")
-    assert golden_standings([(CHAIN, golden)], [], tmp_path)[0].verdict is Verdict.NOT_MEASURED
+    assert judge_standings([(CHAIN, golden)], [], tmp_path)[0].verdict is Verdict.NOT_MEASURED
 
 
 def test_a_sku_with_a_golden_of_its_own_leaves_that_of_the_family_alone(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.artifacts.remotes import places, remotes_of
+from iree_gauntlet.artifacts.remotes import list_remotes, places
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ArtifactError, GauntletError, SpecError, UsageError
 from iree_gauntlet.settings import Configuration, Mirror, StoreOptions, is_below
@@ -202,10 +202,10 @@ def test_a_prefix_ends_at_a_slash(prefix: str, rest: str) -> None:
 @pytest.mark.parametrize("place", ["/mnt/m/../x", "file:///mnt/m/%2e%2e/x", "/mnt/m/%2E./x"])
 def test_no_url_leaves_its_mirror(place: str) -> None:
     with pytest.raises(ArtifactError, match="leaves its mirror"):
-        list(remotes_of(place, Configuration(), 1))
+        list(list_remotes(place, Configuration(), 1))
 
 
 def test_a_variable_that_is_not_set_is_named() -> None:
     stores = (StoreOptions("az://account", {"sas_token": "$NOT_THERE"}),)
     with pytest.raises(ArtifactError, match=r"\$NOT_THERE, which is not set"):
-        list(remotes_of("az://account/c/x", Configuration(stores=stores), 1))
+        list(list_remotes("az://account/c/x", Configuration(stores=stores), 1))

@@ -14,7 +14,7 @@ from iree_gauntlet.workers.iree_side.onnx_reference import (
     InferenceFailedError,
     OnnxEvaluator,
     OnnxRuntime,
-    raw_bytes,
+    pack_bytes,
     read_input,
 )
 from iree_gauntlet.workers.iree_side.plan_file import PlanError
@@ -180,8 +180,8 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
 
 def test_four_bit_integers_are_packed_low_half_first(tmp_path: Path) -> None:
     array = np.array([1, -2, 7], ml_dtypes.int4)
-    assert raw_bytes(array) == bytes([0xE1, 0x07])
-    (tmp_path / "x.bin").write_bytes(raw_bytes(array))
+    assert pack_bytes(array) == bytes([0xE1, 0x07])
+    (tmp_path / "x.bin").write_bytes(pack_bytes(array))
     assert read_input("3xi4=@x.bin", str(tmp_path), "int4").astype(int).tolist() == [1, -2, 7]
     unsigned = read_input("3xi4=@x.bin", str(tmp_path), "uint4")
     assert (unsigned.dtype.name, unsigned.astype(int).tolist()) == ("uint4", [1, 14, 7])

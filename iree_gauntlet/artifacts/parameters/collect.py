@@ -147,7 +147,7 @@ def _decode(text: bytes) -> str:
     return text.decode(errors="surrogateescape")
 
 
-def references_in_text(chunks: Iterable[bytes], source: str, *, lines: bool = True) -> Iterator[Reference]:
+def find_references_in_text(chunks: Iterable[bytes], source: str, *, lines: bool = True) -> Iterator[Reference]:
     """Every reference of a program, in its order, with type aliases resolved.
 
     `lines`: whether lines are counted; a piece of bytecode has none.
@@ -325,10 +325,10 @@ def _find_references(file: BinaryIO, program: Path, ir_tool: str) -> Iterator[Re
     magic = file.read(len(MAGIC))
     file.seek(0)
     if magic != MAGIC:
-        yield from references_in_text(iter(lambda: file.read(_CHUNK), b""), str(program))
+        yield from find_references_in_text(iter(lambda: file.read(_CHUNK), b""), str(program))
         return
     try:
-        found = list(references_in_bytecode(file, str(program)))
+        found = list(find_references_in_bytecode(file, str(program)))
     except UnknownEncodingError:
         yield from _find_references_through_tool(program, ir_tool)
     else:
@@ -337,7 +337,7 @@ def _find_references(file: BinaryIO, program: Path, ir_tool: str) -> Iterator[Re
 
 def _find_references_through_tool(program: Path, ir_tool: str) -> Iterator[Reference]:
     with _print_program(program, ir_tool) as text:
-        yield from references_in_text(text, f"{program} as iree-opt prints it")
+        yield from find_references_in_text(text, f"{program} as iree-opt prints it")
 
 
 @contextmanager
@@ -420,7 +420,7 @@ class _DamagedError(Exception):
     """The file does not keep to the format."""
 
 
-def references_in_bytecode(file: BinaryIO, source: str) -> Iterator[Reference]:
+def find_references_in_bytecode(file: BinaryIO, source: str) -> Iterator[Reference]:
     """Every parameter reference of a bytecode file, each once.
 
     `file`: at its beginning; it can be sought in.
@@ -466,10 +466,10 @@ def _read_references(reader: _Reader, offset: int, size: int, source: str) -> It
     if size <= _CHUNK:
         text = reader.take(size).rstrip(b"\0")
         if _MARKER in text:
-            yield from references_in_text([text], source, lines=False)
+            yield from find_references_in_text([text], source, lines=False)
         return
     pieces = (reader.take(min(_CHUNK, size - begin)).rstrip(b"\0") for begin in range(0, size, _CHUNK))
-    yield from references_in_text(pieces, source, lines=False)
+    yield from find_references_in_text(pieces, source, lines=False)
 
 
 def _find_sections(reader: _Reader) -> dict[int, range]:

@@ -89,7 +89,7 @@ class SplatContent:
     value: float = 0
 
 
-def random_bytes(parameter: Parameter, seed: int, *, piece: int = _PIECE) -> Iterator[bytes]:
+def make_random_bytes(parameter: Parameter, seed: int, *, piece: int = _PIECE) -> Iterator[bytes]:
     """The seeded values of a parameter in C order, little-endian, as they lie in memory.
 
     `seed`: of the weights; each parameter makes its own stream of it; `piece`: words of the stream that are handled at
@@ -108,7 +108,7 @@ def random_bytes(parameter: Parameter, seed: int, *, piece: int = _PIECE) -> Ite
         values_left -= min(values, values_left)
 
 
-def splat_pattern(element: ElementType, value: float) -> bytes:
+def make_splat_pattern(element: ElementType, value: float) -> bytes:
     """The shortest run of bytes whose repetition fills a parameter of this type with a value.
 
     Raises:
@@ -304,7 +304,7 @@ def _lay_out(parameters: Sequence[Parameter], content: RandomContent | SplatCont
 
 def _make_pattern(parameter: Parameter, value: float) -> bytes:
     try:
-        return splat_pattern(parameter.element, value)
+        return make_splat_pattern(parameter.element, value)
     except ParameterError as error:
         raise ParameterError(f"parameter {parameter.label} ({parameter.type}): {error.what}", error.hint) from error
 
@@ -344,7 +344,7 @@ def _make_table_entry(entry: _Entry, name_offset: int, name_size: int) -> bytes:
 
 def _make_content(entry: _Entry, content: RandomContent | SplatContent) -> Iterator[bytes]:
     if isinstance(content, RandomContent):
-        return random_bytes(entry.parameter, content.seed)
+        return make_random_bytes(entry.parameter, content.seed)
     full, rest = divmod(entry.parameter.byte_size, _SPLAT_PIECE)
     piece = entry.pattern * (_SPLAT_PIECE // len(entry.pattern))
     return chain((piece for _ in range(full)), (piece[:rest],))

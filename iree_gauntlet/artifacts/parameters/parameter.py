@@ -152,7 +152,7 @@ class Parameter:
             )
 
 
-def parameters_in_scope(parameters: Iterable[Parameter], scope: str) -> tuple[Parameter, ...]:
+def select_scope(parameters: Iterable[Parameter], scope: str) -> tuple[Parameter, ...]:
     """The parameters of one scope, in the order given.
 
     `scope`: empty for the anonymous scope.

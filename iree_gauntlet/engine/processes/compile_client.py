@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.engine.processes.processes import is_plain_path, require_pipes
 from iree_gauntlet.engine.processes.supervisor import Outcome, process_outcome
 from iree_gauntlet.errors import GauntletError, ToolchainError
-from iree_gauntlet.system.short_process import signal_name
+from iree_gauntlet.system.short_process import name_signal
 from iree_gauntlet.system.tail import read_tail
 from iree_gauntlet.workers import iree_side
 
@@ -371,7 +371,7 @@ class _Server:
 
 
 def _ending(status: int) -> str:
-    return signal_name(-status) if status < 0 else f"exit code {status}"
+    return name_signal(-status) if status < 0 else f"exit code {status}"
 
 
 def _make_folder(folder: Path) -> None:

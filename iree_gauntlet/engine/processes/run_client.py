@@ -36,7 +36,7 @@ from iree_gauntlet.engine.processes.supervisor import Outcome
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.figures import byte_size
 from iree_gauntlet.results import SENT_SIGNALS
-from iree_gauntlet.system.short_process import signal_name
+from iree_gauntlet.system.short_process import name_signal
 from iree_gauntlet.system.tail import TAIL_LINES, clean_line
 from iree_gauntlet.workers import iree_side
 
@@ -346,7 +346,7 @@ def _death(worker: RunWorker, job: RunJob, seconds: float, *, cancelled: bool) -
     lines = worker.printed(job.log)
     outcome = Outcome(
         code if code is not None and code >= 0 else None,
-        signal=signal_name(-code) if code is not None and code < 0 else "",
+        signal=name_signal(-code) if code is not None and code < 0 else "",
         timed_out=worker.overdue and not cancelled,
         cancelled=cancelled,
         seconds=seconds,

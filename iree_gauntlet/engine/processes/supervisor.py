@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from iree_gauntlet.engine.processes.reaper import Report, Request
 from iree_gauntlet.errors import GauntletError, ToolchainError
-from iree_gauntlet.system.short_process import signal_name
+from iree_gauntlet.system.short_process import name_signal
 from iree_gauntlet.system.tail import TAIL_LINES, read_tail
 
 if TYPE_CHECKING:
@@ -317,7 +317,7 @@ def process_outcome(report: Mapping[str, Any], stdout: Path, stderr: Path, notes
     total = len(errors.lines) + (len(output.lines) if output else 0)
     return Outcome(
         exit_code=os.WEXITSTATUS(report["status"]) if ended else None,
-        signal=signal_name(number),
+        signal=name_signal(number),
         timed_out=report["timed_out"],
         cancelled=report.get("cancelled", False),
         seconds=report["seconds"],

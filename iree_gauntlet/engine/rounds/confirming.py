@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Statistic, Verdict
 from iree_gauntlet.engine.rounds.taken_rounds import as_written, take_round
 from iree_gauntlet.measuring.goldens.goldens import Confirmation, confirm_breach
-from iree_gauntlet.measuring.statistics.rounds import SequentialPlan, sequential_plan
+from iree_gauntlet.measuring.statistics.rounds import SequentialPlan, plan_looks
 from iree_gauntlet.results import Check, shorten
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def confirm_rules(verdict: str, budget: float, *, replace_disturbed: bool = True
     """
     if verdict == "strict":
         return None
-    return ConfirmRules(sequential_plan(_ALPHA, _MOST_ROUNDS), budget, replace_disturbed)
+    return ConfirmRules(plan_looks(_ALPHA, _MOST_ROUNDS), budget, replace_disturbed)
 
 
 def confirm_time(

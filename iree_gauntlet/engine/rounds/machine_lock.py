@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.measuring.machine.gpus import gpu_of
+from iree_gauntlet.measuring.machine.gpus import name_gpu
 from iree_gauntlet.system.file_lock import LockFile
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class MachineLocks:
             GauntletError: it was not to be had in time, or locks cannot be made here.
             WaitCancelledError: the run was cancelled meanwhile.
         """
-        return self._held(f"device-{_safe(gpu_of(device))}.lock", f"device {device}", on_wait, exclusive=True)
+        return self._held(f"device-{_safe(name_gpu(device))}.lock", f"device {device}", on_wait, exclusive=True)
 
     @contextlib.contextmanager
     def quiet_machine(self, *, exclusive: bool, on_wait: Callable[[str], None]) -> Iterator[None]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.engine.rounds.blocks import OWN, TRIAL, BlockTaker, Cpus, Pair, PairEvidence
 from iree_gauntlet.engine.rounds.taken_rounds import TOPOLOGY
-from iree_gauntlet.measuring.machine.machine_state import fastest_cores
+from iree_gauntlet.measuring.machine.machine_state import choose_fastest_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +49,7 @@ def ways(step: Step, root: Path = Path("/")) -> tuple[Cpus, ...]:
     if affinity is None or shutil.which("taskset") is None or device not in ("local-task", "local-sync"):
         return ((),)
     available = sorted(affinity(0))
-    cores = fastest_cores(root, available)
+    cores = choose_fastest_cores(root, available)
     topology = dict(word.partition("=")[::2] for word in step.process.argv if word.startswith(TOPOLOGY))
     workers = topology.pop(_WORKERS, "")
     if topology or (workers and not workers.isdecimal()):
@@ -57,7 +57,7 @@ def ways(step: Step, root: Path = Path("/")) -> tuple[Cpus, ...]:
     if device == "local-sync":
         counts = {1}
     else:
-        counts = {int(workers)} if workers else {1, min(len(fastest_cores(root, ())), _MOST_WORKERS)}
+        counts = {int(workers)} if workers else {1, min(len(choose_fastest_cores(root, ())), _MOST_WORKERS)}
     # Pinned to all that there are, it would not be pinned.
     most = min(len(cores), len(available) - 1)
     return ((), *(tuple(cores[-count:]) for count in sorted(counts) if 0 < count <= most))

@@ -18,7 +18,7 @@ from iree_gauntlet.experiments.explaining.operators import OPERATOR
 from iree_gauntlet.experiments.explaining.symptom import WRONG
 from iree_gauntlet.experiments.explaining.traced_sides import TOLERANCES
 from iree_gauntlet.figures import byte_size, counted, last_lines
-from iree_gauntlet.measuring.machine.machine_state import machine_facts
+from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -191,7 +191,7 @@ def _what(failure: Failure, *found: str) -> tuple[str, ...]:
 
 
 def _machine() -> str:
-    facts = machine_facts()
+    facts = read_machine_facts()
     return f"{facts.cpu}, {facts.os}"
 
 

@@ -18,7 +18,7 @@ from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, R
 from iree_gauntlet.experiments.sides import pair_of
 from iree_gauntlet.measuring.profiles.dispatch_profile import Match
 from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict as TimeVerdict
-from iree_gauntlet.measuring.statistics.rounds import sequential_plan
+from iree_gauntlet.measuring.statistics.rounds import plan_looks
 from iree_gauntlet.requests import ConductRequest
 from iree_gauntlet.results import Result
 from iree_gauntlet.settings import shown
@@ -143,7 +143,7 @@ def _slower(chain: str, record: ComparisonRecord, folder: Path) -> Slower:
         sides=(sides[0], sides[1]),
         resources=Resources(**steps["B"]["resources"]),
         rules=Rules(
-            plan=sequential_plan(rules["alpha"]),
+            plan=plan_looks(rules["alpha"]),
             least=rules["least"],
             band=rules["band"],
             allow=rules["allow"],

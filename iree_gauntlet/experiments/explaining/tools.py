@@ -15,7 +15,7 @@ from iree_gauntlet.engine.modules.module_key import flag_ingredients, join_flags
 from iree_gauntlet.engine.processes.supervisor import Outcome, disk_full
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.steps import Command
-from iree_gauntlet.toolchains.host import host_cpu, means_host
+from iree_gauntlet.toolchains.host import means_host, read_host_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -105,7 +105,7 @@ class Tools:
             "program": hashed(source),
             "flags": join_flags(flag_ingredients(flags, hashed, folder=cwd)),
             "compiler": self.workbench.iree.compiler.identity,
-            "host": host_cpu().identity if means_host(flags) else "",
+            "host": read_host_cpu().identity if means_host(flags) else "",
         }
         output = self.folder / name
         entry = cache.lookup(make_key(ingredients)).entry

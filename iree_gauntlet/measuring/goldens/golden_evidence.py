@@ -275,7 +275,7 @@ def _describe_basis(golden: Golden, usable: Sequence[Evidence]) -> str:
     )
 
 
-def golden_standings(
+def judge_standings(
     goldens: Sequence[tuple[str, Golden]], records: Sequence[JournalRecord], folder: Path
 ) -> list[Standing]:
     """How each golden stands.

@@ -26,9 +26,9 @@ from iree_gauntlet.measuring.machine.gpus import ANY_GPU, GpuState, Slowdown, re
 from iree_gauntlet.measuring.machine.machine_state import (
     CpuUse,
     MachineState,
-    cpu_use,
     list_cpus,
     machine_state,
+    measure_cpu_use,
     read_cpu_times,
 )
 
@@ -165,8 +165,8 @@ class RoundWatch:
             before=self._before,
             after=self._read_state(),
             seconds=seconds,
-            whole=cpu_use(self._times, times, own_cpu_seconds),
-            pinned=cpu_use(self._times, times, own_cpu_seconds, self._cpus) if self._cpus else None,
+            whole=measure_cpu_use(self._times, times, own_cpu_seconds),
+            pinned=measure_cpu_use(self._times, times, own_cpu_seconds, self._cpus) if self._cpus else None,
         )
 
     def _read_state(self) -> MachineState:

@@ -424,12 +424,12 @@ def read_gpus(device: str, *, path: str | None = None, timeout: float = _TIMEOUT
             problems.append(f"{tool} {error}")
             continue
         if gpus:
-            return GpuReading(asked_gpus(gpus, device, os.environ))
+            return GpuReading(pick_gpus(gpus, device, os.environ))
         problems.append(f"{tool} names no GPU")
     return GpuReading((), "; ".join(problems))
 
 
-def asked_gpus(gpus: Sequence[GpuState], device: str, environment: Mapping[str, str]) -> tuple[GpuState, ...]:
+def pick_gpus(gpus: Sequence[GpuState], device: str, environment: Mapping[str, str]) -> tuple[GpuState, ...]:
     """Those of a machine's GPUs that a device means; all of them where that is not known.
 
     The driver's numbers are the tool's only where nothing hides or reorders GPUs: CUDA puts the fastest first
@@ -454,7 +454,7 @@ def asked_gpus(gpus: Sequence[GpuState], device: str, environment: Mapping[str, 
     return tuple(gpu for gpu in gpus if by_bus and gpu.index == ordinal) or tuple(gpus)
 
 
-def gpu_of(device: str) -> str:
+def name_gpu(device: str) -> str:
     """What tells a GPU from others, whichever driver names it; of a device without a UUID, its name.
 
     CUDA writes `cuda://GPU-b08a9e40-5f0c-29dd-4c3d-9692503045f4` for what is

@@ -201,7 +201,7 @@ def _read_cpu_numbers(root: Path, name: str, cpus: Collection[int] = ()) -> list
     return [int(text) for text in _read_cpu_texts(root, name, cpus) if text.isdecimal()]
 
 
-def fastest_cores(root: Path, cpus: Collection[int]) -> list[int]:
+def choose_fastest_cores(root: Path, cpus: Collection[int]) -> list[int]:
     """One logical CPU of each physical core, of the fastest kind where cores differ; rising.
 
     `root`: where /sys is looked for; what it does not say, does not differ. `cpus`: those that may be used; all where
@@ -302,7 +302,7 @@ def read_cpu_times(root: Path = _ROOT) -> dict[int, CpuTimes]:
     return found
 
 
-def cpu_use(
+def measure_cpu_use(
     before: Mapping[int, CpuTimes], after: Mapping[int, CpuTimes], own_seconds: float = 0.0, cpus: Collection[int] = ()
 ) -> CpuUse | None:
     """What CPUs have done between two readings; None where no time has passed, or a CPU is missing.
@@ -386,7 +386,7 @@ class MachineState:
     gpu_problem: str = ""
 
 
-def machine_facts(root: Path = _ROOT) -> MachineFacts:
+def read_machine_facts(root: Path = _ROOT) -> MachineFacts:
     """Reads what this machine is."""
     memory = total_memory(root)
     return MachineFacts(
@@ -428,7 +428,7 @@ def machine_state(
     )
 
 
-def benchmark_warnings(state: MachineState) -> list[str]:
+def list_benchmark_warnings(state: MachineState) -> list[str]:
     """What would spoil a benchmark now, each with what to do about it; empty for a fit machine."""
     return [*_warn_of_load(state), *_warn_of_clock(state), *_warn_of_memory(state), *_warn_of_heat(state)]
 

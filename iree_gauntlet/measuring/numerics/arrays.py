@@ -77,7 +77,7 @@ def is_integer(element_type: str) -> bool:
     return element_type in _INTEGERS
 
 
-def bit_count(element_type: str) -> int:
+def count_bits(element_type: str) -> int:
     """Bits of storage of one value. Raises TensorError: IREE has no such element type."""
     if element_type in _DTYPES:
         return int(np.dtype(_DTYPES[element_type]).itemsize) * 8
@@ -90,7 +90,7 @@ def bit_count(element_type: str) -> int:
     return int(match[1])
 
 
-def storage_dtype(element_type: str) -> DType:
+def get_storage_dtype(element_type: str) -> DType:
     """The NumPy type that holds it: raw bytes (`V2`) where NumPy has none, packed bytes below 8 bits.
 
     Raises TensorError: IREE has no such element type.
@@ -98,7 +98,7 @@ def storage_dtype(element_type: str) -> DType:
     if element_type in _DTYPES:
         known: DType = np.dtype(_DTYPES[element_type])
         return known
-    bits = bit_count(element_type)
+    bits = count_bits(element_type)
     return np.dtype(np.uint8) if bits < 8 else np.dtype(f"V{(bits + 7) // 8}")
 
 
@@ -120,19 +120,19 @@ class TensorType:
     @property
     def packed(self) -> bool:
         """Whether several values share a byte."""
-        return bit_count(self.element_type) < 8
+        return count_bits(self.element_type) < 8
 
     @property
     def byte_count(self) -> int:
         """Bytes of the contents, dense and row-major."""
-        bits = bit_count(self.element_type)
+        bits = count_bits(self.element_type)
         return (self.count * bits + 7) // 8 if self.packed else self.count * ((bits + 7) // 8)
 
 
 def parse_tensor_type(text: str) -> TensorType:
     """Reads `1x64xf16`, or `f16` for a tensor of rank 0. Raises TensorError: it is not a shape and an element type."""
     *dims, element_type = text.strip().split("x")
-    bit_count(element_type)
+    count_bits(element_type)
     shape = []
     for dim in map(str.strip, dims):
         if not (dim.isascii() and dim.isdigit()):
@@ -182,7 +182,7 @@ class Tensor:
 
     def with_element_type(self, element_type: str) -> Tensor:
         """The same bits under another element type of the same width. Raises TensorError: the widths differ."""
-        dtype = storage_dtype(element_type)
+        dtype = get_storage_dtype(element_type)
         if dtype.itemsize != self.array.dtype.itemsize or TensorType((), element_type).packed:
             raise TensorError(f"{self.source or 'a tensor'}: {self.type} is no {element_type}: the widths differ")
         return replace(self, element_type=element_type, array=self.array.view(dtype))
@@ -202,7 +202,7 @@ def read_raw(path: Path, tensor_type: TensorType, offset: int = 0) -> Tensor:
     Raises TensorError: the file cannot be read or is too short.
     """
     shape = (tensor_type.byte_count,) if tensor_type.packed else tensor_type.shape
-    array = _map(path, storage_dtype(tensor_type.element_type), shape, offset, str(tensor_type))
+    array = _map(path, get_storage_dtype(tensor_type.element_type), shape, offset, str(tensor_type))
     return Tensor(tensor_type.element_type, tensor_type.shape, array, str(path))
 
 
@@ -408,7 +408,7 @@ def parse_inline_values(text: str, tensor_type: TensorType) -> Array:
 
     Raises TensorError: a value that does not fit the type, or too few or too many values.
     """
-    dtype = storage_dtype(tensor_type.element_type)
+    dtype = get_storage_dtype(tensor_type.element_type)
     capacity = tensor_type.byte_count // dtype.itemsize
     shape = (capacity,) if tensor_type.packed else tensor_type.shape
     tokens = split_values(text)

@@ -88,7 +88,7 @@ def parse_tolerances(flags: Iterable[str]) -> Tolerances:
     return tolerances
 
 
-def tolerance_of(flag: str) -> tuple[str, float] | None:
+def parse_tolerance(flag: str) -> tuple[str, float] | None:
     """`("f32", 1e-4)` or `("rtol", 1e-5)` for a flag that is a valid tolerance; None for any other."""
     name, _, text = flag.strip().removeprefix("--").partition("=")
     if not flag.strip().startswith("--") or name not in _NUMBERS:

@@ -296,7 +296,7 @@ class DispatchName:
         return (self.function, self.work)
 
 
-def dispatch_name(name: str) -> DispatchName:
+def parse_dispatch_name(name: str) -> DispatchName:
     """Takes a name apart; one of another form is its own work."""
     match = _DISPATCH.fullmatch(name) or _ENCODING.fullmatch(name)
     if match is None:
@@ -309,22 +309,22 @@ def dispatch_name(name: str) -> DispatchName:
     return DispatchName(match["function"], int(match["number"]), work, kind)
 
 
-def dispatch_names(data: Iterable[bytes]) -> list[str]:
+def find_dispatch_names(data: Iterable[bytes]) -> list[str]:
     """Names of dispatches in any data, in their order; the shorter of two for the same one is left out."""
     found = {match.decode() for part in data for match in _WRITTEN_DISPATCH.findall(part)}
     # An executable is called like its dispatch, without what it does.
     short = {match[0] for name in found if (match := _NUMBERED.match(name)) and match[0] != name}
     # The length of a text is before it in some formats, and may look like a letter.
-    parts = {name: dispatch_name(name) for name in found if name not in short and name[1:] not in found}
+    parts = {name: parse_dispatch_name(name) for name in found if name not in short and name[1:] not in found}
     # Numbers are given in the order of the program.
     return sorted(
         parts, key=lambda name: (parts[name].function, -1 if parts[name].number is None else parts[name].number, name)
     )
 
 
-def new_and_gone(before: Iterable[str], after: Iterable[str]) -> tuple[list[str], list[str]]:
+def find_new_and_gone(before: Iterable[str], after: Iterable[str]) -> tuple[list[str], list[str]]:
     """What one list of dispatches has and the other has not, without their numbers: `matmul_4x8_f32`, `add_4 (2)`."""
-    old, new = (Counter(dispatch_name(name).work or name for name in names) for names in (before, after))
+    old, new = (Counter(parse_dispatch_name(name).work or name for name in names) for names in (before, after))
     return _list_works(new - old), _list_works(old - new)
 
 
@@ -440,7 +440,7 @@ class DispatchChanges:
         }
 
 
-def dispatch_changes(a: DispatchProfile, b: DispatchProfile) -> DispatchChanges:
+def match_dispatches(a: DispatchProfile, b: DispatchProfile) -> DispatchChanges:
     """Matches the dispatches of two profiles."""
     changes = _match(a, b)
     a_ns, b_ns = a.dispatched_ns, b.dispatched_ns
@@ -466,7 +466,7 @@ def _group_by_label(profile: DispatchProfile) -> dict[tuple[str, str], list[_Dis
     """The dispatches of each name without number, in the order of the program."""
     found: dict[tuple[str, str], list[_Dispatch]] = defaultdict(list)
     for dispatch in profile.dispatches:
-        name = dispatch_name(dispatch.name)
+        name = parse_dispatch_name(dispatch.name)
         found[name.label].append(_Dispatch(dispatch, name, profile.per_invocation(dispatch)))
     for group in found.values():
         group.sort(key=lambda dispatch: dispatch.name.number or 0)

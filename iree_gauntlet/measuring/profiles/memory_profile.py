@@ -98,7 +98,7 @@ class MemoryProfile(Recorded):
         ]
 
 
-def memory_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
+def make_memory_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
     """A plan of `measure_module`, as one for the worker that watches memory.
 
     `plan`: says what is called on what; its calls, its warm-up and its outputs do not count.
@@ -132,7 +132,7 @@ def write_memory_profile(profile: MemoryProfile, path: Path) -> None:
     write_atomic(path, json.dumps(profile.as_dict(), indent=1) + "\n")
 
 
-def written_memory_profile(path: Path) -> MemoryProfile | None:
+def read_written_memory_profile(path: Path) -> MemoryProfile | None:
     """A profile that was written; None where there is none that can be read."""
     try:
         return MemoryProfile.from_dict(json.loads(path.read_text(encoding="utf-8")))

@@ -81,7 +81,7 @@ class _Clock:
         return self.first[1] + (passed if ticks == 0 else round(passed * ns / ticks))
 
 
-def perfetto_trace(lines: Iterable[str], device: str) -> dict[str, Any]:
+def make_perfetto_trace(lines: Iterable[str], device: str) -> dict[str, Any]:
     """Reads exported rows, and gives the JSON document.
 
     Times in it are µs from the first event on, with the ns as decimals. What overlaps without lying inside each other

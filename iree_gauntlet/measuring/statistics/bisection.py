@@ -118,7 +118,7 @@ class Search:
     @property
     def tries_left(self) -> int:
         """How many more tries it takes at most, if all can be judged."""
-        return most_tries(len(self.untried) + 2)
+        return count_most_tries(len(self.untried) + 2)
 
     @property
     def changes(self) -> tuple[tuple[int, int], ...]:
@@ -133,7 +133,7 @@ class Search:
         return tuple(place for place in range(self.count) if place not in self.sides)
 
 
-def most_tries(count: int) -> int:
+def count_most_tries(count: int) -> int:
     """How many candidates a search among so many tries at most, in addition to the two ends, if all can be judged.
 
     Each try leaves at most half of those that were not tried, rounded down: ⌊log₂ u⌋ + 1 = ⌈log₂(u + 1)⌉ for u of them.
@@ -203,10 +203,10 @@ class Placing:
 
 def most_comparisons(count: int) -> int:
     """How many comparisons a search among `count` candidates may make, that of the ends among them."""
-    return 1 + most_tries(count) + MOST_UNDECIDED
+    return 1 + count_most_tries(count) + MOST_UNDECIDED
 
 
-def middle_of(ratio: float, low: float, high: float) -> float:
+def find_middle(ratio: float, low: float, high: float) -> float:
     """The middle of the good and the bad end: a log ratio, above 0 where bad takes longer.
 
     Half the estimated log(bad/good), but never beyond the interval's end that is nearer to the good one: then the
@@ -225,7 +225,7 @@ def place(ratios: NDArray[np.float64], plan: SequentialPlan, middle: float) -> P
     """Places a candidate by the log ratios log(candidate/good) of its blocks, in the order in which they were taken.
 
     `ratios`: of all blocks that count; those after the plan's last look are not used. `plan`: when to look and what the
-    looks cost together: α shared out over all comparisons of the search. `middle`: of the ends (`middle_of`); above 0
+    looks cost together: α shared out over all comparisons of the search. `middle`: of the ends (`find_middle`); above 0
     where bad takes longer. Raises EvidenceError: no ratios, one that is not finite, a middle that is 0 or not finite.
     """
     if middle == 0 or not math.isfinite(middle):

@@ -28,7 +28,7 @@ import numpy as np
 
 from iree_gauntlet.measuring.statistics.paired import (
     Interval,
-    log_ratios,
+    compute_log_ratios,
     rank_estimate,
     rank_interval,
     rank_p_above,
@@ -103,7 +103,7 @@ def compare(
     times are the same for all that one cares. `allow`: the slowdown below which `not slower` will do; None where that
     is no answer. Raises EvidenceError: no blocks, margins that are not 0 < least ≤ band < 1, or an allowance below 0.
     """
-    return compare_log_ratios(log_ratios(blocks, location), plan, least, band, allow)
+    return compare_log_ratios(compute_log_ratios(blocks, location), plan, least, band, allow)
 
 
 def compare_log_ratios(
@@ -155,7 +155,7 @@ def compare_log_ratios(
     )
 
 
-def against_control(comparison: Comparison, control: Comparison) -> Comparison:
+def hold_against_control(comparison: Comparison, control: Comparison) -> Comparison:
     """Holds a difference against what A against A gave in the same session.
 
     A/A is a negative control, not a margin: with the order drawn by lot, noise alone moves neither comparison beyond
@@ -233,7 +233,7 @@ class GeometricMean:
     models: int
 
 
-def adjusted_p_values(p_values: Sequence[float], dependence: Dependence = Dependence.INDEPENDENT) -> tuple[float, ...]:
+def adjust_p_values(p_values: Sequence[float], dependence: Dependence = Dependence.INDEPENDENT) -> tuple[float, ...]:
     """For each p-value the smallest false-discovery rate at which it counts as a discovery.
 
     Raises EvidenceError: a p-value that is not between 0 and 1.
@@ -268,7 +268,7 @@ def control_discoveries(
         raise EvidenceError(f"false-discovery rate {rate!r}, expected a number between 0 and 1")
     # A model that is not reported as different, as after a void session, must not lend its small p-value to others.
     p_values = [comparison.p_value if comparison.differs else 1.0 for comparison in comparisons.values()]
-    adjusted = adjusted_p_values(p_values, dependence)
+    adjusted = adjust_p_values(p_values, dependence)
     judged = dict(comparisons)
     for (model, comparison), p_value in zip(comparisons.items(), adjusted, strict=True):
         if comparison.differs and p_value > rate:

@@ -43,7 +43,7 @@ class Interval:
         return Interval(max(self.low, other.low), min(self.high, other.high))
 
 
-def log_ratios(blocks: Sequence[Block], location: Location = Location.MIN) -> NDArray[np.float64]:
+def compute_log_ratios(blocks: Sequence[Block], location: Location = Location.MIN) -> NDArray[np.float64]:
     """log(B/A) of each block. Raises EvidenceError: no blocks."""
     if not blocks:
         raise EvidenceError("no blocks to compare", "take at least one round of each side")
@@ -150,7 +150,7 @@ def bootstrap_t_interval(
     in_round = chance.integers(repetitions, size=(draws, count, 2, rounds, repetitions))
     figures = _reduce_repetitions(times[chosen, sides, in_block, in_round], location).mean(axis=-1)
     resampled = figures[..., 1] - figures[..., 0]
-    original = log_ratios(blocks, location)
+    original = compute_log_ratios(blocks, location)
     mean, error = original.mean(), original.std(ddof=1) / math.sqrt(count)
     errors = resampled.std(axis=1, ddof=1) / math.sqrt(count)
     usable = errors > 0

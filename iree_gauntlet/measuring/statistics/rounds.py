@@ -166,7 +166,7 @@ class SequentialPlan:
         return tuple((look, self.alpha * weight) for look, weight in pairs if look <= blocks)
 
 
-def sequential_plan(alpha: float = DEFAULT_ALPHA, max_blocks: int = DEFAULT_MAX_BLOCKS) -> SequentialPlan:
+def plan_looks(alpha: float = DEFAULT_ALPHA, max_blocks: int = DEFAULT_MAX_BLOCKS) -> SequentialPlan:
     """Looks from `_FIRST_LOOK` on, each a third later than the one before; α is spent in proportion to the blocks.
 
     That is the spending function α(t) = α·t of Lan and DeMets, t the share of the blocks: an early look gets enough

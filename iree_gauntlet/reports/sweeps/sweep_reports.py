@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.measuring.profiles.memory_profile import MEMORY_FILE, MEMORY_ROLE, written_memory_profile
+from iree_gauntlet.measuring.profiles.memory_profile import MEMORY_FILE, MEMORY_ROLE, read_written_memory_profile
 from iree_gauntlet.records.outcome import state_of
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import html_page
@@ -457,7 +457,7 @@ def _draw_memory(record: JournalRecord, run_dir: Path) -> None:
         if result is None or "memory" not in result.statistics:
             continue
         path = (run_dir / result.log).with_name(MEMORY_FILE)
-        profile = written_memory_profile(path)
+        profile = read_written_memory_profile(path)
         if profile is not None:
             label = step["id"].removeprefix(step_id(step["chain"], Stage.BENCHMARK, MEMORY_ROLE))
             svg, png = draw_memory_plot(profile, f"{_name(step['chain'])}: {label}")

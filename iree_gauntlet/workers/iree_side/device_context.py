@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet.workers.iree_side.plan_file import ELEMENT_TYPES, PlanError, host_type
+from iree_gauntlet.workers.iree_side.plan_file import ELEMENT_TYPES, PlanError, get_host_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -40,7 +40,7 @@ class Device:
         # Looked up once: in small programs, attributes of the binding are a good part of a call.
         self._allocator = self.hal.allocator
         self._kinds = {name: getattr(runtime.HalElementType, kind) for name, (kind, _) in ELEMENT_TYPES.items()}
-        self._types = {int(kind): (name, host_type(name)) for name, kind in self._kinds.items()}
+        self._types = {int(kind): (name, get_host_type(name)) for name, kind in self._kinds.items()}
         self._local, self._usage = runtime.MemoryType.DEVICE_LOCAL, runtime.BufferUsage.DEFAULT
         self._visible, self._scoped = int(runtime.MemoryType.HOST_VISIBLE), int(runtime.BufferUsage.MAPPING_SCOPED)
 

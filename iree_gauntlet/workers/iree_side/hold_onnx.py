@@ -34,7 +34,7 @@ if __name__ == "__main__":
 
 from iree_gauntlet.workers.iree_side.onnx_reference import (
     OnnxRuntime,
-    raw_bytes,
+    pack_bytes,
     read_input,
     require_inputs,
     tensor_type,
@@ -60,7 +60,7 @@ class _HoldPlan:
 
 def _keep(plan: _HoldPlan, part: str, index: int, name: str, array: Array) -> dict[str, Any]:
     file = Path(plan.folder) / f"{plan.name}_{part}_{index}.bin"
-    file.write_bytes(raw_bytes(array))
+    file.write_bytes(pack_bytes(array))
     kind, shape = tensor_type(name, array), list(array.shape)
     return {"name": name, "type": kind, "dtype": str(array.dtype), "shape": shape, "file": str(file)}
 

@@ -256,7 +256,7 @@ def read_input(text: str, cwd: str, dtype_name: str) -> Array:
     return contents.view(dtype).reshape(value.shape)
 
 
-def raw_bytes(array: Array) -> bytes:
+def pack_bytes(array: Array) -> bytes:
     """The contents as IREE's tools read them: little-endian, dense; small values share a byte, the first one lowest."""
     if array.dtype.name in _PACKED:
         bits = _PACKED[array.dtype.name]

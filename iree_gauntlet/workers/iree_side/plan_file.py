@@ -58,24 +58,24 @@ def read_plan(kind: type[_Plan], said: Mapping[str, Any]) -> _Plan:
     return kind(**{name: said[name] for name in asked})
 
 
-def host_type(name: str) -> np.dtype[Any]:
+def get_host_type(name: str) -> np.dtype[Any]:
     """The NumPy type that holds an element type's bits. Raises PlanError: for a type that is not known."""
     if name not in ELEMENT_TYPES:
         raise PlanError(f"unknown element type {name!r}; known: {', '.join(ELEMENT_TYPES)}")
     return np.dtype(ELEMENT_TYPES[name][1])
 
 
-def array_bits(array: Array, name: str) -> Array:
+def hold_bits(array: Array, name: str) -> Array:
     """An array as the runtime takes it: contiguous, and of the type that holds its bits.
 
     Raises PlanError: where it has another one.
     """
-    if array.dtype != host_type(name):
+    if array.dtype != get_host_type(name):
         raise PlanError(f"holds {array.dtype}, and {name} is held by {ELEMENT_TYPES[name][1][1:]}")
     return np.ascontiguousarray(array).reshape(array.shape)
 
 
-def timed_calls(call: Callable[[], object], plan: Mapping[str, Any]) -> list[float]:
+def time_calls(call: Callable[[], object], plan: Mapping[str, Any]) -> list[float]:
     """Calls as often as a plan says, after those that warm up; ms, one by one."""
     for _ in range(int(plan["warm_up_calls"])):
         call()
@@ -106,7 +106,7 @@ def read_arrays(items: Sequence[Mapping[str, Any]], folder: Path = Path()) -> li
         except (OSError, ValueError) as error:
             raise PlanError(f"{item['file']}: cannot be read: {error}") from error
         try:
-            found.append((array_bits(array, item["type"]), item["type"]))
+            found.append((hold_bits(array, item["type"]), item["type"]))
         except PlanError as error:
             raise PlanError(f"{item['file']}: {error}") from error
     return found

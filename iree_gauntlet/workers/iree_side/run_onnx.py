@@ -56,7 +56,7 @@ from iree_gauntlet.workers.iree_side.onnx_reference import (
     OnnxRuntime,
     load_evaluator_instead,
     load_reference,
-    raw_bytes,
+    pack_bytes,
     read_declared_type,
     read_input,
     require_inputs,
@@ -209,7 +209,7 @@ def _answer(said: dict[str, Any]) -> dict[str, Any]:
     told = []
     for index, (name, array) in enumerate(outputs.items()):
         file = Path(plan.folder) / f"output_{index}.bin"
-        file.write_bytes(raw_bytes(array))
+        file.write_bytes(pack_bytes(array))
         told.append(
             {
                 "name": name,
@@ -414,7 +414,7 @@ def _find_differing(
     return {
         name
         for name, array in first.items()
-        if array.shape != second[name].shape or raw_bytes(array) != raw_bytes(second[name])
+        if array.shape != second[name].shape or pack_bytes(array) != pack_bytes(second[name])
     }
 
 

@@ -35,7 +35,7 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.onnx_reference import InferenceFailedError, OnnxRuntime, raw_bytes, tensor_type
+from iree_gauntlet.workers.iree_side.onnx_reference import InferenceFailedError, OnnxRuntime, pack_bytes, tensor_type
 from iree_gauntlet.workers.iree_side.plan_file import PlanError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _list_members(inputs: Sequence[Array], outputs: Mapping[str, Any]) -> dict[s
     lines = []
     for flag, file, name, array in named:
         lines.append(f"--{flag}={tensor_type(name, array)}=@{file}.bin\n")
-        members[f"{file}.bin"] = raw_bytes(array)
+        members[f"{file}.bin"] = pack_bytes(array)
     return {"arguments.txt": "".join(lines).encode(), **members}
 
 

@@ -56,7 +56,7 @@ if __name__ == "__main__":
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
 from iree_gauntlet.workers.iree_side.device_context import Device, Program
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, host_type, read_plan
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, get_host_type, read_plan
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, get_storage, read_value
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Tensor:
 
     def read_numbers(self) -> Array:
         """Its values in f64."""
-        bits = np.frombuffer(self.contents, host_type(self.element_type))
+        bits = np.frombuffer(self.contents, get_host_type(self.element_type))
         if self.element_type == "bf16":
             bits = (bits.astype("<u4") << 16).view("<f4")
         return bits.astype(np.float64)
