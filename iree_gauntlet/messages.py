@@ -5,10 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+# What terminals without Unicode show.
+_PLAIN_SIGNS = str.maketrans("✓✗▲▼≈·–", "+x^v~.-")
 
 
 class _StandardError(logging.Handler):
@@ -65,3 +69,14 @@ def loudness(*, quiet: bool, verbose: bool) -> Iterator[None]:
         yield
     finally:
         _LOG.setLevel(before)
+
+
+def write_text(stream: TextIO, text: str) -> None:
+    """Write and flush text, whatever the stream's encoding: signs that it lacks become plain ones, all else `?`."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.translate(_PLAIN_SIGNS).encode(encoding, "replace").decode(encoding)
+    stream.write(text)
+    stream.flush()

@@ -16,23 +16,9 @@ if TYPE_CHECKING:
     from iree_gauntlet.reports.live.painter import Painter
 
 
-_PLAIN_SIGNS = str.maketrans("✓✗▲▼≈·–", "+x^v~.-")
-
-
 def is_live(stream: TextIO, environ: Mapping[str, str]) -> bool:
     """Whether a stream is a terminal that can move its cursor (`TERM=dumb` cannot)."""
     return stream.isatty() and environ.get("TERM", "") not in ("dumb", "unknown")
-
-
-def write_text(stream: TextIO, text: str) -> None:
-    """Write and flush text, whatever the stream's encoding: signs that it lacks become plain ones, all else `?`."""
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        text = text.translate(_PLAIN_SIGNS).encode(encoding, "replace").decode(encoding)
-    stream.write(text)
-    stream.flush()
 
 
 def open_progress(stream: TextIO) -> Painter:

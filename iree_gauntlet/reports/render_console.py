@@ -29,7 +29,8 @@ from iree_gauntlet.document import (
     Text,
 )
 from iree_gauntlet.figures import STYLES, clean, one_line, signed
-from iree_gauntlet.reports.output import is_live, write_text
+from iree_gauntlet.messages import write_text
+from iree_gauntlet.reports.output import is_live
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

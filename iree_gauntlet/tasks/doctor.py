@@ -24,7 +24,8 @@ from iree_gauntlet.measuring.machine.machine_state import (
     read_cpu_times,
     read_machine_facts,
 )
-from iree_gauntlet.reports.output import print_table, write_text
+from iree_gauntlet.messages import write_text
+from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.settings import Configuration, cache_folder, project_folder
 from iree_gauntlet.toolchains.cmake_build import find_build_tools
 from iree_gauntlet.toolchains.devices import Device, compile_backends, describe_devices, devices, drivers, find_device

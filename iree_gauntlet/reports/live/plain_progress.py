@@ -7,9 +7,9 @@ import time
 from typing import TYPE_CHECKING, Any, TextIO
 
 from iree_gauntlet.figures import clean, duration, listed, one_line
+from iree_gauntlet.messages import write_text
 from iree_gauntlet.reports.live.painter import Painter
 from iree_gauntlet.reports.live.progress_text import file_text, short_name, together_text
-from iree_gauntlet.reports.output import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
