@@ -36,7 +36,7 @@ from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cluster.dask_link import DaskLink
 from iree_gauntlet.cluster.dask_worker import GauntletWorker
 from iree_gauntlet.cluster.fleet import Fleet, FleetQueue
-from iree_gauntlet.cluster.link import Answer, Answered, Home, Joined, RunFacts, SharedRun
+from iree_gauntlet.cluster.link import Answered, Home, Joined, OrderAnswer, RunFacts, SharedRun
 from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer
 from iree_gauntlet.cluster.project_copy import ProjectCopy
 from iree_gauntlet.cluster.runner import ClusterRunner, keep_below
@@ -232,7 +232,7 @@ class _SimulatedLink:
     def next_event(self, seconds: float) -> Event | None:
         del seconds
         self.now, _, worker, order = heapq.heappop(self._out)
-        return Answered(worker, order.step, Answer(_result(order)))
+        return Answered(worker, order.step, OrderAnswer(_result(order)))
 
     def show(self, state: State) -> None:
         pass

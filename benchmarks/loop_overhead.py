@@ -18,7 +18,7 @@ import numpy as np
 from iree import runtime
 
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.workers.iree_side.device_context import Device, Program
+from iree_gauntlet.workers.iree_side.device_context import LoadedProgram, OpenDevice
 from iree_gauntlet.workers.iree_side.measure_module import Context, run_loop
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def main() -> None:
 
 def _row(layers: int, module: Path) -> None:
     values = np.random.default_rng(1).standard_normal((8, _WIDTH)).astype(np.float32)
-    context = Context(Program(Device(_DEVICE), [str(module)], [], "main"), [(values, "f32")])
+    context = Context(LoadedProgram(OpenDevice(_DEVICE), [str(module)], [], "main"), [(values, "f32")])
 
     def ours() -> float:
         return run_loop([context.group], _CALLS).total_ns / _CALLS

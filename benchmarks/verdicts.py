@@ -20,7 +20,7 @@ from iree_gauntlet.cases import Statistic
 from iree_gauntlet.measuring.goldens.goldens import confirm_breach
 from iree_gauntlet.measuring.statistics.comparison_verdict import (
     Comparison,
-    Verdict,
+    TimeVerdict,
     compare_log_ratios,
     find_student_quantile,
 )
@@ -69,7 +69,7 @@ class Session:
     """What each rule said of one simulated session."""
 
     alarms: dict[str, bool]
-    verdict: Verdict
+    verdict: TimeVerdict
     blocks: int
 
 
@@ -113,7 +113,7 @@ def _print_rules(recording: Recording, plan: SequentialPlan, count: int) -> None
     for rule in _RULES:
         shares = [np.mean([session.alarms[rule] for session in sessions[factor]]) for factor in _FACTORS]
         print(f"| {rule} | " + " | ".join(f"{100 * share:.1f} %" for share in shares) + " |")
-    for verdict in (Verdict.FASTER, Verdict.SAME, Verdict.INCONCLUSIVE):
+    for verdict in (TimeVerdict.FASTER, TimeVerdict.SAME, TimeVerdict.INCONCLUSIVE):
         shares = [np.mean([session.verdict == verdict for session in sessions[factor]]) for factor in _FACTORS]
         print(f"| {_OURS}: {verdict} | " + " | ".join(f"{100 * share:.1f} %" for share in shares) + " |")
     taken = [np.mean([session.blocks for session in sessions[factor]]) for factor in _FACTORS]
@@ -131,7 +131,7 @@ def _session(
     first = now[0] * factor
     fastest, mean = earlier.min() * _TOLERANCE, earlier.mean() * _TOLERANCE
     alarms = {
-        _OURS: comparison.verdict == Verdict.SLOWER,
+        _OURS: comparison.verdict == TimeVerdict.SLOWER,
         "min <= golden x 1.1": bool(ours.min() > fastest),
         "mean <= golden x 1.1": bool(ours.mean() > mean),
         "Mann-Whitney 0.05": _mann_whitney_slower(now[:half].ravel(), now[half:spent].ravel() * factor),

@@ -33,17 +33,17 @@ class Name:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class TextLink:
     """A part of a text that leads somewhere."""
 
     text: str
     url: str
 
 
-Text = tuple[str | Name | Link, ...]
+Text = tuple[str | Name | TextLink, ...]
 
 
-class Kind(Enum):
+class ColumnKind(Enum):
     """What stands in a column: alignment, colours and digits of its cells follow from it."""
 
     TEXT = "text"
@@ -56,7 +56,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class ColouredCell:
     """A cell that is coloured as a verdict is: by `word`, such as `faster`, which it need not hold."""
 
     text: str
@@ -64,7 +64,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class DrawnLimit:
     """A figure and the most that it may be, which a page draws as a bar; `word` colours it."""
 
     text: str
@@ -82,7 +82,7 @@ class Shaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class DrawnInterval:
     """Drawn: a ratio of two times with its interval; a bound that does not exist is None.
 
     Attributes:
@@ -125,8 +125,8 @@ class Course:
     word: str = ""
 
 
-Drawn = Interval | Bars | Course
-Cell = str | float | Judged | Link | Held | Shaded | Drawn | None
+Drawn = DrawnInterval | Bars | Course
+Cell = str | float | ColouredCell | TextLink | DrawnLimit | Shaded | Drawn | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class Column:
     """
 
     title: str
-    kind: Kind = Kind.TEXT
+    kind: ColumnKind = ColumnKind.TEXT
     unit: str = ""
     rank: int = 0
     margins: tuple[float, ...] = ()
@@ -156,26 +156,26 @@ class Column:
 
     def word(self, cell: Cell) -> str:
         """What gives a cell its colours; of a verdict, what stands behind a colon says where it is from."""
-        if isinstance(cell, Judged | Held):
+        if isinstance(cell, ColouredCell | DrawnLimit):
             return cell.word
-        return cell.partition(":")[0] if self.kind is Kind.VERDICT and isinstance(cell, str) else ""
+        return cell.partition(":")[0] if self.kind is ColumnKind.VERDICT and isinstance(cell, str) else ""
 
     @property
     def right(self) -> bool:
         """Whether its cells are aligned at their right."""
-        return self.kind in (Kind.NUMBER, Kind.DURATION, Kind.SHARE)
+        return self.kind in (ColumnKind.NUMBER, ColumnKind.DURATION, ColumnKind.SHARE)
 
     def written(self, cell: Cell) -> str:
         """A cell on one line; a dash for None, which is unknown."""
         if cell is None:
             return _NOTHING
-        if isinstance(cell, Interval | Bars):
+        if isinstance(cell, DrawnInterval | Bars):
             return ""
         if not isinstance(cell, float | int):
             return one_line(cell if isinstance(cell, str) else cell.text)
-        if self.kind is Kind.DURATION:
+        if self.kind is ColumnKind.DURATION:
             return duration(cell)
-        if self.kind is Kind.SHARE:
+        if self.kind is ColumnKind.SHARE:
             return f"{100 * cell:.0f} %"
         return milliseconds(cell) if self.unit == "ms" else whole(cell)
 
@@ -215,7 +215,7 @@ class Table:
     @property
     def in_text(self) -> Table:
         """Without the columns that are drawn."""
-        kept = [column.kind is not Kind.DRAWN for column in self.columns]
+        kept = [column.kind is not ColumnKind.DRAWN for column in self.columns]
         rows = tuple(tuple(compress(row, kept)) for row in self.rows)
         return self if all(kept) else replace(self, columns=tuple(compress(self.columns, kept)), rows=rows)
 
@@ -295,7 +295,7 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class WorkSpan:
     """A piece of work: of a `kind`, from `start`, waiting included, both times in seconds; `word` is its verdict."""
 
     name: str
@@ -310,7 +310,7 @@ class Span:
 class Lanes:
     """Drawn on a page: what ran when, in as many lanes as ran at the same time; what waits is pale."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[WorkSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)

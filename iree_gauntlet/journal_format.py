@@ -109,7 +109,7 @@ def read_events(path: Path, opening: str) -> EventRecord:
     Raises:
         GauntletError: there is no such log, or a line of it that is not the last one of its writer is no JSON object.
     """
-    reader = _Reader(path, opening)
+    reader = _LogReader(path, opening)
     return EventRecord(path, tuple(reader), reader.torn)
 
 
@@ -122,7 +122,7 @@ def read_journal(path: Path) -> JournalRecord:
         GauntletError: there is no such journal, or a line of it that is not the last one of its writer
             is no JSON object, lacks what its event needs, or is a result that this version cannot read.
     """
-    reader, found = _Reader(path, "run"), JournalRecord(path)
+    reader, found = _LogReader(path, "run"), JournalRecord(path)
     runs: list[dict[str, Any]] = []
     steps: list[dict[str, Any]] = []
     end: dict[str, Any] | None = None
@@ -164,7 +164,7 @@ def _take_of_a_cluster(found: JournalRecord, event: Mapping[str, Any]) -> None:
         found.remarks.append(str(event.get("text", "")))
 
 
-class _Reader:
+class _LogReader:
     """The events of a log with the numbers of their lines, read as they are asked for.
 
     Attributes:

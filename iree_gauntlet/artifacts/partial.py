@@ -31,36 +31,36 @@ _BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Span:
+class ByteRange:
     """Bytes from `start` up to and without `stop`."""
 
     start: int
     stop: int
 
 
-def merged(spans: Iterable[Span]) -> list[Span]:
+def merged(spans: Iterable[ByteRange]) -> list[ByteRange]:
     """The same bytes as few spans, in order, that do not touch."""
-    result: list[Span] = []
+    result: list[ByteRange] = []
     for span in sorted(spans):
         if result and span.start <= result[-1].stop:
-            result[-1] = Span(result[-1].start, max(result[-1].stop, span.stop))
+            result[-1] = ByteRange(result[-1].start, max(result[-1].stop, span.stop))
         elif span.start < span.stop:
             result.append(span)
     return result
 
 
-def missing(spans: Iterable[Span], size: int, longest: int) -> Iterator[Span]:
+def missing(spans: Iterable[ByteRange], size: int, longest: int) -> Iterator[ByteRange]:
     """What of `size` bytes is in no span, in order, in pieces of at most `longest` bytes."""
     position = 0
-    for span in [*merged(spans), Span(size, size)]:
+    for span in [*merged(spans), ByteRange(size, size)]:
         while position < min(span.start, size):
             stop = min(span.start, size, position + longest)
-            yield Span(position, stop)
+            yield ByteRange(position, stop)
             position = stop
         position = max(position, span.stop)
 
 
-def look(folder: Path) -> tuple[dict[str, Any], list[Span]]:
+def look(folder: Path) -> tuple[dict[str, Any], list[ByteRange]]:
     """What a partial download says of itself: its header and the spans that it notes; nothing is proven.
 
     Both are empty where there is nothing that can be read.
@@ -78,7 +78,7 @@ class Partial:
     The caller holds the lock of the file that it is for.
     """
 
-    def __init__(self, folder: Path, data: int, state: int, spans: list[Span]) -> None:
+    def __init__(self, folder: Path, data: int, state: int, spans: list[ByteRange]) -> None:
         self.path = folder / "data"
         self.spans = spans
         self._data = data
@@ -143,7 +143,7 @@ class Partial:
             written = os.pwrite(self._data, view, position)
             view, position = view[written:], position + written
 
-    def got(self, span: Span, crc32: int) -> None:
+    def got(self, span: ByteRange, crc32: int) -> None:
         """Note that bytes have been written.
 
         Raises:
@@ -173,10 +173,10 @@ def _open(folder: Path) -> tuple[int, int]:
     return data, os.open(folder / "state.jsonl", flags, 0o644)
 
 
-def _read(content: bytes) -> tuple[dict[str, Any], list[tuple[Span, int]], int]:
+def _read(content: bytes) -> tuple[dict[str, Any], list[tuple[ByteRange, int]], int]:
     """The header, spans with their checksums, and how many bytes of the file are intact."""
     header: dict[str, Any] | None = None
-    noted: list[tuple[Span, int]] = []
+    noted: list[tuple[ByteRange, int]] = []
     position = 0
     for line in content.splitlines(keepends=True):
         entry = _parse_entry(line)
@@ -186,7 +186,7 @@ def _read(content: bytes) -> tuple[dict[str, Any], list[tuple[Span, int]], int]:
         if header is None:
             header = entry
         else:
-            noted.append((Span(*entry["got"]), entry["crc32"]))
+            noted.append((ByteRange(*entry["got"]), entry["crc32"]))
     return header or {}, noted, position
 
 
@@ -206,7 +206,9 @@ def _parse_entry(line: bytes) -> dict[str, Any] | None:
     return entry if 0 <= got[0] < got[1] else None
 
 
-def _prove(data: int, noted: list[tuple[Span, int]], size: int, checked: Callable[[int, int], None]) -> Iterator[Span]:
+def _prove(
+    data: int, noted: list[tuple[ByteRange, int]], size: int, checked: Callable[[int, int], None]
+) -> Iterator[ByteRange]:
     """The spans whose bytes are what they were."""
     total, done = sum(span.stop - span.start for span, _ in noted), 0
     for span, expected in noted:

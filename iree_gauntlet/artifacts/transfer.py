@@ -14,7 +14,7 @@ import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.artifacts.partial import Partial, Span, missing
+from iree_gauntlet.artifacts.partial import ByteRange, Partial, missing
 from iree_gauntlet.artifacts.publishing import require_space
 from iree_gauntlet.artifacts.remote import (
     NETWORK_HINT,
@@ -183,13 +183,13 @@ class Transfer:
         try:
             self._take(partial, body, cursor, file.size)
         finally:
-            partial.spans.append(Span(0, cursor.position))
+            partial.spans.append(ByteRange(0, cursor.position))
         if end is not None and cursor.position < end:
             raise TransientError(f"cut off after {byte_size(cursor.position)} of {byte_size(end)}")
 
     def _bring_rest(self, partial: Partial, file: RemoteFile, size: int) -> None:
         """Everything that is not there yet, over several connections."""
-        todo: queue.SimpleQueue[Span] = queue.SimpleQueue()
+        todo: queue.SimpleQueue[ByteRange] = queue.SimpleQueue()
         spans = list(missing(partial.spans, size, self.policy.part_bytes))
         for span in spans:
             todo.put(span)
@@ -213,7 +213,7 @@ class Transfer:
         if failure is not None:
             raise failure
 
-    def _work(self, partial: Partial, file: RemoteFile, size: int, todo: queue.SimpleQueue[Span]) -> None:
+    def _work(self, partial: Partial, file: RemoteFile, size: int, todo: queue.SimpleQueue[ByteRange]) -> None:
         try:
             with self.slots, self.remote.connect() as connection:
                 while not self._stop.is_set():
@@ -265,11 +265,11 @@ class Transfer:
                 cursor.position += len(taken)
                 self._count(len(taken), size)
                 if cursor.position - noted >= _NOTED_BYTES:
-                    partial.got(Span(noted, cursor.position), crc32)
+                    partial.got(ByteRange(noted, cursor.position), crc32)
                     noted, crc32 = cursor.position, 0
         finally:
             if cursor.position > noted:
-                partial.got(Span(noted, cursor.position), crc32)
+                partial.got(ByteRange(noted, cursor.position), crc32)
 
     def _count(self, arrived: int, size: int | None) -> None:
         with self._lock:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from iree_gauntlet.artifacts.store import ArtifactStore
-    from iree_gauntlet.cluster.link import Answer, Event
+    from iree_gauntlet.cluster.link import Event, OrderAnswer
     from iree_gauntlet.cluster.offers import WorkerOffer
     from iree_gauntlet.engine.engine import Engine
     from iree_gauntlet.engine.plan import Plan
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.workspace import Selection
     from iree_gauntlet.experiments.compare_elsewhere import RoundsLog, Unit
     from iree_gauntlet.experiments.run import Chosen
-    from iree_gauntlet.experiments.sides import Side
+    from iree_gauntlet.experiments.sides import PreparedSide
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.requests import CompareRequest, TlsRequest
     from iree_gauntlet.steps import Step
@@ -178,7 +178,7 @@ class Cluster:
 
     @contextmanager
     def comparing(
-        self, chosen: Chosen, asked: CompareRequest, sides: tuple[Side, Side], progress: Progress
+        self, chosen: Chosen, asked: CompareRequest, sides: tuple[PreparedSide, PreparedSide], progress: Progress
     ) -> Iterator[ComparisonPart]:
         """Has the workers plan both sides of a comparison, as for `taking_part`."""
         shared = []
@@ -292,7 +292,7 @@ class ComparisonPart:
             # Those that wait, and this one, which does not any more.
             return rounds.share(self._fleet.hosts(demand), queue.waiting.get(demand, 0) + 1)
 
-        def keep(step: Step, answer: Answer) -> None:
+        def keep(step: Step, answer: OrderAnswer) -> None:
             rounds.keep(step, answer.events)
 
         runner = ClusterRunner(queue, self._link, rounds, keep, self._progress, made=made, seconds=seconds, early=early)

@@ -32,7 +32,7 @@ from distributed.core import Status
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
-from iree_gauntlet.cluster.link import Answer, Began, RunOrder, locate_side_folder
+from iree_gauntlet.cluster.link import Began, OrderAnswer, RunOrder, locate_side_folder
 from iree_gauntlet.cluster.offers import WorkerOffer
 from iree_gauntlet.cluster.project_copy import OwnedFolder, folder_of, request_within, unpack_project, within
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
@@ -71,7 +71,7 @@ class UnfitDeviceError(Exception):
 
 
 @dataclass(slots=True)
-class _Run:
+class _RunProcess:
     """The process of a run."""
 
     process: asyncio.subprocess.Process
@@ -101,7 +101,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         self.gauntlet_cache = Path(cache_dir)
         self._work = folder_of(self.gauntlet_cache, self.gauntlet_offer.name)
         self._transfers = Transfers(self.gauntlet_cache, self._work)
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, _RunProcess] = {}
         self._starting: dict[str, asyncio.Lock] = {}
         # Of this process alone: the one before it may not have ended yet, nor what it has started.
         self._own = OwnedFolder(self._work / "runs" / secrets.token_hex(8)).__enter__()
@@ -163,7 +163,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
             await run.reading
         await asyncio.to_thread(shutil.rmtree, run.folder, ignore_errors=True)
 
-    async def do(self, name: str, order: Order) -> Answer:
+    async def do(self, name: str, order: Order) -> OrderAnswer:
         """Has the process of a run do a step.
 
         Raises:
@@ -186,9 +186,9 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         if "unfit" in said:
             raise UnfitDeviceError(said["unfit"])
         files = await asyncio.to_thread(_read_small_files, run.folder, said.get("files", ()))
-        return Answer(said["result"], files, tuple(said.get("missing", ())), tuple(said.get("events", ())))
+        return OrderAnswer(said["result"], files, tuple(said.get("missing", ())), tuple(said.get("events", ())))
 
-    async def _start_run(self, facts: RunFacts, term: int) -> _Run:
+    async def _start_run(self, facts: RunFacts, term: int) -> _RunProcess:
         folder = self._own.path / facts.name
         folder.mkdir(parents=True, exist_ok=True)
         project = self._transfers.project(facts.sha256)
@@ -207,7 +207,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
             )
         if process.stdin is None or process.stdout is None:
             raise BrokenRunError("the process of the run has no pipes")
-        run = _Run(process, process.stdin, process.stdout, folder, time.monotonic(), term)
+        run = _RunProcess(process, process.stdin, process.stdout, folder, time.monotonic(), term)
         run.reading = asyncio.create_task(self._read(facts.name, run))
         run.stdin.write(_encode(self._order(facts, folder, project)))
         return run
@@ -225,7 +225,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         places = ((within(project, "/").rstrip("/"), ""),)
         return RunOrder(str(folder), tuple(runs), facts.comparison, offer.devices, places)
 
-    async def _read(self, name: str, run: _Run) -> None:
+    async def _read(self, name: str, run: _RunProcess) -> None:
         """Takes what the process of a run says, until it has ended; what it has not done by then is broken."""
         try:
             while line := await run.stdout.readline():
@@ -243,7 +243,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
             if not waiting.done():
                 waiting.set_exception(BrokenRunError(why))
 
-    def _take(self, run: _Run, said: dict[str, Any]) -> None:
+    def _take(self, run: _RunProcess, said: dict[str, Any]) -> None:
         if "answer" in said:
             waiting = run.waiting.pop(said["answer"], None)
             if waiting is not None and not waiting.done():
@@ -261,7 +261,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
                 await self.end_run(name, f"nothing was heard of the run for {_SILENCE_SECONDS:g} s")
 
 
-async def perform(run: str, order: Order) -> Answer:
+async def perform(run: str, order: Order) -> OrderAnswer:
     """A task of Dask's: a step of a run, done by the worker that it was given to."""
     return await _get_this().do(run, order)
 

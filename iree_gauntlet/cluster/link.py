@@ -48,7 +48,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class OrderAnswer:
     """What has become of an order."""
 
     result: dict[str, object]
@@ -104,7 +104,7 @@ class Answered:
 
     worker: str
     step: str
-    answer: Answer
+    answer: OrderAnswer
 
 
 @dataclass(frozen=True, slots=True)

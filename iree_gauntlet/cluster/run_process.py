@@ -83,7 +83,7 @@ class _Output:
                 return
 
 
-class _Part(Protocol):
+class _PartOfRun(Protocol):
     """What is done of a run here."""
 
     def do(self, order: Order) -> dict[str, Any]:
@@ -334,7 +334,7 @@ def _list_tools(side: HereSteps) -> SideTools:
     return SideTools(side.run.machine, {made["module"]: made for made in outputs})
 
 
-def _take_part(order: RunOrder, stack: ExitStack) -> tuple[_Part, dict[str, str]]:
+def _take_part(order: RunOrder, stack: ExitStack) -> tuple[_PartOfRun, dict[str, str]]:
     """Takes part in a run, until the stack is left; the devices that it does without come along, with the reasons."""
     runs = [stack.enter_context(_open_here(shared)) for shared in order.runs]
     renamed = dict(order.places)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from iree_gauntlet.cluster.fleet import Demand, FleetQueue, Seat
-    from iree_gauntlet.cluster.link import Answer, Event, Link
+    from iree_gauntlet.cluster.link import Event, Link, OrderAnswer
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.steps import Step
 
@@ -46,7 +46,7 @@ class _UnderWay:
     seat: Seat
     name: str
     order: Order
-    answer: Answer | None = None
+    answer: OrderAnswer | None = None
 
     @property
     def where(self) -> str:
@@ -62,10 +62,10 @@ class _Past:
     notes: list[str] = field(default_factory=list)
 
 
-def keep_below(run_dir: Path) -> Callable[[Step, Answer], None]:
+def keep_below(run_dir: Path) -> Callable[[Step, OrderAnswer], None]:
     """Keeps the files that come with a step below its folder in a run's, and nowhere else."""
 
-    def keep(step: Step, answer: Answer) -> None:
+    def keep(step: Step, answer: OrderAnswer) -> None:
         folder = Path(step.folder)
         for name, content in answer.files:
             path = run_dir / name
@@ -119,7 +119,7 @@ class ClusterRunner:
         queue: FleetQueue,
         link: Link,
         conductor: Conductor,
-        keep: Callable[[Step, Answer], None],
+        keep: Callable[[Step, OrderAnswer], None],
         progress: Progress,
         *,
         made: Mapping[str, Made] = MappingProxyType({}),
@@ -274,7 +274,7 @@ class ClusterRunner:
         past.notes.append(f"not done on {where}, which failed its health check: {reason}")
         self._queue.put_back(order.step, alone=False)
 
-    def _take_answer(self, order: _UnderWay, answer: Answer) -> None:
+    def _take_answer(self, order: _UnderWay, answer: OrderAnswer) -> None:
         step = order.step
         if answer.missing and order.answer is None:
             order.answer = answer

@@ -50,7 +50,7 @@ logging.getLogger("distributed").setLevel(logging.CRITICAL)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerPlace:
     """Where workers are.
 
     Attributes:
@@ -65,7 +65,7 @@ class Place:
     nanny_port: int = 0
 
 
-def run_worker(place: Place, offer: WorkerOffer, say: Callable[[str], None]) -> ExitCode:
+def run_worker(place: WorkerPlace, offer: WorkerOffer, say: Callable[[str], None]) -> ExitCode:
     """Runs a worker until it is interrupted; where its scheduler goes, it waits for that to come back.
 
     Raises:
@@ -82,7 +82,7 @@ def run_worker(place: Place, offer: WorkerOffer, say: Callable[[str], None]) -> 
         return asyncio.run(serve())
 
 
-def run_local(count: int, offer: WorkerOffer, place: Place, port: int, say: Callable[[str], None]) -> ExitCode:
+def run_local(count: int, offer: WorkerOffer, place: WorkerPlace, port: int, say: Callable[[str], None]) -> ExitCode:
     """Runs a scheduler with workers on this machine until it is interrupted.
 
     `place`: where; the scheduler is made here; `port`: of the scheduler; 0 for any.
@@ -124,7 +124,7 @@ class _Keeper:
     Dask's gives up when a worker dies while it starts, and when its scheduler is gone for a while.
     """
 
-    def __init__(self, place: Place, offer: WorkerOffer, say: Callable[[str], None]) -> None:
+    def __init__(self, place: WorkerPlace, offer: WorkerOffer, say: Callable[[str], None]) -> None:
         self._place = place
         self._offer = offer
         self._say = say

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from iree_gauntlet.dialects.fields import Document, expecting
+from iree_gauntlet.dialects.fields import StrictDocument, expecting
 from iree_gauntlet.dialects.locations import BRACKETS_HINT, unreadable
 from iree_gauntlet.dialects.spec_file import nearest
 from iree_gauntlet.dialects.toml_file import read_table, with_lines
@@ -78,7 +78,7 @@ _Shared = Annotated[
 _CMakeOption = Annotated[str, expecting("an option of CMake, -DNAME=VALUE", is_cmake_option)]
 
 
-class _MirrorTable(Document):
+class _MirrorTable(StrictDocument):
     prefix: _Url
     to: Annotated[list[_Place], Field(min_length=1)] = Field(
         description="What takes its place: URLs, or absolute folders."
@@ -86,31 +86,31 @@ class _MirrorTable(Document):
     only: bool = Field(False, description="Never go to the URL itself.")
 
 
-class _ModulesTable(Document):
+class _ModulesTable(StrictDocument):
     url: _Shared
     write: bool = Field(False, description="Whether this machine may fill it.")
 
 
-class _DownloadsTable(Document):
+class _DownloadsTable(StrictDocument):
     connections: Annotated[int, Field(ge=1, le=64)] = Field(default=4, description="At once, for one large file.")
     retries: Annotated[int, Field(ge=0, le=100)] = Field(
         default=4, description="Further attempts without any progress."
     )
 
 
-class _SourceTable(Document):
+class _SourceTable(StrictDocument):
     options: list[_CMakeOption] = Field(
         default_factory=list, description="CMake's, -DNAME=VALUE, of every source build."
     )
 
 
-class _ToolchainsTable(Document):
+class _ToolchainsTable(StrictDocument):
     nightly_links: _Place = Configuration().nightly_links
     packages_api: _Url = Configuration().packages_api
     source: _SourceTable = Field(default_factory=_SourceTable, description="How IREE is built from source.")
 
 
-class _HistoryTable(Document):
+class _HistoryTable(StrictDocument):
     store: Annotated[_Public, expecting("a folder, git:REPOSITORY#BRANCH, or the URL of an object store", bool)] = (
         HistorySettings().store
     )
@@ -126,7 +126,7 @@ class _HistoryTable(Document):
     )
 
 
-class SettingsFile(Document):
+class SettingsFile(StrictDocument):
     """Settings of a project, or of a user."""
 
     mirrors: list[_MirrorTable] = Field(
@@ -253,7 +253,7 @@ class Mark:
     to: str = ""
 
 
-class _MarkTable(Document):
+class _MarkTable(StrictDocument):
     series: Annotated[str, Field(min_length=1)] = Field(description="Glob of series, or of cases.")
     iree: Annotated[str, Field(min_length=1)] = Field(
         description="With which IREE it came: a version, the beginning of a commit, or a day."
@@ -265,7 +265,7 @@ class _MarkTable(Document):
     to: str = Field("", description="Of one that was moved: with which IREE it really came.")
 
 
-class MarksFile(Document):
+class MarksFile(StrictDocument):
     """What people say about changes in a history."""
 
     mark: list[_MarkTable] = Field(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar
 
 from pydantic import Field
 
-from iree_gauntlet.dialects.fields import Document, Flag, expecting, tolerant
+from iree_gauntlet.dialects.fields import Flag, StrictDocument, expecting, tolerant
 from iree_gauntlet.dialects.json_text import comments_of, plain_json
 from iree_gauntlet.dialects.locations import target_of_flags
 from iree_gauntlet.dialects.spec import Builder, Loaded
@@ -31,7 +31,7 @@ _CONFIG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 _ConfigName = Annotated[str, expecting("a name of letters, digits, '_', '-', '+' and '.'", _CONFIG_NAME.fullmatch)]
 
 
-class SuiteDocument(Document):
+class SuiteDocument(StrictDocument):
     """How what a suite holds is compiled and run."""
 
     config_name: _ConfigName

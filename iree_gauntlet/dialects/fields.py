@@ -245,13 +245,13 @@ GoldenCompiler = Annotated[
 ]
 
 
-class Document(BaseModel):
+class StrictDocument(BaseModel):
     """An object of JSON, or a table of TOML, without unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, title=None, defer_build=True)
 
 
-_Document = TypeVar("_Document", bound=Document)
+_Document = TypeVar("_Document", bound=StrictDocument)
 
 
 def _check_family(name: str) -> str:
@@ -279,7 +279,7 @@ def present(*names: str) -> dict[str, Any]:
     return {"required": [*names], "properties": {name: {"not": {"type": "null"}} for name in names}}
 
 
-class ImportOptions(Document):
+class ImportOptions(StrictDocument):
     """How an `.onnx` program is prepared and imported (*ours*)."""
 
     opset: Annotated[int, Field(ge=1, le=64)] | None = Field(
@@ -290,7 +290,7 @@ class ImportOptions(Document):
     )
 
 
-class TargetOptions(Document):
+class TargetOptions(StrictDocument):
     """What is otherwise on a further target (*ours*)."""
 
     compiler_flags: Flags = Field(description="Flags of iree-compile.")
@@ -301,7 +301,7 @@ OWN_TARGET = "is what the file is for anyway"
 OWN_TARGET_HINT = "Name further targets only."
 
 
-class WithTargets(Document):
+class WithTargets(StrictDocument):
     """What means further targets besides its own (*ours*)."""
 
     targets: Mapping[Family, TargetOptions] = Field(
@@ -317,7 +317,7 @@ class WithTargets(Document):
         return self.targets[target.family].device or DEVICES[target.family]
 
 
-class ProgramDocument(Document):
+class ProgramDocument(StrictDocument):
     """What names a program, of MLIR or ONNX."""
 
     mlir: Text = Field(description="The program: a file, or a URL, of MLIR or of ONNX (.onnx), which is imported.")

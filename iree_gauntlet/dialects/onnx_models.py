@@ -155,7 +155,7 @@ class ModelSpec(ConfiguredSpec):
     dialect = DIALECT
 
     suite: _Suite
-    document: ModelTest | None
+    document: OnnxModelTest | None
     submodel: str
 
 
@@ -217,7 +217,7 @@ class OnnxModels(ConfiguredBuilder[ModelSpec]):
 
 
 def _make_case(
-    spec: ModelSpec, test: ModelTest, config: ModelsConfig, document: OutcomesDocument, target: Target
+    spec: ModelSpec, test: OnnxModelTest, config: ModelsConfig, document: OutcomesDocument, target: Target
 ) -> Case:
     origin = Origin(spec.name, test.name.partition("::")[2])
     flags_origin = Origin(config.name)
@@ -261,7 +261,7 @@ def _check_names(configs: Sequence[ModelsConfig], known: Sequence[str]) -> list[
 
 
 def _make_specs(
-    suite: _Suite, read: Iterable[tuple[str, list[ModelTest], list[Problem]]], whole: Callable[[str], str]
+    suite: _Suite, read: Iterable[tuple[str, list[OnnxModelTest], list[Problem]]], whole: Callable[[str], str]
 ) -> Iterator[ModelSpec]:
     """The specs of files of tests, each test once."""
     seen: set[str] = set()
@@ -275,7 +275,7 @@ def _make_specs(
                 yield _make_spec(suite, name, test, whole)
 
 
-def _make_spec(suite: _Suite, name: str, test: ModelTest, whole: Callable[[str], str]) -> ModelSpec:
+def _make_spec(suite: _Suite, name: str, test: OnnxModelTest, whole: Callable[[str], str]) -> ModelSpec:
     """The spec of a test."""
     # `…/classification_models_test.py::test_models[mnist/model/mnist-12.onnx]` is the model
     # `classification/mnist/model` with the submodel `mnist-12`; `…::test_mnist` is `classification` with `mnist`.
@@ -302,14 +302,14 @@ def _name_kind(file: str) -> str:
     return PurePosixPath(file).stem.removesuffix("_test").removesuffix("_models")
 
 
-def _read_named_tests(config: ModelsConfig) -> tuple[list[ModelTest], list[Problem]]:
+def _read_named_tests(config: ModelsConfig) -> tuple[list[OnnxModelTest], list[Problem]]:
     """The tests that a config names, where the suite's own files are not there."""
-    tests: list[ModelTest] = []
+    tests: list[OnnxModelTest] = []
     unknown: list[str] = []
     for name in config.tests:
         match = _NAME.fullmatch(name)
         if match:
-            tests.append(ModelTest(name, f"{match[1]}/{match[2]}"))
+            tests.append(OnnxModelTest(name, f"{match[1]}/{match[2]}"))
         else:
             unknown.append(name)
     if not unknown:
@@ -365,7 +365,7 @@ def _test_files(root: Path) -> list[Path]:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelTest:
+class OnnxModelTest:
     """A test of one model.
 
     Attributes:
@@ -390,7 +390,7 @@ class _UnreadableError(Exception):
         self.line = node.lineno
 
 
-def _read_test_file(path: Path, name: str, inside: str) -> tuple[list[ModelTest], list[Problem]]:
+def _read_test_file(path: Path, name: str, inside: str) -> tuple[list[OnnxModelTest], list[Problem]]:
     """The tests of a file."""
     try:
         return _read_tests(ast.parse(path.read_bytes()), name, inside)
@@ -401,14 +401,14 @@ def _read_test_file(path: Path, name: str, inside: str) -> tuple[list[ModelTest]
         return [], [Problem(name, line, "", f"is not Python: {error}", "Is the file cut off?")]
 
 
-def _read_tests(tree: ast.Module, name: str, inside: str) -> tuple[list[ModelTest], list[Problem]]:
+def _read_tests(tree: ast.Module, name: str, inside: str) -> tuple[list[OnnxModelTest], list[Problem]]:
     constants = {
         node.targets[0].id: text
         for node in tree.body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
         if (text := _read_text(node.value, {})) is not None
     }
-    tests: list[ModelTest] = []
+    tests: list[OnnxModelTest] = []
     problems: list[Problem] = []
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
     for node in functions:
@@ -441,7 +441,7 @@ def _read_base(conftest: Path) -> str:
     return _DEFAULT_BASE
 
 
-def _read_tests_of(function: ast.FunctionDef, constants: Mapping[str, str], inside: str) -> Iterator[ModelTest]:
+def _read_tests_of(function: ast.FunctionDef, constants: Mapping[str, str], inside: str) -> Iterator[OnnxModelTest]:
     calls = _find_comparisons(function)
     if not calls:
         return
@@ -458,7 +458,7 @@ def _read_tests_of(function: ast.FunctionDef, constants: Mapping[str, str], insi
             raise _UnreadableError(calls[0], "its model_url is not text that can be read without running it")
         name = f"{inside}::{function.name}" + (f"[{test}]" if over else "")
         # In the order in which pytest keeps them.
-        yield _apply_marks(ModelTest(name, found), [*reversed(marks), *own])
+        yield _apply_marks(OnnxModelTest(name, found), [*reversed(marks), *own])
 
 
 def _read_parameters(decorator: ast.expr) -> Iterator[tuple[str, dict[str, str], list[ast.expr]]]:
@@ -479,7 +479,7 @@ def _read_parameters(decorator: ast.expr) -> Iterator[tuple[str, dict[str, str],
         yield named or value, {name: value}, own
 
 
-def _apply_marks(test: ModelTest, marks: Sequence[ast.expr]) -> ModelTest:
+def _apply_marks(test: OnnxModelTest, marks: Sequence[ast.expr]) -> OnnxModelTest:
     """A test with what its marks mean; of several that expect a failure the first one counts, as for pytest."""
     markers: set[str] = set()
     skip, fails, why = test.skip, test.fails, ""
@@ -504,7 +504,7 @@ def _apply_marks(test: ModelTest, marks: Sequence[ast.expr]) -> ModelTest:
             raise _UnreadableError(node, "a mark whose meaning cannot be read without running it")
         else:
             markers.add(word)
-    return ModelTest(test.name, test.url, frozenset(markers), skip, fails, why)
+    return OnnxModelTest(test.name, test.url, frozenset(markers), skip, fails, why)
 
 
 def _mark(node: ast.expr) -> str:

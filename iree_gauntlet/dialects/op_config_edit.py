@@ -74,7 +74,7 @@ class _Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class _ContainerParts:
     """What stands between a container's brackets: the rest of its first line, its members, what is behind them."""
 
     head: str
@@ -249,7 +249,7 @@ def _find_line_indentation(text: str, position: int) -> str:
     return line[: len(line) - len(line.lstrip(" \t"))]
 
 
-def _parts(text: str, container: Container) -> _Parts:
+def _parts(text: str, container: Container) -> _ContainerParts:
     members = container.members
     opening = _REST_OF_LINE.match(text, container.opening + 1, members[0].start if members else container.closing)
     position = opening.end() if opening else container.opening + 1
@@ -259,7 +259,7 @@ def _parts(text: str, container: Container) -> _Parts:
         following = members[number + 1].start if number + 1 < len(members) else container.closing
         segment, position = _segment(text, member, position, following)
         segments.append(segment)
-    return _Parts(head, tuple(segments), text[position : container.closing])
+    return _ContainerParts(head, tuple(segments), text[position : container.closing])
 
 
 def _segment(text: str, member: Member, position: int, following: int) -> tuple[_Segment, int]:
@@ -281,7 +281,7 @@ def _segment(text: str, member: Member, position: int, following: int) -> tuple[
     return segment, end
 
 
-def _without(parts: _Parts, gone: set[str]) -> _Parts:
+def _without(parts: _ContainerParts, gone: set[str]) -> _ContainerParts:
     kept: list[_Segment] = []
     left = ""  # what stays of the text around what has gone since the last one that is kept
     same_line = False  # whether what has gone stood on the line of what comes next
@@ -308,7 +308,11 @@ def _without(parts: _Parts, gone: set[str]) -> _Parts:
     if is_blank(left):
         left = ""
     tail = left + parts.tail
-    return _Parts("", (), "") if not kept and is_blank(parts.head + tail) else _Parts(parts.head, tuple(kept), tail)
+    return (
+        _ContainerParts("", (), "")
+        if not kept and is_blank(parts.head + tail)
+        else _ContainerParts(parts.head, tuple(kept), tail)
+    )
 
 
 def _join_gaps(left: str, lead: str, *, first: bool) -> tuple[str, str]:
@@ -334,26 +338,26 @@ def _lead_that_stays(segments: Sequence[_Segment], number: int, gone: set[str]) 
     return "".join(lines)
 
 
-def _insert(parts: _Parts, place: int, new: _Segment, newline: str) -> _Parts:
+def _insert(parts: _ContainerParts, place: int, new: _Segment, newline: str) -> _ContainerParts:
     """With a new segment before another one."""
     # Its `lead` is the indentation for a line of its own, its `gap` a remark, its `trail` the container's indentation.
     before, after = parts.segments[:place], parts.segments[place:]
     head, tail = parts.head, parts.tail
     if not parts.segments and "\n" not in head:
         head, tail = f"{f'{head}{tail}'.rstrip()}{newline}", new.trail
-        parts = _Parts(head, (), tail)
+        parts = _ContainerParts(head, (), tail)
     if parts.begins_line(place):
         line = replace(new, gap="", trail=f"{_line_comment(new.gap)}{newline}")
-        return _Parts(head, (*before, line, *after), tail)
+        return _ContainerParts(head, (*before, line, *after), tail)
     inline = replace(new, lead=" ", gap=_block_comment(new.gap), trail="")
     if not before and is_blank(after[0].lead):
         # It takes the place of the first one.
         inline = replace(inline, lead=after[0].lead)
         after = (replace(after[0], lead=" "), *after[1:])
-    return _Parts(head, (*before, inline, *after), tail)
+    return _ContainerParts(head, (*before, inline, *after), tail)
 
 
-def _with_commas(parts: _Parts, *, last_comma: bool) -> _Parts:
+def _with_commas(parts: _ContainerParts, *, last_comma: bool) -> _ContainerParts:
     last = len(parts.segments) - 1
     segments = [replace(item, comma=last_comma or number < last) for number, item in enumerate(parts.segments)]
     return replace(parts, segments=tuple(segments))

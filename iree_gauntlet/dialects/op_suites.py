@@ -29,7 +29,7 @@ from iree_gauntlet.dialects.configured_suites import (
     same_names,
     with_own_names,
 )
-from iree_gauntlet.dialects.fields import Count, Document, Positive, Text, Texts, in_schema, one_of, present
+from iree_gauntlet.dialects.fields import Count, Positive, StrictDocument, Text, Texts, in_schema, one_of, present
 from iree_gauntlet.dialects.json_text import line_of, lines_of_items
 from iree_gauntlet.dialects.locations import CASE_FOLDER, flag_variables, strange_variables
 from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, nearest
@@ -256,7 +256,7 @@ class OpConfig(SuiteDocument):
     tolerance_factor: Factor = Field(1.0, description="How many times the golden time may be exceeded.")
 
 
-class FormulaFields(Document):
+class FormulaFields(StrictDocument):
     """`(coeff * numpy.random.rand(*shape) + offset).astype(dtype)`."""
 
     shape: list[Count] = Field(description="Sizes.")
@@ -265,20 +265,20 @@ class FormulaFields(Document):
     offset: _Finite = Field(0.0, description="Added to that.")
 
 
-class FormulaArgument(Document):
+class FormulaArgument(StrictDocument):
     """A synthetic argument."""
 
     Formula: FormulaFields = Field(description="(coeff * numpy.random.rand(*shape) + offset).astype(dtype).")
 
 
-class TensorMeta(Document):
+class TensorMeta(StrictDocument):
     """What a raw file holds."""
 
     dtype: ElementType = Field(description="Element type, as NumPy calls it.")
     shape: list[Count] = Field(description="Sizes.")
 
 
-class ExpectedOutput(Document):
+class ExpectedOutput(StrictDocument):
     """An expected output: a URL or file, or one value; the name of a file may stand in either."""
 
     model_config = in_schema(oneOf=[present("url"), present("value")])
@@ -313,7 +313,7 @@ Expected = Annotated[
 ]
 
 
-class TorchOp(Document):
+class TorchOp(StrictDocument):
     """`run_module_io.json`."""
 
     model_config = in_schema(

@@ -290,7 +290,7 @@ def _read_torch(spec: OpSpec) -> OpInputs:
     document, problems, warnings = tolerant(TorchOp, content, spec.name, text)
     if document is None:
         return _make_broken(spec, *problems, warnings=warnings)
-    reader = _Reader(spec, text)
+    reader = _CaseReader(spec, text)
     reader.local(["file_name"], document.file_name)
     compiles = not reader.problems
     expected = document.expected_output or [] if document.mode != "benchmark" else []
@@ -338,7 +338,7 @@ def _write_scalar(number: float, meta: TensorMeta | None = None) -> str:
     return f"{tensor}={number!r}" if not isinstance(number, bool) else f"{tensor}={int(number)}"
 
 
-class _Reader:
+class _CaseReader:
     """Resolves the files that a case names, and collects what is wrong with them."""
 
     def __init__(self, spec: OpSpec, text: str) -> None:

@@ -18,7 +18,6 @@ from iree_gauntlet.dialects.fields import (
     TENSOR_TYPE,
     Count,
     Device,
-    Document,
     Family,
     Flag,
     Flags,
@@ -29,6 +28,7 @@ from iree_gauntlet.dialects.fields import (
     Positive,
     ProgramDocument,
     RelativePath,
+    StrictDocument,
     TargetOptions,
     Text,
     Texts,
@@ -61,7 +61,7 @@ _PROGRAMS = ("mlir_file_name", "mlir_file_path", "mlir_url", "mlir_file_url")
 _NEWER_NAMES = {"golden_time": "golden_time_ms", "specific_rocm_chip_to_ignore": "specific_chip_to_ignore"}
 
 
-class Blob(Document):
+class Blob(StrictDocument):
     """A file and, for raw bytes, its type; or values without a file (*ours*)."""
 
     model_config = in_schema(
@@ -90,7 +90,7 @@ class Blob(Document):
         return self
 
 
-class _Common(Document):
+class _Common(StrictDocument):
     description: ForPeople  # ours
     markers: list[Word] = Field(default_factory=list, description="Words to select by.")  # ours
     timeouts: Timeouts  # ours

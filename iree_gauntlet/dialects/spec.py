@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.cases import Kind, Module
-    from iree_gauntlet.dialects.fields import Document
+    from iree_gauntlet.dialects.fields import StrictDocument
     from iree_gauntlet.dialects.selection import Include, MarkerExpression
     from iree_gauntlet.targets import Target
 
@@ -76,7 +76,7 @@ class Spec:
     dialect: str
     model: str
     submodel: str
-    document: Document | None = None
+    document: StrictDocument | None = None
     problems: tuple[Problem, ...] = ()
     warnings: tuple[Problem, ...] = ()
     families: tuple[str, ...] = FAMILIES

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from iree_gauntlet.cases import KINDS_AT, SPEC_STAGES, FailureKind, Origin, Stage
-from iree_gauntlet.dialects.fields import Document, ForPeople, expecting, one_of
+from iree_gauntlet.dialects.fields import ForPeople, StrictDocument, expecting, one_of
 from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, adjusted
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, unmatched
 from iree_gauntlet.dialects.spec_file import FieldError
@@ -49,14 +49,14 @@ _Stage = Annotated[str, one_of("stage", _STAGES)]
 _Kind = Annotated[str, one_of("kind", [kind.value for kind in FailureKind])]
 
 
-class _IncludeTable(Document):
+class _IncludeTable(StrictDocument):
     model: str = Field(default="*", description="Glob of models.")
     submodel: str = Field(default="*", description="Glob of submodels.")
     filename: str = Field(default="*", description="Glob of spec files, without .json.")
     markers: str = Field(default="", description="Expression of markers: small and not audio.")
 
 
-class _ExpectTable(Document):
+class _ExpectTable(StrictDocument):
     case: str = Field(description="Glob of model/submodel.")
     stage: _Stage = Field(description="The stage that fails.")
     reason: Annotated[str, AfterValidator(_check_reason)] = Field(description="Why, with a link where there is one.")
@@ -74,7 +74,7 @@ class _ExpectTable(Document):
         return self
 
 
-class SuiteTable(Document):
+class SuiteTable(StrictDocument):
     """A suite: what is run, where, and what is expected to fail."""
 
     name: Annotated[str, expecting("letters, digits, '_', '-' and '.', first a letter or digit", _NAME.fullmatch)]

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from iree_gauntlet.dialects.fields import Document
+    from iree_gauntlet.dialects.fields import StrictDocument
 
 
-_Document = TypeVar("_Document", bound="Document")
+_Document = TypeVar("_Document", bound="StrictDocument")
 _TABLE = re.compile(r"(\w+)\[(\d+)\]")
 
 

@@ -26,7 +26,6 @@ from pydantic import (
 
 from iree_gauntlet.dialects.fields import (
     Count,
-    Document,
     Flag,
     Flags,
     ForPeople,
@@ -34,6 +33,7 @@ from iree_gauntlet.dialects.fields import (
     InputText,
     Positive,
     ProgramDocument,
+    StrictDocument,
     Text,
     Timeouts,
     WithTargets,
@@ -125,7 +125,7 @@ class ModuleDefinition(ProgramDocument, WithTargets):
         return self
 
 
-class ArgumentSpec(Document):
+class ArgumentSpec(StrictDocument):
     """An input or expected output: `<value>`, `@<file>`, or `<value>=@<file>`."""
 
     model_config = in_schema(anyOf=[present("value"), present("url")])
@@ -145,7 +145,7 @@ class ArgumentSpec(Document):
         return self
 
 
-class OutputSpec(Document):
+class OutputSpec(StrictDocument):
     """Where a run writes an output: `@file`, `+file`, or `-` for standard output."""
 
     value: Text = Field(description="A type with a url, a value such as 1xf32=3.0, or a file: @name.npy.")
@@ -160,7 +160,7 @@ class OutputSpec(Document):
         return self
 
 
-class Weight(Document):
+class Weight(StrictDocument):
     """An archive of parameters: fetched, or generated for the parameters that a module names.
 
     The first generation of iree-test-suites has no `type`: it fetches all of them.
@@ -205,7 +205,7 @@ class Weight(Document):
         return self
 
 
-class _Test(Document):
+class _Test(StrictDocument):
     markers: list[Marker] = Field(description="Words to select by.")
     description: ForPeople  # ours
     timeouts: Timeouts  # ours

@@ -15,7 +15,7 @@ from iree_gauntlet.engine.judging import with_expectation
 from iree_gauntlet.engine.modules.modules import ModuleMaker
 from iree_gauntlet.engine.modules.shared_modules import until_cancelled
 from iree_gauntlet.engine.rounds.machine_lock import QuietStretch
-from iree_gauntlet.engine.scheduler import Limits, Scheduler
+from iree_gauntlet.engine.scheduler import ScheduleLimits, Scheduler
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, MachinesLostError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.measuring.machine.machine_state import free_memory
@@ -187,7 +187,7 @@ class Engine:
         """
         if self._elsewhere is not None:
             return self._elsewhere.runner(steps, finished, self).run()
-        limits = Limits(self.options.jobs, self.options.fail_fast, self._fits)
+        limits = ScheduleLimits(self.options.jobs, self.options.fail_fast, self._fits)
         try:
             return Scheduler(_cached_last(steps), finished, limits, self._work, self.skip, self.abort, self.rest).run()
         finally:

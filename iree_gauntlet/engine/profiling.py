@@ -96,7 +96,7 @@ def profile_dispatches(
     command = command or step.command
     if command is None:
         raise TypeError(f"{step.id} has no command")
-    work = _Work(step, processes)
+    work = _ProfileWork(step, processes)
     try:
         tool = _profile_tool(toolchain, known)
         invocations = _invocations(invocation_ms)
@@ -143,7 +143,7 @@ def compared(a: Profiling, b: Profiling, measured_ms: tuple[float, float] | None
     return {**record, "measured": measured, **match_dispatches(a.profile, b.profile).as_dict()}
 
 
-class _Work:
+class _ProfileWork:
     """The processes of one profile, and their results."""
 
     def __init__(self, step: Step, processes: Processes) -> None:

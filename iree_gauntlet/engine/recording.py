@@ -56,7 +56,7 @@ _QUANTISING = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Q
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedOutput:
     """An output that was written.
 
     Attributes:
@@ -81,7 +81,7 @@ class Recording:
         notes: what a person should know of them.
     """
 
-    outputs: tuple[Recorded, ...]
+    outputs: tuple[RecordedOutput, ...]
     reference: str
     tolerance: tuple[str, ...]
     notes: tuple[str, ...]
@@ -149,7 +149,7 @@ def record_outputs(
     written = {path for path, _, _ in files}
     for stale in sorted({*folder.glob("output_*.npy"), *folder.glob("output_*.bin")} - written):
         stale.unlink()
-    outputs = tuple(Recorded(path, _name(path, spec), value) for path, _, value in files)
+    outputs = tuple(RecordedOutput(path, _name(path, spec), value) for path, _, value in files)
     tolerance = () if plan["tolerances"] else tolerance_flags(answer["allowed"])
     _name_in(spec, outputs, tolerance)
     reference = "{name} {version}".format_map(answer["reference"])
@@ -343,7 +343,7 @@ def _input(
     }
 
 
-def _name_in(spec: Spec, outputs: Sequence[Recorded], tolerance: Sequence[str]) -> None:
+def _name_in(spec: Spec, outputs: Sequence[RecordedOutput], tolerance: Sequence[str]) -> None:
     """Writes the outputs into their spec, and what they may differ by, where it says nothing else."""
     field, file, flags = "outputs", "source", "threshold_args"
     if isinstance(spec.document, QualityTest):

@@ -53,7 +53,7 @@ class Scheduler:
         self,
         steps: Sequence[Step],
         finished: Mapping[str, Verdict],
-        limits: Limits,
+        limits: ScheduleLimits,
         work: Callable[[Step], Verdict],
         skip: Callable[[Step, str], Verdict],
         abort: Callable[[], None],
@@ -144,7 +144,7 @@ class Scheduler:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ScheduleLimits:
     """What may run at once.
 
     Attributes:
@@ -278,7 +278,7 @@ class ReadyQueue(StepGraph):
         limits: what may run at once.
     """
 
-    def __init__(self, steps: Sequence[Step], finished: Mapping[str, Verdict], limits: Limits) -> None:
+    def __init__(self, steps: Sequence[Step], finished: Mapping[str, Verdict], limits: ScheduleLimits) -> None:
         self._limits = limits
         # Places of steps that wait for nothing but room; those that use cores by device, empty for the CPU's.
         self._fetches: list[int] = []

@@ -37,7 +37,7 @@ from iree_gauntlet.experiments.bisect_timing import RoundsJudge, TimedBlocks
 from iree_gauntlet.experiments.experiment import Experiment
 from iree_gauntlet.experiments.run import run
 from iree_gauntlet.figures import counted, one_line
-from iree_gauntlet.measuring.statistics.bisection import Search, Side, count_most_tries, most_comparisons
+from iree_gauntlet.measuring.statistics.bisection import CandidateEnd, Search, count_most_tries, most_comparisons
 from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS
 from iree_gauntlet.records.bisect_outcome import BISECT_RECORD
 from iree_gauntlet.records.run_folder import free_folder
@@ -139,7 +139,7 @@ class BisectSearch:
     say: Callable[[str], None]
     earlier: Mapping[str, Judged]
     every: bool
-    _sides: dict[int, Side] = field(default_factory=dict)
+    _sides: dict[int, CandidateEnd] = field(default_factory=dict)
     # The bad end with the good one.
     _compared: int = 1
     _judged: dict[str, Judged] = field(default_factory=dict)
@@ -174,7 +174,7 @@ class BisectSearch:
         nothing = self.judge.begin(ends[False], ends[True])
         if nothing:
             return ExitCode.FAILED, nothing
-        self._sides = {0: Side.OLD, len(row) - 1: Side.NEW}
+        self._sides = {0: CandidateEnd.OLD, len(row) - 1: CandidateEnd.NEW}
         for index, candidate in enumerate(row[1:-1], start=1):
             judged = self.earlier.get(candidate.label)
             if judged is not None:
@@ -281,10 +281,10 @@ class BisectSearch:
             third = ", a third value" if judged.third else ""
             self.say(f"{candidate.label}: {one_line(judged.text)}: {'bad' if judged.bad else 'good'}{third}")
 
-    def _side(self, judged: Judged) -> Side:
+    def _side(self, judged: Judged) -> CandidateEnd:
         if judged.bad is None:
-            return Side.NEITHER
-        return Side.NEW if judged.bad == self.question.good_is_older else Side.OLD
+            return CandidateEnd.NEITHER
+        return CandidateEnd.NEW if judged.bad == self.question.good_is_older else CandidateEnd.OLD
 
     def _record(self, candidate: Candidate, judged: Judged, began: float) -> None:
         seconds = round(time.monotonic() - began, 3)

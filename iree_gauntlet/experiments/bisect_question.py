@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.experiments.run import Chosen
-    from iree_gauntlet.toolchains.find import Place
+    from iree_gauntlet.toolchains.find import ToolchainPlace
 
 
 # Each candidate has its own IREE, and all of the model.
@@ -66,7 +66,7 @@ class Question:
     good_is_older: bool
     asked: BisectRequest
     chosen: Chosen
-    place: Place
+    place: ToolchainPlace
 
     @property
     def good(self) -> Candidate:
@@ -149,7 +149,7 @@ def question_of(asked: BisectRequest, request: RunRequest) -> Question:
     return Question(metric, chain, row, good_is_older, asked, chosen, place)
 
 
-def place_of(request: RunRequest) -> Place:
+def place_of(request: RunRequest) -> ToolchainPlace:
     """Where the IREEs of a bisect are looked for."""
     root = cache_folder(request.toolchain.cache_dir)
     configuration = read_configuration(project_folder(), os.environ)
@@ -240,7 +240,7 @@ def _require_one_way(among: Sequence[str], source: str, into: str, *, nightlies:
         raise UsageError(f"{given[0]} and {given[1]} exclude each other", f"Say in one way what lies between: {hint}")
 
 
-def describe_cost(row: Sequence[Candidate], tries: int, place: Place) -> str:
+def describe_cost(row: Sequence[Candidate], tries: int, place: ToolchainPlace) -> str:
     """How many of a row have to be built, and about how long that takes: by the builds before it."""
     ready = find_ready(row, place)
     known = [build.seconds for _, build, _ in place.builds.all() if build and build.seconds]
@@ -250,7 +250,7 @@ def describe_cost(row: Sequence[Candidate], tries: int, place: Place) -> str:
     return f"{counted(len(row), 'commit')}, {len(ready)} there already; at most {counted(most, 'build')}{took}"
 
 
-def find_ready(row: Sequence[Candidate], place: Place) -> set[int]:
+def find_ready(row: Sequence[Candidate], place: ToolchainPlace) -> set[int]:
     """Where in a row candidates are that need no build and no download."""
     packaged = (found.label.removeprefix("commit-") for _, found, _ in place.environments.all() if found)
     # What was built of a work tree is that tree's.
@@ -259,7 +259,7 @@ def find_ready(row: Sequence[Candidate], place: Place) -> set[int]:
     return {index for index, candidate in enumerate(row) if candidate.label in commits}
 
 
-def take_package(candidate: Candidate, place: Place, say: Callable[[str], None]) -> Candidate:
+def take_package(candidate: Candidate, place: ToolchainPlace, say: Callable[[str], None]) -> Candidate:
     """A commit by its package, which is installed; the same candidate where it has none, or is no commit.
 
     Raises:
@@ -278,7 +278,7 @@ def take_package(candidate: Candidate, place: Place, say: Callable[[str], None])
 
 
 def list_nightlies_inside(
-    old: Candidate, new: Candidate, place: Place, say: Callable[[str], None]
+    old: Candidate, new: Candidate, place: ToolchainPlace, say: Callable[[str], None]
 ) -> tuple[Candidate, ...]:
     """The nightlies between two releases, which cost no build; none where one is no release, or there are none."""
     if any(parse_choice(candidate.iree).kind is not ChoiceKind.RELEASE for candidate in (old, new)):
@@ -293,7 +293,7 @@ def list_nightlies_inside(
     return row[1:-1]
 
 
-def list_commits_inside(old: str, new: str, source: str, place: Place) -> tuple[Candidate, ...]:
+def list_commits_inside(old: str, new: str, source: str, place: ToolchainPlace) -> tuple[Candidate, ...]:
     """The commits of a checkout between two, without those, from the oldest to the newest.
 
     Raises:
@@ -304,7 +304,7 @@ def list_commits_inside(old: str, new: str, source: str, place: Place) -> tuple[
     return row[1:-1]
 
 
-def describe_change(commit: str, source: str, place: Place) -> dict[str, Any]:
+def describe_change(commit: str, source: str, place: ToolchainPlace) -> dict[str, Any]:
     """The commit that made a change: `commit`, `date`, `author`, `subject`, `pull` (its request's number, or None).
 
     Raises:

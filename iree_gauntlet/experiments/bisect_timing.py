@@ -17,14 +17,14 @@ from iree_gauntlet.engine.rounds.ways import choose_way, take_own
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.bisect_probe import Judged, candidate_run
 from iree_gauntlet.experiments.session_verdicts import CONTROL_BLOCKS, in_own_way
-from iree_gauntlet.experiments.sides import Side, pair_of, prepare_side, rounds_asked, unready
+from iree_gauntlet.experiments.sides import PreparedSide, pair_of, prepare_side, rounds_asked, unready
 from iree_gauntlet.figures import cpus_text
 from iree_gauntlet.measuring.statistics.bisection import Placing, find_middle, place
 from iree_gauntlet.measuring.statistics.comparison_verdict import (
     DEFAULT_BAND,
     DEFAULT_LEAST,
     Comparison,
-    Verdict,
+    TimeVerdict,
     compare,
 )
 from iree_gauntlet.measuring.statistics.paired import compute_log_ratios
@@ -59,8 +59,8 @@ class TimedBlocks:
         self._taker = BlockTaker(session, replace_disturbed=conduct.replaces_disturbed)
         self._progress = session.progress
         self._evidence = earlier
-        self._good: Side | None = None
-        self._sides: dict[str, Side] = {}
+        self._good: PreparedSide | None = None
+        self._sides: dict[str, PreparedSide] = {}
         self._given: dict[str, int] = {}
         self._deadlines: dict[str, float] = {}
         self.cpus: Cpus = ()
@@ -218,7 +218,7 @@ class RoundsJudge:
                 return replace(ready, reason=self._source.trouble(candidate) or "no rounds could be taken")
             found = compare(blocks, self._plan)
             more_can_be_had = more and self._plan.next_look(len(blocks)) is not None
-            if not more_can_be_had or found.verdict is Verdict.SAME or (found.differs and _is_sharp(found)):
+            if not more_can_be_had or found.verdict is TimeVerdict.SAME or (found.differs and _is_sharp(found)):
                 break
         reason = "" if found.differs else f"the ends do not differ for certain: {found.verdict}: {found.reason}"
         reason = self._source.trouble(candidate) or reason

@@ -28,7 +28,7 @@ from iree_gauntlet.experiments.session_verdicts import (
 )
 from iree_gauntlet.experiments.sides import (
     DIFFERENT,
-    Side,
+    PreparedSide,
     explain_differences,
     pair_of,
     prepare_side,
@@ -39,7 +39,7 @@ from iree_gauntlet.figures import outside_text, work_change
 from iree_gauntlet.measuring.instructions.counters import Work, compare_work, find_counter, read_counts
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.measuring.profiles.dispatch_profile import Match, compile_changes, match_dispatches
-from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict as TimeVerdict
+from iree_gauntlet.measuring.statistics.comparison_verdict import TimeVerdict
 from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA, plan_looks
 from iree_gauntlet.records.compare_record import COMPARISON_FILE, read_comparison
 from iree_gauntlet.requests import CompareRequest, RunRequest, given, read, require_as_begun
@@ -100,7 +100,7 @@ def compare(
     kept["disturbed"] = request.conduct.disturbed
     said = _opening(names, settings, kept, resumed=experiment.resumed)
     with experiment.record(presenter, {**said, "elsewhere": machines is not None}, first={"schema": 1}) as log:
-        sides: list[Side] = []
+        sides: list[PreparedSide] = []
         for name, text, machine in zip("AB", names, benches, strict=True):
             sides.append(prepare_side(name, machine, text, chosen, experiment.folder / name.lower(), presenter))
             if sides[-1].interrupted:
@@ -122,7 +122,7 @@ class _Comparison:
     asked: CompareRequest
     chosen: Chosen
     settings: CompareSettings
-    sides: tuple[Side, Side]
+    sides: tuple[PreparedSide, PreparedSide]
     machines: ComparingMachines | None
 
 
@@ -222,7 +222,7 @@ def _measure_elsewhere(
     return verdicts
 
 
-def _benchmarks(chains: Iterable[str], sides: tuple[Side, Side]) -> dict[str, dict[str, Any]]:
+def _benchmarks(chains: Iterable[str], sides: tuple[PreparedSide, PreparedSide]) -> dict[str, dict[str, Any]]:
     """How each model is benchmarked, for `explain --slower`, which benchmarks parts of it."""
     parts = ("command", "timeout", "resources")
     return {
@@ -246,7 +246,7 @@ def _write_verdicts(log: EventLog, verdicts: Mapping[str, ModelVerdict], compari
     log.write("summary", summary_of(verdicts))
 
 
-def _ready(a: Side, b: Side, metric: str) -> tuple[dict[str, tuple[Step, Step]], dict[str, str]]:
+def _ready(a: PreparedSide, b: PreparedSide, metric: str) -> tuple[dict[str, tuple[Step, Step]], dict[str, str]]:
     """The steps of both sides that can be measured, by chain, and why the rest cannot."""
     sides = tuple((side, side.steps(metric)) for side in (a, b))
     ready: dict[str, tuple[Step, Step]] = {}
@@ -409,7 +409,9 @@ class WorkVerdict:
         return record
 
 
-def _judge_counts(sides: tuple[Side, Side], chains: Iterable[str], least: float) -> dict[str, WorkVerdict]:
+def _judge_counts(
+    sides: tuple[PreparedSide, PreparedSide], chains: Iterable[str], least: float
+) -> dict[str, WorkVerdict]:
     """What the counts say of each model whose instructions were counted on both sides.
 
     `least`: the share of A's from which on a difference counts.
@@ -434,7 +436,7 @@ def _judge_counts(sides: tuple[Side, Side], chains: Iterable[str], least: float)
 
 
 def _count_with_fma(
-    verdicts: Mapping[str, WorkVerdict], sides: tuple[Side, Side], chosen: Chosen, presenter: Presenter
+    verdicts: Mapping[str, WorkVerdict], sides: tuple[PreparedSide, PreparedSide], chosen: Chosen, presenter: Presenter
 ) -> dict[str, WorkVerdict]:
     """The same verdicts, with counts of modules that have fused multiply-adds where the work has changed.
 
@@ -448,7 +450,7 @@ def _count_with_fma(
     cpu = cpus.pop().removesuffix(_WITHOUT_FMA)
     conduct = replace(chosen.request.conduct, count_cpu=cpu)
     with_fma = replace(chosen, request=replace(chosen.request, conduct=conduct, chains=frozenset(changed)))
-    again: list[Side] = []
+    again: list[PreparedSide] = []
     for side in sides:
         folder = side.folder.with_name(f"{side.folder.name}-fma")
         again.append(prepare_side(f"{side.name} with FMA", side.machine, side.asked, with_fma, folder, presenter))
@@ -461,7 +463,9 @@ def _count_with_fma(
     }
 
 
-def _write_work_changes(log: EventLog, verdicts: Mapping[str, WorkVerdict], sides: tuple[Side, Side]) -> None:
+def _write_work_changes(
+    log: EventLog, verdicts: Mapping[str, WorkVerdict], sides: tuple[PreparedSide, PreparedSide]
+) -> None:
     """Writes an event `where` for each model whose work has changed: its dispatches on both sides, and the compiles."""
     for chain, found in verdicts.items():
         if found.work is Work.SAME:
@@ -470,7 +474,7 @@ def _write_work_changes(log: EventLog, verdicts: Mapping[str, WorkVerdict], side
         log.write("where", {"chain": chain, "dispatches": where, "compile": _compiled(sides, chain)})
 
 
-def _counted_dispatches(sides: tuple[Side, Side], chain: str) -> dict[str, Any]:
+def _counted_dispatches(sides: tuple[PreparedSide, PreparedSide], chain: str) -> dict[str, Any]:
     """The dispatches of a model that was counted on both sides: as of a profile, with instructions in place of ns."""
     a, b = (read_counts(Path(side.counts[chain].output("counts"))) for side in sides)
     if not (a.dispatches and b.dispatches):
@@ -494,7 +498,7 @@ def _found_place(place: str, folder: Path) -> str:
     return f"{shown(path.resolve())}{colon}{line}" if name and path.is_file() else place
 
 
-def _compiled(sides: tuple[Side, Side], chain: str) -> list[dict[str, Any]]:
+def _compiled(sides: tuple[PreparedSide, PreparedSide], chain: str) -> list[dict[str, Any]]:
     """What the compiler says of the two main modules."""
     made = []
     for side in sides:

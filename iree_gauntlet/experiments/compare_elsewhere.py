@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.experiments.run import Chosen
     from iree_gauntlet.experiments.session_verdicts import CompareSettings
-    from iree_gauntlet.experiments.sides import Side
+    from iree_gauntlet.experiments.sides import PreparedSide
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.requests import CompareRequest
     from iree_gauntlet.results import Result
@@ -63,7 +63,7 @@ class ComparingMachines(Machines, Protocol):
     """Machines that take the rounds of comparisons as well."""
 
     def comparing(
-        self, chosen: Chosen, asked: CompareRequest, sides: tuple[Side, Side], progress: Progress
+        self, chosen: Chosen, asked: CompareRequest, sides: tuple[PreparedSide, PreparedSide], progress: Progress
     ) -> AbstractContextManager[RoundsElsewhere]:
         """Has them take the rounds of a comparison whose sides they have run, until it is left.
 
@@ -83,7 +83,7 @@ class RoundsElsewhere(Protocol):
         """
 
 
-def units_of(steps: Mapping[str, tuple[Step, Step]], sides: tuple[Side, Side]) -> list[Unit]:
+def units_of(steps: Mapping[str, tuple[Step, Step]], sides: tuple[PreparedSide, PreparedSide]) -> list[Unit]:
     """The models that are to be measured, by chain, as units."""
     units = []
     for a, b in steps.values():
@@ -94,7 +94,7 @@ def units_of(steps: Mapping[str, tuple[Step, Step]], sides: tuple[Side, Side]) -
     return units
 
 
-def _made(side: Side, step: Step) -> Iterable[MadeByWorker]:
+def _made(side: PreparedSide, step: Step) -> Iterable[MadeByWorker]:
     for item in side.record.steps:
         result = side.record.results.get(item["id"])
         if item["id"] in step.needs and item["stage"] in _MADE and result and result.cache and result.cache.key:

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.experiments.explaining.bundle import Bundle, Contents
     from iree_gauntlet.experiments.explaining.operators import OperatorSearch
-    from iree_gauntlet.experiments.explaining.tools import Ran
+    from iree_gauntlet.experiments.explaining.tools import ToolResult
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.progress import Presenter, Progress
     from iree_gauntlet.records.event_log import EventLog
@@ -470,7 +470,7 @@ def _applies(flag: str, failure: Failure) -> bool:
     return of_cpu or not flag.startswith("--iree-llvmcpu")
 
 
-def _verdict(ran: Ran, symptom: Symptom) -> tuple[str, str]:
+def _verdict(ran: ToolResult, symptom: Symptom) -> tuple[str, str]:
     if ran.passed:
         return "passes", ""
     if symptom.is_in(ran):
@@ -478,6 +478,6 @@ def _verdict(ran: Ran, symptom: Symptom) -> tuple[str, str]:
     return "unknown", ran.outcome.signal or _first_error(ran)
 
 
-def _first_error(ran: Ran) -> str:
+def _first_error(ran: ToolResult) -> str:
     lines = ran.errors.splitlines()
     return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "it does not run")[:400]

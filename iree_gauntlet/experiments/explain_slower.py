@@ -32,7 +32,13 @@ from iree_gauntlet.experiments.explaining.bundle import (
     run_bundle,
 )
 from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT
-from iree_gauntlet.experiments.explaining.slower import Found, SlowDispatch, Slower, find_slow_dispatch, slower_of
+from iree_gauntlet.experiments.explaining.slower import (
+    SlowDispatch,
+    Slower,
+    SlowerSearch,
+    find_slow_dispatch,
+    slower_of,
+)
 from iree_gauntlet.experiments.explaining.tools import Tools
 from iree_gauntlet.figures import cpus_text, dispatch_change, milliseconds
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
@@ -145,14 +151,14 @@ def explain_slower(asked: ExplainRequest, cache: CacheRequest, presenter: Presen
         }
         experiment = Experiment("explain", EXPLAIN_RECORD, folder)
         with experiment.record(presenter, opening, first={}) as log, experiment.open_session(log, progress) as session:
-            explainer = _Explainer(session, (machines[0], machines[1]))
+            explainer = _SlownessExplainer(session, (machines[0], machines[1]))
             done = [item.case in before or explainer.explain(item) for item in models]
             experiment.code = ExitCode.OK if all(done) else ExitCode.INCONCLUSIVE
     return experiment.code
 
 
 @dataclass(frozen=True, slots=True)
-class _Explainer:
+class _SlownessExplainer:
     """Explains one model after the other, and records what is found as it is."""
 
     session: Session[Any]
@@ -205,7 +211,7 @@ class _Explainer:
         self.session.progress.message(f"{slower.case}: {text}")
 
 
-def _found(found: Found) -> dict[str, Any]:
+def _found(found: SlowerSearch) -> dict[str, Any]:
     record: dict[str, Any] = {
         "why": found.why,
         "tried": [{**asdict(suspect), "said": said} for suspect, said in found.tried],

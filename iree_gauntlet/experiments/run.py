@@ -80,7 +80,7 @@ _MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class EndedRun:
     """A run that is over.
 
     Attributes:
@@ -129,7 +129,7 @@ def run(
     machine: Workbench | None = None,
     hold: Stage | None = None,
     brief: bool = False,
-) -> Ran:
+) -> EndedRun:
     """Plans, runs and reports.
 
     `hold` is a stage whose steps are planned, and not run; `brief`: it is a part of something larger, which reports on
@@ -164,7 +164,7 @@ def run(
     if hold is None:
         # One that leaves steps to its caller is a part of a measurement, which is no run.
         add_itself(run_dir, machine.store.configuration, machine.cache_dir)
-    return Ran(code, plan.steps, later, run_dir)
+    return EndedRun(code, plan.steps, later, run_dir)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from iree_gauntlet.figures import cpus_text
 from iree_gauntlet.measuring.statistics.comparison_verdict import (
     DEFAULT_DISCOVERY_RATE,
     Comparison,
-    Verdict,
+    TimeVerdict,
     compare,
     control_discoveries,
     geometric_mean,
@@ -67,7 +67,7 @@ class ModelVerdict:
         """One of the five, or `error` where a process failed: that is never a verdict on times."""
         if self.evidence.failure:
             return "error"
-        return str(self.comparison.verdict if self.comparison else Verdict.INCONCLUSIVE)
+        return str(self.comparison.verdict if self.comparison else TimeVerdict.INCONCLUSIVE)
 
     def as_dict(self) -> dict[str, Any]:
         """For the log: figures that a report shows; times in ms, bounds that there are none are null."""
@@ -131,7 +131,7 @@ def judge(
                 "; gauntlet compare --resume --disturbed count lets them count"
             )
             comparison = without_verdict(comparison, reason)
-        elif comparison.verdict is Verdict.INCONCLUSIVE and comparison.next_look is not None:
+        elif comparison.verdict is TimeVerdict.INCONCLUSIVE and comparison.next_look is not None:
             comparison = without_verdict(comparison, f"{comparison.reason}; {why_over}")
         elif chain in controls:
             comparison = hold_against_control(comparison, controls[chain])
@@ -149,7 +149,7 @@ def judge(
 def summary_of(verdicts: Mapping[str, ModelVerdict]) -> dict[str, Any]:
     """The mean over models and the number of each verdict, for the log."""
     compared = [item.comparison for item in verdicts.values() if item.comparison is not None]
-    kinds = [*map(str, Verdict), "error"]
+    kinds = [*map(str, TimeVerdict), "error"]
     record: dict[str, Any] = {
         "verdicts": {kind: sum(item.verdict == kind for item in verdicts.values()) for kind in kinds}
     }
@@ -238,15 +238,15 @@ class Rules:
         """Whether the interval in the spec's own way rules out what a comparison on other CPUs says."""
         slower, same = 1 + self.least, 1 + self.band
         match comparison.verdict:
-            case Verdict.SLOWER:
+            case TimeVerdict.SLOWER:
                 return own.high < slower
-            case Verdict.FASTER:
+            case TimeVerdict.FASTER:
                 return own.low > 1 / slower
-            case Verdict.SAME:
+            case TimeVerdict.SAME:
                 return own.low > same or own.high < 1 / same
-            case Verdict.NOT_SLOWER:
+            case TimeVerdict.NOT_SLOWER:
                 return own.low > 1 + self.allow
-            case Verdict.INCONCLUSIVE:
+            case TimeVerdict.INCONCLUSIVE:
                 return False
 
 
@@ -344,6 +344,8 @@ class Comparer:
             self._progress.message(f"{pair.chain}: {evidence.failure or evidence.main_disturbance or 'the time is up'}")
             return
         so_far = self._rules.judged(evidence.blocks)
-        more = "" if so_far.next_look is None or so_far.verdict is not Verdict.INCONCLUSIVE else "; more rounds follow"
+        more = (
+            "" if so_far.next_look is None or so_far.verdict is not TimeVerdict.INCONCLUSIVE else "; more rounds follow"
+        )
         change = f"{100 * (so_far.ratio - 1):+.1f} %, CPUs: {cpus_text(evidence.cpus or ())}"
         self._progress.message(f"{pair.chain}: {so_far.verdict} ({change}) after {len(evidence.blocks)} blocks{more}")

@@ -22,7 +22,7 @@ from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.experiments.run import run
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.profiles.dispatch_profile import CompileChange, compile_changes, merged
-from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict as TimeVerdict
+from iree_gauntlet.measuring.statistics.comparison_verdict import TimeVerdict
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _ALL_CPUS = "all"
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class PreparedSide:
     """One IREE of a comparison, ready to be measured.
 
     Attributes:
@@ -87,7 +87,9 @@ class Side:
         return {"asked": self.asked, "folder": self.folder.name, "toolchain": self.toolchain}
 
 
-def prepare_side(name: str, machine: Workbench, asked: str, chosen: Chosen, folder: Path, presenter: Presenter) -> Side:
+def prepare_side(
+    name: str, machine: Workbench, asked: str, chosen: Chosen, folder: Path, presenter: Presenter
+) -> PreparedSide:
     """Runs everything of a selection but its benchmarks with one IREE.
 
     `name`: `A` or `B`.
@@ -101,7 +103,7 @@ def prepare_side(name: str, machine: Workbench, asked: str, chosen: Chosen, fold
     ran = run(chosen.within(folder, asked), presenter, machine=machine, hold=Stage.BENCHMARK, brief=True)
     record = read_journal(folder / JOURNAL)
     compiles = [step for step in ran.steps if step.stage is Stage.COMPILE and step.role == MAIN]
-    return Side(
+    return PreparedSide(
         name=name,
         asked=asked,
         folder=folder,
@@ -132,7 +134,7 @@ def pair_of(chain: str, steps: tuple[Step, Step], metric: str, rounds: RoundSett
     return pair
 
 
-def unready(side: Side, step: Step) -> str:
+def unready(side: PreparedSide, step: Step) -> str:
     """Why a step of a side cannot be measured; empty where it can."""
     if step.skip or step.blocked:
         return step.skip or step.blocked

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.measuring.statistics.change_points import CONFIRMED_RUNS, change_points, drift
 from iree_gauntlet.measuring.statistics.comparison_verdict import DEFAULT_DISCOVERY_RATE, adjust_p_values
-from iree_gauntlet.records.history_outcome import Finding, Kind, Series
+from iree_gauntlet.records.history_outcome import Finding, FindingKind, Series
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -77,7 +77,7 @@ def judge(series: Iterable[Series], effects: Effects) -> tuple[Finding, ...]:
 def _rank(finding: Finding) -> tuple[int, float, float, tuple[str, ...]]:
     """Losses, suspected ones, what got better, what was won back; of each the largest first, then the surest."""
     key = finding.key
-    better = finding.kind is Kind.IMPROVEMENT
+    better = finding.kind is FindingKind.IMPROVEMENT
     group = 3 if finding.won_back else 2 if better else 1 if finding.suspected else 0
     size = -abs(math.log(finding.new / finding.old)) if finding.new > 0 and finding.old > 0 else -math.inf
     return group, size, finding.p_value or 0.0, (key.title, key.sku, key.machine, key.flags)
@@ -107,7 +107,7 @@ def _exact_changes(series: Series, least: float) -> list[Finding]:
         found.append(
             Finding(
                 key=series.key,
-                kind=Kind.REGRESSION if worse else Kind.IMPROVEMENT,
+                kind=FindingKind.REGRESSION if worse else FindingKind.IMPROVEMENT,
                 at=place,
                 before=points[place - 1],
                 after=after,
@@ -135,7 +135,7 @@ def _noisy_changes(series: Series, least: float) -> list[Finding]:
     return [
         Finding(
             key=series.key,
-            kind=Kind.REGRESSION if sign * change.effect > 0 else Kind.IMPROVEMENT,
+            kind=FindingKind.REGRESSION if sign * change.effect > 0 else FindingKind.IMPROVEMENT,
             at=place,
             before=points[place - 1],
             after=points[place],
@@ -179,7 +179,7 @@ def _drifts(series: Series, least: float) -> list[Finding]:
     return [
         Finding(
             key=series.key,
-            kind=Kind.DRIFT,
+            kind=FindingKind.DRIFT,
             at=found.since,
             before=series.points[found.since - 1],
             after=series.points[-1],
@@ -210,7 +210,7 @@ def with_marks(findings: Iterable[Finding], series: Iterable[Series], marks: Seq
     found = []
     for item in findings:
         for mark in marks:
-            if mark.mark == "accepted" and item.kind is Kind.IMPROVEMENT:
+            if mark.mark == "accepted" and item.kind is FindingKind.IMPROVEMENT:
                 continue
             if mark.mark != "invalid" and _fits(mark, item.key) and _came_with(item.after, mark.iree):
                 item = _marked(item, mark, points[item.key])  # noqa: PLW2901 - several may fit

@@ -105,7 +105,7 @@ class Series:
     points: tuple[Point, ...]
 
 
-class Kind(StrEnum):
+class FindingKind(StrEnum):
     """What a finding is about."""
 
     REGRESSION = "regression"
@@ -134,7 +134,7 @@ class Finding:
     """
 
     key: SeriesKey
-    kind: Kind
+    kind: FindingKind
     at: int
     before: Point
     after: Point
@@ -152,7 +152,7 @@ class Finding:
     @property
     def refuted(self) -> bool:
         """Whether a loss was not there when both IREEs were measured in turns."""
-        return self.kind is not Kind.IMPROVEMENT and self.confirmed in _NO_LOSS
+        return self.kind is not FindingKind.IMPROVEMENT and self.confirmed in _NO_LOSS
 
     @property
     def settled(self) -> bool:
@@ -233,7 +233,7 @@ class HistoryOutcome:
     @property
     def regressions(self) -> tuple[Finding, ...]:
         """Those that somebody has to look at: losses that were neither won back, accepted nor found to be none."""
-        return tuple(item for item in self.findings if item.kind is not Kind.IMPROVEMENT and not item.settled)
+        return tuple(item for item in self.findings if item.kind is not FindingKind.IMPROVEMENT and not item.settled)
 
 
 def selected(series: Iterable[Series], pattern: str, sku: str) -> tuple[Series, ...]:

@@ -23,7 +23,7 @@ _MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergedJournal:
     """A merged journal.
 
     Attributes:
@@ -35,7 +35,9 @@ class Merged:
     remarks: tuple[str, ...]
 
 
-def merged(records: Sequence[JournalRecord], name: str, command: str, cwd: str, *, lenient: bool = False) -> Merged:
+def merged(
+    records: Sequence[JournalRecord], name: str, command: str, cwd: str, *, lenient: bool = False
+) -> MergedJournal:
     """The journal of one run that did what some runs did.
 
     Args:
@@ -82,7 +84,7 @@ def merged(records: Sequence[JournalRecord], name: str, command: str, cwd: str, 
         selection = {**opening["asked"]["selection"], "shard": "", "shard_costs": ""}
         opening["asked"] = {**opening["asked"], "selection": selection}
     happened = sorted((event for record in records for event in _happened(record)), key=lambda event: event["time"])
-    return Merged((opening, *happened, *_end(records)), tuple(remarks))
+    return MergedJournal((opening, *happened, *_end(records)), tuple(remarks))
 
 
 def _last_run(record: JournalRecord) -> dict[str, Any]:

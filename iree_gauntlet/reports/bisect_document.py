@@ -12,16 +12,16 @@ from iree_gauntlet.document import (
     Cell,
     Code,
     Column,
+    ColumnKind,
     Document,
-    Kind,
     Line,
-    Link,
     Name,
     Notes,
     OnPage,
     Paragraph,
     Stop,
     Table,
+    TextLink,
 )
 from iree_gauntlet.records.bisect_outcome import BISECT_COMPARE, BisectOutcome, bisect_outcome
 from iree_gauntlet.reports.provenance import provenance, seconds_between
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 _COLUMNS = (
-    Column("IREE", Kind.NAME),
+    Column("IREE", ColumnKind.NAME),
     Column("value"),
-    Column("like", Kind.VERDICT),
-    Column("took", Kind.DURATION, rank=2),
+    Column("like", ColumnKind.VERDICT),
+    Column("took", ColumnKind.DURATION, rank=2),
     Column("commit", rank=1),
     Column("remarks"),
 )
@@ -64,9 +64,9 @@ def bisect_document(outcome: BisectOutcome) -> Document:
     blocks.append(Table(_COLUMNS, rows) if rows else Paragraph(("Nothing was tried.",)))
     blocks += [Notes(tuple(outcome.remarks))] if outcome.remarks else []
     if outcome.link:
-        blocks.append(Paragraph(("Commits: ", Link(BISECT_COMPARE.removeprefix("https://") + "…", outcome.link))))
+        blocks.append(Paragraph(("Commits: ", TextLink(BISECT_COMPARE.removeprefix("https://") + "…", outcome.link))))
     if outcome.change:
-        pull = Link(f"#{outcome.change.pull}", outcome.change.pull_link)
+        pull = TextLink(f"#{outcome.change.pull}", outcome.change.pull_link)
         request = (" (pull request ", pull, ")") if outcome.change.pull else ()
         blocks.append(Paragraph(("It was ", str(outcome.change), *request)))
         source = asked["asked"].get("source") or asked["asked"].get("into") or "."

@@ -15,11 +15,11 @@ from iree_gauntlet.document import (
     Block,
     Cell,
     Column,
+    ColumnKind,
     Document,
     Folded,
     Heading,
     Items,
-    Kind,
     Name,
     Notes,
     OnPage,
@@ -41,21 +41,21 @@ if TYPE_CHECKING:
 
 
 _TIME_COLUMNS = (
-    Column("verdict", Kind.VERDICT),
-    Column("model", Kind.NAME),
+    Column("verdict", ColumnKind.VERDICT),
+    Column("model", ColumnKind.NAME),
     # With their spreads, so that they are text.
-    Column("A", Kind.NUMBER, "ms", rank=2),
-    Column("B", Kind.NUMBER, "ms", rank=1),
-    Column("B against A", Kind.NUMBER),
-    Column("interval", Kind.NUMBER, rank=3),
-    Column("A against A", Kind.NUMBER, rank=4),
+    Column("A", ColumnKind.NUMBER, "ms", rank=2),
+    Column("B", ColumnKind.NUMBER, "ms", rank=1),
+    Column("B against A", ColumnKind.NUMBER),
+    Column("interval", ColumnKind.NUMBER, rank=3),
+    Column("A against A", ColumnKind.NUMBER, rank=4),
     Column("CPUs", rank=6),
     Column("rounds", rank=5),
 )
 _CHANGE_COLUMNS = (
-    Column("model", Kind.NAME),
+    Column("model", ColumnKind.NAME),
     Column("figure"),
-    *(Column(title, Kind.NUMBER) for title in ("A", "B", "change")),
+    *(Column(title, ColumnKind.NUMBER) for title in ("A", "B", "change")),
 )
 _CHANGE_NOTE = (
     "Sizes and counts are exact. ~: one measurement a side, from when the module was made, perhaps with other work "
@@ -68,14 +68,14 @@ _LEGEND = (
 _ERRORS = ("error", "inconclusive", "not measured")
 _FAILURES = ("slower", "more work")
 _WORK_COLUMNS = (
-    Column("verdict", Kind.VERDICT),
-    Column("model", Kind.NAME),
-    Column("A", Kind.NUMBER, rank=2),
-    Column("B", Kind.NUMBER, rank=1),
-    Column("B against A", Kind.NUMBER),
-    Column("difference", Kind.NUMBER, rank=3),
+    Column("verdict", ColumnKind.VERDICT),
+    Column("model", ColumnKind.NAME),
+    Column("A", ColumnKind.NUMBER, rank=2),
+    Column("B", ColumnKind.NUMBER, rank=1),
+    Column("B against A", ColumnKind.NUMBER),
+    Column("difference", ColumnKind.NUMBER, rank=3),
 )
-_COMPILE_COLUMNS = (Column("figure"), *(Column(title, Kind.NUMBER) for title in ("A", "B", "B / A")))
+_COMPILE_COLUMNS = (Column("figure"), *(Column(title, ColumnKind.NUMBER) for title in ("A", "B", "B / A")))
 _NS_PER_MS = 1e6
 _LIKE = 1.2
 # Times that a difference under the profiler may be larger or smaller than the measured one.
@@ -187,7 +187,7 @@ def _time_table(rows: Sequence[TimeRow], margins: tuple[float, ...]) -> Table:
     ]
     columns: tuple[Column, ...] = _TIME_COLUMNS
     if any(row.work for row in rows):
-        columns = (*columns[:5], Column("work", Kind.NUMBER, rank=2), *columns[5:])
+        columns = (*columns[:5], Column("work", ColumnKind.NUMBER, rank=2), *columns[5:])
         cells = [(*cell[:5], row.work or None, *cell[5:]) for cell, row in zip(cells, rows, strict=True)]
     if any(row.worker for row in rows):
         columns = (*columns, Column("worker", rank=7))
@@ -208,7 +208,7 @@ def _with_intervals(
     margins: tuple[float, ...],
 ) -> Table:
     """A table with the intervals behind the models, where a page draws them."""
-    picture = Column(title, Kind.DRAWN, margins=margins)
+    picture = Column(title, ColumnKind.DRAWN, margins=margins)
     drawn = tuple((*cell[:2], row.interval, *cell[2:]) for cell, row in zip(cells, rows, strict=True))
     return Table((*columns[:2], picture, *columns[2:]), drawn)
 
@@ -342,12 +342,12 @@ def dispatch_blocks(record: Mapping[str, Any]) -> tuple[Block, ...]:
     notes = _notes(record)
     unit = _unit(record)
     columns: tuple[Column, ...] = (
-        Column("dispatch", Kind.NAME),
-        Column("A", Kind.NUMBER, unit, rank=2),
-        Column("B", Kind.NUMBER, unit, rank=1),
-        Column("A, B", Kind.DRAWN),
-        Column("difference", Kind.NUMBER, unit),
-        Column("of the whole", Kind.SHARE, rank=3),
+        Column("dispatch", ColumnKind.NAME),
+        Column("A", ColumnKind.NUMBER, unit, rank=2),
+        Column("B", ColumnKind.NUMBER, unit, rank=1),
+        Column("A, B", ColumnKind.DRAWN),
+        Column("difference", ColumnKind.NUMBER, unit),
+        Column("of the whole", ColumnKind.SHARE, rank=3),
     )
     rows = _dispatch_rows(record)
     if any(row.get("place") for row in record["rows"]):

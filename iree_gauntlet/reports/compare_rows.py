@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.document import Interval
+from iree_gauntlet.document import DrawnInterval
 from iree_gauntlet.figures import byte_size, cpus_text, error_figure, milliseconds, outside_text, whole, work_change
 from iree_gauntlet.records.chain_figures import MatrixCell, matrix_cell
 from iree_gauntlet.records.outcome import outcome_of
@@ -66,11 +66,11 @@ class TimeRow:
     own_way: str = ""
     worker: str = ""
     work: str = ""
-    interval: Interval | None = None
+    interval: DrawnInterval | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FigureChange:
     """One figure of a model on both sides.
 
     Attributes:
@@ -166,9 +166,9 @@ def _row(model: str, verdict: dict[str, Any], worker: str) -> TimeRow:
     )
 
 
-def _interval(verdict: dict[str, Any], low: float | None, high: float | None) -> Interval:
+def _interval(verdict: dict[str, Any], low: float | None, high: float | None) -> DrawnInterval:
     behind = (low, high) if low and high else None
-    return Interval(verdict["low"], verdict["ratio"], verdict["high"], behind, str(verdict["verdict"]))
+    return DrawnInterval(verdict["low"], verdict["ratio"], verdict["high"], behind, str(verdict["verdict"]))
 
 
 def _work_row(model: str, verdict: dict[str, Any]) -> TimeRow:
@@ -178,7 +178,7 @@ def _work_row(model: str, verdict: dict[str, Any]) -> TimeRow:
         fused = [int(verdict["with_fma"][name]) for name in "AB"]
         reason += f"; with fused multiply-adds {fused[1] - fused[0]:+,} ({work_change(*fused)})"
     judged, ratio = str(verdict["verdict"]), b / a
-    drawn = Interval(ratio, ratio, ratio, None, judged)
+    drawn = DrawnInterval(ratio, ratio, ratio, None, judged)
     return TimeRow(model, judged, whole(a), whole(b), work_change(a, b), f"{b - a:+,}", reason=reason, interval=drawn)
 
 
@@ -208,20 +208,20 @@ FIGURES: tuple[tuple[str, Callable[[MatrixCell], float | None], Callable[[float]
 )
 
 
-def changes(record: ComparisonRecord) -> list[Change]:
+def changes(record: ComparisonRecord) -> list[FigureChange]:
     """The figures of the sides' runs, by model; verdicts of stages first where they differ."""
     if len(record.sides) != 2:
         return []
     a, b = (_cells(side) for side in record.sides)
     # Rounds of compiles have measured these, and better.
     measured = ("compile memory",) if record.options.get("metric") == "compile-time" else ()
-    found: list[Change] = _round_memory(record) if measured else []
+    found: list[FigureChange] = _round_memory(record) if measured else []
     for model, one in a.items():
         other = b.get(model)
         if other is None:
             continue
         if one.verdict_text != other.verdict_text:
-            found.append(Change(model, "checks", one.verdict_text, other.verdict_text, "", notable=True))
+            found.append(FigureChange(model, "checks", one.verdict_text, other.verdict_text, "", notable=True))
         for name, read, write, counted in FIGURES:
             before, after = read(one), read(other)
             if name not in measured and (before, after) != (None, None):
@@ -231,20 +231,20 @@ def changes(record: ComparisonRecord) -> list[Change]:
 
 def _change(
     model: str, name: str, a: float | None, b: float | None, write: Callable[[float], str], *, counted: bool
-) -> Change:
+) -> FigureChange:
     before, after = "" if a is None else write(a), "" if b is None else write(b)
     if a is None or b is None or math.isnan(a) or math.isnan(b):
-        return Change(model, name, before, after, "", notable=before != after)
+        return FigureChange(model, name, before, after, "", notable=before != after)
     if a == b:
-        return Change(model, name, before, after, "", notable=False)
+        return FigureChange(model, name, before, after, "", notable=False)
     ratio = b / a if a > 0 else math.inf
     change = ratio_text(ratio) if math.isfinite(ratio) else "new"
     # One measurement, perhaps with other work at the same time, or of another day.
     change = change if counted or name == "largest error" else f"~{change}"
-    return Change(model, name, before, after, change, notable=counted or abs(ratio - 1) > _NOTABLE)
+    return FigureChange(model, name, before, after, change, notable=counted or abs(ratio - 1) > _NOTABLE)
 
 
-def _round_memory(record: ComparisonRecord) -> list[Change]:
+def _round_memory(record: ComparisonRecord) -> list[FigureChange]:
     """The largest memory of the compiles of each side, over all rounds."""
     found = []
     for model, verdict in record.verdicts.items():
@@ -253,7 +253,7 @@ def _round_memory(record: ComparisonRecord) -> list[Change]:
         if a and b:
             change = ratio_text(b / a)
             notable = abs(b / a - 1) > _NOTABLE
-            found.append(Change(model, "compile memory", byte_size(a), byte_size(b), change, notable))
+            found.append(FigureChange(model, "compile memory", byte_size(a), byte_size(b), change, notable))
     return found
 
 

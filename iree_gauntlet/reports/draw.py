@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from iree_gauntlet.document import Bars, Chart, Course, Interval, Lanes
+from iree_gauntlet.document import Bars, Chart, Course, DrawnInterval, Lanes
 from iree_gauntlet.figures import LOOKS, duration, one_line, signed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from iree_gauntlet.document import Cell, Column, Line, Span, Stop
+    from iree_gauntlet.document import Cell, Column, Line, Stop, WorkSpan
 
 
 # Of what stands in a cell, in its own units; a page scales it.
@@ -40,10 +40,10 @@ _VALUED_STOPS, _LONGEST_TEXT = 16, 24
 
 def drawn_column(column: Column, cells: Sequence[Cell]) -> tuple[Markup, list[Markup]]:
     """What stands at the head of a column that is drawn, and its cells, all in one scale."""
-    intervals = [cell for cell in cells if isinstance(cell, Interval)]
+    intervals = [cell for cell in cells if isinstance(cell, DrawnInterval)]
     if intervals:
         place, axis = _interval_scale(column, intervals)
-        return axis, [_interval(cell, column, place) if isinstance(cell, Interval) else Markup() for cell in cells]
+        return axis, [_interval(cell, column, place) if isinstance(cell, DrawnInterval) else Markup() for cell in cells]
     most = max((value for cell in cells if isinstance(cell, Bars) for value in cell.values), default=0.0) or 1.0
     drawn = [
         _bars(cell, most) if isinstance(cell, Bars) else _course(cell) if isinstance(cell, Course) else Markup()
@@ -71,7 +71,7 @@ def held_bar(value: float, limit: float, word: str) -> Markup:
     )
 
 
-def _interval_scale(column: Column, cells: Sequence[Interval]) -> tuple[Callable[[float], float], Markup]:
+def _interval_scale(column: Column, cells: Sequence[DrawnInterval]) -> tuple[Callable[[float], float], Markup]:
     """Where a ratio stands, and the axis: nearly linear within the margins, logarithmic outside of them."""
     unit = min((abs(margin) for margin in column.margins), default=0.01) or 0.01
     edges = [abs(math.log(value)) for cell in cells for value in _ends(cell) if value > 0]
@@ -98,12 +98,12 @@ def _interval_scale(column: Column, cells: Sequence[Interval]) -> tuple[Callable
     return place, _svg("axis", _CELL, 12, "".join(texts))
 
 
-def _ends(cell: Interval) -> Iterable[float]:
+def _ends(cell: DrawnInterval) -> Iterable[float]:
     ends = (cell.low, cell.middle, cell.high, *(cell.behind or ()))
     yield from (end for end in ends if end is not None and math.isfinite(end))
 
 
-def _interval(cell: Interval, column: Column, place: Callable[[float], float]) -> Markup:
+def _interval(cell: DrawnInterval, column: Column, place: Callable[[float], float]) -> Markup:
     middle, parts = _LINE / 2, []
     margins = sorted(column.margins)
     if margins:
@@ -203,7 +203,7 @@ def draw_lanes(lanes: Lanes) -> Markup:
     spans = sorted(lanes.spans, key=lambda span: span.start)
     end = max(1e-3, *(span.start + span.waited + span.seconds for span in spans))
     free: list[float] = []
-    rows: dict[int, list[Span]] = defaultdict(list)
+    rows: dict[int, list[WorkSpan]] = defaultdict(list)
     for span in spans:
         lane = next((index for index, until in enumerate(free) if until <= span.start + 1e-3), len(free))
         free[lane : lane + 1] = [span.start + span.waited + span.seconds]
@@ -243,7 +243,7 @@ def draw_lanes(lanes: Lanes) -> Markup:
     return _markup(f'<ul class="keys">{keys}</ul>') + _svg("lanes", _WIDTH, height + 20, "".join(parts), text)
 
 
-def _waited(span: Span) -> str:
+def _waited(span: WorkSpan) -> str:
     return f", waited {duration(span.waited)}" if span.waited >= 0.1 else ""
 
 

@@ -13,12 +13,11 @@ from iree_gauntlet.document import (
     Block,
     Code,
     Column,
+    ColumnKind,
     Document,
     Heading,
     Items,
-    Kind,
     Line,
-    Link,
     Name,
     Notes,
     OnPage,
@@ -26,6 +25,7 @@ from iree_gauntlet.document import (
     Stop,
     Table,
     Text,
+    TextLink,
 )
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import byte_size, dispatch_change, duration
@@ -36,7 +36,7 @@ from iree_gauntlet.reports.report_files import Reports, pages
 
 _MEANINGS = {ExitCode.OK: "each failure has a bundle", ExitCode.INCONCLUSIVE: "not every failure has a bundle"}
 _SIDES = ("target", "reference")
-_PROBES = (Column("switch"), Column("flag", Kind.NAME), Column("then it", Kind.VERDICT))
+_PROBES = (Column("switch"), Column("flag", ColumnKind.NAME), Column("then it", ColumnKind.VERDICT))
 
 
 def explain_reports(folder: Path) -> Reports:
@@ -125,7 +125,7 @@ def _case(case: ExplainedCase, folder: Path | None) -> list[Block]:
     if bundle is not None and not bundle["problem"]:
         shows = "running it shows the failure" if case.bundled else f"running it ends with {bundle['exit_code']}"
         archive = f"{bundle['folder']}.tar.gz"
-        link = Link(f"{EXPLAIN_FOLDER}/{archive}", str((folder or Path()) / archive))
+        link = TextLink(f"{EXPLAIN_FOLDER}/{archive}", str((folder or Path()) / archive))
         items.append(("bundle: ", link, f" ({byte_size(bundle['bytes'])}, {bundle['form']}); {shows}"))
     blocks += [*_errors(case.found.get("located") or {}), Items(tuple(items))]
     if probes:

@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.document import (
     Chart,
     Code,
+    ColouredCell,
     Column,
+    ColumnKind,
     Course,
     Document,
     Folded,
     Heading,
     Items,
-    Judged,
-    Kind,
-    Link,
     Notes,
     Paragraph,
     Table,
+    TextLink,
 )
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import counted
 from iree_gauntlet.records.bisect_outcome import BISECT_COMPARE
 from iree_gauntlet.records.history_outcome import UNITS, Finding, HistoryOutcome, Series
-from iree_gauntlet.records.history_outcome import Kind as Found
+from iree_gauntlet.records.history_outcome import FindingKind as Found
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,18 +39,27 @@ if TYPE_CHECKING:
 
 
 _RUNS = (
-    *(Column("day"), Column("run", Kind.NAME), Column("IREE", Kind.NAME), Column("machine", rank=2)),
-    *(Column("suite", rank=3), Column("state"), Column("cases", Kind.NUMBER), Column("figures", Kind.NUMBER, rank=1)),
+    *(Column("day"), Column("run", ColumnKind.NAME), Column("IREE", ColumnKind.NAME), Column("machine", rank=2)),
+    *(
+        Column("suite", rank=3),
+        Column("state"),
+        Column("cases", ColumnKind.NUMBER),
+        Column("figures", ColumnKind.NUMBER, rank=1),
+    ),
 )
 _CHANGES = (
     *(
-        Column("what", Kind.VERDICT),
-        Column("series", Kind.NAME),
-        Column("change", Kind.NAME),
-        Column("old → new", Kind.NAME),
+        Column("what", ColumnKind.VERDICT),
+        Column("series", ColumnKind.NAME),
+        Column("change", ColumnKind.NAME),
+        Column("old → new", ColumnKind.NAME),
     ),
-    *(Column("since IREE", Kind.NAME), Column("last before", Kind.NAME, rank=2), Column("runs", Kind.NUMBER, rank=1)),
-    *(Column("p", Kind.NAME, rank=3), Column("machine", Kind.NAME, rank=4)),
+    *(
+        Column("since IREE", ColumnKind.NAME),
+        Column("last before", ColumnKind.NAME, rank=2),
+        Column("runs", ColumnKind.NUMBER, rank=1),
+    ),
+    *(Column("p", ColumnKind.NAME, rank=3), Column("machine", ColumnKind.NAME, rank=4)),
 )
 _SHOWN = 60
 _BARS = "▁▂▃▄▅▆▇█"
@@ -168,9 +177,11 @@ def _every(ordered: Sequence[Series], outcome: HistoryOutcome, anchors: Mapping[
     for name, cases in by_machine.items():
         known = {figure for rows in cases.values() for row in rows for figure in row}
         figures = sorted(known, key=lambda figure: (_ORDER.get(figure, len(_ORDER)), figure))
-        columns = (Column("model", Kind.NAME), *(Column(figure, Kind.DRAWN) for figure in figures))
+        columns = (Column("model", ColumnKind.NAME), *(Column(figure, ColumnKind.DRAWN) for figure in figures))
         lines = (
-            (Link(case, f"#{anchors[case]}"), *map(row.get, figures)) for case, rows in cases.items() for row in rows
+            (TextLink(case, f"#{anchors[case]}"), *map(row.get, figures))
+            for case, rows in cases.items()
+            for row in rows
         )
         yield Heading(name, 3)
         yield Table(columns, tuple(lines))
@@ -224,7 +235,7 @@ def _commits(finding: Finding) -> Text:
     old, new = finding.before.commit, finding.after.commit
     if old == new or {len(old), len(new)} != {_COMMIT_CHARACTERS}:
         return ()
-    return (" · ", Link("commits", f"{BISECT_COMPARE}/{old}...{new}"))
+    return (" · ", TextLink("commits", f"{BISECT_COMPARE}/{old}...{new}"))
 
 
 def _bisect(finding: Finding) -> str:
@@ -285,7 +296,7 @@ def _row(item: Finding) -> tuple[Cell, ...]:
     likely = "exact" if item.p_value is None else "" if item.kind is Found.DRIFT else f"{item.p_value:.1g}"
     before = item.before
     return (
-        *(Judged(item.word, colour), item.key.title, change, levels, since),
+        *(ColouredCell(item.word, colour), item.key.title, change, levels, since),
         *(f"{before.iree} {before.time[:10]}", float(item.runs), likely, item.key.sku or item.key.machine),
     )
 

@@ -38,7 +38,7 @@ class ChangeKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class MatrixChange:
     """Something that is not the same with every IREE.
 
     Attributes:
@@ -78,7 +78,7 @@ def ratio(value: float | None, base: float | None) -> float | None:
     return value / base
 
 
-def changes(matrix: MatrixOutcome) -> list[Change]:
+def changes(matrix: MatrixOutcome) -> list[MatrixChange]:
     """Everything that differs from an IREE to the one before it, by kind and then in plan order.
 
     One that did not run a chain, or came to no figure, is passed over: the one before it counts then.
@@ -118,12 +118,12 @@ def _means(matrix: MatrixOutcome, metric: str, figure: Callable[[MatrixCell], fl
             yield MeanRatio(label, metric, statistics.geometric_mean(ratios), len(shared))
 
 
-def _of_row(row: MatrixRow, labels: list[str]) -> Iterator[Change]:
+def _of_row(row: MatrixRow, labels: list[str]) -> Iterator[MatrixChange]:
     cells = [(label, row.cells[label]) for label in labels if label in row.cells]
     yield from _working(row.chain, cells)
     for label, cell in cells:
         if cell.wrong_numbers:
-            yield Change(ChangeKind.WRONG, row.chain, (label,), f"{label}: {one_line(cell.reason, 80)}")
+            yield MatrixChange(ChangeKind.WRONG, row.chain, (label,), f"{label}: {one_line(cell.reason, 80)}")
     yield from _jumps(row.chain, ChangeKind.DISPATCHES, [(label, cell.dispatch_count) for label, cell in cells], 0.0)
     counters = {cell.counted_by for _, cell in cells if cell.instructions is not None}
     if len(counters) == 1:
@@ -139,7 +139,7 @@ def _comparable_time(cell: MatrixCell) -> float | None:
     return None if cell.wrong_numbers or cell.disturbed else cell.time_ms
 
 
-def _working(chain: str, cells: list[tuple[str, MatrixCell]]) -> Iterator[Change]:
+def _working(chain: str, cells: list[tuple[str, MatrixCell]]) -> Iterator[MatrixChange]:
     before: tuple[str, MatrixCell] | None = None
     for label, cell in cells:
         if cell.works is None:
@@ -149,11 +149,13 @@ def _working(chain: str, cells: list[tuple[str, MatrixCell]]) -> Iterator[Change
             bad = before[1] if cell.works else cell
             what = f"{bad.verdict_text}{f': {one_line(bad.reason, 80)}' if bad.reason else ''}"
             kind = ChangeKind.PASSING if cell.works else ChangeKind.FAILING
-            yield Change(kind, chain, (before[0], label), f"{where}: {'was ' if cell.works else ''}{what}")
+            yield MatrixChange(kind, chain, (before[0], label), f"{where}: {'was ' if cell.works else ''}{what}")
         before = (label, cell)
 
 
-def _jumps(chain: str, kind: ChangeKind, figures: list[tuple[str, float | None]], least: float) -> Iterator[Change]:
+def _jumps(
+    chain: str, kind: ChangeKind, figures: list[tuple[str, float | None]], least: float
+) -> Iterator[MatrixChange]:
     """One line with every value that is further than `least` from the one before it."""
     known = [(label, value) for label, value in figures if value is not None]
 
@@ -175,4 +177,4 @@ def _jumps(chain: str, kind: ChangeKind, figures: list[tuple[str, float | None]]
     written = [f"{write(value)}{unit} ({label})" for label, value in jumps]
     signs = ["→" if is_jump(one, other) else "…" for (_, one), (_, other) in itertools.pairwise(jumps)]
     text = " ".join([written[0], *(f"{sign} {word}" for sign, word in zip(signs, written[1:], strict=True))])
-    yield Change(kind, chain, tuple(label for label, _ in jumps), text)
+    yield MatrixChange(kind, chain, tuple(label for label, _ in jumps), text)

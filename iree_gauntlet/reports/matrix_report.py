@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.document import (
     Block,
     Cell,
+    ColouredCell,
     Column,
+    ColumnKind,
     Document,
     Folded,
     Heading,
     Items,
-    Judged,
-    Kind,
     Name,
     OnPage,
     Paragraph,
@@ -84,20 +84,20 @@ _TITLES = {
     ChangeKind.TIME: "Run time (a quarter and more; not yet proved to be real)",
 }
 _IREE_COLUMNS = (
-    Column("IREE", Kind.NAME),
+    Column("IREE", ColumnKind.NAME),
     Column("result"),
-    Column("exit code", Kind.NUMBER),
-    Column("compiler", Kind.NAME, rank=2),
-    Column("runtime", Kind.NAME, rank=1),
-    Column("run", Kind.NAME, rank=3),
+    Column("exit code", ColumnKind.NUMBER),
+    Column("compiler", ColumnKind.NAME, rank=2),
+    Column("runtime", ColumnKind.NAME, rank=1),
+    Column("run", ColumnKind.NAME, rank=3),
 )
 # Memory can best be spared, then the error, the size, the compile time.
 _RANKS = {"memory MB": 5, "max error": 4, "size": 3, "compile s": 2, "instructions": 1}
 _FIGURE_COLUMNS: tuple[Column, ...] = (
-    Column("model", Kind.NAME),
-    Column("IREE", Kind.NAME),
-    Column("verdict", Kind.VERDICT),
-    *(Column(title, Kind.NUMBER, rank=_RANKS.get(title, 0)) for title in FIGURES),
+    Column("model", ColumnKind.NAME),
+    Column("IREE", ColumnKind.NAME),
+    Column("verdict", ColumnKind.VERDICT),
+    *(Column(title, ColumnKind.NUMBER, rank=_RANKS.get(title, 0)) for title in FIGURES),
 )
 # Title, unit, how to read and to write it.
 _HEATS: tuple[tuple[str, str, Callable[[MatrixCell], float | None], Callable[[float], str]], ...] = (
@@ -242,7 +242,7 @@ def _heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Block]:
             if any(cell is not None and read(cell) is not None for cell in cells):
                 rows.append((row.chain, *(_heat(cell, base, read, write) for cell in cells)))
         if rows:
-            columns = (Column("model", Kind.NAME), *(Column(label, Kind.NUMBER) for label in labels))
+            columns = (Column("model", ColumnKind.NAME), *(Column(label, ColumnKind.NUMBER) for label in labels))
             yield Heading(f"{title}{f', {unit}' if unit else ''}", 3)
             yield Table(columns, tuple(rows))
 
@@ -256,7 +256,7 @@ def _heat(
     value = None if cell is None else read(cell)
     if cell is None or value is None:
         # Without its figure, the verdict says why.
-        return None if cell is None else Judged(cell.verdict_text, str(cell.verdict))
+        return None if cell is None else ColouredCell(cell.verdict_text, str(cell.verdict))
     share = ratio(value, read(base) if base else None)
     return Shaded(write(value), math.log2(share) if share else 0.0)
 
@@ -277,7 +277,7 @@ def _verdicts(matrix: MatrixOutcome) -> Iterator[Block]:
     cells = ((row.chain, [row.cells.get(label) for label in labels]) for row in matrix.rows)
     rows = tuple((chain, *(cell.verdict_text if cell else None for cell in row)) for chain, row in cells)
     yield Heading("Verdicts")
-    yield Table((Column("model", Kind.NAME), *(Column(label, Kind.VERDICT) for label in labels)), rows)
+    yield Table((Column("model", ColumnKind.NAME), *(Column(label, ColumnKind.VERDICT) for label in labels)), rows)
 
 
 def figure_cells(cell: MatrixCell | None, base: MatrixCell | None) -> tuple[str, ...]:

@@ -15,18 +15,18 @@ from iree_gauntlet.document import (
     Cell,
     Code,
     Column,
+    ColumnKind,
     Document,
     Folded,
     Heading,
     Items,
-    Kind,
-    Link,
     Notes,
     OnPage,
     Paragraph,
     Picture,
     Table,
     Text,
+    TextLink,
 )
 from iree_gauntlet.figures import STYLES, clean, one_line, signed
 from iree_gauntlet.messages import write_text
@@ -148,7 +148,7 @@ def _lines(block: Block) -> Iterator[tuple[str, str]]:
 
 
 def _plain(text: Text) -> str:
-    parts = (part if isinstance(part, str) else part.url if isinstance(part, Link) else part.text for part in text)
+    parts = (part if isinstance(part, str) else part.url if isinstance(part, TextLink) else part.text for part in text)
     return one_line("".join(parts), 1000)
 
 
@@ -158,7 +158,7 @@ def _tables(
     """A table for a console of so many columns; several where it has none that may go or can be folded."""
     rows = _rows(table)
     fits = sum(needed[index] for index in shown) <= width + _GAP
-    foldable = any(table.columns[index].kind is Kind.TEXT for index in shown)
+    foldable = any(table.columns[index].kind is ColumnKind.TEXT for index in shown)
     for part in [shown] if foldable else _parts(shown, needed, width + _GAP):
         found = rich.table.Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
         for index in part:
@@ -167,7 +167,7 @@ def _tables(
                 one_line(column.heading),
                 justify="right" if column.right else "left",
                 overflow="fold",
-                no_wrap=fits and column.kind is not Kind.TEXT,
+                no_wrap=fits and column.kind is not ColumnKind.TEXT,
             )
         for row, written in zip(rows, cells, strict=True):
             words = (table.columns[index].word(row[index]) for index in part)
@@ -187,7 +187,7 @@ def _cells(table: Table) -> list[list[str]]:
 def _cell(column: Column, cell: Cell) -> str:
     """A verdict stands behind its sign."""
     text = column.written(cell)
-    return signed(text, column.word(cell)) if column.kind is Kind.VERDICT else text
+    return signed(text, column.word(cell)) if column.kind is ColumnKind.VERDICT else text
 
 
 def _needed(columns: Sequence[Column], cells: list[list[str]]) -> list[int]:
@@ -221,7 +221,7 @@ def _fitting(columns: tuple[Column, ...], needed: list[int], width: int) -> list
 
 
 def _most(column: Column) -> int:
-    return _LEAST_TEXT if column.kind is Kind.TEXT else 1000
+    return _LEAST_TEXT if column.kind is ColumnKind.TEXT else 1000
 
 
 def _line(console: rich.console.Console, text: str, style: str = "") -> None:

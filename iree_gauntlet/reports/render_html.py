@@ -19,15 +19,15 @@ from iree_gauntlet.document import (
     INK,
     PAPER,
     Chart,
+    ColouredCell,
+    ColumnKind,
     Document,
+    DrawnLimit,
     Folded,
-    Held,
-    Judged,
-    Kind,
-    Link,
     OnPage,
     Picture,
     Shaded,
+    TextLink,
 )
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import LOOKS, clean, one_line
@@ -117,10 +117,10 @@ def _table(table: Table) -> Markup:
     drawn = {
         place: drawn_column(column, [row[place] for row in table.rows])
         for place, column in enumerate(table.columns)
-        if column.kind is Kind.DRAWN
+        if column.kind is ColumnKind.DRAWN
     }
     columns = list(enumerate(table.columns))
-    names = [place for place, column in columns if column.kind is Kind.NAME]
+    names = [place for place, column in columns if column.kind is ColumnKind.NAME]
     stays = names[0] if names else 0
     tails = {
         place: _longest_tail(column, [row[place] for row in table.rows]) for place, column in columns if column.right
@@ -162,17 +162,17 @@ def _shade(cell: Cell) -> str:
 
 def _cell(column: Column, cell: Cell, tail: str) -> str:
     text = column.written(cell)
-    if isinstance(cell, Link):
+    if isinstance(cell, TextLink):
         return f'<a href="{html.escape(cell.url)}">{html.escape(text)}</a>'
     word = column.word(cell)
-    if isinstance(cell, Held):
+    if isinstance(cell, DrawnLimit):
         # Not a sum: one of text and markup would escape the text again.
         return f"{_aligned(text, tail)}{held_bar(cell.value, cell.limit, cell.word)}"
-    if column.kind is Kind.VERDICT:
+    if column.kind is ColumnKind.VERDICT:
         return _badge(word, text) if word in LOOKS else html.escape(text)
     if word in LOOKS:
         return f'<span class="{tone(word)}">{_aligned(text, tail) if column.right else html.escape(text)}</span>'
-    if column.kind is Kind.NAME:
+    if column.kind is ColumnKind.NAME:
         return f"<code>{html.escape(text)}</code>" if text else ""
     return _aligned(text, tail) if column.right else html.escape(text)
 
@@ -194,7 +194,7 @@ def _split(text: str) -> tuple[str, str]:
 
 def _longest_tail(column: Column, cells: Sequence[Cell]) -> str:
     """The longest of what cells of a column have from their points on; empty where all are equally long."""
-    tails = {_split(column.written(cell))[1] for cell in cells if not isinstance(cell, Judged)}
+    tails = {_split(column.written(cell))[1] for cell in cells if not isinstance(cell, ColouredCell)}
     return max(tails, key=len) if len(set(map(len, tails))) > 1 else ""
 
 

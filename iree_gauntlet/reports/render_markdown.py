@@ -11,18 +11,18 @@ from iree_gauntlet.document import (
     Cell,
     Code,
     Column,
+    ColumnKind,
     Document,
     Folded,
     Heading,
     Items,
-    Kind,
-    Link,
     Name,
     Notes,
     Paragraph,
     Picture,
     Table,
     Text,
+    TextLink,
 )
 from iree_gauntlet.figures import STYLES, clean, one_line
 
@@ -65,7 +65,7 @@ def _block(block: Block) -> str:
         case Code(text, language):
             found = fenced(text, language)
         case Picture(file, _, text, caption):
-            found = _text((Link(caption or text, file),))
+            found = _text((TextLink(caption or text, file),))
         case Folded(title, inside):
             parts = filter(None, map(_block, inside))
             # A block of HTML, in which nothing is Markdown.
@@ -83,10 +83,10 @@ def _text(text: Text) -> str:
     return "".join(_inline(part, first=index == 0) for index, part in enumerate(text))
 
 
-def _inline(part: str | Name | Link, *, first: bool) -> str:
+def _inline(part: str | Name | TextLink, *, first: bool) -> str:
     if isinstance(part, Name):
         return code(part.text)
-    if isinstance(part, Link):
+    if isinstance(part, TextLink):
         return f"[{escape(part.text)}]({quote(part.url, safe=':/?#=&+@%~')})"
     # Next to other parts, spaces at the ends count, and the beginning is not that of a line.
     before = "" if first else "!"
@@ -96,7 +96,7 @@ def _inline(part: str | Name | Link, *, first: bool) -> str:
 
 def _cell(column: Column, cell: Cell) -> str:
     text = column.written(cell)
-    if column.kind is Kind.NAME and cell is not None:
+    if column.kind is ColumnKind.NAME and cell is not None:
         return code(text)
     return f"**{escape(text)}**" if "bold" in STYLES.get(column.word(cell), "") else escape(text)
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from iree_gauntlet.document import Column, Document, Judged, Kind, Link, Paragraph, Table
+from iree_gauntlet.document import ColouredCell, Column, ColumnKind, Document, Paragraph, Table, TextLink
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.reports.render_html import ENDINGS, html_page, memory_of
@@ -28,8 +28,8 @@ _OURS = "<footer>IREE Gauntlet"
 # Of folders that are new to it, a page that is made by the way reads so many, the newest.
 _MOST_NEW = 20
 _COLUMNS = (
-    *(Column("verdict", Kind.VERDICT), Column("run", Kind.NAME), Column("what"), Column("result")),
-    *(Column("started", unit="UTC"), Column("took", Kind.DURATION), Column("IREE"), Column("command")),
+    *(Column("verdict", ColumnKind.VERDICT), Column("run", ColumnKind.NAME), Column("what"), Column("result")),
+    *(Column("started", unit="UTC"), Column("took", ColumnKind.DURATION), Column("IREE"), Column("command")),
 )
 _PAGES = ("results/results.html", "summary.html", "comparison.html", "matrix.html", "bisect.html", "explain.html")
 _WORDS = {
@@ -45,7 +45,7 @@ _KINDS = {"comparison.jsonl": "comparison", "matrix.jsonl": "matrix", "bisect.js
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _IndexEntry:
     """What is known of a folder.
 
     Attributes:
@@ -90,7 +90,7 @@ def write_index(
     there = _page_there(path)
     known = _remembered(there)
     found = sorted(_recorded(folder, records), key=lambda item: item[2], reverse=True)
-    entries: dict[str, _Entry] = {}
+    entries: dict[str, _IndexEntry] = {}
     read = 0
     for name, record, written, size in found:
         stamp = f"{written}-{size}"
@@ -133,28 +133,28 @@ def _page_there(path: Path) -> str:
     return text
 
 
-def _remembered(page: str) -> dict[str, _Entry]:
+def _remembered(page: str) -> dict[str, _IndexEntry]:
     try:
         memory: dict[str, Any] = json.loads(memory_of(page) or "{}")
-        entries = {name: _Entry(**entry) for name, entry in memory.items()}
+        entries = {name: _IndexEntry(**entry) for name, entry in memory.items()}
         return {name: entry for name, entry in entries.items() if entry.code is None or ExitCode(entry.code) in _WORDS}
     except (ValueError, TypeError, AttributeError):
         # There is none, or it is of another version: everything is read again.
         return {}
 
 
-def _read(folder: Path, make: Callable[[Path], Reports], made: Reports | None, stamp: str) -> _Entry:
+def _read(folder: Path, make: Callable[[Path], Reports], made: Reports | None, stamp: str) -> _IndexEntry:
     try:
         document = (made or make(folder)).document(None)
     except GauntletError as error:
-        return _Entry(stamp, None, error.on_one_line, "", None, "", "")
+        return _IndexEntry(stamp, None, error.on_one_line, "", None, "", "")
     origin, code = document.provenance, document.exit_code
     started = origin.started.removesuffix(" UTC")
     number = None if code is None else int(code)
-    return _Entry(stamp, number, document.answer, started, origin.seconds, origin.iree, origin.command)
+    return _IndexEntry(stamp, number, document.answer, started, origin.seconds, origin.iree, origin.command)
 
 
-def _document(folder: Path, entries: Mapping[str, _Entry], kinds: Mapping[str, str], left: int) -> Document:
+def _document(folder: Path, entries: Mapping[str, _IndexEntry], kinds: Mapping[str, str], left: int) -> Document:
     newest = sorted(entries.items(), key=lambda item: (item[1].started, item[0]), reverse=True)
     rows = tuple(_row(folder / name, kinds[name], entry) for name, entry in newest)
     more = f"{counted(left, 'older folder')} not looked at yet: gauntlet report --index reads all."
@@ -168,9 +168,9 @@ def _document(folder: Path, entries: Mapping[str, _Entry], kinds: Mapping[str, s
     )
 
 
-def _row(folder: Path, kind: str, entry: _Entry) -> tuple[Cell, ...]:
+def _row(folder: Path, kind: str, entry: _IndexEntry) -> tuple[Cell, ...]:
     page = next((name for name in _PAGES if (folder / name).is_file()), "")
-    name = Link(folder.name, f"{quote(folder.name)}/{page}") if page else folder.name
+    name = TextLink(folder.name, f"{quote(folder.name)}/{page}") if page else folder.name
     code = None if entry.code is None else ExitCode(entry.code)
-    verdict = Judged(_WORDS[code], ENDINGS.get(code, "inconclusive")) if code is not None else "unfinished"
+    verdict = ColouredCell(_WORDS[code], ENDINGS.get(code, "inconclusive")) if code is not None else "unfinished"
     return verdict, name, kind, entry.result, entry.started, entry.seconds, entry.iree, entry.command

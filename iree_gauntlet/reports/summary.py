@@ -20,20 +20,20 @@ from iree_gauntlet.document import (
     Cell,
     Code,
     Column,
+    ColumnKind,
     Document,
+    DrawnLimit,
     Folded,
     Heading,
-    Held,
     Items,
-    Kind,
     Lanes,
-    Link,
     Name,
     OnPage,
     Paragraph,
-    Span,
     Table,
     Text,
+    TextLink,
+    WorkSpan,
 )
 from iree_gauntlet.figures import byte_size, counted, duration, last_lines, listed
 from iree_gauntlet.measuring.goldens.goldens import covers
@@ -63,43 +63,55 @@ _NAMED_STEPS = 8
 _OF_ONE = re.compile(r"\S*[\d/\\@=]\S*")
 _FOLDED_FROM = 4
 _COLUMNS: tuple[Column, ...] = (
-    Column("verdict", Kind.VERDICT),
-    Column("model", Kind.NAME),
-    Column("compile", Kind.DURATION, rank=3),
-    Column("time", Kind.NUMBER, "ms", rank=1),
-    Column("dispatches", Kind.NUMBER, rank=2),
-    Column("bytes", Kind.NUMBER, rank=4),
+    Column("verdict", ColumnKind.VERDICT),
+    Column("model", ColumnKind.NAME),
+    Column("compile", ColumnKind.DURATION, rank=3),
+    Column("time", ColumnKind.NUMBER, "ms", rank=1),
+    Column("dispatches", ColumnKind.NUMBER, rank=2),
+    Column("bytes", ColumnKind.NUMBER, rank=4),
     Column("quality", rank=5),
 )
-_INSTRUCTIONS = Column("instructions", Kind.NUMBER, rank=1)
+_INSTRUCTIONS = Column("instructions", ColumnKind.NUMBER, rank=1)
 _TIME_COLUMNS = (
-    Column("model", Kind.NAME),
-    *(Column(title, Kind.NUMBER, "ms") for title in ("mean ± stdev", "min", "golden")),
+    Column("model", ColumnKind.NAME),
+    *(Column(title, ColumnKind.NUMBER, "ms") for title in ("mean ± stdev", "min", "golden")),
 )
 _SPEED_COLUMNS = (
-    Column("model", Kind.NAME),
-    Column("samples/s", Kind.NUMBER),
-    Column("samples", Kind.NUMBER),
-    Column("in", Kind.DURATION),
-    *(Column(name, Kind.NUMBER, "ms") for name in ("p50", "p90", "p99")),
-    Column("tokens/s", Kind.NUMBER),
+    Column("model", ColumnKind.NAME),
+    Column("samples/s", ColumnKind.NUMBER),
+    Column("samples", ColumnKind.NUMBER),
+    Column("in", ColumnKind.DURATION),
+    *(Column(name, ColumnKind.NUMBER, "ms") for name in ("p50", "p90", "p99")),
+    Column("tokens/s", ColumnKind.NUMBER),
 )
-_GROUP_COLUMNS = (Column("cases", Kind.NUMBER), *(Column(title) for title in ("stage", "diagnostic", "for example")))
+_GROUP_COLUMNS = (
+    Column("cases", ColumnKind.NUMBER),
+    *(Column(title) for title in ("stage", "diagnostic", "for example")),
+)
 # Stages whose failures `explain` is about.
 _EXPLAINED = (Stage.COMPILE, Stage.THRESHOLD)
 _CHANGED_COLUMNS = (
-    *(Column("model", Kind.NAME), Column("figure")),
-    *(Column(title, Kind.NUMBER) for title in ("before", "now", "change")),
+    *(Column("model", ColumnKind.NAME), Column("figure")),
+    *(Column(title, ColumnKind.NUMBER) for title in ("before", "now", "change")),
 )
 _STAGE_COLUMNS = (
-    *(Column("stage"), Column("steps", Kind.NUMBER), Column("took", Kind.DURATION), Column("", Kind.DRAWN)),
-    *(Column("longest", Kind.DURATION), Column("waited", Kind.DURATION)),
+    *(
+        Column("stage"),
+        Column("steps", ColumnKind.NUMBER),
+        Column("took", ColumnKind.DURATION),
+        Column("", ColumnKind.DRAWN),
+    ),
+    *(Column("longest", ColumnKind.DURATION), Column("waited", ColumnKind.DURATION)),
 )
-_STEP_COLUMNS = (Column("verdict", Kind.VERDICT), Column("step", Kind.NAME), Column("took", Kind.DURATION))
+_STEP_COLUMNS = (
+    Column("verdict", ColumnKind.VERDICT),
+    Column("step", ColumnKind.NAME),
+    Column("took", ColumnKind.DURATION),
+)
 _LONGEST_STEPS = 5
 # Of a run that was resumed, seconds without a step that are shown as they were.
 _PAUSE = 1.0
-_FACT_COLUMNS = (Column(""), Column("", Kind.NAME))
+_FACT_COLUMNS = (Column(""), Column("", ColumnKind.NAME))
 
 
 def run_document(
@@ -171,7 +183,7 @@ def _time_spent(outcome: RunOutcome) -> Iterator[Block]:
     if not started:
         return
     spans = tuple(_spans(started, resumed=bool(outcome.resumed)))
-    stages: dict[str, list[Span]] = {}
+    stages: dict[str, list[WorkSpan]] = {}
     for span in spans:
         stages.setdefault(span.kind, []).append(span)
     busy, until = 0.0, 0.0
@@ -197,13 +209,13 @@ def _time_spent(outcome: RunOutcome) -> Iterator[Block]:
     )
 
 
-def _spans(started: Iterable[tuple[StepOutcome, float]], *, resumed: bool) -> Iterator[Span]:
+def _spans(started: Iterable[tuple[StepOutcome, float]], *, resumed: bool) -> Iterator[WorkSpan]:
     """The steps from when the first one began; of a run that was resumed, without the pauses between its parts."""
     ordered = sorted(started, key=lambda item: item[1])
     left_out = until = ordered[0][1]
     for step, start in ordered:
         left_out += max(start - until - _PAUSE, 0.0) if resumed else 0.0
-        yield Span(step.title, step.stage, start - left_out, step.seconds, step.waited_seconds, str(step.verdict))
+        yield WorkSpan(step.title, step.stage, start - left_out, step.seconds, step.waited_seconds, str(step.verdict))
         until = max(until, start + step.waited_seconds + step.seconds)
 
 
@@ -333,7 +345,7 @@ def _held(text: str, check: Check | None) -> Cell:
     """A figure with its limit, where it was held against one."""
     if check is None or check.measured is None or check.limit is None or check.passed is None:
         return text
-    return Held(text, check.measured, check.limit, "passed" if check.passed else "failed")
+    return DrawnLimit(text, check.measured, check.limit, "passed" if check.passed else "failed")
 
 
 def _quality(figures: ChainFigures) -> Cell:
@@ -342,7 +354,9 @@ def _quality(figures: ChainFigures) -> Cell:
     if output is None or output.max_abs_error is None or not output.atol:
         return text
     drawn = math.isfinite(output.max_abs_error) and output.passed is (output.max_abs_error <= output.atol)
-    return Held(text, output.max_abs_error, output.atol, "passed" if output.passed else "failed") if drawn else text
+    return (
+        DrawnLimit(text, output.max_abs_error, output.atol, "passed" if output.passed else "failed") if drawn else text
+    )
 
 
 def _times(outcome: RunOutcome) -> Iterator[Block]:
@@ -391,7 +405,7 @@ def _failures(title: str, steps: Sequence[StepOutcome], folder: Path | None) -> 
         yield Paragraph((step.reason,))
         if step.explanation is not None:
             bundle = step.explanation.bundle
-            link: Text = ("; bundle: ", Link(bundle, str((folder or Path()) / bundle))) if bundle else ()
+            link: Text = ("; bundle: ", TextLink(bundle, str((folder or Path()) / bundle))) if bundle else ()
             yield Paragraph((explanation_line(step.explanation), *link))
         if found := finding_lines(step):
             yield Items(tuple((line,) for line in found), _SHOWN_FINDINGS)

@@ -80,7 +80,7 @@ def worker_task(options: dict[str, Any]) -> ExitCode:
 
         return show_offer(offer)
     from iree_gauntlet.cluster.connection import find_security, require_scheduler  # noqa: PLC0415
-    from iree_gauntlet.cluster.start import Place, run_worker  # noqa: PLC0415
+    from iree_gauntlet.cluster.start import WorkerPlace, run_worker  # noqa: PLC0415
     from iree_gauntlet.settings import made_cache_folder  # noqa: PLC0415
 
     address = _address(request.scheduler, "worker")
@@ -88,7 +88,7 @@ def worker_task(options: dict[str, Any]) -> ExitCode:
     security = find_security(address, request)
     require_scheduler(address, security)
     cache_dir = made_cache_folder(offered.cache_dir)
-    return run_worker(Place(address, cache_dir, security, request.port, request.nanny_port), offer, _say)
+    return run_worker(WorkerPlace(address, cache_dir, security, request.port, request.nanny_port), offer, _say)
 
 
 @gauntlet_task("local", options_of(LocalRequest))
@@ -96,11 +96,11 @@ def cluster_local_task(options: dict[str, Any]) -> ExitCode:
     """Start a scheduler and workers on this machine, until Ctrl-C: cluster.local 4 --device cpu."""
     _require_dask("cluster.local")
     request = read(LocalRequest, options)
-    from iree_gauntlet.cluster.start import Place, run_local  # noqa: PLC0415
+    from iree_gauntlet.cluster.start import WorkerPlace, run_local  # noqa: PLC0415
     from iree_gauntlet.settings import made_cache_folder  # noqa: PLC0415
 
     _require_ports(request.port)
-    place = Place("", made_cache_folder(request.cache_dir))
+    place = WorkerPlace("", made_cache_folder(request.cache_dir))
     return run_local(request.count, _offer(request), place, request.port, _say)
 
 

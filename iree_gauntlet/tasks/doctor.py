@@ -64,7 +64,7 @@ _WATCH_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """One thing that was looked at.
 
     Attributes:
@@ -82,16 +82,16 @@ class Finding:
     hint: str = ""
 
 
-def diagnose(toolchain: Toolchain | ToolchainError, cache_dir: Path) -> list[Finding]:
+def diagnose(toolchain: Toolchain | ToolchainError, cache_dir: Path) -> list[DoctorFinding]:
     """Look at everything that a run needs.
 
     Args:
         toolchain: what a finder returned, or the error that it raised.
         cache_dir: folder of the local store; it need not exist.
     """
-    findings = [Finding("python", "ok", f"Python {platform.python_version()}: {sys.executable}")]
+    findings = [DoctorFinding("python", "ok", f"Python {platform.python_version()}: {sys.executable}")]
     if isinstance(toolchain, ToolchainError):
-        findings.append(Finding("iree", "missing", toolchain.what, toolchain.hint))
+        findings.append(DoctorFinding("iree", "missing", toolchain.what, toolchain.hint))
     else:
         findings.extend(_iree(toolchain))
     findings += [_counter(), _source_builds()]
@@ -100,13 +100,13 @@ def diagnose(toolchain: Toolchain | ToolchainError, cache_dir: Path) -> list[Fin
     return findings
 
 
-def _iree(toolchain: Toolchain) -> Iterator[Finding]:
+def _iree(toolchain: Toolchain) -> Iterator[DoctorFinding]:
     compiler, runtime = toolchain.compiler, toolchain.runtime
     for noun, part in (("compiler", compiler), ("runtime", runtime)):
-        yield Finding("iree", "ok", f"{noun} {version_text(part, digits=8)}")
-    yield Finding("iree", "info", f"{toolchain.source}, identity {compiler.identity[:16]}")
+        yield DoctorFinding("iree", "ok", f"{noun} {version_text(part, digits=8)}")
+    yield DoctorFinding("iree", "info", f"{toolchain.source}, identity {compiler.identity[:16]}")
     if compiler.release != runtime.release != UNKNOWN_VERSION:
-        yield Finding(
+        yield DoctorFinding(
             "iree",
             "warn",
             f"the compiler is {compiler.release}, the runtime {runtime.release}: modules may not load",
@@ -115,16 +115,16 @@ def _iree(toolchain: Toolchain) -> Iterator[Finding]:
             f"iree-base-runtime=={compiler.release}",
         )
     if compiler.onnx_version:
-        yield Finding("iree", "ok", f"ONNX importer, with onnx {compiler.onnx_version}")
+        yield DoctorFinding("iree", "ok", f"ONNX importer, with onnx {compiler.onnx_version}")
     elif not compiler.python:
-        yield Finding(
+        yield DoctorFinding(
             "iree",
             "warn",
             "no Python bindings in this build: .onnx programs cannot be imported; MLIR programs work",
             "build it with -DIREE_BUILD_PYTHON_BINDINGS=ON",
         )
     else:
-        yield Finding(
+        yield DoctorFinding(
             "iree",
             "missing",
             "the ONNX importer lacks the onnx package: .onnx programs cannot be compiled",
@@ -136,49 +136,49 @@ def _iree(toolchain: Toolchain) -> Iterator[Finding]:
         yield _asked(f"target {target}", partial(_target, toolchain, target, backend, driver))
 
 
-def _asked(area: str, look: Callable[[], Finding]) -> Finding:
+def _asked(area: str, look: Callable[[], DoctorFinding]) -> DoctorFinding:
     """A finding that a tool is asked for; a tool that fails is a finding too."""
     try:
         return look()
     except ToolchainError as problem:
-        return Finding(area, "missing", problem.what, problem.hint)
+        return DoctorFinding(area, "missing", problem.what, problem.hint)
 
 
-def _host(toolchain: Toolchain) -> Finding:
+def _host(toolchain: Toolchain) -> DoctorFinding:
     cpu = ask_host_cpu(toolchain)
-    return Finding("host", "info", f"`host` is {cpu} to the compiler: {read_host_cpu().identity}")
+    return DoctorFinding("host", "info", f"`host` is {cpu} to the compiler: {read_host_cpu().identity}")
 
 
-def _counter() -> Finding:
+def _counter() -> DoctorFinding:
     """What counts instructions, for --instructions and --metric instructions."""
     try:
         counter = find_counter()
     except ToolchainError as problem:
-        return Finding("instructions", "info", f"{problem.what} (only instructions need it)", problem.hint)
+        return DoctorFinding("instructions", "info", f"{problem.what} (only instructions need it)", problem.hint)
     if counter.kind is CounterKind.HARDWARE:
-        return Finding("instructions", "ok", f"counted by {counter.identity}")
+        return DoctorFinding("instructions", "ok", f"counted by {counter.identity}")
     text = f"counted by {counter.identity}, of modules for {counter.cpu}; the CPU's own counter: {why_no_hardware()}"
-    return Finding("instructions", "ok", text)
+    return DoctorFinding("instructions", "ok", text)
 
 
-def _source_builds() -> Finding:
+def _source_builds() -> DoctorFinding:
     """What builds IREE, for `--iree source:DIR`."""
     try:
         tools = find_build_tools(os.environ)
     except ToolchainError as problem:
-        return Finding("source builds", "info", f"{problem.what} (only --iree source:… needs it)", problem.hint)
+        return DoctorFinding("source builds", "info", f"{problem.what} (only --iree source:… needs it)", problem.hint)
     faster = [name for name in ("lld" if tools.lld else "", tools.launcher) if name]
     with_it = ", ".join(faster) or "neither lld (with clang) nor ccache"
     text = f"{tools.cmake}, {tools.ninja}, {tools.cxx} ({tools.compiler}); {with_it}"
-    return Finding("source builds", "ok", text)
+    return DoctorFinding("source builds", "ok", text)
 
 
-def _drivers(toolchain: Toolchain) -> Finding:
+def _drivers(toolchain: Toolchain) -> DoctorFinding:
     names, there = ", ".join(drivers(toolchain)), ", ".join(devices(toolchain)) or "none"
-    return Finding("drivers", "info", f"drivers: {names}; devices: {there}")
+    return DoctorFinding("drivers", "info", f"drivers: {names}; devices: {there}")
 
 
-def _target(toolchain: Toolchain, target: str, backend: str, driver: str) -> Finding:
+def _target(toolchain: Toolchain, target: str, backend: str, driver: str) -> DoctorFinding:
     area = f"target {target}"
     compiles = backend in compile_backends(toolchain)
     # Only the CPU is expected everywhere; a GPU that is not there is no fault.
@@ -187,14 +187,14 @@ def _target(toolchain: Toolchain, target: str, backend: str, driver: str) -> Fin
         device = find_device(toolchain, driver)
     except ToolchainError as problem:
         if compiles:
-            return Finding(area, status, f"compiles ({backend}), does not run: {problem.what}", problem.hint)
+            return DoctorFinding(area, status, f"compiles ({backend}), does not run: {problem.what}", problem.hint)
         runs = "does not run either"
     else:
         if compiles:
             where = f"{device.uri}: {device.text}" if device.text else device.uri
-            return Finding(area, "ok", f"compiles ({backend}) and runs ({where})")
+            return DoctorFinding(area, "ok", f"compiles ({backend}) and runs ({where})")
         runs = "runs"
-    return Finding(
+    return DoctorFinding(
         area,
         status,
         f"does not compile: the compiler has no backend {backend}; {runs}",
@@ -202,28 +202,28 @@ def _target(toolchain: Toolchain, target: str, backend: str, driver: str) -> Fin
     )
 
 
-def _packages() -> Iterator[Finding]:
+def _packages() -> Iterator[DoctorFinding]:
     for package, purpose in _PACKAGES:
         try:
             found = version(package)
         except PackageNotFoundError:
             status: Status = "info" if package in _OPTIONAL else "missing"
             install = f"{sys.executable} -m pip install {package}"
-            yield Finding("packages", status, f"{package} is not installed (for {purpose})", install)
+            yield DoctorFinding("packages", status, f"{package} is not installed (for {purpose})", install)
         else:
-            yield Finding("packages", "ok", f"{package} {found}")
+            yield DoctorFinding("packages", "ok", f"{package} {found}")
 
 
-def _cache(cache_dir: Path) -> Iterator[Finding]:
+def _cache(cache_dir: Path) -> Iterator[DoctorFinding]:
     # The folder may not be made yet: what counts is the nearest one that is.
     there = next((folder for folder in (cache_dir, *cache_dir.absolute().parents) if folder.exists()), cache_dir)
     if not there.is_dir():
-        yield Finding("cache", "missing", f"{there} is not a folder", "move the file away, or name another cache")
+        yield DoctorFinding("cache", "missing", f"{there} is not a folder", "move the file away, or name another cache")
         return
     if os.access(there, os.W_OK | os.X_OK):
-        yield Finding("cache", "ok", f"{cache_dir} can be written")
+        yield DoctorFinding("cache", "ok", f"{cache_dir} can be written")
     else:
-        yield Finding(
+        yield DoctorFinding(
             "cache",
             "warn",
             f"{cache_dir} cannot be written: what is in it is used, nothing is added",
@@ -233,26 +233,26 @@ def _cache(cache_dir: Path) -> Iterator[Finding]:
     text = f"{byte_size(free)} free for {cache_dir}"
     if free < _LOW_DISK_BYTES:
         hint = "large models will not fit; clear the cache, or name one on a larger disk"
-        yield Finding("cache", "warn", f"only {text}", hint)
+        yield DoctorFinding("cache", "warn", f"only {text}", hint)
     else:
-        yield Finding("cache", "ok", text)
+        yield DoctorFinding("cache", "ok", text)
 
 
-def _configuration() -> Iterator[Finding]:
+def _configuration() -> Iterator[DoctorFinding]:
     """What `gauntlet.toml` says, or what is wrong with it."""
     try:
         found = read_configuration(project_folder(), os.environ)
     except GauntletError as error:
-        yield Finding("configuration", "broken", error.what, error.hint)
+        yield DoctorFinding("configuration", "broken", error.what, error.hint)
         return
     files = ", ".join(map(str, found.files))
-    yield Finding("configuration", "info", files or "no gauntlet.toml: no mirrors, no shared modules")
+    yield DoctorFinding("configuration", "info", files or "no gauntlet.toml: no mirrors, no shared modules")
     for mirror in found.mirrors:
         last = "" if mirror.only else ", then itself"
-        yield Finding("configuration", "info", f"{mirror.prefix}… from {', '.join(mirror.to)}{last}")
+        yield DoctorFinding("configuration", "info", f"{mirror.prefix}… from {', '.join(mirror.to)}{last}")
     if found.shared_modules:
         may = "read and written" if found.shared_modules.write else "read"
-        yield Finding("configuration", "info", f"shared modules: {found.shared_modules.url} is {may}")
+        yield DoctorFinding("configuration", "info", f"shared modules: {found.shared_modules.url} is {may}")
 
 
 def _asked_toolchain(request: ToolchainRequest) -> Toolchain | ToolchainError:
@@ -298,7 +298,7 @@ def list_devices(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     return ExitCode.OK
 
 
-def _answer(findings: Sequence[Finding]) -> str:
+def _answer(findings: Sequence[DoctorFinding]) -> str:
     """`1 thing is missing: drivers; 2 warnings`."""
     wanting = list(dict.fromkeys(item.area for item in findings if item.status in ("missing", "broken")))
     warnings = sum(item.status == "warn" for item in findings)
@@ -313,13 +313,13 @@ def doctor(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     facts = read_machine_facts()
     memory = "unknown memory" if facts.memory_bytes is None else byte_size(facts.memory_bytes)
     text = f"{facts.cpu}, {facts.cores} cores, {memory}, {facts.os}"
-    findings.append(Finding("machine", "info", text))
+    findings.append(DoctorFinding("machine", "info", text))
     before = read_cpu_times()
     time.sleep(_WATCH_SECONDS)
     warnings = list_benchmark_warnings(machine_state(measure_cpu_use(before, read_cpu_times())))
-    findings += [Finding("benchmarking", "warn", warning) for warning in warnings]
+    findings += [DoctorFinding("benchmarking", "warn", warning) for warning in warnings]
     if not warnings:
-        findings.append(Finding("benchmarking", "ok", "nothing here would spoil a benchmark"))
+        findings.append(DoctorFinding("benchmarking", "ok", "nothing here would spoil a benchmark"))
     if as_json:
         sys.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=2) + "\n")
     else:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from iree_gauntlet import messages
-from iree_gauntlet.document import Cell, Column, Document, Kind, Table
+from iree_gauntlet.document import Cell, Column, ColumnKind, Document, Table
 from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.engine.run_start import model_engine, model_session, require_importer, run_event
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
@@ -60,9 +60,9 @@ if TYPE_CHECKING:
 
 _MODELS = "specs/models"
 _COLUMNS = (
-    *(Column(title, Kind.NAME) for title in ("model", "config")),
-    Column("parameters", Kind.NUMBER),
-    *(Column(title, Kind.NAME) for title in ("takes", "declared")),
+    *(Column(title, ColumnKind.NAME) for title in ("model", "config")),
+    Column("parameters", ColumnKind.NUMBER),
+    *(Column(title, ColumnKind.NAME) for title in ("takes", "declared")),
 )
 _UNKNOWN = "not declared"
 _OPTIONS = {"force_num_layers": "layers", "microbatch": "microbatch"}

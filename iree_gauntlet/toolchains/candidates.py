@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from packaging.version import Version
 
-    from iree_gauntlet.toolchains.find import Place
+    from iree_gauntlet.toolchains.find import ToolchainPlace
 
 
 _UNFIT = re.compile(r"[^A-Za-z0-9._+-]+")
@@ -44,7 +44,7 @@ class Candidate:
 
 
 def list_candidates_between(
-    good: str, bad: str, place: Place, *, nightlies: bool
+    good: str, bad: str, place: ToolchainPlace, *, nightlies: bool
 ) -> tuple[tuple[Candidate, ...], bool]:
     """The versions from one to another, from the oldest to the newest, both among them.
 
@@ -68,7 +68,7 @@ def list_candidates_between(
     return row, ends[0] == low
 
 
-def _list_versions_between(low: Version, high: Version, place: Place, *, nightlies: bool) -> list[Version]:
+def _list_versions_between(low: Version, high: Version, place: ToolchainPlace, *, nightlies: bool) -> list[Version]:
     """Versions of IREE between two, without those, rising: what both the compiler and the runtime have."""
     environments = place.environments
     if environments.offline:
@@ -82,7 +82,7 @@ def _list_versions_between(low: Version, high: Version, place: Place, *, nightli
     return sorted(version for version in found if low < version < high and version.is_prerelease == nightlies)
 
 
-def list_commits(good: str, bad: str, source: str, place: Place) -> tuple[tuple[Candidate, ...], bool]:
+def list_commits(good: str, bad: str, source: str, place: ToolchainPlace) -> tuple[tuple[Candidate, ...], bool]:
     """The commits of a checkout from one to another, from the oldest to the newest, both among them.
 
     `bad`: likewise; either may be the older one.
@@ -99,7 +99,7 @@ def list_commits(good: str, bad: str, source: str, place: Place) -> tuple[tuple[
     return tuple(Candidate(commit[:12], f"source:{checkout.folder}@{commit}") for commit in commits), good_is_older
 
 
-def open_checkout(source: str, place: Place) -> Checkout:
+def open_checkout(source: str, place: ToolchainPlace) -> Checkout:
     """The checkout that `--source` names.
 
     Raises:
@@ -139,7 +139,7 @@ def list_candidates_among(good: str, bad: str, among: Sequence[str]) -> tuple[Ca
     return tuple(Candidate(label, choice.text) for label, choice in zip(labels, whole, strict=True))
 
 
-def _find_version(text: str, option: str, place: Place) -> Version:
+def _find_version(text: str, option: str, place: ToolchainPlace) -> Version:
     try:
         choice = parse_choice(text, option)
     except UsageError as error:
@@ -165,7 +165,7 @@ def _find_version(text: str, option: str, place: Place) -> Version:
     return found[-1]
 
 
-def _make_nightly_sources(place: Place) -> Sources:
+def _make_nightly_sources(place: ToolchainPlace) -> Sources:
     return Sources(place.nightly_links, only_links=True, pre=True)
 
 

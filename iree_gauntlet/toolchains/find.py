@@ -222,7 +222,7 @@ _COMMIT_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ToolchainPlace:
     """Where toolchains are looked for, in addition to those that are installed with this toolkit.
 
     Attributes:
@@ -261,7 +261,7 @@ def make_toolchain_place(
     *,
     offline: bool,
     importer: bool = False,
-) -> Place:
+) -> ToolchainPlace:
     """Where toolchains are looked for and installed.
 
     `hash_of`: SHA-256 of a file's content.
@@ -273,10 +273,12 @@ def make_toolchain_place(
     )
     packages = CommitPackages(configuration.packages_api, os.environ, news)
     search_path = os.environ.get("PATH", "")
-    return Place(environments, builds, packages, configuration.nightly_links, hash_of, search_path, importer=importer)
+    return ToolchainPlace(
+        environments, builds, packages, configuration.nightly_links, hash_of, search_path, importer=importer
+    )
 
 
-def find_toolchain(compiler: Choice, runtime: Choice, place: Place) -> Toolchain:
+def find_toolchain(compiler: Choice, runtime: Choice, place: ToolchainPlace) -> Toolchain:
     """Compiler and runtime that were asked for, installed where they are releases and are not there.
 
     Raises:
@@ -293,7 +295,7 @@ def find_toolchain(compiler: Choice, runtime: Choice, place: Place) -> Toolchain
     return Toolchain(_find_compiler(compiler, place), _find_runtime(runtime, place))
 
 
-def _find_compiler(choice: Choice, place: Place) -> Compiler:
+def _find_compiler(choice: Choice, place: ToolchainPlace) -> Compiler:
     if choice.kind is ChoiceKind.SOURCE:
         parts = frozenset((COMPILER, *([IMPORTER] if place.importer else [])))
         return _describe_built_compiler(place.builds.ready(choice, parts), place)
@@ -305,18 +307,18 @@ def _find_compiler(choice: Choice, place: Place) -> Compiler:
     return find_compiler_on([str(path) for path in find_site_packages(found)], str(found), _name(choice))
 
 
-def _describe_built_compiler(build: Build, place: Place) -> Compiler:
+def _describe_built_compiler(build: Build, place: ToolchainPlace) -> Compiler:
     tree = BuildTree(build.path, build.path / "tools", f"source: {build.title}")
     found = find_compiler_of(tree, place.hash_of, place.environments.folder.with_name("bindings"))
     return replace(found, commit=build.commit)
 
 
-def _describe_built_runtime(build: Build, place: Place) -> Runtime:
+def _describe_built_runtime(build: Build, place: ToolchainPlace) -> Runtime:
     tree = BuildTree(build.path, build.path / "tools", f"source: {build.title}")
     return replace(find_runtime_of(tree, place.hash_of), commit=build.commit)
 
 
-def _find_runtime(choice: Choice, place: Place) -> Runtime:
+def _find_runtime(choice: Choice, place: ToolchainPlace) -> Runtime:
     if choice.kind is ChoiceKind.SOURCE:
         return _describe_built_runtime(place.builds.ready(choice, frozenset((RUNTIME,))), place)
     found = _locate(choice, place, (RUN_MODULE, BENCHMARK_MODULE))
@@ -331,7 +333,7 @@ def _name(choice: Choice) -> str:
     return str(choice.kind) if choice.folder or choice.kind is ChoiceKind.PATH else choice.text
 
 
-def _locate(choice: Choice, place: Place, tools: tuple[str, ...]) -> Path | BuildTree | None:
+def _locate(choice: Choice, place: ToolchainPlace, tools: tuple[str, ...]) -> Path | BuildTree | None:
     """The interpreter of an environment, or a build; None for what is installed."""
     if choice.kind is ChoiceKind.INSTALLED:
         return None
@@ -386,7 +388,7 @@ def _find_venv_python(folder: Path) -> Path:
     return python
 
 
-def provide_environment(choice: Choice, place: Place) -> Environment:
+def provide_environment(choice: Choice, place: ToolchainPlace) -> Environment:
     """The environment of the cache that a choice means: a release, a nightly, or wheels.
 
     Raises:
@@ -419,7 +421,7 @@ def provide_environment(choice: Choice, place: Place) -> Environment:
         raise NoSuchToolchainError(f"there is no IREE {version} for this Python and platform", nearest) from error
 
 
-def _install_commit(choice: Choice, place: Place) -> Environment:
+def _install_commit(choice: Choice, place: ToolchainPlace) -> Environment:
     """The environment with the packages of a commit; they are downloaded where it is not there."""
     environments = place.environments
     there = {path.name: found for path, found, _ in environments.all() if found}
@@ -445,7 +447,7 @@ def _install_commit(choice: Choice, place: Place) -> Environment:
                 return environments.ready(replace(recipe, label=label, asked=choice.text))
 
 
-def _find_newest(choice: Choice, place: Place, sources: Sources) -> Version:
+def _find_newest(choice: Choice, place: ToolchainPlace, sources: Sources) -> Version:
     """The newest version of a range, or the newest nightly."""
     environments = place.environments
     wanted = choice.range if choice.range is not None else SpecifierSet()
@@ -476,7 +478,7 @@ def _find_newest(choice: Choice, place: Place, sources: Sources) -> Version:
     return versions[-1]
 
 
-def _find_nearest(version: Version, place: Place, sources: Sources) -> str | None:
+def _find_nearest(version: Version, place: ToolchainPlace, sources: Sources) -> str | None:
     """The versions close to one that does not exist; None where it does."""
     installer = place.environments.installer
     sources = replace(sources, pre=version.is_prerelease)

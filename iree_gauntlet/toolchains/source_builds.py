@@ -105,7 +105,7 @@ class Build:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _BuildFolder:
     """Where a checkout is built with some options."""
 
     folder: Path
@@ -206,12 +206,12 @@ class SourceBuilds:
                     Checkout.of(Path(source), self.environ.get("PATH", "")).forget(tree)
             shutil.rmtree(path)
 
-    def _work(self, checkout: Checkout, tools: BuildTools, *, tree: bool, runtime_only: bool) -> _Work:
+    def _work(self, checkout: Checkout, tools: BuildTools, *, tree: bool, runtime_only: bool) -> _BuildFolder:
         options = (*self.options, *([_NO_COMPILER] if runtime_only else []))
         key = make_settings_key(tools, options)[:8]
         place = compute_identity([("checkout", str(checkout.folder.resolve())), ("tree", str(tree))])[:8]
         folder = self.folder.with_name("work") / f"{checkout.folder.name}-{place}-{key}"
-        return _Work(folder, checkout, options, tools, key)
+        return _BuildFolder(folder, checkout, options, tools, key)
 
     def _find_by_commit(self, commit: str, parts: frozenset[str]) -> Build | None:
         """A finished build of a commit by any compiler, with these options."""
@@ -221,7 +221,7 @@ class SourceBuilds:
                 return _inspect(path)[0]
         return None
 
-    def _find_finished(self, work: _Work, choice: Choice, commit: str, parts: frozenset[str]) -> Build | None:
+    def _find_finished(self, work: _BuildFolder, choice: Choice, commit: str, parts: frozenset[str]) -> Build | None:
         """The finished build of a commit, or the last one of a work tree; None where it has not all that is needed."""
         for path in self._list_paths(work, choice, commit):
             self.uses.use(path)
@@ -231,7 +231,7 @@ class SourceBuilds:
                 return found
         return None
 
-    def _list_paths(self, work: _Work, choice: Choice, commit: str) -> list[Path]:
+    def _list_paths(self, work: _BuildFolder, choice: Choice, commit: str) -> list[Path]:
         """Where that build is, if there is one; the most of it first."""
         if choice.ref:
             return sorted(self.folder.glob(f"{work.label(commit, ())}*"), key=lambda path: -len(path.name))
@@ -240,7 +240,7 @@ class SourceBuilds:
         except (OSError, ValueError):
             return []
 
-    def _make(self, work: _Work, choice: Choice, commit: str, parts: frozenset[str], held: int) -> Build:
+    def _make(self, work: _BuildFolder, choice: Choice, commit: str, parts: frozenset[str], held: int) -> Build:
         runtime_only = _NO_COMPILER in work.options
         began = time.monotonic()
         tree = work.checkout.folder
@@ -337,11 +337,11 @@ class SourceBuilds:
             (folder / "complete").touch()
         return python
 
-    def _find_seconds_before(self, work: _Work) -> float:
+    def _find_seconds_before(self, work: _BuildFolder) -> float:
         """The longest of the builds with these options; 0 where there was none."""
         return max((found.seconds for _, found, _ in self.all() if found and work.key in found.label), default=0.0)
 
-    def _hold_lock(self, work: _Work) -> AbstractContextManager[int]:
+    def _hold_lock(self, work: _BuildFolder) -> AbstractContextManager[int]:
         """Hold the lock of a folder that is built in; its descriptor."""
         path = work.folder.with_name(f".{work.folder.name}.lock")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ from pydantic import (
     model_validator,
 )
 
-from iree_gauntlet.dialects.fields import Checked, Document, in_schema, present
+from iree_gauntlet.dialects.fields import Checked, StrictDocument, in_schema, present
 from iree_gauntlet.dialects.spec_file import BRANCH, FieldError
 from iree_gauntlet.dialects.yaml_file import read_yaml
 from iree_gauntlet.errors import UsageError
@@ -219,7 +219,7 @@ _Quantization = Annotated[str, AfterValidator(partial(_check_recipe, _QUANTIZATI
 _Sparsity = Annotated[str, AfterValidator(partial(_check_recipe, _SPARSITY))]
 
 
-class _ConfigurationFields(Document):
+class _ConfigurationFields(StrictDocument):
     """A field without a value is one that is not there."""
 
     model_config = ConfigDict(protected_namespaces=(), validate_default=True)

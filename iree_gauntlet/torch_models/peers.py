@@ -29,7 +29,7 @@ from iree_gauntlet.engine.rounds.blocks import AB, BlockTaker, Pair, PairEvidenc
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, gpu_of, take_round
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison, Verdict, compare
+from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison, TimeVerdict, compare
 from iree_gauntlet.measuring.statistics.rounds import SequentialPlan
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.results import shorten
@@ -54,10 +54,10 @@ BLOCKS = 6
 ONE_LOOK = SequentialPlan(0.05, (BLOCKS,), (1.0,))
 # What IREE is where the peer is that.
 _WORDS = {
-    Verdict.SLOWER: "faster",
-    Verdict.FASTER: "slower",
-    Verdict.SAME: "same",
-    Verdict.INCONCLUSIVE: "inconclusive",
+    TimeVerdict.SLOWER: "faster",
+    TimeVerdict.FASTER: "slower",
+    TimeVerdict.SAME: "same",
+    TimeVerdict.INCONCLUSIVE: "inconclusive",
 }
 # Of the lots that choose the order of rounds: the same for everybody, so that a run can be repeated.
 SEED = 1

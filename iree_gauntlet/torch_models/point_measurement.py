@@ -33,7 +33,7 @@ from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import Origin, Stage, Verdict
 from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.plan import blocked
-from iree_gauntlet.engine.rounds.blocks import BlockTaker, Evidence, PlannedBlock, seed_of
+from iree_gauntlet.engine.rounds.blocks import BlockTaker, PlannedBlock, RoundsEvidence, seed_of
 from iree_gauntlet.measuring.statistics.comparison_verdict import compare_log_ratios
 from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.settings import shown
@@ -225,7 +225,7 @@ class TorchRound:
 
 
 @dataclass(slots=True)
-class PointEvidence(Evidence):
+class PointEvidence(RoundsEvidence):
     """What was measured of a point.
 
     Attributes:

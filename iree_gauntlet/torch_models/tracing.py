@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Verdict
-from iree_gauntlet.document import Cell, Column, Kind, Table
+from iree_gauntlet.document import Cell, Column, ColumnKind, Table
 from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.engine.processes.supervisor import shell_line
 from iree_gauntlet.engine.profiling import profile_dispatches
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 
 _COLUMNS = (
-    *(Column(title, Kind.NAME) for title in ("dispatch", "shape")),
-    *(Column(title, Kind.NUMBER) for title in ("a call", "ms a call", "share")),
+    *(Column(title, ColumnKind.NAME) for title in ("dispatch", "shape")),
+    *(Column(title, ColumnKind.NUMBER) for title in ("a call", "ms a call", "share")),
 )
 _OUTSIDE = "outside of dispatches (scheduling, copies, waiting)"
 _LONGEST_NAME = 80

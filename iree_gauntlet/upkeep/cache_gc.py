@@ -53,14 +53,16 @@ def collect_garbage(asked: CollectRequest) -> ExitCode:
     age, size = asked.older_than, asked.max_size
     if not age and not size:
         raise UsageError("cache.gc needs to know what may stay", "Give --older-than 30d, --max-size 50GB, or both.")
-    limits = Limits(parse_age(age, "--older-than") if age else None, parse_bytes(size, "--max-size") if size else None)
+    limits = CacheLimits(
+        parse_age(age, "--older-than") if age else None, parse_bytes(size, "--max-size") if size else None
+    )
     place = open_cache(asked.cache_dir)
     place.require_cache()
     with refusals_explained(place.root):
         return _collect(place, limits, delete=asked.delete)
 
 
-def _collect(place: CachePlace, limits: Limits, *, delete: bool) -> ExitCode:
+def _collect(place: CachePlace, limits: CacheLimits, *, delete: bool) -> ExitCode:
     now = time.time()
     users = Users(place.root, place.leases, now)
     planned = plan_collection(take_inventory(place.root, place.pins), limits, now, users.uses)
@@ -119,7 +121,7 @@ class Collection:
     after: int
 
 
-def plan_collection(items: Iterable[Item], limits: Limits, now: float, used: Callable[[Item], bool]) -> Collection:
+def plan_collection(items: Iterable[Item], limits: CacheLimits, now: float, used: Callable[[Item], bool]) -> Collection:
     """Decide what goes: all that was not used for long enough, then the least recently used until the rest fits.
 
     `now` is in seconds since 1970.
@@ -295,7 +297,7 @@ def _is_held(lock: Path) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CacheLimits:
     """What may stay in a cache.
 
     Attributes:

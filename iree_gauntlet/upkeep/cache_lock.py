@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.inventory import lock_of
 from iree_gauntlet.artifacts.publishing import locked
-from iree_gauntlet.artifacts.registry_file import Entry, Registry
+from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
 from iree_gauntlet.artifacts.sources import FileSource, RandomSource, local_name, parse_source
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.dialects.suite import read_suite
@@ -59,7 +59,7 @@ def lock_hashes(asked: LockRequest) -> ExitCode:
     named = _find_named_artifacts(place.project) if asked.prune or shared else None
     with refusals_explained(place.root), ExitStack() as stack, open_progress(sys.stderr) as progress:
         fresh = stack.enter_context(_fetch_anew(place, urls, progress)) if urls else []
-        refreshed = [Entry(local_name(item.url), item.sha256, item.url) for item in fresh]
+        refreshed = [RegistryEntry(local_name(item.url), item.sha256, item.url) for item in fresh]
         if asked.dry_run:
             relock = plan_relock(*_read(place), refreshed, named=named, prune=asked.prune)
         else:
@@ -137,7 +137,7 @@ class _Unpinned(Recorder):
             super().note(url, message)
 
 
-def _show(place: CachePlace, relock: Relock, refreshed: list[Entry], *, dry: bool) -> None:
+def _show(place: CachePlace, relock: Relock, refreshed: list[RegistryEntry], *, dry: bool) -> None:
     path = place.pins.registry.path
     for change in relock.changes:
         sys.stdout.write(f"{change}\n")
@@ -206,7 +206,7 @@ def _walk_strings(document: Any) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RegistryChange:
     """A line of the registry that changes.
 
     Attributes:
@@ -215,8 +215,8 @@ class Change:
     """
 
     name: str
-    before: Entry | None
-    after: Entry | None
+    before: RegistryEntry | None
+    after: RegistryEntry | None
 
     def __str__(self) -> str:
         if self.after is None:
@@ -236,17 +236,17 @@ class Relock:
         foreign: learnt hashes that stay where they are, as the project does not name them.
     """
 
-    entries: tuple[Entry, ...]
-    changes: tuple[Change, ...]
+    entries: tuple[RegistryEntry, ...]
+    changes: tuple[RegistryChange, ...]
     leaving: frozenset[str]
-    overruled: tuple[Entry, ...]
-    foreign: tuple[Entry, ...]
+    overruled: tuple[RegistryEntry, ...]
+    foreign: tuple[RegistryEntry, ...]
 
 
 def plan_relock(
     registry: Registry,
     learnt: Registry,
-    refreshed: Iterable[Entry] = (),
+    refreshed: Iterable[RegistryEntry] = (),
     *,
     named: Collection[str] | None = None,
     prune: bool = False,
@@ -258,8 +258,8 @@ def plan_relock(
     fresh = {entry.name: entry for entry in refreshed}
     entries = dict(registry.entries)
     leaving: set[str] = set()
-    overruled: list[Entry] = []
-    foreign: list[Entry] = []
+    overruled: list[RegistryEntry] = []
+    foreign: list[RegistryEntry] = []
     for entry in learnt.entries.values():
         pinned = entries.get(entry.name)
         if pinned is None and named is not None and entry.name not in named and entry.name not in fresh:
@@ -273,14 +273,14 @@ def plan_relock(
     if prune and named is not None:
         entries = {name: entry for name, entry in entries.items() if name in named or name in fresh}
     changes = [
-        Change(name, registry.get(name), entries.get(name))
+        RegistryChange(name, registry.get(name), entries.get(name))
         for name in sorted({*registry.entries, *entries})
         if registry.get(name) != entries.get(name)
     ]
     return Relock(tuple(sorted(entries.values())), tuple(changes), frozenset(leaving), tuple(overruled), tuple(foreign))
 
 
-def registry_text(before: str, path: Path, entries: Iterable[Entry]) -> str:
+def registry_text(before: str, path: Path, entries: Iterable[RegistryEntry]) -> str:
     """The text of a registry with other entries, sorted by name, with the comments that it had.
 
     Raises:
@@ -295,7 +295,7 @@ def registry_text(before: str, path: Path, entries: Iterable[Entry]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def write_registry(path: Path, entries: Iterable[Entry]) -> None:
+def write_registry(path: Path, entries: Iterable[RegistryEntry]) -> None:
     """Rewrite a registry's file in one step, where that changes anything. The caller holds its lock.
 
     Raises:

@@ -70,10 +70,10 @@ def verify(asked: VerifyRequest) -> ExitCode:
     return ExitCode.ERROR if repaired < len(damaged) else ExitCode.OK
 
 
-def _check(place: CachePlace, items: Sequence[Item], progress: Painter) -> Iterator[Finding]:
+def _check(place: CachePlace, items: Sequence[Item], progress: Painter) -> Iterator[CacheFinding]:
     verified = VerifiedHashes(place.root / "verified")
 
-    def checked(item: Item) -> Finding:
+    def checked(item: Item) -> CacheFinding:
         path = place.root / item.path
         if item.kind is ItemKind.MODULE:
             return _check_module(place.root, item, progress.advance)
@@ -91,7 +91,7 @@ def _check(place: CachePlace, items: Sequence[Item], progress: Painter) -> Itera
             raise
 
 
-def _repair(place: CachePlace, finding: Finding, progress: Painter, *, offline: bool) -> bool:
+def _repair(place: CachePlace, finding: CacheFinding, progress: Painter, *, offline: bool) -> bool:
     """Whether the damage is gone."""
     item, path = finding.item, place.root / finding.item.path
     if item.kind is ItemKind.MODULE:
@@ -118,7 +118,7 @@ def _repair(place: CachePlace, finding: Finding, progress: Painter, *, offline: 
     return True
 
 
-def _write_summary(findings: Sequence[Finding], repaired: int, seconds: float) -> None:
+def _write_summary(findings: Sequence[CacheFinding], repaired: int, seconds: float) -> None:
     counts = {condition: sum(finding.condition is condition for finding in findings) for condition in Condition}
     size = byte_size(sum(finding.item.bytes for finding in findings))
     damaged = counts[Condition.DAMAGED]
@@ -130,7 +130,7 @@ def _write_summary(findings: Sequence[Finding], repaired: int, seconds: float) -
     sys.stdout.write(f"{text}\n")
 
 
-def _check_module(root: Path, item: Item, read: Callable[[int], None]) -> Finding:
+def _check_module(root: Path, item: Item, read: Callable[[int], None]) -> CacheFinding:
     """Check a module's files against its `entry.json`, and that against its own checksum."""
     folder = root / item.path
     try:
@@ -139,16 +139,16 @@ def _check_module(root: Path, item: Item, read: Callable[[int], None]) -> Findin
             if hash_watched(folder / role, read)["sha256"] != recorded["sha256"]:
                 # Of a large file it may stand on the disk that it was checked before.
                 VerifiedHashes(root / "verified").doubt(folder / role)
-                return Finding(item, Condition.DAMAGED, f"the checksum of {role} does not match")
+                return CacheFinding(item, Condition.DAMAGED, f"the checksum of {role} does not match")
     except FileNotFoundError as error:
         if not folder.exists():
-            return Finding(item, Condition.GONE)
-        return Finding(item, Condition.DAMAGED, f"{Path(str(error.filename)).name} is missing")
+            return CacheFinding(item, Condition.GONE)
+        return CacheFinding(item, Condition.DAMAGED, f"{Path(str(error.filename)).name} is missing")
     except OSError as error:
-        return Finding(item, Condition.DAMAGED, f"cannot be read: {error.strerror}")
+        return CacheFinding(item, Condition.DAMAGED, f"cannot be read: {error.strerror}")
     except DamageError as error:
-        return Finding(item, Condition.DAMAGED, str(error))
-    return Finding(item, Condition.GOOD)
+        return CacheFinding(item, Condition.DAMAGED, str(error))
+    return CacheFinding(item, Condition.GOOD)
 
 
 class Condition(StrEnum):
@@ -161,7 +161,7 @@ class Condition(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CacheFinding:
     """The result of checking an item.
 
     Attributes:
@@ -176,7 +176,7 @@ class Finding:
 
 def _check_artifact(
     path: Path, item: Item, pins: Pins, verified: VerifiedHashes, read: Callable[[int], None]
-) -> Finding:
+) -> CacheFinding:
     """Hash an artifact. A damaged one is remembered to be in doubt, so that its next use notices, too."""
     pin = pins.of(item.name)
     expected = pin.sha256 if pin else verified.last(path)
@@ -187,9 +187,9 @@ def _check_artifact(
             sha256 = hash_watched(path, read)["sha256"]
             after = path.stat()
         except FileNotFoundError:
-            return Finding(item, Condition.GONE)
+            return CacheFinding(item, Condition.GONE)
         except OSError as error:
-            return Finding(item, Condition.DAMAGED, f"cannot be read: {error.strerror}", url)
+            return CacheFinding(item, Condition.DAMAGED, f"cannot be read: {error.strerror}", url)
         unchanged = _identify(before) == _identify(after)
         if unchanged:
             break
@@ -198,19 +198,19 @@ def _check_artifact(
         what = "no record says what it should be"
         if _is_seeded(item):
             what += "; its next use compares it with what its URL makes"
-        return Finding(item, Condition.UNKNOWN, what, url)
+        return CacheFinding(item, Condition.UNKNOWN, what, url)
     if sha256 != expected:
         verified.doubt(path)
         what = f"sha256 {sha256[:12]}…, not {expected[:12]}… ({pin.path if pin else 'when it was fetched'})"
-        return Finding(item, Condition.DAMAGED, what, url)
+        return CacheFinding(item, Condition.DAMAGED, what, url)
     if verified.known(path) != sha256 and unchanged and time.time() - after.st_mtime > _SETTLED_SECONDS:
         verified.remember(path, sha256)
         # To be checked is not to be used.
         verified.touch(path, item.last_use)
-    return Finding(item, Condition.GOOD)
+    return CacheFinding(item, Condition.GOOD)
 
 
-def _check_wheel(path: Path, item: Item, read: Callable[[int], None]) -> Finding:
+def _check_wheel(path: Path, item: Item, read: Callable[[int], None]) -> CacheFinding:
     """Check a wheel by its own checksums."""
     try:
         before = path.stat()
@@ -219,10 +219,10 @@ def _check_wheel(path: Path, item: Item, read: Callable[[int], None]) -> Finding
             # To be checked is not to be used.
             os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     except FileNotFoundError:
-        return Finding(item, Condition.GONE)
+        return CacheFinding(item, Condition.GONE)
     finally:
         read(item.bytes)
-    return Finding(item, Condition.DAMAGED if what else Condition.GOOD, what)
+    return CacheFinding(item, Condition.DAMAGED if what else Condition.GOOD, what)
 
 
 def _is_seeded(item: Item) -> bool:

@@ -24,7 +24,7 @@ from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.torch_models.configuration import File as RecipesFile
 
 if TYPE_CHECKING:
-    from iree_gauntlet.dialects.fields import Document
+    from iree_gauntlet.dialects.fields import StrictDocument
     from iree_gauntlet.upkeep.upkeep_requests import SchemaRequest
 
 
@@ -42,7 +42,7 @@ class Format:
         files: where such files lie, for people and editors.
     """
 
-    model: type[Document]
+    model: type[StrictDocument]
     files: str
     growing: bool = False
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import messages
 from iree_gauntlet.cases import Case, Kind
-from iree_gauntlet.document import Column, Document, Judged, Table
-from iree_gauntlet.document import Kind as ColumnKind
+from iree_gauntlet.document import ColouredCell, Column, ColumnKind, Document, Table
 from iree_gauntlet.engine.processes.supervisor import Supervisor
 from iree_gauntlet.engine.recording import Recording, output_folder, record_outputs, weight_effects, why_not
 from iree_gauntlet.engine.reference_workers import ReferenceWorkers
@@ -73,12 +72,12 @@ def _record_cases(
             sys.stderr.write(f"error: {error.what}\n{f'  {error.hint}' if error.hint else ''}\n")
             codes.append(error.exit_code)
             rows.append(
-                (case.chain, Judged("refused" if isinstance(error, UsageError) else "error", "failed"), "", None)
+                (case.chain, ColouredCell("refused" if isinstance(error, UsageError) else "error", "failed"), "", None)
             )
             continue
         if not messages.is_quiet():
             _say_what_was_recorded(recording)
-        rows.append((case.chain, Judged("recorded", "passed"), recording.reference, len(recording.outputs)))
+        rows.append((case.chain, ColouredCell("recorded", "passed"), recording.reference, len(recording.outputs)))
     if len(rows) > 1:
         print_document(Document("", "", (), (Table(_COLUMNS, tuple(rows)),)), sys.stdout, environ=os.environ)
     return ExitCode.worst(codes)

@@ -26,7 +26,7 @@ from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.compare_record import read_comparison
 from iree_gauntlet.records.earlier_runs import LATEST, run_named
-from iree_gauntlet.records.history_outcome import Finding, HistoryOutcome, Kind, selected
+from iree_gauntlet.records.history_outcome import Finding, FindingKind, HistoryOutcome, selected
 from iree_gauntlet.records.history_run import HistoryMachine, HistoryRun, history_file
 from iree_gauntlet.records.outcome import outcome_of
 from iree_gauntlet.reports.history_page import (
@@ -228,7 +228,7 @@ def confirm(asked: ConfirmRequest, presenter: Presenter, machines: ComparingMach
 
 def _choose_finding(asked: ConfirmRequest) -> Finding:
     """The surest loss that fits and has not been confirmed yet; one that can be measured, where there is one."""
-    found = [item for item in _judge_history(asked).regressions if item.kind is Kind.REGRESSION]
+    found = [item for item in _judge_history(asked).regressions if item.kind is FindingKind.REGRESSION]
     if not found:
         raise NothingSelectedError("nothing got worse that fits", "`history.check` shows all that changed.")
 

@@ -20,7 +20,13 @@ from iree_gauntlet.figures import byte_size
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.settings import Configuration, cache_folder, is_cmake_option, made_cache_folder, project_folder
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
-from iree_gauntlet.toolchains.find import Place, chosen, find_toolchain, make_toolchain_place, provide_environment
+from iree_gauntlet.toolchains.find import (
+    ToolchainPlace,
+    chosen,
+    find_toolchain,
+    make_toolchain_place,
+    provide_environment,
+)
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.source_builds import COMPILER, IMPORTER, RUNTIME
 from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Part, Toolchain
@@ -187,7 +193,7 @@ def remove(versions: str, cache_dir: str) -> ExitCode:
     return ExitCode.OK
 
 
-def _remove_unused(path: Path, label: str, place: Place, leases: Leases, root: Path) -> None:
+def _remove_unused(path: Path, label: str, place: ToolchainPlace, leases: Leases, root: Path) -> None:
     """Deletes an environment or a finished build."""
     with leases.collecting():
         if path.relative_to(root.absolute()).as_posix() in leases.in_use():
@@ -198,7 +204,7 @@ def _remove_unused(path: Path, label: str, place: Place, leases: Leases, root: P
             place.environments.remove(path, label)
 
 
-def open_place(cache_dir: str, configuration: Configuration, *, offline: bool) -> Place:
+def open_place(cache_dir: str, configuration: Configuration, *, offline: bool) -> ToolchainPlace:
     """Where toolchains are looked for; what is found there is in use for as long as this lives."""
     root = (cache_folder if offline else made_cache_folder)(cache_dir)
     hashes = VerifiedHashes(root / "verified")
@@ -235,7 +241,7 @@ def _parse_buildable(text: str, commit: str) -> Choice:
     return replace(choice, text=f"{choice.text}@{commit}", ref=commit) if commit else choice
 
 
-def _find_removable(name: str, place: Place) -> tuple[Path, str, int]:
+def _find_removable(name: str, place: ToolchainPlace) -> tuple[Path, str, int]:
     """Folder, label and bytes of what is named by its version, its label, its folder's name, or a build's commit."""
     environments = place.environments
     for path, build, _ in place.builds.all():

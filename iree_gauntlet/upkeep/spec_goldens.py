@@ -21,15 +21,15 @@ from iree_gauntlet.cases import Golden, Metric, Statistic
 from iree_gauntlet.dialects.json_text import path_of, with_number, with_string, without_comments
 from iree_gauntlet.dialects.sharktank_schema import Benchmark
 from iree_gauntlet.dialects.spec_file import load_json
-from iree_gauntlet.document import Cell, Column, Document, Kind, Table
+from iree_gauntlet.document import Cell, Column, ColumnKind, Document, Table
 from iree_gauntlet.engine.workspace import Selection, select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.figures import counted, milliseconds, whole
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.goldens.golden_evidence import (
+    GoldenVerdict,
     Proposal,
     Standing,
-    Verdict,
     collect_evidence,
     judge_standings,
     propose,
@@ -44,20 +44,20 @@ from iree_gauntlet.upkeep.proposed_changes import FileChange, hand_out
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from iree_gauntlet.measuring.goldens.golden_evidence import Evidence
+    from iree_gauntlet.measuring.goldens.golden_evidence import GoldenEvidence
     from iree_gauntlet.upkeep.upkeep_requests import GoldenShowRequest, GoldenUpdateRequest
 
 
 _SCHEMA = 1
 _COLUMNS = (
-    *(Column(title, Kind.NAME) for title in ("CASE", "METRIC", "FOR")),
-    Column("GOLDEN", Kind.NUMBER),
-    Column("FACTOR", Kind.NUMBER, rank=2),
-    *(Column(title, Kind.NUMBER) for title in ("LIMIT", "MEASURED")),
-    Column("RATIO", Kind.NUMBER, rank=1),
-    Column("VERDICT", Kind.VERDICT),
+    *(Column(title, ColumnKind.NAME) for title in ("CASE", "METRIC", "FOR")),
+    Column("GOLDEN", ColumnKind.NUMBER),
+    Column("FACTOR", ColumnKind.NUMBER, rank=2),
+    *(Column(title, ColumnKind.NUMBER) for title in ("LIMIT", "MEASURED")),
+    Column("RATIO", ColumnKind.NUMBER, rank=1),
+    Column("VERDICT", ColumnKind.VERDICT),
     Column("RUN"),
-    Column("PLACE", Kind.NAME, rank=3),
+    Column("PLACE", ColumnKind.NAME, rank=3),
 )
 _COMPILER_FIELD = "golden_compiler"
 
@@ -152,7 +152,7 @@ def _record(standing: Standing) -> dict[str, Any]:
 
 def _make_document(standings: Sequence[Standing]) -> Document:
     counts = Counter(item.verdict for item in standings)
-    verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
+    verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in GoldenVerdict if counts[verdict])
     remarks = Counter(item.note for item in standings if item.note and item.run)
     return Document(
         "",
@@ -227,7 +227,9 @@ def update(request: SelectionRequest, asked: GoldenUpdateRequest) -> ExitCode:
     return ExitCode.OK
 
 
-def _as_written(evidence: Mapping[Golden, list[Evidence]], request: SelectionRequest) -> dict[Golden, list[Evidence]]:
+def _as_written(
+    evidence: Mapping[Golden, list[GoldenEvidence]], request: SelectionRequest
+) -> dict[Golden, list[GoldenEvidence]]:
     """The figures by the goldens that stand in the specs today, which may have been edited since the runs."""
     everything = request == SelectionRequest()
     try:
@@ -237,7 +239,7 @@ def _as_written(evidence: Mapping[Golden, list[Evidence]], request: SelectionReq
             raise
         return dict(evidence)
     today = {(golden.origin.file, golden.origin.field): golden for _, golden in _collect_goldens(selection, request)}
-    found: dict[Golden, list[Evidence]] = {}
+    found: dict[Golden, list[GoldenEvidence]] = {}
     for golden, items in evidence.items():
         present = today.get((golden.origin.file, golden.origin.field), golden if everything else None)
         if present is not None:

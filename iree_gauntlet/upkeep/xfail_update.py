@@ -96,7 +96,7 @@ def update(asked: XfailUpdateRequest, request: RunRequest) -> ExitCode:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _ReadRun:
     """A run, read.
 
     Attributes:
@@ -121,15 +121,15 @@ class _Run:
         return any(step.dialect == DIALECT for step in self.steps)
 
 
-def _read_run(folder: Path) -> _Run:
+def _read_run(folder: Path) -> _ReadRun:
     record = read_journal(folder / JOURNAL)
     outcome = outcome_of(record)
     order = {step["id"]: place for place, step in enumerate(record.steps)}
     steps = sorted(outcome.steps, key=lambda step: order[step.id])
-    return _Run(folder, record, tuple(steps), outcome.suite, outcome.toolchain)
+    return _ReadRun(folder, record, tuple(steps), outcome.suite, outcome.toolchain)
 
 
-def _change_suite(run: _Run, path: Path) -> FileChange:
+def _change_suite(run: _ReadRun, path: Path) -> FileChange:
     suite = read_suite(path)
     if suite.name != run.suite:
         what = f"{shown(run.folder)} is a run of the suite {run.suite!r}, {path} is {suite.name!r}"
@@ -142,7 +142,7 @@ def _change_suite(run: _Run, path: Path) -> FileChange:
     return FileChange(path, text, with_expected_failures(text, removed=removed, added=added))
 
 
-def _find_suite(run: _Run, suite: str) -> Path | None:
+def _find_suite(run: _ReadRun, suite: str) -> Path | None:
     asked = asked_for(run.folder)
     named = suite or asked.selection.get("suite")
     if not named and not (run.is_of_operators and run.suite == _NO_SUITE):
@@ -150,7 +150,7 @@ def _find_suite(run: _Run, suite: str) -> Path | None:
     return suite_path(str(named)) if named else None
 
 
-def _is_over(entry: ExpectedFailure, run: _Run) -> bool:
+def _is_over(entry: ExpectedFailure, run: _ReadRun) -> bool:
     """Whether an expected failure is no longer one; why is reported."""
     results = run.record.results
     verdicts = [
@@ -172,7 +172,7 @@ def _is_over(entry: ExpectedFailure, run: _Run) -> bool:
     return False
 
 
-def _find_new_failures(run: _Run, listed: Sequence[ExpectedFailure]) -> list[NewFailure]:
+def _find_new_failures(run: _ReadRun, listed: Sequence[ExpectedFailure]) -> list[NewFailure]:
     found: dict[tuple[str, Stage], NewFailure] = {}
     for step in run.steps:
         result = run.record.results.get(step.id)
@@ -259,7 +259,7 @@ class _Candidate:
     """A case whose lists may change."""
 
     listed: Listed
-    found: Found
+    found: CaseResult
     changes: Sequence[Removal | Addition]
     words: str
 
@@ -269,7 +269,7 @@ class _Candidate:
         return any("_compile_" in change.list for change in self.changes)
 
 
-def _change_configs(run: _Run, suite: Path | None, count: int, request: RunRequest) -> list[FileChange]:
+def _change_configs(run: _ReadRun, suite: Path | None, count: int, request: RunRequest) -> list[FileChange]:
     """What the configs of a run's operator suites are to become, by the run and by running again what differs."""
     asked = asked_for(run.folder)
     candidates = _choose_candidates(_collect_found(run), _read_listed_cases(asked, suite), run.release)
@@ -287,7 +287,9 @@ def _change_configs(run: _Run, suite: Path | None, count: int, request: RunReque
     return [_change_file(path, changes) for path, changes in by_config.items()]
 
 
-def _choose_candidates(found: Mapping[str, Found], listed: Mapping[str, Listed], release: str) -> dict[str, _Candidate]:
+def _choose_candidates(
+    found: Mapping[str, CaseResult], listed: Mapping[str, Listed], release: str
+) -> dict[str, _Candidate]:
     candidates = {}
     for chain, outcome in found.items():
         if not outcome.unexpected:
@@ -305,7 +307,7 @@ def _choose_candidates(found: Mapping[str, Found], listed: Mapping[str, Listed],
 
 
 def _keep_steady(
-    run: _Run, candidates: Mapping[str, _Candidate], count: int, request: RunRequest
+    run: _ReadRun, candidates: Mapping[str, _Candidate], count: int, request: RunRequest
 ) -> dict[str, _Candidate]:
     """Those that come out the same every time; the others are reported."""
     words = f"{counted(len(candidates), 'case')}, {counted(count, 'time')}"
@@ -338,7 +340,7 @@ def _keep_steady(
     return steady
 
 
-def _run_again(run: _Run, chains: Collection[str], request: RunRequest, *, forced: bool) -> dict[str, Found]:
+def _run_again(run: _ReadRun, chains: Collection[str], request: RunRequest, *, forced: bool) -> dict[str, CaseResult]:
     """The result of some chains of a run in another one, which is kept in the run's folder `again`."""
     # What runs brings the engine; a diff without reruns need not wait for it.
     from iree_gauntlet.experiments import run as execute  # noqa: PLC0415
@@ -378,7 +380,7 @@ def _change_file(path: Path, changes: Sequence[Removal | Addition]) -> FileChang
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CaseResult:
     """The result of a case under one config.
 
     Attributes:
@@ -412,7 +414,7 @@ class Listed:
     lists: Mapping[str, str]
 
 
-def _collect_found(run: _Run) -> dict[str, Found]:
+def _collect_found(run: _ReadRun) -> dict[str, CaseResult]:
     """The result of each case of operator suites, by chain."""
     chains: dict[str, list[StepOutcome]] = {}
     for step in run.steps:
@@ -422,7 +424,7 @@ def _collect_found(run: _Run) -> dict[str, Found]:
     return {chain: _judge_case(steps, run.record.results, expected) for chain, steps in chains.items()}
 
 
-def _judge_case(steps: Sequence[StepOutcome], results: Mapping[str, Result], expected: Collection[str]) -> Found:
+def _judge_case(steps: Sequence[StepOutcome], results: Mapping[str, Result], expected: Collection[str]) -> CaseResult:
     passed: set[str] = set()
     unexpected = False
     for step in steps:
@@ -430,7 +432,7 @@ def _judge_case(steps: Sequence[StepOutcome], results: Mapping[str, Result], exp
         name = "compile" if stage is Stage.COMPILE else "run" if stage in (Stage.THRESHOLD, Stage.BENCHMARK) else ""
         result = results.get(step.id)
         if result is None:
-            return Found(unjudged="it was not finished", unexpected=True)
+            return CaseResult(unjudged="it was not finished", unexpected=True)
         verdict, reason = result.verdict, result.reason
         if verdict is Verdict.SKIPPED:
             continue
@@ -442,13 +444,15 @@ def _judge_case(steps: Sequence[StepOutcome], results: Mapping[str, Result], exp
             continue
         crash = result.crashed
         if verdict is Verdict.ERROR and not crash:
-            return Found(unjudged=f"{reason} (an error is no failure of the product)", unexpected=True)
+            return CaseResult(unjudged=f"{reason} (an error is no failure of the product)", unexpected=True)
         if not name:
-            return Found(unjudged=reason, unexpected=True)
+            return CaseResult(unjudged=reason, unexpected=True)
         if any(check.passed is False for check in result.checks):
-            return Found(unjudged=f"{reason} (golden.update is for figures)", unexpected=True)
-        return Found(name, crash, frozenset(passed), reason, unexpected=unexpected or verdict is not Verdict.XFAILED)
-    return Found(passed=frozenset(passed), unexpected=unexpected)
+            return CaseResult(unjudged=f"{reason} (golden.update is for figures)", unexpected=True)
+        return CaseResult(
+            name, crash, frozenset(passed), reason, unexpected=unexpected or verdict is not Verdict.XFAILED
+        )
+    return CaseResult(passed=frozenset(passed), unexpected=unexpected)
 
 
 def _read_listed_cases(asked: Asked, suite: Path | None) -> dict[str, Listed]:
@@ -489,7 +493,7 @@ def _listed(spec: OpSpec, config: SuiteConfig, *, long: bool) -> Listed:
     return Listed(config.path, entry, lists)
 
 
-def _decide_changes(listed: Listed, found: Found, release: str) -> tuple[list[Removal | Addition], str]:
+def _decide_changes(listed: Listed, found: CaseResult, release: str) -> tuple[list[Removal | Addition], str]:
     """What a case's lists are to become, and what is done in a few words; nothing where they are right."""
     if found.unjudged:
         return [], ""

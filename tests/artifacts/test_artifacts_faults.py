@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 
 from iree_gauntlet.artifacts.partial import Partial
-from iree_gauntlet.artifacts.registry_file import Entry, Registry
+from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
 from iree_gauntlet.artifacts.remote import RemoteFile
 from iree_gauntlet.artifacts.remotes import _retry_after
 from iree_gauntlet.artifacts.sources import local_name
@@ -344,7 +344,7 @@ def test_a_file_where_the_cache_should_be(server: Server, tmp_path: Path) -> Non
 
 def test_a_wrong_file_in_a_pinned_place_stays_until_the_right_one_is_there(server: Server, tmp_path: Path) -> None:
     url = server.url("/m.mlir", _status(404))
-    registry = Registry().with_entries([Entry(local_name(url), _SHA256, url)])
+    registry = Registry().with_entries([RegistryEntry(local_name(url), _SHA256, url)])
     pinned = ArtifactStore(tmp_path, registry)
     pinned.path(url).parent.mkdir(parents=True)
     pinned.path(url).write_bytes(b"half")

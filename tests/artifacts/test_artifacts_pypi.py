@@ -16,7 +16,7 @@ from uv import find_uv_bin
 
 from iree_gauntlet.artifacts import pypi
 from iree_gauntlet.artifacts.pypi import find_pip_command
-from iree_gauntlet.artifacts.registry_file import Entry, Registry
+from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
 from iree_gauntlet.artifacts.sources import PypiSource, local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.errors import ArtifactError
@@ -154,7 +154,7 @@ def test_a_name_that_stands_there_twice_is_refused(kept: Path, tmp_path: Path) -
 
 
 def test_a_wrong_hash(kept: Path, tmp_path: Path) -> None:
-    registry = Registry().with_entries([Entry(local_name(_URL), "0" * 64, _URL)])
+    registry = Registry().with_entries([RegistryEntry(local_name(_URL), "0" * 64, _URL)])
     with pytest.raises(ArtifactError, match="wrong content"):
         ArtifactStore(tmp_path / "cache", registry).fetch(_URL)
     assert not [path for path in (tmp_path / "cache" / "artifacts").rglob("*") if path.is_file()]

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from iree_gauntlet.artifacts.registry_file import Entry, Registry
+from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
 from iree_gauntlet.errors import ArtifactError
 
 _HASH = "ab" * 32
 _WORD = st.text(st.characters(exclude_categories=("Cs", "Cc", "Z")), min_size=1, max_size=20)
 _NAMES = _WORD.filter(lambda n: not n.startswith(("/", "\\", "#")) and ".." not in n)
-_ENTRIES = st.builds(Entry, _NAMES, st.text("0123456789abcdef", min_size=64, max_size=64), st.just("") | _WORD)
+_ENTRIES = st.builds(RegistryEntry, _NAMES, st.text("0123456789abcdef", min_size=64, max_size=64), st.just("") | _WORD)
 
 
 @given(st.lists(_ENTRIES, unique_by=lambda entry: entry.name))
-def test_round_trip(entries: list[Entry]) -> None:
+def test_round_trip(entries: list[RegistryEntry]) -> None:
     registry = Registry().with_entries(entries)
     again = Registry.parse(registry.text(), Path("r"))
     assert sorted(again.entries.values()) == sorted(entries)
@@ -27,7 +27,7 @@ def test_round_trip(entries: list[Entry]) -> None:
 
 
 @given(st.lists(_ENTRIES, unique_by=lambda entry: entry.name))
-def test_pooch_reads_the_same(entries: list[Entry]) -> None:
+def test_pooch_reads_the_same(entries: list[RegistryEntry]) -> None:
     import io  # noqa: PLC0415
 
     library = pooch.create(path="unused", base_url="")
@@ -38,8 +38,8 @@ def test_pooch_reads_the_same(entries: list[Entry]) -> None:
 
 def test_comments_blank_lines_bare_hashes_and_case() -> None:
     registry = Registry.parse(f"# a comment\n\n  a.npy {_HASH.upper()}\nb.npy SHA256:{_HASH} https://h/b\n", Path("r"))
-    assert registry.get("a.npy") == Entry("a.npy", _HASH)
-    assert registry.get("b.npy") == Entry("b.npy", _HASH, "https://h/b")
+    assert registry.get("a.npy") == RegistryEntry("a.npy", _HASH)
+    assert registry.get("b.npy") == RegistryEntry("b.npy", _HASH, "https://h/b")
     assert registry.get("c.npy") is None
 
 
@@ -47,7 +47,7 @@ def test_comments_blank_lines_bare_hashes_and_case() -> None:
 def test_quotes_change_nothing_where_none_are_needed(name: str) -> None:
     assume(not name.startswith("/") and ".." not in name)
     bare, quoted = (Registry.parse(f"{word}\tsha256:{_HASH}  u", Path("r")) for word in (name, f"'{name}'"))
-    assert bare == quoted == Registry(Path("r"), {name: Entry(name, _HASH, "u")})
+    assert bare == quoted == Registry(Path("r"), {name: RegistryEntry(name, _HASH, "u")})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.artifacts.publishing import locked
-from iree_gauntlet.artifacts.registry_file import Entry, Registry
+from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.artifacts.transfer import Policy
@@ -38,7 +38,7 @@ def server() -> Iterator[Server]:
 
 
 def _store(root: Path, pins: dict[str, str] | None = None, *, offline: bool = False) -> ArtifactStore:
-    entries = [Entry(local_name(url), sha256, url) for url, sha256 in (pins or {}).items()]
+    entries = [RegistryEntry(local_name(url), sha256, url) for url, sha256 in (pins or {}).items()]
     registry = Registry(root / "registry.txt").with_entries(entries)
     return ArtifactStore(
         root, registry, offline=offline, policy=Policy(stall_timeout=LIMIT_SECONDS, retries=2, backoff=0.01)

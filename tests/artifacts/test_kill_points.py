@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.artifacts.partial import Partial, Span
+from iree_gauntlet.artifacts.partial import ByteRange, Partial
 from iree_gauntlet.artifacts.remote import RemoteFile
 from tests.support.artifact_server import Request, Server, serving
 from tests.support.download_checks import content, sha256
@@ -108,7 +108,7 @@ def test_what_a_power_cut_took_is_had_again(tmp_path: Path) -> None:
     """The journal may have reached the disk and the data not: it is the data that counts."""
     url, file = "https://example.org/weights.irpa", RemoteFile(1000, '"1"', ranged=True)
 
-    def bring(there: Partial, *spans: Span) -> None:
+    def bring(there: Partial, *spans: ByteRange) -> None:
         for span in spans:
             block = content(1, 1000)[span.start : span.stop]
             there.write(span.start, block)
@@ -120,13 +120,13 @@ def test_what_a_power_cut_took_is_had_again(tmp_path: Path) -> None:
         assert found is not None
         return found[0]
 
-    bring(Partial.begin(tmp_path, url, file), Span(0, 100), Span(500, 550))
+    bring(Partial.begin(tmp_path, url, file), ByteRange(0, 100), ByteRange(500, 550))
     with (tmp_path / "data").open("r+b") as data:
         data.seek(500)
         data.write(bytes(50))
     again = resumed()
-    assert again.spans == [Span(0, 100)]
-    bring(again, Span(100, 200))
+    assert again.spans == [ByteRange(0, 100)]
+    bring(again, ByteRange(100, 200))
     again = resumed()
-    assert again.spans == [Span(0, 200)], "what was lost stays lost, whatever comes after it"
+    assert again.spans == [ByteRange(0, 200)], "what was lost stays lost, whatever comes after it"
     again.close()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.artifacts.registry_file import Entry, Registry
+from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.artifacts.transfer import Policy
@@ -44,7 +44,7 @@ def _store(
 ) -> ArtifactStore:
     registry = Registry()
     if pinned:
-        registry = registry.with_entries([Entry(local_name(pinned), sha256, pinned)])
+        registry = registry.with_entries([RegistryEntry(local_name(pinned), sha256, pinned)])
     return ArtifactStore(root, registry, offline=offline, configuration=Configuration(mirrors=mirrors), policy=_POLICY)
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from iree_gauntlet.artifacts.parameters.collect import (
     MAGIC,
     UnknownEncodingError,
+    _BytecodeReader,
     _find_references_through_tool,
-    _Reader,
     collect_parameters,
     find_references_in_bytecode,
 )
@@ -155,6 +155,6 @@ def test_numbers_of_any_length(value: int, padding: int) -> None:
     encoded = (
         b"\0" + value.to_bytes(8, "little") if size == 9 else ((value << 1 | 1) << size - 1).to_bytes(size, "little")
     )
-    reader = _Reader(BytesIO(encoded))
+    reader = _BytecodeReader(BytesIO(encoded))
     assert reader.varint() == value
     assert reader.at_end()

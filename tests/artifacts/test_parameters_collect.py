@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from iree_gauntlet.artifacts.parameters.collect import Reference, collect_parameters, find_references_in_text
+from iree_gauntlet.artifacts.parameters.collect import ParameterReference, collect_parameters, find_references_in_text
 from iree_gauntlet.artifacts.parameters.parameter import Parameter, ParameterError, select_scope
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def test_pieces_of_any_size_give_the_same(names: list[tuple[bytes, bytes, bool, 
         text += noise + b"\n@x = #stream.parameter.named<" + path + b"> : tensor<2xf32>"
         decoded = [part.decode(errors="surrogateescape") for part in (scope, name)]
         line = text.count(b"\n") + 1
-        expected.append(Reference(decoded[0], decoded[1], "tensor<2xf32>", line))
+        expected.append(ParameterReference(decoded[0], decoded[1], "tensor<2xf32>", line))
     pieces = [text[begin : begin + piece] for begin in range(0, len(text), piece)]
     assert list(find_references_in_text(pieces, "x.mlir")) == expected
 
@@ -123,7 +123,7 @@ def test_pieces_of_any_size_give_the_same(names: list[tuple[bytes, bytes, bool, 
 def test_a_reference_may_be_cut_anywhere(cut: int) -> None:
     text = b'util.global @x = #stream.parameter.named<"model"::"w\\22"> : tensor<4x4xf32> // end'
     (reference,) = find_references_in_text([text[:cut], text[cut:]], "x.mlir")
-    assert reference == Reference("model", 'w"', "tensor<4x4xf32>", 1)
+    assert reference == ParameterReference("model", 'w"', "tensor<4x4xf32>", 1)
 
 
 def test_weights_in_the_text_are_not_kept() -> None:

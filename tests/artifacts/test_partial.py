@@ -12,27 +12,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.artifacts.partial import Partial, Span, merged, missing
+from iree_gauntlet.artifacts.partial import ByteRange, Partial, merged, missing
 from iree_gauntlet.artifacts.remote import RemoteFile
 
 _CHECKSUMS = {"md5": "0" * 32}
 _URL = "https://host/m.mlir"
-_SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda pair: Span(min(pair), max(pair))))
+_SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda pair: ByteRange(min(pair), max(pair))))
 
 
-def _bytes(spans: list[Span]) -> set[int]:
+def _bytes(spans: list[ByteRange]) -> set[int]:
     return {byte for span in spans for byte in range(span.start, span.stop)}
 
 
 @given(_SPANS)
-def test_merging_keeps_every_byte_and_no_other(spans: list[Span]) -> None:
+def test_merging_keeps_every_byte_and_no_other(spans: list[ByteRange]) -> None:
     result = merged(spans)
     assert _bytes(result) == _bytes(spans)
     assert all(one.stop < other.start for one, other in itertools.pairwise(result))
 
 
 @given(_SPANS, st.integers(0, 60), st.integers(1, 20))
-def test_missing_is_what_is_in_no_span(spans: list[Span], size: int, longest: int) -> None:
+def test_missing_is_what_is_in_no_span(spans: list[ByteRange], size: int, longest: int) -> None:
     result = list(missing(spans, size, longest))
     assert _bytes(result) == set(range(size)) - _bytes(spans)
     assert sum(span.stop - span.start for span in result) == len(_bytes(result)), "no byte twice"
@@ -47,7 +47,7 @@ def _begin(folder: Path, size: int = 100, version: str = '"v"') -> Partial:
     return Partial.begin(folder, _URL, RemoteFile(size, version, ranged=True, checksums=_CHECKSUMS))
 
 
-def _spans(folder: Path) -> list[Span] | None:
+def _spans(folder: Path) -> list[ByteRange] | None:
     resumed = Partial.resume(folder, _URL, _silent)
     if resumed is None:
         return None
@@ -58,7 +58,7 @@ def _spans(folder: Path) -> list[Span] | None:
 def _write(partial: Partial, start: int, stop: int) -> None:
     content = bytes(range(1 + start, 1 + stop))
     partial.write(start, content)
-    partial.got(Span(start, stop), zlib.crc32(content))
+    partial.got(ByteRange(start, stop), zlib.crc32(content))
 
 
 def test_what_was_written_is_gone_on_with(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_what_was_written_is_gone_on_with(tmp_path: Path) -> None:
     resumed = Partial.resume(tmp_path / "p", _URL, _silent)
     assert resumed is not None
     resumed[0].close()
-    assert resumed[0].spans == [Span(0, 20), Span(50, 60)]
+    assert resumed[0].spans == [ByteRange(0, 20), ByteRange(50, 60)]
     assert resumed[1] == RemoteFile(100, '"v"', ranged=True, checksums=_CHECKSUMS)
 
 
@@ -95,8 +95,8 @@ def test_bytes_that_never_reached_the_disk_are_had_again(tmp_path: Path) -> None
     with (tmp_path / "p" / "data").open("r+b") as file:
         file.seek(12)
         file.write(b"\0")
-    assert _spans(tmp_path / "p") == [Span(0, 10), Span(20, 30)]
-    assert _spans(tmp_path / "p") == [Span(0, 10), Span(20, 30)], "again, before they are there"
+    assert _spans(tmp_path / "p") == [ByteRange(0, 10), ByteRange(20, 30)]
+    assert _spans(tmp_path / "p") == [ByteRange(0, 10), ByteRange(20, 30)], "again, before they are there"
 
 
 def test_data_that_is_shorter_than_its_state_is_not_relied_upon(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_data_that_is_shorter_than_its_state_is_not_relied_upon(tmp_path: Path) 
     _write(partial, 80, 90)
     partial.close()
     os.truncate(tmp_path / "p" / "data", 89)
-    assert _spans(tmp_path / "p") == [Span(60, 70)]
+    assert _spans(tmp_path / "p") == [ByteRange(60, 70)]
 
 
 @given(st.integers(0, 400), st.sampled_from([b"", b"\0\0\0", b"{", b'{"got": [0, 9', b'{"got": ["x", 1]}\n', b"[]\n"]))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Stage, Verdict
-from iree_gauntlet.cluster.link import Answer, Answered, Broken, Joined, Left, Refused, Supplied, Unfit
+from iree_gauntlet.cluster.link import Answered, Broken, Joined, Left, OrderAnswer, Refused, Supplied, Unfit
 from iree_gauntlet.results import Result
 from tests.support.simulated_fleet import CPU, GPU, SimulatedLink, offer, simulated, step
 
@@ -293,8 +293,8 @@ def test_files_that_a_worker_cannot_get_are_brought_once(tmp_path: Path, ok: boo
     assert engine.concluded["a:fetch"] == 1
 
 
-def engine_result(verdict: Verdict, reason: str) -> Answer:
-    return Answer(Result(verdict, reason).as_dict())
+def engine_result(verdict: Verdict, reason: str) -> OrderAnswer:
+    return OrderAnswer(Result(verdict, reason).as_dict())
 
 
 def test_a_device_that_fails_its_health_check_takes_no_further_steps(tmp_path: Path) -> None:

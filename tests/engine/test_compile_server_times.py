@@ -38,7 +38,7 @@ class Served:
         monkeypatch.setattr(selectors, "DefaultSelector", selectors.SelectSelector)
         self.clock = Clock()
         self.began = self.clock.now
-        self.server = compile_server._Server(cast("Any", None), str(folder), wake, self.clock)
+        self.server = compile_server._CompileServer(cast("Any", None), str(folder), wake, self.clock)
         request = compile_server._CompileRequest(
             id=1,
             programs=[],

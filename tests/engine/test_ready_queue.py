@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Origin, Stage, Verdict
-from iree_gauntlet.engine.scheduler import Limits, ReadyQueue, Scheduler
+from iree_gauntlet.engine.scheduler import ReadyQueue, ScheduleLimits, Scheduler
 from iree_gauntlet.steps import Resources, Step
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ STEP = Step(
 class Plainly:
     """The rule: go through all waiting steps again and again."""
 
-    def __init__(self, steps: Sequence[Step], finished: Mapping[str, Verdict], limits: Limits) -> None:
+    def __init__(self, steps: Sequence[Step], finished: Mapping[str, Verdict], limits: ScheduleLimits) -> None:
         self.waiting = {step.id: step for step in steps if step.id not in finished}
         self.known = {step.id for step in steps}
         self.verdicts = dict(finished)
@@ -131,7 +131,7 @@ def test_skips_starts_and_their_order_are_those_of_the_plain_rule(
         chance.shuffle(steps)
     finished = {step.id: chance.choice(VERDICTS) for step in steps if chance.random() < 0.1}
     small = {step.id for step in steps if chance.random() < 0.7}
-    limits = Limits(jobs, fail_fast, lambda step: step.id in small)
+    limits = ScheduleLimits(jobs, fail_fast, lambda step: step.id in small)
     plainly, queue = Plainly(steps, finished, limits), ReadyQueue(steps, finished, limits)
     running: list[Step] = []
     while True:
@@ -174,7 +174,7 @@ def calls_of_an_agenda(count: int) -> int:
     before = sys.getprofile()
     sys.setprofile(counted)
     try:
-        queue = ReadyQueue(steps, {}, Limits(2, fail_fast=False, fits=lambda _step: True))
+        queue = ReadyQueue(steps, {}, ScheduleLimits(2, fail_fast=False, fits=lambda _step: True))
         running = queue.take()
         while running:
             step = running.pop(0)
@@ -208,7 +208,7 @@ def test_one_thread_does_what_it_can_in_the_order_of_the_plan() -> None:
         done.append(step.id)
         return Verdict.PASSED
 
-    limits = Limits(1, fail_fast=False, fits=lambda _step: True)
+    limits = ScheduleLimits(1, fail_fast=False, fits=lambda _step: True)
     verdicts = Scheduler(steps, {}, limits, work, unskipped, lambda: None, lambda: pauses.append(len(done))).run()
     assert done == [step.id for step in steps]
     assert set(verdicts.values()) == {Verdict.PASSED}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.measuring.numerics.arrays import Tensor, TensorError, get_storage_dtype, read_arguments
 from iree_gauntlet.measuring.numerics.comparison import compare_outputs
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances
-from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, Value, read_value
+from iree_gauntlet.workers.iree_side.run_arguments import ArgumentValue, UnsupportedError, read_value
 from iree_gauntlet.workers.iree_side.run_server import close_values, compare_values
 
 FLOATS = st.sampled_from(["f16", "f32", "f64", "bf16"])
@@ -83,7 +83,7 @@ def test_files_are_read_as_elsewhere_or_not_at_all(tmp_path: Path) -> None:
     (tmp_path / "large.bin").write_bytes(bytes(1 << 21))
     for text in ("3x2xf32=@a.bin", "3xf64=@a.bin", "@a.npy", "@s.npy", "48xi4=@a.bin", "524288xf32=@large.bin"):
         mine, wanted = read_value(text, str(tmp_path)), read_arguments([text], tmp_path)[0]
-        assert isinstance(mine, Value)
+        assert isinstance(mine, ArgumentValue)
         assert wanted is not None
         assert (mine.shape, mine.element_type) == (wanted.shape, wanted.element_type)
         assert bytes(mine.contents) == wanted.array.tobytes()

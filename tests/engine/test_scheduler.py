@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Origin, Stage, Verdict
-from iree_gauntlet.engine.scheduler import Limits, Scheduler
+from iree_gauntlet.engine.scheduler import ScheduleLimits, Scheduler
 from iree_gauntlet.steps import Resources, Step
 from tests.support.command_line import LIMIT_SECONDS
 
@@ -45,7 +45,7 @@ class Run:
     Args:
         steps: the steps.
         verdicts: of steps that do not pass.
-        jobs, fail_fast, finished, fits: as for `Scheduler` and `Limits`.
+        jobs, fail_fast, finished, fits: as for `Scheduler` and `ScheduleLimits`.
         together: names of steps that wait until all of them run.
         hook: called in each step.
 
@@ -76,7 +76,7 @@ class Run:
         self.skips: dict[str, str] = {}
         self.aborted = threading.Event()
         self.scheduler = Scheduler(
-            steps, finished or {}, Limits(jobs, fail_fast, fits), self.work, self.skip, self.abort
+            steps, finished or {}, ScheduleLimits(jobs, fail_fast, fits), self.work, self.skip, self.abort
         )
 
     def abort(self) -> None:

@@ -15,9 +15,9 @@ import obstore
 import pytest
 
 from iree_gauntlet.artifacts.object_stores import open_store
-from iree_gauntlet.engine.modules.module_cache import Entry, ModuleCache
+from iree_gauntlet.engine.modules.module_cache import ModuleCache, ModuleEntry
 from iree_gauntlet.engine.modules.module_key import make_key
-from iree_gauntlet.engine.modules.shared_modules import Found, SharedModules, shared_modules
+from iree_gauntlet.engine.modules.shared_modules import SharedLookup, SharedModules, shared_modules
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.settings import Configuration, SharedModulesSettings, StoreOptions
 from tests.support.command_line import LIMIT_SECONDS
@@ -36,7 +36,7 @@ KEY = make_key(INGREDIENTS)
 NEVER = threading.Event()
 
 
-def publish(cache: ModuleCache, folder: Path, content: bytes = b"vmfb") -> Entry:
+def publish(cache: ModuleCache, folder: Path, content: bytes = b"vmfb") -> ModuleEntry:
     folder.mkdir(exist_ok=True)
     (folder / "m.vmfb").write_bytes(content)
     published = cache.publish(
@@ -102,14 +102,14 @@ def second(tmp_path: Path) -> ModuleCache:
     return ModuleCache(tmp_path / "second")
 
 
-def find(shared: SharedModules, cache: ModuleCache) -> Found:
+def find(shared: SharedModules, cache: ModuleCache) -> SharedLookup:
     return shared.find(KEY, cache, "model/sub@cpu:compile", ["module"], NEVER)
 
 
 def test_what_one_machine_has_made_another_one_gets(
     remote: Remote, first: ModuleCache, second: ModuleCache, tmp_path: Path
 ) -> None:
-    assert find(remote.seen(), second) == Found(asked=True)
+    assert find(remote.seen(), second) == SharedLookup(asked=True)
     made = publish(first, tmp_path / "run")
     writer = remote.seen(write=True)
     assert writer.offer(KEY, first, NEVER) == ""
@@ -215,7 +215,7 @@ def test_stores_that_cannot_be_told_to_replace_nothing_are_asked_first(
     options = {"endpoint": s3.endpoint, "conditional_put": conditional_put}
     stores = (StoreOptions(f"s3://{s3.name}", options),)
     remote = Remote(f"s3://{s3.name}/{conditional_put}", Configuration(environ=environ, stores=stores))
-    assert find(remote.seen(), second) == Found(asked=True)
+    assert find(remote.seen(), second) == SharedLookup(asked=True)
     publish(first, tmp_path / "run")
     assert remote.seen(write=True).offer(KEY, first, NEVER) == ""
     assert find(remote.seen(), second).entry is not None
@@ -245,10 +245,10 @@ def test_a_store_that_refuses_is_one_note(azurite: Azurite, first: ModuleCache, 
     remote = private(azurite)
     shared = remote.seen(write=True)
     found = find(shared, first)
-    assert found == Found(
+    assert found == SharedLookup(
         note=f"the shared cache {remote.url} is not used in this run: HTTP 403 (AuthorizationFailure)"
     )
-    assert find(shared, first) == Found()
+    assert find(shared, first) == SharedLookup()
     assert shared.offer(KEY, first, NEVER) == "", "it was given up"
     shared = remote.seen(write=True)
     note = shared.offer(KEY, first, NEVER)
@@ -311,7 +311,7 @@ def silent(port: int) -> Remote:
 def test_a_dead_store_costs_one_timeout_however_many_ask(second: ModuleCache) -> None:
     with silent_server() as (port, taken):
         shared = silent(port).seen(stall_timeout=0.5)
-        found: list[Found] = []
+        found: list[SharedLookup] = []
         threads = [threading.Thread(target=lambda: found.append(find(shared, second))) for _ in range(8)]
         for thread in threads:
             thread.start()

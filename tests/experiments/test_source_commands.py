@@ -17,7 +17,7 @@ import pytest
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.experiments.bisect_question import describe_change
 from iree_gauntlet.toolchains.environments import Environments
-from iree_gauntlet.toolchains.find import Place
+from iree_gauntlet.toolchains.find import ToolchainPlace
 from iree_gauntlet.toolchains.installer import Installer
 from tests.support.command_line import LIMIT_SECONDS, Done
 from tests.support.iree_source import (
@@ -392,7 +392,7 @@ def test_commits_that_do_not_build_are_left_out(project: Project, source: IreeSo
     assert "https://github.com/iree-org/iree/pull/42" in (project.folder / "b" / "bisect.md").read_text()
     assert source.commits["of-a-branch"][:12] not in [item["label"] for item in document["candidates"]]
     environments = Environments(project.folder, Installer(), offline=True, use=lambda _: None, news=lambda _: None)
-    place = Place(environments, builds_in(project.folder), packages_at(), "", hash_file, os.environ["PATH"])
+    place = ToolchainPlace(environments, builds_in(project.folder), packages_at(), "", hash_file, os.environ["PATH"])
     assert describe_change(source.commits["merge"], str(source.folder), place)["pull"] == 41
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.engine.processes.supervisor import Outcome
 from iree_gauntlet.experiments.explaining.bundle import repro_script
 from iree_gauntlet.experiments.explaining.symptom import Symptom, pattern_of, symptom_of
-from iree_gauntlet.experiments.explaining.tools import Ran
+from iree_gauntlet.experiments.explaining.tools import ToolResult
 from tests.support.hanging import HANG
 from tests.support.places import DATA
 
@@ -30,8 +30,8 @@ Stack dump:
 """
 
 
-def ran(errors: str = "", *, code: int | None = 1, signal: str = "", timed_out: bool = False) -> Ran:
-    return Ran(Outcome(code, signal=signal, timed_out=timed_out), (), errors)
+def ran(errors: str = "", *, code: int | None = 1, signal: str = "", timed_out: bool = False) -> ToolResult:
+    return ToolResult(Outcome(code, signal=signal, timed_out=timed_out), (), errors)
 
 
 def recorded() -> list[str]:

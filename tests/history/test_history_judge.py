@@ -14,7 +14,7 @@ from iree_gauntlet.errors import ExitCode, SpecError
 from iree_gauntlet.history.index import HistoryIndex
 from iree_gauntlet.history.judge import Effects, idle_marks, judge, with_confirmations, with_marks, without_invalid
 from iree_gauntlet.history.stores import open_history
-from iree_gauntlet.records.history_outcome import Finding, HistoryOutcome, Kind, Point, Series, SeriesKey
+from iree_gauntlet.records.history_outcome import Finding, FindingKind, HistoryOutcome, Point, Series, SeriesKey
 from iree_gauntlet.records.history_run import HistoryMachine, IreeVersion, history_file
 from iree_gauntlet.reports.history_page import changes_document
 from iree_gauntlet.settings import Configuration
@@ -47,8 +47,8 @@ def stepped(size: float, before: int = 20, after: int = 10) -> list[float]:
     return [value * (1 + size if place >= before else 1) for place, value in enumerate(noise(before + after))]
 
 
-@pytest.mark.parametrize(("size", "kind"), [(0.05, Kind.REGRESSION), (-0.05, Kind.IMPROVEMENT)])
-def test_a_step_of_a_time_is_one_or_the_other(size: float, kind: Kind) -> None:
+@pytest.mark.parametrize(("size", "kind"), [(0.05, FindingKind.REGRESSION), (-0.05, FindingKind.IMPROVEMENT)])
+def test_a_step_of_a_time_is_one_or_the_other(size: float, kind: FindingKind) -> None:
     (finding,) = found(series(stepped(size)))
     assert (finding.kind, finding.at, finding.suspected, finding.runs) == (kind, 20, False, 10)
     assert finding.change == pytest.approx(size, abs=0.01)
@@ -82,9 +82,9 @@ def test_a_step_in_the_middle_of_runs_of_one_iree_is_not_the_irees() -> None:
 
 def test_where_more_is_better_a_fall_is_the_loss() -> None:
     (finding,) = found(series(stepped(-0.05), "samples", more=True))
-    assert finding.kind is Kind.REGRESSION
+    assert finding.kind is FindingKind.REGRESSION
     (finding,) = found(series([100, 90], "dispatches", more=True))
-    assert finding.kind is Kind.REGRESSION
+    assert finding.kind is FindingKind.REGRESSION
 
 
 def test_with_few_runs_behind_it_a_step_is_suspected() -> None:
@@ -109,11 +109,11 @@ def test_the_worst_decides_how_a_check_ends() -> None:
 def test_what_is_exact_changes_with_every_change() -> None:
     changes = found(series([97, 97, 97, 55, 55, 55], "dispatches"))
     assert [(item.kind, item.at, item.old, item.new, item.p_value) for item in changes] == [
-        (Kind.IMPROVEMENT, 3, 97, 55, None)
+        (FindingKind.IMPROVEMENT, 3, 97, 55, None)
     ]
     assert found(series([5.0] * 8, "size_bytes")) == ()
     (zero,) = found(series([0.0, 0.0, 1e-6], "max_error"))
-    assert (zero.kind, zero.change) == (Kind.REGRESSION, math.inf)
+    assert (zero.kind, zero.change) == (FindingKind.REGRESSION, math.inf)
 
 
 def test_a_few_bytes_are_no_change_of_a_size_until_they_add_up() -> None:
@@ -126,7 +126,7 @@ def test_a_few_bytes_are_no_change_of_a_size_until_they_add_up() -> None:
 def test_instructions_change_from_a_thousandth_on(figure: str) -> None:
     assert found(series([1e6, 1e6 + 990, 1e6 - 5, 1e6], figure)) == ()
     (change,) = found(series([1e6, 1e6 + 7, 1e6 + 1100, 1e6 + 1093], figure))
-    assert (change.kind, change.at, change.old, change.new) == (Kind.REGRESSION, 2, 1e6, 1e6 + 1100)
+    assert (change.kind, change.at, change.old, change.new) == (FindingKind.REGRESSION, 2, 1e6, 1e6 + 1100)
     assert change.p_value is None
 
 
@@ -137,19 +137,19 @@ def test_what_changes_at_every_run_is_judged_as_noise() -> None:
 def test_what_came_back_is_won_back() -> None:
     values = [*noise(20, 1), *[value * 1.1 for value in noise(20, 2)], *noise(20, 3)]
     kinds = {item.kind: item.won_back for item in found(series(values))}
-    assert kinds == {Kind.REGRESSION: True, Kind.IMPROVEMENT: False}
+    assert kinds == {FindingKind.REGRESSION: True, FindingKind.IMPROVEMENT: False}
     worse, better = found(series([7, 9, 7], "dispatches"))[::-1]
-    assert (worse.won_back, better.kind) == (True, Kind.IMPROVEMENT)
+    assert (worse.won_back, better.kind) == (True, FindingKind.IMPROVEMENT)
 
 
 def test_small_steps_that_add_up_are_a_drift() -> None:
     values = [*noise(60, 1), *[value * 1.010 for value in noise(60, 2)], *[value * 1.022 for value in noise(60, 3)]]
     (finding,) = found(series(values))
-    assert finding.kind is Kind.DRIFT
+    assert finding.kind is FindingKind.DRIFT
     assert finding.change == pytest.approx(0.022, abs=0.003)
     falling = [100 / value for value in values]
     (finding,) = found(series(falling, more=True))
-    assert (finding.kind, finding.new < finding.old) == (Kind.DRIFT, True)
+    assert (finding.kind, finding.new < finding.old) == (FindingKind.DRIFT, True)
 
 
 def test_among_many_series_chance_alone_is_not_reported() -> None:

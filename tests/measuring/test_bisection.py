@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.statistics.bisection import (
+    CandidateEnd,
     Search,
-    Side,
     count_most_tries,
     is_nearer_to_bad,
     is_same_value,
@@ -18,9 +18,9 @@ from iree_gauntlet.measuring.statistics.bisection import (
 )
 
 
-def searched(truth: list[Side]) -> tuple[Search, list[int]]:
+def searched(truth: list[CandidateEnd]) -> tuple[Search, list[int]]:
     """The end of a search in a row of known sides, and what it tried, in order."""
-    sides = {0: Side.OLD, len(truth) - 1: Side.NEW}
+    sides = {0: CandidateEnd.OLD, len(truth) - 1: CandidateEnd.NEW}
     tried: list[int] = []
     while (place := Search(len(truth), sides).next) is not None:
         assert Search(len(truth), sides).tries_left > 0
@@ -30,38 +30,41 @@ def searched(truth: list[Side]) -> tuple[Search, list[int]]:
 
 
 @st.composite
-def monotone(draw: st.DrawFn) -> tuple[list[Side], int]:
+def monotone(draw: st.DrawFn) -> tuple[list[CandidateEnd], int]:
     """A history with one change and any set of broken candidates between the ends; where the change is."""
     count = draw(st.integers(2, 200))
     change = draw(st.integers(1, count - 1))
     broken = draw(st.sets(st.integers(1, count - 2))) if count > 2 else set()
-    sides = [Side.NEITHER if i in broken else Side.OLD if i < change else Side.NEW for i in range(count)]
+    sides = [
+        CandidateEnd.NEITHER if i in broken else CandidateEnd.OLD if i < change else CandidateEnd.NEW
+        for i in range(count)
+    ]
     return sides, change
 
 
 @given(monotone())
-def test_the_change_is_found_with_few_tries_and_none_twice(history: tuple[list[Side], int]) -> None:
+def test_the_change_is_found_with_few_tries_and_none_twice(history: tuple[list[CandidateEnd], int]) -> None:
     truth, change = history
     found, tried = searched(truth)
     assert len(set(tried)) == len(tried)
-    broken = sum(truth[place] is Side.NEITHER for place in tried)
+    broken = sum(truth[place] is CandidateEnd.NEITHER for place in tried)
     assert len(tried) <= count_most_tries(len(truth)) + broken
-    assert truth[found.last_old] is Side.OLD
-    assert truth[found.first_new] is Side.NEW
+    assert truth[found.last_old] is CandidateEnd.OLD
+    assert truth[found.first_new] is CandidateEnd.NEW
     assert found.last_old < change <= found.first_new
-    assert all(truth[place] is Side.NEITHER for place in found.between)
+    assert all(truth[place] is CandidateEnd.NEITHER for place in found.between)
     assert found.tries_left == 0
     assert len(found.changes) == 1
 
 
-@given(st.lists(st.sampled_from(list(Side)), min_size=0, max_size=60))
-def test_any_history_ends_with_a_change_that_is_there(middle: list[Side]) -> None:
-    truth = [Side.OLD, *middle, Side.NEW]
+@given(st.lists(st.sampled_from(list(CandidateEnd)), min_size=0, max_size=60))
+def test_any_history_ends_with_a_change_that_is_there(middle: list[CandidateEnd]) -> None:
+    truth = [CandidateEnd.OLD, *middle, CandidateEnd.NEW]
     found, tried = searched(truth)
     assert len(set(tried)) == len(tried) <= len(middle)
-    assert truth[found.last_old] is Side.OLD
-    assert truth[found.first_new] is Side.NEW
-    assert all(truth[place] is Side.NEITHER for place in found.between)
+    assert truth[found.last_old] is CandidateEnd.OLD
+    assert truth[found.first_new] is CandidateEnd.NEW
+    assert all(truth[place] is CandidateEnd.NEITHER for place in found.between)
 
 
 @pytest.mark.parametrize(
@@ -69,31 +72,50 @@ def test_any_history_ends_with_a_change_that_is_there(middle: list[Side]) -> Non
 )
 def test_the_bound_is_reached_and_not_passed(count: int, tries: int) -> None:
     assert count_most_tries(count) == tries
-    rows = ([Side.OLD] * change + [Side.NEW] * (count - change) for change in range(1, count))
+    rows = ([CandidateEnd.OLD] * change + [CandidateEnd.NEW] * (count - change) for change in range(1, count))
     assert max(len(searched(row)[1]) for row in rows) == tries
 
 
 def test_broken_ones_in_the_middle_are_stepped_around() -> None:
-    truth = [Side.OLD] * 3 + [Side.NEITHER] * 3 + [Side.NEW] * 3
+    truth = [CandidateEnd.OLD] * 3 + [CandidateEnd.NEITHER] * 3 + [CandidateEnd.NEW] * 3
     found, tried = searched(truth)
     assert tried[:3] == [4, 5, 3]
     assert (found.last_old, found.between, found.first_new) == (2, (3, 4, 5), 6)
 
 
 def test_a_history_that_goes_back_and_forth_tells_its_changes_and_the_newest() -> None:
-    sides = dict(enumerate([Side.OLD, Side.NEW, Side.NEITHER, Side.OLD, Side.NEW, Side.NEW]))
+    sides = dict(
+        enumerate(
+            [
+                CandidateEnd.OLD,
+                CandidateEnd.NEW,
+                CandidateEnd.NEITHER,
+                CandidateEnd.OLD,
+                CandidateEnd.NEW,
+                CandidateEnd.NEW,
+            ]
+        )
+    )
     found = Search(6, sides)
     assert found.changes == ((0, 1), (1, 3), (3, 4))
     assert (found.last_old, found.first_new) == (3, 4)
-    assert Search(6, {0: Side.OLD, 4: Side.NEITHER, 5: Side.NEW}).untried_anywhere == (1, 2, 3)
+    assert Search(6, {0: CandidateEnd.OLD, 4: CandidateEnd.NEITHER, 5: CandidateEnd.NEW}).untried_anywhere == (1, 2, 3)
 
 
-@pytest.mark.parametrize("sides", [{}, {0: Side.OLD}, {0: Side.NEW, 2: Side.NEW}, {0: Side.OLD, 2: Side.NEITHER}])
-def test_ends_that_do_not_differ_are_refused(sides: dict[int, Side]) -> None:
+@pytest.mark.parametrize(
+    "sides",
+    [
+        {},
+        {0: CandidateEnd.OLD},
+        {0: CandidateEnd.NEW, 2: CandidateEnd.NEW},
+        {0: CandidateEnd.OLD, 2: CandidateEnd.NEITHER},
+    ],
+)
+def test_ends_that_do_not_differ_are_refused(sides: dict[int, CandidateEnd]) -> None:
     with pytest.raises(GauntletError, match="two ends that differ"):
         Search(3, sides)
     with pytest.raises(GauntletError, match="outside of a row of 3"):
-        Search(3, {0: Side.OLD, 2: Side.NEW, 3: Side.NEW})
+        Search(3, {0: CandidateEnd.OLD, 2: CandidateEnd.NEW, 3: CandidateEnd.NEW})
 
 
 @pytest.mark.parametrize(
@@ -142,16 +164,16 @@ def test_the_ends_are_like_themselves_and_names_do_not_matter(value: float, good
 
 @given(st.integers(3, 60), st.data())
 def test_what_is_there_already_is_taken_where_it_costs_no_more_tries(count: int, data: st.DataObject) -> None:
-    search = Search(count, {0: Side.OLD, count - 1: Side.NEW})
+    search = Search(count, {0: CandidateEnd.OLD, count - 1: CandidateEnd.NEW})
     there = data.draw(st.sets(st.integers(0, count - 1)))
     found = search.next_of(there)
     assert found is not None
     # Whichever side is left over, no more tries are needed than behind the middle one.
-    after = [Search(count, {**search.sides, found: side}).tries_left for side in (Side.OLD, Side.NEW)]
+    after = [Search(count, {**search.sides, found: side}).tries_left for side in (CandidateEnd.OLD, CandidateEnd.NEW)]
     assert max(after) <= search.tries_left - 1
     assert found in there or found == search.next
     assert search.next_of(()) == search.next
 
 
 def test_a_search_that_is_over_takes_none() -> None:
-    assert Search(2, {0: Side.OLD, 1: Side.NEW}).next_of({0, 1}) is None
+    assert Search(2, {0: CandidateEnd.OLD, 1: CandidateEnd.NEW}).next_of({0, 1}) is None

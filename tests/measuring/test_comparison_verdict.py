@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.measuring.statistics.comparison_verdict import (
     Comparison,
-    Verdict,
+    TimeVerdict,
     _judge,
     compare,
     compare_log_ratios,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _RECORDED = DATA / "noise"
 _CONDITIONS = ("quiet", "neighbour", "shared")
 _PLAN = plan_looks()
-_ORDER = {Verdict.FASTER: 0, Verdict.SAME: 1, Verdict.INCONCLUSIVE: 1, Verdict.SLOWER: 2}
+_ORDER = {TimeVerdict.FASTER: 0, TimeVerdict.SAME: 1, TimeVerdict.INCONCLUSIVE: 1, TimeVerdict.SLOWER: 2}
 
 
 @cache
@@ -75,18 +75,18 @@ def _noise(condition: str, sessions: int) -> list[NDArray[np.float64]]:
     return found
 
 
-def _simulated(condition: str, factor: float, sessions: int) -> list[Verdict]:
+def _simulated(condition: str, factor: float, sessions: int) -> list[TimeVerdict]:
     return [_sequential(ratios + math.log(factor)).verdict for ratios in _noise(condition, sessions)]
 
 
-def _share(verdicts: list[Verdict], wanted: Verdict) -> float:
+def _share(verdicts: list[TimeVerdict], wanted: TimeVerdict) -> float:
     return verdicts.count(wanted) / len(verdicts)
 
 
 @pytest.mark.parametrize("condition", _CONDITIONS)
 def test_false_alarms_on_recorded_noise_stay_below_alpha(condition: str) -> None:
     verdicts = _simulated(condition, 1.0, 100)
-    alarms = _share(verdicts, Verdict.SLOWER) + _share(verdicts, Verdict.FASTER)
+    alarms = _share(verdicts, TimeVerdict.SLOWER) + _share(verdicts, TimeVerdict.FASTER)
     assert alarms <= _PLAN.alpha + 3 * math.sqrt(_PLAN.alpha / len(verdicts))
 
 
@@ -95,7 +95,7 @@ def test_false_alarms_at_the_band_s_edge_stay_below_alpha(condition: str) -> Non
     """A slowdown of exactly δ is the hardest that is not yet one; only one side's half of α is at stake."""
     verdicts = _simulated(condition, 1.01, 100)
     level = _PLAN.alpha / 2
-    assert _share(verdicts, Verdict.SLOWER) <= level + 3 * math.sqrt(level / len(verdicts))
+    assert _share(verdicts, TimeVerdict.SLOWER) <= level + 3 * math.sqrt(level / len(verdicts))
 
 
 @pytest.mark.parametrize("condition", _CONDITIONS)
@@ -103,18 +103,18 @@ def test_false_alarms_at_the_band_s_edge_stay_below_alpha(condition: str) -> Non
 def test_a_difference_of_the_whole_band_is_hardly_ever_called_the_same(condition: str, factor: float) -> None:
     verdicts = _simulated(condition, factor, 100)
     level = _PLAN.alpha / 2
-    assert _share(verdicts, Verdict.SAME) <= level + 3 * math.sqrt(level / len(verdicts))
+    assert _share(verdicts, TimeVerdict.SAME) <= level + 3 * math.sqrt(level / len(verdicts))
 
 
 def test_five_percent_is_found_in_quiet_and_ten_next_to_a_neighbour() -> None:
-    assert _share(_simulated("quiet", 1.05, 40), Verdict.SLOWER) >= 0.95
-    assert _share(_simulated("quiet", 1 / 1.05, 40), Verdict.FASTER) >= 0.95
-    assert _share(_simulated("neighbour", 1.10, 40), Verdict.SLOWER) >= 0.95
+    assert _share(_simulated("quiet", 1.05, 40), TimeVerdict.SLOWER) >= 0.95
+    assert _share(_simulated("quiet", 1 / 1.05, 40), TimeVerdict.FASTER) >= 0.95
+    assert _share(_simulated("neighbour", 1.10, 40), TimeVerdict.SLOWER) >= 0.95
 
 
 def test_no_slowdown_is_ever_called_faster() -> None:
     for condition in _CONDITIONS:
-        assert Verdict.FASTER not in _simulated(condition, 1.05, 30)
+        assert TimeVerdict.FASTER not in _simulated(condition, 1.05, 30)
 
 
 @st.composite
@@ -150,7 +150,7 @@ def test_the_unit_of_time_is_no_matter(blocks: list[Block], power: int, location
 def test_swapping_the_sides_inverts_ratio_and_verdict(blocks: list[Block]) -> None:
     forth = compare(blocks, _PLAN)
     back = compare([swapped(block) for block in blocks], _PLAN)
-    mirrored = {Verdict.SLOWER: Verdict.FASTER, Verdict.FASTER: Verdict.SLOWER}
+    mirrored = {TimeVerdict.SLOWER: TimeVerdict.FASTER, TimeVerdict.FASTER: TimeVerdict.SLOWER}
     assert back.verdict == mirrored.get(forth.verdict, forth.verdict)
     assert back.p_value == forth.p_value
     assert back.ratio == pytest.approx(1 / forth.ratio)
@@ -181,35 +181,35 @@ def test_the_order_of_repetitions_is_no_matter_and_nothing_is_drawn(blocks: list
 @given(_sessions())
 def test_a_verdict_says_what_its_interval_says(blocks: list[Block]) -> None:
     comparison = compare(blocks, _PLAN, least=0.01, band=0.02)
-    if comparison.verdict == Verdict.SLOWER:
+    if comparison.verdict == TimeVerdict.SLOWER:
         assert comparison.low > 1.01
-    elif comparison.verdict == Verdict.FASTER:
+    elif comparison.verdict == TimeVerdict.FASTER:
         assert comparison.high < 1 / 1.01
-    elif comparison.verdict == Verdict.SAME:
+    elif comparison.verdict == TimeVerdict.SAME:
         assert comparison.low >= 1 / 1.02 - 1e-12
         assert comparison.high <= 1.02 + 1e-12
     else:
         assert comparison.reason
     assert comparison.reason
-    assert (comparison.next_look is None) or comparison.verdict == Verdict.INCONCLUSIVE
+    assert (comparison.next_look is None) or comparison.verdict == TimeVerdict.INCONCLUSIVE
 
 
 def test_the_four_verdicts() -> None:
     def judged(*shifts: float) -> Comparison:
         return compare_log_ratios(np.array(shifts), _PLAN)
 
-    assert judged(*[0.05] * 10).verdict == Verdict.SLOWER
-    assert judged(*[-0.05] * 10).verdict == Verdict.FASTER
-    assert judged(*[0.001] * 10).verdict == Verdict.SAME
+    assert judged(*[0.05] * 10).verdict == TimeVerdict.SLOWER
+    assert judged(*[-0.05] * 10).verdict == TimeVerdict.FASTER
+    assert judged(*[0.001] * 10).verdict == TimeVerdict.SAME
     crossing = judged(*np.linspace(-0.05, 0.08, 10))
-    assert crossing.verdict == Verdict.INCONCLUSIVE
+    assert crossing.verdict == TimeVerdict.INCONCLUSIVE
     assert crossing.next_look == 14
     assert "is neither beyond ±1 % nor within ±3 %" in crossing.reason
 
 
 def test_too_few_blocks_say_how_many_are_needed() -> None:
     comparison = compare_log_ratios(np.full(4, 0.5), _PLAN)
-    assert comparison.verdict == Verdict.INCONCLUSIVE
+    assert comparison.verdict == TimeVerdict.INCONCLUSIVE
     assert (comparison.low, comparison.high, comparison.p_value) == (0.0, math.inf, 1.0)
     assert comparison.next_look == 10
     assert comparison.reason == "4 blocks, and 10 are needed for the first verdict"
@@ -224,7 +224,7 @@ def test_a_plan_that_is_used_up_is_named() -> None:
 
 def test_blocks_that_contradict_earlier_ones_give_no_verdict() -> None:
     comparison = compare_log_ratios(np.array([0.2] * 10 + [-0.2] * 30), _PLAN)
-    assert comparison.verdict == Verdict.INCONCLUSIVE
+    assert comparison.verdict == TimeVerdict.INCONCLUSIVE
     assert "contradict" in comparison.reason
 
 
@@ -250,23 +250,23 @@ def test_bad_ratios_are_an_error_and_no_verdict(ratios: list[float]) -> None:
 @pytest.mark.parametrize(
     ("ratios", "allow", "verdict"),
     [
-        ((0.90, 1.02), None, Verdict.INCONCLUSIVE),
-        ((0.90, 1.02), 0.03, Verdict.NOT_SLOWER),
-        ((0.90, 1.02), 0.015, Verdict.INCONCLUSIVE),
-        ((0.90, 0.999), 0.0, Verdict.NOT_SLOWER),
-        ((0.90, 1.04), 0.03, Verdict.INCONCLUSIVE),
+        ((0.90, 1.02), None, TimeVerdict.INCONCLUSIVE),
+        ((0.90, 1.02), 0.03, TimeVerdict.NOT_SLOWER),
+        ((0.90, 1.02), 0.015, TimeVerdict.INCONCLUSIVE),
+        ((0.90, 0.999), 0.0, TimeVerdict.NOT_SLOWER),
+        ((0.90, 1.04), 0.03, TimeVerdict.INCONCLUSIVE),
         # A difference is one although it would be allowed, and what is the same is not less than that.
-        ((1.012, 1.02), 0.03, Verdict.SLOWER),
-        ((0.90, 0.95), 0.03, Verdict.FASTER),
-        ((0.99, 1.01), 0.03, Verdict.SAME),
+        ((1.012, 1.02), 0.03, TimeVerdict.SLOWER),
+        ((0.90, 0.95), 0.03, TimeVerdict.FASTER),
+        ((0.99, 1.01), 0.03, TimeVerdict.SAME),
     ],
 )
 def test_not_slower_is_enough_where_a_slowdown_is_allowed(
-    ratios: tuple[float, float], allow: float | None, verdict: Verdict
+    ratios: tuple[float, float], allow: float | None, verdict: TimeVerdict
 ) -> None:
     found, reason = _judge(Interval(*map(math.log, ratios)), 0.01, 0.03, allow)
     assert found is verdict, reason
-    if verdict is Verdict.NOT_SLOWER:
+    if verdict is TimeVerdict.NOT_SLOWER:
         assert reason.startswith(f"not slower by more than {max(0, 100 * (ratios[1] - 1)):.1f} %: the interval, ")
 
 
@@ -274,7 +274,7 @@ def test_not_slower_is_enough_where_a_slowdown_is_allowed(
 def test_a_slowdown_of_all_that_is_allowed_is_hardly_ever_called_not_slower(condition: str) -> None:
     verdicts = [_sequential(ratios + math.log(1.03), allow=0.03).verdict for ratios in _noise(condition, 100)]
     level = _PLAN.alpha / 2
-    share = _share(verdicts, Verdict.SAME) + _share(verdicts, Verdict.NOT_SLOWER)
+    share = _share(verdicts, TimeVerdict.SAME) + _share(verdicts, TimeVerdict.NOT_SLOWER)
     assert share <= level + 3 * math.sqrt(level / len(verdicts))
 
 
@@ -292,18 +292,18 @@ def test_margins_that_are_none_are_an_error(least: float, band: float) -> None:
 def test_a_session_whose_control_differs_is_void() -> None:
     slower, control = (compare_log_ratios(np.full(10, shift), _PLAN) for shift in (0.2, 0.03))
     judged = hold_against_control(slower, control)
-    assert judged.verdict == Verdict.INCONCLUSIVE
+    assert judged.verdict == TimeVerdict.INCONCLUSIVE
     assert judged.reason.startswith("void: A against itself is slower (+3.0 %)")
     assert judged.next_look is None
     same = compare_log_ratios(np.zeros(10), _PLAN)
-    assert hold_against_control(same, control).verdict == Verdict.INCONCLUSIVE
+    assert hold_against_control(same, control).verdict == TimeVerdict.INCONCLUSIVE
 
 
 def test_a_difference_no_larger_than_the_control_s_is_none() -> None:
     slower = compare_log_ratios(np.full(10, 0.05), _PLAN)
     wide = compare_log_ratios(np.linspace(-0.3, 0.42, 10), _PLAN)
-    assert wide.verdict == Verdict.INCONCLUSIVE
-    assert hold_against_control(slower, wide).verdict == Verdict.INCONCLUSIVE
+    assert wide.verdict == TimeVerdict.INCONCLUSIVE
+    assert hold_against_control(slower, wide).verdict == TimeVerdict.INCONCLUSIVE
     assert "no more than A against itself" in hold_against_control(slower, wide).reason
     quiet = compare_log_ratios(np.linspace(-0.01, 0.012, 10), _PLAN)
     assert hold_against_control(slower, quiet) == slower

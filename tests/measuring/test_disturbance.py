@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.measuring.machine.disturbance import Limits, RoundState, RoundWatch
+from iree_gauntlet.measuring.machine.disturbance import DisturbanceLimits, RoundState, RoundWatch
 from iree_gauntlet.measuring.machine.gpus import GpuState, Slowdown
 from iree_gauntlet.measuring.machine.machine_state import (
     CpuTimes,
@@ -145,7 +145,7 @@ def test_the_power_limit_of_a_gpu_can_be_judged() -> None:
         replace(GPU, throttled=((Slowdown.POWER_CAP, 300),), uptime=1500),
     )
     assert state.disturbances() == ()
-    (line,) = state.disturbances(Limits(power_capped_share=0.2))
+    (line,) = state.disturbances(DisturbanceLimits(power_capped_share=0.2))
     assert line == "GPU 0 (H200) was slowed down for 40 % of the round: at its power limit (20 % is tolerated)"
 
 
@@ -157,7 +157,7 @@ def test_more_disturbance_is_never_less_of_a_cause(share: float, steal: float, u
     state = _state(whole=CpuUse(share, steal, unsure))
     worse = _state(whole=CpuUse(max(share, more), max(steal, more), unsure))
     assert len(worse.disturbances()) >= len(state.disturbances())
-    stricter = Limits(busy_share=0.01, steal_share=0.0)
+    stricter = DisturbanceLimits(busy_share=0.01, steal_share=0.0)
     assert len(state.disturbances(stricter)) >= len(state.disturbances())
     if max(share, steal) <= unsure:
         assert state.disturbances() == ()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.measuring.statistics.comparison_verdict import (
     Comparison,
     Dependence,
-    Verdict,
+    TimeVerdict,
     adjust_p_values,
     compare_log_ratios,
     control_discoveries,
@@ -53,10 +53,10 @@ def test_no_p_values_and_bad_ones() -> None:
 
 def test_a_lone_weak_difference_among_many_models_is_no_discovery() -> None:
     weak = compare_log_ratios(np.full(10, 0.05), plan_looks())
-    assert weak.verdict == Verdict.SLOWER
+    assert weak.verdict == TimeVerdict.SLOWER
     same = {f"m{number}": _compared(0.0, number) for number in range(20)}
     judged = control_discoveries({"weak": weak, **same})
-    assert judged["weak"].verdict == Verdict.INCONCLUSIVE
+    assert judged["weak"].verdict == TimeVerdict.INCONCLUSIVE
     assert "among 21 models" in judged["weak"].reason
     assert judged["weak"].ratio == weak.ratio
     assert control_discoveries({"weak": weak})["weak"] == weak
@@ -68,16 +68,16 @@ def test_a_void_model_lends_its_p_value_to_nobody() -> None:
     same = {f"m{number}": _compared(0.0, number) for number in range(8)}
     helped = control_discoveries({"weak": weak, **{f"s{number}": strong for number in range(5)}, **same})
     alone = control_discoveries({"weak": weak, **{f"s{number}": void for number in range(5)}, **same})
-    assert helped["weak"].verdict == Verdict.SLOWER
-    assert alone["weak"].verdict == Verdict.INCONCLUSIVE
+    assert helped["weak"].verdict == TimeVerdict.SLOWER
+    assert alone["weak"].verdict == TimeVerdict.INCONCLUSIVE
     assert alone["s0"] == void
 
 
 def test_plain_differences_stay_and_other_verdicts_are_not_touched() -> None:
     comparisons = {"slow": _compared(0.08), "fast": _compared(-0.08, 1), "even": _compared(0.0, 2)}
     assert control_discoveries(comparisons) == comparisons
-    assert comparisons["slow"].verdict == Verdict.SLOWER
-    assert comparisons["fast"].verdict == Verdict.FASTER
+    assert comparisons["slow"].verdict == TimeVerdict.SLOWER
+    assert comparisons["fast"].verdict == TimeVerdict.FASTER
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0, math.nan])

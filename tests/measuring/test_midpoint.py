@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.measuring.statistics.bisection import (
     MOST_UNDECIDED,
+    CandidateEnd,
     Search,
-    Side,
     find_middle,
     most_comparisons,
     place,
@@ -117,8 +117,8 @@ def search(chance: np.random.Generator, count: int, change: int, effect: float, 
     if not ends.differs:
         return "range"
     middle = find_middle(ends.ratio, ends.low, ends.high)
-    sides = {0: Side.OLD, count - 1: Side.NEW}
-    names = {True: Side.NEW, False: Side.OLD, None: Side.NEITHER}
+    sides = {0: CandidateEnd.OLD, count - 1: CandidateEnd.NEW}
+    names = {True: CandidateEnd.NEW, False: CandidateEnd.OLD, None: CandidateEnd.NEITHER}
     made = 1
     while (candidate := Search(count, sides).next) is not None and made < comparisons:
         truth = effect if candidate >= change else 0.0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict, compare_log_ratios
+from iree_gauntlet.measuring.statistics.comparison_verdict import TimeVerdict, compare_log_ratios
 from iree_gauntlet.measuring.statistics.rounds import EvidenceError, SequentialPlan, plan_looks
 
 
@@ -74,7 +74,7 @@ def test_false_alarms_stay_below_alpha_at_the_band_s_very_edge(tails: str) -> No
         )
         ratios = math.log(1.01) + 0.02 * noise
         looks = [compare_log_ratios(ratios[:look], plan) for look in plan.looks]
-        wrong += any(comparison.verdict == Verdict.SLOWER for comparison in looks)
+        wrong += any(comparison.verdict == TimeVerdict.SLOWER for comparison in looks)
         small += looks[-1].p_value <= 0.1
     # One edge is at stake, hence half of alpha.
     limit = 0.05 + 3 * math.sqrt(0.05 * 0.95 / sessions)

@@ -14,20 +14,20 @@ from markdown_it import MarkdownIt
 
 from iree_gauntlet.document import (
     Code,
+    ColouredCell,
     Column,
+    ColumnKind,
     Document,
     Folded,
     Heading,
     Items,
-    Judged,
-    Kind,
-    Link,
     Name,
     Notes,
     OnPage,
     Paragraph,
     Picture,
     Table,
+    TextLink,
 )
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.reports.render_console import print_document
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from iree_gauntlet.document import Cell
 
 COLUMNS = (
-    Column("model", Kind.NAME),
-    Column("like", Kind.VERDICT),
-    Column("time", Kind.NUMBER, unit="ms", rank=1),
-    Column("dispatches", Kind.NUMBER, rank=3),
-    Column("took", Kind.DURATION, rank=4),
-    Column("share", Kind.SHARE, rank=2),
+    Column("model", ColumnKind.NAME),
+    Column("like", ColumnKind.VERDICT),
+    Column("time", ColumnKind.NUMBER, unit="ms", rank=1),
+    Column("dispatches", ColumnKind.NUMBER, rank=3),
+    Column("took", ColumnKind.DURATION, rank=4),
+    Column("share", ColumnKind.SHARE, rank=2),
     Column("remarks"),
 )
 _TAGS = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "a", "code", "pre"}
@@ -65,7 +65,7 @@ DOCUMENT = Document(
         Table(COLUMNS, ROWS),
         Notes(("one", "two")),
         Heading("More"),
-        Paragraph(("see ", Name("a|b"), ", or ", Link("the commits", "https://h.example/a...b"), ".")),
+        Paragraph(("see ", Name("a|b"), ", or ", TextLink("the commits", "https://h.example/a...b"), ".")),
         Items((("first",), ("then ", Name("b")))),
     ),
     (Code("gauntlet bisect --good 3.5.0", "sh"),),
@@ -81,8 +81,11 @@ def printed(document: Document, width: int | None = None) -> list[str]:
 
 def of_text(text: str) -> Document:
     """One that has a text at every place."""
-    table = Table(tuple(Column(text, kind) for kind in Kind), ((text,) * len(Kind), (Judged(text, text),) * len(Kind)))
-    paragraph = Paragraph((text, Name(text), Link(text, "https://h.example")))
+    table = Table(
+        tuple(Column(text, kind) for kind in ColumnKind),
+        ((text,) * len(ColumnKind), (ColouredCell(text, text),) * len(ColumnKind)),
+    )
+    paragraph = Paragraph((text, Name(text), TextLink(text, "https://h.example")))
     pictures = (Picture("a.svg", _SVG, text, text), Picture("a.png", _PNG, text, text))
     blocks = (Heading(text), paragraph, Notes((text,)), Items(((text,),)), table, *pictures)
     return Document(text, text, (text,), (*blocks, Folded(text, (paragraph,))), (Code(text),))
@@ -112,7 +115,7 @@ def test_on_a_terminal_the_answer_comes_last() -> None:
 
 
 def test_a_terminal_shows_the_first_of_many_and_counts_the_rest() -> None:
-    table = Table((Column("n", Kind.NUMBER),), ((1.0,), (2.0,), (3.0,)), 2)
+    table = Table((Column("n", ColumnKind.NUMBER),), ((1.0,), (2.0,), (3.0,)), 2)
     document = Document("T", "done", (), (Heading("Many"), Items((("a",), ("b",)), 1), Heading("Rows", 3), table))
     assert printed(document)[3:11] == [*("Many", "  a", "  and 1 more, in the reports", "", "Rows", "n", "1", "2")]
     assert "  and 1 more, in the reports" in printed(document)[11:]
@@ -219,7 +222,9 @@ def test_what_is_folded_stands_in_files_and_what_is_of_a_page_there_alone() -> N
 
 
 def test_a_cell_may_be_judged_by_a_word_that_it_does_not_hold() -> None:
-    table = Table((Column("ratio", Kind.NUMBER),), ((Judged("0.50", "slower"),), (Judged("2.00", "faster"),)))
+    table = Table(
+        (Column("ratio", ColumnKind.NUMBER),), ((ColouredCell("0.50", "slower"),), (ColouredCell("2.00", "faster"),))
+    )
     document = Document("T", "done", (), (table,))
     assert printed(document)[4:6] == [" 0.50", " 2.00"]
     assert "| **0.50** |\n| 2.00 |" in markdown(document)
@@ -228,7 +233,7 @@ def test_a_cell_may_be_judged_by_a_word_that_it_does_not_hold() -> None:
 
 
 def test_figures_of_a_column_stand_with_their_points_below_each_other() -> None:
-    table = Table((Column("time", Kind.NUMBER, "ms"),), (("9.1 ± 0.1",), ("0.0123",), ("1,234",), ("–",)))
+    table = Table((Column("time", ColumnKind.NUMBER, "ms"),), (("9.1 ± 0.1",), ("0.0123",), ("1,234",), ("–",)))
     page = lxml.html.fromstring(html_page(Document("T", "done", (), (table,))))
     tails = page.findall(".//td/span/span")
     assert [item.getparent().text for item in tails] == ["9", "0", "1,234"]
@@ -237,7 +242,10 @@ def test_figures_of_a_column_stand_with_their_points_below_each_other() -> None:
 
 
 def test_a_table_without_text_goes_on_below() -> None:
-    columns = (Column("recipe", Kind.NAME), *(Column(f"{size}-{size}", Kind.NUMBER) for size in (64, 128, 256)))
+    columns = (
+        Column("recipe", ColumnKind.NAME),
+        *(Column(f"{size}-{size}", ColumnKind.NUMBER) for size in (64, 128, 256)),
+    )
     document = Document("T", "done", (), (Table(columns, (("int8", 1.0, 2.0, 3.0), ("O3", 4.0, 5.0, 6.0)), 1),))
     assert printed(document, 22)[3:8] == [
         "recipe  64-64  128-128",
@@ -263,7 +271,7 @@ def test_where_there_is_no_room_the_least_important_columns_go(width: int, title
 
 
 def test_long_text_is_folded_in_its_column() -> None:
-    table = Table((Column("model", Kind.NAME), Column("why")), (("m", "word " * 20),))
+    table = Table((Column("model", ColumnKind.NAME), Column("why")), (("m", "word " * 20),))
     lines = printed(Document("T", "done", (), (table,)), 40)
     assert max(map(len, lines)) <= 40
     assert " ".join(lines).count("word") == 20
@@ -281,4 +289,4 @@ def test_no_text_breaks_out_of_its_place(text: str) -> None:
     assert [re.sub(r"<summary>[^<>]*</summary>", "", block).strip() for block in blocks] == ["<details>", "</details>"]
     if text.strip():
         assert sum(token.type == "table_open" for token in tokens) == 1
-        assert sum(token.type == "td_open" for token in tokens) == 2 * (len(Kind) - 1)
+        assert sum(token.type == "td_open" for token in tokens) == 2 * (len(ColumnKind) - 1)

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from lxml import etree, html
 
-from iree_gauntlet.document import Bars, Chart, Column, Course, Interval, Kind, Lanes, Line, Span, Stop
+from iree_gauntlet.document import Bars, Chart, Column, ColumnKind, Course, DrawnInterval, Lanes, Line, Stop, WorkSpan
 from iree_gauntlet.reports.draw import draw_block, draw_lanes, draw_line, drawn_column, held_bar
 
 _MARGINS = (0.01, 0.03)
@@ -31,8 +31,12 @@ def _points(svg: str) -> list[tuple[float, float]]:
 
 
 def test_intervals_stand_in_one_scale_around_no_difference() -> None:
-    cells = [Interval(1.05, 1.1, 1.2, (0.99, 1.01), "slower"), Interval(None, 0.98, 1.0, None, "faster"), None]
-    _, (slower, faster, nothing) = drawn_column(Column("x", Kind.DRAWN, margins=_MARGINS), cells)
+    cells = [
+        DrawnInterval(1.05, 1.1, 1.2, (0.99, 1.01), "slower"),
+        DrawnInterval(None, 0.98, 1.0, None, "faster"),
+        None,
+    ]
+    _, (slower, faster, nothing) = drawn_column(Column("x", ColumnKind.DRAWN, margins=_MARGINS), cells)
     assert nothing == ""
     (zero,) = _xs(slower, "//line[@class='zero']/@x1")
     assert zero == 100
@@ -55,10 +59,10 @@ def test_intervals_stand_in_one_scale_around_no_difference() -> None:
 @example([(1.0, 1.0, 1.0)], (0.0,))
 def test_any_ratio_stays_in_the_picture(ratios: list[tuple[float, float, float]], margins: tuple[float, ...]) -> None:
     cells = [
-        Interval(low, middle, high, (1 / high if high else 0.0, high), "same")
+        DrawnInterval(low, middle, high, (1 / high if high else 0.0, high), "same")
         for low, middle, high in map(sorted, ratios)
     ]
-    axis, drawn = drawn_column(Column("x", Kind.DRAWN, margins=margins), cells)
+    axis, drawn = drawn_column(Column("x", ColumnKind.DRAWN, margins=margins), cells)
     for svg in (axis, *drawn):
         etree.fromstring(svg)
         assert all(0 <= float(x) <= 200 for x in re.findall(r'\b(?:c?x[12]?)="([^"]*)"', svg))
@@ -66,15 +70,15 @@ def test_any_ratio_stays_in_the_picture(ratios: list[tuple[float, float, float]]
 
 def test_a_ratio_without_end_stands_at_its_edge() -> None:
     ratios = (0.0, 0.5, 2.0, math.inf)
-    cells = [Interval(None, ratio, None, None, "slower") for ratio in ratios]
-    drawn = drawn_column(Column("x", Kind.DRAWN, margins=_MARGINS), cells)[1]
+    cells = [DrawnInterval(None, ratio, None, None, "slower") for ratio in ratios]
+    drawn = drawn_column(Column("x", ColumnKind.DRAWN, margins=_MARGINS), cells)[1]
     least, less, more, most = (_xs(svg, "//circle/@cx")[0] for svg in drawn)
     assert 0 < least < less < 100 < more < most < 200
 
 
 @given(st.lists(st.tuples(_ANY, _ANY), min_size=1, max_size=4))
 def test_any_figure_stays_in_the_picture(figures: list[tuple[float, float]]) -> None:
-    bars = drawn_column(Column("x", Kind.DRAWN), [Bars(pair) for pair in figures])[1]
+    bars = drawn_column(Column("x", ColumnKind.DRAWN), [Bars(pair) for pair in figures])[1]
     held = [held_bar(*pair, "passed") for pair in figures]
     for most, svg in [*((200, bar) for bar in bars), *((100, bar) for bar in held)]:
         assert all(0 <= width <= most for width in _xs(svg, "//rect/@width"))
@@ -82,7 +86,7 @@ def test_any_figure_stays_in_the_picture(figures: list[tuple[float, float]]) -> 
 
 
 def test_bars_are_in_proportion_to_all_of_their_column() -> None:
-    _, (one, other) = drawn_column(Column("x", Kind.DRAWN), [Bars((10.0, 20.0), "slower"), Bars((40.0, 0.0))])
+    _, (one, other) = drawn_column(Column("x", ColumnKind.DRAWN), [Bars((10.0, 20.0), "slower"), Bars((40.0, 0.0))])
     assert _xs(one, "//rect/@width") == [50, 100]
     assert _xs(other, "//rect/@width") == [200, 0]
     assert html.fromstring(one).xpath("//rect/@class") == ["bar plain", "bar bad"]
@@ -98,7 +102,7 @@ def test_a_figure_beyond_its_limit_is_longer_than_the_way_to_it() -> None:
 
 def test_a_course_marks_where_it_changed() -> None:
     _, (drawn, flat) = drawn_column(
-        Column("x", Kind.DRAWN), [Course((1.0, 1.0, 2.0), "2 ms", (2,), "#a", "bad"), Course((5.0,), "<5>")]
+        Column("x", ColumnKind.DRAWN), [Course((1.0, 1.0, 2.0), "2 ms", (2,), "#a", "bad"), Course((5.0,), "<5>")]
     )
     points = _points(drawn)
     assert points[0][1] == points[1][1] > points[2][1]
@@ -108,8 +112,8 @@ def test_a_course_marks_where_it_changed() -> None:
     assert "&lt;5&gt;" in flat
 
 
-def _span(name: str, start: float, seconds: float, waited: float = 0.0, word: str = "passed") -> Span:
-    return Span(name, "compile", start, seconds, waited, word)
+def _span(name: str, start: float, seconds: float, waited: float = 0.0, word: str = "passed") -> WorkSpan:
+    return WorkSpan(name, "compile", start, seconds, waited, word)
 
 
 def test_what_ran_at_the_same_time_has_a_lane_of_its_own() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from lxml import html
 
 from iree_gauntlet.document import Document
-from iree_gauntlet.records.history_outcome import Finding, HistoryOutcome, Kind, Point, Series, SeriesKey
+from iree_gauntlet.records.history_outcome import Finding, FindingKind, HistoryOutcome, Point, Series, SeriesKey
 from iree_gauntlet.reports.history_page import history_page
 from iree_gauntlet.reports.render_html import html_page, memory_of
 
@@ -26,7 +26,7 @@ def series(number: int, runs: int, name: str = "toy") -> Series:
     return Series(key, points)
 
 
-def step(item: Series, at: int, kind: Kind = Kind.REGRESSION) -> Finding:
+def step(item: Series, at: int, kind: FindingKind = FindingKind.REGRESSION) -> Finding:
     points = item.points
     return Finding(item.key, kind, at, points[at - 1], points[at], 10.5, 11.5, len(points) - at, p_value=1e-6)
 
@@ -90,7 +90,7 @@ def test_each_model_is_a_row_with_its_figures_side_by_side() -> None:
 
 def test_where_much_is_better_that_is_folded() -> None:
     items = [series(number, 40) for number in range(12)]
-    better = tuple(step(item, 21, Kind.IMPROVEMENT) for item in items[1:])
+    better = tuple(step(item, 21, FindingKind.IMPROVEMENT) for item in items[1:])
     found = html.fromstring(page(*items, findings=(step(items[0], 21), *better)))
     assert found.xpath("string(//details/summary)") == "11 that are better, or as good again"
     assert [len(table.findall("tbody/tr")) for table in found.findall(".//table")][:2] == [1, 11]

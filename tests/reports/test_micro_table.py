@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from iree_gauntlet.document import Judged, Table
+from iree_gauntlet.document import ColouredCell, Table
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_markdown import markdown
 from iree_gauntlet.reports.sweeps.sweep_document import (
@@ -70,7 +70,7 @@ def test_what_stands_in_the_place_of_a_speedup() -> None:
     assert make_speedup_cell(None) == "–"
     assert make_speedup_cell(one("int8dq", iree=None, status="failed")) == "failed"
     assert make_speedup_cell(one("O2", iree={"ms": 1.0, "speedup": None}, status="same module")) == "same module"
-    assert make_speedup_cell(one("int8wo")) == Judged("▲ 1.50 (1.43–1.58)", "faster")
+    assert make_speedup_cell(one("int8wo")) == ColouredCell("▲ 1.50 (1.43–1.58)", "faster")
     assert (format_decibels(math.inf), format_decibels(46.02), format_decibels(None)) == ("exact", "46.0 dB", "–")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.inventory import Item, take_inventory
-from iree_gauntlet.artifacts.registry_file import Entry, Pins, Registry
+from iree_gauntlet.artifacts.registry_file import Pins, Registry, RegistryEntry
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 
@@ -46,7 +46,7 @@ class CacheBuilder:
         self.verified.touch(path, self.now() - days * DAY)
         if learnt:
             file = self.root / "registry.lock.txt"
-            file.write_text(Registry.read(file).with_entries([Entry(local_name(url), sha256, url)]).text())
+            file.write_text(Registry.read(file).with_entries([RegistryEntry(local_name(url), sha256, url)]).text())
         return path
 
     def module(self, name: str, content: bytes, *, days: float = 0.0) -> Path:

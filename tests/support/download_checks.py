@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.artifacts.registry_file import Entry, Registry
+from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.artifacts.transfer import Policy
@@ -121,7 +121,7 @@ def store(
     progress: Progress | None = None,
 ) -> ArtifactStore:
     """A store as a new process has it."""
-    entries = [Entry(local_name(url), digest, url) for url, digest in (pins or {}).items()]
+    entries = [RegistryEntry(local_name(url), digest, url) for url, digest in (pins or {}).items()]
     return ArtifactStore(
         root,
         Registry(root / "registry.txt").with_entries(entries),

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts import remotes, transfer
-from iree_gauntlet.artifacts.registry_file import Entry, Registry
+from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.errors import ArtifactError
@@ -105,7 +105,7 @@ class _Victims:
         self.lived: list[str] = []
 
     def store(self, root: Path, *, pinned: bool, offline: bool = False) -> ArtifactStore:
-        entries = [Entry(local_name(self.url), self.sha256, self.url)] if pinned else []
+        entries = [RegistryEntry(local_name(self.url), self.sha256, self.url)] if pinned else []
         registry = Registry(root / "registry.txt").with_entries(entries)
         return ArtifactStore(root, registry, offline=offline, policy=_POLICY)
 

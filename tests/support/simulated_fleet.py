@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Origin, Stage, Verdict
 from iree_gauntlet.cluster.fleet import Fleet, FleetQueue
-from iree_gauntlet.cluster.link import Answer, Answered, Joined
+from iree_gauntlet.cluster.link import Answered, Joined, OrderAnswer
 from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer
 from iree_gauntlet.cluster.runner import ClusterRunner, keep_below
 from iree_gauntlet.progress import Progress
@@ -155,7 +155,7 @@ class SimulatedLink:
         worker, _ = self.out.pop(name)
         cache = CacheUse(hit=False, key=key) if key else None
         result = Result(verdict, cache=cache, **fields)
-        return Answered(worker, name, Answer(result.as_dict()))
+        return Answered(worker, name, OrderAnswer(result.as_dict()))
 
 
 def simulated(

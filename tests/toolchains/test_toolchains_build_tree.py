@@ -14,7 +14,7 @@ from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.toolchains.build_tree import BuildTree, find_compiler_of, find_runtime_of
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.environments import Environments
-from iree_gauntlet.toolchains.find import Place, find_toolchain
+from iree_gauntlet.toolchains.find import ToolchainPlace, find_toolchain
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.installer import Installer
 from tests.support.iree_source import builds_in, packages_at
@@ -84,9 +84,9 @@ def link_bindings(root: Path) -> None:
     shutil.copytree(package, bindings / "compiler", copy_function=os.symlink)
 
 
-def place_of(folder: Path, search_path: str = "") -> Place:
+def place_of(folder: Path, search_path: str = "") -> ToolchainPlace:
     environments = Environments(folder / "envs", Installer(), offline=True, use=lambda _: None, news=lambda _: None)
-    return Place(environments, builds_in(folder, offline=True), packages_at(), "", hash_file, search_path)
+    return ToolchainPlace(environments, builds_in(folder, offline=True), packages_at(), "", hash_file, search_path)
 
 
 @pytest.mark.parametrize("tools", ["tools", "iree/tools", "bin"])

@@ -11,7 +11,7 @@ import pytest
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.system.short_process import ask
 from iree_gauntlet.tasks import doctor
-from iree_gauntlet.tasks.doctor import Finding, diagnose
+from iree_gauntlet.tasks.doctor import DoctorFinding, diagnose
 from iree_gauntlet.toolchains import devices as devices_module
 from iree_gauntlet.toolchains.devices import check_device, compile_backends, devices, drivers, find_device
 from iree_gauntlet.toolchains.installed import find_installed
@@ -48,7 +48,7 @@ def with_runtime(toolchain: Toolchain, folder: Path, script: str) -> Toolchain:
     return with_fields(toolchain, {"run_module": str(path)})
 
 
-def findings(toolchain: Toolchain | ToolchainError, cache: Path, area: str) -> list[Finding]:
+def findings(toolchain: Toolchain | ToolchainError, cache: Path, area: str) -> list[DoctorFinding]:
     return [finding for finding in diagnose(toolchain, cache) if finding.area == area]
 
 
@@ -196,7 +196,7 @@ def test_a_healthy_installation(toolchain: Toolchain, tmp_path: Path) -> None:
 
 def test_no_iree_at_all(tmp_path: Path) -> None:
     (finding,) = findings(ToolchainError("no IREE compiler", "install it"), tmp_path, "iree")
-    assert finding == Finding("iree", "missing", "no IREE compiler", "install it")
+    assert finding == DoctorFinding("iree", "missing", "no IREE compiler", "install it")
 
 
 @pytest.mark.iree

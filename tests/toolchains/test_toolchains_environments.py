@@ -19,7 +19,7 @@ from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
 from iree_gauntlet.system import file_lock
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.environments import SEAL, Environments
-from iree_gauntlet.toolchains.find import Place, find_toolchain, provide_environment
+from iree_gauntlet.toolchains.find import ToolchainPlace, find_toolchain, provide_environment
 from iree_gauntlet.toolchains.installer import Installer, Sources
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.iree_source import builds_in, packages_at
@@ -61,11 +61,11 @@ class Releases:
     news: list[str] = field(default_factory=list)
     used: list[Path] = field(default_factory=list)
 
-    def place(self, *, offline: bool = False, news: Callable[[str], None] | None = None) -> Place:
+    def place(self, *, offline: bool = False, news: Callable[[str], None] | None = None) -> ToolchainPlace:
         environments = Environments(
             self.folder, Installer(), offline=offline, use=self.used.append, news=news or self.news.append
         )
-        return Place(
+        return ToolchainPlace(
             environments, builds_in(self.folder, offline=offline), packages_at(), str(self.links), hash_file, ""
         )
 

@@ -18,7 +18,7 @@ from iree_gauntlet.artifacts.leases import Leases, try_lock
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.upkeep.cache_gc import (
-    Limits,
+    CacheLimits,
     Users,
     collect,
     leftovers,
@@ -103,7 +103,7 @@ def test_a_plan_keeps_what_is_used_and_goes_no_further_than_it_must(
 ) -> None:
     used = {items[index].path for index in used_indices if index < len(items)}
     now = 1000.0
-    plan = plan_collection(items, Limits(age, size), now, lambda item: item.path in used)
+    plan = plan_collection(items, CacheLimits(age, size), now, lambda item: item.path in used)
 
     goes = {item.path for item in plan.goes}
     stays = [item for item in items if item.path not in goes]
@@ -130,7 +130,7 @@ def test_a_plan_keeps_what_is_used_and_goes_no_further_than_it_must(
 # the cache itself
 
 
-def _plan(cache: CacheBuilder, limits: Limits) -> tuple[Item, ...]:
+def _plan(cache: CacheBuilder, limits: CacheLimits) -> tuple[Item, ...]:
     now = cache.now()
     leases = Leases(cache.root)
     return plan_collection(cache.items().values(), limits, now, Users(cache.root, leases, now).uses).goes
@@ -150,7 +150,7 @@ def test_what_was_not_used_for_long_goes_whole(cache: CacheBuilder) -> None:
     module = cache.module("toy/abs@cpu", b"m", days=31)
     wheel = cache.wheel("toy", b"w", days=50)
     partial = cache.unfinished(URL.format("partial"), 10, 1000, days=33)
-    planned = _plan(cache, Limits(age=30 * DAY))
+    planned = _plan(cache, CacheLimits(age=30 * DAY))
     assert [item.path for item in planned] == [
         path.relative_to(cache.root).as_posix() for path in (wheel, old, partial, module)
     ]
@@ -169,19 +169,19 @@ def test_a_leased_file_and_one_that_is_fetched_stay(cache: CacheBuilder) -> None
     leases.use(module / "module.vmfb")
     leases.use(cache.root / "artifacts" / local_name(URL.format("leased")))
     with _held(cache.root / "locks" / f"{fetched.name}.lock"):
-        assert _plan(cache, Limits(age=1.0, bytes=0)) == ()
+        assert _plan(cache, CacheLimits(age=1.0, bytes=0)) == ()
         everything = [item for item in cache.items().values() if item.kind is not ItemKind.OTHER]
         assert collect(cache.root, everything, Leases(cache.root)) == []
     assert old.exists()
     assert (module / "entry.json").exists()
     assert leased.exists()
-    assert [item.name for item in _plan(cache, Limits(bytes=0))] == [URL.format("fetched")]
+    assert [item.name for item in _plan(cache, CacheLimits(bytes=0))] == [URL.format("fetched")]
 
 
 def test_what_is_used_after_the_plan_stays(cache: CacheBuilder) -> None:
     path = cache.artifact(URL.format("old"), b"a", days=40)
     module = cache.module("toy/abs@cpu", b"m", days=40)
-    planned = _plan(cache, Limits(age=DAY))
+    planned = _plan(cache, CacheLimits(age=DAY))
     cache.verified.touch(path)
     os.utime(module / "entry.json")
     assert len(planned) == 2
@@ -192,7 +192,7 @@ def test_what_is_used_after_the_plan_stays(cache: CacheBuilder) -> None:
 def test_a_download_that_has_only_just_begun_is_left_alone(cache: CacheBuilder) -> None:
     name = hashlib.sha256(b"x").hexdigest()[:32]
     (cache.root / "incoming" / name).mkdir(parents=True)
-    assert _plan(cache, Limits(age=0.0, bytes=0)) == ()
+    assert _plan(cache, CacheLimits(age=0.0, bytes=0)) == ()
 
 
 def test_leftovers_of_the_dead_go_and_others_stay(cache: CacheBuilder) -> None:
@@ -248,7 +248,7 @@ sys.stdin.readline()
 def test_who_uses_first_and_looks_then_loses_nothing(cache: CacheBuilder) -> None:
     for number in range(40):
         cache.artifact(URL.format(number), b"a", days=40)
-    planned = sorted(_plan(cache, Limits(age=DAY)), key=lambda item: int(item.name.split("/")[-1][:-5]))
+    planned = sorted(_plan(cache, CacheLimits(age=DAY)), key=lambda item: int(item.name.split("/")[-1][:-5]))
     argv = [sys.executable, "-c", _USER, str(cache.root)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as user:
         assert user.stdin is not None

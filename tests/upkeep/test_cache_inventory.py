@@ -11,7 +11,7 @@ import pytest
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.inventory import ItemKind, find_url, take_inventory
-from iree_gauntlet.artifacts.registry_file import Entry, Registry
+from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
 from iree_gauntlet.artifacts.sources import local_name
 from tests.support.cache_builder import DAY, CacheBuilder
 
@@ -35,7 +35,7 @@ def test_every_kind_is_listed(cache: CacheBuilder) -> None:
     (cache.root / "toolchains").mkdir()
     (cache.root / "toolchains" / "x.json").write_text("{}")
     (cache.root / "registry.txt").write_text("")
-    registry = Registry().with_entries([Entry(local_name(URL), "0" * 64, URL)])
+    registry = Registry().with_entries([RegistryEntry(local_name(URL), "0" * 64, URL)])
     items = cache.items(registry)
     now = cache.now()
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.artifacts.registry_file import Entry, Registry
+from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.upkeep.cache_lock import plan_relock, registry_text, write_registry
 from tests.support.artifact_server import Server, serving, whole
@@ -38,11 +38,11 @@ def server() -> Iterator[Server]:
         yield server
 
 
-def entry(name: str, digit: str = "0", url: str = "") -> Entry:
-    return Entry(name, digit * 64, url)
+def entry(name: str, digit: str = "0", url: str = "") -> RegistryEntry:
+    return RegistryEntry(name, digit * 64, url)
 
 
-def registry_of(project: Project) -> dict[str, Entry]:
+def registry_of(project: Project) -> dict[str, RegistryEntry]:
     return dict(Registry.read(project.folder / "cache" / "registry.txt").entries)
 
 

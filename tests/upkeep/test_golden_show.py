@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.cases import Golden, Metric, Origin, Statistic
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.measuring.goldens.golden_evidence import Standing, Verdict, judge_standings
+from iree_gauntlet.measuring.goldens.golden_evidence import GoldenVerdict, Standing, judge_standings
 from iree_gauntlet.records.earlier_runs import run_named
 from iree_gauntlet.requests import SelectionRequest, read
 from iree_gauntlet.upkeep.spec_goldens import show
@@ -131,17 +131,17 @@ def test_the_newest_figure_that_counts_is_taken(tmp_path: Path) -> None:
     ]
     standing = _standing(golden, *runs)
     assert (standing.run, standing.verdict, standing.note) == ("run-2", "kept", "")
-    assert judge_standings([(CHAIN, golden)], [], tmp_path)[0].verdict is Verdict.NOT_MEASURED
+    assert judge_standings([(CHAIN, golden)], [], tmp_path)[0].verdict is GoldenVerdict.NOT_MEASURED
 
 
 def test_a_sku_with_a_golden_of_its_own_leaves_that_of_the_family_alone(tmp_path: Path) -> None:
     family = _golden(Metric.DISPATCH_COUNT, 30, sku="cpu", field="golden_dispatch.cpu")
     own = _golden(Metric.DISPATCH_COUNT, 19, sku="desk", field="golden_dispatch.desk")
     run = _run(tmp_path, "run-1", sku="desk")
-    assert _standing(own, run, rivals=[family]).verdict is Verdict.KEPT
+    assert _standing(own, run, rivals=[family]).verdict is GoldenVerdict.KEPT
     standing = _standing(family, run, rivals=[own])
     assert standing.note == "run-1 measured 19 with the SKU desk, which has a golden of its own"
-    assert _standing(family, _run(tmp_path, "run-2"), rivals=[own]).verdict is Verdict.KEPT
+    assert _standing(family, _run(tmp_path, "run-2"), rivals=[own]).verdict is GoldenVerdict.KEPT
 
 
 def test_a_disturbed_time_is_judged_and_told(tmp_path: Path) -> None:
@@ -154,9 +154,9 @@ def test_what_the_run_has_found_out_itself_counts(tmp_path: Path) -> None:
     golden = _golden(Metric.TIME_MS, 3.0, field="golden_time_ms.desk", sku="desk")
     own = check("time_ms", 3.1, 3.0, passed=True, note=f"{FILE}: golden_time_ms.desk")
     confirmed = _run(tmp_path, "run-1", sku="desk", checks=[own])
-    assert _standing(golden, confirmed).verdict is Verdict.KEPT
+    assert _standing(golden, confirmed).verdict is GoldenVerdict.KEPT
     older = {**own, "golden": 2.9}
-    assert _standing(golden, _run(tmp_path, "run-2", sku="desk", checks=[older])).verdict is Verdict.BROKEN
+    assert _standing(golden, _run(tmp_path, "run-2", sku="desk", checks=[older])).verdict is GoldenVerdict.BROKEN
     undecided = _run(tmp_path, "run-3", sku="desk", benchmark="inconclusive", checks=[{**own, "passed": None}])
     standing = _standing(golden, undecided)
     assert (standing.verdict, standing.note) == ("inconclusive", "no verdict")
@@ -167,16 +167,16 @@ def test_of_aggregates_nobody_knows_the_fastest(tmp_path: Path) -> None:
     run = _run(tmp_path, "run-1")
     path = run / "journal.jsonl"
     path.write_text(path.read_text().replace('"unit": "ms", "real_time"', '"aggregated": true, "real_time"'))
-    assert _standing(golden, run).verdict is Verdict.NOT_MEASURED
-    assert _standing(_golden(Metric.TIME_MS, 3.2), run).verdict is Verdict.KEPT
+    assert _standing(golden, run).verdict is GoldenVerdict.NOT_MEASURED
+    assert _standing(_golden(Metric.TIME_MS, 3.2), run).verdict is GoldenVerdict.KEPT
 
 
 @given(value=st.integers(0, 1000), factor=st.sampled_from([1.0, 1.1, 2.0]), dispatches=st.integers(0, 1000))
 def test_the_verdict_is_the_plain_rule(value: int, factor: float, dispatches: int, tmp_path_factory: Any) -> None:
     run = _run(tmp_path_factory.mktemp("runs"), "run-1", dispatches=dispatches)
     standing = _standing(_golden(Metric.DISPATCH_COUNT, value, factor=factor), run)
-    assert (standing.verdict is Verdict.BROKEN) == (dispatches > value * factor)
-    assert (standing.verdict is Verdict.LOOSE) == (dispatches < value / 2)
+    assert (standing.verdict is GoldenVerdict.BROKEN) == (dispatches > value * factor)
+    assert (standing.verdict is GoldenVerdict.LOOSE) == (dispatches < value / 2)
     assert (standing.ratio is None) == (value == 0)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Golden, Metric, Origin, Statistic
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
-from iree_gauntlet.measuring.goldens.golden_evidence import Evidence, Proposal, propose
+from iree_gauntlet.measuring.goldens.golden_evidence import GoldenEvidence, Proposal, propose
 from iree_gauntlet.requests import SelectionRequest, read
 from iree_gauntlet.upkeep.spec_goldens import update
 from iree_gauntlet.upkeep.upkeep_requests import GoldenUpdateRequest
@@ -278,7 +278,7 @@ _PLACES = st.builds(
     release=st.sampled_from(["", "3.13.0", ">=3.13"]),
 )
 _EVIDENCE = st.builds(
-    lambda figure, spread, refused, release: Evidence(
+    lambda figure, spread, refused, release: GoldenEvidence(
         "r", "m/s@cpu", figure, figure - spread, figure + spread, 3, release, "cpu", refused
     ),
     st.integers(1, 100_000).map(float),
@@ -295,7 +295,7 @@ _EVIDENCE = st.builds(
     to_release=st.booleans(),
 )
 def test_a_proposal_is_never_out_of_thin_air(
-    place: Golden, evidence: list[Evidence], headroom: float | None, *, to_release: bool
+    place: Golden, evidence: list[GoldenEvidence], headroom: float | None, *, to_release: bool
 ) -> None:
     outcome = propose(place, evidence, size_headroom=headroom, to_release=to_release)
     usable = [item for item in evidence if not item.refused]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.workers import iree_side
-from iree_gauntlet.workers.iree_side.device_context import Device
+from iree_gauntlet.workers.iree_side.device_context import OpenDevice
 from iree_gauntlet.workers.iree_side.measure_generative import (
     GenerationPlan,
     Generator,
@@ -179,7 +179,7 @@ def test_one_token_needs_no_decode(built: Path, run: _Run) -> None:
 
 @pytest.mark.iree
 def test_an_archive_of_both_programs_is_opened_once(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device("local-sync")
+    device = OpenDevice("local-sync")
     opened = []
 
     class Counting:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.workers import iree_side
-from iree_gauntlet.workers.iree_side.device_context import Device, Program, device_memory
+from iree_gauntlet.workers.iree_side.device_context import LoadedProgram, OpenDevice, device_memory
 from iree_gauntlet.workers.iree_side.measure_module import Carry, Context, Loop, measure, overhead_us, run_loop
 from iree_gauntlet.workers.iree_side.plan_file import PlanError
 from tests.support.clocks import Clock
@@ -201,7 +201,7 @@ def _step_plan(built: Path, name: str, **changes: Any) -> dict[str, Any]:
 
 
 def _context(built: Path, name: str, device: str = "local-task", **given: Any) -> Context:
-    program = Program(Device(device), [str(built / f"{name}.vmfb")], [], "step")
+    program = LoadedProgram(OpenDevice(device), [str(built / f"{name}.vmfb")], [], "step")
     return Context(program, [(_A, "f32"), (np.zeros(4, np.float32), "f32")], **given)
 
 
@@ -280,7 +280,7 @@ def test_functions_of_two_contexts_run_beside_each_other(built: Path) -> None:
 @pytest.mark.iree
 @pytest.mark.parametrize(("array", "name"), [(_A, "f32"), (np.array(7, np.int64), "i64"), (np.eye(3) > 0, "i1")])
 def test_what_the_host_does_not_see_comes_through_a_buffer_of_its_own(array: Any, name: str) -> None:
-    device = Device("local-task")
+    device = OpenDevice("local-task")
     view = device.push(array, name)
     assert device.type_name(view) == name
     assert device.fetch_staged(view).tolist() == device.fetch(view).tolist() == array.tolist()
@@ -288,7 +288,7 @@ def test_what_the_host_does_not_see_comes_through_a_buffer_of_its_own(array: Any
 
 @pytest.mark.iree
 def test_an_element_type_that_is_not_known_here() -> None:
-    device = Device("local-sync")
+    device = OpenDevice("local-sync")
     buffer = device.push(np.zeros(4, np.uint8), "ui8").get_buffer()
     view = device.runtime.HalBufferView(buffer, [4], int(device.runtime.HalElementType.FLOAT_8_E4M3_FN))
     with pytest.raises(PlanError, match=r"an output has the element type 0x[0-9a-f]+, which is not known here"):
@@ -297,7 +297,7 @@ def test_an_element_type_that_is_not_known_here() -> None:
 
 @pytest.mark.iree
 def test_memory_has_a_peak_and_a_device_counts_once() -> None:
-    device, again = Device("local-task"), Device("local-task")
+    device, again = OpenDevice("local-task"), OpenDevice("local-task")
     kept = device.push(np.zeros(1 << 20, np.uint8), "ui8")
     found = device_memory([device, again])
     assert found == device_memory([device])
@@ -329,7 +329,7 @@ def test_groups_that_do_not_fit(built: Path, run: _Run, changes: dict[str, Any],
 @pytest.mark.iree
 def test_a_function_that_is_not_there(built: Path) -> None:
     with pytest.raises(PlanError, match=r"step\.vmfb has no function 'main': step"):
-        Program(Device("local-sync"), [str(built / "step.vmfb")], [], "main")
+        LoadedProgram(OpenDevice("local-sync"), [str(built / "step.vmfb")], [], "main")
 
 
 def test_a_script_brings_its_own_package_and_nothing_else(tmp_path: Path) -> None:

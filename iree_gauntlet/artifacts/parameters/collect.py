@@ -51,7 +51,7 @@ class MalformedReferenceError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class ParameterReference:
     """A parameter as a program names it.
 
     Attributes:
@@ -67,7 +67,7 @@ class Reference:
     line: int = 0
 
 
-def _read_reference(text: bytes, start: int, *, wrapped: bool = False, line: int = 0) -> tuple[Reference, int]:
+def _read_reference(text: bytes, start: int, *, wrapped: bool = False, line: int = 0) -> tuple[ParameterReference, int]:
     """Read what follows `parameter.named<`."""
     name, position = _read_string(text, start)
     scope = b""
@@ -85,7 +85,7 @@ def _read_reference(text: bytes, start: int, *, wrapped: bool = False, line: int
         position = behind
     behind = _take(text, position, b":")
     type_text, position = _read_type(text, behind) if behind else ("", position)
-    return Reference(_decode(scope), _decode(name), type_text, line), position
+    return ParameterReference(_decode(scope), _decode(name), type_text, line), position
 
 
 def _skip_blanks(text: bytes, position: int) -> int:
@@ -147,7 +147,9 @@ def _decode(text: bytes) -> str:
     return text.decode(errors="surrogateescape")
 
 
-def find_references_in_text(chunks: Iterable[bytes], source: str, *, lines: bool = True) -> Iterator[Reference]:
+def find_references_in_text(
+    chunks: Iterable[bytes], source: str, *, lines: bool = True
+) -> Iterator[ParameterReference]:
     """Every reference of a program, in its order, with type aliases resolved.
 
     `lines`: whether lines are counted; a piece of bytecode has none.
@@ -177,20 +179,20 @@ class _Scanner:
         self._counted = 0  # line breaks before this position are counted in `_line`
         self._aliases: dict[str, str] = {}
 
-    def feed(self, chunk: bytes) -> Iterator[Reference]:
+    def feed(self, chunk: bytes) -> Iterator[ParameterReference]:
         """What is found now that the text continues with this chunk."""
         self._count_line(self._position)
         self._text = self._text[self._position :] + chunk
         self._position = self._counted = 0
         yield from self._scan(final=False)
 
-    def finish(self) -> Iterator[Reference]:
+    def finish(self) -> Iterator[ParameterReference]:
         """What is found now that the text is at its end."""
         yield from self._scan(final=True)
         if self._inside == _QUOTE:
             self._fail("the text ends within a string", len(self._text))
 
-    def _scan(self, *, final: bool) -> Iterator[Reference]:
+    def _scan(self, *, final: bool) -> Iterator[ParameterReference]:
         text = self._text
         if self._inside == _QUOTE and _QUOTE not in text and b"\n" not in text:
             # Weights: nothing but the middle of a string, not to be searched for anything else.
@@ -257,7 +259,7 @@ class _Scanner:
         if not open_escape:
             self._inside = b""
 
-    def _take_reference(self, found: int, *, wrapped: bool) -> Reference:
+    def _take_reference(self, found: int, *, wrapped: bool) -> ParameterReference:
         line = self._count_line(found)
         try:
             reference, self._position = _read_reference(self._text, found + len(_MARKER), wrapped=wrapped, line=line)
@@ -321,7 +323,7 @@ def collect_parameters(program: Path, ir_tool: str) -> tuple[Parameter, ...]:
         ) from error
 
 
-def _find_references(file: BinaryIO, program: Path, ir_tool: str) -> Iterator[Reference]:
+def _find_references(file: BinaryIO, program: Path, ir_tool: str) -> Iterator[ParameterReference]:
     magic = file.read(len(MAGIC))
     file.seek(0)
     if magic != MAGIC:
@@ -335,7 +337,7 @@ def _find_references(file: BinaryIO, program: Path, ir_tool: str) -> Iterator[Re
         yield from found
 
 
-def _find_references_through_tool(program: Path, ir_tool: str) -> Iterator[Reference]:
+def _find_references_through_tool(program: Path, ir_tool: str) -> Iterator[ParameterReference]:
     with _print_program(program, ir_tool) as text:
         yield from find_references_in_text(text, f"{program} as iree-opt prints it")
 
@@ -371,7 +373,7 @@ def _print_program(program: Path, ir_tool: str) -> Iterator[Iterator[bytes]]:
             )
 
 
-def _merge(references: Iterable[Reference], source: str) -> tuple[Parameter, ...]:
+def _merge(references: Iterable[ParameterReference], source: str) -> tuple[Parameter, ...]:
     found: dict[tuple[str, str], Parameter] = {}
     for reference in references:
         where = f"{source}:{reference.line}" if reference.line else source
@@ -385,7 +387,7 @@ def _merge(references: Iterable[Reference], source: str) -> tuple[Parameter, ...
     return tuple(found.values())
 
 
-def _make_parameter(reference: Reference, where: str) -> Parameter:
+def _make_parameter(reference: ParameterReference, where: str) -> Parameter:
     def wrong(what: str, hint: str) -> ParameterError:
         label = Parameter(reference.scope, reference.name, (), "").label
         return ParameterError(f"{where}: parameter {label} {what}", hint)
@@ -420,7 +422,7 @@ class _DamagedError(Exception):
     """The file does not keep to the format."""
 
 
-def find_references_in_bytecode(file: BinaryIO, source: str) -> Iterator[Reference]:
+def find_references_in_bytecode(file: BinaryIO, source: str) -> Iterator[ParameterReference]:
     """Every parameter reference of a bytecode file, each once.
 
     `file`: at its beginning; it can be sought in.
@@ -430,14 +432,14 @@ def find_references_in_bytecode(file: BinaryIO, source: str) -> Iterator[Referen
         ParameterError: the file is damaged.
     """
     try:
-        yield from _find_stored_references(_Reader(file), source)
+        yield from _find_stored_references(_BytecodeReader(file), source)
     except _DamagedError as error:
         raise ParameterError(
             f"{source}: damaged MLIR bytecode: {error}", "Fetch or write it again; iree-opt must be able to read it."
         ) from error
 
 
-def _find_stored_references(reader: _Reader, source: str) -> Iterator[Reference]:
+def _find_stored_references(reader: _BytecodeReader, source: str) -> Iterator[ParameterReference]:
     if reader.take(len(MAGIC)) != MAGIC:
         raise _DamagedError("it does not begin with MLIR's magic number")
     version = reader.varint()
@@ -461,7 +463,7 @@ def _find_stored_references(reader: _Reader, source: str) -> Iterator[Reference]
         offset += size
 
 
-def _read_references(reader: _Reader, offset: int, size: int, source: str) -> Iterator[Reference]:
+def _read_references(reader: _BytecodeReader, offset: int, size: int, source: str) -> Iterator[ParameterReference]:
     reader.seek(offset)
     if size <= _CHUNK:
         text = reader.take(size).rstrip(b"\0")
@@ -472,7 +474,7 @@ def _read_references(reader: _Reader, offset: int, size: int, source: str) -> It
     yield from find_references_in_text(pieces, source, lines=False)
 
 
-def _find_sections(reader: _Reader) -> dict[int, range]:
+def _find_sections(reader: _BytecodeReader) -> dict[int, range]:
     """Where each section is in the file, by its number."""
     sections: dict[int, range] = {}
     while not reader.at_end():
@@ -486,7 +488,7 @@ def _find_sections(reader: _Reader) -> dict[int, range]:
     return sections
 
 
-def _read_entries(reader: _Reader, section: range) -> Iterator[tuple[int, int, bool]]:
+def _read_entries(reader: _BytecodeReader, section: range) -> Iterator[tuple[int, int, bool]]:
     """Dialect number, bytes, and whether the encoding is the dialect's own, of every attribute."""
     reader.seek(section.start)
     wanted = reader.varint()
@@ -504,7 +506,7 @@ def _read_entries(reader: _Reader, section: range) -> Iterator[tuple[int, int, b
         seen += count
 
 
-def _read_dialect_name(reader: _Reader, sections: dict[int, range], number: int, version: int) -> str:
+def _read_dialect_name(reader: _BytecodeReader, sections: dict[int, range], number: int, version: int) -> str:
     reader.seek(sections[_DIALECTS].start)
     if number >= reader.varint():
         raise _DamagedError(f"dialect {number} does not exist")
@@ -521,7 +523,7 @@ def _read_dialect_name(reader: _Reader, sections: dict[int, range], number: int,
     return reader.take(lengths[wanted]).rstrip(b"\0").decode(errors="replace")
 
 
-def _read_dialect(reader: _Reader, version: int) -> int:
+def _read_dialect(reader: _BytecodeReader, version: int) -> int:
     """The number of the string that names the dialect at the reader's position."""
     value = reader.varint()
     if version < _VERSIONED_DIALECTS:
@@ -534,7 +536,7 @@ def _read_dialect(reader: _Reader, version: int) -> int:
     return value >> 1
 
 
-class _Reader:
+class _BytecodeReader:
     """The primitives of the format, read from a file that is never loaded."""
 
     def __init__(self, file: BinaryIO) -> None:

@@ -24,7 +24,13 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from iree_gauntlet.artifacts.parameters.parameter import PARAMETERS_FORMAT, ElementType, Kind, Parameter, ParameterError
+from iree_gauntlet.artifacts.parameters.parameter import (
+    PARAMETERS_FORMAT,
+    BitsKind,
+    ElementType,
+    Parameter,
+    ParameterError,
+)
 from iree_gauntlet.artifacts.publishing import publishing, require_space
 from iree_gauntlet.system.atomic import sync_folder
 
@@ -114,7 +120,9 @@ def make_splat_pattern(element: ElementType, value: float) -> bytes:
     Raises:
         ParameterError: the type cannot hold it.
     """
-    pattern = _make_float_bytes(element, value) if element.kind is Kind.FLOAT else _make_integer_bytes(element, value)
+    pattern = (
+        _make_float_bytes(element, value) if element.kind is BitsKind.FLOAT else _make_integer_bytes(element, value)
+    )
     while len(pattern) > 1 and pattern[: len(pattern) // 2] == pattern[len(pattern) // 2 :]:
         pattern = pattern[: len(pattern) // 2]
     return pattern
@@ -132,17 +140,17 @@ def _make_stream_seed(parameter: Parameter, seed: int) -> int:
 
 def _make_stream_bits(element: ElementType) -> int:
     """Bits of the stream that make one value."""
-    if element.kind is Kind.BOOL:
+    if element.kind is BitsKind.BOOL:
         return 1
-    return max(16, element.bits) if element.kind is Kind.FLOAT else element.bits
+    return max(16, element.bits) if element.kind is BitsKind.FLOAT else element.bits
 
 
 def _make(stream: NDArray[Any], element: ElementType, count: int) -> bytes:
     """The first `count` values of a piece of the stream."""
     raw = stream.view(np.uint8)
-    if element.kind is Kind.BOOL:
+    if element.kind is BitsKind.BOOL:
         return np.unpackbits(raw, count=count, bitorder="little").tobytes()
-    if element.kind is Kind.INTEGER:
+    if element.kind is BitsKind.INTEGER:
         used_bits = count * element.bits
         content = raw[: (used_bits + 7) // 8]
         if used_bits % 8:
@@ -274,7 +282,7 @@ def write_archive(path: Path, parameters: Sequence[Parameter], content: RandomCo
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _ArchiveEntry:
     """A parameter and where its data is.
 
     Attributes:
@@ -287,18 +295,18 @@ class _Entry:
     offset: int | None
 
 
-def _lay_out(parameters: Sequence[Parameter], content: RandomContent | SplatContent) -> list[_Entry]:
+def _lay_out(parameters: Sequence[Parameter], content: RandomContent | SplatContent) -> list[_ArchiveEntry]:
     entries = []
     end = 0
     for parameter in parameters:
         parameter.check()
         pattern = b"" if isinstance(content, RandomContent) else _make_pattern(parameter, content.value)
         if 0 < len(pattern) <= _LONGEST_FILL:
-            entries.append(_Entry(parameter, pattern, None))
+            entries.append(_ArchiveEntry(parameter, pattern, None))
             continue
         offset = _round_up(end, _DATA_ALIGNMENT)
         end = offset + parameter.byte_size
-        entries.append(_Entry(parameter, pattern, offset))
+        entries.append(_ArchiveEntry(parameter, pattern, offset))
     return entries
 
 
@@ -309,12 +317,12 @@ def _make_pattern(parameter: Parameter, value: float) -> bytes:
         raise ParameterError(f"parameter {parameter.label} ({parameter.type}): {error.what}", error.hint) from error
 
 
-def _compute_storage_size(entries: Sequence[_Entry]) -> int:
+def _compute_storage_size(entries: Sequence[_ArchiveEntry]) -> int:
     ends = (entry.offset + entry.parameter.byte_size for entry in entries if entry.offset is not None)
     return max(ends, default=0)
 
 
-def _make_head(entries: Sequence[_Entry]) -> bytes:
+def _make_head(entries: Sequence[_ArchiveEntry]) -> bytes:
     """Header, entry table and names, padded to where the data begins."""
     names = [_make_key(entry.parameter.name) for entry in entries]
     table, name_offset = bytearray(), 0
@@ -332,7 +340,7 @@ def _make_head(entries: Sequence[_Entry]) -> bytes:
     return head.ljust(storage_offset, b"\0")
 
 
-def _make_table_entry(entry: _Entry, name_offset: int, name_size: int) -> bytes:
+def _make_table_entry(entry: _ArchiveEntry, name_offset: int, name_size: int) -> bytes:
     if entry.offset is None:
         kind, alignment = _SPLAT_TYPE, 0
         body = _SPLAT.pack(entry.parameter.byte_size, entry.pattern, len(entry.pattern))
@@ -342,7 +350,7 @@ def _make_table_entry(entry: _Entry, name_offset: int, name_size: int) -> bytes:
     return _ENTRY.pack(_ENTRY.size + len(body), kind, 0, name_offset, name_size, 0, 0, alignment) + body
 
 
-def _make_content(entry: _Entry, content: RandomContent | SplatContent) -> Iterator[bytes]:
+def _make_content(entry: _ArchiveEntry, content: RandomContent | SplatContent) -> Iterator[bytes]:
     if isinstance(content, RandomContent):
         return make_random_bytes(entry.parameter, content.seed)
     full, rest = divmod(entry.parameter.byte_size, _SPLAT_PIECE)

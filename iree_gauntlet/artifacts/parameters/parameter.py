@@ -45,7 +45,7 @@ class ParameterError(GauntletError):
     """Parameters that cannot be found in a program, or for which no values can be made."""
 
 
-class Kind(Enum):
+class BitsKind(Enum):
     """How the bits of a value are read."""
 
     BOOL = "bool"
@@ -64,7 +64,7 @@ class ElementType:
     """
 
     name: str
-    kind: Kind
+    kind: BitsKind
     bits: int
     dtype: str
     least: int = 0
@@ -74,18 +74,18 @@ class ElementType:
 def element_type(name: str) -> ElementType | None:
     """The element type of this name; None where no values can be made for it."""
     if name == "i1":
-        return ElementType(name, Kind.BOOL, 8, "uint8", 0, 1)
+        return ElementType(name, BitsKind.BOOL, 8, "uint8", 0, 1)
     if name in ML_DTYPES:
-        return ElementType(name, Kind.FLOAT, 16 if name == "bf16" else 8, ML_DTYPES[name])
+        return ElementType(name, BitsKind.FLOAT, 16 if name == "bf16" else 8, ML_DTYPES[name])
     if name in {"f16", "f32", "f64"}:
-        return ElementType(name, Kind.FLOAT, int(name[1:]), f"float{name[1:]}")
+        return ElementType(name, BitsKind.FLOAT, int(name[1:]), f"float{name[1:]}")
     match = _INTEGER.fullmatch(name)
     if match is None or int(match["bits"]) not in (2, 4, 8, 16, 32, 64):
         return None
     bits = int(match["bits"])
     least = 0 if match["sign"] == "u" else -(1 << (bits - 1))
     most = (1 << (bits - 1)) - 1 if match["sign"] == "s" else (1 << bits) - 1
-    return ElementType(name, Kind.INTEGER, bits, f"uint{bits}" if bits >= 8 else "", least, most)
+    return ElementType(name, BitsKind.INTEGER, bits, f"uint{bits}" if bits >= 8 else "", least, most)
 
 
 @dataclass(frozen=True, slots=True)

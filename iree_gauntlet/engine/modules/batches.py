@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.engine.commands import makes_dumps
-from iree_gauntlet.engine.modules.module_cache import Entry, EntryGoneError, ModuleCache, link_or_copy
+from iree_gauntlet.engine.modules.module_cache import EntryGoneError, ModuleCache, ModuleEntry, link_or_copy
 from iree_gauntlet.engine.modules.module_key import join_flags, make_key
 from iree_gauntlet.engine.modules.modules import is_edited
 from iree_gauntlet.engine.processes.compile_client import EXIT_DEFECT, EXIT_UNWRITABLE, CompileJob, CompileServer
@@ -138,7 +138,7 @@ class BatchPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _BatchPart:
     """A module of a batch: its file, and the functions of each case by the case's number in the batch, as text."""
 
     module: Path
@@ -183,7 +183,7 @@ class BatchCompiler:
             step.id: (batch, number) for batch, steps in members.items() for number, step in enumerate(steps)
         }
         # The modules of each batch that was made.
-        self._made: dict[str, list[_Part]] = {}
+        self._made: dict[str, list[_BatchPart]] = {}
         self._mutex = threading.Lock()
 
     def owns(self, step: Step) -> bool:
@@ -229,14 +229,14 @@ class BatchCompiler:
             peak_rss_bytes=tally.peak_rss_bytes,
         )
 
-    def _kept(self, entry: Entry | None, folder: Path) -> list[_Part] | None:
+    def _kept(self, entry: ModuleEntry | None, folder: Path) -> list[_BatchPart] | None:
         """The modules of an entry; None where there is none, or where somebody clears the cache meanwhile."""
         if entry is None:
             return None
         parts = []
         try:
             for number, functions in enumerate(entry.metadata["functions"]):
-                parts.append(_Part(folder / f"module{number}.vmfb", functions))
+                parts.append(_BatchPart(folder / f"module{number}.vmfb", functions))
                 entry.materialise(f"module{number}", parts[-1].module)
         except EntryGoneError:
             return None
@@ -271,14 +271,14 @@ class BatchCompiler:
                 # An earlier part of this run has made it.
                 folder = _folder_of(batch, self._members[batch][number])
                 record = json.loads((folder / _RECORD).read_bytes())["parts"]
-                self._made[batch] = [_Part(folder / item["module"], item["functions"]) for item in record]
+                self._made[batch] = [_BatchPart(folder / item["module"], item["functions"]) for item in record]
             for part in self._made[batch]:
                 names = part.functions.get(str(number), ())
                 if len(names) == 1:
                     return part.module, names[0]
         return None
 
-    def _compile(self, step: Step, numbers: list[int], tally: _Tally) -> list[_Part]:
+    def _compile(self, step: Step, numbers: list[int], tally: _Tally) -> list[_BatchPart]:
         """Compiles some cases of a batch as one, without those that keep it from compiling."""
         members, folder = self._members[step.id], Path(step.folder)
         while len(numbers) > 1:
@@ -300,7 +300,7 @@ class BatchCompiler:
             if outcome.cancelled:
                 return []
             if outcome.exit_code == 0:
-                return [_Part(module, dict(zip(map(str, numbers), functions, strict=True)))]
+                return [_BatchPart(module, dict(zip(map(str, numbers), functions, strict=True)))]
             if culprits and not (outcome.signal or outcome.timed_out):
                 guilty = {numbers[index] for index in culprits}
                 numbers = [number for number in numbers if number not in guilty]
@@ -311,7 +311,7 @@ class BatchCompiler:
             return [*head, *self._compile(step, numbers[half:], tally)]
         return []
 
-    def _publish(self, step: Step, parts: Sequence[_Part]) -> None:
+    def _publish(self, step: Step, parts: Sequence[_BatchPart]) -> None:
         files = {f"module{number}": part.module for number, part in enumerate(parts)}
         functions = [part.functions for part in parts]
         self._cache.publish(

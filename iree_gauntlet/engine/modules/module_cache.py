@@ -75,7 +75,7 @@ class EntryGoneError(GauntletError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ModuleEntry:
     """A module in the store.
 
     Attributes:
@@ -115,7 +115,7 @@ class Entry:
 class Lookup:
     """The result of a lookup; `damage` is what is wrong with what is there, in one line, where that keeps it away."""
 
-    entry: Entry | None
+    entry: ModuleEntry | None
     damage: str = ""
 
 
@@ -123,7 +123,7 @@ class Lookup:
 class Publication:
     """The result of publishing: the entry that is in the store now, or a note why there is none."""
 
-    entry: Entry | None
+    entry: ModuleEntry | None
     note: str = ""
 
 
@@ -325,7 +325,7 @@ class ModuleCache:
         digest = hashlib.sha256(name.encode()).hexdigest()[:12]
         return self._modules / "by-name" / f"{re.sub(r'[^A-Za-z0-9._@-]', '_', name)[:80]}-{digest}.json"
 
-    def _read(self, key: str, place: Path) -> Entry:
+    def _read(self, key: str, place: Path) -> ModuleEntry:
         """Read and check an entry.
 
         Raises:
@@ -338,7 +338,9 @@ class ModuleCache:
             files[role] = place / role
             if self._hash(files[role], expected["sha256"]) != expected["sha256"]:
                 raise DamageError(f"the checksum of {role} does not match")
-        return Entry(key, files, document["metadata"], document["name"], document["ingredients"], document["created"])
+        return ModuleEntry(
+            key, files, document["metadata"], document["name"], document["ingredients"], document["created"]
+        )
 
     def _hash(self, path: Path, expected: str) -> str:
         status = path.stat()

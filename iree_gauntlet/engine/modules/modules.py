@@ -13,9 +13,9 @@ from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import FailureKind, Stage, Verdict
 from iree_gauntlet.engine.commands import makes_dumps
 from iree_gauntlet.engine.judging import after_process, first_error
-from iree_gauntlet.engine.modules.module_cache import Entry, EntryGoneError
+from iree_gauntlet.engine.modules.module_cache import EntryGoneError, ModuleEntry
 from iree_gauntlet.engine.modules.module_key import make_key
-from iree_gauntlet.engine.modules.shared_modules import Found, SharedModules
+from iree_gauntlet.engine.modules.shared_modules import SharedLookup, SharedModules
 from iree_gauntlet.engine.plan_modules import FILE_ROLE
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.instructions.counters import read_counts
@@ -94,7 +94,7 @@ class ModuleMaker:
         shared = None if dumps or step.stage in _OURS else self._shared
         with self._cache.making(key, self._cancelled) as waited:
             # Again: another process may have made it meanwhile.
-            forced, found = self._is_forced(step, key), Found()
+            forced, found = self._is_forced(step, key), SharedLookup()
             result = None if dumps or forced else self._looked_up(step, key)
             if result is None and shared is not None and not forced:
                 found, result = self._from_shared(shared, step, key)
@@ -114,7 +114,7 @@ class ModuleMaker:
         """The SHA-256 of what is fetched, or of what another step has made."""
         return self._store.fetch(item.url).sha256 if item.url else hash_file(Path(item.path))
 
-    def _from_shared(self, shared: SharedModules, step: Step, key: str) -> tuple[Found, Result | None]:
+    def _from_shared(self, shared: SharedModules, step: Step, key: str) -> tuple[SharedLookup, Result | None]:
         """What the shared store has, put where the step wants it."""
         roles = [role for role, _ in step.outputs if role != "splat"]
         found = shared.find(key, self._cache, step.id, roles, self._cancelled)
@@ -147,7 +147,7 @@ class ModuleMaker:
 
     def _why(
         self, step: Step, key: str, ingredients: Mapping[str, str], *, dumps: bool, forced: bool
-    ) -> tuple[Entry | None, str]:
+    ) -> tuple[ModuleEntry | None, str]:
         """What the cache has, and why it is made all the same."""
         found = self._cache.lookup(key)
         if forced:
@@ -159,7 +159,7 @@ class ModuleMaker:
             return found.entry, found.damage
         return found.entry, self._cache.explain_miss(step.id, ingredients)
 
-    def _from_cache(self, step: Step, entry: Entry, key: str, reason: str = "in the cache") -> Result:
+    def _from_cache(self, step: Step, entry: ModuleEntry, key: str, reason: str = "in the cache") -> Result:
         metadata = entry.metadata
         failure = metadata.get("failure")
         if failure is not None:
@@ -192,7 +192,7 @@ class ModuleMaker:
         )
 
     def _by_tool(
-        self, step: Step, key: str, ingredients: Mapping[str, str], reason: str, previous: Entry | None
+        self, step: Step, key: str, ingredients: Mapping[str, str], reason: str, previous: ModuleEntry | None
     ) -> Result:
         for _, path in step.outputs:
             # A file of an earlier attempt may share its bytes with the cache: the tool must not write into it.
@@ -204,7 +204,7 @@ class ModuleMaker:
         return self._processes.complete(step, outcome, result)
 
     def _published(
-        self, step: Step, key: str, ingredients: Mapping[str, str], outcome: Outcome, previous: Entry | None
+        self, step: Step, key: str, ingredients: Mapping[str, str], outcome: Outcome, previous: ModuleEntry | None
     ) -> Result:
         """What a tool that ended well has made, put into the cache."""
         missing = [path for role, path in step.outputs if role != "splat" and not Path(path).is_file()]
@@ -234,7 +234,7 @@ class ModuleMaker:
         ).note
 
     def _judged(
-        self, step: Step, key: str, ingredients: Mapping[str, str], outcome: Outcome, previous: Entry | None
+        self, step: Step, key: str, ingredients: Mapping[str, str], outcome: Outcome, previous: ModuleEntry | None
     ) -> Result:
         """What a tool that ended badly says, kept where it says it of the program."""
         lines = self._processes.error_lines(step)
@@ -258,7 +258,7 @@ class ModuleMaker:
         return result
 
     def _keep_failure(
-        self, step: Step, key: str, result: Result, ingredients: Mapping[str, str], previous: Entry | None
+        self, step: Step, key: str, result: Result, ingredients: Mapping[str, str], previous: ModuleEntry | None
     ) -> tuple[str, ...]:
         """Keeps a failure without files; where the cache cannot, the next run compiles again. Returns notes."""
         notes: tuple[str, ...] = ()
@@ -345,7 +345,7 @@ def _only_line(lines: Sequence[str]) -> str:
     return shorten(said[0]) if len(said) == 1 else ""
 
 
-def _with_shared(result: Result, found: Found) -> Result:
+def _with_shared(result: Result, found: SharedLookup) -> Result:
     """A result with what the shared store answered, where it was of no use."""
     if found.note:
         return replace(result, notes=(*result.notes, found.note))
@@ -354,7 +354,7 @@ def _with_shared(result: Result, found: Found) -> Result:
     return result
 
 
-def _comparison_note(step: Step, previous: Entry) -> str:
+def _comparison_note(step: Step, previous: ModuleEntry) -> str:
     role = step.outputs[0][0]
     if role not in previous.files:
         return "made again: it had failed before"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from obstore import GetResult
 
-    from iree_gauntlet.engine.modules.module_cache import Entry, ModuleCache
+    from iree_gauntlet.engine.modules.module_cache import ModuleCache, ModuleEntry
     from iree_gauntlet.settings import Configuration
 
 
@@ -55,7 +55,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SharedLookup:
     """The result of a look into the shared store.
 
     Attributes:
@@ -64,7 +64,7 @@ class Found:
         note: what a person should know; empty for nothing.
     """
 
-    entry: Entry | None = None
+    entry: ModuleEntry | None = None
     asked: bool = False
     note: str = ""
 
@@ -101,7 +101,7 @@ class SharedModules:
 
     def find(
         self, key: str, cache: ModuleCache, name: str, roles: Collection[str], cancelled: threading.Event
-    ) -> Found:
+    ) -> SharedLookup:
         """Get an entry into the local store.
 
         Args:
@@ -128,26 +128,28 @@ class SharedModules:
             return ""
         return until_cancelled(lambda: self._offer(key, cache), cancelled, _CANCELLED)
 
-    def _find(self, key: str, cache: ModuleCache, name: str, roles: Collection[str]) -> Found:
+    def _find(self, key: str, cache: ModuleCache, name: str, roles: Collection[str]) -> SharedLookup:
         try:
             answer = self._answer(key)
             if answer is None:
-                return Found(asked=self._answers)
+                return SharedLookup(asked=self._answers)
             with cache.incoming(key) as folder:
                 stream = Blocks(_blocks(answer))
                 hashes = unpack(stream, key, folder, roles=roles, size=answer.meta["size"])
                 published = cache.adopt(folder, key, hashes, name)
-            return Found(published.entry, asked=True, note=published.note)
+            return SharedLookup(published.entry, asked=True, note=published.note)
         except _RemoteError as error:
             with self._first:
                 reported, self._failed, self._reported = self._reported, True, True
-            return Found(note="" if reported else f"the shared cache {self.url} is not used in this run: {error}")
+            return SharedLookup(
+                note="" if reported else f"the shared cache {self.url} is not used in this run: {error}"
+            )
         except DamageError as error:
             self._damaged.add(key)
-            return Found(asked=True, note=f"{self.url}/{_path_of(key)} is not used: {error}")
+            return SharedLookup(asked=True, note=f"{self.url}/{_path_of(key)} is not used: {error}")
         except OSError as error:
             # Of the local disk: those of the store are wrapped.
-            return Found(asked=True, note=f"what the shared cache has is not used: {error.strerror}")
+            return SharedLookup(asked=True, note=f"what the shared cache has is not used: {error.strerror}")
 
     def _answer(self, key: str) -> GetResult | None:
         """The object of an entry; None where it is not there, or the store is not to be asked."""

@@ -107,7 +107,7 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
         self._grace = grace
         self._environment = {**(os.environ if environment is None else environment), **_ENVIRONMENT}
         self._lock = threading.Lock()
-        self._server: _Server | None = None
+        self._server: _ServerProcess | None = None
         self._cancelled = False
         self._closed = False
 
@@ -203,7 +203,7 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
     def _is_cancelled(self) -> bool:
         return self._cancelled
 
-    def _send(self, job: CompileJob, prefixes: tuple[str, ...] | None) -> tuple[_Server, _Waiter]:
+    def _send(self, job: CompileJob, prefixes: tuple[str, ...] | None) -> tuple[_ServerProcess, _Waiter]:
         request = {
             "op": "compile",
             "programs": job.programs,
@@ -223,7 +223,7 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
             if self._server is None or self._server.ended:
                 if self._server is not None:
                     self._server.close()
-                self._server = _Server(self._python, self._tmpdir, self._environment)
+                self._server = _ServerProcess(self._python, self._tmpdir, self._environment)
                 if self._is_cancelled():
                     self._server.terminate()
             return self._server, self._server.send(request)
@@ -243,7 +243,7 @@ class _Waiter:
         self.answer: dict[str, Any] | None = None
 
 
-class _Server:
+class _ServerProcess:
     """One process of the server, and the thread that reads its answers."""
 
     def __init__(self, python: str, tmpdir: Path, environment: Mapping[str, str]) -> None:

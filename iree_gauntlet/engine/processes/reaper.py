@@ -84,7 +84,7 @@ class Report:
 
 
 @dataclass(slots=True)
-class _Run:
+class _ReapedProcess:
     """A process under way; times are of the monotonic clock."""
 
     connection: socket.socket
@@ -120,7 +120,7 @@ class _Reaper:
         self._selector.register(wake, selectors.EVENT_READ)
         self._reading: dict[socket.socket, bytearray] = {}
         self._locks: dict[socket.socket, list[int]] = {}
-        self._runs: dict[int, _Run] = {}
+        self._runs: dict[int, _ReapedProcess] = {}
         self._cancels = 0
         self._subreaper = _become_subreaper()
 
@@ -224,21 +224,21 @@ class _Reaper:
         with contextlib.suppress(OSError):
             connection.sendall(b"%d\n" % process.pid)
         deadline = begun + request["timeout"]
-        self._runs[process.pid] = _Run(connection, request, report, process, begun, deadline)
+        self._runs[process.pid] = _ReapedProcess(connection, request, report, process, begun, deadline)
 
-    def _cancel(self, run: _Run) -> None:
+    def _cancel(self, run: _ReapedProcess) -> None:
         run.report.cancelled = run.report.cancelled or not run.report.timed_out
         if self._cancels > 1:
             self._kill(run)
         elif not run.terminated:
             self._terminate(run)
 
-    def _terminate(self, run: _Run) -> None:
+    def _terminate(self, run: _ReapedProcess) -> None:
         run.terminated = True
         run.deadline = self._clock() + run.request["grace"]
         _signal_group(run.group, signal.SIGTERM)
 
-    def _kill(self, run: _Run) -> None:
+    def _kill(self, run: _ReapedProcess) -> None:
         if not run.killed:
             run.terminated = run.killed = True
             run.deadline = self._clock() + run.request["kill_patience"]
@@ -304,7 +304,7 @@ class _Reaper:
             return False
         return True
 
-    def _finish(self, run: _Run, *, stuck: bool = False) -> None:
+    def _finish(self, run: _ReapedProcess, *, stuck: bool = False) -> None:
         if stuck:
             run.report.stuck = True
             if not run.leader_gone:

@@ -61,7 +61,7 @@ class PlannedBlock:
 
 
 @dataclass(slots=True)
-class Evidence:
+class RoundsEvidence:
     """What was measured so far.
 
     Attributes:
@@ -106,7 +106,7 @@ class Evidence:
 
 
 @dataclass(slots=True)
-class PairEvidence(Evidence):
+class PairEvidence(RoundsEvidence):
     """What was measured of a model so far.
 
     Attributes:
@@ -145,7 +145,7 @@ class PairEvidence(Evidence):
             self.tried[cpus] += 1
             into = self.trials.setdefault(cpus, [])
         else:
-            Evidence.add(self, event)
+            RoundsEvidence.add(self, event)
             # A log from before there was a choice does not say.
             self.cpus = cpus if "cpus" in event else self.cpus
         if event["counted"] and into is not None:
@@ -219,15 +219,15 @@ class BlockTaker:
         self._replace = replace_disturbed
         self.waited = 0.0
 
-    def gives_up(self, evidence: Evidence) -> bool:
+    def gives_up(self, evidence: RoundsEvidence) -> bool:
         """Whether no more blocks are of use: a process failed, or the machine is too disturbed."""
         return bool(evidence.failure) or (self._replace and evidence.too_disturbed)
 
-    def goes_on(self, evidence: Evidence) -> bool:
+    def goes_on(self, evidence: RoundsEvidence) -> bool:
         """Whether there may be one more block."""
         return not (self._cancelled.is_set() or self.gives_up(evidence))
 
-    def take(self, block: PlannedBlock, evidence: Evidence) -> list[tuple[str, TakenRound]]:
+    def take(self, block: PlannedBlock, evidence: RoundsEvidence) -> list[tuple[str, TakenRound]]:
         """Takes a block, into the evidence and the log; not where it is cut short or cannot be of use.
 
         Returns:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from iree_gauntlet.experiments.explaining.failures import Failure
-    from iree_gauntlet.experiments.explaining.locate import Input, Suspect
+    from iree_gauntlet.experiments.explaining.locate import Input, WrongDispatch
     from iree_gauntlet.experiments.explaining.operators import WrongOperator
     from iree_gauntlet.experiments.explaining.reduce import Reduced
     from iree_gauntlet.experiments.explaining.symptom import Symptom
@@ -47,7 +47,7 @@ _FETCHABLE = ("http://", "https://")
 _LEFT_OUT = ("--module", "--device", "--output")
 
 
-def of_dispatch(failure: Failure, symptom: Symptom, suspect: Suspect, iree: Toolchain) -> Iterator[Contents]:
+def of_dispatch(failure: Failure, symptom: Symptom, suspect: WrongDispatch, iree: Toolchain) -> Iterator[Contents]:
     """A dispatch: as a function that every release reads where it can be one, then as this release has it."""
     inputs, held, made = _given(suspect.inputs)
     expected, kept = file_values(suspect.expected, "expected")
@@ -157,7 +157,7 @@ def of_program(failure: Failure, symptom: Symptom, why: str, iree: Toolchain) ->
     """
     flags, named = flag_files(failure.flags, failure.compile_cwd)
     compiles = failure.stage is Stage.COMPILE
-    parts = _Parts(failure)
+    parts = _BundleParts(failure)
     program = parts.taken(failure.program, PROGRAM)
     arguments = [] if compiles else parts.arguments()
     tool = "iree-compile" if compiles else "iree-run-module"
@@ -234,7 +234,7 @@ def _given(inputs: Sequence[Input]) -> tuple[list[str], tuple[tuple[str, bytes],
     return texts, tuple(files), tuple(made)
 
 
-class _Parts:
+class _BundleParts:
     """Files of a failure as they go into a bundle: whole, or where they come from where they are large."""
 
     def __init__(self, failure: Failure) -> None:

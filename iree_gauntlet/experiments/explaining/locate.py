@@ -75,7 +75,7 @@ _AROUND = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
+class WrongDispatch:
     """A dispatch that is wrong on inputs that are right.
 
     Attributes:
@@ -117,7 +117,7 @@ class Located:
             gives, as a share of its largest value.
     """
 
-    suspect: Suspect | None = None
+    suspect: WrongDispatch | None = None
     why: str = ""
     traced: int = 0
     reference: str = ""
@@ -296,7 +296,7 @@ def _device_text(tools: Tools, target: Sequence[str]) -> str:
 
 def _confirmed(
     item: dict[str, Any], program: FlowProgram, held: _Held, failure: Failure, tools: Tools
-) -> Suspect | None:
+) -> WrongDispatch | None:
     """A dispatch by itself, on the inputs that it had: the suspect where it is wrong there too."""
     dispatch = program.dispatches[item["dispatch"]]
     kept, call = held.folder / item["kept"], item["call"]
@@ -316,11 +316,13 @@ def _confirmed(
             "cwd": str(tools.folder),
         }
     text, function = program.cut_out(dispatch, shapes), as_function(program, dispatch)
-    suspect = Suspect(dispatch, call, len(held.traces), held.reference, text, function, sides)
+    suspect = WrongDispatch(dispatch, call, len(held.traces), held.reference, text, function, sides)
     return _wrong_on(suspect, inputs, f"cut_{call}", failure, tools)
 
 
-def _wrong_on(suspect: Suspect, inputs: Sequence[Input], name: str, failure: Failure, tools: Tools) -> Suspect | None:
+def _wrong_on(
+    suspect: WrongDispatch, inputs: Sequence[Input], name: str, failure: Failure, tools: Tools
+) -> WrongDispatch | None:
     """The suspect with what it gives for inputs; None where it is right on them."""
     texts = [f"{item.kind}=@{item.file}" for item in inputs]
     target, reference = ({**suspect.sides[side], "inputs": texts} for side in ("target", "reference"))
@@ -343,7 +345,7 @@ def _wrong_on(suspect: Suspect, inputs: Sequence[Input], name: str, failure: Fai
     )
 
 
-def _passed_on(suspect: Suspect, failure: Failure, tools: Tools, *, private: bool) -> Suspect:
+def _passed_on(suspect: WrongDispatch, failure: Failure, tools: Tools, *, private: bool) -> WrongDispatch:
     """The suspect with made-up inputs in place of large or private ones, where it is wrong on those too."""
     if not (private or _too_large(suspect.inputs)):
         return suspect
@@ -472,7 +474,7 @@ def locate_in_run(
             elif private:
                 withheld = "it does not fail on made-up inputs, and --no-weights leaves out the model's own values"
             call, of, function = len(traces), len(program.dispatches), as_function(program, dispatch)
-            suspect = Suspect(dispatch, call, of, "", text, function, inputs=tuple(inputs), withheld=withheld)
+            suspect = WrongDispatch(dispatch, call, of, "", text, function, inputs=tuple(inputs), withheld=withheld)
             return Located(suspect, "", len(traces))
     if end["unfinished"]:
         names = ", ".join(program.dispatches[item["dispatch"]].name for item in end["unfinished"])

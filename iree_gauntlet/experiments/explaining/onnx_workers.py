@@ -17,7 +17,7 @@ from iree_gauntlet.workers import iree_side
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from iree_gauntlet.experiments.explaining.tools import Ran, Tools
+    from iree_gauntlet.experiments.explaining.tools import ToolResult, Tools
     from iree_gauntlet.journal_format import JournalRecord
 
 
@@ -47,7 +47,7 @@ def onnx_source(record: JournalRecord, chain: str) -> OnnxSource | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class OnnxValue:
     """A tensor that onnxruntime takes or gives.
 
     Attributes:
@@ -71,12 +71,12 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldValues:
     """What onnxruntime took and gave."""
 
     onnxruntime: str
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
+    inputs: tuple[OnnxValue, ...]
+    outputs: tuple[OnnxValue, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,8 @@ class Cut:
     """
 
     outputs: Sequence[str]
-    inputs: Sequence[Value] | None = None
-    constants: Sequence[Value] = ()
+    inputs: Sequence[OnnxValue] | None = None
+    constants: Sequence[OnnxValue] = ()
     repeat: int = 0
 
 
@@ -144,7 +144,7 @@ class OnnxWorkers:
 
     def hold(
         self, name: str, model: Path, inputs: Sequence[str], sides: Mapping[str, Sequence[str]], cwd: Path | None = None
-    ) -> Held:
+    ) -> HeldValues:
         """Run a model in onnxruntime, and hold others' outputs against what it gives.
 
         Raises:
@@ -163,14 +163,14 @@ class OnnxWorkers:
         ran = self.tools.own_python(f"{name}_hold", (_script("hold"), file), timeout=self.timeout)
         said = self._answer(f"{name}_hold", ran)
         parts = (tuple(map(_value, said[part])) for part in ("inputs", "outputs"))
-        return Held(said["onnxruntime"], *parts)
+        return HeldValues(said["onnxruntime"], *parts)
 
     def _plan(self, name: str, plan: dict[str, Any]) -> str:
         file = self.tools.folder / f"{name}.json"
         file.write_text(json.dumps(plan), encoding="utf-8")
         return str(file)
 
-    def _answer(self, name: str, ran: Ran) -> dict[str, Any]:
+    def _answer(self, name: str, ran: ToolResult) -> dict[str, Any]:
         if not ran.passed:
             lines = ran.errors.strip().splitlines()
             why = "it took too long" if ran.outcome.timed_out else (lines or [f"exit code {ran.outcome.exit_code}"])[-1]
@@ -183,10 +183,10 @@ def _script(name: str) -> str:
     return str(Path(iree_side.__file__).with_name(f"{name}_onnx.py"))
 
 
-def _value(said: Mapping[str, Any]) -> Value:
+def _value(said: Mapping[str, Any]) -> OnnxValue:
     shape, file = tuple(said["shape"]), Path(said["file"])
     errors, wrong = said.get("error", {}), said.get("wrong", {})
-    return Value(said["name"], said["type"], said["dtype"], shape, file, said.get("largest", 0.0), errors, wrong)
+    return OnnxValue(said["name"], said["type"], said["dtype"], shape, file, said.get("largest", 0.0), errors, wrong)
 
 
 # Operators that look at sizes alone.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.experiments.explaining.failures import Failure
-    from iree_gauntlet.experiments.explaining.onnx_workers import Graph, Held, Node, OnnxSource, Value
+    from iree_gauntlet.experiments.explaining.onnx_workers import Graph, HeldValues, Node, OnnxSource, OnnxValue
     from iree_gauntlet.experiments.explaining.tools import Tools
 
 
@@ -49,8 +49,8 @@ class WrongOperator:
     onnxruntime: str
     onnx: Path
     program: Path
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
+    inputs: tuple[OnnxValue, ...]
+    outputs: tuple[OnnxValue, ...]
     repeated: bool
 
     @property
@@ -127,7 +127,7 @@ class _Search:
     workers: OnnxWorkers
     graph: Graph
     say: Callable[[str], None]
-    values: dict[str, Value] = field(default_factory=dict)
+    values: dict[str, OnnxValue] = field(default_factory=dict)
     rounds: int = 0
 
     def found(self) -> OperatorSearch:
@@ -155,7 +155,7 @@ class _Search:
             return OperatorSearch(why=why, note=note)
         return OperatorSearch(operator, note=note)
 
-    def _whole(self) -> Held:
+    def _whole(self) -> HeldValues:
         """The model as published, held against IREE's outputs and those that are expected."""
         files = self._run("onnx_whole", None, self.failure.values("--input"), len(self.graph.outputs))
         expected = self.failure.values("--expected_output")
@@ -163,7 +163,7 @@ class _Search:
         texts = self.failure.values("--input")
         return self.workers.hold("onnx_whole", self.workers.source.file, texts, sides, self.failure.cwd)
 
-    def _narrowed(self, wrong: Sequence[Value]) -> list[Node]:
+    def _narrowed(self, wrong: Sequence[OnnxValue]) -> list[Node]:
         """The nodes between values that are right and the first one that is not: one, where all can be looked at."""
         graph, targets = self.graph, [value.name for value in wrong]
         published = {value.name: str(value.file) for value in wrong}
@@ -190,7 +190,7 @@ class _Search:
                 return graph.behind([first], right)
             targets, published = [first], {}
 
-    def _marked(self, targets: Sequence[str], marks: Sequence[str], published: dict[str, str]) -> Held:
+    def _marked(self, targets: Sequence[str], marks: Sequence[str], published: dict[str, str]) -> HeldValues:
         """Run the model, as far as targets need it, with marked values as outputs too; fewer where it does not run."""
         texts = self.failure.values("--input")
         problem: GauntletError | None = None
@@ -259,7 +259,7 @@ class _Search:
         found = (tuple(nodes), self.graph.of, held.onnxruntime, onnx, program, held.inputs, held.outputs)
         return WrongOperator(*found, repeated=bool(repeat))
 
-    def _values_of(self, names: Sequence[str]) -> list[Value]:
+    def _values_of(self, names: Sequence[str]) -> list[OnnxValue]:
         """What onnxruntime has of values."""
         missing = [name for name in names if name not in self.values]
         if missing:
@@ -289,7 +289,7 @@ class _Search:
         return files
 
 
-def _repeated(value: Value, first: int, file: Path) -> Value:
+def _repeated(value: OnnxValue, first: int, file: Path) -> OnnxValue:
     """A floating-point value that holds its first elements over and over."""
     data = value.file.read_bytes()
     period = len(data) // max(1, math.prod(value.shape)) * first
@@ -299,7 +299,7 @@ def _repeated(value: Value, first: int, file: Path) -> Value:
     return replace(value, file=file)
 
 
-def _worst(values: Iterable[Value], side: str) -> float:
+def _worst(values: Iterable[OnnxValue], side: str) -> float:
     errors = (value.error.get(side, 0.0) for value in values)
     return max((math.inf if error is None else error for error in errors), default=0.0)
 

@@ -17,7 +17,7 @@ from iree_gauntlet.experiments.explaining.traced_sides import target_side, trace
 from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, Rules, judge
 from iree_gauntlet.experiments.sides import pair_of
 from iree_gauntlet.measuring.profiles.dispatch_profile import Match
-from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict as TimeVerdict
+from iree_gauntlet.measuring.statistics.comparison_verdict import TimeVerdict
 from iree_gauntlet.measuring.statistics.rounds import plan_looks
 from iree_gauntlet.requests import ConductRequest
 from iree_gauntlet.results import Result
@@ -61,7 +61,7 @@ class Slower:
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
+class SlowSuspect:
     """A dispatch that a profile shows slower, or a count of instructions where there is no profile.
 
     Attributes:
@@ -81,7 +81,7 @@ class Suspect:
 class SlowDispatch:
     """One that is slower by itself."""
 
-    suspect: Suspect
+    suspect: SlowSuspect
     function: str
     inputs: tuple[tuple[str, Path], ...]
     verdict: ModelVerdict
@@ -89,7 +89,7 @@ class SlowDispatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SlowerSearch:
     """What a search came to.
 
     Attributes:
@@ -98,7 +98,7 @@ class Found:
 
     slow: SlowDispatch | None = None
     why: str = ""
-    tried: tuple[tuple[Suspect, str], ...] = ()
+    tried: tuple[tuple[SlowSuspect, str], ...] = ()
 
 
 def slower_of(record: ComparisonRecord, folder: Path, patterns: Sequence[str]) -> list[Slower]:
@@ -177,13 +177,13 @@ def _side(chain: str, benchmark: dict[str, Any], run: Any, reason: str) -> Failu
     )
 
 
-def suspects_of(where: dict[str, Any]) -> list[Suspect]:
+def suspects_of(where: dict[str, Any]) -> list[SlowSuspect]:
     """The dispatches of a record of profiles, or counts, that explain B's loss, the greatest loss first."""
     whole = where.get("b_ns", 0) - where.get("a_ns", 0)
     rows = [row for row in where.get("rows", ()) if row["match"] != Match.OUTSIDE]
     rows = sorted(rows, key=lambda row: row["a_ns"] - row["b_ns"])
     return [
-        Suspect(name, row["a_ns"], row["b_ns"], (row["b_ns"] - row["a_ns"]) / whole, where.get("unit", "ms"))
+        SlowSuspect(name, row["a_ns"], row["b_ns"], (row["b_ns"] - row["a_ns"]) / whole, where.get("unit", "ms"))
         for row in rows
         if whole > 0 and row["b_ns"] - row["a_ns"] >= _LEAST_SHARE * whole
         for name in row["b_names"]
@@ -192,17 +192,19 @@ def suspects_of(where: dict[str, Any]) -> list[Suspect]:
 
 def find_slow_dispatch(
     slower: Slower, tools: tuple[Tools, Tools], session: Session[Any], say: Callable[[str], None]
-) -> Found:
+) -> SlowerSearch:
     """The dispatch with the greatest loss that is slower by itself too, on the inputs that it had.
 
     Raises:
         GauntletError: the program cannot be traced.
     """
     if reason := slower.where.get("reason"):
-        return Found(why=f"there is no profile that would say where: {reason}")
+        return SlowerSearch(why=f"there is no profile that would say where: {reason}")
     suspects = suspects_of(slower.where)
     if not suspects:
-        return Found(why=f"the loss is spread over {_most(slower.where)}; none of them alone makes up a tenth of it")
+        return SlowerSearch(
+            why=f"the loss is spread over {_most(slower.where)}; none of them alone makes up a tenth of it"
+        )
     say("compiling to dispatches")
     target = slower.sides[1]
     program = traced_program(target, tools[1])
@@ -214,7 +216,7 @@ def find_slow_dispatch(
     if wanted:
         say(f"tracing {len(program.dispatches)} dispatches")
         captured = _captured(tools[1], target_side(target, tools[1], program), wanted, target.timeout)
-    tried: list[tuple[Suspect, str]] = []
+    tried: list[tuple[SlowSuspect, str]] = []
     for number, suspect in enumerate(suspects):
         function = functions.get(suspect.name, "")
         if not function:
@@ -236,8 +238,10 @@ def find_slow_dispatch(
         tried.append((suspect, _said(verdict)))
         if verdict.verdict == TimeVerdict.SLOWER:
             slow = SlowDispatch(suspect, function, inputs, verdict, pair.measured(slower.rounds.cpus))
-            return Found(slow, tried=tuple(tried))
-    return Found(why=f"the loss is spread over {_most(slower.where)}; none of them alone is slower", tried=tuple(tried))
+            return SlowerSearch(slow, tried=tuple(tried))
+    return SlowerSearch(
+        why=f"the loss is spread over {_most(slower.where)}; none of them alone is slower", tried=tuple(tried)
+    )
 
 
 def _most(where: dict[str, Any]) -> str:

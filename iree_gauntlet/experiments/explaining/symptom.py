@@ -11,7 +11,7 @@ from iree_gauntlet.figures import one_line
 from iree_gauntlet.results import SENT_SIGNALS
 
 if TYPE_CHECKING:
-    from iree_gauntlet.experiments.explaining.tools import Ran
+    from iree_gauntlet.experiments.explaining.tools import ToolResult
 
 
 WRONG, FAILURE, CRASH, HANG = "wrong numbers", "failure", "crash", "does not end"
@@ -52,14 +52,14 @@ class Symptom:
         """For the record."""
         return asdict(self)
 
-    def is_in(self, ran: Ran) -> bool:
+    def is_in(self, ran: ToolResult) -> bool:
         """Whether a process shows it too."""
         if _ending(ran) != self.ending:
             return False
         return any(re.search(self.pattern, line) for line in ran.errors.splitlines() or [""])
 
 
-def symptom_of(ran: Ran, timeout: float) -> Symptom | None:
+def symptom_of(ran: ToolResult, timeout: float) -> Symptom | None:
     """What a process shows that ended; None where nothing is wrong, or where it was ended from outside.
 
     `timeout`: seconds that it was given.
@@ -81,7 +81,7 @@ def symptom_of(ran: Ran, timeout: float) -> Symptom | None:
     return None
 
 
-def _ending(ran: Ran) -> str:
+def _ending(ran: ToolResult) -> str:
     """How it ended, in one of four ways; empty for none of them."""
     if ran.outcome.timed_out:
         return HANG

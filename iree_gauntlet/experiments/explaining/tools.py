@@ -35,7 +35,7 @@ _THRESHOLD = re.compile(r"--expected_(\w+)_threshold=")
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class ToolResult:
     """What a process gave.
 
     Attributes:
@@ -90,14 +90,14 @@ class Tools:
 
     def try_compile(
         self, name: str, source: Path, flags: Sequence[str], *, timeout: float, cwd: Path | None = None
-    ) -> Ran:
+    ) -> ToolResult:
         """Compile to `<name>`, which may fail; what the compiler says stands in `<name>.txt`."""
         argv = (self.workbench.iree.compiler.compile, str(source), *flags, "-o", str(self.folder / name))
         return self._run(argv, name, cwd or self.folder, timeout)
 
     def cached_compile(
         self, name: str, source: Path, flags: Sequence[str], *, timeout: float, cwd: Path | None = None
-    ) -> Ran:
+    ) -> ToolResult:
         """The same, from the cache of modules where it was compiled before; what fails is compiled each time."""
         hashed, cache = self.workbench.store.verified.sha256, self.workbench.modules
         ingredients = {
@@ -111,18 +111,18 @@ class Tools:
         entry = cache.lookup(make_key(ingredients)).entry
         if entry is not None:
             entry.materialise("module", output)
-            return Ran(Outcome(0), (), "")
+            return ToolResult(Outcome(0), (), "")
         ran = self.try_compile(name, source, flags, timeout=timeout, cwd=cwd)
         if ran.passed:
             files, now = {"module": output}, datetime.now(UTC)
             cache.publish(files, name=f"explain {name}", ingredients=ingredients, metadata={}, created=now)
         return ran
 
-    def run_module(self, name: str, argv: Sequence[str], *, timeout: float, cwd: Path | None = None) -> Ran:
+    def run_module(self, name: str, argv: Sequence[str], *, timeout: float, cwd: Path | None = None) -> ToolResult:
         """Run iree-run-module with its arguments; what it says stands in `<name>.txt`."""
         return self._run((self.workbench.iree.runtime.run_module, *argv), name, cwd or self.folder, timeout)
 
-    def python(self, name: str, argv: Sequence[str], *, timeout: float) -> Ran:
+    def python(self, name: str, argv: Sequence[str], *, timeout: float) -> ToolResult:
         """Run a program in the Python that has IREE's bindings."""
         python = self.workbench.iree.compiler.python
         if not python:
@@ -134,7 +134,7 @@ class Tools:
 
     def watched_python(
         self, name: str, argv: Sequence[str], *, timeout: float, log: Path, line: Callable[[str], None]
-    ) -> Ran:
+    ) -> ToolResult:
         """The same; `line` is given each line that it writes to a file, as it does."""
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(self.python, name, argv, timeout=timeout)
@@ -148,11 +148,11 @@ class Tools:
                 if ended:
                     return running.result()
 
-    def own_python(self, name: str, argv: Sequence[str], *, timeout: float) -> Ran:
+    def own_python(self, name: str, argv: Sequence[str], *, timeout: float) -> ToolResult:
         """Run a program in the Python that this toolkit runs in."""
         return self._run((sys.executable, "-B", *argv), name, self.folder, timeout)
 
-    def _run(self, argv: Sequence[str], name: str, cwd: Path, timeout: float) -> Ran:
+    def _run(self, argv: Sequence[str], name: str, cwd: Path, timeout: float) -> ToolResult:
         out, err = self.folder / f"{name}.out.txt", self.folder / f"{name}.txt"
         outcome = self.supervisor.run(Command(tuple(argv), str(cwd)), stdout=out, stderr=err, timeout=timeout)
         if outcome.cancelled:
@@ -160,7 +160,7 @@ class Tools:
         if outcome.exit_code and disk_full(self.folder, outcome.tail):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder))
         complaints = tuple(line for line in _beginning(out).splitlines() if line.startswith(_FAILED))
-        return Ran(outcome, complaints, _beginning(err))
+        return ToolResult(outcome, complaints, _beginning(err))
 
 
 def _beginning(log: Path) -> str:

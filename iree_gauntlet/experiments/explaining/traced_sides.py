@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from iree_gauntlet.experiments.explaining.failures import Failure
-    from iree_gauntlet.experiments.explaining.tools import Ran, Tools
+    from iree_gauntlet.experiments.explaining.tools import ToolResult, Tools
 
 
 TRACED = "--iree-flow-trace-dispatch-tensors"
@@ -49,7 +49,7 @@ def last_line(log: Path) -> str:
 
 def run_with(
     failure: Failure, tools: Tools, name: str, module: Path, *, argv: Sequence[str] = (), device: str = ""
-) -> Ran:
+) -> ToolResult:
     """Run it with another module in place of its own."""
     words = [f"--module={module}" if word.startswith("--module=") else word for word in argv or failure.argv[1:]]
     if device:

@@ -37,7 +37,7 @@ _FIGURE_STAGES = ("benchmark", "compstat", "count")
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class GoldenEvidence:
     """One figure of one run.
 
     Attributes:
@@ -70,7 +70,7 @@ class Proposal:
         return self.value / self.golden.value if self.golden.value else float("inf")
 
 
-class Verdict(StrEnum):
+class GoldenVerdict(StrEnum):
     """What a golden is worth today."""
 
     KEPT = "kept"
@@ -93,7 +93,7 @@ class Standing:
 
     chain: str
     golden: Golden
-    verdict: Verdict
+    verdict: GoldenVerdict
     measured: float | None = None
     run: str = ""
     note: str = ""
@@ -105,12 +105,12 @@ class Standing:
 
 
 # Of a run: evidence for a chain's golden, with the step that gave it, and the step's result.
-_OfRun = dict[tuple[str, Golden], tuple[Evidence, dict[str, Any], "Result"]]
+_OfRun = dict[tuple[str, Golden], tuple[GoldenEvidence, dict[str, Any], "Result"]]
 
 
-def collect_evidence(records: Sequence[JournalRecord]) -> dict[Golden, list[Evidence]]:
+def collect_evidence(records: Sequence[JournalRecord]) -> dict[Golden, list[GoldenEvidence]]:
     """The figures that journals have for each golden, in the order of the journals."""
-    found: dict[Golden, list[Evidence]] = {}
+    found: dict[Golden, list[GoldenEvidence]] = {}
     for record in records:
         for golden, evidence, _, _ in _collect_figures(record, lambda step: map(Golden.from_dict, step["goldens"])):
             found.setdefault(golden, []).append(evidence)
@@ -129,7 +129,7 @@ def _find_unsound_chains(record: JournalRecord) -> dict[str, str]:
 
 def _collect_figures(
     record: JournalRecord, goldens_of: Callable[[dict[str, Any]], Iterable[Golden]]
-) -> Iterator[tuple[Golden, Evidence, dict[str, Any], Result]]:
+) -> Iterator[tuple[Golden, GoldenEvidence, dict[str, Any], Result]]:
     """What a run has for each golden of its steps, with the step that has measured it, and the step's result."""
     unsound = _find_unsound_chains(record)
     ended = record.end is not None and not record.end.get("interrupted") and not record.torn
@@ -150,7 +150,7 @@ def _collect_figures(
                 refused = refused or f"{step['resources']['device']} is a software device"
             disturbed = f"disturbed: {'; '.join(causes)}" if golden.metric is Metric.TIME_MS and causes else ""
             least = golden.statistic is Statistic.MIN
-            evidence = Evidence(
+            evidence = GoldenEvidence(
                 run=str(run.get("run", record.path.parent.name)),
                 chain=step["chain"],
                 measured=min(figures) if least else statistics.fmean(figures),
@@ -182,7 +182,7 @@ def _pick_figures(golden: Golden, result: Result) -> list[float]:
 
 
 def propose(
-    golden: Golden, evidence: Sequence[Evidence], *, size_headroom: float | None, to_release: bool
+    golden: Golden, evidence: Sequence[GoldenEvidence], *, size_headroom: float | None, to_release: bool
 ) -> Proposal | str:
     """What a golden ought to be, or why it stays.
 
@@ -206,7 +206,7 @@ def propose(
     return Proposal(golden, value, release, _describe_basis(golden, usable))
 
 
-def _find_objection(golden: Golden, usable: Sequence[Evidence], *, to_release: bool) -> str:
+def _find_objection(golden: Golden, usable: Sequence[GoldenEvidence], *, to_release: bool) -> str:
     """Why figures cannot speak for a golden together; empty where they can."""
     releases = sorted({item.release for item in usable})
     machines = sorted({item.machine for item in usable})
@@ -224,7 +224,7 @@ def _find_objection(golden: Golden, usable: Sequence[Evidence], *, to_release: b
     return ""
 
 
-def _choose_value(golden: Golden, usable: Sequence[Evidence], size_headroom: float | None) -> float | str:
+def _choose_value(golden: Golden, usable: Sequence[GoldenEvidence], size_headroom: float | None) -> float | str:
     """The value that was measured, or why the present one stays."""
     figures = [item.measured for item in usable]
     match golden.metric:
@@ -259,7 +259,7 @@ def _round_up(value: float) -> float:
     return math.ceil(value / step) * step
 
 
-def _describe_basis(golden: Golden, usable: Sequence[Evidence]) -> str:
+def _describe_basis(golden: Golden, usable: Sequence[GoldenEvidence]) -> str:
     unit = golden.metric.unit
     runs = usable[0].run if len(usable) == 1 else f"{len(usable)} runs ({usable[0].run} … {usable[-1].run})"
     if golden.metric is not Metric.TIME_MS:
@@ -315,10 +315,10 @@ def _judge_standing(
             return Standing(chain, golden, verdict, evidence.measured, name, note)
         figure = f"{evidence.measured:.4g} ms" if golden.metric is Metric.TIME_MS else f"{evidence.measured:,.10g}"
         passed_over = passed_over or f"{name} measured {figure} {objection}"
-    return Standing(chain, golden, Verdict.NOT_MEASURED, note=passed_over)
+    return Standing(chain, golden, GoldenVerdict.NOT_MEASURED, note=passed_over)
 
 
-def _find_mismatch(golden: Golden, evidence: Evidence, sku: str, rivals: Collection[str]) -> str:
+def _find_mismatch(golden: Golden, evidence: GoldenEvidence, sku: str, rivals: Collection[str]) -> str:
     """Why a figure may not be held against a golden; empty where it may."""
     everywhere = not golden.sku or (golden.metric is not Metric.TIME_MS and golden.sku in FAMILIES)
     if everywhere and sku in rivals and sku:
@@ -332,16 +332,16 @@ def _find_mismatch(golden: Golden, evidence: Evidence, sku: str, rivals: Collect
     return "" if not evidence.refused or disturbed or undecided else f"but {evidence.refused}"
 
 
-def _judge(golden: Golden, evidence: Evidence, result: Result) -> tuple[Verdict, str]:
+def _judge(golden: Golden, evidence: GoldenEvidence, result: Result) -> tuple[GoldenVerdict, str]:
     """The verdict, and a remark on it."""
     very = (golden.metric, golden.value, golden.factor, str(golden.origin))
     judged = [check for check in result.checks if check.passed is not None]
     own = next((one.passed for one in judged if (one.metric, one.golden, one.factor, one.note) == very), None)
     if result.verdict == "inconclusive":
-        return Verdict.INCONCLUSIVE, result.reason
+        return GoldenVerdict.INCONCLUSIVE, result.reason
     # Where the run has held it against this very golden, it knows more: a breach may not have been confirmed.
     broken = evidence.measured > golden.limit if own is None else not own
     if broken:
-        return Verdict.BROKEN, evidence.refused
+        return GoldenVerdict.BROKEN, evidence.refused
     loose = evidence.measured < _LOOSE * golden.value
-    return Verdict.LOOSE if loose else Verdict.KEPT, evidence.refused
+    return GoldenVerdict.LOOSE if loose else GoldenVerdict.KEPT, evidence.refused

@@ -318,14 +318,14 @@ def refuse_io_uring() -> None:
     class Instruction(ctypes.Structure):
         _fields_ = (("code", ctypes.c_ushort), ("jt", ctypes.c_ubyte), ("jf", ctypes.c_ubyte), ("k", ctypes.c_uint32))
 
-    class Program(ctypes.Structure):
+    class SocketFilter(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.POINTER(Instruction)))
 
     instructions = (Instruction * len(program))(*(Instruction(*item) for item in program))
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise CountError(f"io_uring cannot be kept away: {os.strerror(ctypes.get_errno())}")
-    if libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(Program(len(program), instructions)), 0, 0) != 0:
+    if libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(SocketFilter(len(program), instructions)), 0, 0) != 0:
         raise CountError(f"io_uring cannot be kept away: {os.strerror(ctypes.get_errno())}")
 
 

@@ -84,9 +84,9 @@ class RoundState:
         }
         return {name: value for name, value in found.items() if value is not None}
 
-    def disturbances(self, limits: Limits | None = None) -> tuple[str, ...]:
+    def disturbances(self, limits: DisturbanceLimits | None = None) -> tuple[str, ...]:
         """What disturbed the round and by how much, a line each; empty for a round that counts."""
-        limits = limits or Limits()
+        limits = limits or DisturbanceLimits()
         return (
             *self._find_other_work(limits),
             *self._find_steal(limits),
@@ -95,7 +95,7 @@ class RoundState:
             *_find_gpu_causes(self.before.gpus, self.after.gpus, self.seconds, limits),
         )
 
-    def _find_other_work(self, limits: Limits) -> Iterator[str]:
+    def _find_other_work(self, limits: DisturbanceLimits) -> Iterator[str]:
         if self.pinned is not None and _is_over(self.pinned.busy_share, self.pinned, limits.pinned_busy_share):
             yield (
                 f"other work kept the round's own CPUs {_percent(self.pinned.busy_share)} busy"
@@ -105,7 +105,7 @@ class RoundState:
         if self.whole is not None and _is_over(self.whole.busy_share, self.whole, limit):
             yield f"other work kept the CPUs {_percent(self.whole.busy_share)} busy ({_percent(limit)} is tolerated)"
 
-    def _find_steal(self, limits: Limits) -> Iterator[str]:
+    def _find_steal(self, limits: DisturbanceLimits) -> Iterator[str]:
         use = self.pinned or self.whole
         if use is not None and _is_over(use.steal_share, use, limits.steal_share):
             yield (
@@ -113,7 +113,7 @@ class RoundState:
                 f" ({_percent(limits.steal_share)} is tolerated)"
             )
 
-    def _find_clock_causes(self, limits: Limits) -> Iterator[str]:
+    def _find_clock_causes(self, limits: DisturbanceLimits) -> Iterator[str]:
         before, after = self.before, self.after
         events = _measure_growth(before.throttle_count, after.throttle_count)
         if events is not None and events > limits.throttle_events:
@@ -128,7 +128,7 @@ class RoundState:
                 f" at its begin ({_percent(drop)} is tolerated)"
             )
 
-    def _find_memory_and_power(self, limits: Limits) -> Iterator[str]:
+    def _find_memory_and_power(self, limits: DisturbanceLimits) -> Iterator[str]:
         swapped = _measure_growth(self.before.swap_used_bytes, self.after.swap_used_bytes)
         if swapped is not None and swapped > limits.swap_grown_bytes:
             passes = f"({limits.swap_grown_bytes / _MIB:.0f} MiB is tolerated)"
@@ -197,7 +197,7 @@ def _round_known(value: float | None) -> float | None:
 
 
 def _find_gpu_causes(
-    before: Sequence[GpuState], after: Sequence[GpuState], seconds: float, limits: Limits
+    before: Sequence[GpuState], after: Sequence[GpuState], seconds: float, limits: DisturbanceLimits
 ) -> Iterator[str]:
     """A line for each cause."""
     earlier = {gpu.index: gpu for gpu in before}
@@ -212,7 +212,7 @@ def _find_gpu_causes(
             yield f"{len(others)} other {noun} on {gpu.label} (pid {named}; {limits.gpu_others} is tolerated)"
 
 
-def _find_slowdowns(first: GpuState | None, gpu: GpuState, seconds: float, limits: Limits) -> Iterator[str]:
+def _find_slowdowns(first: GpuState | None, gpu: GpuState, seconds: float, limits: DisturbanceLimits) -> Iterator[str]:
     shares = _measure_shares(first, gpu, seconds)
     heat = f" at {gpu.temperature_c:.0f} °C" if gpu.temperature_c is not None else ""
     counted = set()
@@ -247,7 +247,7 @@ def _measure_shares(first: GpuState | None, gpu: GpuState, seconds: float) -> di
     }
 
 
-def _find_gpu_clock_drop(first: GpuState | None, gpu: GpuState, limits: Limits) -> Iterator[str]:
+def _find_gpu_clock_drop(first: GpuState | None, gpu: GpuState, limits: DisturbanceLimits) -> Iterator[str]:
     if first is None or first.idle or gpu.idle or not first.clock_mhz or gpu.clock_mhz is None:
         return
     if gpu.clock_mhz < first.clock_mhz * (1 - limits.frequency_drop):
@@ -259,7 +259,7 @@ def _find_gpu_clock_drop(first: GpuState | None, gpu: GpuState, limits: Limits) 
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class DisturbanceLimits:
     """What is tolerated; the defaults are what a quiet machine keeps without effort.
 
     Attributes:

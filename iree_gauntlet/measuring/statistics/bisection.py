@@ -47,7 +47,7 @@ _FITS = 0.25
 MOST_UNDECIDED = 2
 
 
-class Side(StrEnum):
+class CandidateEnd(StrEnum):
     """Which end a candidate is like."""
 
     OLD = "old"
@@ -66,10 +66,14 @@ class Search:
     """
 
     count: int
-    sides: Mapping[int, Side]
+    sides: Mapping[int, CandidateEnd]
 
     def __post_init__(self) -> None:
-        if self.count < 2 or self.sides.get(0) is not Side.OLD or self.sides.get(self.count - 1) is not Side.NEW:
+        if (
+            self.count < 2
+            or self.sides.get(0) is not CandidateEnd.OLD
+            or self.sides.get(self.count - 1) is not CandidateEnd.NEW
+        ):
             raise GauntletError("a search needs two ends that differ", "check the ends first")
         if not all(0 <= place < self.count for place in self.sides):
             raise GauntletError(f"a place outside of a row of {self.count}: {sorted(self.sides)}")
@@ -80,13 +84,13 @@ class Search:
 
         Where the history goes back and forth that is before the newest of the changes: since then it is as it is.
         """
-        return max(place for place, side in self.sides.items() if side is Side.OLD)
+        return max(place for place, side in self.sides.items() if side is CandidateEnd.OLD)
 
     @property
     def first_new(self) -> int:
         """The oldest candidate after `last_old` that is on the new end's side."""
         after = self.last_old
-        return min(place for place, side in self.sides.items() if side is Side.NEW and place > after)
+        return min(place for place, side in self.sides.items() if side is CandidateEnd.NEW and place > after)
 
     @property
     def between(self) -> tuple[int, ...]:
@@ -123,7 +127,7 @@ class Search:
     @property
     def changes(self) -> tuple[tuple[int, int], ...]:
         """Every pair of judged neighbours on different sides; more than one where the history goes back and forth."""
-        judged = sorted(place for place, side in self.sides.items() if side is not Side.NEITHER)
+        judged = sorted(place for place, side in self.sides.items() if side is not CandidateEnd.NEITHER)
         pairs = itertools.pairwise(judged)
         return tuple((before, after) for before, after in pairs if self.sides[before] is not self.sides[after])
 

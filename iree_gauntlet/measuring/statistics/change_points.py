@@ -54,7 +54,7 @@ _EXACT = 900
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class LevelChange:
     """A step of a series."""
 
     at: int
@@ -80,7 +80,7 @@ class Drift:
 
 def change_points(
     values: Sequence[float], least_effect: float, *, disturbed: Sequence[bool] = ()
-) -> tuple[Change, ...]:
+) -> tuple[LevelChange, ...]:
     """The steps of a series, in its order.
 
     `disturbed`: which of them a busy machine spoilt: these count for a quarter; none where empty. Raises ValueError: a
@@ -121,13 +121,13 @@ def drift(values: Sequence[float], least_effect: float, *, disturbed: Sequence[b
     return Drift(since, last[0] - best, max(change.p_value for change in small))
 
 
-def _rank_weakness(change: Change, least_effect: float) -> float:
+def _rank_weakness(change: LevelChange, least_effect: float) -> float:
     """Its p-value; above 1 for one that is too small, the smaller the higher."""
     return change.p_value if abs(change.effect) >= least_effect else 1.0 + least_effect - abs(change.effect)
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
+class _SeriesPart:
     """A stretch as the tests see it."""
 
     mean: float
@@ -142,7 +142,7 @@ class _Series:
         if not (np.isfinite(given) & (given > 0)).all():
             raise ValueError("figures that are not positive have no logarithm")
         self._logs = np.log(given)
-        self._sides: dict[tuple[int, int], _Side] = {}
+        self._sides: dict[tuple[int, int], _SeriesPart] = {}
         self._weights = np.where(disturbed, _DISTURBED_WEIGHT, 1.0) if len(disturbed) else np.ones(len(given))
 
     def location(self, start: int, end: int) -> float:
@@ -187,7 +187,7 @@ class _Series:
         low, high = max(LEAST_RUNS, place - _REFINED), min(len(logs) - LEAST_RUNS, place + _REFINED)
         return low + int(np.argmin(cost[low : high + 1]))
 
-    def changes(self, cuts: Sequence[int]) -> tuple[Change, ...]:
+    def changes(self, cuts: Sequence[int]) -> tuple[LevelChange, ...]:
         """Each split, held against the stretches up to its neighbours."""
         edges = [0, *cuts, len(self._logs)]
         alike = self._measure_likeness(edges)
@@ -199,7 +199,7 @@ class _Series:
             )
             places = max(1.0, (before + after) / (_PLACES * min(before, after)))
             effect = self.location(at, end) - self.location(start, at)
-            found.append(Change(at, before, after, effect, min(1.0, p_value * places)))
+            found.append(LevelChange(at, before, after, effect, min(1.0, p_value * places)))
         return tuple(found)
 
     def _measure_likeness(self, edges: Sequence[int]) -> float:
@@ -213,13 +213,13 @@ class _Series:
         found += (1 + 3 * found) / count + (len(edges) - 2) * (1 - found) / count
         return min(max(found, 0.0), _MOST_ALIKE)
 
-    def _get_side(self, start: int, end: int) -> _Side:
+    def _get_side(self, start: int, end: int) -> _SeriesPart:
         # Splits that are given up one by one leave most stretches as they were.
         if (start, end) not in self._sides:
             self._sides[start, end] = self._measure_side(start, end)
         return self._sides[start, end]
 
-    def _measure_side(self, start: int, end: int) -> _Side:
+    def _measure_side(self, start: int, end: int) -> _SeriesPart:
         order = np.argsort(self._logs[start:end], kind="stable")
         logs, weights = self._logs[start:end][order], self._weights[start:end][order]
         count = end - start
@@ -231,11 +231,11 @@ class _Series:
         worth = float(whole**2 / (weights @ weights))
         left = max(worth * (count - 2 * out) / count, 1.0)
         if worth <= 1 or left <= 1:
-            return _Side(mean, math.inf, left, math.inf)
+            return _SeriesPart(mean, math.inf, left, math.inf)
         clipped = np.clip(logs, logs[out], logs[count - out - 1])
         spread = float((clipped - clipped @ weights / whole) ** 2 @ weights / whole)
         variance = spread * worth / (left - 1)
-        return _Side(mean, variance / left, left, variance)
+        return _SeriesPart(mean, variance / left, left, variance)
 
     def _test_by_welch(self, start: int, at: int, end: int, *, alike: float) -> float:
         one, other = self._get_side(start, at), self._get_side(at, end)

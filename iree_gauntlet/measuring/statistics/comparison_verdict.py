@@ -48,7 +48,7 @@ DEFAULT_LEAST = 0.01
 DEFAULT_BAND = 0.03
 
 
-class Verdict(StrEnum):
+class TimeVerdict(StrEnum):
     """What can be said of B against A."""
 
     FASTER = "faster"
@@ -71,7 +71,7 @@ class Comparison:
         next_look: at how many blocks more could be said; None where the verdict stands or the budget is spent.
     """
 
-    verdict: Verdict
+    verdict: TimeVerdict
     reason: str
     ratio: float
     low: float
@@ -84,7 +84,7 @@ class Comparison:
     @property
     def differs(self) -> bool:
         """Slower or faster."""
-        return self.verdict in (Verdict.SLOWER, Verdict.FASTER)
+        return self.verdict in (TimeVerdict.SLOWER, TimeVerdict.FASTER)
 
 
 def compare(
@@ -136,11 +136,11 @@ def compare_log_ratios(
         p_slower = min(p_slower, rank_p_above(walsh, edge) / share)
         p_faster = min(p_faster, rank_p_above(-walsh[::-1], edge) / share)
     verdict, reason = _judge(interval, least, band, allow)
-    next_look = plan.next_look(ratios.size) if verdict == Verdict.INCONCLUSIVE else None
+    next_look = plan.next_look(ratios.size) if verdict == TimeVerdict.INCONCLUSIVE else None
     if not looks:
         reason = f"{ratios.size} blocks, and {plan.looks[0]} are needed for the first verdict"
         walsh = sort_walsh_averages(ratios)
-    elif verdict == Verdict.INCONCLUSIVE and next_look is None and interval.low <= interval.high:
+    elif verdict == TimeVerdict.INCONCLUSIVE and next_look is None and interval.low <= interval.high:
         reason += f"; all {plan.max_blocks} blocks are taken"
     return Comparison(
         verdict=verdict,
@@ -176,27 +176,30 @@ def hold_against_control(comparison: Comparison, control: Comparison) -> Compari
 
 def without_verdict(comparison: Comparison, reason: str) -> Comparison:
     """The same figures, and `inconclusive`."""
-    return replace(comparison, verdict=Verdict.INCONCLUSIVE, reason=reason, next_look=None)
+    return replace(comparison, verdict=TimeVerdict.INCONCLUSIVE, reason=reason, next_look=None)
 
 
-def _judge(interval: Interval, least: float, band: float, allow: float | None) -> tuple[Verdict, str]:
+def _judge(interval: Interval, least: float, band: float, allow: float | None) -> tuple[TimeVerdict, str]:
     low, high = interval.low, interval.high
     if math.isinf(low) or math.isinf(high):
-        return Verdict.INCONCLUSIVE, "too few blocks for an interval at such a false-alarm rate"
+        return TimeVerdict.INCONCLUSIVE, "too few blocks for an interval at such a false-alarm rate"
     span = f"{_percent(math.exp(low))} to {_percent(math.exp(high))}"
     edge, same = math.log1p(least), math.log1p(band)
     if low > high:
-        return Verdict.INCONCLUSIVE, "earlier and later blocks contradict each other: the machine or a side has changed"
+        return (
+            TimeVerdict.INCONCLUSIVE,
+            "earlier and later blocks contradict each other: the machine or a side has changed",
+        )
     if low > edge or high < -edge:
-        verdict = Verdict.SLOWER if low > edge else Verdict.FASTER
+        verdict = TimeVerdict.SLOWER if low > edge else TimeVerdict.FASTER
         return verdict, f"the interval, {span}, lies beyond ±{100 * least:g} %"
     if -same <= low and high <= same:
-        return Verdict.SAME, f"the interval, {span}, lies within ±{100 * band:g} %"
+        return TimeVerdict.SAME, f"the interval, {span}, lies within ±{100 * band:g} %"
     if allow is not None and high <= math.log1p(allow):
         most = f"not slower by more than {100 * max(0.0, math.exp(high) - 1):.1f} %"
-        return Verdict.NOT_SLOWER, f"{most}: the interval, {span}, lies below +{100 * allow:g} %"
+        return TimeVerdict.NOT_SLOWER, f"{most}: the interval, {span}, lies below +{100 * allow:g} %"
     wide = f"is neither beyond ±{100 * least:g} % nor within ±{100 * band:g} %"
-    return Verdict.INCONCLUSIVE, f"the interval, {span}, {wide}"
+    return TimeVerdict.INCONCLUSIVE, f"the interval, {span}, {wide}"
 
 
 def _percent(ratio: float) -> str:

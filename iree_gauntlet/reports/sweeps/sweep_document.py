@@ -5,7 +5,19 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.document import Block, Column, Document, Folded, Heading, Items, Judged, Kind, OnPage, Picture, Table
+from iree_gauntlet.document import (
+    Block,
+    ColouredCell,
+    Column,
+    ColumnKind,
+    Document,
+    Folded,
+    Heading,
+    Items,
+    OnPage,
+    Picture,
+    Table,
+)
 from iree_gauntlet.figures import byte_size, duration, error_figure, milliseconds
 from iree_gauntlet.records.chain_figures import NOTHING
 from iree_gauntlet.reports.provenance import provenance
@@ -56,12 +68,12 @@ def format_ratio(ratio: Ratio | None) -> str:
     return f"{times(ratio.ratio)}{span}{_MARKS.get(ratio.word, '')}"
 
 
-def make_speedup_cell(row: Row | None) -> Judged | str:
+def make_speedup_cell(row: Row | None) -> ColouredCell | str:
     """The speed-up of a variant, with a sign where it is one; in its place the result of the variant, if anything."""
     if row is None or row.speedup is None:
         return NOTHING if row is None or row.status == "measured" else row.status
     word = row.speedup.word
-    return Judged(f"{_SIGNS.get(word, '')}{format_ratio(row.speedup)}", word)
+    return ColouredCell(f"{_SIGNS.get(word, '')}{format_ratio(row.speedup)}", word)
 
 
 def _time_text(side: SideFigures | None) -> str:
@@ -177,7 +189,10 @@ def _name_some(labels: Sequence[str]) -> str:
 
 
 def _make_columns(names: Sequence[str], *figures: str) -> tuple[Column, ...]:
-    return (*(Column(title, Kind.NAME) for title in names), *(Column(title, Kind.NUMBER) for title in figures))
+    return (
+        *(Column(title, ColumnKind.NAME) for title in names),
+        *(Column(title, ColumnKind.NUMBER) for title in figures),
+    )
 
 
 _SUMMARY = _make_columns(

@@ -204,7 +204,7 @@ class _Child:
     answer: dict[str, Any] = field(default_factory=lambda: {"status": 0, "cpu_seconds": 0.0, "peak_rss_bytes": 0})
 
 
-class _Server:
+class _CompileServer:
     """All compiles. Everything is done between two waits of the selector."""
 
     def __init__(
@@ -413,7 +413,7 @@ def main() -> int:
     wake, woken = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(woken, False)
-    server = _Server(library, sys.argv[1], wake)
+    server = _CompileServer(library, sys.argv[1], wake)
 
     def end(*_: object) -> None:
         server.ending = True

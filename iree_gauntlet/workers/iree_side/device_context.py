@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _ASYNC = "$async"
 
 
-class Device:
+class OpenDevice:
     """A device, and what is loaded once for all programs on it."""
 
     def __init__(self, uri: str) -> None:
@@ -105,7 +105,7 @@ def copy_to_host(runtime: Native, device: Native, allocator: Native, source: Nat
     return staging
 
 
-class Program:
+class LoadedProgram:
     """A function of modules that are loaded on a device, in a context of their own.
 
     `trace`: takes what the modules trace: a key, and views of tensors; None for what the runtime does with it. Raises
@@ -114,7 +114,7 @@ class Program:
 
     def __init__(
         self,
-        device: Device,
+        device: OpenDevice,
         modules: Sequence[str],
         parameters: Iterable[Sequence[str]],
         function: str,
@@ -163,7 +163,7 @@ class Program:
         return [results.get_as_object(index, runtime.HalBufferView) for index in range(len(results))]
 
 
-def device_memory(devices: Iterable[Device]) -> dict[str, int]:
+def device_memory(devices: Iterable[OpenDevice]) -> dict[str, int]:
     """The runtime's own statistics of memory, in bytes, of all devices together.
 
     `device_bytes_peak` and `host_bytes_peak` are the most that was allocated at a time since the process began (of

@@ -41,7 +41,7 @@ from iree_gauntlet.workers.iree_side.onnx_reference import (
 )
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_plan
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, read_value
-from iree_gauntlet.workers.iree_side.trace_dispatches import Tensor, measure_error
+from iree_gauntlet.workers.iree_side.trace_dispatches import TracedTensor, measure_error
 
 if TYPE_CHECKING:
     from iree_gauntlet.workers.iree_side.plan_file import Array
@@ -65,7 +65,7 @@ def _keep(plan: _HoldPlan, part: str, index: int, name: str, array: Array) -> di
     return {"name": name, "type": kind, "dtype": str(array.dtype), "shape": shape, "file": str(file)}
 
 
-def _hold(text: str, plan: _HoldPlan, right: Tensor) -> tuple[float | None, bool]:
+def _hold(text: str, plan: _HoldPlan, right: TracedTensor) -> tuple[float | None, bool]:
     """How far an output of another is off, and whether that is wrong."""
     if not text:
         return 0.0, False
@@ -77,7 +77,7 @@ def _hold(text: str, plan: _HoldPlan, right: Tensor) -> tuple[float | None, bool
         contents = bytes(value.contents) if value is not None else right.contents
     if len(contents) != len(right.contents):
         return None, True
-    error = measure_error(Tensor((), right.element_type, contents), right)
+    error = measure_error(TracedTensor((), right.element_type, contents), right)
     return (error if np.isfinite(error) else None), error > plan.tolerances.get(right.element_type, 0.0)
 
 
@@ -93,7 +93,7 @@ def _answer(said: dict[str, Any]) -> dict[str, Any]:
     except UnsupportedError as error:
         raise PlanError(str(error)) from error
     for index, (item, array) in enumerate(zip(outputs, results.values(), strict=True)):
-        right = Tensor(array.shape, item["type"].rpartition("x")[2], Path(item["file"]).read_bytes())
+        right = TracedTensor(array.shape, item["type"].rpartition("x")[2], Path(item["file"]).read_bytes())
         item["largest"] = right.find_largest()
         held = {side: _hold(texts[index], plan, right) for side, texts in plan.sides.items()}
         item["error"] = {side: error for side, (error, _) in held.items()}

@@ -50,7 +50,7 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.device_context import Device, Program, device_memory
+from iree_gauntlet.workers.iree_side.device_context import LoadedProgram, OpenDevice, device_memory
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_arrays, read_plan, write_arrays
 
 if TYPE_CHECKING:
@@ -138,11 +138,11 @@ class Generator:
     Raises PlanError: where the plan contradicts itself.
     """
 
-    def __init__(self, device: Device, inputs: list[TypedArray], plan: GenerationPlan) -> None:
+    def __init__(self, device: OpenDevice, inputs: list[TypedArray], plan: GenerationPlan) -> None:
         self._device = device
         self._inputs = inputs
         self._prefill, self._decode = (
-            Program(device, program["modules"], program["parameters"], program["function"])
+            LoadedProgram(device, program["modules"], program["parameters"], program["function"])
             for program in (plan.prefill, plan.decode)
         )
         self._position, self._tokens = plan.position, plan.tokens
@@ -212,7 +212,7 @@ def measure(said: dict[str, Any]) -> dict[str, Any]:
         raise PlanError(f"{generations} generations after {warm_up} for warming up: expected 1 or more after 0 or more")
     inputs = read_arrays(plan.prefill["inputs"])
     begin = time.perf_counter_ns()
-    device = Device(plan.device)
+    device = OpenDevice(plan.device)
     generator = Generator(device, inputs, plan)
     loaded = time.perf_counter_ns()
     first: Generation | None = None

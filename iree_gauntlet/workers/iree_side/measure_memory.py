@@ -49,7 +49,7 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.device_context import Device, device_memory
+from iree_gauntlet.workers.iree_side.device_context import OpenDevice, device_memory
 from iree_gauntlet.workers.iree_side.measure_module import read_contexts
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_arrays
 
@@ -84,7 +84,7 @@ class MemoryWatch:
         self.samples: list[Sample] = []
         self.phases: list[dict[str, Any]] = []
         self.exact_peaks = True
-        self.device: Device | None = None
+        self.device: OpenDevice | None = None
         self._most = most
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._begin = time.perf_counter_ns()

@@ -55,7 +55,7 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.device_context import Device, Program, device_memory
+from iree_gauntlet.workers.iree_side.device_context import LoadedProgram, OpenDevice, device_memory
 from iree_gauntlet.workers.iree_side.plan_file import (
     PlanError,
     answer_plan,
@@ -123,7 +123,7 @@ class Context:
 
     def __init__(
         self,
-        program: Program,
+        program: LoadedProgram,
         inputs: Inputs,
         in_flight: int = 1,
         fetch: Sequence[int] | None = None,
@@ -250,9 +250,9 @@ def read_contexts(said: dict[str, Any], inputs: Inputs) -> list[Context]:
         of = f" in groups of {in_flight}" if in_flight > 1 else ""
         each = "group" if in_flight > 1 else "call"
         raise PlanError(f"{calls} calls{of} on {len(uris)} devices: expected a device or more, and a {each} for each")
-    devices = {uri: Device(uri) for uri in uris}
+    devices = {uri: OpenDevice(uri) for uri in uris}
     carry = read_plan(Carry, plan.carry) if plan.carry else None
-    programs = [Program(devices[uri], plan.modules, plan.parameters, plan.function) for uri in uris]
+    programs = [LoadedProgram(devices[uri], plan.modules, plan.parameters, plan.function) for uri in uris]
     return [Context(program, inputs, in_flight, plan.fetch, carry) for program in programs]
 
 

@@ -25,7 +25,7 @@ FUNCTIONS = ("func.func", "util.func")
 
 
 @dataclass(slots=True)
-class Merged:
+class MergedPrograms:
     """What came of a merge.
 
     Attributes:
@@ -48,14 +48,14 @@ def import_bindings() -> Bindings:
     return _mlir_libs._mlir.ir  # noqa: SLF001  the name under which the wheel's own `ir` takes it
 
 
-def merge_programs(programs: Sequence[str], prefixes: Sequence[str]) -> Merged:
+def merge_programs(programs: Sequence[str], prefixes: Sequence[str]) -> MergedPrograms:
     """Merge programs into one module.
 
     Every symbol at the top of a program gets the program's prefix, and all references to it, those inside of
     functions and globals included. The module's own name goes.
     """
     ir = import_bindings()
-    merged = Merged()
+    merged = MergedPrograms()
     with ir.Context() as context:
         # As iree-compile parses.
         context.allow_unregistered_dialects = True

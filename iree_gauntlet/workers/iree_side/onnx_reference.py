@@ -76,7 +76,7 @@ class ReferenceInput:
     shape: tuple[int | str | None, ...]
 
 
-class Reference(Protocol):
+class ReferenceProgram(Protocol):
     """A program that runs a model."""
 
     @property
@@ -135,7 +135,7 @@ class OnnxRuntime:
         )
 
     def run(self, arrays: Sequence[Array]) -> dict[str, Array]:
-        """As of `Reference`."""
+        """As of `ReferenceProgram`."""
         require_inputs(self.inputs, arrays)
         names = [value.name for value in self._outputs]
         try:
@@ -177,7 +177,7 @@ class OnnxEvaluator:
             raise InferenceFailedError(f"onnx's evaluator cannot load the model: {_get_first_line(error)}") from error
 
     def run(self, arrays: Sequence[Array]) -> dict[str, Array]:
-        """As of `Reference`."""
+        """As of `ReferenceProgram`."""
         require_inputs(self.inputs, arrays)
         feeds = {item.name: array for item, array in zip(self.inputs, arrays, strict=True)}
         try:
@@ -191,7 +191,7 @@ class OnnxEvaluator:
         return dict(zip(self._names, arrays_of, strict=True))
 
 
-def load_reference(file: Path | bytes, model: onnx.ModelProto) -> tuple[Reference, list[str]]:
+def load_reference(file: Path | bytes, model: onnx.ModelProto) -> tuple[ReferenceProgram, list[str]]:
     """onnxruntime, or where it cannot load a model, onnx's evaluator; and why it is not onnxruntime.
 
     `model`: the same, as of `onnx.load`. Raises InferenceFailedError: neither can load it.
@@ -202,7 +202,7 @@ def load_reference(file: Path | bytes, model: onnx.ModelProto) -> tuple[Referenc
         return load_evaluator_instead(model, str(error)), [str(error)]
 
 
-def load_evaluator_instead(model: onnx.ModelProto, why: str) -> Reference:
+def load_evaluator_instead(model: onnx.ModelProto, why: str) -> ReferenceProgram:
     """Onnx's evaluator, where onnxruntime does not run a model.
 
     Raises InferenceFailedError: it cannot load the model; why onnxruntime does not run it is said too.

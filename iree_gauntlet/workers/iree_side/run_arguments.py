@@ -70,7 +70,7 @@ class UnsupportedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class ArgumentValue:
     """A tensor's contents.
 
     Attributes:
@@ -93,7 +93,7 @@ def count_bytes(shape: tuple[int, ...], element_type: str) -> int:
     return _compute_storage(shape, element_type)[1]
 
 
-def read_value(text: str, folder: str) -> Value | None:
+def read_value(text: str, folder: str) -> ArgumentValue | None:
     """Reads an argument; None for one that says that nothing is expected.
 
     Raises UnsupportedError: it is not read here.
@@ -113,8 +113,8 @@ def read_value(text: str, folder: str) -> Value | None:
         raise UnsupportedError(f"argument {text!r}")
     if contents[:1] == "@":
         path = os.path.join(folder, contents[1:])  # noqa: PTH118 - see above
-        return Value(shape, element_type, _read(path, 0, count_bytes(shape, element_type)))
-    return Value(shape, element_type, _parse_values(contents, shape, element_type))
+        return ArgumentValue(shape, element_type, _read(path, 0, count_bytes(shape, element_type)))
+    return ArgumentValue(shape, element_type, _parse_values(contents, shape, element_type))
 
 
 @lru_cache(maxsize=4096)
@@ -167,7 +167,7 @@ def _read(path: str, offset: int, count: int) -> bytes | memoryview:
         os.close(file)
 
 
-def _read_npy(path: str) -> Value:
+def _read_npy(path: str) -> ArgumentValue:
     # A header has a multiple of 64 bytes, and most are the shortest.
     head = _read_some(path, 0, 128)
     if len(head) < 10 or not head.startswith(_NPY_MAGIC) or head[6] != 1:
@@ -175,7 +175,7 @@ def _read_npy(path: str) -> Value:
     start = 10 + int.from_bytes(head[8:10], "little")
     header = head[10:start] if start <= len(head) else _read_some(path, 0, start)[10:]
     shape, element_type = _parse_npy_header(header)
-    return Value(shape, element_type, _read(path, start, count_bytes(shape, element_type)))
+    return ArgumentValue(shape, element_type, _read(path, start, count_bytes(shape, element_type)))
 
 
 def _read_some(path: str, offset: int, most: int) -> bytes:

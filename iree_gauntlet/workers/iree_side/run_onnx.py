@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
     import onnx
 
-    from iree_gauntlet.workers.iree_side.onnx_reference import Reference
+    from iree_gauntlet.workers.iree_side.onnx_reference import ReferenceProgram
     from iree_gauntlet.workers.iree_side.plan_file import Array
 
     Outputs = dict[str, Array]
@@ -239,7 +239,7 @@ def _answer(said: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run_first_fitting(
-    model: onnx.ModelProto, reference: Reference, plan: _RunPlan
+    model: onnx.ModelProto, reference: ReferenceProgram, plan: _RunPlan
 ) -> tuple[int, list[str], list[Array], Outputs | None]:
     """Which set of inputs is taken, why those before it were not, its arrays, and what they give; None for none."""
     refused: list[str] = []
@@ -338,7 +338,7 @@ def _are_apart(outputs: Outputs, others: Outputs) -> bool:
 def _choose_allowed(
     given: Mapping[str, float] | None,
     model: onnx.ModelProto,
-    reference: Reference,
+    reference: ReferenceProgram,
     arrays: Sequence[Array],
     outputs: Outputs,
     other: Outputs | None,
@@ -359,7 +359,7 @@ def _choose_allowed(
     return found
 
 
-def _find_handed_through(model: onnx.ModelProto, reference: Reference, name: str) -> int | None:
+def _find_handed_through(model: onnx.ModelProto, reference: ReferenceProgram, name: str) -> int | None:
     """The place of the input that an output is, by no operator but Identity."""
     makers = {output: node for node in model.graph.node for output in node.output}
     while name in makers and makers[name].op_type == "Identity":
@@ -380,7 +380,7 @@ def _find_longest_sum(model: onnx.ModelProto, arrays: Sequence[Array]) -> int:
     return longest
 
 
-def _run_in_f64(model: onnx.ModelProto, reference: Reference, arrays: Sequence[Array]) -> Outputs | None:
+def _run_in_f64(model: onnx.ModelProto, reference: ReferenceProgram, arrays: Sequence[Array]) -> Outputs | None:
     """What the model gives in double precision; None where neither reference can say."""
     if _count_weights(model) > _MOST_WIDENED:
         return None
@@ -396,7 +396,7 @@ def _run_in_f64(model: onnx.ModelProto, reference: Reference, arrays: Sequence[A
 
 
 def _find_differing(
-    model: onnx.ModelProto, reference: Reference, arrays: Sequence[Array], outputs: Outputs
+    model: onnx.ModelProto, reference: ReferenceProgram, arrays: Sequence[Array], outputs: Outputs
 ) -> set[str]:
     """Outputs that are not the same in another run, whose random numbers have no seeds."""
     first, again = outputs, reference

@@ -58,8 +58,8 @@ from iree_gauntlet.workers.iree_side.device_context import copy_to_host
 from iree_gauntlet.workers.iree_side.run_arguments import (
     ELEMENT_TYPES,
     TYPE_NAMES,
+    ArgumentValue,
     UnsupportedError,
-    Value,
     count_bytes,
     get_storage,
     open_file,
@@ -236,7 +236,7 @@ class RunServer:
         finally:
             os.close(file)
 
-    def _read_output(self, results: Native, index: int, device: Native, allocator: Native) -> Value:
+    def _read_output(self, results: Native, index: int, device: Native, allocator: Native) -> ArgumentValue:
         try:
             view = results.get_as_object(index, self._runtime.HalBufferView)
         except ValueError as error:
@@ -245,7 +245,7 @@ class RunServer:
         if number not in TYPE_NAMES:
             raise UnsupportedError(f"output {index} has the element type {number:#x}")
         shape, element_type = tuple(view.shape), TYPE_NAMES[number]
-        return Value(
+        return ArgumentValue(
             shape, element_type, self._read_contents(view, count_bytes(shape, element_type), device, allocator)
         )
 
@@ -329,13 +329,13 @@ def _find_function(module: Native, name: str) -> Native:
     return function
 
 
-def _make_array(value: Value) -> Array:
+def _make_array(value: ArgumentValue) -> Array:
     dims, dtype = get_storage(value.shape, value.element_type)
     return np.frombuffer(value.contents, dtype).reshape(dims)
 
 
 def _judge(
-    actual: Value, expected: Value | None, limits: dict[str, list[float]], rule: list[Any] | None
+    actual: ArgumentValue, expected: ArgumentValue | None, limits: dict[str, list[float]], rule: list[Any] | None
 ) -> tuple[bool, float | None]:
     """Whether an output passes, and its largest error; None for one that was not looked for."""
     if expected is None:
@@ -364,7 +364,7 @@ def _judge(
 
 
 def _describe(
-    actual: Sequence[Value], verdicts: Sequence[tuple[bool, float | None]], expected: int, kept: Sequence[str]
+    actual: Sequence[ArgumentValue], verdicts: Sequence[tuple[bool, float | None]], expected: int, kept: Sequence[str]
 ) -> list[dict[str, Any]]:
     """What is said of the outputs of a case that fails, and of those that are missing; writes the former to files."""
     answers: list[dict[str, Any]] = []
@@ -384,7 +384,7 @@ def _describe(
     return answers + [{"index": index, **missing} for index in range(len(actual), expected)]
 
 
-def _keep(value: Value, path: Path) -> str:
+def _keep(value: ArgumentValue, path: Path) -> str:
     """Writes an output; where it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if _NPY_TYPES.fullmatch(value.element_type):

@@ -55,7 +55,7 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.device_context import Device, Program
+from iree_gauntlet.workers.iree_side.device_context import LoadedProgram, OpenDevice
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, get_host_type, read_plan
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, get_storage, read_value
 
@@ -133,7 +133,7 @@ class _TracePlan:
     capture: list[str] | None = None
 
 
-class Tensor:
+class TracedTensor:
     """A tensor that was traced: `type` as IREE writes it, and its values as bits."""
 
     def __init__(self, shape: Sequence[int], element_type: str, contents: bytes) -> None:
@@ -160,10 +160,10 @@ class Tensor:
 
 
 # What the target and the reference have of it.
-_Pair = tuple[list[Tensor], list[Tensor]]
+_Pair = tuple[list[TracedTensor], list[TracedTensor]]
 
 
-def measure_error(target: Tensor, reference: Tensor) -> float:
+def measure_error(target: TracedTensor, reference: TracedTensor) -> float:
     """The largest |difference| as a share of the reference's largest |value|; infinite where one is no number alone."""
     if target.contents == reference.contents:
         return 0.0
@@ -223,7 +223,8 @@ def _compare(plan: _TracePlan) -> None:
     """Run both sides and write what is found. Raises PlanError: a side cannot be run."""
     folder = Path(plan.folder)
     sides = {
-        name: _Side(name, of_side, folder) for name, of_side in (("target", plan.target), ("reference", plan.reference))
+        name: _SideProcess(name, of_side, folder)
+        for name, of_side in (("target", plan.target), ("reference", plan.reference))
     }
     differs, dispatches, allowed = "", _Dispatches(), plan.tolerances
     results: list[dict[str, Any]] = []
@@ -265,7 +266,7 @@ def _compare(plan: _TracePlan) -> None:
     (folder / "end.json").write_text(json.dumps(end), encoding="utf-8")
 
 
-def _describe(target: Tensor, reference: Tensor, allowed: Mapping[str, float]) -> dict[str, Any]:
+def _describe(target: TracedTensor, reference: TracedTensor, allowed: Mapping[str, float]) -> dict[str, Any]:
     error = measure_error(target, reference)
     return {
         "type": target.type,
@@ -281,15 +282,15 @@ def _compare_values(plan: _TracePlan) -> None:
     """Run the reference, then the target, and write which tensors of the target the reference does not have."""
     folder = Path(plan.folder)
     index = ValueIndex(plan.tolerances)
-    reference = _Side("reference", plan.reference, folder)
+    reference = _SideProcess("reference", plan.reference, folder)
     for _, tensors in reference.read_traces():
         for tensor in tensors:
             index.add(tensor.element_type, tensor.read_numbers())
     end: dict[str, Any] = {"reference": reference.end(), "differs": ""}
     dispatches = _Dispatches()
-    target = _Side("target", plan.target, folder)
+    target = _SideProcess("target", plan.target, folder)
 
-    def describe(tensor: Tensor, *, known: bool = False) -> dict[str, Any]:
+    def describe(tensor: TracedTensor, *, known: bool = False) -> dict[str, Any]:
         known = known or index.has(tensor.element_type, tensor.read_numbers())
         return {"type": tensor.type, "wrong": not known}
 
@@ -318,7 +319,7 @@ def _capture(plan: _TracePlan) -> None:
     """Run the target and write what some dispatches are given, the first time that each of them runs."""
     folder, wanted = Path(plan.folder), set(plan.capture or ())
     captured: dict[str, list[dict[str, str]]] = {}
-    side = _Side("target", plan.target, folder)
+    side = _SideProcess("target", plan.target, folder)
     for key, tensors in side.read_traces():
         name = _name_dispatch(key)
         if name in wanted and name not in captured:
@@ -345,7 +346,7 @@ def _keep(folder: Path, inputs: _Pair, outputs: _Pair) -> str:
     return folder.name
 
 
-class _Side:
+class _SideProcess:
     """The process that runs a side."""
 
     def __init__(self, name: str, plan: Mapping[str, Any], folder: Path) -> None:
@@ -361,7 +362,7 @@ class _Side:
         os.close(theirs)
         self._stream: BinaryIO = os.fdopen(ours, "rb")
 
-    def read_traces(self) -> Iterator[tuple[str, list[Tensor]]]:
+    def read_traces(self) -> Iterator[tuple[str, list[TracedTensor]]]:
         """What it traces, as it comes: keys and tensors, up to where it ends."""
         while line := self._stream.readline():
             if not line.endswith(b"\n"):
@@ -372,7 +373,7 @@ class _Side:
                 contents = self._stream.read(size)
                 if len(contents) < size:
                     return
-                tensors.append(Tensor(shape, element_type, contents))
+                tensors.append(TracedTensor(shape, element_type, contents))
             yield said["key"], tensors
 
     def kill(self) -> None:
@@ -390,7 +391,7 @@ class _Side:
 
 def _emit(plan: _SidePlan, stream: BinaryIO) -> None:
     """Run a side; what it traces goes to the stream."""
-    device = Device(plan.device)
+    device = OpenDevice(plan.device)
 
     def trace(key: str, views: Sequence[Any]) -> None:
         tensors = [(list(view.shape), device.type_name(view), device.fetch(view).tobytes()) for view in views]
@@ -400,7 +401,7 @@ def _emit(plan: _SidePlan, stream: BinaryIO) -> None:
         # A dispatch that crashes is the last one whose inputs have arrived.
         stream.flush()
 
-    program = Program(device, plan.modules, plan.parameters, plan.function, trace)
+    program = LoadedProgram(device, plan.modules, plan.parameters, plan.function, trace)
     arguments = []
     for text in plan.inputs:
         value = read_value(text, plan.cwd)
