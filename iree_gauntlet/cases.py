@@ -226,7 +226,6 @@ class Module:
     Attributes:
         name: `<model>_<submodel>`, the name by which other specs refer to it.
         role: `main`, or `pipeline` for the second module of a submodel.
-        program: what is compiled.
         flags: compile flags as the dialect means them, without input and output paths.
         origin: where it is defined.
         splat: whether parameters are replaced by a splat archive made at compile time.
@@ -255,7 +254,6 @@ class MadeValues:
     """Values for the parameters of one scope that a module's program names: seeded, or one value everywhere.
 
     Attributes:
-        module: whose program names the parameters.
         seed: of random values; None where `value` is given.
         value: what every parameter is filled with; None where `seed` is given.
     """
@@ -278,7 +276,6 @@ class Parameters:
         scope: empty for the anonymous one.
         url: where it is fetched from.
         splat_of: id of the module whose splat compile makes it.
-        made: how its values are generated.
     """
 
     scope: str
@@ -300,7 +297,6 @@ class Golden(Recorded):
     """An expected figure: measured ≤ value × factor.
 
     Attributes:
-        metric: what is measured.
         value: the golden figure in the metric's unit.
         factor: tolerance multiplier, 1.0 for none.
         statistic: which figure of the repetitions counts (time only).
@@ -330,7 +326,6 @@ class Allclose(Recorded):
 
     Attributes:
         rtol, atol: as above.
-        equal_nan: whether NaN equals NaN.
     """
 
     rtol: float
@@ -343,10 +338,7 @@ class Expectation:
     """A stage that is expected to fail, and why.
 
     Attributes:
-        stage: which one.
-        reason: why.
         origin: where it is written.
-        kinds: how it may fail.
         match: what its reason, or the tool's output, must have in it; empty for anything.
     """
 
@@ -368,10 +360,7 @@ class Case:
 
     Attributes:
         dialect: the spec format that it was written in.
-        model, submodel: what people select by.
         stem: file name of the spec without its suffix (what `--filename` selects).
-        kind: what is checked.
-        target: where.
         modules: in load order; the last one holds the function that is called, unless `extra_modules`.
         extra_modules: loaded after the main module (a pipeline).
         parameters: archives in the order of their flags.
@@ -385,8 +374,6 @@ class Case:
         compile_statistics: whether a benchmark holds its main module's statistics against goldens too.
         goldens: expected figures that may be checked on this target.
         golden_keys: SKUs that the spec has golden times for, for a message where none fits.
-        expectations: stages expected to fail.
-        markers: words for marker expressions.
         timeouts: seconds by stage, where the spec sets them.
         skip_reason: why no step of it runs; empty where it runs.
         blocked_reason: what is missing that it needs; empty where nothing is.

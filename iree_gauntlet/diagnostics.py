@@ -53,10 +53,7 @@ class Group:
     """Failures that have one cause for the person who fixes them.
 
     Attributes:
-        stage: in which they failed.
         text: what their diagnostics have in common, one bounded line.
-        count: how many.
-        examples: names of the first few.
     """
 
     stage: str

@@ -88,7 +88,6 @@ class DrawnInterval:
     Attributes:
         low, middle, high: of the ratio.
         behind: bounds of what a side has against itself; None where that was not measured.
-        word: that colours it.
     """
 
     low: float | None
@@ -112,10 +111,8 @@ class Course:
 
     Attributes:
         values: from the oldest to the newest.
-        text: beside it.
         changes: indices.
         url: where it leads to.
-        word: that colours its end.
     """
 
     values: tuple[float, ...]
@@ -134,7 +131,6 @@ class Column:
     """A column of a table.
 
     Attributes:
-        title: what it shows.
         kind: what its cells are: text of `TEXT`, `NAME` and `VERDICT`; a number of the others, in seconds for
             `DURATION`, of the whole for `SHARE`. Text in place of a number is shown as it is. Those of `DRAWN` are
             on a page alone.
@@ -272,8 +268,6 @@ class Chart:
     Attributes:
         text: what it shows, for those who do not see it.
         caption: stands below it.
-        values: the figures.
-        unit: theirs.
         origins: where each figure is from, in words; the first two stand beside the figure.
         says: lines about a figure, in parts: text, and numbers of words of its origin (`~0` is the first word of the
             origin before it). A line of which such a word is empty is left out, and one whose two origins have the
@@ -363,12 +357,7 @@ class Provenance:
 
     Attributes:
         started: `2026-11-27 09:26 UTC`.
-        iree: which one, or which ones.
-        machine: which one.
         command: as one types it, to do it again.
-        folder: where.
-        version: of Gauntlet.
-        files: that lie beside the page.
         seconds: that it took; None where it has not finished.
     """
 

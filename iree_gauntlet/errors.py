@@ -81,7 +81,6 @@ class Problem:
         line: line of the field, 1-based; 0 where unknown.
         field: dotted path of the field (`inputs[0].source`), empty for the file as a whole.
         message: what was found and what is expected.
-        hint: what to do next.
     """
 
     file: str
@@ -106,12 +105,7 @@ class Problem:
 
 
 class SpecError(GauntletError):
-    """Files that people write and that cannot be used; holds all their problems at once.
-
-    Args:
-        problems: what is wrong with them.
-        kind: what they are.
-    """
+    """Files that people write and that cannot be used; holds all their problems at once."""
 
     exit_code = ExitCode.USAGE
 
@@ -138,7 +132,6 @@ class ArtifactError(GauntletError):
     """A file that is not available, or is not what it should be.
 
     Attributes:
-        url: the source that failed.
         notes: what was out of the ordinary before it failed, one line each.
     """
 

@@ -31,7 +31,6 @@ class JournalRecord:
     """What a journal says.
 
     Attributes:
-        path: the journal.
         runs: every `run` event; a resumed run has more than one.
         steps: the steps of the last `run` event, and those that it found out later (`steps` events), as written.
         starts: when each step was last started, as written (ISO 8601), by step id.
@@ -89,7 +88,6 @@ class EventRecord:
     """What a log of events says, in the order of its lines.
 
     Attributes:
-        path: the log.
         events: with the numbers of their lines.
         torn: whether there is a line that was cut short by a crash (it is left out).
     """

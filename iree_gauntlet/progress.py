@@ -87,7 +87,6 @@ class Recorder(Progress):
     """Passes on what is said of files, and keeps the notes, for the journal.
 
     Attributes:
-        watcher: receives everything.
         notes: every note so far, in order.
     """
 

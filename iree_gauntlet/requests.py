@@ -25,7 +25,6 @@ class Option:
     Attributes:
         name: Python name; `--` and dashes are the command line's.
         default: also gives the type; a list for an option that may be repeated.
-        help: one or two lines.
         short: a single letter, empty for none.
         choices: the values that it can have; empty for any.
         unit: of a number that has to be above 0; empty for any number.
@@ -102,9 +101,6 @@ class Defaults:
     """What a task selects where neither options nor a suite say.
 
     Attributes:
-        model: glob over models.
-        targets: names of targets.
-        sku: whose golden times are checked.
         suite: the suite that is run when nothing at all is selected, where the project has it; empty for none.
     """
 
@@ -299,7 +295,6 @@ class RunRequest:
     """A run of spec files.
 
     Attributes:
-        selection, toolchain, network, shard, folder, conduct: see there.
         defaults: what is selected where the selection does not say.
         stages: what is done; empty for what the suite says.
         instructions: whether they are counted as well.

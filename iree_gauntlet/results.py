@@ -44,7 +44,6 @@ class Check(Recorded):
             figure was only measured.
         unit: `ms`, `dispatches` or `bytes`; empty for an error.
         statistic: which figure of the repetitions it is (time only).
-        sku: the target's SKU (time only).
         release: the compiler's release (dispatch count and size).
         passed: None where there is nothing to check against.
         note: where the golden is written (file: field), or why it was not checked.
@@ -70,17 +69,12 @@ class OutputComparison(Recorded):
     Attributes:
         index: which output, from 0.
         type: shape and element type of the actual output (of the expected one where it is missing).
-        passed: the verdict.
-        message: one line for people.
         mismatches: values that do not pass; None where the values were not compared.
-        count: number of values.
         max_abs_error, max_rel_error: the largest over the values that are finite on both sides; None
             where there are none, or for types without arithmetic.
         worst_index: index of the value furthest outside its tolerance (or nearest to leaving it); None
             where all are equal.
-        worst_actual, worst_expected: that value on both sides.
         cosine_similarity: of the values that are finite on both sides; None where it is undefined.
-        actual_nans, expected_nans, actual_infs, expected_infs: how many there are.
         atol, rtol: the tolerance as written; 0 for exact comparison.
         actual_path, expected_path: files that hold the two; empty for what was made in memory.
     """
@@ -180,9 +174,7 @@ class Fetched(Recorded):
     Attributes:
         url: where it comes from.
         path: where it lies.
-        bytes: its size.
         seconds: how long it took, waiting for other runs included.
-        cached: it was there before.
         sha256: its hash; not part of the record.
         notes: what was out of the ordinary, one line each; a step's record has them among its own.
     """
@@ -206,17 +198,9 @@ class Result(Recorded):
         seconds, cpu_seconds, peak_rss_bytes: of all processes of the step; seconds include our own work.
         waited_seconds: for locks, before and while it was done; no part of `seconds`.
         worker: the machine of a cluster that did it; empty where it was done where the run was started.
-        tool_seconds: wall time inside IREE's tools.
-        exit_code, signal, timed_out: of the process that decided.
         cache: whether it came from a cache.
-        checks: figures against goldens.
-        outputs: outputs against what was expected.
-        samples: repetitions of a benchmark.
         statistics: figures of a module or of the machine.
-        notes: what a person should know.
         log: path of the full output, relative to the run's folder.
-        tail: its last lines.
-        fetched: files of a fetch.
         failure: how what is tested has failed, expected or not; None where it has not, or nothing is said of it.
         said: what the tool wrote, where a text is looked for in it; not part of the record.
     """

@@ -28,7 +28,6 @@ class Mirror:
     """Where files may be had instead of at their URL.
 
     Attributes:
-        prefix: what the URLs begin with.
         to: what takes its place, in the order of trying: URLs, or absolute folders.
         only: never go to the URL itself.
     """
@@ -86,7 +85,6 @@ class HistorySettings:
         add: whether every run adds itself when it ends.
         least_time: share below which a change of a time is none.
         least_other: the same for memory and compile times.
-        least_size: the same for sizes.
     """
 
     store: str = "history"
@@ -105,7 +103,6 @@ class Configuration:
         mirrors: in the order of trying.
         stores: options, the most special prefix wins.
         shared_modules: None where there is none.
-        downloads: how downloads are done.
         history: where runs are kept, and what counts as a change.
         nightly_links: page or folder with links to nightly wheels of IREE.
         packages_api: of the repository whose CI builds packages for each commit of IREE, in GitHub's API.

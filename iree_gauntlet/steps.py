@@ -54,7 +54,6 @@ class StepInput(Recorded):
             it to the threshold step to say that an expected output is not to be had.
         url: where it comes from; empty for what another step makes.
         path: where it lies on this machine when the step starts.
-        sha256: its hash where known.
     """
 
     role: str
@@ -86,8 +85,6 @@ class CacheLookup(Recorded):
 
     Attributes:
         key: content key; empty where an input's content is not known yet.
-        hit: whether the result is there.
-        reason: one line for people.
         ingredients: what the key was made from, by name, to explain a miss.
     """
 
@@ -104,16 +101,12 @@ class Step(Recorded):
     Attributes:
         id: `<chain>:<stage>`, with `.<role>` where that is not `main`; unique in a plan.
         chain: `<model>/<submodel>@<target>`.
-        dialect, model, submodel, target, sku: what it belongs to.
-        stage: kind of work.
         role: which of several steps of a stage: the main one, or that of a second module, of an archive, of a variant.
         needs: ids of steps that must have come well out before it.
         command: the process; None for steps that run inside the toolkit (fetch, compstat).
-        inputs: files that it reads.
         outputs: files that it makes, by role.
         folder: its own folder inside the run's folder, for outputs and logs.
         cache: lookup made when planning.
-        resources: what it needs.
         timeout: seconds until it is ended.
         expect_failure: why it is expected to fail; empty where it is expected to pass.
         expect_kinds: of an expected failure, how it may fail.
@@ -124,7 +117,6 @@ class Step(Recorded):
         goldens: figures that it is held against.
         golden_keys: SKUs that the spec has golden times for.
         notes: what was changed on the way (flags translated, a golden left out and why).
-        origin: where the case is written.
         onnx: how the program is imported (import steps).
         allclose: how outputs are compared, where it is not by iree-run-module's own rule (threshold steps).
     """

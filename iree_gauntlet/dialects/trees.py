@@ -121,11 +121,7 @@ class _Suites:
     models: list[Path]
 
     def add_case(self, path: str, files: Iterable[str], found_from: Path) -> None:
-        """Takes in the folder of a case.
-
-        Raises:
-            UsageError: its name cannot be written anywhere.
-        """
+        """Takes in the folder of a case."""
         try:
             path.encode()
         except UnicodeEncodeError:

@@ -111,7 +111,6 @@ class Engine:
         elsewhere: other machines that perform the steps; None for this one.
 
     Attributes:
-        options: how to run.
         results: the result of each step, by id.
     """
 
@@ -358,11 +357,7 @@ class Engine:
         return until_cancelled(partial(self._store.fetch, url), self._cancelled, f"{url}: interrupted")
 
     def _require_expected(self, step: Step) -> None:
-        """Makes sure of the expected outputs of a threshold step, as far as they are fetched.
-
-        Raises:
-            ArtifactError: one is not to be had; what its fetch has found out is not tried again.
-        """
+        """Makes sure of the expected outputs of a threshold step, as far as they are fetched."""
         expected = [item.url for item in step.inputs if item.role == EXPECTED_OUTPUT and item.url]
         errors = [error for url in expected if (error := self._not_had.pop(url, None))]
         if errors:

@@ -107,7 +107,6 @@ class OperatorSteps:
     """Performs compile and threshold steps of operator suites.
 
     Attributes:
-        maker: makes modules, by the server.
         runs: runs modules; None where nothing is to be run.
         processes: starts what the servers do not do.
         compiles: compile steps of the plan, by id.
@@ -183,7 +182,6 @@ class OperatorRun:
     """How operator suites are run.
 
     Attributes:
-        jobs: steps at once.
         made_again: as for `ModuleMaker`.
         runs: the processes that run modules; None where each run is one of its own.
     """

@@ -118,13 +118,7 @@ def check_compile_statistics(step: Step, release: str, cache: ModuleCache) -> Re
 
 
 def check_instructions(step: Step, counted: Result, release: str) -> Result:
-    """Holds a count of instructions against its goldens.
-
-    Args:
-        step: the count.
-        counted: what came of it.
-        release: of the compiler.
-    """
+    """Holds a count of instructions against its goldens."""
     if counted.verdict is not Verdict.PASSED:
         return counted
     figures = counted.statistics
@@ -146,16 +140,7 @@ def _judged(checks: Sequence[Check]) -> Result:
 
 
 def _describe_dispatch_changes(cache: ModuleCache, step: Step, check: Check) -> str:
-    """The dispatches that are new and gone against the newest module in the cache that kept the golden.
-
-    Args:
-        cache: where modules of earlier compiles are.
-        step: holds the module against its goldens.
-        check: of the dispatch count, which is above its limit.
-
-    Returns:
-        One line; empty where there is no such module.
-    """
+    """The dispatches that are new and gone against the newest module in the cache that kept the golden."""
     assert check.limit is not None, "a broken golden has a limit"
     kept = (entry for entry in _compiled(cache, step) if _count(entry) <= check.limit)
     newest = max(kept, key=lambda entry: str(entry["created"]), default=None)

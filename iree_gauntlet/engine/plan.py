@@ -81,8 +81,6 @@ class Plan:
     """Steps chain by chain, each chain in the order of its stages, and flags that the tools do not know.
 
     Attributes:
-        steps: the steps.
-        problems: flags of whole specs.
         broken: flags of single cases of operator suites, whose steps are blocked: all others can run.
         devices: what it runs on besides the CPU, once that is known.
     """
@@ -264,14 +262,7 @@ class _Planner:
     def _translated(
         self, flags: Sequence[str], tool: str, origin: Origin, problems: set[Problem] | None = None
     ) -> Translation:
-        """Flags as the tool spells them, asked once however many cases have the same.
-
-        Args:
-            flags: as written.
-            tool: its name.
-            origin: where they are written.
-            problems: takes in those that the tool does not know; by default, those of the whole run.
-        """
+        """Flags as the tool spells them, asked once however many cases have the same."""
         key = (tool, tuple(flags))
         result = self._translations.get(key)
         if result is None:

@@ -299,13 +299,11 @@ class PlanContext:
     Attributes:
         run_dir: the run's folder, absolute.
         compile, run_module, benchmark_module, python: paths of the tools.
-        import_script: the program that imports ONNX.
         own_python: the interpreter that this toolkit runs in.
         reference_script: the program that runs a model in onnxruntime, in that interpreter.
         onnxruntime: its version there; empty where there is none.
         ir_tool: path of iree-opt, for bytecode that only the compiler reads; empty where the toolchain has none.
         importer: identity of the importer (compiler and onnx package).
-        compiler, runtime: identity of each.
         linker: path of IREE's own linker; empty where the toolchain has none.
         translate: a tool's flags as this toolchain spells them.
         artifact_path: where the file of a URL lies or will lie.
@@ -315,7 +313,6 @@ class PlanContext:
         counter: finds what counts instructions here; raises ToolchainError where nothing does.
         lookup: whether the module cache holds something (name for people, ingredients).
         timeouts: seconds by stage; they override defaults and specs.
-        force_recompile: whether lookups are bypassed.
     """
 
     run_dir: Path

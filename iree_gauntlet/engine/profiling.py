@@ -54,7 +54,6 @@ class Profiling:
         profile: None where there is none.
         reason: why there is none; empty where there is one.
         commands: what was started, as a person would type it.
-        seconds: wall time inside the tools.
         log: path of the log of the last tool; empty where none was started.
     """
 
@@ -172,11 +171,7 @@ class _ProfileWork:
 
 
 def _profile_tool(toolchain: Toolchain, known: FlagSet) -> Path:
-    """`iree-profile`, which lies next to the native `iree-benchmark-module`.
-
-    Raises:
-        _NoProfileError: this runtime writes no profiles, or cannot read them.
-    """
+    """`iree-profile`, which lies next to the native `iree-benchmark-module`."""
     release = toolchain.runtime.release or toolchain.runtime.version
     if _OUTPUT not in known.names:
         since = read_flag_releases().with_flag(BENCHMARK_MODULE, _OUTPUT)[0]

@@ -60,7 +60,6 @@ class RecordedOutput:
     """An output that was written.
 
     Attributes:
-        path: the file.
         source: what the spec names it by.
         value: its tensor type where the file does not say it (raw values), else empty.
     """
@@ -92,8 +91,6 @@ class WeightEffect:
     """What scaling one tensor of a model by 1.01 does to its outputs.
 
     Attributes:
-        name: the tensor's.
-        elements: how many values it has.
         effect: the largest difference in units of what the tolerance allows; above 1 it is seen.
     """
 
@@ -447,12 +444,7 @@ def _name(path: Path, spec: Spec) -> str:
 
 
 def _find_blind_spot(expected: NDArray[Any], atol: float) -> tuple[str, bool]:
-    """The worst thing that would pass for an output, empty for nothing such; and whether zeros would in all of it.
-
-    Args:
-        expected: of a floating-point type that NumPy has; NaN and infinity are left alone.
-        atol: the absolute tolerance.
-    """
+    """The worst thing that would pass for an output, empty for nothing such; and whether zeros would in all of it."""
     values = np.abs(expected.astype(np.float64))
     if not atol or not values.size or not np.isfinite(values).all():
         return "", False

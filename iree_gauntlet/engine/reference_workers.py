@@ -28,7 +28,6 @@ class ReferenceWorkers:
     """The programs that run ONNX models in a reference.
 
     Attributes:
-        supervisor: owns their processes.
         python: interpreter that has onnx and onnxruntime.
         folder: for their plans, output and files.
     """

@@ -148,7 +148,6 @@ class ScheduleLimits:
     """What may run at once.
 
     Attributes:
-        jobs: steps that use cores.
         fail_fast: start nothing more after the first failure or error.
         fits: whether the memory for one more step is free while others run.
     """
@@ -171,7 +170,6 @@ class StepGraph:
 
     Attributes:
         verdicts: of all steps that have come to something, by id.
-        running: how many steps run.
     """
 
     def __init__(self, steps: Sequence[Step], finished: Mapping[str, Verdict], *, fail_fast: bool) -> None:

@@ -31,12 +31,8 @@ class Session(Generic[Log]):
 
     Attributes:
         folder: where it is kept.
-        log: takes what happens.
-        progress: shows how it goes.
-        supervisor: owns the processes.
         processes: starts them, with their logs below the folder.
         locks: keep other runs on this machine away.
-        cancelled: set to end it.
     """
 
     folder: Path

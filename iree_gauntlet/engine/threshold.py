@@ -276,9 +276,6 @@ def _with_reference(step: Step) -> Step:
     """A threshold step with its reference unpacked in its folder, and the flagfile's flags in its place.
 
     A step without a reference is returned as it is.
-
-    Raises:
-        GauntletError: the archive cannot be unpacked.
     """
     archive = next((item.path for item in step.inputs if item.role == "reference"), "")
     if not archive or step.command is None:

@@ -24,10 +24,7 @@ class FlagFinding:
     """Something about a flag.
 
     Attributes:
-        file: that it is written in.
-        flag: as written.
         message: what is found, and what is expected.
-        hint: what to do next.
     """
 
     file: str

@@ -47,8 +47,6 @@ class Workbench:
         missing: why there is none; None where there is one.
         known: the flags that its tools know; None where there is none.
         cache_dir: folder of the caches.
-        store: artifacts.
-        modules: compiled modules.
         shared: modules that several machines share; None where there are none.
         leases: what of the cache this process uses, in addition to artifacts and modules: the toolchain.
     """

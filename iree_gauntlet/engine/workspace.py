@@ -39,11 +39,8 @@ class Selection:
 
     Attributes:
         name: of the suite, or `custom`; part of a run's name.
-        stages: of the suite, or all.
-        targets: where.
         device_optional: where there is no such device, it is compiled and not run.
         specs: every spec file that was read.
-        cases: what was selected.
         not_asked: a line for each config that was named and is for a target that was not asked for.
         notes: what was selected otherwise than its options alone say, a line each.
         read_from: folders of specs and of what they name, the suite's file, and configs.
@@ -231,11 +228,7 @@ def _with_lines_of(suite: Suite, problems: Sequence[Problem]) -> tuple[Problem, 
 
 
 def _require_known(targets: Sequence[Target], specs: Iterable[AnySpec]) -> None:
-    """Makes sure that every target is one of ours, or one that a config of an operator suite is for.
-
-    Raises:
-        UsageError: one is neither.
-    """
+    """Makes sure that every target is one of ours, or one that a config of an operator suite is for."""
     others = [target.family for target in targets if target.family not in FAMILIES]
     configured = {config.target.family for config in _configs_of(specs)} if others else ()
     for name in others:
@@ -305,11 +298,7 @@ def suite_path(text: str) -> Path:
 
 
 def _dirs_of(suite: Suite) -> list[Path]:
-    """The spec folders of a suite.
-
-    Raises:
-        SpecError: one of them does not exist.
-    """
+    """The spec folders of a suite."""
     missing = [
         Problem(str(suite.path), 0, f"spec_dirs[{index}]", f"there is no folder {folder}", _DIRS_HINT)
         for index, folder in enumerate(suite.spec_dirs)

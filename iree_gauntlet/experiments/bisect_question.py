@@ -226,11 +226,7 @@ _PULL = re.compile(r"\(#(\d+)\)\s*$|^Merge pull request #(\d+) ")
 
 
 def _require_one_way(among: Sequence[str], source: str, into: str, *, nightlies: bool) -> None:
-    """Makes sure that what lies between the ends is said in one way.
-
-    Raises:
-        UsageError: it is said in two.
-    """
+    """Makes sure that what lies between the ends is said in one way."""
     ways = {"--among": among, "--source": source, "--nightlies": nightlies}
     given = [name for name, value in ways.items() if value]
     if source and into:

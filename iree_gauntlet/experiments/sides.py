@@ -52,7 +52,6 @@ class PreparedSide:
     Attributes:
         name: `A` or `B`.
         machine: its toolchain and the caches; what it uses stays for as long as this lives.
-        benchmarks: benchmark steps, by chain.
         compiles: compile steps of main modules, by chain.
         counts: steps that count instructions, by chain.
     """

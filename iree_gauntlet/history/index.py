@@ -63,11 +63,7 @@ _FORGET = ("DELETE FROM files WHERE name = ?", "DELETE FROM runs WHERE file = ?"
 
 
 class HistoryIndex:
-    """The index of a history.
-
-    Args:
-        store: whose.
-    """
+    """The index of a history."""
 
     def __init__(self, store: HistoryStore) -> None:
         self._store = store

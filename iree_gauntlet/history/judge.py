@@ -31,7 +31,6 @@ class Effects:
     """Shares below which a change is none.
 
     Attributes:
-        time: of times.
         other: of memory and of compile times.
         size: of sizes, since they last changed by as much.
     """

@@ -51,11 +51,7 @@ class UnreadableError(GauntletError):
 
 
 class HistoryStore(Protocol):
-    """Where the files of a history are.
-
-    Attributes:
-        place: as a user names it.
-    """
+    """Where the files of a history are."""
 
     place: str
 

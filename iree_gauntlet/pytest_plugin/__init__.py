@@ -127,11 +127,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _look_at_the_model_tests_alone(config: pytest.Config) -> None:
-    """Has pytest look for conftest.py files around the model tests and the working folder, not where its own tests are.
-
-    Args:
-        config: before the first conftest.py is loaded; nothing is changed where it names files or folders that exist.
-    """
+    """Has pytest look for conftest.py files around the model tests and the working folder alone."""
     options = config.known_args_namespace
     here = Path(config.invocation_params.dir)
     if not any(path.exists() for path in _named(options.file_or_dir, here)):
@@ -141,11 +137,7 @@ def _look_at_the_model_tests_alone(config: pytest.Config) -> None:
 
 
 def _stand_in_for_other_definitions(config: pytest.Config) -> None:
-    """Keeps pytest from loading every conftest.py that defines our options.
-
-    Args:
-        config: before the first conftest.py is loaded.
-    """
+    """Keeps pytest from loading every conftest.py that defines our options."""
     options = config.known_args_namespace
     here = Path(config.invocation_params.dir)
     named = _named([*options.file_or_dir, options.test_file_directory], here)

@@ -53,7 +53,6 @@ class ModelTestSuite:
     """The tests below a folder.
 
     Attributes:
-        folder: where they are.
         modules: where module definitions are; None for that folder, or the one above it.
         external: where files without a URL are; None for `test_suite_files` there.
         artifacts: a folder below the tests', perhaps, that holds none.
@@ -175,11 +174,7 @@ class UnreadableTest(_TestOfFile):
 
 
 class ModelTest(_TestOfFile):
-    """A test: setting up makes what it needs, running is its check.
-
-    Attributes:
-        test: what it means.
-    """
+    """A test: setting up makes what it needs, running is its check."""
 
     def __init__(self, *, test: TorchTest, markers: tuple[str, ...], **others: Any) -> None:
         super().__init__(**others)

@@ -103,7 +103,6 @@ class SessionSettings:
 
     Attributes:
         journal: name of this process's journal in the session's folder.
-        processes: how many share this machine.
         force_recompile: whether modules are made again, once for all processes.
         confirm: how a broken golden time is confirmed; None to fail at once.
         markers: the expression that the tests were selected by.

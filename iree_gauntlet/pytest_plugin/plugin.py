@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 
 class ModelTestPlugin:
-    """Registered where the plugin's options are used; one in each process under xdist.
-
-    Args:
-        config: pytest's.
-    """
+    """Registered where the plugin's options are used; one in each process under xdist."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -204,18 +200,7 @@ def _optional_folder(config: pytest.Config, option: str) -> Path | None:
 
 
 def _write_session_reports(run_dir: Path, summary_folder: Path) -> bool:
-    """Writes the reports of a session, also of one in which a process died.
-
-    Args:
-        run_dir: the session's folder.
-        summary_folder: where `job_summary.md` and `job_summary.json` go.
-
-    Returns:
-        Whether there was anything to report.
-
-    Raises:
-        GauntletError: a journal cannot be read, or a report not be written.
-    """
+    """Writes the reports of a session, also of one in which a process died."""
     journals = sorted(run_dir.glob("journal-*.jsonl"))
     if journals:
         merged = _merged([read_journal(path) for path in journals])

@@ -58,7 +58,6 @@ class BisectFound(Recorded):
     """What is known of the change, by labels of candidates.
 
     Attributes:
-        last_old, first_new: between which it is.
         between: those between them, which were not judged.
         over: whether nothing more can be said.
         changes: all of them, from and to, where there are several.

@@ -30,13 +30,10 @@ class ChainFigures:
         compile_seconds: wall time of its compiles that were not served from the cache; None where it has
             no compile that ran.
         compile_cached: all its compiles came from the cache.
-        outputs: comparisons of its threshold step.
-        samples: repetitions of its benchmark.
         time, dispatches, size: checks of these metrics, the worst where there are several.
         dispatch_count, binary_size_bytes: measured, from the check or the compiler's statistics.
         disturbed: whether other work on the machine disturbed the time.
         instructions: of one call; None where they were not counted.
-        work: their check.
     """
 
     compile_seconds: float | None
@@ -195,7 +192,6 @@ class MatrixCell:
     """The result of a chain; a figure that was not measured is None.
 
     Attributes:
-        verdict: of the chain.
         stages: names of the steps that came out badly, or failed as expected.
         reason: of the first of them; empty where there is none.
         works: whether it came out as a user would want it, expected or not; None where that was not found out
@@ -204,16 +200,10 @@ class MatrixCell:
         compile_seconds: wall time of its compiles, together; those of modules from the cache as recorded.
         compile_cached: all of them came from the cache.
         compile_peak_bytes: peak memory of the largest of its compiles.
-        time_ms: run time, by the statistic.
         spread_ms: sample standard deviation of the repetitions.
         statistic: `mean` or `min`, as the spec's dialect has it; empty without a time.
-        repetitions: how many there were.
         disturbed: what the machine did besides while they were taken; empty where it was quiet.
-        dispatch_count: of the main module.
-        binary_size_bytes: of the main module.
         max_abs_error: the largest over all outputs; NaN where one has NaN in place of a number.
-        worst_output: index of that output.
-        instructions: of one call.
         counted_by: what has counted them, and for which CPU the modules were compiled.
         timed_on: machine of a cluster that the time was taken on; empty for the one that the run was started on.
     """

@@ -27,7 +27,6 @@ class Asked:
     """What a run was asked for, as its journal keeps it.
 
     Attributes:
-        selection: the options that select.
         defaults: what the task selects by itself.
         stages: what is done; None for what the suite says.
     """

@@ -39,12 +39,7 @@ class ExplainedCase:
     """What is known of a case.
 
     Attributes:
-        case: its chain.
-        kind, reason: of the failure.
-        found: what was found, by part.
         done: whether it was brought to an end.
-        bundled: whether a bundle shows it.
-        seconds: that it took.
     """
 
     case: str
@@ -91,9 +86,7 @@ class ExplainOutcome:
     """The result of an explanation.
 
     Attributes:
-        run: name of the run.
         asked: the last `explain` event.
-        cases: those of it.
         end: the `end` event; None for one that was killed or is under way.
         known: every case that was ever asked for, by name.
     """

@@ -26,11 +26,9 @@ class SeriesKey:
     """What belongs together: a figure of a model on a device, with the same flags, on machines that are alike.
 
     Attributes:
-        model, submodel, target: as the specs have them.
         figure: `time_ms`, `size_bytes`, …
         sku: of the device; empty where the machine is it.
         flags: hash of what it is compiled and run with.
-        machine: its stable facts.
         more_is_better: whether a fall of it is a loss.
     """
 
@@ -70,13 +68,7 @@ class Point:
 
     Attributes:
         file: of the run in the history.
-        run: its name.
-        time: when it was.
-        iree: the version, else the commit.
         commit: of the compiler; empty where it is not known.
-        value: of the figure.
-        disturbed: whether the machine spoilt it.
-        golden, limit: what it was held against.
         named: how `--iree` names the IREE; empty for one that was only there.
     """
 
@@ -118,11 +110,8 @@ class Finding:
     """A series that changed.
 
     Attributes:
-        key: of the series.
-        kind: which way.
         at: index of the first point behind the step; of a drift, behind its best stretch.
         before, after: the points next to the step.
-        old, new: levels on both sides.
         runs: behind the step, up to the next one.
         suspected: whether there are too few of them to be sure.
         p_value: how likely it is where nothing changes, over all series of the report; None where it is exact.
@@ -212,9 +201,6 @@ class HistoryOutcome:
 
     Attributes:
         place: where it is.
-        runs: how many it has.
-        series: all of them.
-        findings: the largest loss first.
         problems: files that could not be read, with why.
     """
 

@@ -33,7 +33,6 @@ class IreeVersion(Recorded):
     """Which IREE: versions as its tools say them, and commits; empty where they are not known.
 
     Attributes:
-        compiler, compiler_commit, runtime, runtime_commit: of both parts.
         named: how `--iree` names it everywhere (`3.8.0`); empty for one that is only here.
     """
 
@@ -71,7 +70,6 @@ class HistoryFigure(Recorded):
 
     Attributes:
         name: `time_ms`, `compile_s`, `compile_peak_bytes`, `size_bytes`, `dispatches`, `max_error`, or another one.
-        value: by the statistic.
         statistic: of the rounds, `mean` or `min`; empty where there are none.
         rounds: that it was made of.
         disturbed: whether other work on the machine spoilt it.
@@ -97,13 +95,9 @@ class HistoryCase(Recorded):
     """A model on a target.
 
     Attributes:
-        model, submodel, target: as the spec names them.
-        sku: of the device.
         device: IREE's, such as `hip`.
         flags: hash of what it was compiled and run with.
-        verdict: of its chain.
         reason: where it did not pass.
-        figures: what was measured.
     """
 
     model: str
@@ -122,7 +116,6 @@ class HistoryRun(Recorded):
     """A run.
 
     Attributes:
-        run: its name.
         time: when it began, ISO 8601 in UTC.
         cases: with what was measured, also of those that failed.
         iree: that it was made with.
@@ -130,10 +123,8 @@ class HistoryRun(Recorded):
         suite: that was run; empty for none.
         command: that made it.
         state: `complete`, `interrupted`, `unfinished`, `imported`, or `confirmation` of a step.
-        exit_code: of the command.
         source: who wrote the figures: `gauntlet 0.1.0`, or the format that they were imported from.
         more: what an imported file says besides; of a confirmation, `confirms`.
-        schema: of the file.
     """
 
     run: str

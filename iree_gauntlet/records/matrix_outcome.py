@@ -35,12 +35,9 @@ class MatrixIree:
     """One IREE of a matrix, and the result of its run.
 
     Attributes:
-        label: its name.
-        text: how it was asked for.
         folder: of its run, within the matrix's.
         toolchain: versions, commits, identity and source; empty where it was not found.
         problem: why it was not run, or not to its end; empty where it was.
-        hint: what to do about that.
         exit_code: None for one that was left out.
         outcome: of its run; None where it has none.
     """
@@ -87,13 +84,9 @@ class MatrixOutcome:
 
     Attributes:
         name: of its folder.
-        suite: what was run.
-        version, command, cwd: as the record has them.
         started: when it began, ISO 8601.
-        machine: of the first run.
         irees: in the order given; the first is the base that the others are held against.
         rows: chains in plan order.
-        exit_code: the worst of all.
         state: `complete`, `interrupted`, `stopped` (by --fail-fast) or `unfinished`.
         seconds: wall time of its runs, together.
         remarks: what a reader must know about the record itself, one line each.
@@ -267,10 +260,8 @@ class MatrixRecord:
     """What the record of a matrix says.
 
     Attributes:
-        path: the record.
         parts: every `matrix` event; a resumed matrix has more than one.
         toolchains: the last `toolchain` event of each label.
-        started: labels whose run was begun.
         results: the `result` event of each label; none while it is run again.
         end: the `end` event; None for a matrix that was killed or is under way.
         torn: whether there is a line that was cut short by a crash (it is left out).

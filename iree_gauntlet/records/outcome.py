@@ -89,18 +89,13 @@ class RunOutcome:
 
     Attributes:
         run: its id, the name of its folder.
-        suite, version, command, cwd: as the journal has them.
         started: when it began, ISO 8601.
-        targets: name and SKU of each.
-        toolchain, machine: as the journal has them.
         chains: in plan order.
-        exit_code: what the command exits with.
         state: `complete`, `interrupted`, or `unfinished` (killed, or still under way).
         resumed: how often it was resumed.
         torn: whether the journal's last line was cut short (and left out).
         seconds: wall time, over all parts of a resumed run.
         tool_seconds: wall time inside IREE's tools, summed over steps (steps may run at the same time).
-        compiles, imports, downloads: how the caches did.
         made_inputs: how many inputs were generated from their seeds.
         remarks: what a reader must know about the record itself, one line each.
         workers: machines of a cluster that took part, by the worker's name.

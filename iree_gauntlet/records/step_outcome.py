@@ -44,8 +44,6 @@ class StepOutcome(Result):
     result; the command is what was planned where the result has none.
 
     Attributes:
-        id, chain, dialect, model, submodel, target, sku: as planned.
-        stage: kind of work.
         role: the module that it is about; empty for the main one.
         behind: id of the step whose coming out badly kept this one from running, else empty.
         unfinished: the journal has no result of it.

@@ -38,14 +38,10 @@ class TimeRow:
     """A model in the table of times.
 
     Attributes:
-        model: its name.
         verdict: `slower`, `faster`, `same`, `inconclusive`, `error` or `not measured`.
         a, b: median of each side with its spread.
-        ratio: change from A to B.
-        span: its interval.
         floor: what A against itself showed, by how much at most.
         rounds: process starts of the comparison, and how many of its blocks were replaced.
-        cpus: that they ran on.
         own_way: what the spec's own way says against the verdict; empty where it does not.
         worker: of a cluster, that measured it; empty where none did.
         work: what the instructions say beside the time; empty where they were not counted.
@@ -74,10 +70,8 @@ class FigureChange:
     """One figure of a model on both sides.
 
     Attributes:
-        model, figure: what.
         a, b: its values as text; empty for unknown.
         change: in per cent, or `new`; empty where there is none.
-        notable: whether it is pointed out.
     """
 
     model: str

@@ -57,11 +57,7 @@ def write_reports(folder: Path) -> Reports:
 
 
 class ConsolePresenter:
-    """Shows runs on a stream; see `progress.Presenter`.
-
-    Args:
-        stream: where to.
-    """
+    """Shows runs on a stream; see `progress.Presenter`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._output = Output(stream)

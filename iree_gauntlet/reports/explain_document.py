@@ -55,12 +55,7 @@ def explain_reports(folder: Path) -> Reports:
 
 
 def _explain_document(outcome: ExplainOutcome, folder: Path | None) -> Document:
-    """What people read of it.
-
-    Args:
-        outcome: of the explanation.
-        folder: of its record, as the user knows it; None where the document lies in it.
-    """
+    """What people read of it."""
     asked = outcome.asked
     # What was explained before is in no other report, but on a terminal nobody has asked for it.
     cases = {item.case: item for item in (*outcome.cases, *(() if folder else outcome.known.values()))}

@@ -42,8 +42,6 @@ class MatrixChange:
     """Something that is not the same with every IREE.
 
     Attributes:
-        kind: what.
-        chain: of which model.
         labels: the IREEs that it is about, in their order.
         text: the line for people, without the chain.
     """
@@ -59,10 +57,8 @@ class MeanRatio:
     """A geometric mean of ratios to the base.
 
     Attributes:
-        label: of the IREE.
         metric: `time` or `compile`.
         ratio: above 1 is slower.
-        chains: over how many.
     """
 
     label: str

@@ -214,11 +214,7 @@ def _inlined(picture: Picture, numbers: Iterator[int]) -> Markup:
 
 
 class PageScripts:
-    """The scripts of a document, with the data of its charts.
-
-    Args:
-        blocks: of the document.
-    """
+    """The scripts of a document, with the data of its charts."""
 
     def __init__(self, blocks: Iterable[Block]) -> None:
         self._charts = tuple(_charts(blocks))

@@ -37,8 +37,6 @@ class Reports:
     Attributes:
         files: what makes each of them, by name; one after the other, since of ten thousand cases each is large.
         document: what people read; it is given the folder, as the user knows it, for a terminal, and None elsewhere.
-        exit_code: what the experiment ended with.
-        headline: its result in a line.
         commands: what a CI system reads in a log, given the environment.
     """
 

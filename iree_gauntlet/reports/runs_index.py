@@ -51,8 +51,6 @@ class _IndexEntry:
     Attributes:
         stamp: when its record was written to last, and how large it was; another one is read again.
         code: its exit code; None for one that has not finished, or cannot be read.
-        result: in a line.
-        started, seconds, iree, command: as its report says.
     """
 
     stamp: str
@@ -119,11 +117,7 @@ def _recorded(folder: Path, records: Iterable[str]) -> Iterator[tuple[str, str, 
 
 
 def _page_there(path: Path) -> str:
-    """The page that is there; empty for none.
-
-    Raises:
-        UsageError: it is none of ours.
-    """
+    """The page that is there; empty for none."""
     try:
         text = path.read_bytes().decode(errors="replace")
     except OSError:

@@ -72,7 +72,6 @@ class DoctorFinding:
             or `cache`.
         status: `ok`; `warn` for what works and should be changed; `missing` for what something needs that is
             not there; `info` for what is optional or merely good to know.
-        text: one line.
         hint: what to do; empty where nothing is to be done.
     """
 

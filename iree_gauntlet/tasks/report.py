@@ -116,17 +116,7 @@ def _newest() -> Path:
 
 
 def _merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:
-    """Makes a run's folder of the journals of some runs, with the logs that they name.
-
-    Args:
-        folders: of the runs.
-        into: the new folder.
-        lenient: runs of different IREEs may be merged.
-
-    Raises:
-        UsageError: they are no parts of one run, or the folder holds a run already.
-        GauntletError: a journal cannot be read, or the folder cannot be written.
-    """
+    """Makes a run's folder of the journals of some runs, with the logs that they name."""
     twice = [
         folder for index, folder in enumerate(folders) if folder.resolve() in [f.resolve() for f in folders[:index]]
     ]

@@ -230,7 +230,6 @@ class BenchFigures(Recorded):
     Attributes:
         latency_ms: of calls, or of generations.
         prefill_ms, decode_ms: of the first token and of each later one.
-        machine: its state meanwhile.
     """
 
     total_s: float

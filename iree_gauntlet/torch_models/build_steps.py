@@ -118,9 +118,6 @@ def _compute_in_format(
 
     `run`: calls it; its tensors, flat; `post`: what is done to the outputs, where their errors are of interest after
     that too.
-
-    Returns:
-        The outputs; their spread, and that of what `post` returns; and directions, as `write_directions` has them.
     """
     # In narrower formats the sums' errors are nothing next to the rounding of their results.
     kinds = _ERRORS if form is DataFormat.FP32 else _ERRORS[:1]

@@ -269,12 +269,7 @@ class Int4Linear(QuantizedLinear):
 
 
 class Float8DynamicLinear(QuantizedLinear):
-    """Weights and rows in f8E4M3FN, with a step for each output and row or for all of them; products and sums in f32.
-
-    Args:
-        linear: whose weights are taken.
-        granularity: what shares a step.
-    """
+    """Weights and rows in f8E4M3FN, with a step for each output and row or for all; products and sums in f32."""
 
     def __init__(self, linear: Module, granularity: Literal["tensor", "row"]) -> None:
         super().__init__(linear)

@@ -254,15 +254,7 @@ class PointSession:
 
 
 def _measure_distance(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> dict[str, float | str]:
-    """How far float outputs are from what they should be, all of them together.
-
-    Returns:
-        `max`, the largest difference; `relative`, the rms of differences over that of expected values; `sqnr_db`, the
-        signal-to-quantisation-noise ratio, 20·log10 of its inverse; "inf" where nothing differs.
-
-    Raises:
-        GauntletError: they differ in number or shape.
-    """
+    """How far float outputs are from what they should be, all of them together."""
     noise = power = peak = 0.0
     if len(actual) != len(expected):
         raise GauntletError(f"{len(actual)} outputs, and the unchanged model has {len(expected)}")

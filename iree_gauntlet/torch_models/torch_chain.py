@@ -441,7 +441,6 @@ class CallTimes(Recorded):
     """What a measuring program says of times.
 
     Attributes:
-        call_ms: of each context.
         prefill_ms, decode_ms: of each generation, in place of calls.
         host_ms: of the stages on the host; None where there are none.
     """

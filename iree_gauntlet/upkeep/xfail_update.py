@@ -101,7 +101,6 @@ class _ReadRun:
 
     Attributes:
         steps: with what became of them; those of the record have their reasons as a whole.
-        toolchain: as the journal has it.
     """
 
     folder: Path

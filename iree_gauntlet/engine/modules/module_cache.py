@@ -79,7 +79,6 @@ class ModuleEntry:
     """A module in the store.
 
     Attributes:
-        key: what it is found by.
         files: where each of its files lies, by role. Not to be written to; use `materialise`.
         metadata: what was kept with it: statistics, diagnostics, seconds, peak memory.
         name: whom it was compiled for first.
@@ -326,12 +325,7 @@ class ModuleCache:
         return self._modules / "by-name" / f"{re.sub(r'[^A-Za-z0-9._@-]', '_', name)[:80]}-{digest}.json"
 
     def _read(self, key: str, place: Path) -> ModuleEntry:
-        """Read and check an entry.
-
-        Raises:
-            FileNotFoundError: it, or a part of it, is not there.
-            DamageError: it is not what was written.
-        """
+        """Read and check an entry."""
         document = open_sealed((place / ENTRY_FILE).read_bytes(), key)
         files: dict[str, Path] = {}
         for role, expected in document["files"].items():

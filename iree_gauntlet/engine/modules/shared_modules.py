@@ -60,7 +60,6 @@ class SharedLookup:
 
     Attributes:
         entry: now in the local store too; None where it was not available.
-        asked: whether the store has answered.
         note: what a person should know; empty for nothing.
     """
 

@@ -58,7 +58,6 @@ class CompileJob:
 
     Attributes:
         programs: paths of MLIR, text or bytecode.
-        flags: the tool's.
         output: where the module goes, whole or not at all; its folder is there.
         stdout, stderr: log files; their folders are made.
         cwd: where relative paths begin; empty for the toolkit's own folder.
@@ -293,11 +292,7 @@ class _ServerProcess:
         return waiter
 
     def wait(self, waiter: _Waiter) -> dict[str, Any] | None:
-        """The answer to a compile; None where the server was killed.
-
-        Raises:
-            _NeverStartedError: it had not even begun.
-        """
+        """The answer to a compile; None where the server was killed."""
         try:
             waiter.done.wait()
         except BaseException:

@@ -60,7 +60,6 @@ class RunVerdict:
 
     Attributes:
         PASSED: its outputs are what was expected.
-        MISMATCH: they are not.
         ERROR: the module could not be run; the message is IREE's status.
         UNSUPPORTED: only iree-run-module itself can run it.
         DIED: its process ended, or was ended.
@@ -78,12 +77,9 @@ class RunJob:
     """A case.
 
     Attributes:
-        module: the module's file.
-        device: IREE's name of it.
         timeout: seconds until its process is killed.
         cwd: where relative paths begin.
         function: empty for the only one that the module exports.
-        inputs, expected: as written behind iree-run-module's flags.
         limits: element type with absolute and relative tolerance; types that are not listed are compared by their
             bytes.
         allclose: rtol, atol and whether NaN equals NaN: `numpy.allclose` in place of iree-run-module's rule.
@@ -279,11 +275,7 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
         return answer, None
 
     def _ready(self, worker: RunWorker | None) -> RunWorker | None:
-        """A process that serves; None where all was cancelled before it did.
-
-        Raises:
-            ToolchainError: it does not.
-        """
+        """A process that serves; None where all was cancelled before it did."""
         if worker is not None and not worker.get_ready(_START_SECONDS):
             # Started early, and ended by somebody before it had anything to do: the next one shows whether any serves.
             worker.kill()
@@ -389,7 +381,6 @@ class RunWorker:
         memory_bytes: address space that it may take for its cases; 0 for no limit.
 
     Attributes:
-        cases: how many it was given.
         ready: whether it has begun to serve.
         overdue: whether it has not answered in time.
         taken: whether it has begun to read the request that it did not answer.

@@ -62,7 +62,6 @@ class Outcome:
             the few MB of the reaper, which it was forked from.
         tail: last lines of its output, at most 20, fit to print: standard output first, then error.
         truncated: whether there is more output than the tail shows.
-        output_bytes: size of both streams.
         stuck: it outlived SIGKILL (a driver holds it) and is still there.
         out_of_memory: it ran into a limit of memory that it was given.
         notes: what else a person should know.

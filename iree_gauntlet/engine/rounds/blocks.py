@@ -44,8 +44,6 @@ class PlannedBlock:
     """A block that is to be taken.
 
     Attributes:
-        chain: what is measured.
-        kind: of the block.
         order: of its rounds, as the log has it.
         rounds: whose, and how each is started.
         attempts: how often a round is taken while other work disturbs it, before the block is given up.
@@ -66,7 +64,6 @@ class RoundsEvidence:
 
     Attributes:
         attempts: blocks that were begun, by kind.
-        count: those of them that count.
         disturbances: what disturbed rounds, and how many.
         failure: why there can be no verdict; empty where nothing failed.
         peak_bytes: largest resident set of a process, by side.
@@ -111,7 +108,6 @@ class PairEvidence(RoundsEvidence):
 
     Attributes:
         blocks: of B against A, those that count.
-        control: of A against itself.
         marked: blocks that count although they were disturbed.
         cpus: that rounds are pinned to; None until it is decided.
         trials: of A against itself, those that count, by the CPUs that were tried.
@@ -159,7 +155,6 @@ class Pair:
     """A model, as both sides run it.
 
     Attributes:
-        chain: its name.
         ways: CPUs that its rounds may be pinned to: one that was asked for, or those to choose from.
         measured: how rounds of A and of B are taken on some CPUs.
     """

@@ -52,7 +52,6 @@ class Confirmed:
     Attributes:
         verdict: passed, failed or inconclusive; error where a round failed.
         check: the golden's check with what is known now.
-        reason: one line.
         record: everything that was measured, for the journal.
         tool_seconds: wall time of the rounds' processes.
     """

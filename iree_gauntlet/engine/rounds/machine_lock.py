@@ -155,10 +155,6 @@ class MachineLocks:
 def machine_locks(environ: Mapping[str, str], cancelled: threading.Event) -> MachineLocks:
     """The locks of this machine; a wait for one takes an hour at most.
 
-    Args:
-        environ: the environment.
-        cancelled: when set, every wait ends.
-
     Raises:
         UsageError: as for `lock_folder`.
     """

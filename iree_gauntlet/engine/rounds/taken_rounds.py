@@ -63,8 +63,6 @@ class TakenRound:
     Attributes:
         times: ms, a figure for each repetition; empty where it failed.
         failure: why there are no times; empty where there are.
-        seconds: wall time of the process.
-        peak_rss_bytes: its largest resident set.
         state: what the machine did meanwhile, for the record.
         disturbed: what spoils it, a line each; empty for a round that counts.
     """
@@ -103,8 +101,6 @@ class Measurement:
 
     Attributes:
         step: gives the folder of logs and the time limit.
-        command: of one round.
-        tool: for messages.
         read: times in ms from what the process wrote to standard output and its wall time in seconds.
         device: the GPU that it runs on; empty for a CPU.
         cpus: logical CPUs that it is pinned to; empty for none.

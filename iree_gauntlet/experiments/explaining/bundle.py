@@ -77,11 +77,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle that is there.
-
-    Attributes:
-        bytes: of that file.
-    """
+    """A bundle that is there."""
 
     folder: Path
     archive: Path

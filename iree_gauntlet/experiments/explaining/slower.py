@@ -66,7 +66,6 @@ class SlowSuspect:
 
     Attributes:
         a_ns, b_ns: what it takes in an invocation, with all others of its row, in ns or instructions.
-        share: of what the model lost.
         unit: `ms` of a profile, `instructions` of a count.
     """
 

@@ -55,7 +55,6 @@ class SideFigures(Recorded):
     """What ran a variant: IREE, torch eager or torch.compile.
 
     Attributes:
-        ms: of one call, in ms.
         speedup: against the baseline on the same side; None for the baseline itself.
         beside_iree: its time over IREE's for the same variant, above 1 where IREE is faster; None for IREE itself.
     """
