@@ -98,8 +98,8 @@ def threshold_argv(tool: str, case: Case, flags: Sequence[str], paths: Paths, fo
     expected = [f"--expected_output={argument_text(item, paths.artifact)}" for item in case.expected_outputs]
     if case.order is ArgumentOrder.MODULES_FIRST:
         loaded = [f"--module={paths.module(module)}" for module in case.modules]
-        outputs = [f"--output={_output_text(item.value, folder)}" for item in case.outputs]
-        return (tool, *loaded, *_parameter_flags(case.parameters, paths), *inputs, *outputs, *expected, *flags)
+        outputs = [f"--output={_format_output_text(item.value, folder)}" for item in case.outputs]
+        return (tool, *loaded, *_list_parameter_flags(case.parameters, paths), *inputs, *outputs, *expected, *flags)
     return (
         tool,
         f"--device={case.device}",
@@ -108,7 +108,7 @@ def threshold_argv(tool: str, case: Case, flags: Sequence[str], paths: Paths, fo
         *flags,
         *inputs,
         *expected,
-        *_parameter_flags(case.parameters, paths),
+        *_list_parameter_flags(case.parameters, paths),
         *(f"--module={paths.module(module)}" for module in case.extra_modules),
     )
 
@@ -122,13 +122,13 @@ def benchmark_argv(tool: str, case: Case, flags: Sequence[str], paths: Paths) ->
     json = "--benchmark_format=json"
     if case.order is ArgumentOrder.MODULES_FIRST:
         loaded = [f"--module={paths.module(module)}" for module in case.modules]
-        return (tool, json, *loaded, *_parameter_flags(case.parameters, paths), *inputs, *flags)
+        return (tool, json, *loaded, *_list_parameter_flags(case.parameters, paths), *inputs, *flags)
     loaded = []
     dependencies = case.modules[:-1]
     for index, module in enumerate(dependencies):
         loaded.append(f"--module={paths.module(module)}")
-        loaded += _parameter_flags(case.parameters[index : index + 1], paths)
-    loaded += _parameter_flags(case.parameters[len(dependencies) :], paths)
+        loaded += _list_parameter_flags(case.parameters[index : index + 1], paths)
+    loaded += _list_parameter_flags(case.parameters[len(dependencies) :], paths)
     main = f"--module={paths.module(case.modules[-1])}"
     return (tool, f"--device={case.device}", f"--function={case.function}", *loaded, json, *inputs, *flags, main)
 
@@ -164,7 +164,7 @@ def counted_argv(benchmark: Sequence[str]) -> tuple[str, ...]:
     return (benchmark[0], _COUNTED_DEVICE, *(word for word in benchmark[1:] if not word.startswith(_NOT_COUNTED)))
 
 
-def _output_text(value: str, folder: str) -> str:
+def _format_output_text(value: str, folder: str) -> str:
     """`@name` and `+name` as files of the step's folder; `-` as it is."""
     return f"{value[0]}{folder}/{value[1:]}" if value[:1] in ("@", "+") else value
 
@@ -174,17 +174,17 @@ def argument_text(argument: Argument, artifact: Callable[[str], str]) -> str:
     if not argument.url:
         return argument.value
     path = artifact(argument.url)
-    value = argument.value or _type_in_name(argument.url, path)
+    value = argument.value or _format_type_in_name(argument.url, path)
     return f"{value}=@{path}" if value else f"@{path}"
 
 
-def _type_in_name(url: str, path: str) -> str:
+def _format_type_in_name(url: str, path: str) -> str:
     """The tensor type of a seeded file without a header: its URL names it (`random://normal/1x3xbf16?…`)."""
     parts = urlsplit(url)
     return unquote(parts.path.strip("/")) if parts.scheme == "random" and path.endswith(".bin") else ""
 
 
-def _parameter_flags(parameters: Sequence[Parameters], paths: Paths) -> list[str]:
+def _list_parameter_flags(parameters: Sequence[Parameters], paths: Paths) -> list[str]:
     flags = []
     for item in parameters:
         path = paths.artifact(item.url) if item.url else paths.archive(item)

@@ -186,9 +186,11 @@ class Engine:
         """
         if self._elsewhere is not None:
             return self._elsewhere.runner(steps, finished, self).run()
-        limits = ScheduleLimits(self.options.jobs, self.options.fail_fast, self._fits)
+        limits = ScheduleLimits(self.options.jobs, self.options.fail_fast, self._does_fit)
         try:
-            return Scheduler(_cached_last(steps), finished, limits, self._work, self.skip, self.abort, self.rest).run()
+            return Scheduler(
+                _list_cached_last(steps), finished, limits, self._work, self.skip, self.abort, self.rest
+            ).run()
         finally:
             self.rest()
 
@@ -197,7 +199,7 @@ class Engine:
         if not self._cancelled.is_set():
             self._session.cancel()
 
-    def _fits(self, step: Step) -> bool:
+    def _does_fit(self, step: Step) -> bool:
         """Whether there is memory for one more compile: the compiler holds a program several times."""
         sizes = [Path(item.path).stat().st_size for item in step.inputs if Path(item.path).is_file()]
         free = self._memory.available()
@@ -227,7 +229,7 @@ class Engine:
         """
         if not again:
             self._session.log.start(step.id)
-        self._progress.step_started(_event_fields(step) | ({"worker": worker} if worker else {}))
+        self._progress.step_started(_collect_event_fields(step) | ({"worker": worker} if worker else {}))
 
     def result_of(self, step: Step) -> Result:
         """Performs a step under its locks, judged by what was expected of it; nothing is journalled."""
@@ -240,7 +242,7 @@ class Engine:
             else:
                 if step.stage is Stage.THRESHOLD:
                     self._require_expected(step)
-                with self._locks(step) as waited:
+                with self._hold_locks(step) as waited:
                     result = self._execute(step)
         except GauntletError as error:
             said = said or isinstance(error, ArtifactError)
@@ -261,12 +263,12 @@ class Engine:
         """Journals the result of a step."""
         self.results[step.id] = result
         self._session.log.result(step.id, result)
-        self._progress.step_finished(_event_fields(step), result)
+        self._progress.step_finished(_collect_event_fields(step), result)
         return result.verdict
 
     def put_back(self, step: Step) -> None:
         """A step that began elsewhere is not done, and waits again."""
-        self._progress.step_put_back(_event_fields(step))
+        self._progress.step_put_back(_collect_event_fields(step))
 
     def joined(self, name: str, machine: Mapping[str, Any]) -> None:
         """Journals that another machine takes part."""
@@ -282,7 +284,7 @@ class Engine:
         return self.conclude(step, Result(Verdict.SKIPPED, reason))
 
     @contextmanager
-    def _locks(self, step: Step) -> Iterator[float]:
+    def _hold_locks(self, step: Step) -> Iterator[float]:
         """Hold the machine-wide locks that a step needs; yields the seconds that it waited for them."""
         device = step.resources.device
         began = time.monotonic()
@@ -308,7 +310,7 @@ class Engine:
             case Stage.FETCH:
                 return self._fetch(step)
             case Stage.IMPORT | Stage.PARAMETERS | Stage.COMPILE | Stage.REFERENCE | Stage.COUNT:
-                return self._made(step)
+                return self._make_values(step)
             case Stage.THRESHOLD:
                 from iree_gauntlet.engine.threshold import check_error, check_threshold  # noqa: PLC0415 - it brings NumPy
 
@@ -324,7 +326,7 @@ class Engine:
             case Stage.EXPORT:
                 raise TypeError(f"{step.id}: nothing that exports was given")
 
-    def _made(self, step: Step) -> Result:
+    def _make_values(self, step: Step) -> Result:
         made = self._maker.make(step)
         if step.stage is not Stage.COUNT:
             return made
@@ -398,7 +400,7 @@ def _with_gone_input(step: Step, result: Result) -> Result:
     return Result(Verdict.ERROR, what, notes=step.notes, tail=(hint,), command=result.command, log=result.log)
 
 
-def _cached_last(steps: Sequence[Step]) -> list[Step]:
+def _list_cached_last(steps: Sequence[Step]) -> list[Step]:
     """In their order, but for chains whose modules are all in the cache: they fill the time that compiles take."""
     compiles = [step for step in steps if step.stage is Stage.COMPILE]
     to_compile = {step.chain for step in compiles if not step.cache.hit}
@@ -406,7 +408,7 @@ def _cached_last(steps: Sequence[Step]) -> list[Step]:
     return sorted(steps, key=lambda step: step.chain in cached)
 
 
-def _event_fields(step: Step) -> dict[str, Any]:
+def _collect_event_fields(step: Step) -> dict[str, Any]:
     return {"id": step.id, "chain": step.chain, "stage": step.stage}
 
 

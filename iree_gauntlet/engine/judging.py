@@ -112,7 +112,7 @@ def after_process(
     if reason is None:
         reason = shorten(next((line for line in lines if line.strip()), ""))
     if not error and not outcome.signal:
-        error = _mistake(step, "\n".join((*lines, *outcome.tail)), reason)
+        error = _format_mistake(step, "\n".join((*lines, *outcome.tail)), reason)
     failure = f"failed with exit code {outcome.exit_code}" + (f": {reason}" if reason else "")
     if outcome.signal:
         failure = f"crashed with {outcome.signal}"
@@ -132,7 +132,7 @@ def after_process(
     )
 
 
-def _mistake(step: Step, said: str, reason: str) -> str:
+def _format_mistake(step: Step, said: str, reason: str) -> str:
     """What the spec asks for that is not there, or is none, behind the tool's name; empty where that is not why."""
     runs = step.stage in (Stage.THRESHOLD, Stage.BENCHMARK)
     if step.command and runs and (damaged := describe_unreadable(step.command)):
@@ -140,12 +140,12 @@ def _mistake(step: Step, said: str, reason: str) -> str:
     for pattern, text in _MISTAKES:
         if found := pattern.search(said):
             name = found[1] if found.lastindex else ""
-            functions = _functions(step, name) if "{functions}" in text else ""
+            functions = _format_functions(step, name) if "{functions}" in text else ""
             return text.format(name=name, functions=functions, reason=reason, see=f"see {step.origin.file}")
     return ""
 
 
-def _functions(step: Step, name: str) -> str:
+def _format_functions(step: Step, name: str) -> str:
     """What the modules of a run export, as far as they say so, and what a name may be meant for."""
     names: set[str] = set()
     for word in step.command.argv if step.command else ():

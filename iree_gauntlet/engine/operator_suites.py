@@ -123,7 +123,7 @@ class OperatorSteps:
     def performers(self) -> dict[Stage, Callable[[Step], Result | None]]:
         """For the engine."""
         compiles: dict[Stage, Callable[[Step], Result | None]] = {Stage.COMPILE: self._compile}
-        return compiles if self.runs is None else compiles | {Stage.THRESHOLD: self._threshold}
+        return compiles if self.runs is None else compiles | {Stage.THRESHOLD: self._check_threshold}
 
     def _compile(self, step: Step) -> Result | None:
         if step.dialect != DIALECT:
@@ -136,17 +136,17 @@ class OperatorSteps:
                 return result
         return self.maker.make(step)
 
-    def _threshold(self, step: Step) -> Result | None:
+    def _check_threshold(self, step: Step) -> Result | None:
         if step.dialect != DIALECT:
             return None
-        place = place_of(_module(step)) if self.batches is not None else None
+        place = place_of(_find_module(step)) if self.batches is not None else None
         if place is None:
             return self._check(step)
         result = self._check(with_function(step, place.function))
         if result.verdict is Verdict.PASSED:
             return result
         # The verdict is that of the case's own module.
-        made = self._alone(step)
+        made = self._run_alone(step)
         if made is not None and made.verdict is not Verdict.PASSED:
             what = f"its batch gave no good result ({result.reason}), and by itself it does not compile: {made.reason}"
             return replace(made, reason=what)
@@ -154,13 +154,13 @@ class OperatorSteps:
         note = f"it was run from {place.batch} first: {result.reason}; this is what its own module gives"
         return replace(checked, notes=(*checked.notes, note))
 
-    def _alone(self, step: Step) -> Result | None:
+    def _run_alone(self, step: Step) -> Result | None:
         compiles: Sequence[Step] = [self.compiles[need] for need in step.needs if need in self.compiles]
         if not compiles:
             return None
         made = self.maker.make(compiles[0])
         if made.verdict is Verdict.PASSED:
-            _module(step).with_name("batch.json").unlink(missing_ok=True)
+            _find_module(step).with_name("batch.json").unlink(missing_ok=True)
         return made
 
     def _check(self, step: Step) -> Result:
@@ -173,7 +173,7 @@ class OperatorSteps:
         return result
 
 
-def _module(step: Step) -> Path:
+def _find_module(step: Step) -> Path:
     return Path(step.input("module").path)
 
 
@@ -191,7 +191,7 @@ class OperatorRun:
     runs: RunServers | None
 
 
-def _share_of_memory(jobs: int) -> int:
+def _compute_share_of_memory(jobs: int) -> int:
     """What one compile or run may take, so that all at once fit into the machine; 0 for no limit."""
     total = total_memory()
     return 0 if total is None else max(_LEAST_MEMORY, int(total * _MEMORY_SHARE / jobs))
@@ -223,8 +223,8 @@ def started_runs(
     if not count or toolchain is None or not _has_runtime(toolchain):
         yield None
         return
-    environment = _environment(toolchain)
-    memory = _share_of_memory(jobs)
+    environment = _collect_environment(toolchain)
+    memory = _compute_share_of_memory(jobs)
     with RunServers(toolchain.compiler.python, min(jobs, count), environment, memory_bytes=memory) as runs:
         runs.start()
         yield runs
@@ -246,9 +246,9 @@ def operator_performers(
         tempfile.TemporaryDirectory(
             prefix="scratch-", dir=folder if is_plain_path(str(folder)) else None, ignore_cleanup_errors=True
         ) as scratch,
-        CompileServer(toolchain.compiler.python, Path(scratch), _environment(toolchain)) as compiles,
+        CompileServer(toolchain.compiler.python, Path(scratch), _collect_environment(toolchain)) as compiles,
     ):
-        memory = _share_of_memory(run.jobs)
+        memory = _compute_share_of_memory(run.jobs)
         processes = ServedCompiles(session.supervisor, folder, compiles, memory)
         maker = ModuleMaker(session, machine, made_again=run.made_again, processes=processes)
         batches = None
@@ -270,19 +270,19 @@ def _has_compiler(toolchain: Toolchain) -> bool:
 
 def _has_runtime(toolchain: Toolchain) -> bool:
     """Whether the compiler's Python has the very runtime that is under test: both are wheels of one environment."""
-    site, runtime = _site_packages(toolchain), Path(toolchain.runtime.run_module).parent
+    site, runtime = _find_site_packages(toolchain), Path(toolchain.runtime.run_module).parent
     together = site is not None and runtime.parts[-2:] == ("iree", "_runtime_libs") and site == runtime.parents[1]
     return _has_compiler(toolchain) and together
 
 
-def _site_packages(toolchain: Toolchain) -> Path | None:
+def _find_site_packages(toolchain: Toolchain) -> Path | None:
     """The folder that the compiler is installed in; None where it is no wheel."""
     compiler = Path(toolchain.compiler.compile).parent
     return compiler.parents[2] if compiler.parts[-3:] == ("iree", "compiler", "_mlir_libs") else None
 
 
-def _environment(toolchain: Toolchain) -> dict[str, str]:
+def _collect_environment(toolchain: Toolchain) -> dict[str, str]:
     """What the servers inherit: what a user's PYTHONPATH names must not stand in for the IREE that was chosen."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    site = _site_packages(toolchain)
+    site = _find_site_packages(toolchain)
     return environment if site is None else {**environment, "PYTHONPATH": str(site)}

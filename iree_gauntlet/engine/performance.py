@@ -65,7 +65,7 @@ def run_benchmark(step: Step, processes: Processes, confirm: ConfirmRules | None
         return processes.complete(step, outcome, failed)
     check = check_time(samples, step.goldens, step.golden_keys, step.sku)
     result = replace(
-        _judged([check]),
+        _judge([check]),
         samples=samples,
         statistics={"machine": state.as_dict(), "disturbed": list(state.disturbances())},
         notes=(*step.notes, *list_benchmark_warnings(state.watched)),
@@ -73,11 +73,11 @@ def run_benchmark(step: Step, processes: Processes, confirm: ConfirmRules | None
     )
     # What is expected to fail needs no proof of it.
     if check.passed is False and confirm is not None and FailureKind.MISSES_A_GOLDEN not in step.expect_kinds:
-        result = _confirmed(result, check, confirm_time(step, check, processes, confirm, cancelled))
+        result = _confirm(result, check, confirm_time(step, check, processes, confirm, cancelled))
     return processes.complete(step, outcome, result)
 
 
-def _confirmed(result: Result, breach: Check, confirmed: Confirmed) -> Result:
+def _confirm(result: Result, breach: Check, confirmed: Confirmed) -> Result:
     """The result of a benchmark that broke its golden, after further rounds."""
     first = f"{describe(breach)} in the first run"
     passed = confirmed.verdict is Verdict.PASSED
@@ -114,7 +114,7 @@ def check_compile_statistics(step: Step, release: str, cache: ModuleCache) -> Re
     statistics: dict[str, Any] = {metric.value: measured for metric, measured in figures.items()}
     broken = [check for check in checks if check.metric == Metric.DISPATCH_COUNT and check.passed is False]
     why = [text for check in broken if (text := _describe_dispatch_changes(cache, step, check))]
-    return replace(_judged(checks), statistics=statistics, notes=(*step.notes, *why))
+    return replace(_judge(checks), statistics=statistics, notes=(*step.notes, *why))
 
 
 def check_instructions(step: Step, counted: Result, release: str) -> Result:
@@ -128,11 +128,11 @@ def check_instructions(step: Step, counted: Result, release: str) -> Result:
     if step.goldens and not usual:
         how = f"{figures['counter']}, for {figures['cpu'] or 'the CPU of the spec'}"
         check = replace(check, note=f"its golden is of valgrind's usual count, and this is by {how}: measured only")
-    judged = _judged([check])
+    judged = _judge([check])
     return replace(counted, verdict=judged.verdict, reason=judged.reason, checks=judged.checks, failure=judged.failure)
 
 
-def _judged(checks: Sequence[Check]) -> Result:
+def _judge(checks: Sequence[Check]) -> Result:
     broken = [check for check in checks if check.passed is False]
     verdict = Verdict.FAILED if broken else Verdict.PASSED
     reason = shorten("; ".join(map(describe, broken)))
@@ -142,13 +142,13 @@ def _judged(checks: Sequence[Check]) -> Result:
 def _describe_dispatch_changes(cache: ModuleCache, step: Step, check: Check) -> str:
     """The dispatches that are new and gone against the newest module in the cache that kept the golden."""
     assert check.limit is not None, "a broken golden has a limit"
-    kept = (entry for entry in _compiled(cache, step) if _count(entry) <= check.limit)
+    kept = (entry for entry in _list_compiled(cache, step) if _count(entry) <= check.limit)
     newest = max(kept, key=lambda entry: str(entry["created"]), default=None)
     found = cache.lookup(newest["key"]).entry if newest else None
     if newest is None or found is None:
         return ""
     module = step.input(_MODULE).path
-    before, after = _names(found.files[_MODULE]), _names(module)
+    before, after = _list_names(found.files[_MODULE]), _list_names(module)
     if not (before and after):
         return ""
     new, gone = find_new_and_gone(before, after)
@@ -162,7 +162,7 @@ def _count(entry: dict[str, Any]) -> int:
     return int(entry["metadata"]["statistics"]["dispatch_count"])
 
 
-def _compiled(cache: ModuleCache, step: Step) -> Iterator[dict[str, Any]]:
+def _list_compiled(cache: ModuleCache, step: Step) -> Iterator[dict[str, Any]]:
     """Entries of the cache for the module that a step looks at, whatever compiled them."""
     for path in cache.folder.glob(f"modules/??/*/{ENTRY_FILE}"):
         try:
@@ -175,7 +175,7 @@ def _compiled(cache: ModuleCache, step: Step) -> Iterator[dict[str, Any]]:
             yield entry
 
 
-def _names(module: Path | str) -> list[str]:
+def _list_names(module: Path | str) -> list[str]:
     """Names of its dispatches; none where it is not an archive, as which the compiler writes modules."""
     if not zipfile.is_zipfile(module):
         return []

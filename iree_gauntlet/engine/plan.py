@@ -103,19 +103,19 @@ def blocked(step: Step, reason: str) -> Step:
 
 def _is_idle(case: Case) -> bool:
     """Whether a case is skipped and makes nothing that others need: then nothing is done for it."""
-    return bool(case.skip_reason) and (case.reference or not _makes_modules(case))
+    return bool(case.skip_reason) and (case.reference or not _does_make_modules(case))
 
 
-def _makes_modules(case: Case) -> bool:
+def _does_make_modules(case: Case) -> bool:
     """Whether a case defines a module, which others may use."""
     return any(module.origin.file == case.origin.file for module in (*case.modules, *case.extra_modules))
 
 
-def _counted_role(module: Module) -> str:
+def _format_counted_role(module: Module) -> str:
     return COUNTED if module.role == MAIN else f"{module.role}.{COUNTED}"
 
 
-def _uncounted(case: Case) -> str:
+def _format_uncounted(case: Case) -> str:
     """Why the instructions of a case are not counted; empty where they are."""
     if case.target.family != "cpu":
         return f"instructions are counted on CPUs, and {case.target.name} is none"
@@ -131,17 +131,17 @@ class _Planner:
         self._selected = [case for case in cases.cases if stages & _work(case)]
         self._active = [case for case in self._selected if not _is_idle(case)]
         self._used = {module.id for case in self._active for module in case.modules}
-        self._with_made = {case.id for case in self._active if self._reads_parameters(case, stages)}
-        self._made = {made.module.id: made.module for case in self._active for _, made in self._made_values(case)}
+        self._with_made = {case.id for case in self._active if self._does_read_parameters(case, stages)}
+        self._made = {made.module.id: made.module for case in self._active for _, made in self._list_made_values(case)}
         # A selected case that these stages leave out (a quality case while benchmarking) still makes its own module.
-        others = [case for case in cases.cases if not stages & _work(case) and _makes_modules(case)]
+        others = [case for case in cases.cases if not stages & _work(case) and _does_make_modules(case)]
         self._needed = self._used | self._made.keys()
         needed = (case for case in (*cases.required, *others) if self._needed & {module.id for module in case.modules})
         self._required = list(needed)
         self._required_ids = {case.id for case in self._required}
         self._owners: dict[str, Case] = {}
         for case in (*self._active, *self._required):
-            for module in self._planned(case):
+            for module in self._plan(case):
                 if module.program.url and module.origin.file == case.origin.file:
                     self._owners.setdefault(module.id, case)
         self._problems: set[Problem] = set()
@@ -151,7 +151,9 @@ class _Planner:
         self._files: dict[str, StepInput] = {}
         self._flag_problems: dict[tuple[str, str], Problem] = {}
         self._translations: dict[tuple[str, tuple[str, ...]], Translation] = {}
-        self._paths = Paths(self._places.module_path, self._places.archive_path, lambda url: self._artifact(url).path)
+        self._paths = Paths(
+            self._places.module_path, self._places.archive_path, lambda url: self._make_artifact(url).path
+        )
         self._chains: dict[str, list[Case]] = {}
         for case in (*self._required, *self._selected):
             self._chains.setdefault(case.chain, []).append(case)
@@ -161,32 +163,32 @@ class _Planner:
             for cases in self._chains.values():
                 self._fetch(cases)
         for case in (*self._required, *self._selected):
-            for module in self._owned(case):
-                self._module_steps(case, module)
+            for module in self._list_owned(case):
+                self._plan_module_steps(case, module)
         for case in self._selected:
             if Stage.PARAMETERS in self._stages:
-                for scope, made in self._made_values(case):
-                    self._parameters(case, scope, made)
+                for scope, made in self._list_made_values(case):
+                    self._plan_parameters(case, scope, made)
             self._check(case)
         order = {stage: index for index, stage in enumerate(Stage)}
         steps = sorted(self._steps.values(), key=lambda step: (step.chain, order[step.stage], step.id))
         return Plan(tuple(steps), tuple(sorted(self._problems)), tuple(sorted(self._broken)))
 
-    def _reads_parameters(self, case: Case, asked: frozenset[Stage]) -> bool:
+    def _does_read_parameters(self, case: Case, asked: frozenset[Stage]) -> bool:
         """Whether synthetic weights of a case are of use: its check is planned, or they are asked for themselves."""
         checks = {Stage.THRESHOLD} if case.kind is Kind.QUALITY else {Stage.COUNT, Stage.BENCHMARK}
         return bool(checks & self._stages) or Stage.PARAMETERS in asked or self._stages == {Stage.FETCH}
 
-    def _made_values(self, case: Case) -> Iterator[tuple[str, MadeValues]]:
+    def _list_made_values(self, case: Case) -> Iterator[tuple[str, MadeValues]]:
         """(scope, values) of the archives that are generated for a case."""
         if case.id in self._with_made:
             yield from ((item.scope, item.made) for item in case.parameters if item.made)
 
-    def _owned(self, case: Case) -> list[Module]:
+    def _list_owned(self, case: Case) -> list[Module]:
         """The modules whose steps belong to a case's chain."""
-        return [module for module in self._planned(case) if self._owners.get(module.id) is case]
+        return [module for module in self._plan(case) if self._owners.get(module.id) is case]
 
-    def _planned(self, case: Case) -> list[Module]:
+    def _plan(self, case: Case) -> list[Module]:
         """The modules of a case that are made: all of a selected one, of a required one those that are used."""
         modules = [*case.modules, *case.extra_modules]
         required = case.id in self._required_ids
@@ -194,24 +196,24 @@ class _Planner:
 
     def _check(self, case: Case) -> None:
         if case.reference and Stage.REFERENCE in self._stages and not _is_idle(case):
-            self._reference(case)
+            self._plan_reference(case)
         if case.kind is Kind.QUALITY and Stage.THRESHOLD in self._stages:
-            self._threshold(case)
+            self._plan_threshold(case)
         if (case.kind is Kind.COMPSTAT or case.compile_statistics) and Stage.COMPSTAT in self._stages:
-            self._compstat(case)
+            self._plan_compile_statistics(case)
         if case.kind is Kind.BENCHMARK and Stage.COUNT in self._stages:
             self._count(case)
         if case.kind is Kind.BENCHMARK and Stage.BENCHMARK in self._stages:
-            self._benchmark(case)
+            self._plan_benchmark(case)
 
-    def _module_needs(self, modules: Iterable[Module]) -> tuple[str, ...]:
+    def _list_module_needs(self, modules: Iterable[Module]) -> tuple[str, ...]:
         owners = [(self._owners.get(module.id), module) for module in modules]
         return tuple(step_id(owner.chain, Stage.COMPILE, module.role) for owner, module in owners if owner)
 
-    def _timeout(self, case: Case, stage: Stage) -> float:
+    def _compute_timeout(self, case: Case, stage: Stage) -> float:
         return self._context.timeouts.get(stage, dict(case.timeouts).get(stage, DEFAULT_TIMEOUTS[stage]))
 
-    def _artifact(self, url: str) -> StepInput:
+    def _make_artifact(self, url: str) -> StepInput:
         """What is known of a URL's file, asked once however many steps read it."""
         found = self._files.get(url)
         if found is None:
@@ -219,12 +221,12 @@ class _Planner:
             found = self._files[url] = StepInput("input", path, url, sha256)
         return found
 
-    def _file(self, role: str, url: str) -> StepInput:
+    def _make_file(self, role: str, url: str) -> StepInput:
         """A URL's file as an input of a step."""
-        found = self._artifact(url)
+        found = self._make_artifact(url)
         return found if found.role == role else StepInput(role, found.path, url, found.sha256)
 
-    def _step(self, case: Case, stage: Stage, role: str = MAIN, **more: Any) -> Step:
+    def _make_step(self, case: Case, stage: Stage, role: str = MAIN, **more: Any) -> Step:
         """A step with what all steps of a case have in common, and more fields."""
         siblings = self._chains[case.chain]
         own = role in (MAIN, COUNTED)
@@ -241,7 +243,7 @@ class _Planner:
             stage=stage,
             role=role,
             folder=self._places.folder(case.chain, stage, role),
-            timeout=self._timeout(case, stage),
+            timeout=self._compute_timeout(case, stage),
             origin=case.origin,
             expect_failure=f"{expected.reason} ({expected.origin.file})" if expected else "",
             expect_kinds=expected.possible_kinds if expected else (),
@@ -259,7 +261,7 @@ class _Planner:
             step = replace(step, needs=(), resources=Resources(cores=0))
         self._steps[step.id] = blocked(step, step.blocked) if step.blocked else step
 
-    def _translated(
+    def _translate(
         self, flags: Sequence[str], tool: str, origin: Origin, problems: set[Problem] | None = None
     ) -> Translation:
         """Flags as the tool spells them, asked once however many cases have the same."""
@@ -268,11 +270,11 @@ class _Planner:
         if result is None:
             result = self._translations[key] = self._context.translate(flags, tool)
         for unknown in result.unknown:
-            problem = self._at_flag(origin.file, unknown.flag, unknown.message, unknown.hint)
+            problem = self._make_problem_at_flag(origin.file, unknown.flag, unknown.message, unknown.hint)
             (self._problems if problems is None else problems).add(problem)
         return result
 
-    def _at_flag(self, file: str, flag: str, message: str, hint: str) -> Problem:
+    def _make_problem_at_flag(self, file: str, flag: str, message: str, hint: str) -> Problem:
         """A problem of a flag where it is written, looked for once however many cases have it."""
         if (file, flag) not in self._flag_problems:
             self._flag_problems[file, flag] = problem_of_flag(file, flag, message, hint)
@@ -280,11 +282,13 @@ class _Planner:
 
     def _run_flags(self, case: Case, tool: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
         """The flags of a run as the tool spells them, notes, and which of its own the tool does not know."""
-        shared = self._translated(case.run_flags, tool, case.flags_origin or case.origin)
+        shared = self._translate(case.run_flags, tool, case.flags_origin or case.origin)
         if not case.own_flags:
             return shared.flags, (*case.notes, *shared.notes), ""
-        own = self._translated(case.own_flags, tool, case.origin, self._broken)
-        unknown = (self._at_flag(case.origin.file, item.flag, item.message, item.hint) for item in own.unknown)
+        own = self._translate(case.own_flags, tool, case.origin, self._broken)
+        unknown = (
+            self._make_problem_at_flag(case.origin.file, item.flag, item.message, item.hint) for item in own.unknown
+        )
         reasons = "; ".join(problem.in_one_line for problem in unknown)
         return (*shared.flags, *own.flags), (*case.notes, *shared.notes, *own.notes), reasons
 
@@ -294,23 +298,23 @@ class _Planner:
         """One step for the files of a chain: what its planned stages read, and nothing else."""
         inputs: dict[str, StepInput] = {}
         for case in cases:
-            for role, url in self._wanted(case):
+            for role, url in self._list_wanted(case):
                 if url and (url not in inputs or inputs[url].role == EXPECTED_OUTPUT):
-                    inputs[url] = self._file(role, url)
+                    inputs[url] = self._make_file(role, url)
         if not inputs:
             return
         missing = sum(not item.sha256 for item in inputs.values())
         reason = f"{missing} of {len(inputs)} files not fetched before" if missing else "all files are known by hash"
-        step = self._step(cases[0], Stage.FETCH)
+        step = self._make_step(cases[0], Stage.FETCH)
         files = tuple(inputs.values())
         self._add(replace(step, inputs=files, resources=Resources(cores=0), cache=CacheLookup(reason=reason)))
 
-    def _wanted(self, case: Case) -> Iterable[tuple[str, str]]:
+    def _list_wanted(self, case: Case) -> Iterable[tuple[str, str]]:
         """(role, URL) of the files that the planned stages of a case read."""
         if _is_idle(case):
             return
         skipped = dict(case.skips)
-        for module in self._owned(case) if Stage.COMPILE not in skipped else ():
+        for module in self._list_owned(case) if Stage.COMPILE not in skipped else ():
             yield from files_of(module, self._context)
         everything = self._stages == {Stage.FETCH}
         required = case.id in self._required_ids
@@ -332,12 +336,12 @@ class _Planner:
         ids = [step_id(chain, Stage.FETCH) for chain in chains]
         return tuple(name for name in ids if name in self._steps)
 
-    def _module_steps(self, case: Case, module: Module) -> None:
+    def _plan_module_steps(self, case: Case, module: Module) -> None:
         """Imports and compiles a module, as far as these stages need it."""
         needs = self._fetch_needs([case.chain])
         imported = ""
         if module.program.onnx is not None and Stage.IMPORT in self._stages:
-            step = import_step(self._step(case, Stage.IMPORT, module.role), module, self._context)
+            step = import_step(self._make_step(case, Stage.IMPORT, module.role), module, self._context)
             self._add(replace(step, needs=needs))
             needs, imported = (step.id,), step.output("program")
         if Stage.COMPILE not in self._stages or (module.id in self._made and module.id not in self._used):
@@ -347,7 +351,7 @@ class _Planner:
     def _compile(self, case: Case, module: Module, needs: Sequence[str], imported: str) -> None:
         benchmark = case.kind is Kind.BENCHMARK
         blocks = module.role in (MAIN, COUNTED) and module.origin.file == case.origin.file and not benchmark
-        step = self._step(
+        step = self._make_step(
             case,
             Stage.COMPILE,
             module.role,
@@ -361,11 +365,11 @@ class _Planner:
             imported,
             case.working_directory or step.folder,
             self._context,
-            lambda flags, tool: self._translated(flags, tool, module.flags_origin or module.origin),
+            lambda flags, tool: self._translate(flags, tool, module.flags_origin or module.origin),
         )
         self._add(step)
 
-    def _parameters(self, case: Case, scope: str, made: MadeValues) -> None:
+    def _plan_parameters(self, case: Case, scope: str, made: MadeValues) -> None:
         """Makes an archive for the parameters that a module's program names, once for all tests that want it."""
         owner = self._owners.get(made.module.id)
         if owner is None:
@@ -374,25 +378,25 @@ class _Planner:
         if step_id(owner.chain, Stage.PARAMETERS, role) in self._steps:
             return
         imported = self._steps.get(step_id(owner.chain, Stage.IMPORT, made.module.role))
-        step = parameters_step(self._step(owner, Stage.PARAMETERS, role), scope, made, imported, self._context)
+        step = parameters_step(self._make_step(owner, Stage.PARAMETERS, role), scope, made, imported, self._context)
         needs = (imported.id,) if imported else self._fetch_needs([owner.chain])
         # A program that does not compile needs no weights: its failure is said once, by the compiler.
         compiled = step_id(owner.chain, Stage.COMPILE, made.module.role)
         needs = (*needs, compiled) if compiled in self._steps else needs
-        timeout = self._timeout(case, Stage.PARAMETERS)
+        timeout = self._compute_timeout(case, Stage.PARAMETERS)
         self._add(replace(step, needs=needs, timeout=timeout, origin=case.origin, blocked=owner.blocked_reason))
 
-    def _made_needs(self, case: Case) -> tuple[str, ...]:
-        values = [(self._owners.get(made.module.id), scope, made) for scope, made in self._made_values(case)]
+    def _list_made_needs(self, case: Case) -> tuple[str, ...]:
+        values = [(self._owners.get(made.module.id), scope, made) for scope, made in self._list_made_values(case)]
         return tuple(
             step_id(owner.chain, Stage.PARAMETERS, parameters_role(scope, made))
             for owner, scope, made in values
             if owner
         )
 
-    def _reference(self, case: Case) -> None:
+    def _plan_reference(self, case: Case) -> None:
         """Has onnxruntime run a program that compiles: the compiler reports one that does not, once."""
-        step = self._step(case, Stage.REFERENCE, needs=self._module_needs(case.modules))
+        step = self._make_step(case, Stage.REFERENCE, needs=self._list_module_needs(case.modules))
         self._add(reference_step(step, case.modules[-1], self._context))
 
     def _run_inputs(self, case: Case) -> tuple[StepInput, ...]:
@@ -406,27 +410,27 @@ class _Planner:
         made = [StepInput("parameters", path) for path in archives if path]
         if case.reference:
             made.append(StepInput("reference", f"{self._places.folder(case.chain, Stage.REFERENCE)}/reference.zip"))
-        return (*modules, *made, *(self._file(role, url) for role, url in files if url))
+        return (*modules, *made, *(self._make_file(role, url) for role, url in files if url))
 
-    def _threshold(self, case: Case) -> None:
+    def _plan_threshold(self, case: Case) -> None:
         flags, notes, unknown = self._run_flags(case, "iree-run-module")
         notes = (*notes, *(item.message for item in void_tolerances(case)))
         wrong: list[Problem] = []
         for item in wrong_tolerances(case):
             # As of unknown flags: what one case of a suite says itself keeps no other from running.
-            problem = self._at_flag(item.file, item.flag, item.message, item.hint)
+            problem = self._make_problem_at_flag(item.file, item.flag, item.message, item.hint)
             wrong.append(problem) if item.flag in case.own_flags else self._problems.add(problem)
         folder = self._places.folder(case.chain, Stage.THRESHOLD)
         argv = threshold_argv(self._context.run_module, case, flags, self._paths, folder)
         if not (case.expected_outputs or case.reference):
             notes = (*notes, NOTHING_COMPARED)
         self._add(
-            self._step(
+            self._make_step(
                 case,
                 Stage.THRESHOLD,
                 needs=(
-                    *self._module_needs((*case.modules, *case.extra_modules)),
-                    *self._made_needs(case),
+                    *self._list_module_needs((*case.modules, *case.extra_modules)),
+                    *self._list_made_needs(case),
                     *((step_id(case.chain, Stage.REFERENCE),) if case.reference else ()),
                     *self._fetch_needs([case.chain]),
                 ),
@@ -443,19 +447,23 @@ class _Planner:
             )
         )
 
-    def _benchmark_needs(self, case: Case) -> tuple[str, ...]:
+    def _list_benchmark_needs(self, case: Case) -> tuple[str, ...]:
         chains = [owner.chain for module in case.modules if (owner := self._owners.get(module.id))]
-        return (*self._module_needs(case.modules), *self._made_needs(case), *self._fetch_needs([*chains, case.chain]))
+        return (
+            *self._list_module_needs(case.modules),
+            *self._list_made_needs(case),
+            *self._fetch_needs([*chains, case.chain]),
+        )
 
-    def _compstat(self, case: Case) -> None:
+    def _plan_compile_statistics(self, case: Case) -> None:
         main = case.modules[-1]
         folder = self._places.module_folder(main)
         files = (StepInput("module", f"{folder}/module.vmfb"), StepInput("statistics", f"{folder}/statistics.json"))
         self._add(
-            self._step(
+            self._make_step(
                 case,
                 Stage.COMPSTAT,
-                needs=self._module_needs([main]),
+                needs=self._list_module_needs([main]),
                 inputs=files,
                 cache=CacheLookup(reason="read from the module"),
                 resources=Resources(cores=0),
@@ -469,17 +477,19 @@ class _Planner:
     def _count(self, case: Case) -> None:
         """Compiles a benchmark's modules for the counter, and has it count."""
         flags, notes, unknown = self._run_flags(case, "iree-benchmark-module")
-        skip = case.skip_reason or dict(case.skips).get(Stage.BENCHMARK, "") or _uncounted(case)
-        needs = [*self._made_needs(case), *self._fetch_needs([case.chain])]
+        skip = case.skip_reason or dict(case.skips).get(Stage.BENCHMARK, "") or _format_uncounted(case)
+        needs = [*self._list_made_needs(case), *self._fetch_needs([case.chain])]
         if not skip:
-            needs += [needed for module in case.modules for needed in self._counted_compile(module)]
-        paths = Paths(self._counted_module, self._counted_archive, lambda url: self._artifact(url).path)
+            needs += [needed for module in case.modules for needed in self._plan_counted_compile(module)]
+        paths = Paths(
+            self._format_counted_module, self._format_counted_archive, lambda url: self._make_artifact(url).path
+        )
         argv = benchmark_argv(self._context.benchmark_module, case, flags, paths)
-        archives = ((item, self._counted_archive(item)) for item in case.parameters if not item.url)
+        archives = ((item, self._format_counted_archive(item)) for item in case.parameters if not item.url)
         files = [StepInput("parameters", path) for _, path in archives if path]
-        files += [self._file("parameters", item.url) for item in case.parameters if item.url]
-        files += [self._file("input", item.url) for item in case.inputs if item.url]
-        step = self._step(
+        files += [self._make_file("parameters", item.url) for item in case.parameters if item.url]
+        files += [self._make_file("input", item.url) for item in case.inputs if item.url]
+        step = self._make_step(
             case,
             Stage.COUNT,
             needs=needs,
@@ -489,14 +499,14 @@ class _Planner:
             notes=notes,
         )
         command = Command(argv, case.working_directory or step.folder)
-        self._add(count_step(step, command, [*map(self._counted_module, case.modules)], files, self._context))
+        self._add(count_step(step, command, [*map(self._format_counted_module, case.modules)], files, self._context))
 
-    def _counted_compile(self, module: Module) -> Iterator[str]:
+    def _plan_counted_compile(self, module: Module) -> Iterator[str]:
         """Compiles a module for the counter, once for all that use it; ids of what has to come before a count."""
         owner = self._owners.get(module.id)
         if owner is None:
             return
-        role = _counted_role(module)
+        role = _format_counted_role(module)
         if step_id(owner.chain, Stage.COMPILE, role) not in self._steps:
             flags = counted_flags(module.flags, self._context.counter().cpu, self._context.linker)
             imported = self._steps.get(step_id(owner.chain, Stage.IMPORT, module.role))
@@ -507,31 +517,31 @@ class _Planner:
             self._compile(owner, replace(module, role=role, flags=flags), needs, made)
         yield step_id(owner.chain, Stage.COMPILE, role)
 
-    def _counted_folder(self, module: Module) -> str:
+    def _format_counted_folder(self, module: Module) -> str:
         owner = self._owners.get(module.id)
         chain = owner.chain if owner else f"{module.name}.{module.target.name}"
-        return self._places.folder(chain, Stage.COMPILE, _counted_role(module))
+        return self._places.folder(chain, Stage.COMPILE, _format_counted_role(module))
 
-    def _counted_module(self, module: Module) -> str:
-        return f"{self._counted_folder(module)}/module.vmfb"
+    def _format_counted_module(self, module: Module) -> str:
+        return f"{self._format_counted_folder(module)}/module.vmfb"
 
-    def _counted_archive(self, parameters: Parameters) -> str:
+    def _format_counted_archive(self, parameters: Parameters) -> str:
         """As `Places.archive_path`; what a compile makes beside its module, the one that is counted makes too."""
         owner = self._owners.get(parameters.splat_of) if parameters.splat_of else None
         if owner is None:
             return self._places.archive_path(parameters)
         module = next(item for item in owner.modules if item.id == parameters.splat_of)
-        return f"{self._counted_folder(module)}/splat.irpa"
+        return f"{self._format_counted_folder(module)}/splat.irpa"
 
-    def _benchmark(self, case: Case) -> None:
+    def _plan_benchmark(self, case: Case) -> None:
         flags, notes, unknown = self._run_flags(case, "iree-benchmark-module")
         argv = benchmark_argv(self._context.benchmark_module, case, flags, self._paths)
         folder = self._places.folder(case.chain, Stage.BENCHMARK)
         self._add(
-            self._step(
+            self._make_step(
                 case,
                 Stage.BENCHMARK,
-                needs=self._benchmark_needs(case),
+                needs=self._list_benchmark_needs(case),
                 command=Command(argv, case.working_directory or folder),
                 inputs=self._run_inputs(case),
                 cache=CacheLookup(reason="runs every time"),

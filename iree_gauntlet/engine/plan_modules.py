@@ -57,18 +57,18 @@ _NO_ONNXRUNTIME = "onnxruntime, which makes the expected outputs, is not install
 def import_step(step: Step, module: Module, context: PlanContext) -> Step:
     """Completes the step that prepares and imports an ONNX program."""
     assert module.program.onnx is not None, "only ONNX programs are imported"
-    source, data = _source(module, context), _weights_beside(module, context)
+    source, data = _make_source(module, context), _list_weights_beside(module, context)
     output = f"{step.folder}/program.mlir"
     ingredients = {
         "kind": "import",
         "program": source.sha256,
-        "options": _options(module),
+        "options": _format_options(module),
         "importer": context.importer,
-        **_hashes(data),
+        **_collect_hashes(data),
     }
     argv = import_argv(context.python, context.import_script, source.path, output, module.program.onnx)
     step = replace(step, inputs=(source, *data), outputs=(("program", output),), onnx=module.program.onnx)
-    return _making(step, argv, ingredients, context)
+    return _plan_making(step, argv, ingredients, context)
 
 
 def parameters_step(step: Step, scope: str, made: MadeValues, imported: Step | None, context: PlanContext) -> Step:
@@ -81,7 +81,7 @@ def parameters_step(step: Step, scope: str, made: MadeValues, imported: Step | N
         imported: the step that imports the program; None where the program is MLIR.
         context: what planning knows of the machine.
     """
-    source = _source(made.module, context)
+    source = _make_source(made.module, context)
     program = imported.output("program") if imported else source.path
     output = f"{step.folder}/{archive_name(scope)}"
     ingredients = {
@@ -91,27 +91,27 @@ def parameters_step(step: Step, scope: str, made: MadeValues, imported: Step | N
         "values": made.label,
     }
     if imported:
-        ingredients |= {"import": _options(made.module), "importer": context.importer}
+        ingredients |= {"import": _format_options(made.module), "importer": context.importer}
     argv = parameters_argv(context.own_python, program, scope, made, context.ir_tool, output)
     step = replace(step, inputs=(replace(source, path=program),), outputs=(("parameters", output),))
-    return _making(step, argv, ingredients, context)
+    return _plan_making(step, argv, ingredients, context)
 
 
 def reference_step(step: Step, module: Module, context: PlanContext) -> Step:
     """Completes the step in which onnxruntime runs a module's ONNX program on synthetic inputs."""
-    source, data = _source(module, context), _weights_beside(module, context)
+    source, data = _make_source(module, context), _list_weights_beside(module, context)
     output = f"{step.folder}/reference.zip"
     ingredients = {
         "kind": "reference 2",
         "program": source.sha256,
         "inputs": "default_rng(0)",
         "onnxruntime": context.onnxruntime,
-        **_hashes(data),
+        **_collect_hashes(data),
     }
     argv = (context.own_python, context.reference_script, source.path, "-o", output)
     why_not = step.blocked or ("" if context.onnxruntime else _NO_ONNXRUNTIME)
     step = replace(step, inputs=(source, *data), outputs=(("reference", output),), blocked=why_not)
-    return _making(step, argv, ingredients, context)
+    return _plan_making(step, argv, ingredients, context)
 
 
 def compile_step(
@@ -134,7 +134,7 @@ def compile_step(
     """
     # Of an operator by itself nobody asks how many dispatches it has, unless the flags do.
     counted = not module.program.name or any(STATISTICS_FILE in flag for flag in module.flags)
-    source = _source(module, context, working_directory)
+    source = _make_source(module, context, working_directory)
     program = module.program.name or source.path
     if imported:
         # The compiler keeps the program's path in the module: one that is the same in every run and checkout.
@@ -144,8 +144,8 @@ def compile_step(
     marked = compile_flags(module, f"{_FOLDER}/statistics.json" if counted else "", f"{_FOLDER}/splat.irpa")
     translation = translate(marked, "iree-compile")
     flags = tuple(flag.replace(_FOLDER, step.folder) if _FOLDER in flag else flag for flag in translation.flags)
-    files = [(flag, _file(flag, url, context)) for flag, url in module.file_flags]
-    data = _weights_beside(module, context)
+    files = [(flag, _make_file(flag, url, context)) for flag, url in module.file_flags]
+    data = _list_weights_beside(module, context)
     outputs = [("module", f"{step.folder}/module.vmfb")]
     outputs += [("statistics", f"{step.folder}/statistics.json")] if counted else []
     ingredients = {
@@ -154,10 +154,10 @@ def compile_step(
         "flags": join_flags(context.flag_ingredients(flags, working_directory)),
         "compiler": context.compiler,
         "host": context.host_of(flags),
-        **_hashes((*data, *(item for _, item in files))),
+        **_collect_hashes((*data, *(item for _, item in files))),
     }
     if imported:
-        ingredients |= {"import": _options(module), "importer": context.importer}
+        ingredients |= {"import": _format_options(module), "importer": context.importer}
     elif module.program.name:
         # It is part of what the compiler writes into the module.
         ingredients["name"] = module.program.name
@@ -169,7 +169,7 @@ def compile_step(
         command=Command(argv, working_directory),
         inputs=(replace(source, path=imported or source.path), *data, *(item for _, item in files)),
         outputs=tuple([*outputs, ("splat", splat)] if splat else outputs),
-        cache=_lookup(context, step.id, ingredients, argv),
+        cache=_make_lookup(context, step.id, ingredients, argv),
         notes=tuple(note.replace(_FOLDER, step.folder) for note in translation.notes),
     )
 
@@ -201,7 +201,7 @@ def count_step(
         "tool": context.runtime,
         "counter": counter.identity,
         "cpu": counter.cpu,
-        **_hashes(inputs[1:]),
+        **_collect_hashes(inputs[1:]),
     }
     script = ("-m", "iree_gauntlet.measuring.instructions.count_call", f"--counter={counter.argument}")
     argv = (context.own_python, *script, "-o", output, "--", *counted)
@@ -225,12 +225,12 @@ def _without_file(word: str) -> str:
             return word
 
 
-def _making(step: Step, argv: tuple[str, ...], ingredients: Mapping[str, str], context: PlanContext) -> Step:
+def _plan_making(step: Step, argv: tuple[str, ...], ingredients: Mapping[str, str], context: PlanContext) -> Step:
     """A step with the command that makes its outputs in its folder, and what the cache has of them."""
-    return replace(step, command=Command(argv, step.folder), cache=_lookup(context, step.id, ingredients, argv))
+    return replace(step, command=Command(argv, step.folder), cache=_make_lookup(context, step.id, ingredients, argv))
 
 
-def _source(module: Module, context: PlanContext, working_directory: str = "") -> StepInput:
+def _make_source(module: Module, context: PlanContext, working_directory: str = "") -> StepInput:
     url = module.program.url
     if not module.program.name:
         return StepInput("program", str(context.artifact_path(url)), url, context.artifact_hash(url))
@@ -249,35 +249,35 @@ def files_of(module: Module, context: PlanContext) -> Iterator[tuple[str, str]]:
         yield "program", module.program.url
     for flag, url in module.file_flags:
         yield FILE_ROLE + flag, url
-    for weights in _weights_beside(module, context):
+    for weights in _list_weights_beside(module, context):
         yield weights.role, weights.url
 
 
-def _weights_beside(module: Module, context: PlanContext) -> tuple[StepInput, ...]:
+def _list_weights_beside(module: Module, context: PlanContext) -> tuple[StepInput, ...]:
     """The files that an ONNX program on this machine keeps weights in: what is made of it depends on them too."""
     url = module.program.url
     if module.program.onnx is None or not url.startswith("file:"):
         return ()
     path = context.artifact_path(url)
-    return tuple(_file(name, (path.parent / name).as_uri(), context) for name in list_data_files(path))
+    return tuple(_make_file(name, (path.parent / name).as_uri(), context) for name in list_data_files(path))
 
 
-def _file(name: str, url: str, context: PlanContext) -> StepInput:
+def _make_file(name: str, url: str, context: PlanContext) -> StepInput:
     return StepInput(FILE_ROLE + name, str(context.artifact_path(url)), url, context.artifact_hash(url))
 
 
-def _hashes(files: Sequence[StepInput]) -> dict[str, str]:
+def _collect_hashes(files: Sequence[StepInput]) -> dict[str, str]:
     return {item.role: item.sha256 for item in files}
 
 
-def _options(module: Module) -> str:
+def _format_options(module: Module) -> str:
     options = module.program.onnx
     assert options is not None, "only ONNX programs are imported"
     texts = [options.opset, [[name, shape_text(shape)] for name, shape in options.shapes]]
     return json.dumps(texts if options.least_opset is None else [*texts, options.least_opset])
 
 
-def _lookup(context: PlanContext, name: str, ingredients: Mapping[str, str], argv: Sequence[str]) -> CacheLookup:
+def _make_lookup(context: PlanContext, name: str, ingredients: Mapping[str, str], argv: Sequence[str]) -> CacheLookup:
     pairs = tuple(ingredients.items())
     if context.force_recompile and not ingredients["kind"].startswith(("parameters", "reference")):
         return CacheLookup(reason="--force-recompile", ingredients=pairs)
@@ -361,7 +361,7 @@ class Places:
         """The folder of a step."""
         case, _, target = chain.rpartition("@")
         name = stage.value if role == MAIN else f"{stage}.{role}"
-        return f"{self.run_dir}/steps/{_safe(f'{case}.{target}')}/{name}"
+        return f"{self.run_dir}/steps/{_make_safe(f'{case}.{target}')}/{name}"
 
     def module_folder(self, module: Module) -> str:
         """The folder of the step that compiles a module."""
@@ -391,7 +391,7 @@ class Places:
         return f"{self.module_folder(module)}/splat.irpa"
 
 
-def _safe(path: str) -> str:
+def _make_safe(path: str) -> str:
     """A path without '@' and '%': iree-run-module reads `path@entry`, and iree-compile fills in a '%'."""
     plain = re.sub(r"[@%]", "_", path)
     return plain if plain == path else f"{plain}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"

@@ -97,11 +97,11 @@ def profile_dispatches(
         raise TypeError(f"{step.id} has no command")
     work = _ProfileWork(step, processes)
     try:
-        tool = _profile_tool(toolchain, known)
-        invocations = _invocations(invocation_ms)
+        tool = _find_profile_tool(toolchain, known)
+        invocations = _compute_invocations(invocation_ms)
         bundle = Path(step.folder) / f"{name}ireeprof"
         bundle.unlink(missing_ok=True)
-        work.run(_profiled(command, step.resources.device, bundle, invocations), BENCHMARK_MODULE, name)
+        work.run(_profile(command, step.resources.device, bundle, invocations), BENCHMARK_MODULE, name)
         benchmarks = parse_benchmark_rows(processes.stdout(step, name))
         if len(benchmarks) != 1:
             raise _NoProfileError("the module has several functions and the benchmark names none: their dispatches mix")
@@ -170,7 +170,7 @@ class _ProfileWork:
         return Profiling(profile, reason, tuple(self._commands), self._seconds, self._log)
 
 
-def _profile_tool(toolchain: Toolchain, known: FlagSet) -> Path:
+def _find_profile_tool(toolchain: Toolchain, known: FlagSet) -> Path:
     """`iree-profile`, which lies next to the native `iree-benchmark-module`."""
     release = toolchain.runtime.release or toolchain.runtime.version
     if _OUTPUT not in known.names:
@@ -184,13 +184,13 @@ def _profile_tool(toolchain: Toolchain, known: FlagSet) -> Path:
     return tool
 
 
-def _invocations(invocation_ms: float | None) -> int:
+def _compute_invocations(invocation_ms: float | None) -> int:
     if not invocation_ms or invocation_ms <= 0:
         return _FEWEST
     return max(_FEWEST, min(_MOST, int(_ENOUGH_MS / invocation_ms)))
 
 
-def _profiled(command: Command, device: str, bundle: Path, invocations: int) -> Command:
+def _profile(command: Command, device: str, bundle: Path, invocations: int) -> Command:
     """The benchmark under the profiler.
 
     Each repetition is one invocation, so that each has a time of its own. No warm-up: what runs before the times are

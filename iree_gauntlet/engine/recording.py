@@ -136,8 +136,8 @@ def record_outputs(
         "run_onnx", f"{spec.name}: nothing was recorded", {**plan, "inputs": [plan["inputs"]], "last": True}
     )
     _require_worth(spec.name, answer, plan["tolerances"])
-    files = [_file(folder, index, item, plan["inputs"]) for index, item in enumerate(answer["outputs"])]
-    provenance = _provenance(case, store, plan, answer, folder, files)
+    files = [_list_file(folder, index, item, plan["inputs"]) for index, item in enumerate(answer["outputs"])]
+    provenance = _collect_provenance(case, store, plan, answer, folder, files)
     folder.mkdir(parents=True, exist_ok=True)
     # The provenance last: where it is there and fits, the outputs are all there.
     for path, content, _ in files:
@@ -150,7 +150,7 @@ def record_outputs(
     tolerance = () if plan["tolerances"] else tolerance_flags(answer["allowed"])
     _name_in(spec, outputs, tolerance)
     reference = "{name} {version}".format_map(answer["reference"])
-    return Recording(outputs, reference, tolerance, tuple(_notes(answer, files, plan["tolerances"])))
+    return Recording(outputs, reference, tolerance, tuple(_list_notes(answer, files, plan["tolerances"])))
 
 
 def weight_effects(case: Case, store: ArtifactStore, workers: ReferenceWorkers) -> list[WeightEffect]:
@@ -166,7 +166,7 @@ def weight_effects(case: Case, store: ArtifactStore, workers: ReferenceWorkers) 
     """
     plan = _plan(case, store, workers.folder)
     tolerances = parse_tolerances(case.run_flags)
-    plan["tolerances"] = {} if tolerances.exact else _allowed_by(tolerances)
+    plan["tolerances"] = {} if tolerances.exact else _read_allowed_by(tolerances)
     found = workers.answer("golden_sensitivity", f"{case.origin.file}: its weights were not tried", plan)
     return [WeightEffect(item["name"], item["elements"], float(item["effect"])) for item in found["weights"]]
 
@@ -189,11 +189,11 @@ def _plan(case: Case, store: ArtifactStore, folder: Path) -> dict[str, Any]:
         "model": str(store.fetch(case.modules[-1].program.url).path),
         "inputs": [argument_text(item, lambda url: str(store.fetch(url).path)) for item in case.inputs],
         "cwd": case.working_directory or str(folder),
-        "tolerances": _allowed_by(parse_tolerances(written)) if written else None,
+        "tolerances": _read_allowed_by(parse_tolerances(written)) if written else None,
     }
 
 
-def _allowed_by(tolerances: Tolerances) -> dict[str, float]:
+def _read_allowed_by(tolerances: Tolerances) -> dict[str, float]:
     """What is allowed, by element type; and relatively."""
     allowed = {element: tolerances.written(element)[0] for element in ("f16", "bf16", "f32", "f64")}
     return allowed | {"rtol": tolerances.written("f32")[1]}
@@ -207,22 +207,22 @@ def _require_worth(name: str, answer: Mapping[str, Any], given: Mapping[str, flo
         what = f"{name}: nothing was recorded: {differ}{makers}"
         hint = "Outputs that differ each time cannot be expected: take the operators that make random numbers out."
         raise UsageError(what, hint)
-    idle = [why for item in answer["outputs"] if (why := _why_idle(item, given))]
+    idle = [why for item in answer["outputs"] if (why := _explain_why_idle(item, given))]
     if len(idle) == len(answer["outputs"]):
         raise UsageError(f"{name}: nothing was recorded: {'; '.join(idle)}", CHOOSE_INPUTS)
 
 
-def _why_idle(item: Mapping[str, Any], given: Mapping[str, float] | None) -> str:
+def _explain_why_idle(item: Mapping[str, Any], given: Mapping[str, float] | None) -> str:
     """Why an output cannot tell anything; empty where it can."""
     if item["count"] and item["nans"] == item["count"]:
         return f"every value of output {item['name']!r} ({item['type']}) is NaN"
-    hidden, zeros_pass = _blind_spot(item, given or {})
+    hidden, zeros_pass = _list_blind_spot(item, given or {})
     if zeros_pass:
         return f"output {item['name']!r} ({item['type']}): {hidden}; remove the spec's tolerance to have one chosen"
     return ""
 
 
-def _blind_spot(item: Mapping[str, Any], allowed: Mapping[str, float]) -> tuple[str, bool]:
+def _list_blind_spot(item: Mapping[str, Any], allowed: Mapping[str, float]) -> tuple[str, bool]:
     """What `_find_blind_spot` finds in an output with these tolerances by element type."""
     element = item["type"].rpartition("x")[2]
     limit = allowed.get(element, 0.0)
@@ -232,14 +232,14 @@ def _blind_spot(item: Mapping[str, Any], allowed: Mapping[str, float]) -> tuple[
     return _find_blind_spot(array, limit)
 
 
-def _notes(
+def _list_notes(
     answer: Mapping[str, Any], files: Sequence[tuple[Path, bytes, str]], given: Mapping[str, float] | None
 ) -> Iterator[str]:
     """What a person should know of outputs that were recorded."""
     yield from answer["notes"]
     allowed = given or {element: item["atol"] for element, item in answer["allowed"].items()}
     for item in answer["outputs"]:
-        hidden, _ = _blind_spot(item, allowed)
+        hidden, _ = _list_blind_spot(item, allowed)
         if hidden:
             yield f"{item['name']} ({item['type']}): {hidden}"
         name, count = f"{item['name']} ({item['type']})", item["count"]
@@ -261,7 +261,7 @@ def _notes(
         yield f"outputs are {total / 1e6:.1f} MB together: smaller inputs keep a repository small"
 
 
-def _file(folder: Path, index: int, item: Mapping[str, Any], inputs: Sequence[str]) -> tuple[Path, bytes, str]:
+def _list_file(folder: Path, index: int, item: Mapping[str, Any], inputs: Sequence[str]) -> tuple[Path, bytes, str]:
     """Path and content of an output, and its type where the content does not say it.
 
     An input that a module hands through keeps the type that it came with, the .npy file's.
@@ -276,7 +276,7 @@ def _file(folder: Path, index: int, item: Mapping[str, Any], inputs: Sequence[st
     return folder / f"output_{index}.bin", content, item["type"]
 
 
-def _provenance(
+def _collect_provenance(
     case: Case,
     store: ArtifactStore,
     plan: Mapping[str, Any],
@@ -288,7 +288,7 @@ def _provenance(
     model = Path(plan["model"])
     reference = answer["reference"]
     beside = [model.parent / name for name in list_data_files(model)]
-    data = {"data": [{"source": _beside(path, folder), "sha256": hash_file(path)} for path in beside]}
+    data = {"data": [{"source": _make_path_beside(path, folder), "sha256": hash_file(path)} for path in beside]}
     return {
         "made_by": reference["name"],
         reference["name"]: reference["version"],
@@ -302,7 +302,7 @@ def _provenance(
             **(data if beside else {}),
         },
         "inputs": [
-            _input(argument, text, known, store, folder)
+            _collect_input(argument, text, known, store, folder)
             for argument, text, known in zip(case.inputs, plan["inputs"], answer["inputs"], strict=True)
         ],
         "outputs": [
@@ -323,7 +323,7 @@ def _provenance(
     }
 
 
-def _input(
+def _collect_input(
     argument: Argument, text: str, known: Mapping[str, Any], store: ArtifactStore, folder: Path
 ) -> dict[str, Any]:
     """What a provenance says of an input: of a file its hash, of what is written in the spec the text."""
@@ -357,14 +357,14 @@ def _name_in(spec: Spec, outputs: Sequence[RecordedOutput], tolerance: Sequence[
         write_atomic(spec.path, after.encode())
 
 
-def _beside(path: Path, folder: Path) -> str:
+def _make_path_beside(path: Path, folder: Path) -> str:
     return Path(os.path.relpath(path, folder)).as_posix()
 
 
 def _as_named(url: str, folder: Path) -> str:
     """A source as the provenance names it: a file relative to the provenance, so that it is so on every machine."""
     parts = urlsplit(url)
-    return _beside(Path(unquote(parts.path)), folder) if parts.scheme == "file" else url
+    return _make_path_beside(Path(unquote(parts.path)), folder) if parts.scheme == "file" else url
 
 
 def changed_since(case: Case, store: ArtifactStore) -> Iterator[str]:
@@ -416,7 +416,7 @@ def output_folder(case: Case, spec: Spec) -> Path:
     for argument in case.expected_outputs:
         url = urlsplit(argument.url)
         if url.scheme == "file":
-            named.add(_folder_of(Path(unquote(url.path)), spec))
+            named.add(_locate_folder(Path(unquote(url.path)), spec))
         elif argument.url:
             raise UsageError(f"{spec.name}: its outputs are no files of its own: {argument.url}", hint)
     if len(named) > 1:
@@ -427,7 +427,7 @@ def output_folder(case: Case, spec: Spec) -> Path:
     return folder
 
 
-def _folder_of(path: Path, spec: Spec) -> Path:
+def _locate_folder(path: Path, spec: Spec) -> Path:
     """Where a named output belongs: external files first, else next to the spec, where one that is nowhere yet goes."""
     external = spec.tree.external
     if spec.torch and path.is_relative_to(external) and not path.parent.is_dir():

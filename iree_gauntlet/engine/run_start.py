@@ -192,30 +192,30 @@ def held_against(plan: Plan, record: JournalRecord, name: str, release: str) -> 
     for step in plan.steps:
         judged = step.stage is Stage.COMPSTAT or (step.stage is Stage.THRESHOLD and NOTHING_COMPARED not in step.notes)
         # Before the spec's own, which stay what reports name.
-        goldens = tuple(_goldens(step, record, Origin(f"--baseline {name}"), release)) if judged else ()
+        goldens = tuple(_list_goldens(step, record, Origin(f"--baseline {name}"), release)) if judged else ()
         if judged and not goldens and not step.skip:
             missing.append(step.chain)
         steps.append(replace(step, goldens=(*goldens, *step.goldens)))
     return replace(plan, steps=tuple(steps)), tuple(dict.fromkeys(missing))
 
 
-def _goldens(step: Step, record: JournalRecord, origin: Origin, release: str) -> Iterator[Golden]:
+def _list_goldens(step: Step, record: JournalRecord, origin: Origin, release: str) -> Iterator[Golden]:
     """What an earlier run measured of a step's chain; no error of outputs that were not as expected."""
     if step.stage is Stage.THRESHOLD:
         checked = record.results.get(step.id)
         error = checked.max_abs_error if checked is not None and checked.verdict is Verdict.PASSED else None
         if error is not None:
-            yield _golden(Metric.MAX_ABS_ERROR, error, origin)
+            yield _make_golden(Metric.MAX_ABS_ERROR, error, origin)
         return
     # A run that did not read them by themselves has them with its compiles.
     results = [record.results[name] for name in (step.id, *step.needs) if name in record.results]
     for metric in (Metric.DISPATCH_COUNT, Metric.BINARY_SIZE_BYTES):
         value = next((result.statistics[metric] for result in results if metric in result.statistics), None)
         if value is not None:
-            yield _golden(metric, float(value), origin, release)
+            yield _make_golden(metric, float(value), origin, release)
 
 
-def _golden(metric: Metric, value: float, origin: Origin, release: str = "") -> Golden:
+def _make_golden(metric: Metric, value: float, origin: Origin, release: str = "") -> Golden:
     return Golden(metric, value, _FACTORS[metric], Statistic.MEAN, "", release, origin)
 
 
@@ -313,10 +313,10 @@ def _needs_network(store: ArtifactStore, url: str) -> bool:
         return next(wheels.glob("*.whl"), None) is None
     from iree_gauntlet.artifacts.remotes import places  # noqa: PLC0415 - the network's libraries take their time
 
-    return not any(_on_this_machine(place) for place in places(url, store.configuration))
+    return not any(_is_on_this_machine(place) for place in places(url, store.configuration))
 
 
-def _on_this_machine(place: str) -> bool:
+def _is_on_this_machine(place: str) -> bool:
     """Whether a place, such as a mirror in a folder, is a file that is there."""
     path = unquote(urlsplit(place).path if place.startswith("file:") else place)
     # Path.is_file raises for a name that is too long.

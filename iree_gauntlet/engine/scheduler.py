@@ -87,8 +87,8 @@ class Scheduler:
             try:
                 while True:
                     with self._mutex:
-                        for step in self._taken():
-                            pool.submit(self._chain, step, pool)
+                        for step in self._take():
+                            pool.submit(self._note_chain, step, pool)
                     # The time limit lets a signal's exception through between two waits.
                     if self._over.wait(_POLL_SECONDS):
                         break
@@ -110,28 +110,28 @@ class Scheduler:
         if self._error is not None:
             raise self._error
 
-    def _chain(self, first: Step, pool: ThreadPoolExecutor) -> None:
+    def _note_chain(self, first: Step, pool: ThreadPoolExecutor) -> None:
         """What a thread does: a step, and then whatever may run when that is done."""
         try:
             step: Step | None = first
             while step is not None:
-                step = self._next(step, self._work(step), pool)
+                step = self._choose_next(step, self._work(step), pool)
             self._pause()
         except BaseException as error:  # noqa: BLE001 - `run` raises it
             if self._error is None:
                 self._error = error
             self.cancel()
 
-    def _next(self, step: Step, verdict: Verdict, pool: ThreadPoolExecutor) -> Step | None:
+    def _choose_next(self, step: Step, verdict: Verdict, pool: ThreadPoolExecutor) -> Step | None:
         """Notes the result of a step; of the steps that may run now, one for this thread, and threads for the rest."""
         with self._mutex:
             self._queue.finish(step, verdict)
-            steps = self._taken()
+            steps = self._take()
             for other in steps[1:]:
-                pool.submit(self._chain, other, pool)
+                pool.submit(self._note_chain, other, pool)
             return steps[0] if steps else None
 
-    def _taken(self) -> list[Step]:
+    def _take(self) -> list[Step]:
         """Steps to start now, after those were skipped that cannot run."""
         if self._cancelled.is_set():
             return []
@@ -210,7 +210,7 @@ class StepGraph:
             place = self._at[1]
             if self._waiting[place]:
                 self._waiting[place] = False
-                return self._steps[place], self._obstacle(self._steps[place])
+                return self._steps[place], self._format_obstacle(self._steps[place])
         self._at = (0, -1)
         return None
 
@@ -232,7 +232,7 @@ class StepGraph:
             if not verdict.counts_as_pass:
                 self._give_up(place)
             elif self._unmet[place] == 0:
-                self._ready(place)
+                self._note_ready(place)
 
     def _enter(self, place: int) -> None:
         for need in dict.fromkeys(self._steps[place].needs):
@@ -243,19 +243,19 @@ class StepGraph:
             elif verdict is None or not verdict.counts_as_pass:
                 self._give_up(place)
         if self._unmet[place] == 0:
-            self._ready(place)
+            self._note_ready(place)
 
     def _give_up(self, place: int) -> None:
         if self._waiting[place]:
             turn, at = self._at
             heapq.heappush(self._hopeless, (turn if place > at else turn + 1, place))
 
-    def _ready(self, place: int) -> None:
+    def _note_ready(self, place: int) -> None:
         step = self._steps[place]
-        if self._waiting[place] and not self._obstacle(step):
+        if self._waiting[place] and not self._format_obstacle(step):
             self._enqueue(place)
 
-    def _obstacle(self, step: Step) -> str:
+    def _format_obstacle(self, step: Step) -> str:
         """Why a step cannot run; empty where nothing is known that keeps it from running."""
         if self._stopped_by:
             return f"stopped by --fail-fast after {self._stopped_by}"
@@ -296,11 +296,11 @@ class ReadyQueue(StepGraph):
         """
         if self._alone:
             return []
-        places = _popped(self._coreless, len(self._coreless))
-        places += _popped(self._fetches, _FETCHES_AT_ONCE - self._fetching)
+        places = _pop(self._coreless, len(self._coreless))
+        places += _pop(self._fetches, _FETCHES_AT_ONCE - self._fetching)
         places += self._with_cores()
         if not places and not self.running:
-            places = _popped(self._exclusive, 1)
+            places = _pop(self._exclusive, 1)
         places.sort()
         for place in places:
             self._waiting[place] = False
@@ -360,6 +360,6 @@ class ReadyQueue(StepGraph):
             self._alone = one > 0
 
 
-def _popped(heap: list[int], count: int) -> list[int]:
+def _pop(heap: list[int], count: int) -> list[int]:
     """The smallest of a heap, at most `count`, taken from it."""
     return [heapq.heappop(heap) for _ in range(min(count, len(heap)))]

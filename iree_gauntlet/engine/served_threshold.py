@@ -59,7 +59,7 @@ def check_served_threshold(step: Step, servers: RunServers, processes: Processes
     outcome = answer.outcome
     result = Result(
         Verdict.PASSED,
-        command=_typed(step, processes),
+        command=_format_typed(step, processes),
         cpu_seconds=outcome.cpu_seconds,
         peak_rss_bytes=outcome.peak_rss_bytes,
         tool_seconds=outcome.seconds,
@@ -75,7 +75,7 @@ def check_served_threshold(step: Step, servers: RunServers, processes: Processes
             from iree_gauntlet.engine.threshold import mismatched  # noqa: PLC0415 - it brings NumPy
 
             return mismatched(step, job, answer, processes, result)
-        return _asked_again(step, processes)
+        return _ask_again(step, processes)
     # As `threshold.check_threshold` says the same status: its text, and the first thing that was being done.
     parts = [part.strip() for part in answer.message.split(";")]
     reason = shorten("; ".join(parts[1:3]) if len(parts) > 1 else answer.message)
@@ -99,10 +99,10 @@ def run_job(step: Step) -> RunJob | None:
     # A text that is expected is one of the tool's.
     if command is None or command.env or step.expect_match:
         return None
-    flags = _flags(command.argv[1:])
+    flags = _find_flags(command.argv[1:])
     if flags is None:
         return None
-    limits = _limits(tuple(flags["tolerances"]))
+    limits = _find_limits(tuple(flags["tolerances"]))
     if limits is None:
         return None
     return RunJob(
@@ -120,7 +120,7 @@ def run_job(step: Step) -> RunJob | None:
     )
 
 
-def _flags(words: Sequence[str]) -> dict[str, list[str]] | None:
+def _find_flags(words: Sequence[str]) -> dict[str, list[str]] | None:
     """The values of flags by their names, and whole flags of `tolerances`; None where a server cannot follow them."""
     found: dict[str, list[str]] = {name: [] for name in (*_SINGLE, *_MANY, "tolerances")}
     for word in words:
@@ -137,7 +137,7 @@ def _flags(words: Sequence[str]) -> dict[str, list[str]] | None:
     return found if served else None
 
 
-def _asked_again(step: Step, processes: Processes) -> Result:
+def _ask_again(step: Step, processes: Processes) -> Result:
     """What the tool says of a case whose outputs are not as expected here."""
     from iree_gauntlet.engine.threshold import check_threshold  # noqa: PLC0415 - it brings NumPy
 
@@ -152,7 +152,7 @@ def _asked_again(step: Step, processes: Processes) -> Result:
 
 
 @lru_cache(maxsize=64)
-def _limits(flags: tuple[str, ...]) -> tuple[tuple[str, float, float], ...] | None:
+def _find_limits(flags: tuple[str, ...]) -> tuple[tuple[str, float, float], ...] | None:
     """The tolerances of a run's flags, as the tool computes with them; None for flags that cannot be read."""
     try:
         tolerances = parse_tolerances(flags)
@@ -161,7 +161,7 @@ def _limits(flags: tuple[str, ...]) -> tuple[tuple[str, float, float], ...] | No
     return tuple((name, *tolerances.effective(name)) for name in _TOLERANT_TYPES if tolerances.applies_to(name))
 
 
-def _typed(step: Step, processes: Processes) -> str:
+def _format_typed(step: Step, processes: Processes) -> str:
     """The command as a person would type it: where no tool compares, it keeps the outputs."""
     if step.command is None or step.allclose is None:
         return processes.typed(step)

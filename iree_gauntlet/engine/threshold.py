@@ -74,14 +74,14 @@ def check_threshold(step: Step, processes: Processes) -> Result:
     passed = outcome.exit_code == 0
     complaints = [line for line in processes.stdout(step).splitlines() if line.startswith("[FAILED]")]
     if not passed and not complaints:
-        return processes.complete(step, outcome, _not_run(step, outcome, processes))
+        return processes.complete(step, outcome, _say_not_run(step, outcome, processes))
     verdict = Verdict.PASSED if passed else Verdict.FAILED
     result = Result(verdict, notes=step.notes, log=log, tail=() if passed else tuple(outcome.tail))
     if not passed:
         reason = shorten(complaints[0].removeprefix("[FAILED] "))
         result = replace(result, reason=reason, failure=FailureKind.WRONG_NUMBERS)
     if step.outputs and not (passed and outcome.seconds > _LONG_RUN_SECONDS):
-        result = _with_figures(step, step.process, processes, result, _of_other_types(complaints))
+        result = _with_figures(step, step.process, processes, result, _find_other_types(complaints))
     if changed := "" if passed else "; ".join(find_changed_goldens(step.process)):
         result = replace(result, reason=shorten(f"{changed}; {result.reason}"))
     return processes.complete(step, outcome, result)
@@ -102,29 +102,29 @@ def check_error(step: Step, result: Result) -> Result:
     return replace(result, verdict=Verdict.FAILED, reason=shorten(describe(check)), failure=FailureKind.WRONG_NUMBERS)
 
 
-def _not_run(step: Step, outcome: Outcome, processes: Processes) -> Result:
+def _say_not_run(step: Step, outcome: Outcome, processes: Processes) -> Result:
     """The result of a run that did not finish."""
     lines = processes.error_lines(step)
-    result = after_process(step, outcome, lines, tool=_TOOL, reason=_status_line(lines))
+    result = after_process(step, outcome, lines, tool=_TOOL, reason=_format_status_line(lines))
     return replace(result, log=processes.log(step), notes=(*step.notes, *result.notes))
 
 
 def _check_allclose(step: Step, command: Command, allclose: Allclose, processes: Processes) -> Result:
     """Runs with the outputs kept, and compares them by NumPy's rule."""
     try:
-        expected = [item and with_known_type(item) for item in _expected(command)]
-        keeping, paths = _keeping_outputs(step, command, expected)
+        expected = [item and with_known_type(item) for item in _list_expected(command)]
+        keeping, paths = _keep_outputs(step, command, expected)
         # What is run is what the journal says.
         step = replace(step, command=keeping)
         outcome = processes.run(step)
         if outcome.exit_code != 0:
-            return processes.complete(step, outcome, _not_run(step, outcome, processes))
+            return processes.complete(step, outcome, _say_not_run(step, outcome, processes))
         actual = [_read(path, tensor, complained=True) for path, tensor in zip(paths, expected, strict=True)]
     except GauntletError as error:
         notes = (*step.notes, *filter(None, [error.hint]))
         return Result(Verdict.ERROR, shorten(error.what), command=processes.typed(step), notes=notes)
     comparisons = compare_allclose(actual, expected, allclose)
-    complaints = _complaints(comparisons)
+    complaints = _list_complaints(comparisons)
     result = Result(
         Verdict.FAILED if complaints else Verdict.PASSED,
         shorten(complaints[0]) if complaints else "",
@@ -141,7 +141,7 @@ def mismatched(step: Step, job: RunJob, answer: RunAnswer, processes: Processes,
     result = replace(result, verdict=Verdict.FAILED, failure=FailureKind.WRONG_NUMBERS)
     try:
         expected = read_arguments(job.expected, Path(job.cwd))
-        actual = [_kept_output(record) for record in answer.outputs if record["type"]]
+        actual = [_keep_output(record) for record in answer.outputs if record["type"]]
         tolerances = parse_tolerances(step.process.argv)
     except (GauntletError, OSError) as error:
         what = error.what if isinstance(error, GauntletError) else str(error)
@@ -152,7 +152,7 @@ def mismatched(step: Step, job: RunJob, answer: RunAnswer, processes: Processes,
         comparisons = compare_outputs(actual, expected, tolerances)
     else:
         comparisons = compare_allclose(actual, expected, step.allclose)
-    complaints = _complaints(comparisons)
+    complaints = _list_complaints(comparisons)
     if not complaints:
         note = "the two comparisons of these outputs do not agree: report this as a fault of the toolkit"
         result = replace(result, notes=(*result.notes, note))
@@ -166,7 +166,7 @@ def mismatched(step: Step, job: RunJob, answer: RunAnswer, processes: Processes,
     )
 
 
-def _kept_output(record: Mapping[str, Any]) -> Tensor:
+def _keep_output(record: Mapping[str, Any]) -> Tensor:
     """An output that a server has written; one that it had no place for has its type alone."""
     tensor_type = parse_tensor_type(record["type"])
     path = Path(record["file"])
@@ -178,7 +178,7 @@ def _kept_output(record: Mapping[str, Any]) -> Tensor:
     return read_raw(path, tensor_type)
 
 
-def _of_other_types(complaints: Sequence[str]) -> frozenset[int]:
+def _find_other_types(complaints: Sequence[str]) -> frozenset[int]:
     """Indices of the outputs whose type or shape the tool found wrong."""
     return frozenset(int(match[1]) for line in complaints if (match := _OTHER_TYPE.match(line)))
 
@@ -188,11 +188,11 @@ def _with_figures(
 ) -> Result:
     """Runs again with the outputs kept, and compares them here."""
     try:
-        expected = _expected(command)
+        expected = _list_expected(command)
         tolerances = parse_tolerances(command.argv)
     except GauntletError as error:
         return replace(result, notes=(*result.notes, f"no figures: {error.what}"))
-    keeping, paths = _keeping_outputs(step, command, expected)
+    keeping, paths = _keep_outputs(step, command, expected)
     outcome = processes.run(step, keeping, name="outputs.")
     result = replace(
         result,
@@ -201,7 +201,7 @@ def _with_figures(
         peak_rss_bytes=max(result.peak_rss_bytes, outcome.peak_rss_bytes),
     )
     if outcome.exit_code != 0:
-        why = _status_line(processes.error_lines(step, "outputs."))
+        why = _format_status_line(processes.error_lines(step, "outputs."))
         return replace(
             result, notes=(*result.notes, shorten(f"no figures: the run that keeps the outputs failed: {why}"))
         )
@@ -214,7 +214,7 @@ def _with_figures(
         return replace(result, notes=(*result.notes, f"no figures: {error.what}"))
     comparisons = compare_outputs(actual, expected, tolerances)
     result = replace(result, outputs=tuple(comparisons))
-    complaints = _complaints(comparisons)
+    complaints = _list_complaints(comparisons)
     if bool(complaints) == (result.verdict is Verdict.PASSED):
         note = (
             "a second run of the same module gives another verdict than the first: its results are not "
@@ -233,16 +233,16 @@ def _are_constant(expected: Sequence[Tensor | None]) -> bool:
     return sum(array.size for array in arrays) > len(arrays) and all((array == array.flat[0]).all() for array in arrays)
 
 
-def _complaints(comparisons: Sequence[OutputComparison]) -> list[str]:
+def _list_complaints(comparisons: Sequence[OutputComparison]) -> list[str]:
     """What there is to say of each output that is not as expected."""
     return [f"output {item.index}: {item.message}" for item in comparisons if not item.passed]
 
 
-def _expected(command: Command) -> list[Tensor | None]:
+def _list_expected(command: Command) -> list[Tensor | None]:
     return read_arguments(values_of(command, EXPECTED), Path(command.cwd))
 
 
-def _keeping_outputs(step: Step, command: Command, expected: Sequence[Tensor | None]) -> tuple[Command, list[Path]]:
+def _keep_outputs(step: Step, command: Command, expected: Sequence[Tensor | None]) -> tuple[Command, list[Path]]:
     """The command with its outputs kept in place of compared, and where: raw bytes for types that no .npy can hold."""
     paths = []
     for tensor, (_, path) in zip(expected, step.outputs, strict=True):
@@ -263,7 +263,7 @@ def _read(path: Path, expected: Tensor | None, *, complained: bool) -> Tensor:
     return tensor.with_element_type(expected.element_type)
 
 
-def _status_line(lines: Sequence[str]) -> str:
+def _format_status_line(lines: Sequence[str]) -> str:
     """IREE's status in an error's text: `…; INVALID_ARGUMENT; why; while …` without the source path."""
     for line in lines:
         parts = [part.strip() for part in line.split(";")]
@@ -307,12 +307,12 @@ def compare_allclose(
     """
     tolerances = Tolerances(f64=allclose.atol, rtol=allclose.rtol)
     found = compare_outputs(
-        [_doubles(item) for item in actual], [item and _doubles(item) for item in expected], tolerances
+        [_make_doubles(item) for item in actual], [item and _make_doubles(item) for item in expected], tolerances
     )
     for index, (comparison, mine, wanted) in enumerate(zip(found, actual, expected, strict=False)):
         named = replace(comparison, type=str(mine.type), atol=allclose.atol, rtol=allclose.rtol)
         same = wanted is not None and mine.shape == wanted.shape and not _without_meaning(mine)
-        found[index] = _judged(named, mine, wanted, allclose) if wanted is not None and same else named
+        found[index] = _judge(named, mine, wanted, allclose) if wanted is not None and same else named
     return found
 
 
@@ -332,13 +332,17 @@ def with_known_type(expected: Tensor) -> Tensor:
     return expected
 
 
-def _judged(comparison: OutputComparison, actual: Tensor, expected: Tensor, allclose: Allclose) -> OutputComparison:
+def _judge(comparison: OutputComparison, actual: Tensor, expected: Tensor, allclose: Allclose) -> OutputComparison:
     with np.errstate(all="ignore"):
         close = np.isclose(
-            _values(actual), _values(expected), rtol=allclose.rtol, atol=allclose.atol, equal_nan=allclose.equal_nan
+            _make_values(actual),
+            _make_values(expected),
+            rtol=allclose.rtol,
+            atol=allclose.atol,
+            equal_nan=allclose.equal_nan,
         )
     if comparison.worst_index is not None:
-        worst = (str(_values(tensor)[comparison.worst_index]) for tensor in (actual, expected))
+        worst = (str(_make_values(tensor)[comparison.worst_index]) for tensor in (actual, expected))
         comparison = replace(comparison, worst_actual=next(worst), worst_expected=next(worst))
     mismatches = int(close.size - np.count_nonzero(close))
     rule = f"{allclose.atol:g} + {allclose.rtol:g}·|expected|"
@@ -357,14 +361,14 @@ def _judged(comparison: OutputComparison, actual: Tensor, expected: Tensor, allc
     return replace(comparison, passed=False, mismatches=mismatches, message=message)
 
 
-def _doubles(tensor: Tensor) -> Tensor:
+def _make_doubles(tensor: Tensor) -> Tensor:
     """The values in double precision, for figures; bits without a meaning stay what they are."""
     if _without_meaning(tensor):
         return tensor
-    return replace(tensor, element_type="f64", array=_values(tensor).astype(np.float64))
+    return replace(tensor, element_type="f64", array=_make_values(tensor).astype(np.float64))
 
 
-def _values(tensor: Tensor) -> NDArray[Any]:
+def _make_values(tensor: Tensor) -> NDArray[Any]:
     """The values as numbers: NumPy holds bf16 as its bits."""
     if tensor.element_type != "bf16":
         return tensor.array

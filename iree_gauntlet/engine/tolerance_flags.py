@@ -35,7 +35,7 @@ class FlagFinding:
 
 def wrong_tolerances(case: Case) -> Iterator[FlagFinding]:
     """Tolerances that are no numbers, or negative; iree-run-module takes the former for 0."""
-    for file, flag in _flags(case):
+    for file, flag in _list_flags(case):
         try:
             parse_tolerances([flag])
         except UsageError as error:
@@ -44,7 +44,7 @@ def wrong_tolerances(case: Case) -> Iterator[FlagFinding]:
 
 def loose_tolerances(case: Case) -> Iterator[FlagFinding]:
     """Tolerances that no value can exceed: a check that cannot fail."""
-    for file, flag in _flags(case):
+    for file, flag in _list_flags(case):
         kind, value = parse_tolerance(flag) or ("", 0.0)
         if value >= (_MOST_F16 if kind == "f16" else _MOST):
             message = f"flag {flag!r}: so large a tolerance lets every value pass"
@@ -53,7 +53,7 @@ def loose_tolerances(case: Case) -> Iterator[FlagFinding]:
 
 def void_tolerances(case: Case) -> Iterator[FlagFinding]:
     """Absolute tolerances below the relative one that iree-run-module adds unasked, for values of 1 and more."""
-    written = [(file, flag, *tolerance) for file, flag in _flags(case) if (tolerance := parse_tolerance(flag))]
+    written = [(file, flag, *tolerance) for file, flag in _list_flags(case) if (tolerance := parse_tolerance(flag))]
     if any(kind == "rtol" for _, _, kind, _ in written):
         return
     for file, flag, _, value in written:
@@ -65,7 +65,7 @@ def void_tolerances(case: Case) -> Iterator[FlagFinding]:
             yield FlagFinding(file, flag, message, "Write the relative part too: --expected_rtol=0, or what you mean.")
 
 
-def _flags(case: Case) -> Iterator[tuple[str, str]]:
+def _list_flags(case: Case) -> Iterator[tuple[str, str]]:
     """(file, flag) of a case that is compared by iree-run-module's rule."""
     if case.allclose is None:
         shared = (case.flags_origin or case.origin).file

@@ -163,7 +163,7 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
         importer=f"{compiler} onnx {toolchain.compiler.onnx_version if toolchain else ''}",
         compiler=compiler,
         runtime=toolchain.runtime.identity if toolchain else "",
-        linker=_linker(toolchain),
+        linker=_find_linker(toolchain),
         translate=translated,
         artifact_path=machine.store.path,
         artifact_hash=machine.store.known_hash,
@@ -178,7 +178,7 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
     )
 
 
-def _linker(toolchain: Toolchain | None) -> str:
+def _find_linker(toolchain: Toolchain | None) -> str:
     """IREE's own, which lies beside its compiler."""
     beside = Path(toolchain.compiler.compile).with_name("iree-lld") if toolchain else None
     return str(beside) if beside is not None and beside.is_file() else ""

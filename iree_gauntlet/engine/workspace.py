@@ -69,7 +69,7 @@ class Selection:
         missing = each_once(
             (case.origin.file, case.blocked_reason) for case in self._cases if case.origin.file not in broken
         )
-        return [*self.file_warnings(), *_left_out(self.cases.left_out), *missing]
+        return [*self.file_warnings(), *_list_left_out(self.cases.left_out), *missing]
 
     def file_warnings(self, *, listed: bool = False) -> list[str]:
         """What is probably not as it was meant, one line each; without those of files where they are listed too."""
@@ -108,7 +108,7 @@ class Selection:
         return (*self.cases.cases, *self.cases.required)
 
 
-def _left_out(problems: Iterable[Problem]) -> Iterator[str]:
+def _list_left_out(problems: Iterable[Problem]) -> Iterator[str]:
     """Files that cannot be used, and that nothing needs."""
     for file, count in Counter(problem.file for problem in problems).items():
         what = "1 problem" if count == 1 else f"{count} problems"
@@ -144,17 +144,17 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
     from iree_gauntlet.dialects.suite import DEFAULT_STAGES, idle_includes, unselected_failures, with_failures_of  # noqa: PLC0415
     from iree_gauntlet.dialects.trees import read_specs  # noqa: PLC0415
 
-    suite = _suite(request, defaults)
-    targets = _targets(request, defaults, suite)
-    folders = [Path(folder) for folder in request.spec_dir] or (_dirs_of(suite) if suite else [_own_specs()])
-    external = _folder("--external-file-directory", request.external_file_directory, "external files")
-    modules = _folder("--module-directory", request.module_directory, "module definitions")
+    suite = _find_suite(request, defaults)
+    targets = _choose_targets(request, defaults, suite)
+    folders = [Path(folder) for folder in request.spec_dir] or (_list_dirs(suite) if suite else [_locate_own_specs()])
+    external = _find_folder("--external-file-directory", request.external_file_directory, "external files")
+    modules = _find_folder("--module-directory", request.module_directory, "module definitions")
     configs = [Path(config) for config in request.config] or list(suite.configs if suite else ())
     specs = read_specs(folders, external, modules, configs, request.model_root)
     _require_known(targets, specs)
     if request.config and not (request.target or request.backend or request.rocm_chip):
         targets = _with_configs(targets, specs)
-    includes = _includes(request, defaults, suite)
+    includes = _choose_includes(request, defaults, suite)
     failures = suite.expected_failures if suite else ()
     cases = load_cases(specs, includes, targets, failures, request.device)
     if suite:
@@ -168,9 +168,9 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
             cases = replace(cases, warnings=(*cases.warnings, *useless))
     notes: list[str] = []
     if suite is None and not request.spec_dir:
-        suites, notes = _project_suites()
+        suites, notes = _list_project_suites()
         cases, applied = with_failures_of(suites, cases)
-        notes += [*applied, *_formats(cases)]
+        notes += [*applied, *_list_formats(cases)]
     if not (cases.cases or cases.problems or (for_problems and cases.left_out)):
         families = {target.family for target in targets}
         unread = sorted({problem.file for problem in cases.left_out})
@@ -181,20 +181,20 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
         targets=tuple(targets),
         specs=tuple(spec for spec in specs if isinstance(spec, Spec)),
         cases=cases,
-        not_asked=_not_asked(specs, targets) if configs else (),
+        not_asked=_list_not_asked(specs, targets) if configs else (),
         notes=tuple(notes),
         device_optional=bool(suite and suite.device_optional),
         read_from=tuple(path for path in (*folders, external, modules, *configs, suite and suite.path) if path),
     )
 
 
-def _folder(option: str, named: str, what: str) -> Path | None:
+def _find_folder(option: str, named: str, what: str) -> Path | None:
     if named and not Path(named).is_dir():
         raise UsageError(f"{option} {Path(named)} is not a folder", f"Name the folder of the {what}.")
     return Path(named) if named else None
 
 
-def _project_suites() -> tuple[list[Suite], list[str]]:
+def _list_project_suites() -> tuple[list[Suite], list[str]]:
     """Suites of the project, and a line for each that cannot be read."""
     from iree_gauntlet.dialects.suite import read_suite  # noqa: PLC0415 - it brings pydantic
 
@@ -208,7 +208,7 @@ def _project_suites() -> tuple[list[Suite], list[str]]:
     return suites, broken
 
 
-def _formats(cases: CaseSet) -> Iterator[str]:
+def _list_formats(cases: CaseSet) -> Iterator[str]:
     """A line where models are selected in several formats: they are compiled and run in each of them."""
     formats: dict[str, dict[str, str]] = {}
     for case in cases.cases:
@@ -230,14 +230,14 @@ def _with_lines_of(suite: Suite, problems: Sequence[Problem]) -> tuple[Problem, 
 def _require_known(targets: Sequence[Target], specs: Iterable[AnySpec]) -> None:
     """Makes sure that every target is one of ours, or one that a config of an operator suite is for."""
     others = [target.family for target in targets if target.family not in FAMILIES]
-    configured = {config.target.family for config in _configs_of(specs)} if others else ()
+    configured = {config.target.family for config in _list_configs(specs)} if others else ()
     for name in others:
         if name not in configured:
             known = f"Known: {', '.join(FAMILIES)}, or a chip such as gfx942 or sm_80."
             raise UsageError(f"unknown target {name!r}", known)
 
 
-def _configs_of(specs: Iterable[AnySpec]) -> list[Config]:
+def _list_configs(specs: Iterable[AnySpec]) -> list[Config]:
     """The configs of operator suites and of ONNX models that could be read."""
     from iree_gauntlet.dialects.configured_suites import ConfiguredSpec  # noqa: PLC0415 - it brings pydantic
 
@@ -255,7 +255,7 @@ def _with_configs(targets: Sequence[Target], specs: Iterable[AnySpec]) -> Sequen
 
     sku = next((target.sku for target in targets), "")
     chips: dict[str, set[str]] = {}
-    for config in _configs_of(specs):
+    for config in _list_configs(specs):
         chips.setdefault(config.target.family, set()).add(config.target.chip)
     # Of several chips of a family, each config has its own.
     implied = [Target(family, min(named) if len(named) == 1 else "", sku) for family, named in chips.items()]
@@ -263,17 +263,17 @@ def _with_configs(targets: Sequence[Target], specs: Iterable[AnySpec]) -> Sequen
     return [*(target for target in kept if target.family not in chips), *implied]
 
 
-def _not_asked(specs: Iterable[AnySpec], targets: Sequence[Target]) -> tuple[str, ...]:
+def _list_not_asked(specs: Iterable[AnySpec], targets: Sequence[Target]) -> tuple[str, ...]:
     """Configs of operator suites that were named, and are for targets that were not."""
     lines = []
-    for config in _configs_of(specs):
+    for config in _list_configs(specs):
         if not any(target.covers(config.target) for target in targets):
             family = replace(config.target, config="").name
             lines.append(f"{config.name} is for {family}, which was not asked for: --target {family} does what it says")
     return tuple(lines)
 
 
-def _suite(request: SelectionRequest, defaults: Defaults) -> Suite | None:
+def _find_suite(request: SelectionRequest, defaults: Defaults) -> Suite | None:
     from iree_gauntlet.dialects.suite import read_suite  # noqa: PLC0415
 
     if request.suite:
@@ -297,7 +297,7 @@ def suite_path(text: str) -> Path:
     return path if not named.parent.is_dir() or (path.exists() and not named.is_file()) else shown(named)
 
 
-def _dirs_of(suite: Suite) -> list[Path]:
+def _list_dirs(suite: Suite) -> list[Path]:
     """The spec folders of a suite."""
     missing = [
         Problem(str(suite.path), 0, f"spec_dirs[{index}]", f"there is no folder {folder}", _DIRS_HINT)
@@ -309,7 +309,7 @@ def _dirs_of(suite: Suite) -> list[Path]:
     return list(suite.spec_dirs)
 
 
-def _own_specs() -> Path:
+def _locate_own_specs() -> Path:
     folder = project_folder() / "specs"
     if not folder.is_dir():
         raise UsageError(
@@ -320,7 +320,7 @@ def _own_specs() -> Path:
     return shown(folder)
 
 
-def _targets(request: SelectionRequest, defaults: Defaults, suite: Suite | None) -> Sequence[Target]:
+def _choose_targets(request: SelectionRequest, defaults: Defaults, suite: Suite | None) -> Sequence[Target]:
     names = [*request.target, *([request.backend] if request.backend else [])]
     chip = request.rocm_chip
     sku = request.sku
@@ -341,7 +341,7 @@ def _targets(request: SelectionRequest, defaults: Defaults, suite: Suite | None)
     return list(targets.values())
 
 
-def _includes(request: SelectionRequest, defaults: Defaults, suite: Suite | None) -> list[Include]:
+def _choose_includes(request: SelectionRequest, defaults: Defaults, suite: Suite | None) -> list[Include]:
     """The options' globs; with a suite, its own narrowed down by them."""
     # By itself: inside parentheses, `a) or (b` would mean something.
     MarkerExpression(request.markers)
@@ -353,9 +353,9 @@ def _includes(request: SelectionRequest, defaults: Defaults, suite: Suite | None
     )
     if suite is None:
         return [asked]
-    return [_narrowed(include, asked) for include in suite.includes]
+    return [_narrow(include, asked) for include in suite.includes]
 
 
-def _narrowed(include: Include, asked: Include) -> Include:
+def _narrow(include: Include, asked: Include) -> Include:
     markers = " and ".join(f"({text})" for text in (include.markers, asked.markers) if text)
     return replace(asked, markers=markers, within=include)

@@ -178,9 +178,9 @@ class BisectSearch:
         for index, candidate in enumerate(row[1:-1], start=1):
             judged = self.earlier.get(candidate.label)
             if judged is not None:
-                self._sides[index] = self._side(judged)
+                self._sides[index] = self._find_side(judged)
                 self._compared += 1
-        self.log.write("ends", {"search": self._found()})
+        self.log.write("ends", {"search": self._describe_found()})
         self._narrow()
         if question.asked.into:
             self._refine(question.asked.into)
@@ -190,8 +190,8 @@ class BisectSearch:
 
     def _narrow(self) -> None:
         """Tries candidates until the change is between two, or nothing more can be said."""
-        while not self._spent and (place := self._next()) is not None:
-            self._step(place)
+        while not self._spent and (place := self._choose_next()) is not None:
+            self._take_step(place)
 
     def _refine(self, source: str) -> None:
         """Goes on among what lies between the two candidates that were found: nightlies of releases, then commits."""
@@ -254,7 +254,7 @@ class BisectSearch:
         most = self.judge.most_comparisons
         return most is not None and self._compared >= most
 
-    def _next(self) -> int | None:
+    def _choose_next(self) -> int | None:
         state = self._state
         if state.next is not None or not self.every:
             question = self.question
@@ -262,7 +262,7 @@ class BisectSearch:
             return state.next_of(find_ready(question.row, question.place) if of_commits else ())
         return next(iter(state.untried_anywhere), None)
 
-    def _step(self, place: int) -> None:
+    def _take_step(self, place: int) -> None:
         candidate = self.question.row[place]
         state = self._state
         if state.untried:
@@ -273,7 +273,7 @@ class BisectSearch:
         began = time.monotonic()
         judged = self.judge.judge(self.question.taken(candidate, self.say))
         self._compared += judged.value is not None
-        self._sides[place] = self._side(judged)
+        self._sides[place] = self._find_side(judged)
         self._record(candidate, judged, began)
         if judged.bad is None:
             self.say(f"{candidate.label}: cannot be judged: {one_line(judged.reason)}")
@@ -281,7 +281,7 @@ class BisectSearch:
             third = ", a third value" if judged.third else ""
             self.say(f"{candidate.label}: {one_line(judged.text)}: {'bad' if judged.bad else 'good'}{third}")
 
-    def _side(self, judged: Judged) -> CandidateEnd:
+    def _find_side(self, judged: Judged) -> CandidateEnd:
         if judged.bad is None:
             return CandidateEnd.NEITHER
         return CandidateEnd.NEW if judged.bad == self.question.good_is_older else CandidateEnd.OLD
@@ -289,10 +289,15 @@ class BisectSearch:
     def _record(self, candidate: Candidate, judged: Judged, began: float) -> None:
         seconds = round(time.monotonic() - began, 3)
         self._judged[candidate.label] = judged
-        fields = {"candidate": candidate.label, **judged.as_dict(), "seconds": seconds, "search": self._found()}
+        fields = {
+            "candidate": candidate.label,
+            **judged.as_dict(),
+            "seconds": seconds,
+            "search": self._describe_found(),
+        }
         self.log.write("judged", fields)
 
-    def _found(self) -> dict[str, Any]:
+    def _describe_found(self) -> dict[str, Any]:
         """What is known of the change; empty before both ends are."""
         if not self._sides:
             return {}

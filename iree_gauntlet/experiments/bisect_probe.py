@@ -179,37 +179,37 @@ class ExactJudge:
         return replace(found, bad=is_nearer_to_bad(found.value, *ends), third=is_third_value(found.value, *ends))
 
 
-def _compiled(record: JournalRecord, chain: str, figure: str, noun: str) -> Judged:
+def _judge_compile(record: JournalRecord, chain: str, figure: str, noun: str) -> Judged:
     """A figure of the chain's main module."""
     result = record.results.get(f"{chain}:{Stage.COMPILE}")
     value = result.statistics if result else {}
     if value.get(figure) is None:
-        _, reason = _broken(record, chain)
+        _, reason = _judge_broken(record, chain)
         return Judged(reason=reason or f"the compiler gives no {noun}")
     return Judged(value=float(value[figure]), text=f"{whole(value[figure])} {noun}")
 
 
-def _instructions(record: JournalRecord, chain: str) -> Judged:
+def _judge_instructions(record: JournalRecord, chain: str) -> Judged:
     result = record.results.get(f"{chain}:{Stage.COUNT}")
     value = result.statistics.get("instructions") if result else None
     if value is None:
-        _, reason = _broken(record, chain)
+        _, reason = _judge_broken(record, chain)
         return Judged(reason=reason or "they were not counted")
     return Judged(value=float(value), text=f"{whole(value)} instructions")
 
 
-def _error(record: JournalRecord, chain: str) -> Judged:
+def _judge_error(record: JournalRecord, chain: str) -> Judged:
     result = record.results.get(f"{chain}:{Stage.THRESHOLD}")
     worst = result.max_abs_error if result else None
     if worst is None:
-        _, reason = _broken(record, chain)
+        _, reason = _judge_broken(record, chain)
         return Judged(reason=reason or "no output was compared value by value")
     return Judged(value=worst, text=f"max error {error_figure(worst)}")
 
 
-def _passes(record: JournalRecord, chain: str) -> Judged:
+def _judge_passes(record: JournalRecord, chain: str) -> Judged:
     """1 where every step passed, 0 where one failed by the fault of what is under test."""
-    failing, reason = _broken(record, chain)
+    failing, reason = _judge_broken(record, chain)
     if failing is None:
         return Judged(value=1.0, text="passes")
     if failing:
@@ -217,7 +217,7 @@ def _passes(record: JournalRecord, chain: str) -> Judged:
     return Judged(reason=reason)
 
 
-def _broken(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
+def _judge_broken(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
     """Whether IREE is at fault for the first step that did not pass, and why; None where all passed."""
     for step in record.steps:
         result = record.results.get(step["id"])
@@ -232,12 +232,12 @@ def _broken(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
 
 
 EXACT_METRICS: Mapping[str, ExactMetric] = {
-    "size": ExactMetric((Stage.COMPILE,), partial(_compiled, figure="binary_size_bytes", noun="bytes")),
-    "dispatches": ExactMetric((Stage.COMPILE,), partial(_compiled, figure="dispatch_count", noun="dispatches")),
-    "instructions": ExactMetric((Stage.COUNT,), _instructions),
-    "error": ExactMetric((Stage.THRESHOLD,), _error),
-    "compiles": ExactMetric((Stage.COMPILE,), _passes),
-    "runs": ExactMetric((Stage.THRESHOLD,), _passes),
+    "size": ExactMetric((Stage.COMPILE,), partial(_judge_compile, figure="binary_size_bytes", noun="bytes")),
+    "dispatches": ExactMetric((Stage.COMPILE,), partial(_judge_compile, figure="dispatch_count", noun="dispatches")),
+    "instructions": ExactMetric((Stage.COUNT,), _judge_instructions),
+    "error": ExactMetric((Stage.THRESHOLD,), _judge_error),
+    "compiles": ExactMetric((Stage.COMPILE,), _judge_passes),
+    "runs": ExactMetric((Stage.THRESHOLD,), _judge_passes),
 }
 # Of rounds.
 TIMED_METRICS = ("time", "compile-time")

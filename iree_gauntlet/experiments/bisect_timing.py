@@ -88,19 +88,19 @@ class TimedBlocks:
         pair = self._pair(candidate)
         evidence = self._evidence.setdefault(pair.chain, PairEvidence())
         # Waiting for other runs is no measuring time.
-        deadline = self._deadlines.setdefault(candidate.label, self._measuring_seconds() + self._budget)
+        deadline = self._deadlines.setdefault(candidate.label, self._compute_measuring_seconds() + self._budget)
         begin = self._given.get(candidate.label, 0)
         end = begin + count
 
         def goes_on() -> bool:
-            return self._measuring_seconds() < deadline and self._taker.goes_on(evidence)
+            return self._compute_measuring_seconds() < deadline and self._taker.goes_on(evidence)
 
         # All candidates are measured on the same CPUs: their ratios are held against each other.
-        evidence.cpus = self._known_cpus(pair)
+        evidence.cpus = self._find_known_cpus(pair)
         choose_way(pair, evidence, self._taker, _SEED, goes_on)
         self.cpus = evidence.cpus or ()
         while evidence.cpus is not None and len(evidence.blocks) < end and goes_on():
-            left = max(0.0, deadline - self._measuring_seconds())
+            left = max(0.0, deadline - self._compute_measuring_seconds())
             self._progress.status(f"{pair.chain}: block {len(evidence.blocks) + 1} of {end}, {left / 60:.0f} min left")
             self._taker.take(pair.block(AB, evidence, _SEED, evidence.cpus), evidence)
             if len(evidence.against_itself) < min(CONTROL_BLOCKS, len(evidence.blocks)):
@@ -117,7 +117,7 @@ class TimedBlocks:
         take_own(pair, evidence, self._taker, _SEED, lambda: self._taker.goes_on(evidence))
         return in_own_way(evidence.own, DEFAULT_LEAST, DEFAULT_BAND)
 
-    def _known_cpus(self, pair: Pair) -> Cpus | None:
+    def _find_known_cpus(self, pair: Pair) -> Cpus | None:
         """Those of the blocks that were taken so far; None before the first."""
         begun = (evidence for evidence in self._evidence.values() if evidence.attempts)
         known = next(begun, None)
@@ -125,7 +125,7 @@ class TimedBlocks:
             return None
         return pair.ways[0] if known.cpus is None else known.cpus
 
-    def _measuring_seconds(self) -> float:
+    def _compute_measuring_seconds(self) -> float:
         return time.monotonic() - self._taker.waited
 
     def trouble(self, candidate: Candidate) -> str:
@@ -222,7 +222,7 @@ class RoundsJudge:
                 break
         reason = "" if found.differs else f"the ends do not differ for certain: {found.verdict}: {found.reason}"
         reason = self._source.trouble(candidate) or reason
-        judged = self._measured(ready, found, bad=True, reason=reason)
+        judged = self._measure(ready, found, bad=True, reason=reason)
         own = None if reason else self._source.own_way(candidate)
         if own is not None:
             # The others are held against the good end on the same CPUs: once is enough.
@@ -259,7 +259,7 @@ class RoundsJudge:
         reason = "" if bad is not None else trouble or found.reason
         if not trouble and bad is None and found.next_look is not None:
             reason += "; the time is up"
-        return self._measured(ready, found, bad=bad, reason=reason)
+        return self._measure(ready, found, bad=bad, reason=reason)
 
     def _to_next_look(self, candidate: Candidate, blocks: list[Block]) -> bool:
         """Takes blocks up to the plan's next look, as far as they can be had; whether there were any."""
@@ -268,7 +268,7 @@ class RoundsJudge:
         blocks += more
         return bool(more)
 
-    def _measured(self, ready: Judged, found: Comparison | Placing, *, bad: bool | None, reason: str) -> Judged:
+    def _measure(self, ready: Judged, found: Comparison | Placing, *, bad: bool | None, reason: str) -> Judged:
         where = f", on CPU {cpus_text(self._source.cpus)}" if self._source.cpus else ""
         return replace(
             ready,

@@ -90,15 +90,15 @@ def compare(
         require_as_begun("comparison", shown(named), now, before)
         budget = {} if "budget" in now else {"budget": begun.opening["rules"]["budget_seconds"] / 60}
         asked, request = read(CompareRequest, asdict(asked) | budget | before), request.with_kept(before)
-    names = _two_sides(asked.sides)
+    names = _name_two_sides(asked.sides)
     settings = compare_settings(asked, request.conduct, here=machines is None)
     # A typing mistake is reported, and what is missing installed, before hours of work.
-    chosen = _chosen(request, settings, machines)
+    chosen = _choose(request, settings, machines)
     benches = [chosen.workbench(name) for name in names]
     earlier = experiment.read_events() if experiment.resumed else []
     kept = {name: value for name, value in (asdict(asked) | request.kept).items() if name not in _TAKEN_ANEW}
     kept["disturbed"] = request.conduct.disturbed
-    said = _opening(names, settings, kept, resumed=experiment.resumed)
+    said = _describe_opening(names, settings, kept, resumed=experiment.resumed)
     with experiment.record(presenter, {**said, "elsewhere": machines is not None}, first={"schema": 1}) as log:
         sides: list[PreparedSide] = []
         for name, text, machine in zip("AB", names, benches, strict=True):
@@ -129,7 +129,7 @@ class _Comparison:
 def _compare_counts(comparison: _Comparison, log: EventLog, presenter: Presenter) -> ExitCode:
     """Holds the counts of both sides against each other; everything goes into the log."""
     sides = comparison.sides
-    steps, left_out = _ready(*sides, "instructions")
+    steps, left_out = _make_ready(*sides, "instructions")
     verdicts = _judge_counts(sides, steps, comparison.settings.least_work)
     for chain in steps.keys() - verdicts.keys():
         left_out[chain] = "its sides were counted by different counters: begin a new comparison"
@@ -151,14 +151,14 @@ def _measure(
 ) -> ExitCode:
     """Takes the rounds, judges them and says where B is slower; everything goes into the log."""
     settings, sides = comparison.settings, comparison.sides
-    steps, left_out = _ready(*sides, settings.metric)
+    steps, left_out = _make_ready(*sides, settings.metric)
     log.write(
         "prepared",
         {
             "sides": {side.name: side.as_dict() for side in sides},
             "models": list(steps),
             "left_out": left_out,
-            "benchmarks": _benchmarks(steps, sides) if settings.metric == "time" else {},
+            "benchmarks": _describe_benchmarks(steps, sides) if settings.metric == "time" else {},
         },
     )
     measured = evidence_of(earlier)
@@ -199,7 +199,7 @@ def _measure_here(
             verdicts,
             pairs,
             (a.tools, b.tools),
-            lambda chain: _counted_dispatches(comparison.sides, chain) if chain in counted else {},
+            lambda chain: _count_dispatches(comparison.sides, chain) if chain in counted else {},
         )
     return verdicts
 
@@ -222,7 +222,7 @@ def _measure_elsewhere(
     return verdicts
 
 
-def _benchmarks(chains: Iterable[str], sides: tuple[PreparedSide, PreparedSide]) -> dict[str, dict[str, Any]]:
+def _describe_benchmarks(chains: Iterable[str], sides: tuple[PreparedSide, PreparedSide]) -> dict[str, dict[str, Any]]:
     """How each model is benchmarked, for `explain --slower`, which benchmarks parts of it."""
     parts = ("command", "timeout", "resources")
     return {
@@ -246,7 +246,7 @@ def _write_verdicts(log: EventLog, verdicts: Mapping[str, ModelVerdict], compari
     log.write("summary", summary_of(verdicts))
 
 
-def _ready(a: PreparedSide, b: PreparedSide, metric: str) -> tuple[dict[str, tuple[Step, Step]], dict[str, str]]:
+def _make_ready(a: PreparedSide, b: PreparedSide, metric: str) -> tuple[dict[str, tuple[Step, Step]], dict[str, str]]:
     """The steps of both sides that can be measured, by chain, and why the rest cannot."""
     sides = tuple((side, side.steps(metric)) for side in (a, b))
     ready: dict[str, tuple[Step, Step]] = {}
@@ -262,7 +262,7 @@ def _ready(a: PreparedSide, b: PreparedSide, metric: str) -> tuple[dict[str, tup
     return ready, left_out
 
 
-def _chosen(request: RunRequest, settings: CompareSettings, machines: ComparingMachines | None) -> Chosen:
+def _choose(request: RunRequest, settings: CompareSettings, machines: ComparingMachines | None) -> Chosen:
     """What is run with each side; raises where there is nothing to compare."""
     chosen = choose(request, machines)
     if Stage.COMPILE not in chosen.stages:
@@ -279,11 +279,11 @@ def _chosen(request: RunRequest, settings: CompareSettings, machines: ComparingM
         return replace(chosen, stages=(Stage.COUNT,))
     stages = chosen.stages
     if settings.metric == "time":
-        stages = (*stages, *([Stage.COUNT] if _counts_work(settings, request, machines) else []), Stage.BENCHMARK)
+        stages = (*stages, *([Stage.COUNT] if _does_count_work(settings, request, machines) else []), Stage.BENCHMARK)
     return replace(chosen, stages=tuple(dict.fromkeys(stages)))
 
 
-def _counts_work(settings: CompareSettings, request: RunRequest, machines: ComparingMachines | None) -> bool:
+def _does_count_work(settings: CompareSettings, request: RunRequest, machines: ComparingMachines | None) -> bool:
     """Whether instructions are counted beside the times: where that is not declined, and something here counts them."""
     if settings.no_work or machines is not None:
         return False
@@ -295,7 +295,7 @@ def _counts_work(settings: CompareSettings, request: RunRequest, machines: Compa
     return True
 
 
-def _opening(
+def _describe_opening(
     asked: tuple[str, str], settings: CompareSettings, kept: Mapping[str, Any], *, resumed: bool
 ) -> dict[str, Any]:
     rules = settings.rules
@@ -319,7 +319,7 @@ def _opening(
     }
 
 
-def _two_sides(text: str) -> tuple[str, str]:
+def _name_two_sides(text: str) -> tuple[str, str]:
     """The two IREEs of a comparison."""
     words = text.split()
     if len(words) != 2:
@@ -470,11 +470,11 @@ def _write_work_changes(
     for chain, found in verdicts.items():
         if found.work is Work.SAME:
             continue
-        where = _counted_dispatches(sides, chain)
-        log.write("where", {"chain": chain, "dispatches": where, "compile": _compiled(sides, chain)})
+        where = _count_dispatches(sides, chain)
+        log.write("where", {"chain": chain, "dispatches": where, "compile": _describe_compiled(sides, chain)})
 
 
-def _counted_dispatches(sides: tuple[PreparedSide, PreparedSide], chain: str) -> dict[str, Any]:
+def _count_dispatches(sides: tuple[PreparedSide, PreparedSide], chain: str) -> dict[str, Any]:
     """The dispatches of a model that was counted on both sides: as of a profile, with instructions in place of ns."""
     a, b = (read_counts(Path(side.counts[chain].output("counts"))) for side in sides)
     if not (a.dispatches and b.dispatches):
@@ -487,18 +487,18 @@ def _counted_dispatches(sides: tuple[PreparedSide, PreparedSide], chain: str) ->
         named = ((1, row["b_names"]), (0, row["a_names"]))
         found = ((side, place) for side, names in named for name in names if (place := places[side].get(name)))
         side, place = next(found, (0, ""))
-        row["place"] = _found_place(place, Path(sides[side].counts[chain].input("program").path).parent)
+        row["place"] = _format_found_place(place, Path(sides[side].counts[chain].input("program").path).parent)
     return record
 
 
-def _found_place(place: str, folder: Path) -> str:
+def _format_found_place(place: str, folder: Path) -> str:
     """`file:line` of a program, which stands in the module from the folder of its compile, as one would open it."""
     name, colon, line = place.rpartition(":")
     path = folder / name
     return f"{shown(path.resolve())}{colon}{line}" if name and path.is_file() else place
 
 
-def _compiled(sides: tuple[PreparedSide, PreparedSide], chain: str) -> list[dict[str, Any]]:
+def _describe_compiled(sides: tuple[PreparedSide, PreparedSide], chain: str) -> list[dict[str, Any]]:
     """What the compiler says of the two main modules."""
     made = []
     for side in sides:

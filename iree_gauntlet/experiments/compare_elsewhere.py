@@ -87,14 +87,14 @@ def units_of(steps: Mapping[str, tuple[Step, Step]], sides: tuple[PreparedSide, 
     """The models that are to be measured, by chain, as units."""
     units = []
     for a, b in steps.values():
-        made = [item for side, step in zip(sides, (a, b), strict=True) for item in _made(side, step)]
+        made = [item for side, step in zip(sides, (a, b), strict=True) for item in _make(side, step)]
         resources = replace(a.resources, exclusive=True)
         unit = replace(a, needs=tuple(item.need for item in made), resources=resources)
         units.append(Unit(unit, tuple(made)))
     return units
 
 
-def _made(side: PreparedSide, step: Step) -> Iterable[MadeByWorker]:
+def _make(side: PreparedSide, step: Step) -> Iterable[MadeByWorker]:
     for item in side.record.steps:
         result = side.record.results.get(item["id"])
         if item["id"] in step.needs and item["stage"] in _MADE and result and result.cache and result.cache.key:
@@ -150,8 +150,8 @@ class RoundsLog:
             "problem": ended["failure"],
             "notes": list(result.notes),
             "machine": ended["machine"],
-            "blocks": [_plain(event) for event in events if event["event"] == "block"],
-            "where": next((_plain(event) for event in events if event["event"] == "where"), None),
+            "blocks": [_make_plain_text(event) for event in events if event["event"] == "block"],
+            "where": next((_make_plain_text(event) for event in events if event["event"] == "where"), None),
         }
         self.session.log.write("measured", measured)
         found = self._take(measured)
@@ -197,5 +197,5 @@ class RoundsLog:
         return found
 
 
-def _plain(event: Mapping[str, Any]) -> dict[str, Any]:
+def _make_plain_text(event: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in event.items() if name not in ("event", "time")}

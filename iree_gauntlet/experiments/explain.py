@@ -145,7 +145,7 @@ class _Explainer:
         """Whether a bundle shows it."""
         self.session.log.write("start", {"case": failure.case})
         if isinstance(failure, Lost):
-            self._found(failure, "nothing", {"why": failure.why})
+            self._note_found(failure, "nothing", {"why": failure.why})
             self.session.log.write("case", {"case": failure.case, "bundled": False, "private": False, "seconds": 0.0})
             return False
         folder = self.folder / failure.folder
@@ -155,67 +155,67 @@ class _Explainer:
         try:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-            return self._looked_at(failure, Tools(self.machine, self.session.supervisor, folder))
+            return self._was_looked_at(failure, Tools(self.machine, self.session.supervisor, folder))
         except OSError as error:
             raise GauntletError(f"{error.filename or shown(folder)}: {error.strerror}", GO_ON) from error
 
-    def _looked_at(self, failure: Failure, tools: Tools) -> bool:
+    def _was_looked_at(self, failure: Failure, tools: Tools) -> bool:
         began = time.monotonic()
         self._say(failure, failure.kind)
-        key = self._key(failure)
+        key = self._make_key(failure)
         twin = self._twins.get(key)
         if twin is None:
-            bundle = self._explained(failure, tools)
+            bundle = self._explain(failure, tools)
             if bundle is not None:
                 self._twins[key] = (failure.case, bundle)
         else:
             bundle = twin[1]
-            self._found(failure, "same", {"as": twin[0]})
-            self._found(failure, "bundle", bundle)
+            self._note_found(failure, "same", {"as": twin[0]})
+            self._note_found(failure, "bundle", bundle)
         seconds = round(time.monotonic() - began, 3)
         done = {"bundled": bundle is not None, "private": self.asked.no_weights, "seconds": seconds}
         done["budget"] = self.asked.budget
         self.session.log.write("case", {"case": failure.case, **done})
         return bundle is not None
 
-    def _key(self, failure: Failure) -> tuple[str, ...]:
+    def _make_key(self, failure: Failure) -> tuple[str, ...]:
         """What is the same for failures of one cause: of compiles, the program and its flags."""
         if failure.stage is not Stage.COMPILE:
             return (failure.case, failure.stage)
         return (self.machine.store.verified.sha256(failure.program), *failure.flags)
 
-    def _explained(self, failure: Failure, tools: Tools) -> dict[str, Any] | None:
+    def _explain(self, failure: Failure, tools: Tools) -> dict[str, Any] | None:
         if failure.sha256 not in ("", self.machine.store.verified.sha256(failure.program)):
             why = f"{shown(failure.program)} is not what it was in the run: run again, and explain that run"
-            self._found(failure, "nothing", {"why": why})
+            self._note_found(failure, "nothing", {"why": why})
             return None
-        again = _fails_again(failure, tools)
-        self._found(failure, "again", again.as_dict())
+        again = _check_again(failure, tools)
+        self._note_found(failure, "again", again.as_dict())
         if again.symptom is None:
-            self._found(failure, "nothing", {"why": "it did not fail again, twice: it is intermittent"})
+            self._note_found(failure, "nothing", {"why": "it did not fail again, twice: it is intermittent"})
             return None
         with ThreadPoolExecutor(read_machine_facts().cores) as pool:
             try:
-                return self._pursued(failure, again.symptom, tools, pool)
+                return self._pursue(failure, again.symptom, tools, pool)
             finally:
                 pool.shutdown(cancel_futures=True)
 
-    def _pursued(
+    def _pursue(
         self, failure: Failure, symptom: Symptom, tools: Tools, pool: ThreadPoolExecutor
     ) -> dict[str, Any] | None:
         """What is at fault in it, what shows that to others, and which switches mend it."""
         probes: tuple[Future[Probed], ...] = ()
         early = False
         if failure.stage is Stage.COMPILE:
-            reduced, why = self._reduced(failure, symptom, tools)
-            forms = self._reduced_forms(failure, symptom, reduced, why)
+            reduced, why = self._reduce(failure, symptom, tools)
+            forms = self._list_reduced_forms(failure, symptom, reduced, why)
             early = reduced is not None and reduced.phase == EARLIEST
         else:
-            if _side_by_side(failure):
+            if _is_side_by_side(failure):
                 probes = _begin_probes(failure, symptom, tools, pool)
-            operator = cache(partial(self._operator, failure, tools))
-            located = self._located(failure, symptom, tools, operator)
-            forms = self._located_forms(failure, symptom, located, operator)
+            operator = cache(partial(self._search_operator, failure, tools))
+            located = self._locate(failure, symptom, tools, operator)
+            forms = self._list_located_forms(failure, symptom, located, operator)
         if not (early or probes):
             probes = _begin_probes(failure, symptom, tools, pool)
         probed = []
@@ -223,11 +223,11 @@ class _Explainer:
             probed.append(future.result())
             self._say(failure, f"{probed[-1].name}: {probed[-1].verdict}")
         if not early:
-            self._found(failure, "probes", {"probes": [asdict(item) for item in probed]})
+            self._note_found(failure, "probes", {"probes": [asdict(item) for item in probed]})
         mended = ", ".join(f"{item.name} (`{item.flag}`)" for item in probed if item.verdict == "passes")
-        return self._bundle(failure, forms, tools, f"Mended by: {mended}." if mended else "")
+        return self._find_bundle(failure, forms, tools, f"Mended by: {mended}." if mended else "")
 
-    def _reduced(self, failure: Failure, symptom: Symptom, tools: Tools) -> tuple[Reduced | None, str]:
+    def _reduce(self, failure: Failure, symptom: Symptom, tools: Tools) -> tuple[Reduced | None, str]:
         """What is left of a program; or why nothing could be taken from it."""
         say = partial(self._say, failure)
         say("reducing the program")
@@ -235,12 +235,12 @@ class _Explainer:
             reduced = reduce(failure, symptom, tools, 60 * self.asked.budget, say)
         except GauntletError as error:
             why = error.on_one_line
-            self._found(failure, "reduced", {"why": why})
+            self._note_found(failure, "reduced", {"why": why})
             return None, why
-        self._found(failure, "reduced", reduced.as_dict())
+        self._note_found(failure, "reduced", reduced.as_dict())
         return reduced, "what was made of it does not show the failure"
 
-    def _located(
+    def _locate(
         self, failure: Failure, symptom: Symptom, tools: Tools, operator: Callable[[], OperatorSearch | None]
     ) -> Located:
         """The dispatch at fault, or what is known where there is none."""
@@ -257,28 +257,28 @@ class _Explainer:
                 located = locate_in_run(failure, symptom, tools, say, private=self.asked.no_weights)
         except GauntletError as error:
             located = Located(why=error.on_one_line)
-        self._found(failure, "located", _located(located))
+        self._note_found(failure, "located", _locate(located))
         return located
 
-    def _operator(self, failure: Failure, tools: Tools) -> OperatorSearch | None:
+    def _search_operator(self, failure: Failure, tools: Tools) -> OperatorSearch | None:
         """What a search for the operator came to; None where the program was not imported."""
         source = onnx_source(self.record, failure.case)
         if source is None:
             return None
         found = first_wrong_operator(failure, source, tools, partial(self._say, failure))
-        self._found(failure, "operator", found.as_dict())
+        self._note_found(failure, "operator", found.as_dict())
         return found
 
     # What a bundle may hold, the best first: with a word for the reports. GauntletError where it may not.
 
-    def _reduced_forms(
+    def _list_reduced_forms(
         self, failure: Failure, symptom: Symptom, reduced: Reduced | None, why: str
     ) -> Iterator[tuple[str, Contents]]:
         if reduced is not None and not (self.asked.no_weights and reduced.constants):
             yield "the reduced program", of_reduced(failure, symptom, reduced, self.machine.iree)
-        yield _WHOLE, self._whole(failure, symptom, why)
+        yield _WHOLE, self._make_whole(failure, symptom, why)
 
-    def _located_forms(
+    def _list_located_forms(
         self, failure: Failure, symptom: Symptom, located: Located, operator: Callable[[], OperatorSearch | None]
     ) -> Iterator[tuple[str, Contents]]:
         iree = self.machine.iree
@@ -298,14 +298,14 @@ class _Explainer:
             if found.agrees:
                 return
             why = found.why or "its first wrong operator, cut out, does not show the failure"
-        yield _WHOLE, self._whole(failure, symptom, why)
+        yield _WHOLE, self._make_whole(failure, symptom, why)
 
-    def _whole(self, failure: Failure, symptom: Symptom, why: str) -> Contents:
+    def _make_whole(self, failure: Failure, symptom: Symptom, why: str) -> Contents:
         if self.asked.no_weights:
             raise GauntletError("it would hold the model's own values, which --no-weights leaves out", "")
         return of_program(failure, symptom, why, self.machine.iree)
 
-    def _bundle(
+    def _find_bundle(
         self, failure: Failure, forms: Iterator[tuple[str, Contents]], tools: Tools, known: str
     ) -> dict[str, Any] | None:
         """The first that shows the failure when it is run, as it is recorded; None where none does."""
@@ -325,20 +325,20 @@ class _Explainer:
                     break
         except GauntletError as error:
             # Of this one alone; the others go on.
-            self._found(failure, "bundle", {"problem": error.on_one_line})
+            self._note_found(failure, "bundle", {"problem": error.on_one_line})
             return None
         if fact:
-            self._found(failure, "bundle", fact)
+            self._note_found(failure, "bundle", fact)
         return fact if fact.get("exit_code") == STILL_THERE else None
 
-    def _found(self, failure: Failure | Lost, part: str, fields: dict[str, Any]) -> None:
+    def _note_found(self, failure: Failure | Lost, part: str, fields: dict[str, Any]) -> None:
         self.session.log.write("found", {"case": failure.case, "part": part, **fields})
 
     def _say(self, failure: Failure, text: str) -> None:
         self.session.progress.message(f"{failure.case}: {text}")
 
 
-def _located(located: Located) -> dict[str, Any]:
+def _locate(located: Located) -> dict[str, Any]:
     suspect = located.suspect
     found: dict[str, Any] = {"why": located.why, "traced": located.traced, "reference": located.reference}
     if suspect is not None:
@@ -371,7 +371,7 @@ class Again:
         return {"failed": self.failed, "same": self.same, "symptom": self.symptom and self.symptom.as_dict()}
 
 
-def _fails_again(failure: Failure, tools: Tools) -> Again:
+def _check_again(failure: Failure, tools: Tools) -> Again:
     """Do it twice more, as it was."""
     compiles = failure.stage is Stage.COMPILE
     timeout = failure.compile_timeout if compiles else failure.timeout
@@ -437,47 +437,47 @@ def _begin_probes(
             file, failure.program, [*flags, flag], timeout=failure.compile_timeout, cwd=failure.compile_cwd
         )
         if failure.stage is Stage.COMPILE:
-            return Probed(name, flag, *_verdict(ran, symptom))
+            return Probed(name, flag, *_decide_verdict(ran, symptom))
         if not ran.passed:
-            return Probed(name, flag, "unknown", f"does not compile: {_first_error(ran)}")
+            return Probed(name, flag, "unknown", f"does not compile: {_find_first_error(ran)}")
         with runs:
             ran = run_with(failure, tools, file, tools.folder / file)
-        return Probed(name, flag, *_verdict(ran, symptom))
+        return Probed(name, flag, *_decide_verdict(ran, symptom))
 
     def one_thread() -> Probed:
         with runs:
             argv = [word for word in failure.argv[1:] if not word.startswith("--device=")]
             argv = ["--device=local-sync", *argv]
             ran = tools.run_module("probe_local_sync", argv, timeout=failure.timeout, cwd=failure.cwd)
-        return Probed("one thread", "--device=local-sync", *_verdict(ran, symptom))
+        return Probed("one thread", "--device=local-sync", *_decide_verdict(ran, symptom))
 
-    known = [(name, flag) for name, flag in _PROBES if tools.knows(COMPILE, flag) and _applies(flag, failure)]
+    known = [(name, flag) for name, flag in _PROBES if tools.knows(COMPILE, flag) and _does_apply(flag, failure)]
     probes = [pool.submit(one, name, flag) for name, flag in known]
     if failure.argv and failure.device == "local-task":
         probes.append(pool.submit(one_thread))
     return tuple(probes)
 
 
-def _side_by_side(failure: Failure) -> bool:
+def _is_side_by_side(failure: Failure) -> bool:
     """Whether a model is small enough for its probes to run while its dispatches are traced."""
     archives = [Path(failure.cwd, text.rpartition("=")[2]) for text in failure.values("--parameters")]
     sizes = [file.stat().st_size for file in (failure.program, *archives)]
     return sum(sizes) <= _SMALL_BYTES
 
 
-def _applies(flag: str, failure: Failure) -> bool:
+def _does_apply(flag: str, failure: Failure) -> bool:
     of_cpu = any("llvm-cpu" in word for word in failure.flags)
     return of_cpu or not flag.startswith("--iree-llvmcpu")
 
 
-def _verdict(ran: ToolResult, symptom: Symptom) -> tuple[str, str]:
+def _decide_verdict(ran: ToolResult, symptom: Symptom) -> tuple[str, str]:
     if ran.passed:
         return "passes", ""
     if symptom.is_in(ran):
         return "fails", ""
-    return "unknown", ran.outcome.signal or _first_error(ran)
+    return "unknown", ran.outcome.signal or _find_first_error(ran)
 
 
-def _first_error(ran: ToolResult) -> str:
+def _find_first_error(ran: ToolResult) -> str:
     lines = ran.errors.splitlines()
     return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "it does not run")[:400]

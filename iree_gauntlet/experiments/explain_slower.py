@@ -180,13 +180,13 @@ class _SlownessExplainer:
         bundled = False
         try:
             found = find_slow_dispatch(slower, (tools[0], tools[1]), self.session, lambda text: self._say(slower, text))
-            self._found(slower, "slower", _found(found))
+            self._note_found(slower, "slower", _note_found(found))
             bundled = found.slow is not None and self._bundle(slower, found.slow)
         except WaitCancelledError as error:
             raise KeyboardInterrupt from error
         except GauntletError as error:
             # Of this one alone; the others go on.
-            self._found(slower, "nothing", {"why": error.on_one_line})
+            self._note_found(slower, "nothing", {"why": error.on_one_line})
         seconds = round(time.monotonic() - began, 3)
         self.session.log.write("case", {"case": slower.case, "bundled": bundled, "seconds": seconds})
         return bundled
@@ -196,22 +196,22 @@ class _SlownessExplainer:
         base, new = (machine.iree for machine in self.machines)
         place = slower.sides[1].folder
         folder = self.session.folder / place
-        bundle = _slower_bundle(slower, slow, (base, new), folder / "bundle")
+        bundle = _make_slower_bundle(slower, slow, (base, new), folder / "bundle")
         self._say(slower, "running its bundle")
         with self.session.quiet(gpu_of(slow.measured[1].step)):
             code = run_bundle(bundle.folder, new, self.session.supervisor, folder, base)
         fact = {"problem": "", "folder": str(place / "bundle"), "bytes": bundle.bytes, "exit_code": code}
-        self._found(slower, "bundle", {**fact, "form": "a program for any release"})
+        self._note_found(slower, "bundle", {**fact, "form": "a program for any release"})
         return code == STILL_THERE
 
-    def _found(self, slower: Slower, part: str, fields: dict[str, Any]) -> None:
+    def _note_found(self, slower: Slower, part: str, fields: dict[str, Any]) -> None:
         self.session.log.write("found", {"case": slower.case, "part": part, **fields})
 
     def _say(self, slower: Slower, text: str) -> None:
         self.session.progress.message(f"{slower.case}: {text}")
 
 
-def _found(found: SlowerSearch) -> dict[str, Any]:
+def _note_found(found: SlowerSearch) -> dict[str, Any]:
     record: dict[str, Any] = {
         "why": found.why,
         "tried": [{**asdict(suspect), "said": said} for suspect, said in found.tried],
@@ -222,20 +222,20 @@ def _found(found: SlowerSearch) -> dict[str, Any]:
     return record
 
 
-def _slower_bundle(slower: Slower, slow: SlowDispatch, irees: tuple[Toolchain, Toolchain], folder: Path) -> Bundle:
+def _make_slower_bundle(slower: Slower, slow: SlowDispatch, irees: tuple[Toolchain, Toolchain], folder: Path) -> Bundle:
     """Write the bundle of a dispatch that B is slower with."""
     values, files = file_values(slow.inputs, "input")
     sides = [flag_files(side.flags) for side in slower.sides]
     # Files that flags name are the same for both, or named by both.
     named = [item for _, found in sides for item in found]
     inputs = [f"--input={value}" for value in values]
-    arguments = [[*_arguments(measured), *inputs] for measured in slow.measured]
+    arguments = [[*_list_arguments(measured), *inputs] for measured in slow.measured]
     flags = [texts for texts, _ in sides]
-    script = _script(slower, slow, irees, (flags, arguments))
-    readme = _readme(slower, slow, irees, (flags, arguments))
+    script = _make_script(slower, slow, irees, (flags, arguments))
+    readme = _make_readme(slower, slow, irees, (flags, arguments))
     texts = {"README.md": readme, REPRODUCE: script, PROGRAM: slow.function}
     facts = {
-        "title": _title(slower, slow, irees),
+        "title": _format_title(slower, slow, irees),
         "iree": irees[1].as_dict(),
         "base": irees[0].as_dict(),
         "packages": [*packages_of(irees[1]), *(f"{package} (base)" for package in packages_of(irees[0]))],
@@ -244,12 +244,12 @@ def _slower_bundle(slower: Slower, slow: SlowDispatch, irees: tuple[Toolchain, T
         "arguments": arguments[1],
         "base_arguments": arguments[0],
         "times": slow.verdict.as_dict(),
-        "machine": _machine(),
+        "machine": _format_machine(),
     }
     return pack({name: text.encode() for name, text in texts.items()} | dict([*files, *named]), facts, folder)
 
 
-def _arguments(measured: Measurement) -> list[str]:
+def _list_arguments(measured: Measurement) -> list[str]:
     """A round's arguments without the module and the inputs, which are named by paths."""
     assert measured.step.command is not None, "planned with a command"
     argv = measured.command.argv
@@ -258,7 +258,7 @@ def _arguments(measured: Measurement) -> list[str]:
     return [word for word in argv[begin:] if not word.startswith(("--module=", "--input="))]
 
 
-def _script(
+def _make_script(
     slower: Slower,
     slow: SlowDispatch,
     irees: tuple[Toolchain, Toolchain],
@@ -266,7 +266,7 @@ def _script(
 ) -> str:
     (base_flags, flags), (base_arguments, arguments) = how
     base, new = map(packages_of, irees)
-    ratio = _ratio(slow)
+    ratio = _compute_ratio(slow)
     pinned = ",".join(map(str, slower.rounds.cpus))
     return _SCRIPT.format(
         new=" and ".join(new),
@@ -285,23 +285,23 @@ def _script(
     )
 
 
-def _ratio(slow: SlowDispatch) -> float:
+def _compute_ratio(slow: SlowDispatch) -> float:
     assert slow.verdict.comparison is not None, "a verdict of slower has figures"
     return slow.verdict.comparison.ratio
 
 
-def _title(slower: Slower, slow: SlowDispatch, irees: tuple[Toolchain, Toolchain]) -> str:
+def _format_title(slower: Slower, slow: SlowDispatch, irees: tuple[Toolchain, Toolchain]) -> str:
     base, new = (iree.compiler.version for iree in irees)
-    change = f"{100 * (_ratio(slow) - 1):+.1f} %"
+    change = f"{100 * (_compute_ratio(slow) - 1):+.1f} %"
     return f"{slow.suspect.name} is slower ({change}) with {new} than with {base} ({slower.sides[1].device})"
 
 
-def _machine() -> str:
+def _format_machine() -> str:
     facts = read_machine_facts()
     return f"{facts.cpu}, {facts.os}"
 
 
-def _readme(
+def _make_readme(
     slower: Slower,
     slow: SlowDispatch,
     irees: tuple[Toolchain, Toolchain],
@@ -323,7 +323,7 @@ def _readme(
     ]
     change = dispatch_change(suspect.a_ns, suspect.b_ns, suspect.unit)
     return f"""\
-# {_title(slower, slow, irees)}
+# {_format_title(slower, slow, irees)}
 
 ## What happened?
 
@@ -369,5 +369,5 @@ iree-base-compiler {base.compiler.version} ({base.compiler.commit}), iree-base-r
 
 ## Additional context
 
-Seen on {_machine()}.
+Seen on {_format_machine()}.
 """

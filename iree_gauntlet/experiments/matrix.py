@@ -58,13 +58,13 @@ def matrix(
     """
     experiment = Experiment.find("matrix", MATRIX_RECORD, request.folder)
     earlier = read_matrix(experiment.before) if experiment.before else None
-    asked, request = _asked_before(earlier, irees, request) if earlier else _asked_now(irees, request)
+    asked, request = _read_asked_before(earlier, irees, request) if earlier else _read_asked_now(irees, request)
     # A mistake in the selection is reported before anything is installed.
     chosen = choose(request, machines)
     folder = experiment.folder
     # Ctrl-C ends a matrix also between its runs, once: what there is is reported all the same.
     with interruptible(lambda: None):
-        with experiment.begin(_opening(asked, chosen)) as log:
+        with experiment.begin(_describe_opening(asked, chosen)) as log:
             _Runs(folder, asked, chosen, earlier, log, presenter).all()
         return presenter.ran(folder, brief=False)
 
@@ -85,18 +85,20 @@ class _Runs:
         interrupted, stopped = False, ""
         try:
             # Found all before the first run: their leases keep them there, and a typo is reported at once.
-            machines = {iree.label: self._found(iree) for iree in self.irees if self._earlier(iree) is None}
-            stopped = self._each(machines)
+            machines = {
+                iree.label: self._find_workbench(iree) for iree in self.irees if self._say_earlier(iree) is None
+            }
+            stopped = self._describe_each(machines)
         except KeyboardInterrupt:
             interrupted = True
         self.log.write("end", {"interrupted": interrupted, "stopped": stopped})
 
-    def _each(self, machines: Mapping[str, Workbench | None]) -> str:
+    def _describe_each(self, machines: Mapping[str, Workbench | None]) -> str:
         """Runs with each; why it stopped early, else nothing."""
         irees = self.irees
         for place, iree in enumerate(irees, start=1):
             self.presenter.line(f"\n{iree.label} ({place} of {len(irees)})")
-            code = self._earlier(iree)
+            code = self._say_earlier(iree)
             if code is not None:
                 self.presenter.line(f"finished before, exit code {int(code)}: it is not run again")
             elif (machine := machines[iree.label]) is None:
@@ -111,14 +113,14 @@ class _Runs:
                 return f"--fail-fast, and {iree.label} came out with exit code {int(code)}"
         return ""
 
-    def _earlier(self, iree: AskedIree) -> ExitCode | None:
+    def _say_earlier(self, iree: AskedIree) -> ExitCode | None:
         """The result of a run that an earlier part of the matrix has judged; None for one that is to be done."""
         result = self.record.results.get(iree.label) if self.record else None
         if result is None or result.get("error") or result["exit_code"] not in _JUDGED:
             return None
         return ExitCode(result["exit_code"])
 
-    def _found(self, iree: AskedIree) -> Workbench | None:
+    def _find_workbench(self, iree: AskedIree) -> Workbench | None:
         """What an IREE means here, installed where it has to be; None where it is not available."""
         try:
             machine = self.chosen.workbench(iree.text)
@@ -147,17 +149,17 @@ class _Runs:
         try:
             code = run(chosen, self.presenter, machine=machine, brief=True).exit_code
         except GauntletError as error:
-            self._result(iree, error.exit_code, error)
+            self._record_result(iree, error.exit_code, error)
             if isinstance(error, UsageError | NothingSelectedError) and not begun:
                 # It lies in the command line: every other IREE would say the same.
                 raise
             sys.stderr.write(f"error: {iree.label}: {error}\n")
             return error.exit_code
         if code is not ExitCode.INTERRUPTED:
-            self._result(iree, code, None)
+            self._record_result(iree, code, None)
         return code
 
-    def _result(self, iree: AskedIree, code: ExitCode, error: GauntletError | None) -> None:
+    def _record_result(self, iree: AskedIree, code: ExitCode, error: GauntletError | None) -> None:
         fields: dict[str, Any] = {"label": iree.label, "exit_code": int(code), "error": "", "hint": ""}
         if error is not None:
             # All problems of a spec, on one line in tables.
@@ -166,7 +168,7 @@ class _Runs:
         self.log.write("result", fields)
 
 
-def _opening(asked: Sequence[AskedIree], chosen: Chosen) -> dict[str, Any]:
+def _describe_opening(asked: Sequence[AskedIree], chosen: Chosen) -> dict[str, Any]:
     """The fields of a `matrix` event."""
     irees = [{"label": iree.label, "iree": iree.text, "folder": iree.folder} for iree in asked]
     request = chosen.request
@@ -183,7 +185,7 @@ def _opening(asked: Sequence[AskedIree], chosen: Chosen) -> dict[str, Any]:
     }
 
 
-def _asked_now(irees: Sequence[str], request: RunRequest) -> _Asked:
+def _read_asked_now(irees: Sequence[str], request: RunRequest) -> _Asked:
     """What a command line asks for."""
     if request.toolchain.iree_compiler and request.toolchain.iree_runtime:
         raise UsageError(
@@ -193,7 +195,7 @@ def _asked_now(irees: Sequence[str], request: RunRequest) -> _Asked:
     return asked_irees(irees), request
 
 
-def _asked_before(record: MatrixRecord, irees: Sequence[str], request: RunRequest) -> _Asked:
+def _read_asked_before(record: MatrixRecord, irees: Sequence[str], request: RunRequest) -> _Asked:
     """What the matrix of a record was asked for."""
     folder = shown(record.path.parent)
     if not record.parts:
@@ -232,13 +234,13 @@ def asked_irees(texts: Sequence[str]) -> tuple[AskedIree, ...]:
     """
     if not texts:
         raise UsageError("matrix needs to know which IREEs: give --iree once for each", _EXAMPLE)
-    choices = [_parsed(text) for text in texts]
+    choices = [_parse(text) for text in texts]
     for place, choice in enumerate(choices):
         for other in choices[:place]:
             if replace(choice, text="") == replace(other, text=""):
                 both = f"{other.text} and {choice.text}" if other.text != choice.text else choice.text
                 raise UsageError(f"--iree {both}: one IREE is named twice", "Name each once.")
-    labels = [_label(choice, choices) for choice in choices]
+    labels = [_make_label(choice, choices) for choice in choices]
     folders: list[str] = []
     for label in labels:
         folders.append(_free(_UNSAFE.sub("-", label).strip("-.") or "iree", folders))
@@ -247,7 +249,7 @@ def asked_irees(texts: Sequence[str]) -> tuple[AskedIree, ...]:
     )
 
 
-def _parsed(text: str) -> Choice:
+def _parse(text: str) -> Choice:
     stripped = text.strip()
     if not stripped:
         raise UsageError("--iree is empty", _EXAMPLE)
@@ -258,7 +260,7 @@ def _parsed(text: str) -> Choice:
     return parse_choice(stripped)
 
 
-def _label(choice: Choice, choices: Sequence[Choice]) -> str:
+def _make_label(choice: Choice, choices: Sequence[Choice]) -> str:
     if choice.place is None:
         return choice.text
     alike = [other for other in choices if other is not choice and other.kind is choice.kind]

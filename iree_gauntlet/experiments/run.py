@@ -148,17 +148,17 @@ def run(
     with presenter.progress() as progress, ExitStack() as held:
         machine = machine or chosen.opened_workbench(progress)
         machine.store.progress = progress
-        runs = held.enter_context(_started_run_servers(chosen, machine))
+        runs = held.enter_context(_start_run_servers(chosen, machine))
         run_dir = make_folder(named, chosen.selection.name)
-        with _removed_where_nothing_begins(run_dir, made=not there):
+        with _remove_where_nothing_begins(run_dir, made=not there):
             elsewhere = None
             if chosen.machines is not None:
                 elsewhere = held.enter_context(chosen.machines.taking_part(chosen, machine, run_dir, progress))
-            plan, shard = _planned(chosen, machine, run_dir, elsewhere)
+            plan, shard = _plan(chosen, machine, run_dir, elsewhere)
         later = tuple(step for step in plan.steps if step.stage is hold)
         plan = replace(plan, steps=tuple(step for step in plan.steps if step.stage is not hold))
         parts = RunParts(machine, run_dir, progress, runs, elsewhere)
-        with _engine(plan, shard, chosen, parts) as (engine, steps, finished):
+        with _list_engine(plan, shard, chosen, parts) as (engine, steps, finished):
             code = engine.run(steps, finished)
     presenter.ran(run_dir, brief=brief)
     if hold is None:
@@ -168,7 +168,7 @@ def run(
 
 
 @contextmanager
-def _removed_where_nothing_begins(run_dir: Path, *, made: bool) -> Iterator[None]:
+def _remove_where_nothing_begins(run_dir: Path, *, made: bool) -> Iterator[None]:
     """A slip of the keyboard, which planning finds, leaves no run behind."""
     try:
         yield
@@ -180,13 +180,13 @@ def _removed_where_nothing_begins(run_dir: Path, *, made: bool) -> Iterator[None
         raise
 
 
-def _planned(
+def _plan(
     chosen: Chosen, machine: Workbench, run_dir: Path, elsewhere: Elsewhere | None
 ) -> tuple[Plan, dict[str, Any] | None]:
     """What is to be done in a folder, and what share of everything that is."""
     request, selection, stages = chosen.request, chosen.selection, chosen.stages
     baseline = request.conduct.baseline
-    plan = imports_possible(_all_planned(chosen, machine, run_dir), machine)
+    plan = imports_possible(_plan_all(chosen, machine, run_dir), machine)
     if baseline:
         plan = _with_baseline(plan, Path(baseline), machine)
     if request.chains is not None:
@@ -194,7 +194,7 @@ def _planned(
     else:
         plan, shard = only_shard(plan, request.shard)
     if request.folder.last_failed:
-        plan = _only_last_failed(plan, newest_run(runs_folder()))
+        plan = _select_last_failed(plan, newest_run(runs_folder()))
     restricted = begun_with(run_dir) if request.folder.resume else None
     if restricted is not None:
         plan = replace(plan, steps=tuple(step for step in plan.steps if step.id in restricted))
@@ -222,7 +222,7 @@ def _with_baseline(plan: Plan, folder: Path, machine: Workbench) -> Plan:
 
 
 @contextmanager
-def _engine(
+def _list_engine(
     plan: Plan, shard: dict[str, Any] | None, chosen: Chosen, parts: RunParts
 ) -> Iterator[tuple[Engine, tuple[Step, ...], dict[str, Verdict]]]:
     """What runs a plan, its steps with those of batches, and the verdicts of those that were run before."""
@@ -245,7 +245,7 @@ def _engine(
     }
     with (
         Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal,
-        _performing(journal, batches, request, parts) as (session, engine),
+        _perform(journal, batches, request, parts) as (session, engine),
     ):
         journal.run(event)
         # Of a resumed run only what is left to do counts.
@@ -283,7 +283,7 @@ def _as_before(request: RunRequest) -> RunRequest:
     return replace(as_asked.with_kept(asked.selection), folder=replace(folder, run_dir=str(earlier)))
 
 
-def _only_last_failed(plan: Plan, earlier: Path) -> Plan:
+def _select_last_failed(plan: Plan, earlier: Path) -> Plan:
     chains = failed_chains(earlier)
     if not chains:
         raise NothingSelectedError(
@@ -373,14 +373,14 @@ class RunParts:
     elsewhere: Elsewhere | None = None
 
 
-def _started_run_servers(chosen: Chosen, machine: Workbench) -> AbstractContextManager[RunServers | None]:
+def _start_run_servers(chosen: Chosen, machine: Workbench) -> AbstractContextManager[RunServers | None]:
     """The processes that run modules of operator suites; none where other machines do."""
     if chosen.machines is not None:
         return nullcontext()
-    return started_runs(chosen.selection.cases.cases, chosen.stages, machine, _jobs(chosen.request.conduct))
+    return started_runs(chosen.selection.cases.cases, chosen.stages, machine, _compute_jobs(chosen.request.conduct))
 
 
-def _all_planned(chosen: Chosen, machine: Workbench, run_dir: Path) -> Plan:
+def _plan_all(chosen: Chosen, machine: Workbench, run_dir: Path) -> Plan:
     """Everything that is selected, as it is done in a folder."""
     conduct, selection = chosen.request.conduct, chosen.selection
     cases = with_counts(selection.cases) if conduct.baseline else selection.cases
@@ -391,20 +391,20 @@ def _all_planned(chosen: Chosen, machine: Workbench, run_dir: Path) -> Plan:
 
 
 @contextmanager
-def _performing(
+def _perform(
     journal: Journal, batches: Batched, request: RunRequest, parts: RunParts
 ) -> Iterator[tuple[Session[Journal], Engine]]:
     """A session in a run's folder, and what performs steps in it."""
     conduct, run_dir = request.conduct, parts.run_dir
     made_again = run_dir / "made-again" if conduct.force_recompile else None
-    operators = OperatorRun(_jobs(conduct), made_again, parts.runs)
+    operators = OperatorRun(_compute_jobs(conduct), made_again, parts.runs)
     with open_session(run_dir, journal, parts.progress) as session, ExitStack() as held:
         session.on_cancel(parts.progress.cancel)
         performers: Mapping[Stage, Callable[[Step], Result | None]] = {}
         if parts.elsewhere is None:
             performers = held.enter_context(operator_performers(session, batches, parts.machine, operators))
         settings = RunOptions(
-            jobs=_jobs(conduct),
+            jobs=_compute_jobs(conduct),
             fail_fast=conduct.stops_early,
             made_again=made_again,
             lenient=conduct.lenient,
@@ -439,15 +439,15 @@ def opened(chosen: Chosen, progress: Progress) -> Iterator[Opened]:
     machine.store.progress = progress
     run_dir = make_folder(Path(request.folder.run_dir), chosen.selection.name)
     with ExitStack() as held:
-        runs = held.enter_context(_started_run_servers(chosen, machine))
-        plan = _all_planned(chosen, machine, run_dir)
+        runs = held.enter_context(_start_run_servers(chosen, machine))
+        plan = _plan_all(chosen, machine, run_dir)
         journal = held.enter_context(Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)))
         parts = RunParts(machine, run_dir, progress, runs)
-        session, engine = held.enter_context(_performing(journal, Batched(plan.steps, {}), request, parts))
+        session, engine = held.enter_context(_perform(journal, Batched(plan.steps, {}), request, parts))
         with session.interruptible():
             yield Opened(machine, session, engine, plan.steps)
 
 
-def _jobs(conduct: ConductRequest) -> int:
+def _compute_jobs(conduct: ConductRequest) -> int:
     """How many steps run at once before the benchmarks."""
     return conduct.jobs or read_machine_facts().cores

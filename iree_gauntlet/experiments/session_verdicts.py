@@ -88,13 +88,15 @@ class ModelVerdict:
             # Of rounds of a block, by the CPUs that were tried.
             record["tried"] = {cpus_text(cpus): spread(blocks) for cpus, blocks in evidence.trials.items() if blocks}
         if self.comparison is not None:
-            record |= _figures(self.comparison)
-            record |= {"time_ms": {"A": _side(evidence.blocks, "a"), "B": _side(evidence.blocks, "b")}}
+            record |= _describe_figures(self.comparison)
+            record |= {
+                "time_ms": {"A": _describe_side(evidence.blocks, "a"), "B": _describe_side(evidence.blocks, "b")}
+            }
             record["bootstrap"] = _bootstrap(evidence.blocks, 1 - self.comparison.confidence)
         if self.control is not None:
-            record["control"] = {"verdict": str(self.control.verdict), **_figures(self.control)}
+            record["control"] = {"verdict": str(self.control.verdict), **_describe_figures(self.control)}
         if self.own is not None and self.comparison is not None:
-            record["own_way"] = {**_figures(self.own), "contradicts": self.contradicted}
+            record["own_way"] = {**_describe_figures(self.own), "contradicts": self.contradicted}
         return record
 
 
@@ -139,7 +141,7 @@ def judge(
     judged = control_discoveries(alone, DEFAULT_DISCOVERY_RATE)
     verdicts = {}
     for chain, found in evidence.items():
-        failure = "" if chain in judged else found.failure or _nothing(found, why_over)
+        failure = "" if chain in judged else found.failure or _say_nothing(found, why_over)
         own, control = in_own_way(found.own, rules.least, rules.band), controls.get(chain)
         contradicted = chain in judged and own is not None and rules.contradicts(own, judged[chain])
         verdicts[chain] = ModelVerdict(chain, judged.get(chain), control, own, found, failure, contradicted)
@@ -157,14 +159,14 @@ def summary_of(verdicts: Mapping[str, ModelVerdict]) -> dict[str, Any]:
         mean = geometric_mean(compared)
         record["geometric_mean"] = {
             "ratio": mean.ratio,
-            **_bounds(mean.low, mean.high),
+            **_find_bounds(mean.low, mean.high),
             "confidence": mean.confidence,
             "models": mean.models,
         }
     return record
 
 
-def _nothing(found: PairEvidence, why_over: str) -> str:
+def _say_nothing(found: PairEvidence, why_over: str) -> str:
     if found.replaced:
         return (
             f"each of its {found.replaced} blocks was disturbed; for example: {found.main_disturbance}"
@@ -173,22 +175,22 @@ def _nothing(found: PairEvidence, why_over: str) -> str:
     return f"{why_over}, before its first block"
 
 
-def _figures(comparison: Comparison) -> dict[str, Any]:
+def _describe_figures(comparison: Comparison) -> dict[str, Any]:
     return {
         "ratio": comparison.ratio,
-        **_bounds(comparison.low, comparison.high),
+        **_find_bounds(comparison.low, comparison.high),
         "confidence": comparison.confidence,
         "p_value": comparison.p_value,
         "looked_at": comparison.blocks,
     }
 
 
-def _bounds(low: float, high: float) -> dict[str, float | None]:
+def _find_bounds(low: float, high: float) -> dict[str, float | None]:
     """Of an interval of ratios; None for one that there is not."""
     return {"low": low or None, "high": high if math.isfinite(high) else None}
 
 
-def _side(blocks: Sequence[Block], side: str) -> dict[str, float]:
+def _describe_side(blocks: Sequence[Block], side: str) -> dict[str, float]:
     """Median over rounds of a side's fastest repetition, and the spread from round to round as a share of it."""
     rounds: list[Round] = [round_ for block in blocks for round_ in getattr(block, side)]
     figures = [round_.location() for round_ in rounds]
@@ -294,12 +296,12 @@ class Comparer:
         """
         found = {pair.chain: earlier.setdefault(pair.chain, PairEvidence()) for pair in pairs}
         waiting = list(pairs)
-        while waiting and not self._over():
+        while waiting and not self._is_over():
             still = []
             for number, pair in enumerate(waiting, start=1):
                 evidence = found[pair.chain]
                 look = next_look(evidence, self._rules)
-                if look is None or self._over():
+                if look is None or self._is_over():
                     continue
                 self._take_until(pair, evidence, look, f"{number}/{len(waiting)}")
                 self._tell(pair, evidence)
@@ -311,27 +313,27 @@ class Comparer:
             if next_look(evidence, self._rules) is None:
                 # With what is left of the budget.
                 self._progress.status(f"{pair.chain}: {OWN_BLOCKS} blocks as its spec has it")
-                take_own(pair, evidence, self._taker, self._rules.seed, partial(self._goes_on, evidence))
+                take_own(pair, evidence, self._taker, self._rules.seed, partial(self._does_go_on, evidence))
         return found
 
-    def _over(self) -> bool:
-        return self._cancelled.is_set() or self._left() <= 0
+    def _is_over(self) -> bool:
+        return self._cancelled.is_set() or self._compute_left() <= 0
 
-    def _goes_on(self, evidence: PairEvidence) -> bool:
-        return self._left() > 0 and self._taker.goes_on(evidence)
+    def _does_go_on(self, evidence: PairEvidence) -> bool:
+        return self._compute_left() > 0 and self._taker.goes_on(evidence)
 
-    def _left(self) -> float:
+    def _compute_left(self) -> float:
         """Seconds of the budget; waiting for other runs does not use it up."""
         return self._rules.budget - (time.monotonic() - self._began - self._taker.waited)
 
     def _take_until(self, pair: Pair, evidence: PairEvidence, look: int, place: str) -> None:
         """Blocks up to a look; those of A against itself between them, so that they see the same machine."""
-        goes_on = partial(self._goes_on, evidence)
+        goes_on = partial(self._does_go_on, evidence)
         self._progress.status(f"{place} {pair.chain}: looking for the CPUs on which it is steadiest")
         choose_way(pair, evidence, self._taker, self._rules.seed, goes_on)
         seed, cpus = self._rules.seed, evidence.cpus
         while cpus is not None and len(evidence.blocks) < look and goes_on():
-            left = max(0.0, self._left())
+            left = max(0.0, self._compute_left())
             self._progress.status(
                 f"{place} {pair.chain}: block {len(evidence.blocks) + 1} of {look}, at most {left / 60:.1f} min left"
             )

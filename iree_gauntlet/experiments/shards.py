@@ -65,7 +65,7 @@ def only_shard(plan: Plan, request: ShardRequest) -> tuple[Plan, dict[str, Any] 
         return plan, None
     chain_of = {step.id: step.chain for step in plan.steps}
     needs = ((step.chain, chain_of[need]) for step in plan.steps for need in step.needs if need in chain_of)
-    chains, entry = _chains_of(chain_of.values(), needs, asked, request)
+    chains, entry = _list_chains(chain_of.values(), needs, asked, request)
     return replace(plan, steps=tuple(step for step in plan.steps if step.chain in chains)), entry
 
 
@@ -85,16 +85,16 @@ def only_shard_of_cases(cases: CaseSet, request: ShardRequest) -> tuple[Case, ..
         if module.program.url and module.origin.file == case.origin.file:
             owners.setdefault(module.id, case.chain)
     needs = ((case.chain, owners[module.id]) for case, module in modules if module.id in owners)
-    chains, _ = _chains_of((case.chain for case in every), needs, asked, request)
+    chains, _ = _list_chains((case.chain for case in every), needs, asked, request)
     return tuple(case for case in cases.cases if case.chain in chains)
 
 
-def _chains_of(
+def _list_chains(
     chains: Iterable[str], needs: Iterable[tuple[str, str]], asked: tuple[int, int], request: ShardRequest
 ) -> tuple[frozenset[str], dict[str, Any]]:
     """The chains of a shard, and what a journal says of it."""
     index, count = asked
-    shards = shards_of_groups(chain_groups(chains, needs), _costs(request.shard_costs), count)
+    shards = shards_of_groups(chain_groups(chains, needs), _describe_costs(request.shard_costs), count)
     mine = frozenset(chain for chain, shard in shards.items() if shard == index)
     if not mine:
         # A job of several, all of which have to be green.
@@ -116,7 +116,7 @@ def only_chains(plan: Plan, chains: Collection[str]) -> Plan:
     return replace(plan, steps=tuple(step for step in plan.steps if step.id in keep))
 
 
-def _costs(named: str) -> dict[str, float]:
+def _describe_costs(named: str) -> dict[str, float]:
     if not named:
         return {}
     path = Path(named)
@@ -151,7 +151,7 @@ def cost_of_chains(records: Sequence[JournalRecord]) -> dict[str, float]:
     whole: dict[str, list[float]] = {}
     cached: dict[str, list[float]] = {}
     for record in records:
-        seconds, served = _spent(record)
+        seconds, served = _list_spent(record)
         for chain, cost in seconds.items():
             (cached if chain in served else whole).setdefault(chain, []).append(cost)
     return {
@@ -159,7 +159,7 @@ def cost_of_chains(records: Sequence[JournalRecord]) -> dict[str, float]:
     }
 
 
-def _spent(record: JournalRecord) -> tuple[dict[str, float], set[str]]:
+def _list_spent(record: JournalRecord) -> tuple[dict[str, float], set[str]]:
     """Seconds of each chain in a run, and the chains of which something came from a cache."""
     batches = {step["id"]: step["chain"] for step in record.steps if step["model"] == BATCH_MODEL}
     members: dict[str, list[str]] = {}

@@ -210,14 +210,14 @@ def explain_differences(
         session.progress.status(f"{chain}: looking for where the time went")
         measured = by_chain[chain].measured(verdict.evidence.cpus or ())
         with session.quiet(measured[0].device):
-            dispatches = _dispatches(sides, measured, session.processes, verdict)
+            dispatches = _describe_dispatches(sides, measured, session.processes, verdict)
         compiled = [change.as_dict() for change in _compile_changes(sides, measured)]
         work = counted(chain) if "reason" in dispatches else {}
         more = {"work": work} if "rows" in work else {}
         session.log.write("where", {"chain": chain, "dispatches": dispatches, **more, "compile": compiled})
 
 
-def _dispatches(
+def _describe_dispatches(
     sides: tuple[SideTools, SideTools],
     measured: tuple[Measurement, Measurement],
     processes: Processes,
@@ -233,11 +233,13 @@ def _dispatches(
         # Where one side fails, the other is asked all the same: both reasons are reported.
         if not failed or not taken[name]:
             side, measurement, median = named[name]
-            taken[name].append(_profile(side, measurement, processes, median, len(taken[name]) + 1))
-    return compared(_joined(taken["A"]), _joined(taken["B"]), medians)
+            taken[name].append(_take_profile(side, measurement, processes, median, len(taken[name]) + 1))
+    return compared(_join(taken["A"]), _join(taken["B"]), medians)
 
 
-def _profile(side: SideTools, measurement: Measurement, processes: Processes, median: float, number: int) -> Profiling:
+def _take_profile(
+    side: SideTools, measurement: Measurement, processes: Processes, median: float, number: int
+) -> Profiling:
     return profile_dispatches(
         measurement.step,
         side.machine.iree,
@@ -249,7 +251,7 @@ def _profile(side: SideTools, measurement: Measurement, processes: Processes, me
     )
 
 
-def _joined(profilings: Sequence[Profiling]) -> Profiling:
+def _join(profilings: Sequence[Profiling]) -> Profiling:
     """The profiles of a side as one; where one of them failed, that one."""
     failed = [item for item in profilings if item.profile is None]
     if failed or len(profilings) == 1:
@@ -266,7 +268,7 @@ def _compile_changes(
     sides: tuple[SideTools, SideTools], measured: tuple[Measurement, Measurement]
 ) -> tuple[CompileChange, ...]:
     """What the compiler says of the two main modules."""
-    ours, theirs = map(_main_module, sides, measured)
+    ours, theirs = map(_find_main_module, sides, measured)
     if ours is None or theirs is None:
         return ()
     sizes = [Path(outputs["module"]).stat().st_size for outputs in (ours, theirs)]
@@ -278,7 +280,7 @@ def _compile_changes(
     )
 
 
-def _main_module(side: SideTools, measurement: Measurement) -> Mapping[str, str] | None:
+def _find_main_module(side: SideTools, measurement: Measurement) -> Mapping[str, str] | None:
     """Outputs of the compile of the module that is loaded last; None where there is none."""
     loaded = [item.path for item in measurement.step.inputs if item.role.startswith("module")]
     found = [side.compiles[path] for path in loaded if path in side.compiles]

@@ -167,7 +167,7 @@ class MicroRun:
     def measure(self) -> None:
         """All points that have not been measured yet; everything goes into the journal."""
         require_importer(self._iree)
-        points = self._reachable(list_points(self.config))
+        points = self._list_reachable(list_points(self.config))
         for device in dict.fromkeys(name_iree_device(point.model.device) for point in points):
             # What is wrong with a device is said before anything is started.
             choose_target(device, self.asked.target)
@@ -175,18 +175,18 @@ class MicroRun:
         self.run_dir = make_folder(self.earlier.folder if self.earlier else None, f"micro-{self.config.file.stem}")
         done = {} if self.earlier is None else self.earlier.done(self._iree.compiler.identity)
         context = plan_context(self.workbench, self.run_dir)
-        chains = {point.name: self._chain(point, context) for point in points}
+        chains = {point.name: self._make_chain(point, context) for point in points}
         todo = [point for point in points if chains[point.name].id not in done]
-        with model_session(self.run_dir, self.progress, self._event(chains, done)) as session:
+        with model_session(self.run_dir, self.progress, self._describe_event(chains, done)) as session:
             performers = dict.fromkeys((Stage.EXPORT, Stage.THRESHOLD, Stage.BENCHMARK), self._perform)
             engine = model_engine(session, self.workbench, performers)
             recipes = [f"{variant.label}: {variant.refusal}" for variant in self.config.variants if variant.refusal]
             for said in dict.fromkeys((*self._refused.values(), *recipes)):
                 self.progress.message(f"not measured: {said}")
             with engine.recorded() as performed:
-                performed.verdicts = self._points(todo, len(points), chains, session, engine)
+                performed.verdicts = self._run_points(todo, len(points), chains, session, engine)
 
-    def _reachable(self, points: Sequence[SweepPoint]) -> list[SweepPoint]:
+    def _list_reachable(self, points: Sequence[SweepPoint]) -> list[SweepPoint]:
         """The points whose devices are there; the others are refused, each with its reason, and the sweep continues."""
         if self.asked.device:
             # Without it there is no sweep, and it is checked by its name.
@@ -204,7 +204,7 @@ class MicroRun:
             raise UsageError(next(iter(self._refused.values())), available.hint)
         return found
 
-    def _points(
+    def _run_points(
         self,
         todo: Sequence[SweepPoint],
         total: int,
@@ -214,16 +214,16 @@ class MicroRun:
     ) -> dict[str, Verdict]:
         began = time.monotonic()
         verdicts: dict[str, Verdict] = {}
-        roofline = self._roofline(todo, session)
+        roofline = self._find_roofline(todo, session)
         measuring = Measuring(self.asked.against, self.asked.disturbed == "replace", roofline)
         for number, point in enumerate(todo):
             self.progress.message(_make_heading(point, total - len(todo) + number + 1, total, number, began, len(todo)))
             chain = chains[point.name]
             self._session = PointSession(chain, session, self.workbench, measuring, engine.results)
-            verdicts |= self._point(self._session, engine)
+            verdicts |= self._run_point(self._session, engine)
         return verdicts
 
-    def _point(self, session: PointSession, engine: Engine) -> dict[str, Verdict]:
+    def _run_point(self, session: PointSession, engine: Engine) -> dict[str, Verdict]:
         verdicts: dict[str, Verdict] = {}
         for phase in session.phases():
             steps = phase()
@@ -235,7 +235,7 @@ class MicroRun:
         session.tidy()
         return verdicts
 
-    def _roofline(self, todo: Sequence[SweepPoint], session: Session[Journal]) -> Roofline | None:
+    def _find_roofline(self, todo: Sequence[SweepPoint], session: Session[Journal]) -> Roofline | None:
         """The machine's peaks; None where no point asks for them, or they cannot be had, which is reported."""
         if all(explain_no_roofline(name_iree_device(point.model.device)) for point in todo):
             return None
@@ -250,7 +250,7 @@ class MicroRun:
             self.progress.message(f"no shares of the machine's peak: {error.what} ({error.hint})")
             return None
 
-    def _chain(self, point: SweepPoint, context: PlanContext) -> PointChain:
+    def _make_chain(self, point: SweepPoint, context: PlanContext) -> PointChain:
         device = name_iree_device(point.model.device)
         target = choose_target(device, self.asked.target)
         return PointChain(
@@ -265,7 +265,9 @@ class MicroRun:
             torch=self.torch,
         )
 
-    def _event(self, chains: Mapping[str, PointChain], done: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, Any]:
+    def _describe_event(
+        self, chains: Mapping[str, PointChain], done: Mapping[str, Sequence[dict[str, Any]]]
+    ) -> dict[str, Any]:
         targets = list({chain.target.name: chain.target for chain in chains.values()}.values())
         devices = dict.fromkeys(gpu for chain in chains.values() for gpu in chain.gpus)
         plan = Plan((), devices=tuple(devices))

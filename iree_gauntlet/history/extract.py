@@ -43,13 +43,13 @@ def extract(outcome: RunOutcome) -> list[HistoryRun]:
         raise GauntletError(f"run {outcome.run} never began: its journal is empty", "Name another run.")
     done: dict[HistoryMachine, list[ChainOutcome]] = {}
     for chain in outcome.chains:
-        done.setdefault(HistoryMachine.from_dict(_machine_of(chain, outcome)), []).append(chain)
+        done.setdefault(HistoryMachine.from_dict(_make_machine(chain, outcome)), []).append(chain)
     machines = done or {HistoryMachine.from_dict(outcome.machine): []}
     return [
         HistoryRun(
             run=outcome.run,
             time=outcome.started,
-            cases=tuple(case for chain in chains for case in (*_variants(chain), _case(chain, outcome))),
+            cases=tuple(case for chain in chains for case in (*_list_variants(chain), _make_case(chain, outcome))),
             iree=iree_version(outcome.toolchain),
             machine=machine,
             suite=outcome.suite,
@@ -62,14 +62,14 @@ def extract(outcome: RunOutcome) -> list[HistoryRun]:
     ]
 
 
-def _machine_of(chain: ChainOutcome, outcome: RunOutcome) -> Mapping[str, Any]:
+def _make_machine(chain: ChainOutcome, outcome: RunOutcome) -> Mapping[str, Any]:
     """What a chain was measured on; where nothing was measured, what it ran on."""
     ran = [step for step in chain.steps if step.worker]
     measured = [step for step in ran if step.samples is not None] or [step for step in ran if step.device] or ran
-    return outcome.workers.get(_worker(measured[-1]), {}) if measured else outcome.machine
+    return outcome.workers.get(_find_worker(measured[-1]), {}) if measured else outcome.machine
 
 
-def _worker(step: StepOutcome) -> str:
+def _find_worker(step: StepOutcome) -> str:
     return step.worker.partition("/")[0]
 
 
@@ -79,7 +79,7 @@ def iree_version(toolchain: Mapping[str, Any]) -> IreeVersion:
     return replace(IreeVersion.from_dict(toolchain), named=named if _RELEASE.fullmatch(named) else "")
 
 
-def _case(chain: ChainOutcome, outcome: RunOutcome) -> HistoryCase:
+def _make_case(chain: ChainOutcome, outcome: RunOutcome) -> HistoryCase:
     bad = next((step for step in chain.steps if step.reason and step.verdict is chain.verdict), None)
     device = next((step.device for step in chain.steps if step.device), "")
     return HistoryCase(
@@ -88,21 +88,21 @@ def _case(chain: ChainOutcome, outcome: RunOutcome) -> HistoryCase:
         target=chain.target,
         sku=chain.sku,
         device=device,
-        flags=_flags(chain.steps),
+        flags=_format_flags(chain.steps),
         verdict=str(chain.verdict),
         reason=bad.reason[:_REASON_CHARACTERS] if bad is not None and chain.verdict is not Verdict.PASSED else "",
-        figures=tuple(_figures(chain, compiled_there=_compiled_there(chain, outcome))),
+        figures=tuple(_list_figures(chain, compiled_there=_was_compiled_there(chain, outcome))),
     )
 
 
-def _compiled_there(chain: ChainOutcome, outcome: RunOutcome) -> bool:
+def _was_compiled_there(chain: ChainOutcome, outcome: RunOutcome) -> bool:
     """Whether what compiled it is the machine that it was measured on; the time of another is not that one's."""
-    machine = _machine_of(chain, outcome)
+    machine = _make_machine(chain, outcome)
     compiles = [step for step in chain.steps if step.stage == "compile" and step.worker]
-    return all(outcome.workers.get(_worker(step), {}) == machine for step in compiles)
+    return all(outcome.workers.get(_find_worker(step), {}) == machine for step in compiles)
 
 
-def _variants(chain: ChainOutcome) -> Iterator[HistoryCase]:
+def _list_variants(chain: ChainOutcome) -> Iterator[HistoryCase]:
     """What a point of a sweep says of each of its recipes: `lin/4-64-128/int8wo`."""
     for variant in (item for step in chain.steps for item in step.statistics.get("micro", {}).get("variants", ())):
         label, time = variant["label"], variant["iree"]
@@ -112,7 +112,7 @@ def _variants(chain: ChainOutcome) -> Iterator[HistoryCase]:
             submodel=f"{chain.submodel}/{label}",
             target=chain.target,
             sku=chain.sku,
-            flags=_flags(step for step in chain.steps if step.role == label),
+            flags=_format_flags(step for step in chain.steps if step.role == label),
             verdict=variant["status"],
             reason=variant["reason"][:_REASON_CHARACTERS],
             figures=tuple(
@@ -121,12 +121,12 @@ def _variants(chain: ChainOutcome) -> Iterator[HistoryCase]:
         )
 
 
-def _figures(chain: ChainOutcome, *, compiled_there: bool) -> Iterator[HistoryFigure]:
+def _list_figures(chain: ChainOutcome, *, compiled_there: bool) -> Iterator[HistoryFigure]:
     figures, cell = chain_figures(chain), matrix_cell(chain)
     # A program that gives other numbers is another one: its time is no time of the model.
     wrong = any(step.stage == "threshold" and step.verdict.blocks for step in chain.steps)
     if cell.time_ms is not None and figures.samples is not None and not wrong:
-        golden, limit = _held_against(figures.time)
+        golden, limit = _hold_against(figures.time)
         rounds = figures.samples.real_time_ms
         disturbed = bool(cell.disturbed) or figures.disturbed
         yield HistoryFigure("time_ms", cell.time_ms, cell.statistic, rounds, disturbed, golden, limit)
@@ -136,21 +136,21 @@ def _figures(chain: ChainOutcome, *, compiled_there: bool) -> Iterator[HistoryFi
             yield HistoryFigure("compile_s", cell.compile_seconds)
         if cell.compile_peak_bytes is not None:
             yield HistoryFigure("compile_peak_bytes", cell.compile_peak_bytes)
-    counted = _flags(chain.steps, counted=True)
+    counted = _format_flags(chain.steps, counted=True)
     for name, value, check, flags in (
         ("size_bytes", cell.binary_size_bytes, figures.size, ""),
         ("dispatches", cell.dispatch_count, figures.dispatches, ""),
         # Of a module of its own, which is there with others or alone.
-        (_instructions_name(cell), cell.instructions, figures.work, counted),
+        (_format_instructions_name(cell), cell.instructions, figures.work, counted),
     ):
         if value is not None:
-            golden, limit = _held_against(check)
+            golden, limit = _hold_against(check)
             yield HistoryFigure(name, value, golden=golden, limit=limit, flags=flags)
     if cell.max_abs_error is not None and math.isfinite(cell.max_abs_error):
         yield HistoryFigure("max_error", cell.max_abs_error)
 
 
-def _instructions_name(cell: MatrixCell) -> str:
+def _format_instructions_name(cell: MatrixCell) -> str:
     """A series for each kind of counter and CPU: counts of two have nothing to do with each other."""
     counter, _, cpu = cell.counted_by.partition(", ")
     if is_usual_count(counter, cpu):
@@ -158,11 +158,11 @@ def _instructions_name(cell: MatrixCell) -> str:
     return f"instructions ({counter.split(' ')[0]}{f', {cpu}' if cpu else ''})"
 
 
-def _held_against(check: Check | None) -> tuple[float | None, float | None]:
+def _hold_against(check: Check | None) -> tuple[float | None, float | None]:
     return (None, None) if check is None else (check.golden, check.limit)
 
 
-def _flags(steps: Iterable[StepOutcome], *, counted: bool = False) -> str:
+def _format_flags(steps: Iterable[StepOutcome], *, counted: bool = False) -> str:
     """Of all that it was compiled and run with, or counted; where files lie is no part of it."""
     words = {
         f"{step.name} {_FOLDER.sub('=', flag)}"

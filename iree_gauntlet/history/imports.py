@@ -46,7 +46,7 @@ def imported(
         script = _DATA_JS.match(text)
         content = json.loads(script[1] if script else text)
         given = {"date": date, "commit": commit, "machine": machine, "sku": sku}
-        return tuple(_reader(file, content)(file, content, given))
+        return tuple(_choose_reader(file, content)(file, content, given))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         missing = f"a field {error} is missing" if isinstance(error, KeyError) else f"{error}"
         why = error.strerror if isinstance(error, OSError) else missing
@@ -57,25 +57,25 @@ def imported(
         ) from error
 
 
-def _reader(file: Path, content: Any) -> Callable[..., Iterable[HistoryRun]]:
+def _choose_reader(file: Path, content: Any) -> Callable[..., Iterable[HistoryRun]]:
     """What reads a document."""
     if not isinstance(content, dict):
         raise ValueError("expected an object")  # noqa: TRY004 - as for all else that is not as expected
     if "benchmarks" in content and "context" in content:
-        return _google_benchmark
+        return _list_google_benchmark
     if "entries" in content:
-        return _data_js
+        return _list_data_js
     if "commit_hash" in content and "results" in content:
-        return _asv
+        return _list_asv
     if {"arch", "machine"} <= set(content) and file.name == "machine.json":
         # asv's, beside its results, which say it too.
         return lambda *_: ()
     if content and set(content) <= set(_JOB_TYPES):
-        return _job_summary
+        return _list_job_summary
     raise ValueError(f"its fields are {', '.join(list(content)[:5]) or 'none'}")
 
 
-def _google_benchmark(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -> Iterable[HistoryRun]:
+def _list_google_benchmark(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -> Iterable[HistoryRun]:
     context = content["context"]
     rounds: dict[str, list[float]] = {}
     for row in content["benchmarks"]:
@@ -87,36 +87,38 @@ def _google_benchmark(file: Path, content: Mapping[str, Any], given: Mapping[str
             rounds.setdefault(str(row.get("run_name", row["name"])), []).append(value)
     machine = HistoryMachine(given["machine"], int(context.get("num_cpus", 0)))
     cases = [
-        _case(file.stem, name, given["sku"], HistoryFigure("time_ms", min(values), "min", tuple(values)))
+        _make_case(file.stem, name, given["sku"], HistoryFigure("time_ms", min(values), "min", tuple(values)))
         for name, values in rounds.items()
     ]
     date = given["date"] or str(context.get("date", ""))
     yield _run(file, date, given["commit"], cases, machine, "Google Benchmark", dict(context))
 
 
-def _data_js(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -> Iterable[HistoryRun]:
+def _list_data_js(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -> Iterable[HistoryRun]:
     for suite, entries in content["entries"].items():
         for entry in entries:
             bigger = _BIGGER.search(str(entry.get("tool", ""))) is not None
             cases = [
-                _case(suite, str(bench["name"]), given["sku"], _figure(bench["value"], str(bench["unit"]), bigger))
+                _make_case(
+                    suite, str(bench["name"]), given["sku"], _make_figure(bench["value"], str(bench["unit"]), bigger)
+                )
                 for bench in entry["benches"]
             ]
             commit = entry.get("commit", {})
-            date = _milliseconds(entry.get("date")) or given["date"]
+            date = _format_milliseconds(entry.get("date")) or given["date"]
             more = {name: value for name, value in entry.items() if name != "benches"}
             machine = HistoryMachine(given["machine"])
             identity = str(commit.get("id", given["commit"]))
             yield _run(file, date, identity, cases, machine, "github-action-benchmark", more)
 
 
-def _asv(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -> Iterable[HistoryRun]:
+def _list_asv(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -> Iterable[HistoryRun]:
     columns = content.get("result_columns", ["result", "params"])
     cases = []
     for name, row in content["results"].items():
         found = dict(zip(columns, row, strict=False)) if isinstance(row, list) else {"result": row}
         values = found["result"] if isinstance(found["result"], list) else [found["result"]]
-        names = _parameters(found.get("params") or [])
+        names = _plan_parameters(found.get("params") or [])
         for value, label in zip(values, names or [""], strict=False):
             if isinstance(value, int | float) and math.isfinite(value):
                 # Without `time_` in its name it is no time.
@@ -124,15 +126,15 @@ def _asv(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -> It
                 timed = kind.startswith("time")
                 memory = "peak_bytes" if kind.startswith("peakmem") else "value"
                 figure = HistoryFigure("time_ms", 1e3 * value) if timed else HistoryFigure(memory, float(value))
-                cases.append(_case("asv", f"{name}{label}", given["sku"], figure))
+                cases.append(_make_case("asv", f"{name}{label}", given["sku"], figure))
     parameters = content.get("params", {})
     machine = HistoryMachine(str(parameters.get("cpu") or given["machine"]), int(parameters.get("num_cpu") or 0))
-    date = _milliseconds(content.get("date")) or given["date"]
+    date = _format_milliseconds(content.get("date")) or given["date"]
     more = {name: value for name, value in content.items() if name not in ("results", "result_columns")}
     yield _run(file, date, str(content["commit_hash"]), cases, machine, "asv", more)
 
 
-def _milliseconds(since: Any) -> str:
+def _format_milliseconds(since: Any) -> str:
     """A time in milliseconds since 1970, ISO 8601; empty for none."""
     if since is None:
         return ""
@@ -141,7 +143,7 @@ def _milliseconds(since: Any) -> str:
     return datetime.fromtimestamp(since / 1000, UTC).isoformat()
 
 
-def _parameters(axes: list[list[str]]) -> list[str]:
+def _plan_parameters(axes: list[list[str]]) -> list[str]:
     """The labels of a benchmark's combinations, in asv's order."""
     labels = [""] if axes else []
     for axis in axes:
@@ -149,18 +151,18 @@ def _parameters(axes: list[list[str]]) -> list[str]:
     return [f"{label})" for label in labels]
 
 
-def _job_summary(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -> Iterable[HistoryRun]:
+def _list_job_summary(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -> Iterable[HistoryRun]:
     cases = []
     for kind, table in content.items():
         for cells in table["rows"]:
             row = dict(zip(table["headers"], cells, strict=True))
             figures = []
             if kind == "benchmark":
-                figures = _columns(row, {"time_ms": ("Current Time (ms)", "Golden Time (ms)", "Threshold (ms)")})
+                figures = _list_columns(row, {"time_ms": ("Current Time (ms)", "Golden Time (ms)", "Threshold (ms)")})
             elif kind == "compstat":
                 dispatches = ("Current Dispatch Count", "Golden Dispatch Count", "Golden Dispatch Count")
                 size = ("Current Binary Size (bytes)", "Golden Binary Size (bytes)", "Golden Binary Size (bytes)")
-                figures = _columns(row, {"dispatches": dispatches, "size_bytes": size})
+                figures = _list_columns(row, {"dispatches": dispatches, "size_bytes": size})
             model, _, submodel = str(row["Name"]).partition("/")
             verdict = str(row.get("Status", "")).lower()
             cases.append(HistoryCase(model, submodel, kind, given["sku"], verdict=verdict, figures=tuple(figures)))
@@ -168,30 +170,30 @@ def _job_summary(file: Path, content: Mapping[str, Any], given: Mapping[str, str
     yield _run(file, given["date"], given["commit"], cases, machine, "iree-test-suites", {})
 
 
-def _columns(row: Mapping[str, Any], names: Mapping[str, tuple[str, str, str]]) -> list[HistoryFigure]:
+def _list_columns(row: Mapping[str, Any], names: Mapping[str, tuple[str, str, str]]) -> list[HistoryFigure]:
     found = []
     for figure, (measured, golden, limit) in names.items():
-        value, held, most = (_number(row.get(column)) for column in (measured, golden, limit))
+        value, held, most = (_find_number(row.get(column)) for column in (measured, golden, limit))
         if value is not None:
             found.append(HistoryFigure(figure, value, golden=held, limit=most))
     return found
 
 
-def _number(value: Any) -> float | None:
+def _find_number(value: Any) -> float | None:
     try:
         return float(value)
     except (TypeError, ValueError):
         return None
 
 
-def _figure(value: float, unit: str, bigger: bool) -> HistoryFigure:
+def _make_figure(value: float, unit: str, bigger: bool) -> HistoryFigure:
     scale = _TIMES.get(_PER_ITERATION.sub("", unit))
     if scale is not None and not bigger:
         return HistoryFigure("time_ms", float(value) * scale)
     return HistoryFigure(unit or "value", float(value), more_is_better=bigger)
 
 
-def _case(model: str, name: str, sku: str, figure: HistoryFigure) -> HistoryCase:
+def _make_case(model: str, name: str, sku: str, figure: HistoryFigure) -> HistoryCase:
     return HistoryCase(model, name, "", sku, verdict="passed", figures=(figure,))
 
 

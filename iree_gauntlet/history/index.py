@@ -125,23 +125,23 @@ class HistoryIndex:
     def _open(self) -> Iterator[sqlite3.Connection]:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with closing(self._connected()) as database, database:
+            with closing(self._connect()) as database, database:
                 yield database
         except (OSError, sqlite3.Error) as error:
             what = f"{self._path}: the index of the history cannot be used: {error}"
             raise GauntletError(what, "Make room there or make it writable; it can be deleted, too.") from error
 
-    def _connected(self) -> sqlite3.Connection:
+    def _connect(self) -> sqlite3.Connection:
         try:
-            return self._made()
+            return self._make()
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise
             # Damaged: what is in it stands in the history's files.
             self._path.unlink(missing_ok=True)
-            return self._made()
+            return self._make()
 
-    def _made(self) -> sqlite3.Connection:
+    def _make(self) -> sqlite3.Connection:
         database = sqlite3.connect(self._path, timeout=_WAIT_SECONDS)
         try:
             with database:
@@ -167,7 +167,7 @@ def _take(database: sqlite3.Connection, name: str, stamp: str, data: bytes) -> N
         database.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", (name, stamp, error.on_one_line))
         return
     database.execute("INSERT OR REPLACE INTO files VALUES (?, ?, '')", (name, stamp))
-    rows = list(_figures(name, run))
+    rows = list(_find_figures(name, run))
     # Where another process was quicker, these are there.
     database.execute("DELETE FROM figures WHERE file = ?", (name,))
     database.execute(
@@ -181,7 +181,7 @@ def _take(database: sqlite3.Connection, name: str, stamp: str, data: bytes) -> N
     database.executemany("INSERT INTO figures VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
 
-def _figures(name: str, run: HistoryRun) -> Iterator[tuple[str | float | None, ...]]:
+def _find_figures(name: str, run: HistoryRun) -> Iterator[tuple[str | float | None, ...]]:
     for case in run.cases:
         # What is no number is in the file, and in no series.
         for item in (figure for figure in case.figures if math.isfinite(figure.value)):

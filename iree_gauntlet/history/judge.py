@@ -59,9 +59,9 @@ def judge(series: Iterable[Series], effects: Effects) -> tuple[Finding, ...]:
     silent = 0
     for item in series:
         if _is_exact(item):
-            exact += _exact_changes(item, effects.of_exact(item.key.quantity))
+            exact += _list_exact_changes(item, effects.of_exact(item.key.quantity))
             continue
-        found = _noisy_changes(item, effects.of(item.key.figure))
+        found = _list_noisy_changes(item, effects.of(item.key.figure))
         likely += found
         silent += not found
     adjusted = adjust_p_values([*(item.p_value or 0.0 for item in likely), *([1.0] * silent)])
@@ -91,7 +91,7 @@ def _is_exact(series: Series) -> bool:
     return series.key.is_exact and not restless
 
 
-def _exact_changes(series: Series, least: float) -> list[Finding]:
+def _list_exact_changes(series: Series, least: float) -> list[Finding]:
     """Where a figure is no longer what it was when it last changed, also bit by bit."""
     points, sign = series.points, -1 if series.key.more_is_better else 1
     places, base = [], points[0].value
@@ -119,12 +119,12 @@ def _exact_changes(series: Series, least: float) -> list[Finding]:
     return found
 
 
-def _noisy_changes(series: Series, least: float) -> list[Finding]:
+def _list_noisy_changes(series: Series, least: float) -> list[Finding]:
     points = series.points
     values, disturbed = [point.value for point in points], [point.disturbed for point in points]
     changes = change_points(values, least, disturbed=disturbed)
     if not changes:
-        return _drifts(series, least)
+        return _list_drifts(series, least)
     places = [_with_iree(points, change.at) for change in changes]
     if len(set(places)) < len(places):
         places = [change.at for change in changes]
@@ -167,7 +167,7 @@ def _with_iree(points: Sequence[Point], at: int) -> int:
     return nearer if 0 < nearer < len(points) else at
 
 
-def _drifts(series: Series, least: float) -> list[Finding]:
+def _list_drifts(series: Series, least: float) -> list[Finding]:
     values, disturbed = [point.value for point in series.points], [point.disturbed for point in series.points]
     # Of what should be more, a drift is that of its inverse.
     towards = [1 / value for value in values] if series.key.more_is_better else values
@@ -196,8 +196,8 @@ def without_invalid(series: Iterable[Series], marks: Sequence[Mark]) -> tuple[Se
     invalid = [mark for mark in marks if mark.mark == "invalid"]
     found = []
     for item in series:
-        own = [mark for mark in invalid if _fits(mark, item.key)]
-        points = tuple(point for point in item.points if not any(_came_with(point, mark.iree) for mark in own))
+        own = [mark for mark in invalid if _does_fit(mark, item.key)]
+        points = tuple(point for point in item.points if not any(_did_come_with(point, mark.iree) for mark in own))
         if points:
             found.append(replace(item, points=points))
     return tuple(found)
@@ -211,8 +211,8 @@ def with_marks(findings: Iterable[Finding], series: Iterable[Series], marks: Seq
         for mark in marks:
             if mark.mark == "accepted" and item.kind is FindingKind.IMPROVEMENT:
                 continue
-            if mark.mark != "invalid" and _fits(mark, item.key) and _came_with(item.after, mark.iree):
-                item = _marked(item, mark, points[item.key])  # noqa: PLW2901 - several may fit
+            if mark.mark != "invalid" and _does_fit(mark, item.key) and _did_come_with(item.after, mark.iree):
+                item = _mark(item, mark, points[item.key])  # noqa: PLW2901 - several may fit
         found.append(item)
     return tuple(found)
 
@@ -224,24 +224,25 @@ def idle_marks(series: Iterable[Series], marks: Iterable[Mark]) -> tuple[str, ..
         f"mark {mark.mark!r} of {mark.series} with {mark.iree} fits no run of the history"
         for mark in marks
         if not any(
-            _fits(mark, item.key) and any(_came_with(point, mark.iree) for point in item.points) for item in known
+            _does_fit(mark, item.key) and any(_did_come_with(point, mark.iree) for point in item.points)
+            for item in known
         )
     )
 
 
-def _marked(finding: Finding, mark: Mark, points: Sequence[Point]) -> Finding:
+def _mark(finding: Finding, mark: Mark, points: Sequence[Point]) -> Finding:
     if mark.mark == "accepted":
         return replace(finding, accepted=mark.reason)
-    at = next((place for place, point in enumerate(points) if _came_with(point, mark.to)), 0)
+    at = next((place for place, point in enumerate(points) if _did_come_with(point, mark.to)), 0)
     # One that the series does not have changes nothing.
     return replace(finding, at=at, before=points[at - 1], after=points[at]) if at else finding
 
 
-def _fits(mark: Mark, key: SeriesKey) -> bool:
+def _does_fit(mark: Mark, key: SeriesKey) -> bool:
     return fnmatchcase(key.title, mark.series) or fnmatchcase(key.case, mark.series)
 
 
-def _came_with(point: Point, iree: str) -> bool:
+def _did_come_with(point: Point, iree: str) -> bool:
     return iree in (point.iree, point.named, point.time[:10]) or (len(iree) >= 7 and point.commit.startswith(iree))
 
 

@@ -85,26 +85,26 @@ def open_history(text: str, configuration: Configuration, cache: Path) -> Histor
         UsageError: it is none of these.
     """
     if _OBJECTS.match(text):
-        return ObjectHistory(text, configuration, _beside(cache, text))
+        return ObjectHistory(text, configuration, _make_path_beside(cache, text))
     if text.startswith("git:"):
         found = _GIT.match(text)
         if found is None:
             hint = "Name it so: git:REPOSITORY#BRANCH, such as git:origin#history."
             raise UsageError(f"history {text}: no branch", hint)
-        repository, settings = _repository(text, found["repository"])
+        repository, settings = _list_repository(text, found["repository"])
         branch = found["branch"]
         # `.` and `origin` are others elsewhere.
-        return GitHistory(text, repository, settings, branch, _beside(cache, f"{repository}#{branch}"))
+        return GitHistory(text, repository, settings, branch, _make_path_beside(cache, f"{repository}#{branch}"))
     if "://" in text or _MISSPELT.match(text):
         hint = "Expected a folder, git:REPOSITORY#BRANCH, az://account/container/path, s3://bucket/path or gs://…"
         raise UsageError(f"history {text}: no such kind of place", hint)
     folder = Path(text).expanduser()
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"history {text}: it is a file", "Name a folder.")
-    return FolderHistory(text, folder, _beside(cache, text))
+    return FolderHistory(text, folder, _make_path_beside(cache, text))
 
 
-def _beside(cache: Path, text: str) -> Path:
+def _make_path_beside(cache: Path, text: str) -> Path:
     return cache / "history" / hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -149,9 +149,11 @@ class FolderHistory:
             UnreadableError: it cannot be read.
         """
         try:
-            return self._path(name).read_bytes()
+            return self._make_path(name).read_bytes()
         except OSError as error:
-            raise UnreadableError(f"{self._path(name)}: {error.strerror}", "Make it readable, or remove it.") from error
+            raise UnreadableError(
+                f"{self._make_path(name)}: {error.strerror}", "Make it readable, or remove it."
+            ) from error
 
     def add(self, files: Mapping[str, bytes]) -> int:
         """Keep files; how many were not there yet.
@@ -161,7 +163,7 @@ class FolderHistory:
         """
         added = 0
         for name, data in files.items():
-            path = self._path(name)
+            path = self._make_path(name)
             try:
                 # One that was cut short is put right.
                 if path.is_file() and path.read_bytes() == data:
@@ -182,15 +184,17 @@ class FolderHistory:
         """
         for name in names:
             try:
-                self._path(name).unlink(missing_ok=True)
+                self._make_path(name).unlink(missing_ok=True)
             except OSError as error:
-                raise GauntletError(f"{self._path(name)}: {error.strerror}", "Give the right to remove it.") from error
+                raise GauntletError(
+                    f"{self._make_path(name)}: {error.strerror}", "Give the right to remove it."
+                ) from error
 
-    def _path(self, name: str) -> Path:
+    def _make_path(self, name: str) -> Path:
         return self._folder / name[:4] / name
 
 
-def _repository(text: str, name: str) -> tuple[str, dict[str, str]]:
+def _list_repository(text: str, name: str) -> tuple[str, dict[str, str]]:
     """What git is to reach, and variables for it with settings of the checkout that one is in."""
     # GitHub's `actions/checkout` leaves its credentials in a checkout's own settings, for `origin` and nothing else.
     if Path(name).exists():
@@ -231,7 +235,7 @@ class GitHistory:
     def __init__(self, place: str, repository: str, settings: Mapping[str, str], branch: str, beside: Path) -> None:
         self.place = place
         self.beside = beside
-        self._repository = repository
+        self._list_repository = repository
         self._settings = dict(settings)
         self._branch = branch
         self._clone = beside / "clone"
@@ -243,7 +247,7 @@ class GitHistory:
         Raises:
             GauntletError: it cannot be fetched.
         """
-        with self._locked():
+        with self._lock():
             self._fetch()
         return self._files.stamps()
 
@@ -261,7 +265,7 @@ class GitHistory:
         Raises:
             GauntletError: they cannot be pushed.
         """
-        return self._changed(lambda: self._files.add(files), f"Add {len(files)} run{'s' * (len(files) != 1)}")
+        return self._count_changed(lambda: self._files.add(files), f"Add {len(files)} run{'s' * (len(files) != 1)}")
 
     def remove(self, names: Collection[str]) -> None:
         """Remove files in a commit of its own.
@@ -274,29 +278,29 @@ class GitHistory:
             self._files.remove(names)
             return len(names)
 
-        self._changed(take, f"Remove {len(names)} run{'s' * (len(names) != 1)}")
+        self._count_changed(take, f"Remove {len(names)} run{'s' * (len(names) != 1)}")
 
-    def _changed(self, change: Callable[[], int], message: str) -> int:
-        with self._locked():
+    def _count_changed(self, change: Callable[[], int], message: str) -> int:
+        with self._lock():
             for _ in range(_PUSHES):
                 self._fetch()
                 count = change()
-                self._git("add", "--all", ".")
-                if self._git("diff", "--cached", "--quiet", check=False).exit_code == 0:
+                self._run_git("add", "--all", ".")
+                if self._run_git("diff", "--cached", "--quiet", check=False).exit_code == 0:
                     return count
-                self._git(*self._author(), "commit", "--quiet", "--message", message)
-                pushed = self._git("push", "--quiet", "origin", f"HEAD:refs/heads/{self._branch}", check=False)
+                self._run_git(*self._list_author(), "commit", "--quiet", "--message", message)
+                pushed = self._run_git("push", "--quiet", "origin", f"HEAD:refs/heads/{self._branch}", check=False)
                 if pushed.exit_code == 0:
                     return count
                 if not any(word in pushed.stderr for word in _OVERTAKEN):
-                    raise self._refused("push", pushed)
+                    raise self._explain_refused("push", pushed)
         raise GauntletError(
             f"history {self.place}: others were quicker {_PUSHES} times in a row", "Add the run again later."
         )
 
-    def _author(self) -> tuple[str, ...]:
+    def _list_author(self) -> tuple[str, ...]:
         """Whoever git says that the user is; where it does not know, this program."""
-        if self._git("config", "user.email", check=False).exit_code == 0:
+        if self._run_git("config", "user.email", check=False).exit_code == 0:
             return ()
         return ("-c", "user.name=IREE Gauntlet", "-c", "user.email=gauntlet@localhost")
 
@@ -305,22 +309,22 @@ class GitHistory:
         if not (self._clone / ".git" / "config").is_file():
             shutil.rmtree(self._clone, ignore_errors=True)
             self._clone.mkdir(parents=True)
-            self._git("init", "--quiet", "--initial-branch", self._branch)
-            self._git("remote", "add", "origin", self._repository)
+            self._run_git("init", "--quiet", "--initial-branch", self._branch)
+            self._run_git("remote", "add", "origin", self._list_repository)
         for left in (self._clone / ".git").glob("*.lock"):
             # The lock of this class is held: nobody else works here.
             left.unlink(missing_ok=True)
-        fetched = self._git("fetch", "--quiet", "origin", self._branch, check=False)
+        fetched = self._run_git("fetch", "--quiet", "origin", self._branch, check=False)
         if fetched.exit_code == 0:
-            self._git("checkout", "--quiet", "--force", "-B", self._branch, "FETCH_HEAD")
+            self._run_git("checkout", "--quiet", "--force", "-B", self._branch, "FETCH_HEAD")
         elif _NO_BRANCH not in fetched.stderr:
-            raise self._refused("fetch", fetched)
+            raise self._explain_refused("fetch", fetched)
         else:
-            self._git("update-ref", "-d", f"refs/heads/{self._branch}", check=False)
-            self._git("rm", "--quiet", "-r", "--cached", "--ignore-unmatch", ".", check=False)
-        self._git("clean", "--quiet", "--force", "-d")
+            self._run_git("update-ref", "-d", f"refs/heads/{self._branch}", check=False)
+            self._run_git("rm", "--quiet", "-r", "--cached", "--ignore-unmatch", ".", check=False)
+        self._run_git("clean", "--quiet", "--force", "-d")
 
-    def _git(self, *words: str, check: bool = True) -> Answer:
+    def _run_git(self, *words: str, check: bool = True) -> Answer:
         environment = {**os.environ, **self._settings, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
         try:
             done = run_short(("git", "-C", str(self._clone), *words), timeout=_GIT_SECONDS, environment=environment)
@@ -330,13 +334,13 @@ class GitHistory:
             what = f"history {self.place}: git {words[0]} did not end within {_GIT_SECONDS:.0f} s"
             raise GauntletError(what, "See whether the repository can be reached.") from error
         if check and done.exit_code:
-            raise self._refused(words[0], done)
+            raise self._explain_refused(words[0], done)
         return done
 
-    def _refused(self, what: str, answer: Answer) -> GauntletError:
+    def _explain_refused(self, what: str, answer: Answer) -> GauntletError:
         return GauntletError(f"history {self.place}: git {what} failed", show_last_words("git", answer.stderr, 5))
 
-    def _locked(self) -> AbstractContextManager[int]:
+    def _lock(self) -> AbstractContextManager[int]:
         self.beside.mkdir(parents=True, exist_ok=True)
         return file_lock(self.beside / "clone.lock")
 
@@ -359,7 +363,7 @@ class ObjectHistory:
         import obstore  # noqa: PLC0415 - a large library, which few runs need
 
         location = self._open()
-        with self._errors():
+        with self._explain_errors():
             pages = obstore.list(location.store, prefix=location.path or None)
             items = [item for page in pages for item in page]
         named = ((item["path"].rpartition("/")[2], f"{item['size']} {item['e_tag']}") for item in items)
@@ -374,8 +378,8 @@ class ObjectHistory:
         import obstore  # noqa: PLC0415 - a large library, which few runs need
 
         location = self._open()
-        with self._errors():
-            return bytes(obstore.get(location.store, self._path(name)).bytes())
+        with self._explain_errors():
+            return bytes(obstore.get(location.store, self._make_path(name)).bytes())
 
     def add(self, files: Mapping[str, bytes]) -> int:
         """Put what is absent; how many were not there yet.
@@ -388,8 +392,8 @@ class ObjectHistory:
 
         location, added = self._open(), 0
         for name, data in files.items():
-            path = self._path(name)
-            with self._errors():
+            path = self._make_path(name)
+            with self._explain_errors():
                 try:
                     obstore.put(location.store, path, data, mode="create", use_multipart=False)
                 except AlreadyExistsError:
@@ -410,19 +414,19 @@ class ObjectHistory:
 
         location = self._open()
         if names:
-            with self._errors():
-                obstore.delete(location.store, [self._path(name) for name in names])
+            with self._explain_errors():
+                obstore.delete(location.store, [self._make_path(name) for name in names])
 
     def _open(self) -> StoreLocation:
         if self._location is None:
             self._location = open_store(self.place, self._configuration)
         return self._location
 
-    def _path(self, name: str) -> str:
+    def _make_path(self, name: str) -> str:
         return f"{self._open().path}/{name[:4]}/{name}".lstrip("/")
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         from obstore.exceptions import BaseError  # noqa: PLC0415 - a large library, which few runs need
 
         try:

@@ -69,14 +69,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--confirm-seconds",
-        type=_seconds,
+        type=_compute_seconds,
         default=300.0,
         metavar="SECONDS",
         help="How long one golden time may take to be confirmed (default: 300).",
     )
 
 
-def _seconds(text: str) -> float:
+def _compute_seconds(text: str) -> float:
     seconds = float(text)
     if not 0 < seconds < math.inf:
         raise ValueError(text)
@@ -98,7 +98,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     # Before a conftest.py of tests that are not meant can fail.
     _require_options_that_fit(early_config.known_args_namespace)
     if early_config.known_args_namespace.test_file_directory:
-        _stand_in_for_other_definitions(early_config)
+        _replace_other_definitions(early_config)
         _look_at_the_model_tests_alone(early_config)
 
 
@@ -130,29 +130,29 @@ def _look_at_the_model_tests_alone(config: pytest.Config) -> None:
     """Has pytest look for conftest.py files around the model tests and the working folder alone."""
     options = config.known_args_namespace
     here = Path(config.invocation_params.dir)
-    if not any(path.exists() for path in _named(options.file_or_dir, here)):
+    if not any(path.exists() for path in _name(options.file_or_dir, here)):
         # A file, as of a folder pytest would also load those of its folders named `test…`; with it those above.
         own = [str(path) for folder in (here, *here.parents) if (path := folder / "conftest.py").is_file()]
         options.file_or_dir = [options.test_file_directory, *own[:1]]
 
 
-def _stand_in_for_other_definitions(config: pytest.Config) -> None:
+def _replace_other_definitions(config: pytest.Config) -> None:
     """Keeps pytest from loading every conftest.py that defines our options."""
     options = config.known_args_namespace
     here = Path(config.invocation_params.dir)
-    named = _named([*options.file_or_dir, options.test_file_directory], here)
-    found = _conftests(here, [here, *named])
+    named = _name([*options.file_or_dir, options.test_file_directory], here)
+    found = _list_conftests(here, [here, *named])
     others = [path for path in found if _OPTION in path.read_bytes()]
     # Pytest looks a conftest.py up by its path, as it came upon it, before it imports it.
     for name in {str(path) for other in others for path in (other, other.resolve())}:
         config.pluginmanager.register(ModuleType("conftest"), name=name)
 
 
-def _named(arguments: Iterable[str], here: Path) -> list[Path]:
+def _name(arguments: Iterable[str], here: Path) -> list[Path]:
     return [Path(here, argument.split("::")[0]) for argument in arguments]
 
 
-def _conftests(here: Path, places: Iterable[Path]) -> Iterator[Path]:
+def _list_conftests(here: Path, places: Iterable[Path]) -> Iterator[Path]:
     """Those above and below some places that pytest may come to load."""
     found: set[Path] = set()
     for place in places:

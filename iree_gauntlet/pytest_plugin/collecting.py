@@ -202,7 +202,7 @@ class ModelTest(_TestOfFile):
         Raises:
             StepError: something else than the compiler kept the test from running.
         """
-        self._session().prepare(self.case)
+        self._make_session().prepare(self.case)
 
     def runtest(self) -> None:
         """Run the check.
@@ -211,12 +211,12 @@ class ModelTest(_TestOfFile):
             TestFailure: it failed, or a module of it did not compile.
             StepError: an error kept it from being judged.
         """
-        outcome = self._session().check(self.case)
+        outcome = self._make_session().check(self.case)
         self._record(outcome)
         if outcome.verdict is Verdict.SKIPPED and not outcome.behind:
             pytest.skip(outcome.reason)
         if outcome.verdict.counts_as_failure:
-            raise CheckFailure(outcome, self._session().run_dir)
+            raise CheckFailure(outcome, self._make_session().run_dir)
 
     def _record(self, outcome: StepOutcome) -> None:
         """Figures for pytest's own JUnit."""
@@ -228,7 +228,7 @@ class ModelTest(_TestOfFile):
                 self.user_properties.append((metric, outcome.statistics[metric]))
         self.user_properties += [(f"golden_{golden.metric}", golden.value) for golden in outcome.goldens]
 
-    def _session(self) -> ModelTestSession:
+    def _make_session(self) -> ModelTestSession:
         plugin = self.config.pluginmanager.get_plugin(PLUGIN_NAME)
         session = plugin.session if plugin else None
         assert isinstance(session, ModelTestSession), "made when the collection was finished"

@@ -49,7 +49,7 @@ class _PlainFailure(pytest.fail.Exception):  # type: ignore[name-defined,misc] #
     __module__ = "builtins"  # as pytest's own: summaries then name the class alone
 
     def __init__(self, step: StepOutcome, run_dir: Path) -> None:
-        super().__init__(_failure_text(step, run_dir), pytrace=False)
+        super().__init__(_format_failure_text(step, run_dir), pytrace=False)
 
 
 class TestFailure(_PlainFailure):
@@ -80,16 +80,16 @@ class _Log(PlainProgress):
 
     def step_started(self, step: dict[str, Any]) -> None:
         self.running.add(step["id"])
-        self._line(f"{step['chain']} {step['stage']}")
+        self._write_line(f"{step['chain']} {step['stage']}")
 
     def step_finished(self, step: dict[str, Any], result: Result) -> None:
         self.results[step["id"]] = result
         self.running.discard(step["id"])
         if result.command:
-            self._line(result.command)
-        self._line(f"{step['chain']} {step['stage']}: {result.verdict} {result.reason}".rstrip())
+            self._write_line(result.command)
+        self._write_line(f"{step['chain']} {step['stage']}: {result.verdict} {result.reason}".rstrip())
 
-    def _line(self, text: str, verdict: str = "") -> None:
+    def _write_line(self, text: str, verdict: str = "") -> None:
         del verdict
         _LOG.info("%s", text)
 
@@ -160,11 +160,11 @@ class ModelTestSession:
         Raises:
             StepError: an error kept something of it from being made.
         """
-        needed = self._needed(self._check_of(case))
+        needed = self._list_needed(self._check_of(case))
         self._perform(needed[:-1])
         for step in needed[:-1]:
             if self._verdicts[step.id] is Verdict.ERROR:
-                raise StepError(self._outcome(step), self.run_dir)
+                raise StepError(self._make_outcome(step), self.run_dir)
 
     def check(self, case: Case) -> StepOutcome:
         """Runs a test's check, and says its result.
@@ -173,12 +173,12 @@ class ModelTestSession:
             TestFailure: something that it needs failed.
             StepError: an error kept it from being judged, or it could not be decided.
         """
-        needed = self._needed(self._check_of(case))
+        needed = self._list_needed(self._check_of(case))
         self._perform(needed)
         for step in needed[:-1]:
             if self._verdicts[step.id] is Verdict.FAILED:
-                raise TestFailure(self._outcome(step), self.run_dir)
-        outcome = self._outcome(needed[-1])
+                raise TestFailure(self._make_outcome(step), self.run_dir)
+        outcome = self._make_outcome(needed[-1])
         # What could not be judged is no pass.
         if outcome.verdict.is_bad and not outcome.verdict.is_conclusive:
             raise StepError(outcome, self.run_dir)
@@ -194,7 +194,7 @@ class ModelTestSession:
     def _check_of(self, case: Case) -> Step:
         return self._steps[step_id(case.chain, _CHECKS[case.kind])]
 
-    def _needed(self, last: Step) -> list[Step]:
+    def _list_needed(self, last: Step) -> list[Step]:
         """The steps that lead to one, and that one, each behind what it needs."""
         ordered: dict[str, Step] = {}
 
@@ -212,7 +212,7 @@ class ModelTestSession:
         if len(finished) == len(steps):
             return
         try:
-            self._verdicts |= self._engine().perform(steps, finished)
+            self._verdicts |= self._make_engine().perform(steps, finished)
         except BaseException as error:
             # The test's time was up, or the user's patience.
             how = f"ended by pytest: {type(error).__name__} {error}".strip()
@@ -221,7 +221,7 @@ class ModelTestSession:
             self._log.running.clear()
             raise
 
-    def _engine(self) -> Engine:
+    def _make_engine(self) -> Engine:
         """An engine for some steps; after an exception in another test (its time was up), all is made again."""
         if self._session is None or self._session.cancelled.is_set():
             self._opened.close()
@@ -231,12 +231,12 @@ class ModelTestSession:
         )
         return Engine(self._session, self._machine, options)
 
-    def _outcome(self, step: Step) -> StepOutcome:
+    def _make_outcome(self, step: Step) -> StepOutcome:
         record = JournalRecord(self.run_dir, results=self._log.results, end={})
         return step_outcome(step, record)
 
 
-def _failure_text(step: StepOutcome, run_dir: Path) -> str:
+def _format_failure_text(step: StepOutcome, run_dir: Path) -> str:
     """What went wrong with a step, how to see more, and how to do it again."""
     lines = [f"{step.title}: {step.verdict}: {step.reason}", *(f"    {line}" for line in finding_lines(step))]
     lines += [f"    | {line}" for line in step.tail]

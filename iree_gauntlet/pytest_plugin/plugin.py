@@ -30,11 +30,11 @@ class ModelTestPlugin:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._artifacts = _folder(config, "artifact_directory")
+        self._artifacts = _locate_folder(config, "artifact_directory")
         self.suite = ModelTestSuite(
-            _folder(config, "test_file_directory"),
-            _optional_folder(config, "module_directory"),
-            _optional_folder(config, "external_file_directory"),
+            _locate_folder(config, "test_file_directory"),
+            _find_optional_folder(config, "module_directory"),
+            _find_optional_folder(config, "external_file_directory"),
             self._artifacts,
         )
         # Of xdist: absent in the one process, or in the one that hands out the tests.
@@ -178,7 +178,7 @@ class ModelTestPlugin:
         if self._worker or self._run_folder is None or self._config.option.collectonly:
             return
         try:
-            self._reported = _write_session_reports(self._run_folder, _folder(self._config, "job_summary_path"))
+            self._reported = _write_session_reports(self._run_folder, _locate_folder(self._config, "job_summary_path"))
         except GauntletError as error:
             self._notices.append(str(error))
 
@@ -187,23 +187,23 @@ class ModelTestPlugin:
         for notice in self._notices:
             terminalreporter.write_line(f"warning: {notice}", yellow=True)
         if self._reported:
-            summary = _folder(self._config, "job_summary_path") / "job_summary.md"
+            summary = _locate_folder(self._config, "job_summary_path") / "job_summary.md"
             terminalreporter.write_line(f"job summary: {summary}; logs and reports: {self._run_folder}")
 
 
-def _folder(config: pytest.Config, option: str) -> Path:
+def _locate_folder(config: pytest.Config, option: str) -> Path:
     return Path(config.invocation_params.dir, config.getoption(option)).resolve()
 
 
-def _optional_folder(config: pytest.Config, option: str) -> Path | None:
-    return _folder(config, option) if config.getoption(option) else None
+def _find_optional_folder(config: pytest.Config, option: str) -> Path | None:
+    return _locate_folder(config, option) if config.getoption(option) else None
 
 
 def _write_session_reports(run_dir: Path, summary_folder: Path) -> bool:
     """Writes the reports of a session, also of one in which a process died."""
     journals = sorted(run_dir.glob("journal-*.jsonl"))
     if journals:
-        merged = _merged([read_journal(path) for path in journals])
+        merged = _merge([read_journal(path) for path in journals])
         write_atomic(run_dir / JOURNAL, "".join(f"{json.dumps(event)}\n" for event in merged))
     if not (run_dir / JOURNAL).is_file():
         return False
@@ -216,7 +216,7 @@ def _write_session_reports(run_dir: Path, summary_folder: Path) -> bool:
     return True
 
 
-def _merged(records: Iterable[JournalRecord]) -> list[dict[str, Any]]:
+def _merge(records: Iterable[JournalRecord]) -> list[dict[str, Any]]:
     """The events of several journals of one plan as those of one: of what several did, the first result counts."""
     whole = [record for record in records if record.runs]
     results: dict[str, JournalRecord] = {}

@@ -60,7 +60,7 @@ class ChainFigures:
     @property
     def worst_output(self) -> OutputComparison | None:
         """The output that is furthest off; a failed one before any that passed."""
-        return max(self.outputs, key=_badness, default=None)
+        return max(self.outputs, key=_list_badness, default=None)
 
     @property
     def quality_cell(self) -> str:
@@ -105,31 +105,31 @@ class ChainFigures:
     @property
     def dispatches_cell(self) -> str:
         """`76 / 76`: measured / limit."""
-        return _against(self.dispatch_count, self.dispatches)
+        return _describe_against(self.dispatch_count, self.dispatches)
 
     @property
     def size_cell(self) -> str:
         """`833,586 / 840,000`: measured / limit, in bytes."""
-        return _against(self.binary_size_bytes, self.size)
+        return _describe_against(self.binary_size_bytes, self.size)
 
     @property
     def instructions_cell(self) -> str:
         """`1,121,396,412 / 1,122,517,808`: counted / limit."""
-        return _against(self.instructions, self.work)
+        return _describe_against(self.instructions, self.work)
 
 
 def chain_figures(chain: ChainOutcome) -> ChainFigures:
     """Gather what the steps of a chain measured."""
-    compiles = [step for step in _own_compiles(chain.steps) if step.verdict is not Verdict.SKIPPED]
+    compiles = [step for step in _list_own_compiles(chain.steps) if step.verdict is not Verdict.SKIPPED]
     ran = [step for step in compiles if not step.never_started and not (step.cache and step.cache.hit)]
     checks = [check for step in chain.steps for check in step.checks]
     main = next((step for step in compiles if not step.role), None)
     benchmarks = [step for step in chain.steps if step.samples is not None]
     by_verdict: dict[str, dict[str, None]] = {}
-    for step in _worst_first(chain, lambda verdict: verdict.is_bad):
+    for step in _order_worst_first(chain, lambda verdict: verdict.is_bad):
         by_verdict.setdefault(str(step.verdict), {})["not started" if step.never_started else step.name] = None
     verdict = str(chain.verdict)
-    dispatches, size = _worst(checks, "dispatch_count"), _worst(checks, "binary_size_bytes")
+    dispatches, size = _find_worst(checks, "dispatch_count"), _find_worst(checks, "binary_size_bytes")
 
     def measured(check: Check | None, key: str) -> float | None:
         if check is not None and check.measured is not None:
@@ -142,47 +142,47 @@ def chain_figures(chain: ChainOutcome) -> ChainFigures:
         compile_cached=bool(compiles) and all(step.cache and step.cache.hit for step in compiles),
         outputs=tuple(output for step in chain.steps for output in step.outputs),
         samples=benchmarks[-1].samples if benchmarks else None,
-        time=_worst(checks, "time_ms"),
+        time=_find_worst(checks, "time_ms"),
         dispatches=dispatches,
         size=size,
         dispatch_count=measured(dispatches, "dispatch_count"),
         binary_size_bytes=measured(size, "binary_size_bytes"),
         verdict="; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in by_verdict.items()) or verdict,
         disturbed=bool(benchmarks and benchmarks[-1].statistics.get("disturbed")),
-        instructions=_instructions(chain.steps),
-        work=_worst(checks, "instructions"),
+        instructions=_sum_instructions(chain.steps),
+        work=_find_worst(checks, "instructions"),
     )
 
 
-def _own_compiles(steps: Iterable[StepOutcome]) -> list[StepOutcome]:
+def _list_own_compiles(steps: Iterable[StepOutcome]) -> list[StepOutcome]:
     """The compiles of what is run."""
     return [step for step in steps if step.stage == "compile" and not step.of_count]
 
 
-def _instructions(steps: Iterable[StepOutcome]) -> float | None:
+def _sum_instructions(steps: Iterable[StepOutcome]) -> float | None:
     found = [number(step.statistics.get("instructions")) for step in steps if step.stage == "count"]
     return found[-1] if found else None
 
 
-def _worst_first(chain: ChainOutcome, counts: Callable[[Verdict], bool]) -> list[StepOutcome]:
+def _order_worst_first(chain: ChainOutcome, counts: Callable[[Verdict], bool]) -> list[StepOutcome]:
     """The steps that came out so, those that made the chain's verdict before the others."""
     found = (step for step in chain.steps if counts(step.verdict))
     return sorted(found, key=lambda step: step.verdict is not chain.verdict)
 
 
-def _worst(checks: list[Check], metric: str) -> Check | None:
+def _find_worst(checks: list[Check], metric: str) -> Check | None:
     """The check of a metric that failed, else one that was made, else any."""
     own = [check for check in checks if check.metric == metric]
     return min(own, key=lambda check: {False: 0, True: 1, None: 2}[check.passed], default=None)
 
 
-def _against(value: float | None, check: Check | None) -> str:
+def _describe_against(value: float | None, check: Check | None) -> str:
     if value is None:
         return NOTHING
     return whole(value) if check is None or check.limit is None else f"{whole(value)} / {whole(check.limit)}"
 
 
-def _badness(output: OutputComparison) -> tuple[bool, float]:
+def _list_badness(output: OutputComparison) -> tuple[bool, float]:
     error = output.max_abs_error if output.max_abs_error is not None else 0.0
     return not output.passed, math.inf if math.isnan(error) else error / (output.atol or 1.0)
 
@@ -241,43 +241,43 @@ class MatrixCell:
 def matrix_cell(chain: ChainOutcome) -> MatrixCell:
     """Gather the figures of a chain."""
     figures = chain_figures(chain)
-    wanting = _worst_first(chain, lambda verdict: verdict.is_bad or verdict.counts_as_failure)
-    compiles = _compiles(chain.steps)
+    wanting = _order_worst_first(chain, lambda verdict: verdict.is_bad or verdict.counts_as_failure)
+    compiles = _list_compiles(chain.steps)
     statistics = [step.statistics for step in compiles]
     time, statistic = None, ""
     if figures.samples is not None and figures.samples.real_time_ms:
         statistic = (figures.time.statistic if figures.time else "") or "mean"
         time = figures.samples.min_ms if statistic == "min" else figures.samples.mean_ms
-    worst = _worst_error(figures.outputs)
+    worst = _find_worst_error(figures.outputs)
     return MatrixCell(
         verdict=chain.verdict,
         stages=tuple(step.name for step in wanting),
         reason=wanting[0].reason if wanting else "",
-        works=_works(chain, wanting),
+        works=_does_work(chain, wanting),
         wrong_numbers=any(_has_wrong_numbers(step) for step in chain.steps),
-        compile_seconds=_together(sum, [number(item.get("tool_seconds")) for item in statistics]),
+        compile_seconds=_find_together(sum, [number(item.get("tool_seconds")) for item in statistics]),
         compile_cached=figures.compile_cached,
-        compile_peak_bytes=_together(max, [number(item.get("peak_rss_bytes")) for item in statistics]),
+        compile_peak_bytes=_find_together(max, [number(item.get("peak_rss_bytes")) for item in statistics]),
         time_ms=time,
         spread_ms=figures.samples.stdev_ms if time is not None and figures.samples else None,
         statistic=statistic,
         repetitions=len(figures.samples.real_time_ms) if figures.samples else 0,
-        disturbed=_disturbed(chain.steps),
+        disturbed=_format_disturbed(chain.steps),
         dispatch_count=figures.dispatch_count,
         binary_size_bytes=figures.binary_size_bytes,
         max_abs_error=worst.max_abs_error if worst else None,
         worst_output=worst.index if worst else None,
         instructions=figures.instructions,
-        counted_by=_counted_by(chain.steps),
+        counted_by=_describe_counted_by(chain.steps),
     )
 
 
-def _counted_by(steps: Iterable[StepOutcome]) -> str:
+def _describe_counted_by(steps: Iterable[StepOutcome]) -> str:
     found = [step.statistics for step in steps if step.stage == "count" and "counter" in step.statistics]
     return ", ".join(filter(None, (str(found[-1][name]) for name in ("counter", "cpu")))) if found else ""
 
 
-def _disturbed(steps: Iterable[StepOutcome]) -> str:
+def _format_disturbed(steps: Iterable[StepOutcome]) -> str:
     """Of the last benchmark, which is the one whose times count."""
     machines = [step.statistics.get("machine") or {} for step in steps if step.samples is not None]
     if not machines:
@@ -288,19 +288,19 @@ def _disturbed(steps: Iterable[StepOutcome]) -> str:
     return "; ".join(causes)
 
 
-def _compiles(steps: Iterable[StepOutcome]) -> list[StepOutcome]:
+def _list_compiles(steps: Iterable[StepOutcome]) -> list[StepOutcome]:
     """The compiles of a chain; none where not all of them passed: a part of them would look like less work."""
-    found = _own_compiles(steps)
+    found = _list_own_compiles(steps)
     return found if all(step.verdict.counts_as_pass for step in found) else []
 
 
-def _together(how: Callable[[list[float]], float], figures: list[float | None]) -> float | None:
+def _find_together(how: Callable[[list[float]], float], figures: list[float | None]) -> float | None:
     """One figure of several, where all of them are known."""
     known = [figure for figure in figures if figure is not None]
     return how(known) if known and len(known) == len(figures) else None
 
 
-def _works(chain: ChainOutcome, wanting: list[StepOutcome]) -> bool | None:
+def _does_work(chain: ChainOutcome, wanting: list[StepOutcome]) -> bool | None:
     if chain.verdict.counts_as_pass:
         return True
     conclusive = [step for step in wanting if not step.unfinished and step.verdict is not Verdict.INCONCLUSIVE]
@@ -315,11 +315,11 @@ def _has_wrong_numbers(step: StepOutcome) -> bool:
     )
 
 
-def _worst_error(outputs: tuple[OutputComparison, ...]) -> OutputComparison | None:
+def _find_worst_error(outputs: tuple[OutputComparison, ...]) -> OutputComparison | None:
     known = [output for output in outputs if output.max_abs_error is not None]
-    return max(known, key=_error, default=None)
+    return max(known, key=_compute_error, default=None)
 
 
-def _error(output: OutputComparison) -> float:
+def _compute_error(output: OutputComparison) -> float:
     error = output.max_abs_error
     return math.inf if error is None or math.isnan(error) else error

@@ -135,7 +135,7 @@ def read_comparison(folder: Path) -> ComparisonRecord:
                 record.where[str(event["chain"])] = event
             case "end":
                 record = replace(record, end=event)
-    sides = tuple(_side(name, side, folder) for name, side in (record.opening.get("sides") or {}).items())
+    sides = tuple(_make_side(name, side, folder) for name, side in (record.opening.get("sides") or {}).items())
     return replace(record, sides=sides)
 
 
@@ -152,7 +152,7 @@ def _take_of_a_cluster(record: ComparisonRecord, event: dict[str, Any]) -> None:
     record.begun[chain] = len(event["blocks"])
 
 
-def _side(name: str, side: dict[str, Any], folder: Path) -> ComparedSide:
+def _make_side(name: str, side: dict[str, Any], folder: Path) -> ComparedSide:
     journal = folder / str(side["folder"]) / JOURNAL
     run = read_journal(journal) if journal.is_file() else None
     return ComparedSide(name, str(side["asked"]), dict(side.get("toolchain") or {}), run)

@@ -81,7 +81,7 @@ class EventLog:
             self._descriptor = self._open()
         except OSError as error:
             self._lock.release()
-            raise self._unwritable(error) from error
+            raise self._explain_unwritable(error) from error
 
     def __enter__(self) -> Self:
         return self
@@ -109,7 +109,7 @@ class EventLog:
             if self._failure is not None:
                 raise self._failure
             # The time is taken inside the lock, so that times never go back from line to line.
-            head = f'{{"event":{_ENCODER.encode(event)},"time":"{_stamp(self._clock())}"{"," if fields else ""}'
+            head = f'{{"event":{_ENCODER.encode(event)},"time":"{_format_stamp(self._clock())}"{"," if fields else ""}'
             line = b"".join((head.encode(), memoryview(said)[1:], b"\n"))
             if sync is Sync.LATER:
                 self._held.append(line)
@@ -164,7 +164,7 @@ class EventLog:
                         self._append(descriptor, b"", lasting=False)
                 # Outside of the lock: lines may be added meanwhile. Only `close` closes the file, and waits for this.
                 if unsynced and descriptor is not None:
-                    self._fsync(descriptor)
+                    self._sync_file(descriptor)
             except GauntletError as error:
                 # The next one who writes gets the error, and can act on it.
                 self._failure = error
@@ -195,33 +195,33 @@ class EventLog:
             # Half a line would spoil what follows. The lock makes this the only writer.
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
-            raise self._unwritable(error) from error
+            raise self._explain_unwritable(error) from error
         self._held.clear()
 
-    def _fsync(self, descriptor: int) -> None:
+    def _sync_file(self, descriptor: int) -> None:
         try:
             os.fsync(descriptor)
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise self._explain_unwritable(error) from error
 
-    def _unwritable(self, error: OSError) -> GauntletError:
+    def _explain_unwritable(self, error: OSError) -> GauntletError:
         return GauntletError(
             f"{error.filename or self._path}: cannot write {self._path.name}: {error.strerror}",
             "make room there, or make it writable, then resume the run",
         )
 
 
-def _object(value: Any) -> dict[str, Any]:
+def _collect_object(value: Any) -> dict[str, Any]:
     """A dataclass for the encoder, one level of it at a time: thousands of steps need no copies."""
     if not is_dataclass(value):
         raise TypeError(f"{type(value).__name__} is no JSON")
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
-_ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"), default=_object)
+_ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"), default=_collect_object)
 
 
-def _stamp(now: datetime) -> str:
+def _format_stamp(now: datetime) -> str:
     return now.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

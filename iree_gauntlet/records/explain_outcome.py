@@ -214,13 +214,15 @@ def with_explanations(outcome: RunOutcome, run_dir: Path) -> RunOutcome:
     if not record.is_file():
         return outcome
     try:
-        found = {name: _explanation(case) for name, case in explain_outcome(record.parent).known.items() if case.done}
+        found = {
+            name: _list_explanation(case) for name, case in explain_outcome(record.parent).known.items() if case.done
+        }
     except GauntletError as error:
         return _with_remark(outcome, error.what.replace(str(record), _RECORD))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         return _with_remark(outcome, f"{_RECORD} is no whole record: {type(error).__name__}: {error}")
     chains = tuple(
-        replace(chain, steps=tuple(_explained(step, found[chain.id]) for step in chain.steps))
+        replace(chain, steps=tuple(_explain(step, found[chain.id]) for step in chain.steps))
         if chain.id in found
         else chain
         for chain in outcome.chains
@@ -232,13 +234,13 @@ def _with_remark(outcome: RunOutcome, why: str) -> RunOutcome:
     return replace(outcome, remarks=(*outcome.remarks, one_line(f"what `explain` found is left out: {why}")))
 
 
-def _explanation(case: ExplainedCase) -> tuple[str, Explanation]:
+def _list_explanation(case: ExplainedCase) -> tuple[str, Explanation]:
     """The failure that it is about, as the run tells it, and what is said of that."""
     mended = tuple(map(str, case.mended_by))
     return one_line(case.reason), Explanation(one_line(case.answer), mended, case.archive)
 
 
-def _explained(step: StepOutcome, found: tuple[str, Explanation]) -> StepOutcome:
+def _explain(step: StepOutcome, found: tuple[str, Explanation]) -> StepOutcome:
     """A step with its explanation; a resumed run may have come out otherwise since."""
     reason, explanation = found
     fits = step.stage in (Stage.COMPILE, Stage.THRESHOLD) and not step.role and step.reason == reason

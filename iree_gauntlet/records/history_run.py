@@ -150,7 +150,7 @@ class HistoryRun(Recorded):
 def history_file(run: HistoryRun) -> tuple[str, bytes]:
     """The name and the bytes of a run's file."""
     data = (json.dumps(run.as_dict(), separators=(",", ":"), ensure_ascii=True, allow_nan=False) + "\n").encode()
-    return f"{_stamp(run.time)}-{_digest(data)}.json", data
+    return f"{_format_stamp(run.time)}-{_digest(data)}.json", data
 
 
 def is_history_file(name: str) -> bool:
@@ -183,7 +183,7 @@ def read_history_file(name: str, data: bytes) -> HistoryRun:
         ) from error
 
 
-def _stamp(time: str) -> str:
+def _format_stamp(time: str) -> str:
     return datetime.fromisoformat(time).astimezone(UTC).strftime(_STAMP)
 
 

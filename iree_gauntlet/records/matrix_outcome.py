@@ -125,8 +125,8 @@ def matrix_outcome(folder: Path) -> MatrixOutcome:
     """
     record = read_matrix(folder)
     last = record.parts[-1] if record.parts else {}
-    irees = tuple(_iree(entry, folder, record) for entry in last.get("irees") or ())
-    rows = _rows(irees)
+    irees = tuple(_make_iree(entry, folder, record) for entry in last.get("irees") or ())
+    rows = _list_rows(irees)
     outcomes = [iree.outcome for iree in irees if iree.outcome is not None]
     codes = [iree.exit_code for iree in irees if iree.exit_code is not None]
     if not record.parts:
@@ -144,11 +144,11 @@ def matrix_outcome(folder: Path) -> MatrixOutcome:
         exit_code=ExitCode.INTERRUPTED if record.interrupted else ExitCode.worst(codes),
         state=record.state,
         seconds=sum(outcome.seconds for outcome in outcomes),
-        remarks=(*_remarks(record, irees), *_disturbances(irees, rows), *_apart(rows)),
+        remarks=(*_list_remarks(record, irees), *_list_disturbances(irees, rows), *_list_apart(rows)),
     )
 
 
-def _iree(entry: dict[str, Any], folder: Path, record: MatrixRecord) -> MatrixIree:
+def _make_iree(entry: dict[str, Any], folder: Path, record: MatrixRecord) -> MatrixIree:
     label = entry["label"]
     found = record.toolchains.get(label, {})
     result = record.results.get(label)
@@ -158,14 +158,14 @@ def _iree(entry: dict[str, Any], folder: Path, record: MatrixRecord) -> MatrixIr
     problem, hint = "", ""
     if result is not None and result.get("error"):
         problem, hint = str(result["error"]), str(result.get("hint") or "")
-        code = ExitCode.worst([_code(result, record), *([outcome.exit_code] if outcome else [])])
+        code = ExitCode.worst([_make_code(result, record), *([outcome.exit_code] if outcome else [])])
     elif found.get("error") and (result is None or outcome is None):
         problem, hint, code = str(found["error"]), str(found.get("hint") or ""), ExitCode.ERROR
     elif outcome is not None:
         # A run that was cut short before its first step says nothing of it.
         code = ExitCode.INTERRUPTED if result is None and record.interrupted else outcome.exit_code
     else:
-        problem, code = _why_not(label, record)
+        problem, code = _explain_why_not(label, record)
     return MatrixIree(
         label=one_line(label),
         text=str(entry["iree"]),
@@ -178,7 +178,7 @@ def _iree(entry: dict[str, Any], folder: Path, record: MatrixRecord) -> MatrixIr
     )
 
 
-def _code(result: dict[str, Any], record: MatrixRecord) -> ExitCode:
+def _make_code(result: dict[str, Any], record: MatrixRecord) -> ExitCode:
     try:
         return ExitCode(result["exit_code"])
     except ValueError as error:
@@ -187,7 +187,7 @@ def _code(result: dict[str, Any], record: MatrixRecord) -> ExitCode:
         ) from error
 
 
-def _why_not(label: str, record: MatrixRecord) -> tuple[str, ExitCode | None]:
+def _explain_why_not(label: str, record: MatrixRecord) -> tuple[str, ExitCode | None]:
     """Why an IREE that was found has no run."""
     how = "interrupted" if record.interrupted else "killed, or is still under way"
     code = ExitCode.INTERRUPTED if record.interrupted else ExitCode.ERROR
@@ -198,7 +198,7 @@ def _why_not(label: str, record: MatrixRecord) -> tuple[str, ExitCode | None]:
     return f"not run: the matrix was {how}", code
 
 
-def _rows(irees: tuple[MatrixIree, ...]) -> tuple[MatrixRow, ...]:
+def _list_rows(irees: tuple[MatrixIree, ...]) -> tuple[MatrixRow, ...]:
     rows: dict[str, MatrixRow] = {}
     for iree in irees:
         for chain in iree.outcome.chains if iree.outcome is not None else ():
@@ -208,9 +208,9 @@ def _rows(irees: tuple[MatrixIree, ...]) -> tuple[MatrixRow, ...]:
     return tuple(rows.values())
 
 
-def _remarks(record: MatrixRecord, irees: tuple[MatrixIree, ...]) -> tuple[str, ...]:
+def _list_remarks(record: MatrixRecord, irees: tuple[MatrixIree, ...]) -> tuple[str, ...]:
     remarks = remarks_of_record("matrix", "record", len(record.parts), record.end, torn=record.torn)
-    remarks += _of_irees(irees)
+    remarks += _describe_irees(irees)
     for iree in irees:
         remarks += [f"{iree.label}: {remark}" for remark in (iree.outcome.remarks if iree.outcome else ())]
         if iree.problem and iree.exit_code is not None:
@@ -218,7 +218,7 @@ def _remarks(record: MatrixRecord, irees: tuple[MatrixIree, ...]) -> tuple[str, 
     return tuple(remarks)
 
 
-def _of_irees(irees: tuple[MatrixIree, ...]) -> list[str]:
+def _describe_irees(irees: tuple[MatrixIree, ...]) -> list[str]:
     """What keeps their figures from being compared as they stand."""
     same: dict[tuple[str, str], list[str]] = {}
     for iree in irees:
@@ -236,7 +236,7 @@ def _of_irees(irees: tuple[MatrixIree, ...]) -> list[str]:
     return remarks
 
 
-def _disturbances(irees: tuple[MatrixIree, ...], rows: tuple[MatrixRow, ...]) -> list[str]:
+def _list_disturbances(irees: tuple[MatrixIree, ...], rows: tuple[MatrixRow, ...]) -> list[str]:
     remarks = []
     for iree in irees:
         timed = [cell for row in rows if (cell := row.cells.get(iree.label)) and cell.time_ms is not None]
@@ -247,7 +247,7 @@ def _disturbances(irees: tuple[MatrixIree, ...], rows: tuple[MatrixRow, ...]) ->
     return remarks
 
 
-def _apart(rows: tuple[MatrixRow, ...]) -> list[str]:
+def _list_apart(rows: tuple[MatrixRow, ...]) -> list[str]:
     apart = [row.chain for row in rows if not row.timed_on_one_machine]
     if not apart:
         return []
@@ -304,7 +304,7 @@ def read_matrix(folder: Path) -> MatrixRecord:
     for number, event in log.events:
         kind = event.get("event")
         if kind == "matrix":
-            if not _names_irees(event):
+            if not _does_name_irees(event):
                 refuse(log.path, number, "is a matrix event without a list of IREEs")
             record = replace(record, parts=(*record.parts, event), end=None)
         elif kind == "end":
@@ -325,7 +325,7 @@ def read_matrix(folder: Path) -> MatrixRecord:
     return record
 
 
-def _names_irees(event: dict[str, Any]) -> bool:
+def _does_name_irees(event: dict[str, Any]) -> bool:
     """Whether it does, each with a folder that is no path to somewhere else."""
     irees = event.get("irees")
     return isinstance(irees, list) and all(

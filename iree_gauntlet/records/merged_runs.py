@@ -51,15 +51,15 @@ def merged(
         UsageError: they are no parts of one run: of other suites or IREEs, cut in another way, or with a chain in
             two of them.
     """
-    runs = [_last_run(record) for record in records]
-    _one_suite(records, runs)
+    runs = [_collect_last_run(record) for record in records]
+    _require_one_suite(records, runs)
     remarks = [f"merged from {counted(len(runs), 'run')}: {listed([str(run.get('run')) for run in runs], _MOST_NAMED)}"]
-    remarks += _toolchains(records, runs, lenient=lenient)
-    missing, count = _missing(records, runs)
+    remarks += _list_toolchains(records, runs, lenient=lenient)
+    missing, count = _find_missing(records, runs)
     if missing:
         words = f"shard{'s' if len(missing) > 1 else ''} {listed(list(map(str, missing)), _MOST_NAMED)} of {count}"
         remarks.append(f"{words} {'are' if len(missing) > 1 else 'is'} missing: this is not the whole run")
-    _no_chain_twice(records)
+    _require_no_chain_twice(records)
     steps = sorted((step for record in records for step in record.steps), key=lambda step: str(step["chain"]))
     opening = {
         **runs[0],
@@ -69,12 +69,12 @@ def merged(
         "command": command,
         "cwd": cwd,
         "target": list({str(item): item for run in runs for item in run.get("target") or ()}.values()),
-        "toolchain": _common([run.get("toolchain") or {} for run in runs]),
-        "machine": _common([run.get("machine") or {} for run in runs]),
+        "toolchain": _require_common([run.get("toolchain") or {} for run in runs]),
+        "machine": _require_common([run.get("machine") or {} for run in runs]),
         "lock_folder": ", ".join(dict.fromkeys(str(run["lock_folder"]) for run in runs if run.get("lock_folder"))),
         "resumed": False,
         "shard": None,
-        "merged": [_part(record, run) for record, run in zip(records, runs, strict=True)],
+        "merged": [_collect_part(record, run) for record, run in zip(records, runs, strict=True)],
         "missing_shards": list(missing),
         "remarks": remarks,
         "steps": steps,
@@ -83,11 +83,13 @@ def merged(
         # The whole of it: what is asked of the merged run (`--last-failed`) is about every shard.
         selection = {**opening["asked"]["selection"], "shard": "", "shard_costs": ""}
         opening["asked"] = {**opening["asked"], "selection": selection}
-    happened = sorted((event for record in records for event in _happened(record)), key=lambda event: event["time"])
+    happened = sorted(
+        (event for record in records for event in _list_happened(record)), key=lambda event: event["time"]
+    )
     return MergedJournal((opening, *happened, *_end(records)), tuple(remarks))
 
 
-def _last_run(record: JournalRecord) -> dict[str, Any]:
+def _collect_last_run(record: JournalRecord) -> dict[str, Any]:
     if not record.runs:
         raise UsageError(f"{record.path.parent}: its journal does not say what was to run", "Leave it out.")
     run = record.runs[-1]
@@ -96,7 +98,7 @@ def _last_run(record: JournalRecord) -> dict[str, Any]:
     return run
 
 
-def _one_suite(records: Sequence[JournalRecord], runs: Sequence[Mapping[str, Any]]) -> None:
+def _require_one_suite(records: Sequence[JournalRecord], runs: Sequence[Mapping[str, Any]]) -> None:
     suites = [str(run.get("suite", "")) for run in runs]
     for record, suite in zip(records, suites, strict=True):
         if suite != suites[0]:
@@ -106,27 +108,29 @@ def _one_suite(records: Sequence[JournalRecord], runs: Sequence[Mapping[str, Any
             )
 
 
-def _toolchains(records: Sequence[JournalRecord], runs: Sequence[Mapping[str, Any]], *, lenient: bool) -> list[str]:
+def _list_toolchains(
+    records: Sequence[JournalRecord], runs: Sequence[Mapping[str, Any]], *, lenient: bool
+) -> list[str]:
     tools = [run.get("toolchain") or {} for run in runs]
     identities = [str(tool.get("identity", "")) for tool in tools]
     for record, tool, identity in zip(records, tools, identities, strict=True):
         if identity != identities[0] and not lenient:
-            first, other = _version(tools[0]), _version(tool)
+            first, other = _format_version(tools[0]), _format_version(tool)
             raise UsageError(
                 f"{records[0].path.parent} was run with IREE {first}, {record.path.parent} with {other}",
                 "One run judges one IREE; --lenient merges them all the same.",
             )
     if len(set(identities)) == 1:
         return []
-    versions = list(dict.fromkeys(map(_version, tools)))
+    versions = list(dict.fromkeys(map(_format_version, tools)))
     return [f"the runs are of {len(set(identities))} different IREEs: {listed(versions, _MOST_NAMED)}"]
 
 
-def _version(tool: Mapping[str, Any]) -> str:
+def _format_version(tool: Mapping[str, Any]) -> str:
     return f"{tool.get('compiler', 'none')} ({str(tool.get('identity', ''))[:12]})"
 
 
-def _missing(records: Sequence[JournalRecord], runs: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, ...], int]:
+def _find_missing(records: Sequence[JournalRecord], runs: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, ...], int]:
     """The shards that no run is, and how many there ought to be; none where the runs are no shards."""
     shards = [(record, run["shard"]) for record, run in zip(records, runs, strict=True) if run.get("shard")]
     if not shards:
@@ -150,7 +154,7 @@ def _missing(records: Sequence[JournalRecord], runs: Sequence[Mapping[str, Any]]
     return tuple(index for index in range(1, count + 1) if index not in seen), count
 
 
-def _no_chain_twice(records: Sequence[JournalRecord]) -> None:
+def _require_no_chain_twice(records: Sequence[JournalRecord]) -> None:
     seen: dict[str, JournalRecord] = {}
     for record in records:
         for chain in dict.fromkeys(str(step["chain"]) for step in record.steps):
@@ -162,7 +166,7 @@ def _no_chain_twice(records: Sequence[JournalRecord]) -> None:
                 )
 
 
-def _common(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _require_common(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What several say: what all agree on, of texts all that are said; numbers that differ are left out."""
     common: dict[str, Any] = {}
     for name in dict.fromkeys(name for fact in facts for name in fact):
@@ -174,7 +178,7 @@ def _common(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return common
 
 
-def _part(record: JournalRecord, run: Mapping[str, Any]) -> dict[str, Any]:
+def _collect_part(record: JournalRecord, run: Mapping[str, Any]) -> dict[str, Any]:
     """What is kept of a run in addition to its steps."""
     end = record.end or {}
     return {
@@ -190,7 +194,7 @@ def _part(record: JournalRecord, run: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _happened(record: JournalRecord) -> Iterable[dict[str, Any]]:
+def _list_happened(record: JournalRecord) -> Iterable[dict[str, Any]]:
     """The starts and results of a run, as one run without resuming would have them."""
     complete = record.end is not None and not record.end.get("interrupted")
     for step in record.steps:

@@ -172,9 +172,9 @@ def outcome_of(record: JournalRecord) -> RunOutcome:
             f"it was written by version {run.get('version', 'unknown')}; use that version to report on it",
         ) from error
     planned = record.planned
-    steps = _behind_failures([step_outcome(step, record) for step in planned], planned, record)
+    steps = _list_behind_failures([step_outcome(step, record) for step in planned], planned, record)
     state = state_of(record)
-    fetched = _files(steps)
+    fetched = _collect_files(steps)
     made = sum(not present for url, present in fetched.items() if url.startswith("random://"))
     return RunOutcome(
         run=str(run.get("run", record.path.parent.name)),
@@ -186,18 +186,18 @@ def outcome_of(record: JournalRecord) -> RunOutcome:
         targets=targets,
         toolchain=dict(run.get("toolchain") or {}),
         machine=dict(run.get("machine") or {}),
-        chains=_chains(steps),
+        chains=_list_chains(steps),
         exit_code=_exit_code(steps, run, state),
         state=state,
         resumed=max(len(record.runs) - 1, 0),
         torn=record.torn,
-        seconds=_wall_seconds(record),
+        seconds=_compute_wall_seconds(record),
         tool_seconds=sum(step.tool_seconds for step in steps),
-        compiles=_cache_count(steps, "compile"),
-        imports=_cache_count(steps, "import"),
+        compiles=_make_cache_count(steps, "compile"),
+        imports=_make_cache_count(steps, "import"),
         downloads=CacheCount(sum(fetched.values()), len(fetched) - sum(fetched.values()) - made),
         made_inputs=made,
-        remarks=_remarks(record),
+        remarks=_list_remarks(record),
         markers=str(run.get("markers") or ""),
         workers=record.workers,
     )
@@ -213,7 +213,7 @@ def state_of(record: JournalRecord) -> str:
 def headline(outcome: RunOutcome) -> str:
     """`1 failed, 2 errors, 23 passed, 3 skipped (2 behind a failure)`; what went wrong comes first."""
     texts = verdict_texts(outcome.counts)
-    if kinds := _expected_kinds(outcome.steps):
+    if kinds := _format_expected_kinds(outcome.steps):
         texts[Verdict.XFAILED] += f" ({kinds})"
     behind = sum(bool(step.behind) for step in outcome.steps)
     text = ", ".join(texts.values()) or "nothing ran"
@@ -230,7 +230,7 @@ def verdict_texts(counts: Mapping[Verdict, int]) -> dict[Verdict, str]:
     return texts
 
 
-def _expected_kinds(steps: Iterable[StepOutcome]) -> str:
+def _format_expected_kinds(steps: Iterable[StepOutcome]) -> str:
     """`2 does not compile, 1 wrong numbers`; empty where the journal does not say."""
     kinds = Counter(step.failure for step in steps if step.verdict is Verdict.XFAILED)
     return ", ".join(f"{kinds[kind]} {kind}" for kind in FailureKind if kinds[kind])
@@ -259,7 +259,9 @@ def version(toolchain: Mapping[str, Any], side: str) -> str | None:
     return f"{name}{f' at {commit[:12]}' if commit else ''}" if name else None
 
 
-def _behind_failures(steps: list[StepOutcome], planned: tuple[Step, ...], record: JournalRecord) -> list[StepOutcome]:
+def _list_behind_failures(
+    steps: list[StepOutcome], planned: tuple[Step, ...], record: JournalRecord
+) -> list[StepOutcome]:
     """Name, for each skipped step, the step whose coming out badly kept it from running."""
     verdicts = {step.id: step.verdict for step in steps}
     needs = {step.id: step.needs for step in planned}
@@ -288,7 +290,7 @@ def _behind_failures(steps: list[StepOutcome], planned: tuple[Step, ...], record
     return judged
 
 
-def _chains(steps: list[StepOutcome]) -> tuple[ChainOutcome, ...]:
+def _list_chains(steps: list[StepOutcome]) -> tuple[ChainOutcome, ...]:
     grouped: dict[str, list[StepOutcome]] = {}
     for step in steps:
         grouped.setdefault(step.chain, []).append(step)
@@ -310,13 +312,13 @@ def _exit_code(steps: list[StepOutcome], run: Mapping[str, Any], state: str) -> 
     return exit_code_of(step.verdict for step in steps)
 
 
-def _cache_count(steps: Iterable[StepOutcome], stage: str) -> CacheCount:
+def _make_cache_count(steps: Iterable[StepOutcome], stage: str) -> CacheCount:
     ran = [step.cache for step in steps if step.stage == stage and step.cache and step.verdict != Verdict.SKIPPED]
     hits = sum(cache.hit for cache in ran)
     return CacheCount(hits, len(ran) - hits)
 
 
-def _files(steps: Iterable[StepOutcome]) -> dict[str, bool]:
+def _collect_files(steps: Iterable[StepOutcome]) -> dict[str, bool]:
     """Each URL once, and whether its file was there before: several steps may ask for one file."""
     present: dict[str, bool] = {}
     for file in (file for step in steps for file in step.fetched):
@@ -324,7 +326,7 @@ def _files(steps: Iterable[StepOutcome]) -> dict[str, bool]:
     return present
 
 
-def _wall_seconds(record: JournalRecord) -> float:
+def _compute_wall_seconds(record: JournalRecord) -> float:
     """Wall time of a run in seconds: from each `run` event to the last event before the next one."""
     # The time between a kill and the resume does not count. The last part's time is what its `end` event measured,
     # where there is one (a monotonic clock, where the other times are of the wall clock).
@@ -384,7 +386,7 @@ def remarks_of_record(kind: str, name: str, parts: int, end: dict[str, Any] | No
     return remarks
 
 
-def _remarks(record: JournalRecord) -> tuple[str, ...]:
+def _list_remarks(record: JournalRecord) -> tuple[str, ...]:
     remarks = remarks_of_record("run", "journal", len(record.runs), record.end, torn=record.torn)
     if len(record.runs) > 1:
         remarks[-1] += "; the results of all its parts are counted"
@@ -397,10 +399,10 @@ def _remarks(record: JournalRecord) -> tuple[str, ...]:
     if lost and record.runs:
         noun = "a step" if len(lost) == 1 else f"{len(lost)} steps"
         remarks.append(f"results of {noun} that the last plan no longer has are left out: {lost[0]}…")
-    return (*remarks, *_of_the_environment(record))
+    return (*remarks, *_describe_environment(record))
 
 
-def _of_the_environment(record: JournalRecord) -> list[str]:
+def _describe_environment(record: JournalRecord) -> list[str]:
     """What was wrong with mirrors and the shared cache: the run continued without them, and it would not be seen."""
     notes = dict.fromkeys(
         note for result in record.results.values() for note in result.notes if _ENVIRONMENT.search(note)

@@ -53,14 +53,16 @@ def changed_since(outcome: RunOutcome, folder: Path) -> RunBefore | None:
         folder: of the run; runs before lie beside it.
     """
     wanted = {(chain.id, chain.sku) for chain in outcome.chains}
-    before = None if outcome.many or not outcome.started else _before(outcome.suite, outcome.started, folder, wanted)
+    before = (
+        None if outcome.many or not outcome.started else _find_before(outcome.suite, outcome.started, folder, wanted)
+    )
     if before is None:
         return None
     chains = {chain["id"]: chain for chain in before["chains"]}
     changes = tuple(
         change
         for chain in outcome.chains
-        for change in _changes(chain.id, str(chain.verdict), chain_figures(chain), chains[chain.id])
+        for change in _find_changes(chain.id, str(chain.verdict), chain_figures(chain), chains[chain.id])
     )
     return RunBefore(str(before["run"]), str((before["toolchain"] or {}).get("compiler") or ""), changes)
 
@@ -72,11 +74,13 @@ def earlier_seconds(suite: str, folder: Path) -> dict[str, float]:
         suite: its name.
         folder: of the run that begins; those before lie beside it.
     """
-    before = _before(suite, "9", folder)
+    before = _find_before(suite, "9", folder)
     return {step["id"]: step["seconds"] for chain in (before or {}).get("chains", ()) for step in chain["steps"]}
 
 
-def _before(suite: str, started: str, folder: Path, wanted: Collection[tuple[str, str]] = ()) -> dict[str, Any] | None:
+def _find_before(
+    suite: str, started: str, folder: Path, wanted: Collection[tuple[str, str]] = ()
+) -> dict[str, Any] | None:
     """The summary of the run of a suite that began last before a time, is complete, and has the chains on the SKUs."""
     own = folder.resolve()
     beside = sorted((path for path in own.parent.glob(f"*/{SUMMARY}") if path.parent != own), reverse=True)
@@ -100,7 +104,7 @@ def _before(suite: str, started: str, folder: Path, wanted: Collection[tuple[str
     return None
 
 
-def _changes(
+def _find_changes(
     chain: str, verdict: str, own: ChainFigures, known: dict[str, Any]
 ) -> Iterator[tuple[str, str, str, str, float | None]]:
     if verdict != known["verdict"]:

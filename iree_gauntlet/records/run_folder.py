@@ -67,7 +67,7 @@ def make_folder(named: Path | None, name: str) -> Path:
     try:
         named.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _cannot_be_made(named, error, "--run-dir") from error
+        raise _explain_cannot_be_made(named, error, "--run-dir") from error
     return named
 
 
@@ -90,12 +90,12 @@ def new_folder(parent: Path, name: str, option: str) -> Path:
         except FileExistsError:
             folder, number = wanted.with_name(f"{wanted.name}-{number}"), number + 1
         except OSError as error:
-            raise _cannot_be_made(folder, error, option) from error
+            raise _explain_cannot_be_made(folder, error, option) from error
         else:
             return folder
 
 
-def _cannot_be_made(folder: Path, error: OSError, option: str) -> UsageError:
+def _explain_cannot_be_made(folder: Path, error: OSError, option: str) -> UsageError:
     return UsageError(f"{folder}: cannot be made: {error.strerror}", f"Give another place with {option}.")
 
 

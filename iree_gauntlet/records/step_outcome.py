@@ -104,7 +104,7 @@ def step_outcome(step: Step, record: JournalRecord) -> StepOutcome:
     """Join a planned step with what the journal says of it."""
     started = record.starts.get(step.id, "")
     found = None if record.started_again(step.id) else record.results.get(step.id)
-    result = _judged(started, record) if found is None else found
+    result = _judge(started, record) if found is None else found
     came_to = {name: getattr(result, name) for name in _RESULT}
     unexplained = "" if result.verdict is Verdict.PASSED else f"{result.verdict}, and the journal does not say why"
     came_to |= {
@@ -123,7 +123,7 @@ def step_outcome(step: Step, record: JournalRecord) -> StepOutcome:
     )
 
 
-def _judged(started: str, record: JournalRecord) -> Result:
+def _judge(started: str, record: JournalRecord) -> Result:
     """What stands for the result of a step without one."""
     interrupted = bool(record.end and record.end.get("interrupted"))
     if started:

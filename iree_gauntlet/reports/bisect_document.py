@@ -59,8 +59,8 @@ def bisect_document(outcome: BisectOutcome) -> Document:
     title = f"Bisect of {asked['chain']} by {asked['metric']}: good {asked['good']}, bad {asked['bad']}"
     untried = [label for label in outcome.labels if label not in outcome.judged]
     names = [part for label in untried for part in (", ", Name(label))]
-    rows = tuple(_row(outcome, label) for label in outcome.labels if label in outcome.judged)
-    blocks: list[Block] = [OnPage((_line(outcome), _change(outcome)))] if rows else []
+    rows = tuple(_make_row(outcome, label) for label in outcome.labels if label in outcome.judged)
+    blocks: list[Block] = [OnPage((_make_line(outcome), _change(outcome)))] if rows else []
     blocks.append(Table(_COLUMNS, rows) if rows else Paragraph(("Nothing was tried.",)))
     blocks += [Notes(tuple(outcome.remarks))] if outcome.remarks else []
     if outcome.link:
@@ -85,7 +85,7 @@ def bisect_json(outcome: BisectOutcome) -> str:
     return json.dumps(outcome.as_dict(), indent=2) + "\n"
 
 
-def _line(outcome: BisectOutcome) -> Line:
+def _make_line(outcome: BisectOutcome) -> Line:
     """Every candidate in its place, those that were tried with their values, and where the change is."""
     labels, judged = outcome.labels, outcome.judged
     stops = []
@@ -111,7 +111,7 @@ def _change(outcome: BisectOutcome) -> Paragraph:
     return Paragraph((f"From {change}. {meaning}" if known else meaning,))
 
 
-def _row(outcome: BisectOutcome, label: str) -> tuple[Cell, ...]:
+def _make_row(outcome: BisectOutcome, label: str) -> tuple[Cell, ...]:
     """What is shown of a candidate that was tried, in the order of `_COLUMNS`."""
     judged = outcome.judged[label]
     remarks = [f"the {word} end" for word in ("good", "bad") if outcome.asked[word] == label]

@@ -89,18 +89,18 @@ def comparison_reports(folder: Path) -> Reports:
         GauntletError: its log, or a journal of a side, cannot be read.
     """
     record = read_comparison(folder)
-    document = _comparison_document(record)
+    document = _make_comparison_document(record)
     files = {
         **pages("comparison", lambda: document),
-        "comparison.json": lambda: _comparison_json(record),
-        "junit.xml": lambda: _comparison_junit(record),
+        "comparison.json": lambda: _format_comparison_json(record),
+        "junit.xml": lambda: _format_comparison_junit(record),
     }
     # One that was cut short has judged nothing.
     code = ExitCode.ERROR if document.exit_code is None else document.exit_code
     return Reports(files, lambda _: document, code, document.answer)
 
 
-def _comparison_json(record: ComparisonRecord) -> str:
+def _format_comparison_json(record: ComparisonRecord) -> str:
     """Everything of it as one document (`docs/how-to/compare.md` has the fields)."""
     document: dict[str, Any] = {
         "schema": 1,
@@ -124,12 +124,12 @@ def _comparison_json(record: ComparisonRecord) -> str:
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
-def _comparison_document(record: ComparisonRecord) -> Document:
+def _make_comparison_document(record: ComparisonRecord) -> Document:
     """What people read of it."""
     rows = time_rows(record)
-    rules = tuple((line,) for line in (*_rule_lines(record), *dict.fromkeys(record.remarks)))
+    rules = tuple((line,) for line in (*_list_rule_lines(record), *dict.fromkeys(record.remarks)))
     blocks: list[Block] = [Folded("How it was judged", (Items(rules),), brief=True)] if rules else []
-    margins = _margins(record)
+    margins = _list_margins(record)
     by_work = record.options.get("metric") == "instructions"
     blocks.append(_work_table(rows, margins) if by_work else _time_table(rows, margins))
     if len(margins) > 1 and any(row.interval for row in rows):
@@ -152,29 +152,29 @@ def _comparison_document(record: ComparisonRecord) -> Document:
     code = None if record.exit_code is None else ExitCode(record.exit_code)
     worse = "B does more work" if record.options.get("metric") == "instructions" else "B is slower"
     return Document(
-        _title(record),
-        _headline(record, rows),
+        _format_title(record),
+        _format_headline(record, rows),
         (),
         tuple(blocks),
         exit_code=code,
         meaning=worse if code is ExitCode.FAILED else "",
         provenance=provenance(
             ", ".join(side.title for side in record.sides),
-            _began(record),
+            _read_began(record),
             ("comparison.md", "comparison.json", "junit.xml"),
             seconds_between(record.opening, record.end),
         ),
     )
 
 
-def _began(record: ComparisonRecord) -> dict[str, Any]:
+def _read_began(record: ComparisonRecord) -> dict[str, Any]:
     """How it was started: the runs of its sides have the command."""
     runs = next((side.run.runs for side in record.sides if side.run and side.run.runs), ({},))
     own = {name: record.opening[name] for name in ("time", "machine") if record.opening.get(name)}
     return {**runs[0], **own}
 
 
-def _margins(record: ComparisonRecord) -> tuple[float, ...]:
+def _list_margins(record: ComparisonRecord) -> tuple[float, ...]:
     """What a picture of intervals marks: the band of `same`, and from when on B is slower or faster."""
     names = ("least_work",) if record.options.get("metric") == "instructions" else ("least", "band")
     rules = record.opening.get("rules") or {}
@@ -218,14 +218,14 @@ def _notes_of(record: ComparisonRecord, model: str) -> list[str]:
     return [str(note) for note in (record.measured.get(model) or {}).get("notes", ())]
 
 
-def _title(record: ComparisonRecord) -> str:
+def _format_title(record: ComparisonRecord) -> str:
     metric = str(record.options.get("metric") or "")
     what = {"compile-time": "compile time of ", "instructions": "instructions of "}.get(metric, "")
     names = [f"{side.name} = {side.title}" for side in record.sides]
     return f"Comparison: {what}{', '.join(reversed(names))}" if names else "Comparison"
 
 
-def _headline(record: ComparisonRecord, rows: list[TimeRow]) -> str:
+def _format_headline(record: ComparisonRecord, rows: list[TimeRow]) -> str:
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdict_counts(rows).items()) or "no models"
     mean = record.summary.get("geometric_mean")
     if mean and mean["models"] > 1:
@@ -236,7 +236,7 @@ def _headline(record: ComparisonRecord, rows: list[TimeRow]) -> str:
     return f"{counts}; interrupted" if record.end.get("interrupted") else counts
 
 
-def _rule_lines(record: ComparisonRecord) -> list[str]:
+def _list_rule_lines(record: ComparisonRecord) -> list[str]:
     rules, rounds = record.opening.get("rules") or {}, record.opening.get("rounds") or {}
     if not rules or not rounds:
         return []
@@ -255,7 +255,7 @@ def _rule_lines(record: ComparisonRecord) -> list[str]:
     works = [item["work"] for item in record.verdicts.values() if item.get("work")]
     return [
         *lock_remark(record.opening),
-        *(f"work: {line}" for line in _counted_lines(works)),
+        *(f"work: {line}" for line in _list_counted_lines(works)),
         (
             f"slower or faster: beyond ±{100 * rules['least']:g} %; same: within ±{100 * rules['band']:g} %; {allowed}"
             f"wrong in at most {100 * rules['alpha']:g} % of comparisons"
@@ -270,10 +270,10 @@ def _rule_lines(record: ComparisonRecord) -> list[str]:
 def _work_lines(record: ComparisonRecord) -> list[str]:
     """By what the work is judged, and what has counted it."""
     least = f"more or less work: beyond ±{100 * record.opening['rules']['least_work']:g} %"
-    return [f"{line}; {least}; outputs are not checked" for line in _counted_lines(record.verdicts.values())]
+    return [f"{line}; {least}; outputs are not checked" for line in _list_counted_lines(record.verdicts.values())]
 
 
-def _counted_lines(counts: Iterable[Mapping[str, Any]]) -> list[str]:
+def _list_counted_lines(counts: Iterable[Mapping[str, Any]]) -> list[str]:
     """What has counted, and of modules for which CPU."""
     counted = {(str(item["counter"]), str(item["cpu"])) for item in counts}
     made = ((counter, f"for {cpu}" if cpu else "as its spec says") for counter, cpu in sorted(counted))
@@ -284,16 +284,16 @@ def _without_event(event: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in event.items() if name not in ("event", "time", "chain")}
 
 
-def _comparison_junit(record: ComparisonRecord) -> str:
+def _format_comparison_junit(record: ComparisonRecord) -> str:
     """The whole document, with its XML declaration; encode it as UTF-8."""
     rows = time_rows(record)
     name = "compare " + " ".join(side.asked for side in record.sides)
     suite = junit_xml.TestSuite(
         name=one_line(name),
-        test_cases=[_case(row, record) for row in rows],
+        test_cases=[_make_case(row, record) for row in rows],
         timestamp=one_line(str(record.opening.get("time") or "")),
         hostname=one_line(str((record.opening.get("machine") or {}).get("host") or "")),
-        properties={one_line(key): one_line(value, 4096) for key, value in _properties(record)},
+        properties={one_line(key): one_line(value, 4096) for key, value in _list_properties(record)},
     )
     root = ET.Element("testsuites", {"name": clean(f"iree-gauntlet {name}"), "tests": str(len(rows))})
     root.set("failures", str(sum(row.verdict in _FAILURES for row in rows)))
@@ -306,7 +306,7 @@ def _comparison_junit(record: ComparisonRecord) -> str:
     return schema_document(root)
 
 
-def _case(row: TimeRow, record: ComparisonRecord) -> junit_xml.TestCase:
+def _make_case(row: TimeRow, record: ComparisonRecord) -> junit_xml.TestCase:
     metric = str(record.options.get("metric") or "time")
     figures = f"A {row.a} ms, B {row.b} ms: {row.ratio} ({row.span}); A against A {row.floor}"
     if metric == "instructions":
@@ -322,7 +322,7 @@ def _case(row: TimeRow, record: ComparisonRecord) -> junit_xml.TestCase:
     return case
 
 
-def _properties(record: ComparisonRecord) -> Iterator[tuple[str, str]]:
+def _list_properties(record: ComparisonRecord) -> Iterator[tuple[str, str]]:
     for side in record.sides:
         for key in ("compiler", "compiler_commit", "runtime", "runtime_commit", "identity"):
             if side.toolchain.get(key):
@@ -339,8 +339,8 @@ def dispatch_blocks(record: Mapping[str, Any]) -> tuple[Block, ...]:
     """
     if "reason" in record:
         return (Paragraph((f"no profile: {record['reason']}",)),)
-    notes = _notes(record)
-    unit = _unit(record)
+    notes = _list_notes(record)
+    unit = _format_unit(record)
     columns: tuple[Column, ...] = (
         Column("dispatch", ColumnKind.NAME),
         Column("A", ColumnKind.NUMBER, unit, rank=2),
@@ -349,12 +349,12 @@ def dispatch_blocks(record: Mapping[str, Any]) -> tuple[Block, ...]:
         Column("difference", ColumnKind.NUMBER, unit),
         Column("of the whole", ColumnKind.SHARE, rank=3),
     )
-    rows = _dispatch_rows(record)
+    rows = _list_dispatch_rows(record)
     if any(row.get("place") for row in record["rows"]):
         columns = (*columns, Column("place", rank=3))
         places = [str(row.get("place") or "") for row in record["rows"]]
         rows = tuple((*row, place) for row, place in zip_longest(rows, places, fillvalue="") if row)
-    return (Paragraph((_profile_line(record),)), Table(columns, rows), *([Notes(tuple(notes))] if notes else []))
+    return (Paragraph((_format_profile_line(record),)), Table(columns, rows), *([Notes(tuple(notes))] if notes else []))
 
 
 def compile_blocks(changes: Sequence[Mapping[str, Any]]) -> tuple[Block, ...]:
@@ -368,11 +368,11 @@ def compile_blocks(changes: Sequence[Mapping[str, Any]]) -> tuple[Block, ...]:
     return Paragraph(("The compiles differ in:",)), Table(_COMPILE_COLUMNS, tuple(map(_compile_row, changes)))
 
 
-def _profile_line(record: Mapping[str, Any]) -> str:
+def _format_profile_line(record: Mapping[str, Any]) -> str:
     a, b = record["a_ns"], record["b_ns"]
-    unit = _unit(record)
+    unit = _format_unit(record)
     how = "counted" if unit != "ms" else "profiled"
-    a_text, b_text, more = dispatch_cost(a, unit), dispatch_cost(b, unit), _signed(b - a, unit)
+    a_text, b_text, more = dispatch_cost(a, unit), dispatch_cost(b, unit), _sign_number(b - a, unit)
     times = f"{how}: {a_text} {unit} in A, {b_text} {unit} in B ({more} {unit})"
     listed = sum(row["b_ns"] - row["a_ns"] for row in record["rows"])
     if not record["rows"]:
@@ -383,13 +383,14 @@ def _profile_line(record: Mapping[str, Any]) -> str:
     return f"{times}; {rows} up {share} of the difference"
 
 
-def _notes(record: Mapping[str, Any]) -> list[str]:
+def _list_notes(record: Mapping[str, Any]) -> list[str]:
     """What a reader should know, above all where the profile is not about the difference that was measured."""
     notes = [str(note) for note in record["notes"]]
     measured = record.get("measured")
     if measured is not None:
         a, b = measured["a_ns"], measured["b_ns"]
-        note = f"measured without the profiler: {_ms(a)} ms in A, {_ms(b)} ms in B ({_signed(b - a)} ms)"
+        times = f"{_format_ms(a)} ms in A, {_format_ms(b)} ms in B ({_sign_number(b - a)} ms)"
+        note = f"measured without the profiler: {times}"
         seen = record["b_ns"] - record["a_ns"]
         if b != a and not 1 / _UNLIKE <= seen / (b - a) <= _UNLIKE:
             note += "; the profile shows another difference, and does not explain this one"
@@ -397,26 +398,26 @@ def _notes(record: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def _dispatch_rows(record: Mapping[str, Any]) -> tuple[tuple[Cell, ...], ...]:
+def _list_dispatch_rows(record: Mapping[str, Any]) -> tuple[tuple[Cell, ...], ...]:
     """The listed rows, and one for all others."""
     # A count is of functions, each of which may be dispatched several times.
-    noun = "dispatches" if _unit(record) == "ms" else "functions of dispatches"
+    noun = "dispatches" if _format_unit(record) == "ms" else "functions of dispatches"
     named = [(_name(row, noun), row) for row in record["rows"]]
     others = record["others"]
     if any(others.values()):
-        named.append((_others_name(others, noun), others))
-    whole_ns, unit = record["b_ns"] - record["a_ns"], _unit(record)
+        named.append((_name_other(others, noun), others))
+    whole_ns, unit = record["b_ns"] - record["a_ns"], _format_unit(record)
     scale = _NS_PER_MS if unit == "ms" else 1
     rows: list[tuple[Cell, ...]] = []
     for name, row in named:
         times = row["a_ns"] / scale, row["b_ns"] / scale
         difference = row["b_ns"] - row["a_ns"]
         bars = Bars(times, "slower" if difference > 0 else "faster")
-        rows.append((name, *times, bars, _signed(difference, unit), difference / whole_ns if whole_ns else None))
+        rows.append((name, *times, bars, _sign_number(difference, unit), difference / whole_ns if whole_ns else None))
     return tuple(rows)
 
 
-def _others_name(others: Mapping[str, Any], noun: str) -> str:
+def _name_other(others: Mapping[str, Any], noun: str) -> str:
     a, b = others["a_count"], others["b_count"]
     count = f"the other {a if a == b else f'{a} → {b}'} {noun}"
     if not others["outside"]:
@@ -433,16 +434,16 @@ def _name(row: Mapping[str, Any], noun: str) -> str:
     return f"{name} ({row['b_count']} {noun})" if row["b_count"] > 1 else name
 
 
-def _unit(record: Mapping[str, Any]) -> str:
+def _format_unit(record: Mapping[str, Any]) -> str:
     """Of what its dispatches take; what is recorded without one is a time."""
     return str(record.get("unit") or "ms")
 
 
-def _ms(ns: int) -> str:
+def _format_ms(ns: int) -> str:
     return milliseconds(ns / _NS_PER_MS)
 
 
-def _signed(value: int, unit: str = "ms") -> str:
+def _sign_number(value: int, unit: str = "ms") -> str:
     return f"{'+' * (value > 0)}{dispatch_cost(value, unit)}"
 
 
@@ -450,11 +451,11 @@ def _compile_row(change: Mapping[str, Any]) -> tuple[Cell, ...]:
     ratio = change["ratio"]
     # To the byte where larger units would show two figures that differ as one.
     exact = ratio is not None and 1 / _LIKE < ratio < _LIKE
-    figures = (_figure(change[side], change["unit"], exact=exact) for side in ("a", "b"))
+    figures = (_format_figure(change[side], change["unit"], exact=exact) for side in ("a", "b"))
     return (str(change["name"]), *figures, None if ratio is None else f"{ratio:.3f}")
 
 
-def _figure(value: float | None, unit: str, *, exact: bool) -> str:
+def _format_figure(value: float | None, unit: str, *, exact: bool) -> str:
     if value is None:
         return "not reported"
     if unit == "bytes" and not exact:

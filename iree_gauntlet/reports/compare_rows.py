@@ -106,22 +106,22 @@ def time_rows(record: ComparisonRecord) -> list[TimeRow]:
         if verdict is None:
             blocks = record.begun[model]
             taken = f"cut short after {blocks} blocks of rounds; `compare --resume` continues with them"
-            why = taken if blocks else _why_not(record, model)
+            why = taken if blocks else _explain_why_not(record, model)
             rows.append(TimeRow(model, "not measured", reason=why))
         else:
-            rows.append(_row(model, verdict, record.worker_of(model)))
+            rows.append(_make_row(model, verdict, record.worker_of(model)))
     rows += [TimeRow(model, "not measured", reason=reason) for model, reason in record.left_out.items()]
     return sorted(rows, key=lambda row: (_ORDER.index(row.verdict), row.model))
 
 
-def _why_not(record: ComparisonRecord, model: str) -> str:
+def _explain_why_not(record: ComparisonRecord, model: str) -> str:
     if model in record.under_way:
         how = "`compare --resume --cluster …` measures it from the beginning"
         return f"cut short while {record.under_way[model]} measured it; {how}"
     return str((record.end or {}).get("problem") or "its turn did not come")
 
 
-def _row(model: str, verdict: dict[str, Any], worker: str) -> TimeRow:
+def _make_row(model: str, verdict: dict[str, Any], worker: str) -> TimeRow:
     reason = str(verdict["reason"])
     if "instructions" in verdict:
         return _work_row(model, verdict)
@@ -153,14 +153,14 @@ def _row(model: str, verdict: dict[str, Any], worker: str) -> TimeRow:
         rounds=rounds,
         reason=reason,
         cpus=cpus_text(verdict["cpus"]) if "cpus" in verdict else "",
-        own_way=_own_way(verdict.get("own_way") or {}),
+        own_way=_describe_own_way(verdict.get("own_way") or {}),
         worker=worker,
         work=said,
-        interval=_interval(verdict, control.get("low"), control.get("high")),
+        interval=_make_interval(verdict, control.get("low"), control.get("high")),
     )
 
 
-def _interval(verdict: dict[str, Any], low: float | None, high: float | None) -> DrawnInterval:
+def _make_interval(verdict: dict[str, Any], low: float | None, high: float | None) -> DrawnInterval:
     behind = (low, high) if low and high else None
     return DrawnInterval(verdict["low"], verdict["ratio"], verdict["high"], behind, str(verdict["verdict"]))
 
@@ -176,7 +176,7 @@ def _work_row(model: str, verdict: dict[str, Any]) -> TimeRow:
     return TimeRow(model, judged, whole(a), whole(b), work_change(a, b), f"{b - a:+,}", reason=reason, interval=drawn)
 
 
-def _own_way(own: dict[str, Any]) -> str:
+def _describe_own_way(own: dict[str, Any]) -> str:
     if not own.get("contradicts"):
         return ""
     change = f"{span_text(own['low'], own['high'])} ({100 * own['confidence']:g} %, {own['looked_at']} blocks)"
@@ -206,7 +206,7 @@ def changes(record: ComparisonRecord) -> list[FigureChange]:
     """The figures of the sides' runs, by model; verdicts of stages first where they differ."""
     if len(record.sides) != 2:
         return []
-    a, b = (_cells(side) for side in record.sides)
+    a, b = (_describe_cells(side) for side in record.sides)
     # Rounds of compiles have measured these, and better.
     measured = ("compile memory",) if record.options.get("metric") == "compile-time" else ()
     found: list[FigureChange] = _round_memory(record) if measured else []
@@ -251,7 +251,7 @@ def _round_memory(record: ComparisonRecord) -> list[FigureChange]:
     return found
 
 
-def _cells(side: ComparedSide) -> dict[str, MatrixCell]:
+def _describe_cells(side: ComparedSide) -> dict[str, MatrixCell]:
     if side.run is None:
         return {}
     return {chain.id: matrix_cell(chain) for chain in outcome_of(side.run).chains}

@@ -79,7 +79,7 @@ def comparison_line(output: OutputComparison) -> str:
     return f"output {output.index}{kind}: {'; '.join(parts) or ('as expected' if output.passed else 'differs')}"
 
 
-def _process_line(step: StepOutcome) -> str:
+def _format_process_line(step: StepOutcome) -> str:
     """How the process ended; empty where there was none, it ended well, or the reason says so already."""
     if step.timed_out:
         # Its reason says so, and that a signal followed is our own doing.
@@ -96,7 +96,7 @@ def finding_lines(step: StepOutcome) -> list[str]:
     outputs = [(output.passed, comparison_line(output)) for output in step.outputs]
     checks = [(check.passed is not False, check_line(check)) for check in step.checks]
     lines = [line for _, line in sorted(outputs + checks, key=lambda found: found[0])]
-    ended = _process_line(step)
+    ended = _format_process_line(step)
     return [*([ended] if ended else []), *lines]
 
 

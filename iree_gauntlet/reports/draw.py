@@ -42,11 +42,17 @@ def drawn_column(column: Column, cells: Sequence[Cell]) -> tuple[Markup, list[Ma
     """What stands at the head of a column that is drawn, and its cells, all in one scale."""
     intervals = [cell for cell in cells if isinstance(cell, DrawnInterval)]
     if intervals:
-        place, axis = _interval_scale(column, intervals)
-        return axis, [_interval(cell, column, place) if isinstance(cell, DrawnInterval) else Markup() for cell in cells]
+        place, axis = _list_interval_scale(column, intervals)
+        return axis, [
+            _make_interval(cell, column, place) if isinstance(cell, DrawnInterval) else Markup() for cell in cells
+        ]
     most = max((value for cell in cells if isinstance(cell, Bars) for value in cell.values), default=0.0) or 1.0
     drawn = [
-        _bars(cell, most) if isinstance(cell, Bars) else _course(cell) if isinstance(cell, Course) else Markup()
+        _make_bars(cell, most)
+        if isinstance(cell, Bars)
+        else _make_course(cell)
+        if isinstance(cell, Course)
+        else Markup()
         for cell in cells
     ]
     return Markup(), drawn
@@ -66,15 +72,15 @@ def held_bar(value: float, limit: float, word: str) -> Markup:
     width, at = 100 * part / most, 100 / most
     bar = f'<rect class="bar {tone(word)}" y="1" width="{width:.1f}" height="4"/>'
     line = f'<line class="limit" x1="{at:.1f}" x2="{at:.1f}" y1="0" y2="6"/>'
-    return _markup(
+    return _make_markup(
         f'<svg class="held" viewBox="0 0 101 6" preserveAspectRatio="none" aria-hidden="true">{bar}{line}</svg>'
     )
 
 
-def _interval_scale(column: Column, cells: Sequence[DrawnInterval]) -> tuple[Callable[[float], float], Markup]:
+def _list_interval_scale(column: Column, cells: Sequence[DrawnInterval]) -> tuple[Callable[[float], float], Markup]:
     """Where a ratio stands, and the axis: nearly linear within the margins, logarithmic outside of them."""
     unit = min((abs(margin) for margin in column.margins), default=0.01) or 0.01
-    edges = [abs(math.log(value)) for cell in cells for value in _ends(cell) if value > 0]
+    edges = [abs(math.log(value)) for cell in cells for value in _list_ends(cell) if value > 0]
     widest = max([math.log1p(unit), *edges, *(math.log1p(abs(margin)) for margin in column.margins)]) * 1.05
 
     def place(ratio: float) -> float:
@@ -83,7 +89,7 @@ def _interval_scale(column: Column, cells: Sequence[DrawnInterval]) -> tuple[Cal
         share = math.asinh(math.log(ratio) / unit) / math.asinh(widest / unit)
         return _CELL / 2 + max(-1.0, min(share, 1.0)) * (_CELL / 2 - _EDGE)
 
-    texts = [_text(_CELL / 2, 10, "0 %")]
+    texts = [_format_text(_CELL / 2, 10, "0 %")]
     taken = [_CELL / 2]
     for tick in sorted((tick for tick in _TICKS if math.log1p(tick) <= widest), reverse=True):
         if min(abs(place(1 + tick) - other) for other in taken) < _LABEL:
@@ -94,16 +100,16 @@ def _interval_scale(column: Column, cells: Sequence[DrawnInterval]) -> tuple[Cal
             signs = ((1 + tick, f"×{1 + tick:g}"), (1 / (1 + tick), f"÷{1 + tick:g}"))
         for ratio, text in signs:
             if abs(math.log(ratio)) <= widest:
-                texts.append(_text(place(ratio), 10, text))
-    return place, _svg("axis", _CELL, 12, "".join(texts))
+                texts.append(_format_text(place(ratio), 10, text))
+    return place, _make_svg("axis", _CELL, 12, "".join(texts))
 
 
-def _ends(cell: DrawnInterval) -> Iterable[float]:
+def _list_ends(cell: DrawnInterval) -> Iterable[float]:
     ends = (cell.low, cell.middle, cell.high, *(cell.behind or ()))
     yield from (end for end in ends if end is not None and math.isfinite(end))
 
 
-def _interval(cell: DrawnInterval, column: Column, place: Callable[[float], float]) -> Markup:
+def _make_interval(cell: DrawnInterval, column: Column, place: Callable[[float], float]) -> Markup:
     middle, parts = _LINE / 2, []
     margins = sorted(column.margins)
     if margins:
@@ -122,10 +128,10 @@ def _interval(cell: DrawnInterval, column: Column, place: Callable[[float], floa
     word = tone(cell.word)
     parts.append(f'<line class="interval {word}" x1="{low:.1f}" x2="{high:.1f}" y1="{middle}" y2="{middle}"/>')
     parts.append(f'<circle class="dot {word}" cx="{place(cell.middle):.1f}" cy="{middle}" r="4"/>')
-    return _svg("forest", _CELL, _LINE, "".join(parts))
+    return _make_svg("forest", _CELL, _LINE, "".join(parts))
 
 
-def _bars(cell: Bars, most: float) -> Markup:
+def _make_bars(cell: Bars, most: float) -> Markup:
     height = _LINE / len(cell.values)
     words = ["plain"] * (len(cell.values) - 1) + [tone(cell.word)]
     parts = (
@@ -133,25 +139,29 @@ def _bars(cell: Bars, most: float) -> Markup:
         f'height="{height - 2:.1f}"/>'
         for place, (value, word) in enumerate(zip(cell.values, words, strict=True))
     )
-    return _svg("bars", _CELL, _LINE, "".join(parts))
+    return _make_svg("bars", _CELL, _LINE, "".join(parts))
 
 
-def _course(cell: Course) -> Markup:
-    across, up = _scales(cell.values, _CELL / 2, _LINE)
-    marks = (_upright(across(index - 0.5), _LINE, "change") for index in cell.changes)
+def _make_course(cell: Course) -> Markup:
+    across, up = _list_scales(cell.values, _CELL / 2, _LINE)
+    marks = (_format_upright(across(index - 0.5), _LINE, "change") for index in cell.changes)
     points = [(across(index), up(value)) for index, value in enumerate(cell.values)]
     x, y = points[-1]
     dot = f'<circle class="dot {tone(cell.word)}" cx="{x:.0f}" cy="{y:.1f}" r="3"/>'
     text = escape(one_line(cell.text))
     beside = f'<a href="{escape(cell.url)}">{text}</a>' if cell.url else text
-    return _svg("course", _CELL // 2, _LINE, "".join((*marks, _track(points, 1), dot))) + _markup(beside)
+    return _make_svg("course", _CELL // 2, _LINE, "".join((*marks, _track(points, 1), dot))) + _make_markup(beside)
 
 
 def _draw_chart(chart: Chart) -> Markup:
     levels = [] if chart.level is None else [chart.level]
     # Where something changed, that is as high as the picture.
-    across, up = _scales([*chart.values, *levels], _WIDTH, _CHART, len(chart.values), 0.0 if chart.changes else _STEADY)
-    parts = [_upright(across(at - 0.5), _CHART, "change settled" if calm else "change") for at, calm in chart.changes]
+    across, up = _list_scales(
+        [*chart.values, *levels], _WIDTH, _CHART, len(chart.values), 0.0 if chart.changes else _STEADY
+    )
+    parts = [
+        _format_upright(across(at - 0.5), _CHART, "change settled" if calm else "change") for at, calm in chart.changes
+    ]
     parts += [
         f'<line class="level" x1="0" x2="{_WIDTH}" y1="{up(level):.0f}" y2="{up(level):.0f}"/>' for level in levels
     ]
@@ -162,10 +172,10 @@ def _draw_chart(chart: Chart) -> Markup:
             said = escape(one_line(f"{', '.join(origin[:2])}: {chart.values[index]:,.6g} {chart.unit}"))
             kind = "dot hollow" if index in chart.disturbed else "dot"
             parts.append(f'<circle class="{kind}" cx="{x:.0f}" cy="{y:.0f}" r="4"><title>{said}</title></circle>')
-    return _svg("chart", _WIDTH, _CHART, "".join(parts), chart.text)
+    return _make_svg("chart", _WIDTH, _CHART, "".join(parts), chart.text)
 
 
-def _scales(
+def _list_scales(
     values: Sequence[float], width: float, height: float, count: int = 0, least: float = _STEADY
 ) -> tuple[Callable[[float], float], Callable[[float], float]]:
     """Where an index and a value of a line stand, in the whole height if they differ by this share at least."""
@@ -187,7 +197,7 @@ def _track(points: Sequence[tuple[float, float]], digits: int = 0) -> str:
     return f'<path class="track" d="M{places[0][0]} {places[0][1]:g}{steps.replace(" -", "-")}"/>'
 
 
-def _upright(x: float, height: int, kind: str) -> str:
+def _format_upright(x: float, height: int, kind: str) -> str:
     return f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height}"/>'
 
 
@@ -219,39 +229,39 @@ def draw_lanes(lanes: Lanes) -> Markup:
             bad = " outlined" if tone(span.word) in _OUTLINED else ""
             kind = f"stage-{span.kind}{bad}"
             if named:
-                title = escape(one_line(f"{span.name}: {duration(span.seconds)}, {span.word}{_waited(span)}"))
+                title = escape(one_line(f"{span.name}: {duration(span.seconds)}, {span.word}{_describe_wait(span)}"))
                 parts.append(
                     f"<g><title>{title}</title>"
-                    + (_box(begin, y, waits, f"wait stage-{span.kind}") if waits >= 1 else "")
-                    + _box(begin + waits, y, works, kind)
+                    + (_format_box(begin, y, waits, f"wait stage-{span.kind}") if waits >= 1 else "")
+                    + _format_box(begin + waits, y, works, kind)
                     + "</g>"
                 )
             else:
                 paths[kind].append(f"M{begin + waits:.0f} {y}h{works:.0f}v{_LANE}h-{works:.0f}z")
         parts += [f'<path class="{kind}" d="{"".join(drawn)}"/>' for kind, drawn in paths.items()]
     height = (max(rows) + 1) * (_LANE + 3)
-    for second in _seconds(end):
+    for second in _list_seconds(end):
         x = second * scale
         anchor = "start" if second == 0 else "end" if x > _WIDTH - 60 else "middle"
         parts.insert(0, f'<line class="tick" x1="{x:.0f}" x2="{x:.0f}" y1="0" y2="{height}"/>')
-        parts.append(_text(x, height + 14, _short(second), "", anchor))
+        parts.append(_format_text(x, height + 14, _shorten(second), "", anchor))
     text = f"what ran when, {duration(end)} in all"
     kinds = {f"stage-{span.kind}": span.kind for span in spans}
-    kinds |= {"wait stage-compile": "waiting"} if any(_waited(span) for span in spans) else {}
+    kinds |= {"wait stage-compile": "waiting"} if any(_describe_wait(span) for span in spans) else {}
     kinds |= {"outlined": "failed"} if any(tone(span.word) in _OUTLINED for span in spans) else {}
     keys = "".join(f'<li><span class="{kind}"></span>{escape(name)}</li>' for kind, name in kinds.items())
-    return _markup(f'<ul class="keys">{keys}</ul>') + _svg("lanes", _WIDTH, height + 20, "".join(parts), text)
+    return _make_markup(f'<ul class="keys">{keys}</ul>') + _make_svg("lanes", _WIDTH, height + 20, "".join(parts), text)
 
 
-def _waited(span: WorkSpan) -> str:
+def _describe_wait(span: WorkSpan) -> str:
     return f", waited {duration(span.waited)}" if span.waited >= 0.1 else ""
 
 
-def _box(x: float, y: float, width: float, kind: str) -> str:
+def _format_box(x: float, y: float, width: float, kind: str) -> str:
     return f'<rect class="{kind}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_LANE}"/>'
 
 
-def _seconds(end: float) -> list[float]:
+def _list_seconds(end: float) -> list[float]:
     """Round numbers of seconds, five to ten of them."""
     rough = end / 8
     power = 10 ** math.floor(math.log10(rough))
@@ -260,7 +270,7 @@ def _seconds(end: float) -> list[float]:
     return [step * index for index in range(int(end / step) + 1)]
 
 
-def _short(seconds: float) -> str:
+def _shorten(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:g} s"
     minutes = f"{int(seconds // 60)}:{int(seconds % 60):02}"
@@ -303,22 +313,22 @@ def draw_line(line: Line) -> Markup:
         said = escape(one_line(f"{stop.name}: {stop.text} {stop.word}"))
         kind = f'dot {tone(stop.word)}" r="6' if stop.value is not None else 'untried" r="4'
         dot = f'<circle class="{kind}" cx="{x:.0f}" cy="{y:.0f}"/>'
-        name = _text(x, height + 16 + 16 * (index % rows), signed(stop.name, stop.word))
-        value = _text(x, y - 12, stop.text, "value") if len(line.stops) <= _VALUED_STOPS else ""
+        name = _format_text(x, height + 16 + 16 * (index % rows), signed(stop.name, stop.word))
+        value = _format_text(x, y - 12, stop.text, "value") if len(line.stops) <= _VALUED_STOPS else ""
         parts.append(f"<g><title>{said}</title>{dot}{name}{value}</g>")
-    return _svg("stops", _WIDTH, height + _STOP_LABELS + 16 * (rows - 1), "".join(parts), line.text)
+    return _make_svg("stops", _WIDTH, height + _STOP_LABELS + 16 * (rows - 1), "".join(parts), line.text)
 
 
-def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "middle") -> str:
+def _format_text(x: float, y: float, text: str, kind: str = "", anchor: str = "middle") -> str:
     said = escape(one_line(text, _LONGEST_TEXT))
     return f'<text class="{kind}" x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{said}</text>'
 
 
-def _svg(kind: str, width: int, height: int, inside: str, text: str = "") -> Markup:
+def _make_svg(kind: str, width: int, height: int, inside: str, text: str = "") -> Markup:
     said = f'role="img" aria-label="{escape(one_line(text, 1000))}"' if text else 'aria-hidden="true"'
-    return _markup(f'<svg class="{kind}" viewBox="0 0 {width} {height}" {said}>{inside}</svg>')
+    return _make_markup(f'<svg class="{kind}" viewBox="0 0 {width} {height}" {said}>{inside}</svg>')
 
 
-def _markup(text: str) -> Markup:
+def _make_markup(text: str) -> Markup:
     """Our own text, of which all that is others' was escaped."""
     return Markup(text)  # noqa: S704

@@ -59,10 +59,10 @@ def _explain_document(outcome: ExplainOutcome, folder: Path | None) -> Document:
     asked = outcome.asked
     # What was explained before is in no other report, but on a terminal nobody has asked for it.
     cases = {item.case: item for item in (*outcome.cases, *(() if folder else outcome.known.values()))}
-    blocks = [block for case in cases.values() for block in _case(case, folder)]
+    blocks = [block for case in cases.values() for block in _describe_case(case, folder)]
     details: tuple[Block, ...] = (
         Paragraph(("Again, in ", Name(asked["cwd"]), ":")),
-        Code(_again(asked["command"], outcome.run), "sh"),
+        Code(_say_again(asked["command"], outcome.run), "sh"),
     )
     base = asked.get("base")
     facts = (f"IREE {asked['toolchain']['compiler']}" + (f" against {base['compiler']}" if base else ""),)
@@ -84,7 +84,7 @@ def _explain_document(outcome: ExplainOutcome, folder: Path | None) -> Document:
     )
 
 
-def _again(command: str, run: str) -> str:
+def _say_again(command: str, run: str) -> str:
     """The command, of this run: the latest one may be another by then."""
     words = [run if word == LATEST else word for word in shlex.split(command)]
     if "explain" in words:
@@ -96,7 +96,7 @@ def _again(command: str, run: str) -> str:
     return shlex.join(words)
 
 
-def _case(case: ExplainedCase, folder: Path | None) -> list[Block]:
+def _describe_case(case: ExplainedCase, folder: Path | None) -> list[Block]:
     """What is said of a case."""
     blocks: list[Block] = [Heading(f"{case.case}: {case.kind}"), Paragraph((case.reason,))]
     again, bundle = (case.found.get(part) for part in ("again", "bundle"))
@@ -104,8 +104,8 @@ def _case(case: ExplainedCase, folder: Path | None) -> list[Block]:
     if again is not None:
         how = "in the same way" if again["same"] else "in another way each time"
         lines.append(f"fails again {again['failed']} of 2 times, {how}")
-    lines += _where(case)
-    lines += _operator(case.found.get("operator", {}))
+    lines += _say_where(case)
+    lines += _describe_operator(case.found.get("operator", {}))
     if not (case.done or case.found):
         lines.append("not looked at yet: explain the run again, and it goes on here")
     probes = case.found.get("probes", {}).get("probes", [])
@@ -122,7 +122,7 @@ def _case(case: ExplainedCase, folder: Path | None) -> list[Block]:
         archive = f"{bundle['folder']}.tar.gz"
         link = TextLink(f"{EXPLAIN_FOLDER}/{archive}", str((folder or Path()) / archive))
         items.append(("bundle: ", link, f" ({byte_size(bundle['bytes'])}, {bundle['form']}); {shows}"))
-    blocks += [*_errors(case.found.get("located") or {}), Items(tuple(items))]
+    blocks += [*_show_errors(case.found.get("located") or {}), Items(tuple(items))]
     if probes:
         rows = tuple((item["name"], item["flag"], item["verdict"]) for item in probes)
         blocks.append(Table(_PROBES, rows))
@@ -133,21 +133,21 @@ def _case(case: ExplainedCase, folder: Path | None) -> list[Block]:
     return blocks
 
 
-def _where(case: ExplainedCase) -> list[str]:
+def _say_where(case: ExplainedCase) -> list[str]:
     """What is said of where it fails, or is slower."""
     if reduced := case.found.get("reduced"):
-        return _reduced(reduced)
+        return _describe_reduced(reduced)
     if slower := case.found.get("slower"):
-        return _slower(slower)
+        return _describe_slower(slower)
     located = case.found.get("located")
     if located is not None and located.get("dispatch"):
-        return _located(located)
+        return _describe_located(located)
     if located is not None or "nothing" in case.found or "same" in case.found:
         return [(located or {}).get("why") or case.answer]
     return []
 
 
-def _errors(located: dict[str, Any]) -> tuple[Block, ...]:
+def _show_errors(located: dict[str, Any]) -> tuple[Block, ...]:
     """How the error grows along the dispatches around the one that is at fault; older records have not kept it."""
     around = located.get("around") or ()
     if not around:
@@ -167,7 +167,7 @@ def _errors(located: dict[str, Any]) -> tuple[Block, ...]:
     return (OnPage((Paragraph((f"{text}:",)), Line(stops, text, between))),)
 
 
-def _located(located: dict[str, Any]) -> list[str]:
+def _describe_located(located: dict[str, Any]) -> list[str]:
     """What is said of a dispatch that is at fault."""
     where = f"{located['dispatch']} (call {located['call']} of {located['of']})"
     takes = f"it takes {', '.join(located['inputs'])}"
@@ -182,7 +182,7 @@ def _located(located: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _reduced(reduced: dict[str, Any]) -> list[str]:
+def _describe_reduced(reduced: dict[str, Any]) -> list[str]:
     """What is said of a program that was made smaller."""
     if reduced.get("why"):
         return [str(reduced["why"])]
@@ -194,7 +194,7 @@ def _reduced(reduced: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _slower(found: dict[str, Any]) -> list[str]:
+def _describe_slower(found: dict[str, Any]) -> list[str]:
     """What is said of a dispatch that is slower, or of why there is none."""
     tried = [f"{item['name']}: {item['said']}" for item in found["tried"]]
     if not found.get("name"):
@@ -207,7 +207,7 @@ def _slower(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def _operator(found: dict[str, Any]) -> list[str]:
+def _describe_operator(found: dict[str, Any]) -> list[str]:
     """What is said of an ONNX model's operators."""
     lines = [found[part] for part in ("why", "note") if found.get(part)]
     if found.get("operator"):

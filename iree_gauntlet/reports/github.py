@@ -41,7 +41,7 @@ def error_commands(bad_steps: Iterable[StepOutcome], environ: Mapping[str, str])
     found: dict[str, list[str]] = {"error": [], "warning": []}
     for step in bad_steps:
         level = "warning" if step.verdict is Verdict.INCONCLUSIVE else "error"
-        properties = {**_place(_origin(step), workspace), "title": f"{one_line(step.title)} {step.verdict}"}
+        properties = {**_place(_make_origin(step), workspace), "title": f"{one_line(step.title)} {step.verdict}"}
         words = ",".join(f"{name}={value.translate(_ESCAPES_OF_PROPERTIES)}" for name, value in properties.items())
         found[level].append(f"::{level} {words}::{one_line(step.reason).translate(_ESCAPES) or step.verdict}")
     return [line for lines in found.values() for line in lines[:_MOST]]
@@ -52,7 +52,7 @@ def error_command(text: str, environ: Mapping[str, str]) -> str:
     return f"::error::{text.translate(_ESCAPES)}\n" if environ.get("GITHUB_ACTIONS") == "true" else ""
 
 
-def _origin(step: StepOutcome) -> Origin:
+def _make_origin(step: StepOutcome) -> Origin:
     """Where what failed is written: of a figure, its golden."""
     broken = {check.metric for check in step.checks if check.passed is False}
     goldens = (golden.origin for golden in step.goldens if golden.metric in broken and golden.origin.field)

@@ -103,11 +103,11 @@ def history_page(outcome: HistoryOutcome, now: str, memory: str = "") -> Documen
     )
     cases = [(case, tuple(series)) for case, series in groupby(ordered, key=lambda item: item.key.case)]
     anchors = {case: f"case-{number}" for number, (case, _) in enumerate(cases)}
-    blocks = [*_changes(outcome, memory), Heading("Every series"), *_every(ordered, outcome, anchors)]
+    blocks = [*_show_changes(outcome, memory), Heading("Every series"), *_show_every(ordered, outcome, anchors)]
     for number, (case, series) in enumerate(cases):
         blocks.append(Heading(case, anchor=f"case-{number}"))
         for item in series:
-            blocks += _series(item, [found for found in outcome.findings if found.key == item.key])
+            blocks += _show_series(item, [found for found in outcome.findings if found.key == item.key])
     return Document(
         "History",
         changed.answer,
@@ -115,30 +115,30 @@ def history_page(outcome: HistoryOutcome, now: str, memory: str = "") -> Documen
         tuple(blocks),
         exit_code=outcome.exit_code,
         meaning=changed.meaning,
-        memory=" ".join((now, *map(_identity, outcome.findings))),
+        memory=" ".join((now, *map(_format_identity, outcome.findings))),
     )
 
 
-def _changes(outcome: HistoryOutcome, memory: str) -> Iterable[Block]:
+def _show_changes(outcome: HistoryOutcome, memory: str) -> Iterable[Block]:
     """What changed; where there was a page before, what is new since then, and the rest below it."""
     before, *known = memory.split() or [""]
-    new = tuple(item for item in outcome.findings if _identity(item) not in known)
+    new = tuple(item for item in outcome.findings if _format_identity(item) not in known)
     if not before:
-        yield from (Heading("What changed"), *_losses_first(outcome))
+        yield from (Heading("What changed"), *_order_losses_first(outcome))
         return
-    yield from (Heading(f"New since {before}"), *_new(outcome, new))
+    yield from (Heading(f"New since {before}"), *_show_new(outcome, new))
     old = tuple(item for item in outcome.findings if item not in new)
     if old:
-        yield from (Heading("Known before"), *_losses_first(replace(outcome, findings=old, problems=())))
+        yield from (Heading("Known before"), *_order_losses_first(replace(outcome, findings=old, problems=())))
 
 
-def _new(outcome: HistoryOutcome, found: tuple[Finding, ...]) -> tuple[Block, ...]:
+def _show_new(outcome: HistoryOutcome, found: tuple[Finding, ...]) -> tuple[Block, ...]:
     if found or outcome.problems:
-        return _losses_first(replace(outcome, findings=found))
+        return _order_losses_first(replace(outcome, findings=found))
     return (Paragraph(("Nothing is new.",)),)
 
 
-def _losses_first(outcome: HistoryOutcome) -> tuple[Block, ...]:
+def _order_losses_first(outcome: HistoryOutcome) -> tuple[Block, ...]:
     """What changed; where much is better, or as good again, that is folded."""
     better = tuple(item for item in outcome.findings if item.kind is Found.IMPROVEMENT or item.settled)
     if len(better) < _FOLDED_FROM:
@@ -149,14 +149,14 @@ def _losses_first(outcome: HistoryOutcome) -> tuple[Block, ...]:
     return (*blocks, Folded(f"{len(better)} that are better, or as good again", folded))
 
 
-def _identity(finding: Finding) -> str:
+def _format_identity(finding: Finding) -> str:
     """The same for the same change on every page."""
     key, point = finding.key, finding.after
     words = (key.title, key.sku, key.machine, key.flags, str(finding.kind), point.run, point.time)
     return hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
 
 
-def _every(ordered: Sequence[Series], outcome: HistoryOutcome, anchors: Mapping[str, str]) -> Iterable[Block]:
+def _show_every(ordered: Sequence[Series], outcome: HistoryOutcome, anchors: Mapping[str, str]) -> Iterable[Block]:
     """For each machine a table: a row for each model, and its figures side by side, each as a small course.
 
     A figure that a model has with several flags is in as many rows.
@@ -168,7 +168,7 @@ def _every(ordered: Sequence[Series], outcome: HistoryOutcome, anchors: Mapping[
         before = len(item.points) - len(last)
         changes = tuple(finding.at - before for finding in found if finding.at > before)
         worse = any(finding.kind is Found.REGRESSION and not finding.settled for finding in found)
-        newest = _figure_text(last[-1].value, key.figure)
+        newest = _format_figure_text(last[-1].value, key.figure)
         course = Course(tuple(point.value for point in last), newest, changes, word="bad" if worse else "")
         rows = by_machine.setdefault(key.sku or key.machine, {}).setdefault(key.case, [])
         if all(key.figure in row for row in rows):
@@ -187,12 +187,12 @@ def _every(ordered: Sequence[Series], outcome: HistoryOutcome, anchors: Mapping[
         yield Table(columns, tuple(lines))
 
 
-def _series(series: Series, findings: Sequence[Finding]) -> Iterable[Block]:
+def _show_series(series: Series, findings: Sequence[Finding]) -> Iterable[Block]:
     key, points = series.key, series.points
     values = [point.value for point in points]
     where = f"{key.sku or key.machine}, flags {key.flags or '–'}"
-    low, high = (_figure_text(edge, key.figure) for edge in (min(values), max(values)))
-    newest = _figure_text(values[-1], key.figure)
+    low, high = (_format_figure_text(edge, key.figure) for edge in (min(values), max(values)))
+    newest = _format_figure_text(values[-1], key.figure)
     said = f"{key.title}: {low} to {high} in {counted(len(values), 'run')}, newest {newest}"
     yield Heading(f"{key.figure}: {newest}", 3)
     yield Chart(
@@ -200,13 +200,13 @@ def _series(series: Series, findings: Sequence[Finding]) -> Iterable[Block]:
         f"{low} to {high}; {where}",
         tuple(values),
         UNITS.get(key.figure, ""),
-        tuple(map(_origin, points)),
-        tuple(_says(key)),
+        tuple(map(_list_origin, points)),
+        tuple(_list_says(key)),
         next((point.golden for point in reversed(points) if point.golden is not None), None),
         tuple((item.at, item.kind is not Found.REGRESSION) for item in findings),
         tuple(place for place, point in enumerate(points) if point.disturbed),
     )
-    lines: list[Text] = [(_change_line(item), *_commits(item)) for item in findings]
+    lines: list[Text] = [(_change_line(item), *_show_commits(item)) for item in findings]
     lines.append((f"newest: {points[-1].run}, IREE {points[-1].iree}, {points[-1].time[:10]}",))
     yield Items(tuple(lines))
     commands = [line for item in findings if (line := _bisect(item))]
@@ -214,12 +214,12 @@ def _series(series: Series, findings: Sequence[Finding]) -> Iterable[Block]:
         yield Code("\n".join(commands), "sh")
 
 
-def _origin(point: Point) -> tuple[str, ...]:
+def _list_origin(point: Point) -> tuple[str, ...]:
     commit = point.commit if len(point.commit) == _COMMIT_CHARACTERS else ""
     return (point.run, point.iree, point.time[:10], commit, shlex.quote(point.named) if point.named else "", point.file)
 
 
-def _says(key: SeriesKey) -> Iterable[tuple[str | int, ...]]:
+def _list_says(key: SeriesKey) -> Iterable[tuple[str | int, ...]]:
     """What a point of the series leads to: its run, its commits, and the commands to run and to bisect it."""
     yield ("run ", _RUN, ", ", _FILE)
     yield ("IREE ", _IREE, ", ", _DAY)
@@ -231,7 +231,7 @@ def _says(key: SeriesKey) -> Iterable[tuple[str | int, ...]]:
         yield ("gauntlet bisect --good ", ~_NAMED, " --bad ", _NAMED, f" {metric} {case}")
 
 
-def _commits(finding: Finding) -> Text:
+def _show_commits(finding: Finding) -> Text:
     old, new = finding.before.commit, finding.after.commit
     if old == new or {len(old), len(new)} != {_COMMIT_CHARACTERS}:
         return ()
@@ -263,7 +263,7 @@ def runs_document(runs: Sequence[dict[str, Any]]) -> Document:
 def changes_document(outcome: HistoryOutcome) -> Document:
     """What changed, the largest loss first."""
     findings = outcome.findings
-    rows = tuple(map(_row, findings))
+    rows = tuple(map(_make_row, findings))
     blocks: list[Block] = [Table(_CHANGES, rows, _SHOWN)] if rows else [Paragraph(("Nothing changed.",))]
     disturbed = [item for item in findings if item.disturbed]
     notes = []
@@ -284,14 +284,15 @@ def changes_document(outcome: HistoryOutcome) -> Document:
     return Document("What changed", answer, facts, tuple(blocks), (), code, meaning=_MEANINGS.get(code, ""))
 
 
-def _row(item: Finding) -> tuple[Cell, ...]:
+def _make_row(item: Finding) -> tuple[Cell, ...]:
     good = item.settled or item.kind is Found.IMPROVEMENT
     colour = "passed" if good else "inconclusive" if item.suspected else "failed"
     change = _change(item.change)
     if item.confirmed:
         change += f" ({item.confirmed}{f' ×{item.ratio:.3f}' if item.ratio else ''})"
     figure = item.key.figure
-    levels = f"{_figure_text(item.old, figure)} → {_figure_text(item.new, figure)}{' *' if item.disturbed else ''}"
+    old, new = (_format_figure_text(value, figure) for value in (item.old, item.new))
+    levels = f"{old} → {new}{' *' if item.disturbed else ''}"
     since = f"{item.after.iree} {item.after.time[:10]}{' †' if item.same_iree else ''}"
     likely = "exact" if item.p_value is None else "" if item.kind is Found.DRIFT else f"{item.p_value:.1g}"
     before = item.before
@@ -303,7 +304,7 @@ def _row(item: Finding) -> tuple[Cell, ...]:
 
 def _change_line(item: Finding) -> str:
     """`regression: +4.0 %, 10 ms → 10.4 ms, since 3.9.0 2026-03-01`."""
-    _, _, change, levels, since, *_ = _row(item)
+    _, _, change, levels, since, *_ = _make_row(item)
     return f"{item.word}: {change}, {levels}, since {since}"
 
 
@@ -314,9 +315,9 @@ def series_document(outcome: HistoryOutcome) -> Document:
         values = [point.value for point in series.points]
         key, newest = series.key, series.points[-1]
         blocks.append(Heading(f"{key.title} ({key.sku or key.machine}, flags {key.flags or '–'})"))
-        low, high = (_figure_text(edge, key.figure) for edge in (min(values), max(values)))
-        blocks.append(Paragraph((f"{_sparkline(values)}  {low} to {high}, {counted(len(values), 'run')}",)))
-        lines = [f"newest: {_figure_text(newest.value, key.figure)} with {newest.iree} on {newest.time[:10]}"]
+        low, high = (_format_figure_text(edge, key.figure) for edge in (min(values), max(values)))
+        blocks.append(Paragraph((f"{_format_sparkline(values)}  {low} to {high}, {counted(len(values), 'run')}",)))
+        lines = [f"newest: {_format_figure_text(newest.value, key.figure)} with {newest.iree} on {newest.time[:10]}"]
         lines += [_change_line(item) for item in outcome.findings if item.key == key]
         blocks.append(Items(tuple((line,) for line in lines)))
     facts = (counted(outcome.runs, "run"), outcome.place)
@@ -352,7 +353,7 @@ def export_rows(series: Iterable[Series]) -> Iterator[tuple[str | float | None, 
             )
 
 
-def _sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
+def _format_sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
     """A line of characters, of medians where there are more values than room."""
     if len(values) > width:
         edges = [round(place * len(values) / width) for place in range(width + 1)]
@@ -371,7 +372,7 @@ def _change(share: float) -> str:
     return f"{100 * share:+.1f} %" if abs(share) >= _SMALL else f"{100 * share:+.1g} %"
 
 
-def _figure_text(value: float, figure: str) -> str:
+def _format_figure_text(value: float, figure: str) -> str:
     """A figure with its unit."""
     unit = UNITS.get(figure, "")
     text = f"{value:,.0f}" if value == int(value) and abs(value) >= 1 else f"{value:.4g}"

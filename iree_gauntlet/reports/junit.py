@@ -45,7 +45,7 @@ def junit_document(outcome: RunOutcome) -> str:
     """The whole document, with its XML declaration; encode it as UTF-8."""
     root = ET.Element("testsuites", {"name": clean(f"iree-gauntlet {outcome.suite or outcome.run}")})
     for index, chain in enumerate(outcome.chains):
-        root.append(_suite(chain, index, outcome).build_xml_doc())
+        root.append(_make_suite(chain, index, outcome).build_xml_doc())
     steps = outcome.steps
     root.set("tests", str(len(steps)))
     root.set("failures", str(sum(step.verdict.is_bad and step.verdict.is_conclusive for step in steps)))
@@ -55,41 +55,41 @@ def junit_document(outcome: RunOutcome) -> str:
     return schema_document(root)
 
 
-def _suite(chain: ChainOutcome, index: int, outcome: RunOutcome) -> junit_xml.TestSuite:
+def _make_suite(chain: ChainOutcome, index: int, outcome: RunOutcome) -> junit_xml.TestSuite:
     started = min((step.started for step in chain.steps if step.started), default=outcome.started)
     files = dict.fromkeys(step.origin.file for step in chain.steps if step.origin.file)
     return junit_xml.TestSuite(
         name=one_line(chain.id),
-        test_cases=[_case(step, outcome) for step in chain.steps],
+        test_cases=[_make_case(step, outcome) for step in chain.steps],
         hostname=one_line(str(outcome.machine.get("host") or "")),
         id=str(index),
         timestamp=one_line(started),
         properties={
-            one_line(name): one_line(value, 4096) for name, value in _properties(chain, outcome, first=index == 0)
+            one_line(name): one_line(value, 4096) for name, value in _list_properties(chain, outcome, first=index == 0)
         },
         file=one_line(next(iter(files), "")),
     )
 
 
-def _case(step: StepOutcome, outcome: RunOutcome) -> junit_xml.TestCase:
+def _make_case(step: StepOutcome, outcome: RunOutcome) -> junit_xml.TestCase:
     case = junit_xml.TestCase(
         name=one_line(step.name),
         classname=one_line(f"{step.dialect}.{step.model}.{step.submodel}@{step.target}"),
         elapsed_sec=step.seconds,
-        stdout=_bounded(_system_out(step, lean=outcome.many), _SIZE_LIMIT),
+        stdout=_bound(_format_system_out(step, lean=outcome.many), _SIZE_LIMIT),
     )
     message = one_line(step.reason) or str(step.verdict)
     match step.verdict:
         case Verdict.FAILED:
-            case.add_failure_info(message, _detail(step, outcome), "failed")
+            case.add_failure_info(message, _format_detail(step, outcome), "failed")
         case Verdict.XPASSED:
-            case.add_failure_info(f"unexpected pass: {message}", _detail(step, outcome), "xpassed")
+            case.add_failure_info(f"unexpected pass: {message}", _format_detail(step, outcome), "xpassed")
         case Verdict.INCONCLUSIVE:
-            case.add_error_info(f"inconclusive: {message}", _detail(step, outcome), "inconclusive")
+            case.add_error_info(f"inconclusive: {message}", _format_detail(step, outcome), "inconclusive")
         case Verdict.ERROR:
-            case.add_error_info(message, _detail(step, outcome), _error_type(step))
+            case.add_error_info(message, _format_detail(step, outcome), _format_error_type(step))
         case Verdict.XFAILED:
-            case.add_skipped_info(f"expected failure: {message}", "" if outcome.many else _detail(step, outcome))
+            case.add_skipped_info(f"expected failure: {message}", "" if outcome.many else _format_detail(step, outcome))
         case Verdict.SKIPPED:
             case.add_skipped_info(message)
         case Verdict.PASSED:
@@ -97,7 +97,7 @@ def _case(step: StepOutcome, outcome: RunOutcome) -> junit_xml.TestCase:
     return case
 
 
-def _error_type(step: StepOutcome) -> str:
+def _format_error_type(step: StepOutcome) -> str:
     if step.timed_out:
         return "timeout"
     if step.signal:
@@ -105,7 +105,7 @@ def _error_type(step: StepOutcome) -> str:
     return "unfinished" if step.unfinished else "error"
 
 
-def _detail(step: StepOutcome, outcome: RunOutcome) -> str:
+def _format_detail(step: StepOutcome, outcome: RunOutcome) -> str:
     """Everything that a person needs to act on a verdict, bounded."""
     parts = [one_line(step.reason, 2000)]
     if step.explanation is not None:
@@ -122,10 +122,10 @@ def _detail(step: StepOutcome, outcome: RunOutcome) -> str:
         parts += ["", f"full log: {one_line(step.log)} in the folder of run {one_line(outcome.run)}"]
     if step.origin.file:
         parts += ["", f"written in: {one_line(str(step.origin))}"]
-    return _bounded("\n" + "\n".join(parts) + "\n", _LEAN_SIZE_LIMIT if outcome.many else _SIZE_LIMIT)
+    return _bound("\n" + "\n".join(parts) + "\n", _LEAN_SIZE_LIMIT if outcome.many else _SIZE_LIMIT)
 
 
-def _system_out(step: StepOutcome, *, lean: bool) -> str:
+def _format_system_out(step: StepOutcome, *, lean: bool) -> str:
     lines = [f"note: {one_line(note)}" for note in step.notes]
     if not lean:
         lines += finding_lines(step) if step.verdict is Verdict.PASSED else []
@@ -135,26 +135,26 @@ def _system_out(step: StepOutcome, *, lean: bool) -> str:
     return "\n" + "\n".join(lines) + "\n" if lines else ""
 
 
-def _properties(chain: ChainOutcome, outcome: RunOutcome, *, first: bool) -> list[tuple[str, str]]:
+def _list_properties(chain: ChainOutcome, outcome: RunOutcome, *, first: bool) -> list[tuple[str, str]]:
     """Versions, flags, device and what was measured; names are stable, values without a meaning left out."""
     found: list[tuple[str, object]] = []
     if first or not outcome.many:
-        found += _of_the_toolchain(outcome)
+        found += _describe_toolchain(outcome)
     if not outcome.many:
         found += [(name, getattr(chain, name)) for name in ("dialect", "model", "submodel", "target", "sku")]
         found.append(("device", ", ".join(dict.fromkeys(step.device for step in chain.steps if step.device))))
     if first or not outcome.many:
-        found += _of_the_machine(outcome)
+        found += _describe_machine(outcome)
         found += [(f"remark.{index}", remark) for index, remark in enumerate(outcome.remarks, start=1)]
     for step in chain.steps:
         if not outcome.many:
             found.append((f"{step.name}.flags", " ".join(step.flags)))
-            found += [(f"{step.name}.{key}", _flat(value)) for key, value in sorted(step.statistics.items())]
+            found += [(f"{step.name}.{key}", _flatten(value)) for key, value in sorted(step.statistics.items())]
         if step.samples is not None and step.samples.real_time_ms:
             figures = step.samples.figures.items()
             found += [(f"{step.name}.{key}", None if value is None else f"{value:.6g}") for key, value in figures]
         found.append((f"{step.name}.worker", step.worker))
-        found += _of_the_explanation(step)
+        found += _describe_explanation(step)
         for check in step.checks:
             if check.measured is not None:
                 found.append((f"{step.name}.{check.metric}", f"{check.measured:.10g}"))
@@ -163,13 +163,13 @@ def _properties(chain: ChainOutcome, outcome: RunOutcome, *, first: bool) -> lis
     return [(name, str(value)) for name, value in found if value not in (None, "")]
 
 
-def _of_the_explanation(step: StepOutcome) -> list[tuple[str, object]]:
+def _describe_explanation(step: StepOutcome) -> list[tuple[str, object]]:
     if step.explanation is None:
         return []
     return [(f"{step.name}.explained", step.explanation.answer), (f"{step.name}.bundle", step.explanation.bundle)]
 
 
-def _of_the_toolchain(outcome: RunOutcome) -> list[tuple[str, object]]:
+def _describe_toolchain(outcome: RunOutcome) -> list[tuple[str, object]]:
     toolchain = outcome.toolchain
     return [
         ("run", outcome.run),
@@ -185,7 +185,7 @@ def _of_the_toolchain(outcome: RunOutcome) -> list[tuple[str, object]]:
     ]
 
 
-def _of_the_machine(outcome: RunOutcome) -> list[tuple[str, object]]:
+def _describe_machine(outcome: RunOutcome) -> list[tuple[str, object]]:
     machine = outcome.machine
     memory = byte_size(machine["memory_bytes"]) if machine.get("memory_bytes") else ""
     said = {**machine, "memory": memory, "devices": device_text(machine)}
@@ -199,7 +199,7 @@ def _set_times(root: ET.Element, outcome: RunOutcome) -> None:
             case.set("time", f"{step.seconds:.3f}")
 
 
-def _bounded(text: str, limit: int) -> str:
+def _bound(text: str, limit: int) -> str:
     """At most so many characters, cut at a line's end and said so: CI systems drop a report that is too big."""
     if len(text) <= limit:
         return text
@@ -207,7 +207,7 @@ def _bounded(text: str, limit: int) -> str:
     return f"{kept}\n… cut here: {len(text) - len(kept):,} characters more\n"
 
 
-def _flat(value: Any) -> Any:
+def _flatten(value: Any) -> Any:
     """A property's value; one with parts as JSON."""
     return json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
 

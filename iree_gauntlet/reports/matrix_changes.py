@@ -80,7 +80,7 @@ def changes(matrix: MatrixOutcome) -> list[MatrixChange]:
     One that did not run a chain, or came to no figure, is passed over: the one before it counts then.
     """
     labels = [iree.label for iree in matrix.ran]
-    found = [change for row in matrix.rows for change in _of_row(row, labels)]
+    found = [change for row in matrix.rows for change in _list_changes_of_row(row, labels)]
     order = list(ChangeKind)
     return sorted(found, key=lambda change: order.index(change.kind))
 
@@ -92,13 +92,15 @@ def mean_ratios(matrix: MatrixOutcome) -> list[MeanRatio]:
     were taken under a disturbance.
     """
     metrics: list[tuple[str, Callable[[MatrixCell], float | None]]] = [
-        ("time", _comparable_time),
+        ("time", _find_comparable_time),
         ("compile", lambda cell: cell.compile_seconds),
     ]
-    return [mean for name, figure in metrics for mean in _means(matrix, name, figure)]
+    return [mean for name, figure in metrics for mean in _list_means(matrix, name, figure)]
 
 
-def _means(matrix: MatrixOutcome, metric: str, figure: Callable[[MatrixCell], float | None]) -> Iterator[MeanRatio]:
+def _list_means(
+    matrix: MatrixOutcome, metric: str, figure: Callable[[MatrixCell], float | None]
+) -> Iterator[MeanRatio]:
     tables = [
         {label: value for label, cell in row.cells.items() if (value := figure(cell)) is not None and value > 0}
         for row in matrix.rows
@@ -114,28 +116,30 @@ def _means(matrix: MatrixOutcome, metric: str, figure: Callable[[MatrixCell], fl
             yield MeanRatio(label, metric, statistics.geometric_mean(ratios), len(shared))
 
 
-def _of_row(row: MatrixRow, labels: list[str]) -> Iterator[MatrixChange]:
+def _list_changes_of_row(row: MatrixRow, labels: list[str]) -> Iterator[MatrixChange]:
     cells = [(label, row.cells[label]) for label in labels if label in row.cells]
-    yield from _working(row.chain, cells)
+    yield from _list_working(row.chain, cells)
     for label, cell in cells:
         if cell.wrong_numbers:
             yield MatrixChange(ChangeKind.WRONG, row.chain, (label,), f"{label}: {one_line(cell.reason, 80)}")
-    yield from _jumps(row.chain, ChangeKind.DISPATCHES, [(label, cell.dispatch_count) for label, cell in cells], 0.0)
+    yield from _list_jumps(
+        row.chain, ChangeKind.DISPATCHES, [(label, cell.dispatch_count) for label, cell in cells], 0.0
+    )
     counters = {cell.counted_by for _, cell in cells if cell.instructions is not None}
     if len(counters) == 1:
         counts = [(label, cell.instructions) for label, cell in cells]
-        yield from _jumps(row.chain, ChangeKind.INSTRUCTIONS, counts, _WORK_JUMP)
+        yield from _list_jumps(row.chain, ChangeKind.INSTRUCTIONS, counts, _WORK_JUMP)
     sizes = [(label, cell.binary_size_bytes) for label, cell in cells]
-    yield from _jumps(row.chain, ChangeKind.SIZE, sizes, _SIZE_JUMP)
-    times = [(label, _comparable_time(cell)) for label, cell in cells if row.timed_on_one_machine]
-    yield from _jumps(row.chain, ChangeKind.TIME, times, _TIME_JUMP)
+    yield from _list_jumps(row.chain, ChangeKind.SIZE, sizes, _SIZE_JUMP)
+    times = [(label, _find_comparable_time(cell)) for label, cell in cells if row.timed_on_one_machine]
+    yield from _list_jumps(row.chain, ChangeKind.TIME, times, _TIME_JUMP)
 
 
-def _comparable_time(cell: MatrixCell) -> float | None:
+def _find_comparable_time(cell: MatrixCell) -> float | None:
     return None if cell.wrong_numbers or cell.disturbed else cell.time_ms
 
 
-def _working(chain: str, cells: list[tuple[str, MatrixCell]]) -> Iterator[MatrixChange]:
+def _list_working(chain: str, cells: list[tuple[str, MatrixCell]]) -> Iterator[MatrixChange]:
     before: tuple[str, MatrixCell] | None = None
     for label, cell in cells:
         if cell.works is None:
@@ -149,7 +153,7 @@ def _working(chain: str, cells: list[tuple[str, MatrixCell]]) -> Iterator[Matrix
         before = (label, cell)
 
 
-def _jumps(
+def _list_jumps(
     chain: str, kind: ChangeKind, figures: list[tuple[str, float | None]], least: float
 ) -> Iterator[MatrixChange]:
     """One line with every value that is further than `least` from the one before it."""

@@ -149,13 +149,13 @@ def matrix_document(matrix: MatrixOutcome) -> Document:
         for iree in matrix.irees
     )
     blocks: list[Block] = [Table(_IREE_COLUMNS, irees)] if irees else []
-    blocks += [*_failures(matrix), *_changes(matrix), *_figures(matrix)] if matrix.rows else []
+    blocks += [*_show_failures(matrix), *_show_changes(matrix), *_show_figures(matrix)] if matrix.rows else []
     return Document(
         f"Matrix of {'one IREE' if count == 1 else f'{count} IREEs'}{suite}",
         f"{good} of {count} IREEs as expected",
         (f"matrix {matrix.name}", duration(matrix.seconds)),
         tuple(blocks),
-        tuple(_verdicts(matrix)) if matrix.rows else (),
+        tuple(_show_verdicts(matrix)) if matrix.rows else (),
         matrix.exit_code,
         (*matrix.remarks, *hints),
         provenance=provenance(
@@ -167,7 +167,7 @@ def matrix_document(matrix: MatrixOutcome) -> Document:
     )
 
 
-def _changes(matrix: MatrixOutcome) -> Iterator[Block]:
+def _show_changes(matrix: MatrixOutcome) -> Iterator[Block]:
     if len(matrix.ran) < 2:
         return
     found = changes(matrix)
@@ -181,7 +181,7 @@ def _changes(matrix: MatrixOutcome) -> Iterator[Block]:
             yield Items(items, _MOST_CHANGES)
 
 
-def _failures(matrix: MatrixOutcome) -> Iterator[Block]:
+def _show_failures(matrix: MatrixOutcome) -> Iterator[Block]:
     items = tuple(
         (Name(f"{iree.label}: {row.chain}"), f": {cell.verdict_text}: {one_line(cell.reason, 200)}")
         for iree in matrix.ran
@@ -195,7 +195,7 @@ def _failures(matrix: MatrixOutcome) -> Iterator[Block]:
         yield Paragraph(where)
 
 
-def _figures(matrix: MatrixOutcome) -> Iterator[Block]:
+def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
     """A row for each chain and IREE; what did not work comes first where a terminal has no room for all."""
     labels = [iree.label for iree in matrix.ran]
     chains = list(matrix.rows)
@@ -222,17 +222,17 @@ def _figures(matrix: MatrixOutcome) -> Iterator[Block]:
         return
     said: list[Text] = [
         *((line.format(base=matrix.base),) for line in _LEGEND),
-        *((line,) for line in _mean_lines(matrix)),
+        *((line,) for line in _list_mean_lines(matrix)),
     ]
     legend = (
         f"Shaded by how far a figure is from that of {matrix.base}: orange for more, blue for less; full from double"
     )
-    yield OnPage((Paragraph((f"{legend} and from half on.",)), *_heat_maps(matrix, labels)))
+    yield OnPage((Paragraph((f"{legend} and from half on.",)), *_show_heat_maps(matrix, labels)))
     yield Folded("All figures of each model", (table,), brief=True)
     yield from map(Paragraph, (*said, *_NOTES))
 
 
-def _heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Block]:
+def _show_heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Block]:
     """For each figure models and IREEs, shaded by how far a value is from the base's: from half to double."""
     for title, unit, read, write in _HEATS:
         rows = []
@@ -240,14 +240,14 @@ def _heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Block]:
             base = row.cells.get(matrix.base)
             cells = [row.cells.get(label) for label in labels]
             if any(cell is not None and read(cell) is not None for cell in cells):
-                rows.append((row.chain, *(_heat(cell, base, read, write) for cell in cells)))
+                rows.append((row.chain, *(_make_heat(cell, base, read, write) for cell in cells)))
         if rows:
             columns = (Column("model", ColumnKind.NAME), *(Column(label, ColumnKind.NUMBER) for label in labels))
             yield Heading(f"{title}{f', {unit}' if unit else ''}", 3)
             yield Table(columns, tuple(rows))
 
 
-def _heat(
+def _make_heat(
     cell: MatrixCell | None,
     base: MatrixCell | None,
     read: Callable[[MatrixCell], float | None],
@@ -261,7 +261,7 @@ def _heat(
     return Shaded(write(value), math.log2(share) if share else 0.0)
 
 
-def _mean_lines(matrix: MatrixOutcome) -> Iterator[str]:
+def _list_mean_lines(matrix: MatrixOutcome) -> Iterator[str]:
     means = mean_ratios(matrix)
     for metric, title in {"time": "run time", "compile": "compile time"}.items():
         own = [mean for mean in means if mean.metric == metric]
@@ -271,7 +271,7 @@ def _mean_lines(matrix: MatrixOutcome) -> Iterator[str]:
             yield f"geometric mean of {title} over {noun} that all have: {texts}"
 
 
-def _verdicts(matrix: MatrixOutcome) -> Iterator[Block]:
+def _show_verdicts(matrix: MatrixOutcome) -> Iterator[Block]:
     """A row for each chain, a column for each IREE."""
     labels = [iree.label for iree in matrix.ran]
     cells = ((row.chain, [row.cells.get(label) for label in labels]) for row in matrix.rows)
@@ -303,13 +303,13 @@ def figure_cells(cell: MatrixCell | None, base: MatrixCell | None) -> tuple[str,
     memory = NOTHING if cell.compile_peak_bytes is None else f"{cell.compile_peak_bytes / 1e6:,.0f}"
     held = base or MatrixCell(cell.verdict)
     return (
-        _marked(_seconds(cell.compile_seconds), cell.compile_seconds, held.compile_seconds),
-        _marked(memory, cell.compile_peak_bytes, held.compile_peak_bytes),
-        _marked(time, cell.time_ms, held.time_ms if cell.timed_on == held.timed_on else None),
-        _worked(cell, held),
-        _counted(whole, cell.dispatch_count, held.dispatch_count),
-        _counted(byte_size, cell.binary_size_bytes, held.binary_size_bytes),
-        error + _arrow(ratio(cell.max_abs_error, held.max_abs_error), _SAME_ERROR),
+        _mark(_format_seconds(cell.compile_seconds), cell.compile_seconds, held.compile_seconds),
+        _mark(memory, cell.compile_peak_bytes, held.compile_peak_bytes),
+        _mark(time, cell.time_ms, held.time_ms if cell.timed_on == held.timed_on else None),
+        _describe_worked(cell, held),
+        _describe_counts(whole, cell.dispatch_count, held.dispatch_count),
+        _describe_counts(byte_size, cell.binary_size_bytes, held.binary_size_bytes),
+        error + _format_arrow(ratio(cell.max_abs_error, held.max_abs_error), _SAME_ERROR),
     )
 
 
@@ -320,12 +320,12 @@ def ratio_text(value: float) -> str:
     return f"×{value:.0f}" if value >= 100 else f"×{value:.1f}" if value >= 10 else f"×{value:.2f}"
 
 
-def _marked(text: str, value: float | None, base: float | None) -> str:
+def _mark(text: str, value: float | None, base: float | None) -> str:
     share = ratio(value, base)
-    return text if share is None else f"{text} {ratio_text(share)}{_arrow(share, _SAME_TIME)}"
+    return text if share is None else f"{text} {ratio_text(share)}{_format_arrow(share, _SAME_TIME)}"
 
 
-def _worked(cell: MatrixCell, held: MatrixCell) -> str:
+def _describe_worked(cell: MatrixCell, held: MatrixCell) -> str:
     """Instructions with the exact change; counts of two kinds of counters are not compared."""
     if cell.instructions is None:
         return NOTHING
@@ -335,7 +335,7 @@ def _worked(cell: MatrixCell, held: MatrixCell) -> str:
     return f"{text} {work_change(held.instructions, cell.instructions)}"
 
 
-def _counted(write: Callable[[float], str], value: float | None, base: float | None) -> str:
+def _describe_counts(write: Callable[[float], str], value: float | None, base: float | None) -> str:
     """A count with its ratio and an arrow where it is not the base's; a ratio that says nothing is left out."""
     if value is None:
         return NOTHING
@@ -343,14 +343,14 @@ def _counted(write: Callable[[float], str], value: float | None, base: float | N
     if share is None or value == base:
         return write(value)
     text = ratio_text(share)
-    return f"{write(value)} {text if text != ratio_text(1) else ''}{_arrow(share, 0.0)}"
+    return f"{write(value)} {text if text != ratio_text(1) else ''}{_format_arrow(share, 0.0)}"
 
 
-def _seconds(value: float | None) -> str:
+def _format_seconds(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.2f}" if value < 100 else f"{value:.0f}"
 
 
-def _arrow(share: float | None, same: float) -> str:
+def _format_arrow(share: float | None, same: float) -> str:
     """Up or down where a ratio is further from 1 than `same`; nothing else."""
     if share is None or 1 / (1 + same) <= share <= 1 + same:
         return ""
@@ -403,14 +403,14 @@ def matrix_json(matrix: MatrixOutcome) -> str:
         "seconds": matrix.seconds,
         "base": matrix.base,
         "machine": matrix.machine,
-        "irees": [_iree(iree) for iree in matrix.irees],
+        "irees": [_describe_iree(iree) for iree in matrix.irees],
         "chains": [
             {
                 "id": row.chain,
                 "model": row.model,
                 "submodel": row.submodel,
                 "target": row.target,
-                "irees": {label: _cell(cell, row.cells.get(matrix.base)) for label, cell in row.cells.items()},
+                "irees": {label: _describe_cell(cell, row.cells.get(matrix.base)) for label, cell in row.cells.items()},
             }
             for row in matrix.rows
         ],
@@ -427,7 +427,7 @@ def matrix_csv(matrix: MatrixOutcome) -> str:
     header: list[str] = []
     for row in matrix.rows:
         for label, cell in row.cells.items():
-            figures = _cell(cell, row.cells.get(matrix.base))
+            figures = _describe_cell(cell, row.cells.get(matrix.base))
             ratios = figures.pop("ratios")
             del figures["reason"]
             flat = {"chain": row.chain, "iree": label, **figures, "stages": " ".join(cell.stages)}
@@ -435,11 +435,11 @@ def matrix_csv(matrix: MatrixOutcome) -> str:
             if not header:
                 header = list(flat)
                 writer.writerow(header)
-            writer.writerow([_field(strict_json(value)) for value in flat.values()])
+            writer.writerow([_read_field(strict_json(value)) for value in flat.values()])
     return stream.getvalue()
 
 
-def _iree(iree: MatrixIree) -> dict[str, Any]:
+def _describe_iree(iree: MatrixIree) -> dict[str, Any]:
     outcome = iree.outcome
     return {
         "label": iree.label,
@@ -453,14 +453,14 @@ def _iree(iree: MatrixIree) -> dict[str, Any]:
     }
 
 
-def _cell(cell: MatrixCell, base: MatrixCell | None) -> dict[str, Any]:
+def _describe_cell(cell: MatrixCell, base: MatrixCell | None) -> dict[str, Any]:
     ratios = {name: ratio(getattr(cell, name), getattr(base, name) if base else None) for name in _RATIOS}
     if base is not None and cell.timed_on != base.timed_on:
         ratios["time_ms"] = None
     return {**asdict(cell), "verdict": str(cell.verdict), "ratios": ratios}
 
 
-def _field(value: Any) -> Any:
+def _read_field(value: Any) -> Any:
     """A field of the CSV: a spreadsheet runs a text that begins like a formula, so it is quoted."""
     if value is None:
         return ""

@@ -26,8 +26,8 @@ def provenance(iree: str, event: Mapping[str, Any], files: Iterable[str], second
         seconds: that it took; None for one that has not finished.
     """
     command, cwd, version = (str(event.get(name) or "") for name in ("command", "cwd", "version"))
-    machine = _machine_text(event.get("machine") or {})
-    started = _day_and_time(str(event.get("time") or ""))
+    machine = _format_machine_text(event.get("machine") or {})
+    started = _format_day_and_time(str(event.get("time") or ""))
     return Provenance(started, iree, machine, command, cwd, version, tuple(files), seconds)
 
 
@@ -37,12 +37,12 @@ def seconds_between(first: Mapping[str, Any], last: Mapping[str, Any] | None) ->
     return (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds() if begin and end else None
 
 
-def _day_and_time(text: str) -> str:
+def _format_day_and_time(text: str) -> str:
     """A time of a record, which is ISO 8601, as `2026-11-27 09:26 UTC`."""
     return f"{datetime.fromisoformat(text).astimezone(UTC):%Y-%m-%d %H:%M} UTC" if text else ""
 
 
-def _machine_text(machine: Mapping[str, Any]) -> str:
+def _format_machine_text(machine: Mapping[str, Any]) -> str:
     """`host, AMD EPYC, 2 cores, 25.3 GB`."""
     cores, memory = machine.get("cores"), machine.get("memory_bytes")
     parts = (machine.get("host"), machine.get("cpu"), cores and f"{cores} cores", memory and byte_size(memory))

@@ -60,27 +60,27 @@ def print_document(
     if not document.title and not stream.isatty():
         width = width or _PLENTY
     facts = "".join(f" · {fact}" for fact in document.facts)
-    with _printing(stream, environ, width) as console:
+    with _open_console(stream, environ, width) as console:
         if document.title:
-            _line(console, f"\n{document.title}", "bold")
+            _write_line(console, f"\n{document.title}", "bold")
         before: Block | None = None if document.title else Heading("")
-        for block in _on_terminal(document.blocks):
+        for block in _choose_for_terminal(document.blocks):
             # Tables and what has a heading stand apart, a heading not from what it is of.
             if isinstance(before, Table) or (isinstance(block, Heading | Table) and not isinstance(before, Heading)):
-                _line(console, "")
+                _write_line(console, "")
             _print(console, block)
             before = block
         if document.title:
-            _line(console, "")
+            _write_line(console, "")
         _print(console, Notes(document.remarks))
-        _line(console, f"{one_line(document.answer, 400)}{facts}", "bold")
+        _write_line(console, f"{one_line(document.answer, 400)}{facts}", "bold")
         if reports:
-            _line(console, f"reports in {reports}")
+            _write_line(console, f"reports in {reports}")
         if document.ending:
-            _line(console, document.ending, "bold red" if document.exit_code else "bold green")
+            _write_line(console, document.ending, "bold red" if document.exit_code else "bold green")
 
 
-def _on_terminal(blocks: Iterable[Block]) -> Iterator[Block]:
+def _choose_for_terminal(blocks: Iterable[Block]) -> Iterator[Block]:
     for block in blocks:
         if isinstance(block, Folded):
             yield from block.blocks if block.brief else ()
@@ -89,7 +89,7 @@ def _on_terminal(blocks: Iterable[Block]) -> Iterator[Block]:
 
 
 @contextmanager
-def _printing(stream: TextIO, environ: Mapping[str, str], width: int | None) -> Iterator[rich.console.Console]:
+def _open_console(stream: TextIO, environ: Mapping[str, str], width: int | None) -> Iterator[rich.console.Console]:
     """A console whose text goes to a stream when the block is left; nothing of it where the block raises."""
     live = is_live(stream, environ)
     buffer = io.StringIO()
@@ -108,24 +108,24 @@ def _printing(stream: TextIO, environ: Mapping[str, str], width: int | None) -> 
 
 
 def _print(console: rich.console.Console, block: Block) -> None:
-    for text, style in _lines(block):
-        _line(console, text, style)
+    for text, style in _list_lines(block):
+        _write_line(console, text, style)
     if isinstance(block, Table):
-        cells = _cells(block)
-        needed = _needed(block.columns, cells)
-        shown = _fitting(block.columns, needed, console.width + _GAP)
-        for part in _tables(block, cells, needed, shown, console.width):
+        cells = _list_cells(block)
+        needed = _list_needed(block.columns, cells)
+        shown = _choose_fitting(block.columns, needed, console.width + _GAP)
+        for part in _list_tables(block, cells, needed, shown, console.width):
             console.print(part)
         hidden = [column.heading for index, column in enumerate(block.columns) if index not in shown]
         if hidden:
-            _line(console, f"  no room for {', '.join(hidden)}: widen the terminal", "dim")
+            _write_line(console, f"  no room for {', '.join(hidden)}: widen the terminal", "dim")
     if isinstance(block, Items | Table):
         count = len(block.items if isinstance(block, Items) else block.rows)
         if 0 < block.most < count:
-            _line(console, f"  and {count - block.most} more, in the reports")
+            _write_line(console, f"  and {count - block.most} more, in the reports")
 
 
-def _lines(block: Block) -> Iterator[tuple[str, str]]:
+def _list_lines(block: Block) -> Iterator[tuple[str, str]]:
     """Lines of what is no table, and their styles."""
     match block:
         case Heading(text):
@@ -133,10 +133,10 @@ def _lines(block: Block) -> Iterator[tuple[str, str]]:
             word = text.partition(":")[0]
             yield signed(text, word), STYLES.get(word, "bold")
         case Paragraph(text):
-            yield _plain(text), ""
+            yield _make_plain(text), ""
         case Items(items, most):
             for item in items[: most or None]:
-                yield f"  {_plain(item)}", ""
+                yield f"  {_make_plain(item)}", ""
         case Notes(lines):
             for line in lines:
                 yield f"note: {one_line(line, 400)}", "yellow"
@@ -147,19 +147,19 @@ def _lines(block: Block) -> Iterator[tuple[str, str]]:
             yield f"{one_line(caption or text)}: {file}", ""
 
 
-def _plain(text: Text) -> str:
+def _make_plain(text: Text) -> str:
     parts = (part if isinstance(part, str) else part.url if isinstance(part, TextLink) else part.text for part in text)
     return one_line("".join(parts), 1000)
 
 
-def _tables(
+def _list_tables(
     table: Table, cells: list[list[str]], needed: list[int], shown: list[int], width: int
 ) -> Iterator[rich.table.Table]:
     """A table for a console of so many columns; several where it has none that may go or can be folded."""
-    rows = _rows(table)
+    rows = _list_rows(table)
     fits = sum(needed[index] for index in shown) <= width + _GAP
     foldable = any(table.columns[index].kind is ColumnKind.TEXT for index in shown)
-    for part in [shown] if foldable else _parts(shown, needed, width + _GAP):
+    for part in [shown] if foldable else _split_parts(shown, needed, width + _GAP):
         found = rich.table.Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
         for index in part:
             column = table.columns[index]
@@ -176,29 +176,29 @@ def _tables(
         yield found
 
 
-def _rows(table: Table) -> Sequence[tuple[Cell, ...]]:
+def _list_rows(table: Table) -> Sequence[tuple[Cell, ...]]:
     return table.rows[: table.most or None]
 
 
-def _cells(table: Table) -> list[list[str]]:
-    return [list(map(_cell, table.columns, row)) for row in _rows(table)]
+def _list_cells(table: Table) -> list[list[str]]:
+    return [list(map(_format_cell, table.columns, row)) for row in _list_rows(table)]
 
 
-def _cell(column: Column, cell: Cell) -> str:
+def _format_cell(column: Column, cell: Cell) -> str:
     """A verdict stands behind its sign."""
     text = column.written(cell)
     return signed(text, column.word(cell)) if column.kind is ColumnKind.VERDICT else text
 
 
-def _needed(columns: Sequence[Column], cells: list[list[str]]) -> list[int]:
+def _list_needed(columns: Sequence[Column], cells: list[list[str]]) -> list[int]:
     """How wide each column is, with the gap before the next one."""
     return [
-        _GAP + max(len(column.heading), *(min(len(row[index]), _most(column)) for row in cells), 0)
+        _GAP + max(len(column.heading), *(min(len(row[index]), _find_most(column)) for row in cells), 0)
         for index, column in enumerate(columns)
     ]
 
 
-def _parts(shown: Sequence[int], needed: Sequence[int], width: int) -> Iterator[list[int]]:
+def _split_parts(shown: Sequence[int], needed: Sequence[int], width: int) -> Iterator[list[int]]:
     """The first column, with as many of the others as there is room for, and so on; at least one."""
     part = [*shown[:1]]
     for index in shown[1:]:
@@ -209,7 +209,7 @@ def _parts(shown: Sequence[int], needed: Sequence[int], width: int) -> Iterator[
     yield part
 
 
-def _fitting(columns: tuple[Column, ...], needed: list[int], width: int) -> list[int]:
+def _choose_fitting(columns: tuple[Column, ...], needed: list[int], width: int) -> list[int]:
     """The columns for which there is room, by their ranks."""
     shown = list(range(len(columns)))
     while sum(needed[index] for index in shown) > width:
@@ -220,9 +220,9 @@ def _fitting(columns: tuple[Column, ...], needed: list[int], width: int) -> list
     return shown
 
 
-def _most(column: Column) -> int:
+def _find_most(column: Column) -> int:
     return _LEAST_TEXT if column.kind is ColumnKind.TEXT else 1000
 
 
-def _line(console: rich.console.Console, text: str, style: str = "") -> None:
+def _write_line(console: rich.console.Console, text: str, style: str = "") -> None:
     console.print(rich.text.Text(clean(text), style=style), soft_wrap=True)

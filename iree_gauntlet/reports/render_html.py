@@ -52,15 +52,15 @@ ENDINGS = {ExitCode.OK: "passed", ExitCode.FAILED: "failed", ExitCode.USAGE: "er
 def html_page(document: Document) -> str:
     """The page; ends with a newline."""
     numbers = itertools.count()
-    template = _environment().get_template("document.html")
+    template = _make_environment().get_template("document.html")
     scripts = PageScripts(document.in_files)
     return (
         template.render(
             document=document,
             scripts=scripts,
             style=Markup(shipped("page.css")),  # noqa: S704 - our own
-            ending=_ending(document),
-            inlined=partial(_inlined, numbers=numbers),
+            ending=_describe_ending(document),
+            inlined=partial(_inline_text, numbers=numbers),
             ink=INK,
             paper=PAPER,
         )
@@ -69,14 +69,14 @@ def html_page(document: Document) -> str:
 
 
 @cache
-def _environment() -> jinja2.Environment:
+def _make_environment() -> jinja2.Environment:
     environment = jinja2.Environment(
-        autoescape=True, finalize=_cleaned, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+        autoescape=True, finalize=_clean, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.loader = jinja2.DictLoader({"document.html": shipped("document.html")})
     environment.filters["kind"] = lambda block: type(block).__name__
-    environment.filters["heading"] = _heading
-    environment.filters["table"] = _table
+    environment.filters["heading"] = _make_heading
+    environment.filters["table"] = _make_table
     environment.filters["drawn"] = draw_block
     return environment
 
@@ -87,32 +87,32 @@ def memory_of(page: str) -> str:
     return html.unescape(found[1]) if found else ""
 
 
-def _cleaned(value: Any) -> Any:
+def _clean(value: Any) -> Any:
     """Text without control characters; what is markup already is left as it is."""
     return clean(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
-def _ending(document: Document) -> Markup:
+def _describe_ending(document: Document) -> Markup:
     """What became of it as a badge, and its exit code; empty where it has not finished."""
     if document.exit_code is None:
         return Markup()
     code, _, meaning = document.ending.partition(": ")
-    return _badge(ENDINGS.get(document.exit_code, "inconclusive"), meaning) + Markup(" · {}").format(code)
+    return _make_badge(ENDINGS.get(document.exit_code, "inconclusive"), meaning) + Markup(" · {}").format(code)
 
 
-def _badge(word: str, text: str) -> Markup:
+def _make_badge(word: str, text: str) -> Markup:
     """A word that judges: by its sign, its text and its colour."""
     sign = Markup('<span aria-hidden="true">{}</span> ').format(LOOKS[word][1]) if word in LOOKS else Markup()
     return Markup('<span class="badge {}">{}{}</span>').format(tone(word), sign, clean(text))
 
 
-def _heading(text: str) -> Markup | str:
+def _make_heading(text: str) -> Markup | str:
     """Of a verdict, what stands before the colon is a badge."""
     word, colon, rest = text.partition(": ")
-    return _badge(word, word) + Markup(" ") + clean(rest) if colon and word in LOOKS else text
+    return _make_badge(word, word) + Markup(" ") + clean(rest) if colon and word in LOOKS else text
 
 
-def _table(table: Table) -> Markup:
+def _make_table(table: Table) -> Markup:
     """A table; below 40 rem each of its rows becomes a card."""
     drawn = {
         place: drawn_column(column, [row[place] for row in table.rows])
@@ -123,7 +123,9 @@ def _table(table: Table) -> Markup:
     names = [place for place, column in columns if column.kind is ColumnKind.NAME]
     stays = names[0] if names else 0
     tails = {
-        place: _longest_tail(column, [row[place] for row in table.rows]) for place, column in columns if column.right
+        place: _find_longest_tail(column, [row[place] for row in table.rows])
+        for place, column in columns
+        if column.right
     }
     parts = ['<div class="wide" tabindex="0"><table class="cards">\n']
     if any(column.title for column in table.columns):
@@ -131,10 +133,14 @@ def _table(table: Table) -> Markup:
         for place, column in columns:
             unit = f" <small>{html.escape(column.unit)}</small>" if column.unit else ""
             axis = drawn[place][0] if place in drawn else ""
-            parts.append(f'<th scope="col"{_classes(column, stays == place)}>{_escaped(column.title)}{unit}{axis}</th>')
+            parts.append(
+                f'<th scope="col"{_format_classes(column, stays == place)}>{_escape(column.title)}{unit}{axis}</th>'
+            )
         parts.append("</tr></thead>\n")
     parts.append("<tbody>\n")
-    heads = [(_classes(column, stays == place), f' data-of="{_escaped(column.heading)}"') for place, column in columns]
+    heads = [
+        (_format_classes(column, stays == place), f' data-of="{_escape(column.heading)}"') for place, column in columns
+    ]
     for number, row in enumerate(table.rows):
         parts.append("<tr>")
         for place, column in columns:
@@ -142,13 +148,13 @@ def _table(table: Table) -> Markup:
             if place in drawn:
                 content: str = drawn[place][1][number]
             else:
-                content = _cell(column, row[place], tails.get(place, ""))
+                content = _format_cell(column, row[place], tails.get(place, ""))
             parts.append(f"<td{classes}{of}{_shade(row[place])}>{content}</td>")
         parts.append("</tr>\n")
     return Markup("".join([*parts, "</tbody></table></div>"]))  # noqa: S704 - all that is others' was escaped
 
 
-def _classes(column: Column, stays: bool) -> str:
+def _format_classes(column: Column, stays: bool) -> str:
     kind = "right" if column.right else column.kind.value
     return f' class="{kind}{" stay" if stays else ""}"'
 
@@ -160,24 +166,24 @@ def _shade(cell: Cell) -> str:
     return f' style="background: color-mix(in srgb, {shade} {45 * min(abs(cell.share), 1):.0f}%, var(--paper))"'
 
 
-def _cell(column: Column, cell: Cell, tail: str) -> str:
+def _format_cell(column: Column, cell: Cell, tail: str) -> str:
     text = column.written(cell)
     if isinstance(cell, TextLink):
         return f'<a href="{html.escape(cell.url)}">{html.escape(text)}</a>'
     word = column.word(cell)
     if isinstance(cell, DrawnLimit):
         # Not a sum: one of text and markup would escape the text again.
-        return f"{_aligned(text, tail)}{held_bar(cell.value, cell.limit, cell.word)}"
+        return f"{_format_aligned(text, tail)}{held_bar(cell.value, cell.limit, cell.word)}"
     if column.kind is ColumnKind.VERDICT:
-        return _badge(word, text) if word in LOOKS else html.escape(text)
+        return _make_badge(word, text) if word in LOOKS else html.escape(text)
     if word in LOOKS:
-        return f'<span class="{tone(word)}">{_aligned(text, tail) if column.right else html.escape(text)}</span>'
+        return f'<span class="{tone(word)}">{_format_aligned(text, tail) if column.right else html.escape(text)}</span>'
     if column.kind is ColumnKind.NAME:
         return f"<code>{html.escape(text)}</code>" if text else ""
-    return _aligned(text, tail) if column.right else html.escape(text)
+    return _format_aligned(text, tail) if column.right else html.escape(text)
 
 
-def _aligned(text: str, tail: str) -> str:
+def _format_aligned(text: str, tail: str) -> str:
     """A figure whose point stands below that of the others of its column: what follows it is as wide as `tail`."""
     whole, rest = _split(text)
     if not tail or not any(map(str.isdigit, whole)):
@@ -192,17 +198,17 @@ def _split(text: str) -> tuple[str, str]:
     return text[:place], text[place:]
 
 
-def _longest_tail(column: Column, cells: Sequence[Cell]) -> str:
+def _find_longest_tail(column: Column, cells: Sequence[Cell]) -> str:
     """The longest of what cells of a column have from their points on; empty where all are equally long."""
     tails = {_split(column.written(cell))[1] for cell in cells if not isinstance(cell, ColouredCell)}
     return max(tails, key=len) if len(set(map(len, tails))) > 1 else ""
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return html.escape(one_line(text))
 
 
-def _inlined(picture: Picture, numbers: Iterator[int]) -> Markup:
+def _inline_text(picture: Picture, numbers: Iterator[int]) -> Markup:
     """A picture as part of the page; an SVG with identifiers that no other has."""
     text = clean(picture.text)
     if picture.data.startswith(b"\x89PNG"):
@@ -217,8 +223,8 @@ class PageScripts:
     """The scripts of a document, with the data of its charts."""
 
     def __init__(self, blocks: Iterable[Block]) -> None:
-        self._charts = tuple(_charts(blocks))
-        self._numbers = {id(chart): number for number, chart in enumerate(self._charts)}
+        self._list_charts = tuple(_list_charts(blocks))
+        self._numbers = {id(chart): number for number, chart in enumerate(self._list_charts)}
 
     def number(self, chart: Chart) -> int:
         """Which one it is."""
@@ -232,32 +238,34 @@ class PageScripts:
 
     @property
     def _scripts(self) -> tuple[str, ...]:
-        return (shipped("page.js"), *([_chart_script()] if self._charts else []))
+        return (shipped("page.js"), *([_format_chart_script()] if self._list_charts else []))
 
     @property
     def style(self) -> Markup:
         """The style sheet of uPlot."""
-        return Markup(shipped("uplot/uPlot.min.css")) if self._charts else Markup()  # noqa: S704
+        return Markup(shipped("uplot/uPlot.min.css")) if self._list_charts else Markup()  # noqa: S704
 
     @property
     def written(self) -> Markup:
         """The data and the scripts, for the end of the page."""
         # In a script, only what could end it has a meaning.
-        data = json.dumps(_data(self._charts), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+        data = json.dumps(_make_data(self._list_charts), separators=(",", ":"), ensure_ascii=False).replace(
+            "<", "\\u003c"
+        )
         charts = Markup('<script type="application/json" id="charts">{}</script>\n').format(Markup(data))  # noqa: S704
         scripts = (Markup("<script>{}</script>").format(Markup(script)) for script in self._scripts)  # noqa: S704
-        return (charts if self._charts else Markup()) + Markup("\n").join(scripts)
+        return (charts if self._list_charts else Markup()) + Markup("\n").join(scripts)
 
 
-def _charts(blocks: Iterable[Block]) -> Iterator[Chart]:
+def _list_charts(blocks: Iterable[Block]) -> Iterator[Chart]:
     for block in blocks:
         if isinstance(block, Chart):
             yield block
         elif isinstance(block, Folded | OnPage):
-            yield from _charts(block.blocks)
+            yield from _list_charts(block.blocks)
 
 
-def _data(charts: Iterable[Chart]) -> dict[str, Any]:
+def _make_data(charts: Iterable[Chart]) -> dict[str, Any]:
     """What `charts.js` reads: origins and rows of them once each, for most charts share them."""
     origins: dict[tuple[str, ...], int] = {}
     tracks: dict[tuple[int, ...], int] = {}
@@ -279,7 +287,7 @@ def _data(charts: Iterable[Chart]) -> dict[str, Any]:
 
 
 @cache
-def _chart_script() -> str:
+def _format_chart_script() -> str:
     licence = shipped("uplot/LICENSE").strip()
     return f"/*\n{licence}\n*/\n{shipped('uplot/uPlot.iife.min.js').strip()}\n{shipped('charts.js')}"
 

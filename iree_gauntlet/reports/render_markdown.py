@@ -57,15 +57,15 @@ def _block(block: Block) -> str:
         case Heading(text, level):
             found = f"{'#' * level} {escape(text)}"
         case Paragraph(text):
-            found = _text(text)
+            found = _format_text(text)
         case Items(items):
-            found = "\n".join(f"- {_text(item)}" for item in items)
+            found = "\n".join(f"- {_format_text(item)}" for item in items)
         case Notes(lines):
             found = "\n\n".join(f"> {escape(line)}" for line in lines)
         case Code(text, language):
             found = fenced(text, language)
         case Picture(file, _, text, caption):
-            found = _text((TextLink(caption or text, file),))
+            found = _format_text((TextLink(caption or text, file),))
         case Folded(title, inside):
             parts = filter(None, map(_block, inside))
             # A block of HTML, in which nothing is Markdown.
@@ -73,17 +73,17 @@ def _block(block: Block) -> str:
             found = "\n\n".join((summary, *parts, _UNFOLD))
         case Table():
             columns, rows = block.in_text.columns, block.in_text.rows
-            cells = ([_cell(column, cell) for column, cell in zip(columns, row, strict=True)] for row in rows)
+            cells = ([_format_cell(column, cell) for column, cell in zip(columns, row, strict=True)] for row in rows)
             right = frozenset(index for index, column in enumerate(columns) if column.right)
             found = table([escape(column.heading) for column in columns], cells, right)
     return found
 
 
-def _text(text: Text) -> str:
-    return "".join(_inline(part, first=index == 0) for index, part in enumerate(text))
+def _format_text(text: Text) -> str:
+    return "".join(_format_inline(part, first=index == 0) for index, part in enumerate(text))
 
 
-def _inline(part: str | Name | TextLink, *, first: bool) -> str:
+def _format_inline(part: str | Name | TextLink, *, first: bool) -> str:
     if isinstance(part, Name):
         return code(part.text)
     if isinstance(part, TextLink):
@@ -94,7 +94,7 @@ def _inline(part: str | Name | TextLink, *, first: bool) -> str:
     return escape(f"{before}{text}!", 2 * _LONGEST)[len(before) : -1]
 
 
-def _cell(column: Column, cell: Cell) -> str:
+def _format_cell(column: Column, cell: Cell) -> str:
     text = column.written(cell)
     if column.kind is ColumnKind.NAME and cell is not None:
         return code(text)
@@ -112,7 +112,7 @@ def code(text: str, limit: int = 500) -> str:
     line = one_line(text, limit)
     if not line:
         return ""
-    fence = "`" * (_longest_run(line) + 1)
+    fence = "`" * (_compute_longest_run(line) + 1)
     padding = " " if line.startswith("`") or line.endswith("`") else ""
     return f"{fence}{padding}{line}{padding}{fence}"
 
@@ -120,7 +120,7 @@ def code(text: str, limit: int = 500) -> str:
 def fenced(text: str, language: str = "text") -> str:
     """Text as a code block, whatever backticks it holds."""
     body = clean(text).strip("\n")
-    fence = "`" * max(3, _longest_run(body) + 1)
+    fence = "`" * max(3, _compute_longest_run(body) + 1)
     return f"{fence}{language}\n{body}\n{fence}"
 
 
@@ -151,7 +151,7 @@ def shortened(text: str, limit: int, note: str) -> str:
         if room < 0:
             break
         kept.append(line)
-        fence = _fence_of(line)
+        fence = _format_fence(line)
         if open_fence and line.strip("`") == "" and len(fence) >= len(open_fence):
             open_fence = ""
         elif not open_fence:
@@ -162,7 +162,7 @@ def shortened(text: str, limit: int, note: str) -> str:
     return "\n".join([*kept, *closing, "", note, ""])
 
 
-def _fence_of(line: str) -> str:
+def _format_fence(line: str) -> str:
     """The backticks that open or close a code block; nothing for any other line."""
     found = _BACKTICKS.match(line)
     if not found or len(found.group()) < 3 or "`" in line[found.end() :]:
@@ -170,5 +170,5 @@ def _fence_of(line: str) -> str:
     return found.group()
 
 
-def _longest_run(text: str) -> int:
+def _compute_longest_run(text: str) -> int:
     return max((len(run) for run in _BACKTICKS.findall(text)), default=0)

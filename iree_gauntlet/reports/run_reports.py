@@ -77,10 +77,10 @@ def run_reports(run_dir: Path) -> Reports:
         GauntletError: there is no journal, or it cannot be read.
     """
     with pause_collector():
-        return reports_of_run(_outcome_in(run_dir), run_dir)
+        return reports_of_run(_read_outcome_in(run_dir), run_dir)
 
 
-def _outcome_in(run_dir: Path) -> RunOutcome:
+def _read_outcome_in(run_dir: Path) -> RunOutcome:
     """The outcome of the run in a folder, with what was explained of it."""
     return with_explanations(outcome_of(read_journal(run_dir / JOURNAL)), run_dir)
 
@@ -102,7 +102,7 @@ def reports_of_run(outcome: RunOutcome, run_dir: Path | None = None) -> Reports:
         "junit.xml": lambda: junit_document(outcome),
         **pages("summary", lambda: document(None)),
         "summary.json": lambda: summary_json(outcome),
-        **_job_summary(outcome),
+        **_describe_job_summary(outcome),
     }
     commands = partial(error_commands, outcome.bad_steps)
     return Reports(files, document, outcome.exit_code, headline(outcome), commands)
@@ -118,17 +118,17 @@ def write_job_summary(run_dir: Path, folder: Path) -> None:
     Raises:
         GauntletError: the journal cannot be read, or they cannot be written.
     """
-    for name, make in _job_summary(_outcome_in(run_dir)).items():
+    for name, make in _describe_job_summary(_read_outcome_in(run_dir)).items():
         write_report(folder / name, make(), run_dir)
 
 
-def _job_summary(outcome: RunOutcome) -> dict[str, Callable[[], str]]:
+def _describe_job_summary(outcome: RunOutcome) -> dict[str, Callable[[], str]]:
     """What makes its files, by name; none where there are no torch models."""
     summary = job_summary(outcome)
     if not summary:
         return {}
     return {
-        "job_summary.md": lambda: job_summary_markdown(summary, outcome.markers) + _explained(outcome),
+        "job_summary.md": lambda: job_summary_markdown(summary, outcome.markers) + _describe_explained(outcome),
         "job_summary.json": lambda: job_summary_json(summary),
     }
 
@@ -139,7 +139,7 @@ def job_summary(outcome: RunOutcome) -> Summary:
     found: Summary = {}
     for stage, kind in _TYPES.items():
         steps = [step for step in outcome.steps if step.dialect == "torch-models" and step.stage == stage]
-        rows = [_row(kind, step, _status(step, verdicts)) for step in steps]
+        rows = [_make_row(kind, step, _classify(step, verdicts)) for step in steps]
         if rows:
             found[kind] = {"headers": _HEADERS[kind], "rows": sorted(rows, key=lambda row: str(row[0]))}
     return found
@@ -154,7 +154,7 @@ def job_summary_markdown(summary: Summary, markers: str) -> str:
     return "\n".join(parts)
 
 
-def _explained(outcome: RunOutcome) -> str:
+def _describe_explained(outcome: RunOutcome) -> str:
     """What was explained, a line each, behind the tables, whose columns are that suite's."""
     found = [(step.title, step.explanation) for step in outcome.steps if step.explanation]
     lines = []
@@ -169,7 +169,7 @@ def job_summary_json(summary: Summary) -> str:
     return json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
 
 
-def _row(kind: str, step: StepOutcome, status: str) -> list[Any]:
+def _make_row(kind: str, step: StepOutcome, status: str) -> list[Any]:
     name = f"{step.model}/{step.submodel}.json"
     if kind == "quality":
         return [name, status]
@@ -180,18 +180,22 @@ def _row(kind: str, step: StepOutcome, status: str) -> list[Any]:
         measured = None if step.samples is None else step.samples.mean_ms if by_mean else step.samples.min_ms
         limit = [_NOT_KNOWN] * 3
         if golden:
-            limit = [_milliseconds(golden.value), str(golden.factor), _milliseconds(golden.value * golden.factor)]
-        return [name, _milliseconds(measured), *limit, status]
+            limit = [
+                _format_milliseconds(golden.value),
+                str(golden.factor),
+                _format_milliseconds(golden.value * golden.factor),
+            ]
+        return [name, _format_milliseconds(measured), *limit, status]
     values = {metric: golden.value for metric, golden in goldens.items()}
     figures = [
         figure
         for metric in (Metric.DISPATCH_COUNT, Metric.BINARY_SIZE_BYTES)
-        for figure in (_whole(values.get(metric)), _whole(step.statistics.get(metric)))
+        for figure in (_make_whole(values.get(metric)), _make_whole(step.statistics.get(metric)))
     ]
     return [name, *figures, status]
 
 
-def _status(step: StepOutcome, verdicts: Mapping[str, Verdict]) -> str:
+def _classify(step: StepOutcome, verdicts: Mapping[str, Verdict]) -> str:
     if step.verdict is Verdict.PASSED:
         return "PASSED"
     if Verdict.XFAILED in (step.verdict, verdicts.get(step.behind)):
@@ -200,11 +204,11 @@ def _status(step: StepOutcome, verdicts: Mapping[str, Verdict]) -> str:
     return "FAILED" if judged else _NOT_KNOWN
 
 
-def _milliseconds(value: float | None) -> str:
+def _format_milliseconds(value: float | None) -> str:
     return _NOT_KNOWN if value is None or math.isnan(value) else f"{value:.3f}"
 
 
-def _whole(value: float | None) -> float | int | str:
+def _make_whole(value: float | None) -> float | int | str:
     if value is None:
         return _NOT_KNOWN
     return int(value) if float(value).is_integer() else value
@@ -214,7 +218,7 @@ def summary_json(outcome: RunOutcome) -> str:
     """The document as text, ASCII only, ending with a newline."""
     document: dict[str, Any] = {
         "schema": 1,
-        **_named(outcome, _OF_THE_RUN),
+        **_describe_named(outcome, _OF_THE_RUN),
         "exit_meaning": outcome.exit_code.meaning,
         "seconds": outcome.seconds,
         "tool_seconds": outcome.tool_seconds,
@@ -225,14 +229,14 @@ def summary_json(outcome: RunOutcome) -> str:
         "machine": outcome.machine,
     }
     if not outcome.many:
-        document["chains"] = [_chain(chain) for chain in outcome.chains]
+        document["chains"] = [_describe_chain(chain) for chain in outcome.chains]
         return json.dumps(strict_json(document), indent=1, allow_nan=False) + "\n"
     head = json.dumps(strict_json(document), indent=1, allow_nan=False).removesuffix("\n}")
-    chains = ",\n".join(f"  {_line(_chain(chain))}" for chain in outcome.chains)
+    chains = ",\n".join(f"  {_format_line(_describe_chain(chain))}" for chain in outcome.chains)
     return f'{head},\n "chains": [\n{chains}\n ]\n}}\n'
 
 
-def _line(chain: dict[str, Any]) -> str:
+def _format_line(chain: dict[str, Any]) -> str:
     try:
         return _ENCODER.encode(chain)
     except ValueError:
@@ -240,27 +244,29 @@ def _line(chain: dict[str, Any]) -> str:
         return _ENCODER.encode(strict_json(chain))
 
 
-def _chain(chain: ChainOutcome) -> dict[str, Any]:
+def _describe_chain(chain: ChainOutcome) -> dict[str, Any]:
     figures = chain_figures(chain)
     worst = figures.worst_output
     return {
-        **_named(chain, _OF_A_CHAIN),
+        **_describe_named(chain, _OF_A_CHAIN),
         "compile": {"seconds": figures.compile_seconds, "cached": figures.compile_cached},
-        "quality": None if worst is None else _output(worst),
+        "quality": None if worst is None else _describe_output(worst),
         "time_ms": _time(figures),
-        "dispatch_count": _figure(figures.dispatch_count, figures.dispatches),
-        "binary_size_bytes": _figure(figures.binary_size_bytes, figures.size),
-        **({} if figures.instructions is None else {"instructions": _figure(figures.instructions, figures.work)}),
-        "steps": [_step(step) for step in chain.steps],
+        "dispatch_count": _find_figure(figures.dispatch_count, figures.dispatches),
+        "binary_size_bytes": _find_figure(figures.binary_size_bytes, figures.size),
+        **({} if figures.instructions is None else {"instructions": _find_figure(figures.instructions, figures.work)}),
+        "steps": [_describe_step(step) for step in chain.steps],
     }
 
 
-def _step(step: StepOutcome) -> dict[str, Any]:
+def _describe_step(step: StepOutcome) -> dict[str, Any]:
     return {
-        **_named(step, _OF_A_STEP),
-        "cache": None if step.cache is None else _fields(step.cache),
-        "checks": [_fields(check) | {"factor": 1.0 if check.factor is None else check.factor} for check in step.checks],
-        "outputs": [_output(output) for output in step.outputs],
+        **_describe_named(step, _OF_A_STEP),
+        "cache": None if step.cache is None else _describe_fields(step.cache),
+        "checks": [
+            _describe_fields(check) | {"factor": 1.0 if check.factor is None else check.factor} for check in step.checks
+        ],
+        "outputs": [_describe_output(output) for output in step.outputs],
         "figures": step.samples.figures if step.samples else {},
         "real_time_ms": step.samples.real_time_ms if step.samples else (),
         "cpu_time_ms": step.samples.cpu_time_ms if step.samples else (),
@@ -268,7 +274,7 @@ def _step(step: StepOutcome) -> dict[str, Any]:
         "explanation": None if step.explanation is None else asdict(step.explanation),
         "notes": step.notes,
         "log": step.log,
-        "origin": _fields(step.origin),
+        "origin": _describe_fields(step.origin),
         **({"worker": step.worker} if step.worker else {}),
     }
 
@@ -283,26 +289,26 @@ def _time(figures: ChainFigures) -> dict[str, Any] | None:
         "min": samples.min_ms,
         "max": max(samples.real_time_ms),
         "repetitions": len(samples.real_time_ms),
-        **_limit(check),
+        **_describe_limit(check),
     }
 
 
-def _figure(measured: float | None, check: Check | None) -> dict[str, Any] | None:
-    return None if measured is None else {"measured": measured, **_limit(check)}
+def _find_figure(measured: float | None, check: Check | None) -> dict[str, Any] | None:
+    return None if measured is None else {"measured": measured, **_describe_limit(check)}
 
 
-def _limit(check: Check | None) -> dict[str, Any]:
+def _describe_limit(check: Check | None) -> dict[str, Any]:
     return {name: getattr(check, name, None) for name in ("golden", "limit", "passed")}
 
 
-def _named(holder: object, names: Iterable[str]) -> dict[str, Any]:
+def _describe_named(holder: object, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(holder, name) for name in names}
 
 
-def _fields(record: CacheUse | Check | OutputComparison | Origin) -> dict[str, Any]:
+def _describe_fields(record: CacheUse | Check | OutputComparison | Origin) -> dict[str, Any]:
     """What a flat dataclass holds."""
-    return _named(record, record.__dataclass_fields__)
+    return _describe_named(record, record.__dataclass_fields__)
 
 
-def _output(output: OutputComparison) -> dict[str, Any]:
-    return _fields(output) | {"mismatches": output.mismatches or 0, "worst_index": output.worst_index or ()}
+def _describe_output(output: OutputComparison) -> dict[str, Any]:
+    return _describe_fields(output) | {"mismatches": output.mismatches or 0, "worst_index": output.worst_index or ()}

@@ -85,9 +85,9 @@ def write_index(
         GauntletError: it cannot be written.
     """
     path = folder / INDEX
-    there = _page_there(path)
-    known = _remembered(there)
-    found = sorted(_recorded(folder, records), key=lambda item: item[2], reverse=True)
+    there = _format_page_there(path)
+    known = _read_remembered(there)
+    found = sorted(_list_recorded(folder, records), key=lambda item: item[2], reverse=True)
     entries: dict[str, _IndexEntry] = {}
     read = 0
     for name, record, written, size in found:
@@ -99,11 +99,11 @@ def write_index(
             entries[name] = _read(folder / name, records[record], (made or {}).get(name), stamp)
     kinds = {name: _KINDS.get(record, "run") for name, record, *_ in found}
     left = len(found) - len(entries)
-    write_report(path, html_page(_document(folder, entries, kinds, left)), folder)
+    write_report(path, html_page(_make_document(folder, entries, kinds, left)), folder)
     return path, len(entries)
 
 
-def _recorded(folder: Path, records: Iterable[str]) -> Iterator[tuple[str, str, int, int]]:
+def _list_recorded(folder: Path, records: Iterable[str]) -> Iterator[tuple[str, str, int, int]]:
     """Each folder with a record: its name, that of the record, when that was written to last, and its bytes."""
     for below in folder.iterdir():
         for record in records:
@@ -116,7 +116,7 @@ def _recorded(folder: Path, records: Iterable[str]) -> Iterator[tuple[str, str, 
             break
 
 
-def _page_there(path: Path) -> str:
+def _format_page_there(path: Path) -> str:
     """The page that is there; empty for none."""
     try:
         text = path.read_bytes().decode(errors="replace")
@@ -127,7 +127,7 @@ def _page_there(path: Path) -> str:
     return text
 
 
-def _remembered(page: str) -> dict[str, _IndexEntry]:
+def _read_remembered(page: str) -> dict[str, _IndexEntry]:
     try:
         memory: dict[str, Any] = json.loads(memory_of(page) or "{}")
         entries = {name: _IndexEntry(**entry) for name, entry in memory.items()}
@@ -148,9 +148,9 @@ def _read(folder: Path, make: Callable[[Path], Reports], made: Reports | None, s
     return _IndexEntry(stamp, number, document.answer, started, origin.seconds, origin.iree, origin.command)
 
 
-def _document(folder: Path, entries: Mapping[str, _IndexEntry], kinds: Mapping[str, str], left: int) -> Document:
+def _make_document(folder: Path, entries: Mapping[str, _IndexEntry], kinds: Mapping[str, str], left: int) -> Document:
     newest = sorted(entries.items(), key=lambda item: (item[1].started, item[0]), reverse=True)
-    rows = tuple(_row(folder / name, kinds[name], entry) for name, entry in newest)
+    rows = tuple(_make_row(folder / name, kinds[name], entry) for name, entry in newest)
     more = f"{counted(left, 'older folder')} not looked at yet: gauntlet report --index reads all."
     bad = sum(entry.code not in (None, ExitCode.OK) for entry in entries.values())
     return Document(
@@ -162,7 +162,7 @@ def _document(folder: Path, entries: Mapping[str, _IndexEntry], kinds: Mapping[s
     )
 
 
-def _row(folder: Path, kind: str, entry: _IndexEntry) -> tuple[Cell, ...]:
+def _make_row(folder: Path, kind: str, entry: _IndexEntry) -> tuple[Cell, ...]:
     page = next((name for name in _PAGES if (folder / name).is_file()), "")
     name = TextLink(folder.name, f"{quote(folder.name)}/{page}") if page else folder.name
     code = None if entry.code is None else ExitCode(entry.code)

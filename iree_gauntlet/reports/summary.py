@@ -125,35 +125,35 @@ def run_document(
         before: what changed since the run before.
         files: that lie beside the document.
     """
-    bad = _bad_steps(outcome)
+    bad = _list_bad_steps(outcome)
     inside = f"; IREE's tools ran for {duration(outcome.tool_seconds)} in all" if outcome.tool_seconds else ""
     blocks: list[Block] = []
     if len(bad) >= _GROUPED_FROM:
-        blocks += _groups("What went wrong, by diagnostic", bad)
-    blocks += _failures("What went wrong", bad[:_SHOWN_FAILURES], folder)
+        blocks += _show_groups("What went wrong, by diagnostic", bad)
+    blocks += _show_failures("What went wrong", bad[:_SHOWN_FAILURES], folder)
     if len(bad) > _SHOWN_FAILURES:
         text = f"{len(bad) - _SHOWN_FAILURES} more went wrong; "
         blocks.append(Paragraph((text, Name("junit.xml"), " and ", Name("summary.json"), " have each of them.")))
     idle = len(outcome.bad_steps) - len(bad)
     if idle:
         blocks.append(Paragraph((f"{idle} step{'s' if idle > 1 else ''} did not start.",)))
-    blocks += [*_figures(outcome), *_changed(before), *_unchecked(outcome)]
-    blocks += [Paragraph((line,)) for line in (*_judged(outcome), cache_line(outcome))]
+    blocks += [*_show_figures(outcome), *_describe_changed(before), *_show_unchecked(outcome)]
+    blocks += [Paragraph((line,)) for line in (*_describe_judged(outcome), cache_line(outcome))]
     blocks.append(Paragraph((f"time: {duration(outcome.seconds)}{inside}",)))
     if any(step.stage in _EXPLAINED and step.verdict is Verdict.FAILED and not step.explanation for step in bad):
         named = Name(f"gauntlet explain {folder or outcome.run}")
         blocks.append(Paragraph(("to find what is at fault, and to pack it up for others: ", named)))
-    if any(_breaks_golden(step) for step in bad):
+    if any(_does_break_golden(step) for step in bad):
         blocks.append(Paragraph(("where a new figure is right: ", Name("gauntlet golden.update"), " proposes it")))
     if outcome.state != "complete":
-        blocks.append(Paragraph(("to go on with it: ", *_going_on(outcome, folder))))
+        blocks.append(Paragraph(("to go on with it: ", *_say_going_on(outcome, folder))))
     blocks += _time_spent(outcome)
     return Document(
         f"IREE Gauntlet: {f'suite {outcome.suite}, ' if outcome.suite else ''}run {outcome.run}",
         headline(outcome),
         (f"{counted(len(outcome.steps), 'step')} of {counted(len(outcome.chains), 'case')}",) if outcome.steps else (),
         tuple(blocks),
-        tuple(_details(outcome, folder)),
+        tuple(_show_details(outcome, folder)),
         outcome.exit_code,
         outcome.remarks,
         provenance=provenance(
@@ -165,7 +165,7 @@ def run_document(
     )
 
 
-def _changed(before: RunBefore | None) -> Iterator[Block]:
+def _describe_changed(before: RunBefore | None) -> Iterator[Block]:
     """What is not as it was in the run before."""
     if before is None or not before.changes:
         return
@@ -182,7 +182,7 @@ def _time_spent(outcome: RunOutcome) -> Iterator[Block]:
     started = [(step, datetime.fromisoformat(step.started).timestamp()) for step in outcome.steps if step.started]
     if not started:
         return
-    spans = tuple(_spans(started, resumed=bool(outcome.resumed)))
+    spans = tuple(_list_spans(started, resumed=bool(outcome.resumed)))
     stages: dict[str, list[WorkSpan]] = {}
     for span in spans:
         stages.setdefault(span.kind, []).append(span)
@@ -209,7 +209,7 @@ def _time_spent(outcome: RunOutcome) -> Iterator[Block]:
     )
 
 
-def _spans(started: Iterable[tuple[StepOutcome, float]], *, resumed: bool) -> Iterator[WorkSpan]:
+def _list_spans(started: Iterable[tuple[StepOutcome, float]], *, resumed: bool) -> Iterator[WorkSpan]:
     """The steps from when the first one began; of a run that was resumed, without the pauses between its parts."""
     ordered = sorted(started, key=lambda item: item[1])
     left_out = until = ordered[0][1]
@@ -219,7 +219,7 @@ def _spans(started: Iterable[tuple[StepOutcome, float]], *, resumed: bool) -> It
         until = max(until, start + step.waited_seconds + step.seconds)
 
 
-def _going_on(outcome: RunOutcome, folder: Path | None) -> Sequence[str | Name]:
+def _say_going_on(outcome: RunOutcome, folder: Path | None) -> Sequence[str | Name]:
     """How a run that did not end is continued: what its command does again anyway comes from the cache."""
     where = f" --run-dir {folder}" if folder else ""
     dialects = {chain.dialect for chain in outcome.chains} or {outcome.suite}
@@ -230,18 +230,18 @@ def _going_on(outcome: RunOutcome, folder: Path | None) -> Sequence[str | Name]:
     return (Name(f"gauntlet run --resume{where}{' --cluster …' if outcome.workers else ''}"),)
 
 
-def _bad_steps(outcome: RunOutcome) -> tuple[StepOutcome, ...]:
+def _list_bad_steps(outcome: RunOutcome) -> tuple[StepOutcome, ...]:
     """Steps that began and came out badly: of those that an interrupted run never began there is nothing to say."""
     return tuple(step for step in outcome.bad_steps if not step.never_started)
 
 
-def _breaks_golden(step: StepOutcome) -> bool:
+def _does_break_golden(step: StepOutcome) -> bool:
     """Whether a figure exceeds what a spec allows, not only what an earlier run measured."""
     # Of a baseline, the note names a run, and no field.
     return any(check.passed is False and ": " in check.note for check in step.checks)
 
 
-def _judged(outcome: RunOutcome) -> Iterator[str]:
+def _describe_judged(outcome: RunOutcome) -> Iterator[str]:
     """What the verdicts rest on: who reads `passed` is to know what was looked at, and which goldens were not."""
     counts = Counter(chain.verdict for chain in outcome.chains)
     verdicts = ", ".join(verdict_texts(counts).values())
@@ -274,7 +274,7 @@ def _judged(outcome: RunOutcome) -> Iterator[str]:
         yield f"{counted(len(idle), 'golden')} not applied: for {releases}, this is {idle[0][0] or 'unknown'}"
 
 
-def _unchecked(outcome: RunOutcome) -> Iterator[Block]:
+def _show_unchecked(outcome: RunOutcome) -> Iterator[Block]:
     """Who reads `passed` is to know where no number was looked at."""
     steps = [step for step in outcome.steps if step.verdict is Verdict.PASSED and NOTHING_COMPARED in step.notes]
     if steps:
@@ -282,31 +282,31 @@ def _unchecked(outcome: RunOutcome) -> Iterator[Block]:
         yield Paragraph((f"no expected outputs, only that it runs was checked: {named}",))
 
 
-def _details(outcome: RunOutcome, folder: Path | None) -> Iterator[Block]:
+def _show_details(outcome: RunOutcome, folder: Path | None) -> Iterator[Block]:
     steps, many = outcome.steps, outcome.many
     if not many:
-        yield from _times(outcome)
-    yield from _speeds(steps)
-    yield from _failures("What else went wrong", _bad_steps(outcome)[_SHOWN_FAILURES:_MOST_FAILURES], folder)
+        yield from _show_times(outcome)
+    yield from _show_speeds(steps)
+    yield from _show_failures("What else went wrong", _list_bad_steps(outcome)[_SHOWN_FAILURES:_MOST_FAILURES], folder)
     expected = [step for step in steps if step.verdict is Verdict.XFAILED]
     if many:
-        yield from _groups("Expected failures, by diagnostic", expected)
+        yield from _show_groups("Expected failures, by diagnostic", expected)
     else:
-        yield from _said("Expected failures", ((step.reason, step) for step in expected))
+        yield from _show_said("Expected failures", ((step.reason, step) for step in expected))
     skipped = (step for step in steps if step.verdict is Verdict.SKIPPED)
-    yield from _said("Skipped", ((_why_skipped(step, many=many), step) for step in skipped))
-    yield from _said("Notes", ((note, step) for step in steps for note in step.notes))
-    facts = tuple((name, str(value)) for name, value in _facts(outcome) if value)
+    yield from _show_said("Skipped", ((_explain_why_skipped(step, many=many), step) for step in skipped))
+    yield from _show_said("Notes", ((note, step) for step in steps for note in step.notes))
+    facts = tuple((name, str(value)) for name, value in _list_facts(outcome) if value)
     yield Folded("Environment", (Table(_FACT_COLUMNS, facts),))
 
 
-def _why_skipped(step: StepOutcome, *, many: bool) -> str:
+def _explain_why_skipped(step: StepOutcome, *, many: bool) -> str:
     if not step.behind:
         return step.reason
     return f"behind {'a step that' if many else f'{step.behind}, which'} did not come out well"
 
 
-def _figures(outcome: RunOutcome) -> Iterator[Block]:
+def _show_figures(outcome: RunOutcome) -> Iterator[Block]:
     """A row for each chain; those that went wrong come first where a terminal has no room for all."""
     chains, count = list(outcome.chains), len(outcome.chains)
     if not chains:
@@ -323,14 +323,18 @@ def _figures(outcome: RunOutcome) -> Iterator[Block]:
     columns = _COLUMNS
     rows: list[tuple[Cell, ...]] = [
         (
-            *(own.verdict, chain.id, own.compile_cell, _held(own.time_cell, own.time)),
-            *(_held(own.dispatches_cell, own.dispatches), _held(own.size_cell, own.size), _quality(own)),
+            *(own.verdict, chain.id, own.compile_cell, _make_held_cell(own.time_cell, own.time)),
+            *(
+                _make_held_cell(own.dispatches_cell, own.dispatches),
+                _make_held_cell(own.size_cell, own.size),
+                _make_quality(own),
+            ),
         )
         for chain, own in shown
     ]
     if any(own.instructions is not None for _, own in shown):
         columns = (*columns[:4], _INSTRUCTIONS, *columns[4:])
-        counts = (_held(own.instructions_cell, own.work) for _, own in shown)
+        counts = (_make_held_cell(own.instructions_cell, own.work) for _, own in shown)
         rows = [(*row[:4], count, *row[4:]) for row, count in zip(rows, counts, strict=True)]
     yield Heading("Figures")
     yield Table(columns, tuple(rows), _SHOWN_ROWS)
@@ -341,14 +345,14 @@ def _figures(outcome: RunOutcome) -> Iterator[Block]:
         yield Paragraph((f"{count - len(rows)} more in ", Name("summary.json"), as_expected))
 
 
-def _held(text: str, check: Check | None) -> Cell:
+def _make_held_cell(text: str, check: Check | None) -> Cell:
     """A figure with its limit, where it was held against one."""
     if check is None or check.measured is None or check.limit is None or check.passed is None:
         return text
     return DrawnLimit(text, check.measured, check.limit, "passed" if check.passed else "failed")
 
 
-def _quality(figures: ChainFigures) -> Cell:
+def _make_quality(figures: ChainFigures) -> Cell:
     """The largest error with the absolute one that is allowed; a larger one passes where the relative one allows it."""
     output, text = figures.worst_output, figures.quality_cell
     if output is None or output.max_abs_error is None or not output.atol:
@@ -359,7 +363,7 @@ def _quality(figures: ChainFigures) -> Cell:
     )
 
 
-def _times(outcome: RunOutcome) -> Iterator[Block]:
+def _show_times(outcome: RunOutcome) -> Iterator[Block]:
     found = ((chain.id, chain_figures(chain)) for chain in outcome.chains)
     rows = tuple((name, own.time_cell, own.least_time_cell, own.golden_time_cell) for name, own in found if own.samples)
     if rows:
@@ -367,7 +371,7 @@ def _times(outcome: RunOutcome) -> Iterator[Block]:
         yield Table(_TIME_COLUMNS, rows)
 
 
-def _speeds(steps: Iterable[StepOutcome]) -> Iterator[Block]:
+def _show_speeds(steps: Iterable[StepOutcome]) -> Iterator[Block]:
     """Of benchmarks that push inputs again and again from the host."""
     rows = []
     for step in steps:
@@ -382,7 +386,7 @@ def _speeds(steps: Iterable[StepOutcome]) -> Iterator[Block]:
         yield Table(_SPEED_COLUMNS, tuple(rows))
 
 
-def _groups(title: str, steps: Sequence[StepOutcome]) -> Iterator[Block]:
+def _show_groups(title: str, steps: Sequence[StepOutcome]) -> Iterator[Block]:
     """What steps failed of, the most frequent first."""
     groups = group_failures((step.chain, step.name, step.reason) for step in steps)
     if not groups:
@@ -397,7 +401,7 @@ def _groups(title: str, steps: Sequence[StepOutcome]) -> Iterator[Block]:
         yield Paragraph((f"and {len(left)} more kinds, of {sum(group.count for group in left)} steps",))
 
 
-def _failures(title: str, steps: Sequence[StepOutcome], folder: Path | None) -> Iterator[Block]:
+def _show_failures(title: str, steps: Sequence[StepOutcome], folder: Path | None) -> Iterator[Block]:
     if steps:
         yield Heading(title)
     for step in steps:
@@ -414,18 +418,18 @@ def _failures(title: str, steps: Sequence[StepOutcome], folder: Path | None) -> 
         if step.ran:
             yield Paragraph(("Reproduce:",))
             yield Code(step.command, "sh")
-        log: Text = ("full log ", _file(step.log, folder)) if step.log else ()
+        log: Text = ("full log ", _name_file(step.log, folder)) if step.log else ()
         written: Text = ("spec ", Name(str(step.origin))) if step.origin.file else ()
         if log or written:
             yield Paragraph((*log, *([" · "] if log and written else []), *written))
 
 
-def _file(path: str, folder: Path | None) -> Name:
+def _name_file(path: str, folder: Path | None) -> Name:
     """A file of the run, which a page that lies beside it leads to."""
     return Name(str(folder / path)) if folder else Name(path, path)
 
 
-def _said(title: str, said: Iterable[tuple[str, StepOutcome]]) -> Iterator[Block]:
+def _show_said(title: str, said: Iterable[tuple[str, StepOutcome]]) -> Iterator[Block]:
     """What is said of several steps in the same words, said once; of a kind that is said often, folded."""
     steps_of: dict[str, list[str]] = {}
     for text, step in said:
@@ -447,7 +451,7 @@ def _said(title: str, said: Iterable[tuple[str, StepOutcome]]) -> Iterator[Block
     yield from (Folded(f"{kind} ({len(texts)} times)", (items(texts),)) for kind, texts in often.items())
 
 
-def _facts(outcome: RunOutcome) -> tuple[tuple[str, object], ...]:
+def _list_facts(outcome: RunOutcome) -> tuple[tuple[str, object], ...]:
     toolchain, machine = outcome.toolchain, outcome.machine
     memory = machine.get("memory_bytes")
     targets = dict.fromkeys(f"{chain.target} ({chain.sku})" if chain.sku else chain.target for chain in outcome.chains)

@@ -92,14 +92,14 @@ def diagnose(toolchain: Toolchain | ToolchainError, cache_dir: Path) -> list[Doc
     if isinstance(toolchain, ToolchainError):
         findings.append(DoctorFinding("iree", "missing", toolchain.what, toolchain.hint))
     else:
-        findings.extend(_iree(toolchain))
-    findings += [_counter(), _source_builds()]
-    findings.extend(_packages())
-    findings.extend(_cache(cache_dir))
+        findings.extend(_check_iree(toolchain))
+    findings += [_check_counter(), _check_source_builds()]
+    findings.extend(_check_packages())
+    findings.extend(_check_cache(cache_dir))
     return findings
 
 
-def _iree(toolchain: Toolchain) -> Iterator[DoctorFinding]:
+def _check_iree(toolchain: Toolchain) -> Iterator[DoctorFinding]:
     compiler, runtime = toolchain.compiler, toolchain.runtime
     for noun, part in (("compiler", compiler), ("runtime", runtime)):
         yield DoctorFinding("iree", "ok", f"{noun} {version_text(part, digits=8)}")
@@ -129,13 +129,13 @@ def _iree(toolchain: Toolchain) -> Iterator[DoctorFinding]:
             "the ONNX importer lacks the onnx package: .onnx programs cannot be compiled",
             f"{compiler.python} -m pip install 'iree-base-compiler[onnx]=={compiler.release}'",
         )
-    yield _asked("host", partial(_host, toolchain))
-    yield _asked("drivers", partial(_drivers, toolchain))
+    yield _ask("host", partial(_check_host, toolchain))
+    yield _ask("drivers", partial(_check_drivers, toolchain))
     for target, backend, driver in _TARGETS:
-        yield _asked(f"target {target}", partial(_target, toolchain, target, backend, driver))
+        yield _ask(f"target {target}", partial(_check_target, toolchain, target, backend, driver))
 
 
-def _asked(area: str, look: Callable[[], DoctorFinding]) -> DoctorFinding:
+def _ask(area: str, look: Callable[[], DoctorFinding]) -> DoctorFinding:
     """A finding that a tool is asked for; a tool that fails is a finding too."""
     try:
         return look()
@@ -143,12 +143,12 @@ def _asked(area: str, look: Callable[[], DoctorFinding]) -> DoctorFinding:
         return DoctorFinding(area, "missing", problem.what, problem.hint)
 
 
-def _host(toolchain: Toolchain) -> DoctorFinding:
+def _check_host(toolchain: Toolchain) -> DoctorFinding:
     cpu = ask_host_cpu(toolchain)
     return DoctorFinding("host", "info", f"`host` is {cpu} to the compiler: {read_host_cpu().identity}")
 
 
-def _counter() -> DoctorFinding:
+def _check_counter() -> DoctorFinding:
     """What counts instructions, for --instructions and --metric instructions."""
     try:
         counter = find_counter()
@@ -160,7 +160,7 @@ def _counter() -> DoctorFinding:
     return DoctorFinding("instructions", "ok", text)
 
 
-def _source_builds() -> DoctorFinding:
+def _check_source_builds() -> DoctorFinding:
     """What builds IREE, for `--iree source:DIR`."""
     try:
         tools = find_build_tools(os.environ)
@@ -172,12 +172,12 @@ def _source_builds() -> DoctorFinding:
     return DoctorFinding("source builds", "ok", text)
 
 
-def _drivers(toolchain: Toolchain) -> DoctorFinding:
+def _check_drivers(toolchain: Toolchain) -> DoctorFinding:
     names, there = ", ".join(drivers(toolchain)), ", ".join(devices(toolchain)) or "none"
     return DoctorFinding("drivers", "info", f"drivers: {names}; devices: {there}")
 
 
-def _target(toolchain: Toolchain, target: str, backend: str, driver: str) -> DoctorFinding:
+def _check_target(toolchain: Toolchain, target: str, backend: str, driver: str) -> DoctorFinding:
     area = f"target {target}"
     compiles = backend in compile_backends(toolchain)
     # Only the CPU is expected everywhere; a GPU that is not there is no fault.
@@ -201,7 +201,7 @@ def _target(toolchain: Toolchain, target: str, backend: str, driver: str) -> Doc
     )
 
 
-def _packages() -> Iterator[DoctorFinding]:
+def _check_packages() -> Iterator[DoctorFinding]:
     for package, purpose in _PACKAGES:
         try:
             found = version(package)
@@ -213,7 +213,7 @@ def _packages() -> Iterator[DoctorFinding]:
             yield DoctorFinding("packages", "ok", f"{package} {found}")
 
 
-def _cache(cache_dir: Path) -> Iterator[DoctorFinding]:
+def _check_cache(cache_dir: Path) -> Iterator[DoctorFinding]:
     # The folder may not be made yet: what counts is the nearest one that is.
     there = next((folder for folder in (cache_dir, *cache_dir.absolute().parents) if folder.exists()), cache_dir)
     if not there.is_dir():
@@ -237,7 +237,7 @@ def _cache(cache_dir: Path) -> Iterator[DoctorFinding]:
         yield DoctorFinding("cache", "ok", text)
 
 
-def _configuration() -> Iterator[DoctorFinding]:
+def _check_configuration() -> Iterator[DoctorFinding]:
     """What `gauntlet.toml` says, or what is wrong with it."""
     try:
         found = read_configuration(project_folder(), os.environ)
@@ -254,7 +254,7 @@ def _configuration() -> Iterator[DoctorFinding]:
         yield DoctorFinding("configuration", "info", f"shared modules: {found.shared_modules.url} is {may}")
 
 
-def _asked_toolchain(request: ToolchainRequest) -> Toolchain | ToolchainError:
+def _find_asked_toolchain(request: ToolchainRequest) -> Toolchain | ToolchainError:
     """What `--iree` names; nothing is installed, and settings that cannot be read are a finding of their own."""
     compiler, runtime = chosen(request, os.environ)
     try:
@@ -273,7 +273,7 @@ def list_devices(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     Raises:
         ToolchainError: there is none.
     """
-    toolchain = _asked_toolchain(request)
+    toolchain = _find_asked_toolchain(request)
     if isinstance(toolchain, ToolchainError):
         raise toolchain
     found: list[dict[str, Any]] = []
@@ -307,8 +307,8 @@ def _answer(findings: Sequence[DoctorFinding]) -> str:
 
 def doctor(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     """Prints what is here and what is missing; exits with ERROR where no suite could run at all."""
-    toolchain = _asked_toolchain(request)
-    findings = [*diagnose(toolchain, cache_folder(request.cache_dir)), *_configuration()]
+    toolchain = _find_asked_toolchain(request)
+    findings = [*diagnose(toolchain, cache_folder(request.cache_dir)), *_check_configuration()]
     facts = read_machine_facts()
     memory = "unknown memory" if facts.memory_bytes is None else byte_size(facts.memory_bytes)
     text = f"{facts.cpu}, {facts.cores} cores, {memory}, {facts.os}"

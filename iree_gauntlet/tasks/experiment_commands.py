@@ -43,7 +43,7 @@ _SIDES = options_of(ToolchainRequest, "iree_compiler", "iree_runtime")
 _TIMEOUTS = tuple(option.name for option in RUNNING if option.name.startswith("timeout_"))
 
 
-def _running(*names: str, **helps: str) -> tuple[Option, ...]:
+def _list_running_options(*names: str, **helps: str) -> tuple[Option, ...]:
     """Options of a run, those of them with another help that are given one."""
     options = (option for option in RUNNING if option.name in (*names, *helps))
     return tuple(replace(option, help=helps.get(option.name, option.help)) for option in options)
@@ -56,7 +56,7 @@ def _running(*names: str, **helps: str) -> tuple[Option, ...]:
         *SELECTION,
         *CACHE,
         *_SIDES,
-        *_running("jobs", "resume", "run_dir", "offline", "force_recompile", "disturbed", *_TIMEOUTS),
+        *_list_running_options("jobs", "resume", "run_dir", "offline", "force_recompile", "disturbed", *_TIMEOUTS),
         *COUNTING,
         *CLUSTER,
     ),
@@ -97,7 +97,7 @@ _IREES = Option(
         *CACHE,
         _IREES,
         *(replace(option, help=f"{option.help[:-1]}: the same in all runs.") for option in _SIDES),
-        *_running(
+        *_list_running_options(
             # What failed is known of one run; a matrix has several.
             *(option.name for option in RUNNING if option.name != "last_failed"),
             fail_fast="Stop at the first failure, and after the first IREE that fails.",
@@ -132,7 +132,7 @@ def matrix_task(options: dict[str, Any]) -> ExitCode:
         *SELECTION,
         *CACHE,
         *_SIDES,
-        *_running(
+        *_list_running_options(
             "jobs",
             "offline",
             "disturbed",
@@ -206,7 +206,7 @@ def bundle_run_task(options: dict[str, Any]) -> ExitCode:
     return run_with(Path(options["bundle"]), read(ToolchainRequest, options), console_presenter())
 
 
-def _option(option: BenchOption) -> Option:
+def _make_option(option: BenchOption) -> Option:
     """As Invoke has it: it knows one letter as a short name; longer ones (-df) are spelled out before it sees them."""
     one_letter = len(option.short) == 1
     said = option.help.rstrip(".")
@@ -216,7 +216,7 @@ def _option(option: BenchOption) -> Option:
     return Option(option.name, option.default, f"{said}.", option.short if one_letter else "")
 
 
-@gauntlet_task("bench", tuple(map(_option, OPTIONS)))
+@gauntlet_task("bench", tuple(map(_make_option, OPTIONS)))
 def bench_task(options: dict[str, Any]) -> ExitCode:
     """Benchmark a model that is a Python function (PyBuda's benchmark.py): built by torch, compiled by IREE, checked.
 

@@ -43,12 +43,12 @@ def list_cases(request: SelectionRequest, shard: ShardRequest, *, as_json: bool)
     _report_problems(problems)
     code = ExitCode.USAGE if problems else ExitCode.OK
     if as_json:
-        document = [_listed(*key, cases) for key, cases in rows.items()]
+        document = [_describe_listed(*key, cases) for key, cases in rows.items()]
         sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
         return code
     table = [("MODEL", "SUBMODEL", "TARGET", "CHECKS", "MARKERS")]
     for (model, submodel, target), cases in rows.items():
-        row = _listed(model, submodel, target, cases)
+        row = _describe_listed(model, submodel, target, cases)
         table.append((model, submodel, target, " ".join(row["checks"]), " ".join(row["markers"])))
     print_table(table)
     models = len({model for model, _, _ in rows})
@@ -114,7 +114,7 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
     found = selection.cases
     problems = [*found.problems, *found.left_out, *found.broken]
     problems += selection.source_problems(problems)
-    problems += _tolerance_problems(found.cases, wrong_tolerances)
+    problems += _list_tolerance_problems(found.cases, wrong_tolerances)
     cases = (*found.cases, *found.required)
     broken = {problem.file for problem in found.broken}
     of_files: list[Problem] = []
@@ -124,7 +124,7 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
 
         of_files, beside = problems_of_project()
         problems += of_files
-    problems += _missing_files(case for case in cases if case.origin.file not in broken)
+    problems += _list_missing_files(case for case in cases if case.origin.file not in broken)
     texts = [(case, text) for case in cases for text in (*case.notes, case.blocked_reason) if text]
     # What a benchmark lacks of a regression of the same name is there once that can be read.
     faulty = {_pair(problem.file) for problem in problems}
@@ -136,7 +136,7 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
     notes: list[str] = []
     if toolchain:
         try:
-            more, notes = _flag_problems(toolchain, selection)
+            more, notes = _list_flag_problems(toolchain, selection)
         except ToolchainError as error:
             if not problems:
                 raise
@@ -149,8 +149,8 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
     store = ArtifactStore(cache_folder(""), Registry())
     doubtful = [
         *(problem for case in found.cases for problem in doubts_about(case, store)),
-        *_tolerance_problems(found.cases, loose_tolerances),
-        *_tolerance_problems(found.cases, void_tolerances),
+        *_list_tolerance_problems(found.cases, loose_tolerances),
+        *_list_tolerance_problems(found.cases, void_tolerances),
     ]
     part = any((request.model, request.submodel, request.filename, request.markers))
     # Of a part of a suite, `file_warnings` has said how many entries name none of its cases.
@@ -169,7 +169,7 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
     return ExitCode.OK
 
 
-def _weights(case: Case) -> Iterator[tuple[str, str]]:
+def _list_weights(case: Case) -> Iterator[tuple[str, str]]:
     """(field, URL) of the files that ONNX programs of a case keep weights in."""
     from pathlib import Path  # noqa: PLC0415
 
@@ -188,7 +188,7 @@ def _pair(file: str) -> tuple[str, ...]:
     return tuple(file.split("/")[-2:])
 
 
-def _missing_files(cases: Iterable[Case]) -> list[Problem]:
+def _list_missing_files(cases: Iterable[Case]) -> list[Problem]:
     """Files that specs name by their paths, and that are not there."""
     from pathlib import Path  # noqa: PLC0415
 
@@ -199,7 +199,7 @@ def _missing_files(cases: Iterable[Case]) -> list[Problem]:
     gone = {
         (case.origin.file, field, path)
         for case in cases
-        for field, url in (*urls_of(case), *_weights(case))
+        for field, url in (*urls_of(case), *_list_weights(case))
         if (path := file_path(url)) and path not in case.blocked_reason and not os.path.exists(path)  # noqa: PTH110
     }
     return [problem_of_field(file, field, *missing(Path(path))) for file, field, path in sorted(gone)]
@@ -210,7 +210,7 @@ def _warn(warnings: Iterable[str]) -> None:
         messages.warn(text)
 
 
-def _flag_problems(toolchain: ToolchainRequest, selection: Selection) -> tuple[list[Problem], list[str]]:
+def _list_flag_problems(toolchain: ToolchainRequest, selection: Selection) -> tuple[list[Problem], list[str]]:
     """Flags that the installed tools do not know, and those that would be written otherwise."""
     from pathlib import Path  # noqa: PLC0415
 
@@ -227,7 +227,7 @@ def _flag_problems(toolchain: ToolchainRequest, selection: Selection) -> tuple[l
     return [*plan.problems, *plan.broken], notes
 
 
-def _tolerance_problems(cases: Iterable[Case], find: Callable[[Case], Iterator[FlagFinding]]) -> list[Problem]:
+def _list_tolerance_problems(cases: Iterable[Case], find: Callable[[Case], Iterator[FlagFinding]]) -> list[Problem]:
     """What is found of the tolerances that cases give, each flag of a file once."""
     from iree_gauntlet.dialects.locations import problem_of_flag  # noqa: PLC0415
 
@@ -235,7 +235,7 @@ def _tolerance_problems(cases: Iterable[Case], find: Callable[[Case], Iterator[F
     return [problem_of_flag(item.file, item.flag, item.message, item.hint) for item in findings]
 
 
-def _listed(model: str, submodel: str, target: str, cases: Sequence[Case]) -> dict[str, Any]:
+def _describe_listed(model: str, submodel: str, target: str, cases: Sequence[Case]) -> dict[str, Any]:
     return {
         "model": model,
         "submodel": submodel,
@@ -250,25 +250,25 @@ def _plan_lines(head: Mapping[str, Any], plan: Plan) -> Iterator[str]:
     """A plan as one JSON object, a line for each step: a long one is never in memory as a whole."""
     yield "{\n"
     for name, value in head.items():
-        yield f"{_line(name)}: {_line(value)},\n"
-    yield from _array("steps", map(_step_record, plan.steps))
+        yield f"{_format_line(name)}: {_format_line(value)},\n"
+    yield from _list_array("steps", map(_collect_step_record, plan.steps))
     yield ",\n"
-    yield from _array("problems", map(asdict, plan.problems))
+    yield from _list_array("problems", map(asdict, plan.problems))
     yield "\n}\n"
 
 
-def _array(name: str, records: Iterable[dict[str, Any]]) -> Iterator[str]:
-    yield f"{_line(name)}: ["
+def _list_array(name: str, records: Iterable[dict[str, Any]]) -> Iterator[str]:
+    yield f"{_format_line(name)}: ["
     for index, record in enumerate(records):
-        yield f"{',' if index else ''}\n{_line(record)}"
+        yield f"{',' if index else ''}\n{_format_line(record)}"
     yield "\n]"
 
 
-def _line(document: object) -> str:
+def _format_line(document: object) -> str:
     return json.dumps(document, ensure_ascii=False)
 
 
-def _step_record(step: Step) -> dict[str, Any]:
+def _collect_step_record(step: Step) -> dict[str, Any]:
     """A step as `plan --format json` gives it; docs/reference/results.md describes the fields."""
     return {
         "id": step.id,

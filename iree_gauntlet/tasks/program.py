@@ -212,7 +212,7 @@ def devices_task(options: dict[str, Any]) -> ExitCode:
     return list_devices(read(ToolchainRequest, options), as_json=read(FormatRequest, options).as_json)
 
 
-def _namespace() -> Collection:
+def _make_namespace() -> Collection:
     collection = Collection(
         list_task, plan_task, lint_task, doctor_task, devices_task, fetch_task, compile_task, threshold_task,
         benchmark_task, run_task, bench_task, micro_task, matrix_task, compare_task, bisect_task, explain_task,
@@ -224,7 +224,7 @@ def _namespace() -> Collection:
     return collection
 
 
-namespace = _namespace()
+namespace = _make_namespace()
 
 
 class _Gauntlet(Program):
@@ -244,19 +244,19 @@ class _Gauntlet(Program):
     def parse_core(self, argv: list[str] | None) -> None:
         """Parse the options before the first task."""
         words = sys.argv if argv is None else argv
-        with _usage_errors(words):
-            super().parse_core(_several_in_one(_spelled_out(words)))
+        with _explain_usage_errors(words):
+            super().parse_core(_split_several_in_one(_spell_out(words)))
 
     def parse_tasks(self) -> None:
         """Parse the tasks and their options."""
-        with _usage_errors(self.argv):
+        with _explain_usage_errors(self.argv):
             super().parse_tasks()
             for context in self.tasks:
                 _refuse_nothing(context)
 
     def parse_cleanup(self) -> None:
         """Do what the options before the first task ask for, such as a task's help."""
-        with _usage_errors(self.argv):
+        with _explain_usage_errors(self.argv):
             super().parse_cleanup()
 
 
@@ -273,12 +273,12 @@ def _refuse_nothing(context: ParserContext) -> None:
             raise UsageError("--cluster is empty: expected an address", "Leave it out to run on this machine.")
 
 
-def _spelled_out(argv: list[str]) -> list[str]:
+def _spell_out(argv: list[str]) -> list[str]:
     """The short names of `bench`, of more than one letter, as Invoke can read them."""
     return [*argv[:2], *spell_out(argv[2:], dashes=True)] if argv[1:2] == [bench_task.name] else argv
 
 
-def _several_in_one(argv: Sequence[str]) -> list[str]:
+def _split_several_in_one(argv: Sequence[str]) -> list[str]:
     """A command line on which the words after a task that takes several are one word, with spaces.
 
     Invoke fills a positional argument with one word.
@@ -303,7 +303,7 @@ def _several_in_one(argv: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def _usage_errors(argv: Sequence[str]) -> Iterator[None]:
+def _explain_usage_errors(argv: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
@@ -311,13 +311,17 @@ def _usage_errors(argv: Sequence[str]) -> Iterator[None]:
         raise Exit(code=int(ExitCode.USAGE)) from error
     except (ParseError, ValueError) as error:
         # A ValueError is Python's own, for an option that takes a number: it ends with what was given.
-        what = _plainly(error) if isinstance(error, ParseError) else _no_number(argv, str(error).rpartition(": ")[2])
+        what = (
+            _say_plainly(error)
+            if isinstance(error, ParseError)
+            else _explain_no_number(argv, str(error).rpartition(": ")[2])
+        )
         task = next((word for word in argv[1:] if word in namespace.task_names), "TASK")
         sys.stderr.write(f"error: {what}\n  `gauntlet --help {task}` shows what {task} understands.\n")
         raise Exit(code=int(ExitCode.USAGE)) from error
 
 
-def _no_number(argv: Sequence[str], quoted: str) -> str:
+def _explain_no_number(argv: Sequence[str], quoted: str) -> str:
     """What was given for which option, as typed: `-j x`, `-jx` or `--jobs=x`."""
     value = quoted.strip("'\"")
     for before, word in pairwise(argv):
@@ -328,7 +332,7 @@ def _no_number(argv: Sequence[str], quoted: str) -> str:
     return f"{value} is not a number"
 
 
-def _plainly(error: ParseError) -> str:
+def _say_plainly(error: ParseError) -> str:
     """What Invoke cannot read, in plain words, and what may be meant."""
     text = str(error)
     if lacking := _LACKS_VALUE.match(text):
@@ -341,23 +345,23 @@ def _plainly(error: ParseError) -> str:
     word = unknown[1].partition("=")[0]
     task = str(error.context.name or "") if error.context else ""
     if not word.startswith("-"):
-        return _not_a_task(unknown[1], text)
-    if of_others := _option_of_others(word, task):
+        return _explain_not_a_task(unknown[1], text)
+    if of_others := _explain_option_of_others(word, task):
         return of_others
     known = [flag for flag in error.context.flags if flag.startswith("--")] if error.context else []
-    near = find_nearest_option(word).replace("_", "-") if task == bench_task.name else _nearest(word, known)
+    near = find_nearest_option(word).replace("_", "-") if task == bench_task.name else _find_nearest(word, known)
     where = f"{task} has" if task else "there is"
     return f"{where} no option {word}" + (f"; did you mean {near}?" if near else "")
 
 
-def _option_of_others(word: str, task: str) -> str:
+def _explain_option_of_others(word: str, task: str) -> str:
     """What to say of an option that other tasks have; empty for any other."""
     if word == "--iree" and task in _NAMES_IREES:
         return f"{task} has no --iree: name them as {_NAMES_IREES[task]}"
     return f"{task} does not run on a cluster" if word == "--cluster" and task else ""
 
 
-def _not_a_task(word: str, text: str) -> str:
+def _explain_not_a_task(word: str, text: str) -> str:
     """What is wrong with a word that is no option: the second value of one, or the name of no task."""
     before = sys.argv[sys.argv.index(word) - 1] if word in sys.argv else ""
     if before.startswith("-") and sys.argv.count(before) > 1:
@@ -365,19 +369,19 @@ def _not_a_task(word: str, text: str) -> str:
     task = next((item for item in sys.argv if item in _AS_OPTION), "")
     if task and any(item.startswith("-") for item in sys.argv[sys.argv.index(task) : sys.argv.index(word)]):
         return f"{text} What {task} is about comes before its options"
-    near = _nearest(word, [*namespace.task_names, "--help"])
+    near = _find_nearest(word, [*namespace.task_names, "--help"])
     takes = before in namespace.task_names and any(item.name == "model" for item in namespace[before].options)
     near = near or (f"--model {word}" if takes else "")
     return f"{text} Did you mean {near}?" if near else text
 
 
-def _nearest(word: str, known: Iterable[str]) -> str:
+def _find_nearest(word: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches  # noqa: PLC0415 - for a slip alone
 
     return next(iter(get_close_matches(word, list(known), n=1)), "")
 
 
-def _completed(argv: Sequence[str]) -> bool:
+def _is_completed(argv: Sequence[str]) -> bool:
     """Whether a shell asked for the values of an option, and they are printed; Invoke knows the rest."""
     if list(argv[1:2]) != ["--complete"]:
         return False
@@ -402,7 +406,7 @@ def main() -> None:
     except FileNotFoundError:
         sys.stderr.write("error: the working folder was removed\n  Change to one that exists.\n")
         sys.exit(ExitCode.USAGE)
-    if _completed(sys.argv):
+    if _is_completed(sys.argv):
         return
     try:
         _Gauntlet(name="gauntlet", binary="gauntlet", namespace=namespace, version=__version__).run()

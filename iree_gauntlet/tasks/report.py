@@ -60,14 +60,14 @@ def report(runs: str, merge: str = "", *, lenient: bool = False) -> ExitCode:
         UsageError: there is no such run, or several that cannot be merged.
         GauntletError: its record cannot be read.
     """
-    named = _names(runs)
+    named = _list_names(runs)
     if merge:
         folder = Path(merge)
-        _merge_runs([_folder(name) for name in named], folder, lenient=lenient)
+        _merge_runs([_locate_folder(name) for name in named], folder, lenient=lenient)
     elif len(named) > 1:
         raise UsageError(f"report makes the reports of one run, not of {len(named)}", "--merge DIR makes one of them.")
     else:
-        folder = _folder(named[0])
+        folder = _locate_folder(named[0])
     reports = write_reports(folder)
     reports.print(shown(folder), sys.stdout, environ=os.environ)
     if merge:
@@ -80,7 +80,7 @@ def report(runs: str, merge: str = "", *, lenient: bool = False) -> ExitCode:
     return reports.exit_code
 
 
-def _names(text: str) -> list[str]:
+def _list_names(text: str) -> list[str]:
     """The words of what `several_in_one` made one word of; a folder's name, blanks and all, is one."""
     if Path(text).is_dir() or (runs_folder() / text).is_dir():
         return [text]
@@ -90,12 +90,12 @@ def _names(text: str) -> list[str]:
         return [text]
 
 
-def _folder(named: str) -> Path:
-    folder = _newest() if named == LATEST else Path(named)
+def _locate_folder(named: str) -> Path:
+    folder = _locate_newest() if named == LATEST else Path(named)
     if not folder.is_dir() and (runs_folder() / named).is_dir():
         folder = runs_folder() / named
     if not folder.is_dir():
-        runs = sorted((path for path in runs_folder().glob("*") if path.is_dir()), key=_age, reverse=True)
+        runs = sorted((path for path in runs_folder().glob("*") if path.is_dir()), key=_compute_age, reverse=True)
         names = ", ".join(path.name for path in runs[:5]) or "none"
         raise UsageError(f"there is no run {folder}", f"Newest runs: {names}.")
     if not any((folder / record).is_file() for record in RECORDS):
@@ -104,11 +104,11 @@ def _folder(named: str) -> Path:
     return folder
 
 
-def _age(path: Path) -> int:
+def _compute_age(path: Path) -> int:
     return path.stat().st_mtime_ns
 
 
-def _newest() -> Path:
+def _locate_newest() -> Path:
     records = [path for record in RECORDS for path in runs_folder().glob(f"*/{record}")]
     if not records:
         raise UsageError(f"there is no run in {runs_folder()}", "Start one with `run`, or name its folder.")

@@ -74,7 +74,7 @@ def with_defaults(options: tuple[Option, ...], **defaults: str) -> tuple[Option,
     )
 
 
-def _help(option: Option) -> str:
+def _format_help(option: Option) -> str:
     """The help of an option, with its default where that says something and the text does not."""
     if option.default in (None, "", 0) or isinstance(option.default, bool | list) or "default" in option.help:
         return option.help
@@ -119,7 +119,7 @@ def gauntlet_task(
             if positional and values[positional] in ("--help", "-h"):
                 # Invoke takes the wish for help for the value.
                 others = (option for option in options if option.name != positional)
-                said = [f"  {dashed(option.name)}\n      {_help(option)}" for option in others]
+                said = [f"  {dashed(option.name)}\n      {_format_help(option)}" for option in others]
                 lines = "\n".join([inspect.cleandoc(function.__doc__ or ""), "", "Options:", *said])
                 sys.stdout.write(f"Usage: {usage}\n\nDocstring:\n  {lines}\n")
                 return
@@ -142,7 +142,7 @@ def gauntlet_task(
         made: Task[Any] = task(
             name=name,
             klass=kind,
-            help={option.name: _help(option) for option in options},
+            help={option.name: _format_help(option) for option in options},
             positional=[positional] if positional else [],
             iterable=[option.name for option in options if isinstance(option.default, list)],
             auto_shortflags=False,
@@ -198,19 +198,19 @@ def option_values(words: Sequence[str], options: Iterable[Option]) -> list[str]:
     else:
         name, prefix = before, ""
     option = next((item for item in options if dashed(item.name) == name), None)
-    values = _values(option) if option else []
+    values = _list_values(option) if option else []
     # A value that is whole: the next word is something else.
     return [] if last in values else [f"{prefix}{value}" for value in values]
 
 
-def _values(option: Option) -> list[str]:
+def _list_values(option: Option) -> list[str]:
     match option.name:
         case "model":
-            return sorted({spec.model for spec in _specs() if not spec.defines_module})
+            return sorted({spec.model for spec in _list_specs() if not spec.defines_module})
         case "submodel":
-            return sorted({spec.submodel for spec in _specs() if not spec.defines_module})
+            return sorted({spec.submodel for spec in _list_specs() if not spec.defines_module})
         case "markers":
-            return sorted({word for spec in _specs() for word in spec.words or ()})
+            return sorted({word for spec in _list_specs() for word in spec.words or ()})
         case "suite":
             places = (project_folder() / "suites", shipped_folder() / "suites")
             return sorted({path.stem for place in places for path in place.glob("*.toml")})
@@ -219,7 +219,7 @@ def _values(option: Option) -> list[str]:
     return list(option.choices)
 
 
-def _specs() -> list[Spec]:
+def _list_specs() -> list[Spec]:
     from iree_gauntlet.dialects.spec import Spec  # noqa: PLC0415 - it brings pydantic
     from iree_gauntlet.dialects.trees import read_specs  # noqa: PLC0415
 

@@ -9,7 +9,7 @@ import pytest
 from iree_gauntlet.cases import KINDS_AT, FailureKind, Origin, Stage, Verdict
 from iree_gauntlet.engine.judging import after_process, first_error, with_expectation
 from iree_gauntlet.engine.processes.supervisor import Outcome
-from iree_gauntlet.engine.threshold import _of_other_types
+from iree_gauntlet.engine.threshold import _find_other_types
 from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.steps import Step
 
@@ -223,4 +223,4 @@ def test_an_output_whose_values_differ_has_the_type_that_is_expected() -> None:
         "[FAILED] result[0]: element at index 3 (28759) does not match the expected (28760); expected that …",
         "[FAILED] result[2]: metadata is 1x64xsi64; expected that the view matches 1x64xi64",
     ]
-    assert _of_other_types(complaints) == {2}
+    assert _find_other_types(complaints) == {2}

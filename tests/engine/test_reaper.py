@@ -77,7 +77,7 @@ class Watched:
         self.clock.now = self.began + seconds
         self.reaper._reap()
         self.reaper._tend()
-        return self.reaper._patience()
+        return self.reaper._compute_patience()
 
     def cancel(self, seconds: float) -> None:
         self.clock.now = self.began + seconds

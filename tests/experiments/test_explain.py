@@ -138,7 +138,7 @@ def test_without_a_reference_of_the_same_dispatches_tensors_are_matched_by_value
     def unreadable(*_: object, **__: object) -> Path:
         raise CompileError("reference.vmfb: iree-compile failed", "")
 
-    monkeypatch.setattr(locate, "_of_flow", unreadable)
+    monkeypatch.setattr(locate, "_make_from_flow", unreadable)
     source = model(project, "8")
     flag, dispatch = planted(source, tmp_path)
     flags = [*FLAGS, flag] if planted_at_all else FLAGS

@@ -54,19 +54,19 @@ class Log(PlainProgress):
 
     @property
     def files(self) -> list[str]:
-        return [file_text(task, short_name(task.fields["url"], self._urls)) for task in self._running_files()]
+        return [file_text(task, short_name(task.fields["url"], self._urls)) for task in self._list_running_files()]
 
     @property
     def speeds(self) -> list[str]:
-        return [speed_text(task) for task in self._running_files()]
+        return [speed_text(task) for task in self._list_running_files()]
 
     @property
     def lefts(self) -> list[str]:
-        return [left_text(task) for task in self._running_files()]
+        return [left_text(task) for task in self._list_running_files()]
 
     @property
     def together(self) -> str:
-        downloads = self._downloads()
+        downloads = self._list_downloads()
         return together_text(downloads) if downloads else ""
 
 
@@ -253,7 +253,7 @@ def test_the_time_left_only_falls_while_the_rate_is_constant(rate: int, pauses: 
     for pause in pauses:
         log.clock.advance(pause)
         log.download(A, first + int((log.clock.now - began) * rate), total)
-        (task,) = log._running_files()
+        (task,) = log._list_running_files()
         if task.time_remaining is not None:
             lefts.append(task.time_remaining)
     # In whole seconds.

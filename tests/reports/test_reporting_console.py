@@ -205,7 +205,7 @@ def test_nothing_is_said_of_what_is_left_where_nothing_is_known() -> None:
     progress.run_started(builder.lines[0])
     clock.advance(5)
     progress.step_finished(builder.steps[0], result())
-    assert progress._pace() == "1 passed; 5.00 s"
+    assert progress._format_pace() == "1 passed; 5.00 s"
 
 
 def test_what_is_left_is_known_from_what_the_steps_took_the_last_time() -> None:
@@ -227,7 +227,7 @@ def test_what_is_left_is_known_from_what_the_steps_took_the_last_time() -> None:
         now[0] += 2.0
         progress.step_finished(step, result())
     # Everything takes twice as long as then.
-    assert progress._pace() == "10 passed; 20.0 s, about 3 min 00 s left"
+    assert progress._format_pace() == "10 passed; 20.0 s, about 3 min 00 s left"
     progress.run_started({**builder.lines[0], "ids": ids * 20, "steps": builder.steps * 20})
     assert asked == ["cpu"], "of many steps their number says enough"
 

@@ -13,7 +13,7 @@ import pytest
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.explain_outcome import EXPLAIN_RECORD
 from iree_gauntlet.reports.experiment_reports import write_reports
-from iree_gauntlet.reports.explain_document import _again as command_again
+from iree_gauntlet.reports.explain_document import _say_again as command_again
 from tests.support.journal_builder import RUN, JournalBuilder
 
 if TYPE_CHECKING:

@@ -74,7 +74,7 @@ def with_batches(
     groups: dict[tuple[str, tuple[str, ...]], list[Step]] = {}
     for step in steps:
         wanted = step.stage is Stage.COMPILE and step.id not in done and takes(step)
-        if wanted and not (step.expect_failure or step.skip or step.blocked or _names_files(step)):
+        if wanted and not (step.expect_failure or step.skip or step.blocked or _has_file_names(step)):
             groups.setdefault((step.target, flags_of(step)), []).append(step)
     members: dict[str, tuple[Step, ...]] = {}
     batches: list[Step] = []
@@ -95,7 +95,7 @@ def with_batches(
     return Batched((*batches, *others), members, wanted=True)
 
 
-def _names_files(step: Step) -> bool:
+def _has_file_names(step: Step) -> bool:
     """Whether a compile is asked for dumps, or its flags name files in its folder: neither is of a batch."""
     if step.command is None or makes_dumps(step.command.argv):
         return True
@@ -198,7 +198,7 @@ class BatchCompiler:
         found = None if self._forced else self._cache.lookup(key).entry
         tally = _Tally()
         members = self._members[step.id]
-        kept = self._kept(found, folder)
+        kept = self._find_kept(found, folder)
         if kept is None:
             missing = [number for number, member in enumerate(members) if not member.cache.hit]
             parts = self._compile(step, missing, tally)
@@ -229,7 +229,7 @@ class BatchCompiler:
             peak_rss_bytes=tally.peak_rss_bytes,
         )
 
-    def _kept(self, entry: ModuleEntry | None, folder: Path) -> list[_BatchPart] | None:
+    def _find_kept(self, entry: ModuleEntry | None, folder: Path) -> list[_BatchPart] | None:
         """The modules of an entry; None where there is none, or where somebody clears the cache meanwhile."""
         if entry is None:
             return None
@@ -269,7 +269,7 @@ class BatchCompiler:
         with self._mutex:
             if batch not in self._made:
                 # An earlier part of this run has made it.
-                folder = _folder_of(batch, self._members[batch][number])
+                folder = _locate_folder(batch, self._members[batch][number])
                 record = json.loads((folder / _RECORD).read_bytes())["parts"]
                 self._made[batch] = [_BatchPart(folder / item["module"], item["functions"]) for item in record]
             for part in self._made[batch]:
@@ -351,7 +351,7 @@ def with_function(step: Step, function: str) -> Step:
     return replace(step, command=replace(step.process, argv=(*argv, f"--function={function}")))
 
 
-def _folder_of(batch: str, member: Step) -> Path:
+def _locate_folder(batch: str, member: Step) -> Path:
     """The folder of a batch's step, next to those of the cases."""
     folder = Path(member.folder)
     while folder.name != "steps":

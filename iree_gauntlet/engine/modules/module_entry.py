@@ -136,7 +136,7 @@ def pack(folder: Path, key: str) -> Iterator[bytes]:
     try:
         yield from member(ENTRY_FILE, len(data), [data])
         for role, file in sorted(document["files"].items()):
-            yield from member(role, file["bytes"], _checked(folder / role, file["sha256"]))
+            yield from member(role, file["bytes"], _check(folder / role, file["sha256"]))
     except DamagedArchiveError as error:
         raise DamageError(str(error)) from error
     yield END
@@ -150,7 +150,7 @@ def packed_bytes(folder: Path, key: str) -> int:
         OSError: it cannot be read.
     """
     data = (folder / ENTRY_FILE).read_bytes()
-    return _bytes_of(data, open_foreign(data, key))
+    return _compute_bytes(data, open_foreign(data, key))
 
 
 def unpack(
@@ -180,7 +180,7 @@ def unpack(
         missing = sorted(set(roles) - files.keys())
         if missing:
             raise DamageError(f"it has no {' and no '.join(missing)}")
-        whole = _bytes_of(data, document)
+        whole = _compute_bytes(data, document)
         if size not in (None, whole):
             raise DamageError(f"it has {size} bytes instead of {whole}")
         if whole > shutil.disk_usage(folder).free:
@@ -196,11 +196,11 @@ def unpack(
     return {role: file["sha256"] for role, file in files.items()}
 
 
-def _bytes_of(data: bytes, document: dict[str, Any]) -> int:
+def _compute_bytes(data: bytes, document: dict[str, Any]) -> int:
     return archive_bytes([len(data), *(file["bytes"] for file in document["files"].values())])
 
 
-def _checked(path: Path, sha256: str) -> Iterator[bytes]:
+def _check(path: Path, sha256: str) -> Iterator[bytes]:
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while block := file.read(BLOCK_BYTES):

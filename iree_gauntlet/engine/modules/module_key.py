@@ -116,15 +116,15 @@ def _replace_files(hashed: Callable[[str], str | None], text: str) -> str:
 
 def _replace_item(hashed: Callable[[str], str | None], item: str) -> str:
     """One of a list of values: `file`, `scope=file`, `file@symbol` or `@file`."""
-    for prefix, rest in _heads(item):
-        for path, suffix in _tails(rest):
+    for prefix, rest in _list_heads(item):
+        for path, suffix in _list_tails(rest):
             found = hashed(path)
             if found is not None:
                 return prefix + found + suffix
     return item
 
 
-def _heads(item: str) -> Iterator[tuple[str, str]]:
+def _list_heads(item: str) -> Iterator[tuple[str, str]]:
     yield "", item
     if item.startswith("@"):
         yield "@", item[1:]
@@ -132,7 +132,7 @@ def _heads(item: str) -> Iterator[tuple[str, str]]:
         yield item[: match.end()], item[match.end() :]
 
 
-def _tails(rest: str) -> Iterator[tuple[str, str]]:
+def _list_tails(rest: str) -> Iterator[tuple[str, str]]:
     yield rest, ""
     for match in reversed(list(re.finditer("@", rest))):
         yield rest[: match.start()], rest[match.start() :]
@@ -157,9 +157,9 @@ def describe_changes(before: Mapping[str, str], after: Mapping[str, str]) -> str
             continue
         old_flags, new_flags = _list_of(old), _list_of(new)
         if old_flags is not None and new_flags is not None:
-            changes.extend(_flag_changes(old_flags, new_flags))
+            changes.extend(_list_flag_changes(old_flags, new_flags))
         else:
-            changes.append(_value_change(name, old, new))
+            changes.append(_format_value_change(name, old, new))
     shown = changes[:_SHOWN_CHANGES]
     if len(changes) > len(shown):
         shown.append(f"and {len(changes) - len(shown)} more")
@@ -176,13 +176,13 @@ def _list_of(value: str | None) -> list[str] | None:
     return found if isinstance(found, list) and all(isinstance(item, str) for item in found) else None
 
 
-def _value_change(name: str, old: str | None, new: str | None) -> str:
+def _format_value_change(name: str, old: str | None, new: str | None) -> str:
     if old is None or new is None or _HASH.fullmatch(old) or _HASH.fullmatch(new):
         return f"{name} changed"
-    return f"{name} changed: {_short(old) or 'none'} → {_short(new) or 'none'}"
+    return f"{name} changed: {_shorten(old) or 'none'} → {_shorten(new) or 'none'}"
 
 
-def _flag_changes(old: list[str], new: list[str]) -> Iterator[str]:
+def _list_flag_changes(old: list[str], new: list[str]) -> Iterator[str]:
     gone = [flag for flag in old if flag not in new]
     come = [flag for flag in new if flag not in old]
     if not gone and not come:
@@ -191,16 +191,16 @@ def _flag_changes(old: list[str], new: list[str]) -> Iterator[str]:
         name = flag.partition("=")[0]
         twin = next((other for other in come if other.partition("=")[0] == name), None)
         if twin is None:
-            yield f"flag removed: {_short(flag)}"
+            yield f"flag removed: {_shorten(flag)}"
         elif "<" in flag and "<" in twin:
             come.remove(twin)
             yield f"file of flag changed: {name}"
         else:
             come.remove(twin)
-            yield f"flag changed: {_short(flag)} → {_short(twin)}"
+            yield f"flag changed: {_shorten(flag)} → {_shorten(twin)}"
     for flag in come:
-        yield f"flag added: {_short(flag)}"
+        yield f"flag added: {_shorten(flag)}"
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

@@ -87,7 +87,7 @@ class ModuleMaker:
         Path(step.folder).mkdir(parents=True, exist_ok=True)
         dumps = step.command is not None and makes_dumps(step.command.argv)
         if not dumps and not self._is_forced(step, key):
-            result = self._looked_up(step, key)
+            result = self._look_up(step, key)
             if result is not None:
                 return result
         # Synthetic weights are large, and made faster than they are fetched. Dumps are in no cache.
@@ -95,13 +95,13 @@ class ModuleMaker:
         with self._cache.making(key, self._cancelled) as waited:
             # Again: another process may have made it meanwhile.
             forced, found = self._is_forced(step, key), SharedLookup()
-            result = None if dumps or forced else self._looked_up(step, key)
+            result = None if dumps or forced else self._look_up(step, key)
             if result is None and shared is not None and not forced:
                 found, result = self._from_shared(shared, step, key)
             made = result is None
             if result is None:
-                previous, reason = self._why(step, key, ingredients, dumps=dumps, forced=forced)
-                result = _with_shared(self._by_tool(step, key, ingredients, reason, previous), found)
+                previous, reason = self._explain_miss(step, key, ingredients, dumps=dumps, forced=forced)
+                result = _with_shared(self._run_tool(step, key, ingredients, reason, previous), found)
             if forced and result.verdict is Verdict.PASSED:
                 note_made_again(self._made_again, key)
         if made and shared is not None and result.verdict is Verdict.PASSED:
@@ -132,7 +132,7 @@ class ModuleMaker:
             return False
         return not (self._made_again / key).exists()
 
-    def _looked_up(self, step: Step, key: str) -> Result | None:
+    def _look_up(self, step: Step, key: str) -> Result | None:
         found = self._cache.lookup(key)
         if found.entry is None:
             return None
@@ -145,7 +145,7 @@ class ModuleMaker:
         kept = result.verdict is Verdict.PASSED or step.expect_match in f"{result.reason}\n{result.said}"
         return result if kept else None
 
-    def _why(
+    def _explain_miss(
         self, step: Step, key: str, ingredients: Mapping[str, str], *, dumps: bool, forced: bool
     ) -> tuple[ModuleEntry | None, str]:
         """What the cache has, and why it is made all the same."""
@@ -163,7 +163,7 @@ class ModuleMaker:
         metadata = entry.metadata
         failure = metadata.get("failure")
         if failure is not None:
-            return self._failed_before(step, failure, key, metadata.get("diagnostics", ""))
+            return self._find_failed_before(step, failure, key, metadata.get("diagnostics", ""))
         for role, path in step.outputs:
             if role in entry.files:
                 entry.materialise(role, Path(path))
@@ -175,7 +175,7 @@ class ModuleMaker:
             notes=(*step.notes, *metadata.get("notes", ())),
         )
 
-    def _failed_before(self, step: Step, failure: Mapping[str, Any], key: str, diagnostics: str) -> Result:
+    def _find_failed_before(self, step: Step, failure: Mapping[str, Any], key: str, diagnostics: str) -> Result:
         """What the compiler had against the same program, with the same flags, before."""
         for _, path in step.outputs:
             Path(path).unlink(missing_ok=True)
@@ -191,14 +191,14 @@ class ModuleMaker:
             said=diagnostics,
         )
 
-    def _by_tool(
+    def _run_tool(
         self, step: Step, key: str, ingredients: Mapping[str, str], reason: str, previous: ModuleEntry | None
     ) -> Result:
         for _, path in step.outputs:
             # A file of an earlier attempt may share its bytes with the cache: the tool must not write into it.
             Path(path).unlink(missing_ok=True)
         outcome = self._processes.run(step)
-        judge = self._judged if outcome.exit_code != 0 else self._published
+        judge = self._judge if outcome.exit_code != 0 else self._published
         result = judge(step, key, ingredients, outcome, previous)
         result = replace(result, cache=CacheUse(False, key, reason), log=self._processes.log(step))
         return self._processes.complete(step, outcome, result)
@@ -211,11 +211,11 @@ class ModuleMaker:
         if missing:
             return Result(Verdict.ERROR, f"exit code 0, but {Path(missing[0]).name} was not written")
         if is_edited(step):
-            return _edited(step)
-        statistics = self._statistics(step, outcome.seconds, outcome.peak_rss_bytes)
+            return _edit(step)
+        statistics = self._read_statistics(step, outcome.seconds, outcome.peak_rss_bytes)
         notes = [*step.notes]
         if previous is not None:
-            notes.append(_comparison_note(step, previous))
+            notes.append(_format_comparison_note(step, previous))
             if "failure" in previous.metadata:
                 # What stands in the store is never written over.
                 self._cache.remove(key)
@@ -233,14 +233,14 @@ class ModuleMaker:
             files, name=step.id, ingredients=ingredients, metadata=metadata, created=created
         ).note
 
-    def _judged(
+    def _judge(
         self, step: Step, key: str, ingredients: Mapping[str, str], outcome: Outcome, previous: ModuleEntry | None
     ) -> Result:
         """What a tool that ended badly says, kept where it says it of the program."""
         lines = self._processes.error_lines(step)
         ours = _SAYING.get(step.stage, "\n")
         said = next((line for line in lines if line.startswith(ours)), "")
-        reason = shorten(said.removeprefix(ours)) or first_error(lines) or _only_line(lines)
+        reason = shorten(said.removeprefix(ours)) or first_error(lines) or _find_only_line(lines)
         result = after_process(step, outcome, lines, tool=_TOOLS[step.stage], reason=reason)
         if result.verdict is not Verdict.FAILED:
             return result
@@ -251,7 +251,7 @@ class ModuleMaker:
             # Not the product under test: our own program, or what the spec asks of it.
             return replace(result, verdict=Verdict.ERROR)
         if is_edited(step):
-            return _edited(step)
+            return _edit(step)
         if _is_of_the_program(lines):
             notes = self._keep_failure(step, key, result, ingredients, previous)
             return replace(result, notes=(*result.notes, *notes))
@@ -270,7 +270,7 @@ class ModuleMaker:
         self._publish(step, {}, ingredients, failure=failure)
         return notes
 
-    def _statistics(self, step: Step, seconds: float, peak_rss: int) -> dict[str, Any]:
+    def _read_statistics(self, step: Step, seconds: float, peak_rss: int) -> dict[str, Any]:
         figures: dict[str, Any] = {"tool_seconds": seconds, "peak_rss_bytes": peak_rss}
         outputs = dict(step.outputs)
         if step.stage is Stage.PARAMETERS:
@@ -329,7 +329,7 @@ def is_edited(step: Step) -> bool:
         return True
 
 
-def _edited(step: Step) -> Result:
+def _edit(step: Step) -> Result:
     what = f"{step.input('program').path} was changed or removed while this ran: what became of it is kept nowhere"
     return Result(Verdict.ERROR, what, notes=step.notes, tail=("Run again.",))
 
@@ -339,7 +339,7 @@ def _is_of_the_program(lines: Sequence[str]) -> bool:
     return any(_PLACED_ERROR.search(line) for line in lines) and not any(_PASSING.search(line) for line in lines)
 
 
-def _only_line(lines: Sequence[str]) -> str:
+def _find_only_line(lines: Sequence[str]) -> str:
     """What a tool said, where that is one line; empty where it said more, or nothing."""
     said = [line.strip() for line in lines if line.strip()]
     return shorten(said[0]) if len(said) == 1 else ""
@@ -354,7 +354,7 @@ def _with_shared(result: Result, found: SharedLookup) -> Result:
     return result
 
 
-def _comparison_note(step: Step, previous: ModuleEntry) -> str:
+def _format_comparison_note(step: Step, previous: ModuleEntry) -> str:
     role = step.outputs[0][0]
     if role not in previous.files:
         return "made again: it had failed before"

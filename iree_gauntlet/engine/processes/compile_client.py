@@ -358,14 +358,14 @@ class _ServerProcess:
                     os.killpg(waiter.pid, signal.SIGKILL)
         if not self._ready:
             lines = [line for line in read_tail(self._errors).lines if line.strip()]
-            self._failure = lines[-1].strip() if lines else f"it ended with {_ending(status)}"
+            self._failure = lines[-1].strip() if lines else f"it ended with {_describe_ending(status)}"
         self._answers.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         for waiter in waiters:
             waiter.done.set()
 
 
-def _ending(status: int) -> str:
+def _describe_ending(status: int) -> str:
     return name_signal(-status) if status < 0 else f"exit code {status}"
 
 
@@ -388,7 +388,7 @@ def compile_outcome(answer: Mapping[str, Any], stdout: Path, stderr: Path, memor
     if os.WIFSIGNALED(answer["status"]):
         _cut_stack(stderr)
     outcome = process_outcome(answer, stdout, stderr, tuple(answer["notes"]))
-    if memory_bytes and outcome.exit_code != 0 and _lacked_memory(stderr):
+    if memory_bytes and outcome.exit_code != 0 and _did_lack_memory(stderr):
         note = f"the compiler ran into its memory limit of {memory_bytes / 1e9:.3g} GB"
         return replace(outcome, out_of_memory=True, notes=(*outcome.notes, note))
     return outcome
@@ -402,17 +402,17 @@ def _cut_stack(stderr: Path) -> None:
             stream.truncate(frames[-1].end())
 
 
-def _lacked_memory(stderr: Path) -> bool:
-    text = _head(stderr).lower()
+def _did_lack_memory(stderr: Path) -> bool:
+    text = _make_head(stderr).lower()
     return any(words in text for words in _NO_MEMORY_WORDS)
 
 
 def blamed_programs(stderr: Path, programs: Sequence[str]) -> tuple[int, ...]:
     """Programs that the compiler's errors point at, by their index."""
-    places = set(_ERROR_PLACE.findall(_head(stderr)))
+    places = set(_ERROR_PLACE.findall(_make_head(stderr)))
     return tuple(index for index, program in enumerate(programs) if program in places)
 
 
-def _head(path: Path) -> str:
+def _make_head(path: Path) -> str:
     with path.open("rb") as stream:
         return stream.read(_ERRORS_BYTES).decode(errors="replace")

@@ -127,7 +127,7 @@ class _Reaper:
     def serve(self) -> None:
         """Work until the control socket ends, then kill what is left."""
         while True:
-            for key, _ in self._selector.select(self._patience()):
+            for key, _ in self._selector.select(self._compute_patience()):
                 if key.fileobj is self._control:
                     if not self._obey():
                         self._end_everything()
@@ -135,13 +135,13 @@ class _Reaper:
                 elif key.fileobj == self._wake:
                     os.read(self._wake, 4096)
                 elif isinstance(key.fileobj, socket.socket):
-                    request = self._heard(key.fileobj)
+                    request = self._hear(key.fileobj)
                     if request is not None:
                         self._start(key.fileobj, request)
             self._reap()
             self._tend()
 
-    def _patience(self) -> float | None:
+    def _compute_patience(self) -> float | None:
         """Seconds until something is due; None for never."""
         if not self._runs:
             return None
@@ -168,7 +168,7 @@ class _Reaper:
                 self._cancel(run)
         return bool(data)
 
-    def _heard(self, connection: socket.socket) -> Request | None:
+    def _hear(self, connection: socket.socket) -> Request | None:
         """A request that is whole; None where more of it is to come, or nobody waits for the answer any more."""
         try:
             data = connection.recv(1 << 16)
@@ -236,13 +236,13 @@ class _Reaper:
     def _terminate(self, run: _ReapedProcess) -> None:
         run.terminated = True
         run.deadline = self._clock() + run.request["grace"]
-        _signal_group(run.group, signal.SIGTERM)
+        _send_signal_to_group(run.group, signal.SIGTERM)
 
     def _kill(self, run: _ReapedProcess) -> None:
         if not run.killed:
             run.terminated = run.killed = True
             run.deadline = self._clock() + run.request["kill_patience"]
-        _signal_group(run.group, signal.SIGKILL)
+        _send_signal_to_group(run.group, signal.SIGKILL)
 
     def _reap(self) -> None:
         """Collect every child that has ended: leaders, and orphans that came here as to their subreaper."""
@@ -349,7 +349,7 @@ class _Reaper:
                 shutil.rmtree(run.request["private"], ignore_errors=True)
 
 
-def _signal_group(group: int, number: signal.Signals) -> None:
+def _send_signal_to_group(group: int, number: signal.Signals) -> None:
     # Gone already, or (macOS) nothing but zombies.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)

@@ -175,8 +175,8 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
                 while True:
                     taken.append(self._slots.get_nowait())
             for index, worker in enumerate(taken):
-                if worker is None and not self._stopped():
-                    taken[index] = self._started()
+                if worker is None and not self._stop():
+                    taken[index] = self._start()
         finally:
             for worker in taken:
                 self._slots.put(worker)
@@ -200,7 +200,7 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
                 if worker is not None:
                     # What earlier cases have taken of its memory, it keeps.
                     worker.kill()
-                    self._ended(worker)
+                    self._end(worker)
                     worker = None
                 answer, worker = self._run_in(None, job)
                 if not _may_be_anothers_fault(answer, job):
@@ -224,24 +224,24 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
         self._closed = self._cancelled = True
         for worker in tuple(self._workers):
             worker.kill()
-            self._ended(worker)
+            self._end(worker)
         with contextlib.suppress(queue.Empty):
             while True:
                 self._slots.get_nowait()
 
-    def _stopped(self) -> bool:
+    def _stop(self) -> bool:
         return self._cancelled
 
-    def _started(self) -> RunWorker:
+    def _start(self) -> RunWorker:
         worker = RunWorker(self._python, self._environment, self._memory_bytes)
         with self._lock:
             # Not changed in place: `cancel` goes through it at any time.
             self._workers = {*self._workers, worker}
-        if self._stopped():
+        if self._stop():
             worker.kill()
         return worker
 
-    def _ended(self, worker: RunWorker) -> None:
+    def _end(self, worker: RunWorker) -> None:
         """Forgets a process that is gone."""
         worker.reap()
         worker.forget()
@@ -250,14 +250,14 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
 
     def _run_in(self, worker: RunWorker | None, job: RunJob) -> tuple[RunAnswer, RunWorker | None]:
         """Runs a case in a process, or in a new one; the process is None where it is gone afterwards."""
-        answer = _cancelled_answer()
+        answer = _answer_cancelled()
         for _ in range(_MOST_STARTS):
-            if self._stopped():
-                return _cancelled_answer(), worker
+            if self._stop():
+                return _answer_cancelled(), worker
             if worker is None or not worker.ready:
-                worker = self._ready(worker)
+                worker = self._find_ready(worker)
             if worker is None:
-                return _cancelled_answer(), None
+                return _answer_cancelled(), None
             begun = time.monotonic()
             request = _request(job, next(self._numbers))
             record = worker.ask(request, job.timeout)
@@ -266,33 +266,33 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
             if worker.overdue:
                 worker.kill()
             worker.reap()
-            answer = _death(worker, job, time.monotonic() - begun, cancelled=self._stopped())
+            answer = _answer_death(worker, job, time.monotonic() - begun, cancelled=self._stop())
             taken = worker.taken
-            self._ended(worker)
+            self._end(worker)
             worker = None
             if taken or answer.outcome.timed_out:
                 break
         return answer, None
 
-    def _ready(self, worker: RunWorker | None) -> RunWorker | None:
+    def _find_ready(self, worker: RunWorker | None) -> RunWorker | None:
         """A process that serves; None where all was cancelled before it did."""
         if worker is not None and not worker.get_ready(_START_SECONDS):
             # Started early, and ended by somebody before it had anything to do: the next one shows whether any serves.
             worker.kill()
-            self._ended(worker)
+            self._end(worker)
             worker = None
         if worker is not None:
             return worker
-        if self._stopped():
+        if self._stop():
             return None
-        worker = self._started()
+        worker = self._start()
         if worker.get_ready(_START_SECONDS):
             return worker
         worker.kill()
         worker.reap()
         lines = worker.printed()
-        self._ended(worker)
-        if self._stopped():
+        self._end(worker)
+        if self._stop():
             return None
         raise ToolchainError(
             f"{self._python}: cannot run modules: {lines[-1] if lines else 'it does not start'}",
@@ -302,11 +302,11 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
 
 def _request(job: RunJob, number: int) -> bytes:
     record = {"id": number, **{name: getattr(job, name) for name in _SENT}}
-    return f'{json.dumps(record)[:-1]}, "limits": {_limits_text(job.limits)}}}\n'.encode()
+    return f'{json.dumps(record)[:-1]}, "limits": {_format_limits(job.limits)}}}\n'.encode()
 
 
 @lru_cache(maxsize=64)
-def _limits_text(limits: tuple[tuple[str, float, float], ...]) -> str:
+def _format_limits(limits: tuple[tuple[str, float, float], ...]) -> str:
     """The same for all cases of a suite, and as long as the rest."""
     return json.dumps({name: (absolute, relative) for name, absolute, relative in limits})
 
@@ -326,12 +326,12 @@ def _answer(record: Mapping[str, Any], worker: RunWorker, job: RunJob) -> RunAns
         tail=tuple(lines),
         output_bytes=logged,
         out_of_memory=bool(worker.memory_bytes) and exhausted,
-        notes=_memory_note(worker) if exhausted else (),
+        notes=_describe_memory(worker) if exhausted else (),
     )
     return RunAnswer(outcome, record["verdict"], record["message"], tuple(record["outputs"]), logged)
 
 
-def _death(worker: RunWorker, job: RunJob, seconds: float, *, cancelled: bool) -> RunAnswer:
+def _answer_death(worker: RunWorker, job: RunJob, seconds: float, *, cancelled: bool) -> RunAnswer:
     """What there is to say of a case whose process is gone."""
     code = worker.process.returncode
     logged = worker.printed_bytes()
@@ -346,18 +346,18 @@ def _death(worker: RunWorker, job: RunJob, seconds: float, *, cancelled: bool) -
         output_bytes=logged,
         stuck=code is None,
         out_of_memory=bool(worker.memory_bytes) and any("bad_alloc" in line for line in lines),
-        notes=_memory_note(worker) if any("bad_alloc" in line for line in lines) else (),
+        notes=_describe_memory(worker) if any("bad_alloc" in line for line in lines) else (),
     )
     return RunAnswer(outcome, RunVerdict.DIED, logged=logged)
 
 
-def _memory_note(worker: RunWorker) -> tuple[str, ...]:
+def _describe_memory(worker: RunWorker) -> tuple[str, ...]:
     """What there is to say to one that had too little memory."""
     limit = worker.memory_bytes
     return (f"the memory that it may take is limited to {byte_size(limit)}",) if limit else ()
 
 
-def _cancelled_answer() -> RunAnswer:
+def _answer_cancelled() -> RunAnswer:
     return RunAnswer(Outcome(None, cancelled=True), RunVerdict.DIED)
 
 
@@ -399,7 +399,7 @@ class RunWorker:
         self.overdue = False
         self.taken = False
         self._pending = b""
-        self._log = _unnamed_file()
+        self._log = _open_unnamed_file()
         try:
             # Emptied after every case that printed something: the process has to write where the end is then.
             fcntl.fcntl(self._log, fcntl.F_SETFL, fcntl.fcntl(self._log, fcntl.F_GETFL) | os.O_APPEND)
@@ -521,7 +521,7 @@ class RunWorker:
         self._log.close()
 
 
-def _unnamed_file() -> IO[bytes]:
+def _open_unnamed_file() -> IO[bytes]:
     """A file for what cases print; in memory where the disk is full."""
     try:
         return tempfile.TemporaryFile(buffering=0)  # closed by `forget`

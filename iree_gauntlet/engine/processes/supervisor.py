@@ -150,7 +150,7 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
             report = self._ask(request)
             stack.pop_all().close()
             if report.error_text:
-                raise _refusal(report, request)
+                raise _explain_refusal(report, request)
             if not report.started:
                 return Outcome(None, cancelled=report.cancelled, notes=tuple(notes))
             return process_outcome(asdict(report), stdout, stderr, tuple(notes))
@@ -215,7 +215,7 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
                 os.killpg(int(lines[0]), signal.SIGKILL)
         else:
             _kill_unknown(request["private"])
-        raise _reaper_lost()
+        raise _explain_reaper_lost()
 
     def _hand_over(self, connection: socket.socket) -> None:
         with self._lock:
@@ -228,7 +228,7 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
                 descriptors = [connection.fileno(), *self._locks()]
                 socket.send_fds(cast("socket.socket", control), [b"r"], descriptors)
             except (BrokenPipeError, ConnectionResetError):
-                raise _reaper_lost() from None
+                raise _explain_reaper_lost() from None
 
     def _start_reaper(self) -> None:
         ours, theirs = socket.socketpair()
@@ -330,7 +330,7 @@ def process_outcome(report: Mapping[str, Any], stdout: Path, stderr: Path, notes
     )
 
 
-def _refusal(report: Report, request: Request) -> GauntletError:
+def _explain_refusal(report: Report, request: Request) -> GauntletError:
     """Why a process could not be started, in the user's words."""
     program, folder = request["argv"][0] if request["argv"] else "", Path(request["cwd"])
     number, text = report.error_number, report.error_text
@@ -359,7 +359,7 @@ def _refusal(report: Report, request: Request) -> GauntletError:
     return ToolchainError(f"{program}: cannot be started: {text}", "")
 
 
-def _reaper_lost() -> GauntletError:
+def _explain_reaper_lost() -> GauntletError:
     return GauntletError(
         "the process that watches over this run's processes was killed from outside",
         "see the kernel's log for a lack of memory (dmesg), then resume the run",

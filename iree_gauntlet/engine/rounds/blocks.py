@@ -236,7 +236,7 @@ class BlockTaker:
         began = time.monotonic()
         with self._session.quiet(next((item.device for _, item in block.rounds if item.device), "")):
             self.waited += time.monotonic() - began
-            rounds = list(self._rounds(block))
+            rounds = list(self._list_rounds(block))
         if self._cancelled.is_set():
             # What was cut short has no result.
             return []
@@ -259,7 +259,7 @@ class BlockTaker:
             self._cancelled.wait(_PAUSE_SECONDS)
         return good if counted else []
 
-    def _rounds(self, block: PlannedBlock) -> Iterator[tuple[str, TakenRound]]:
+    def _list_rounds(self, block: PlannedBlock) -> Iterator[tuple[str, TakenRound]]:
         """Rounds with their sides, until one fails or stays disturbed, or the block is cut short."""
         for side, measurement in block.rounds:
             for _ in range(block.attempts):

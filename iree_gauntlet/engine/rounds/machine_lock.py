@@ -91,7 +91,7 @@ class MachineLocks:
             GauntletError: it was not to be had in time, or locks cannot be made here.
             WaitCancelledError: the run was cancelled meanwhile.
         """
-        return self._held(f"device-{_safe(name_gpu(device))}.lock", f"device {device}", on_wait, exclusive=True)
+        return self._hold(f"device-{_make_safe(name_gpu(device))}.lock", f"device {device}", on_wait, exclusive=True)
 
     @contextlib.contextmanager
     def quiet_machine(self, *, exclusive: bool, on_wait: Callable[[str], None]) -> Iterator[None]:
@@ -111,23 +111,23 @@ class MachineLocks:
         """
         name = "a quiet machine" if exclusive else "this machine, kept quiet for a measurement"
         with contextlib.ExitStack() as stack:
-            with self._held("quiet-gate.lock", name, on_wait, exclusive=True):
-                stack.enter_context(self._held("quiet.lock", name, on_wait, exclusive=exclusive))
+            with self._hold("quiet-gate.lock", name, on_wait, exclusive=True):
+                stack.enter_context(self._hold("quiet.lock", name, on_wait, exclusive=exclusive))
             yield
 
     @contextlib.contextmanager
-    def _held(self, file: str, name: str, on_wait: Callable[[str], None], *, exclusive: bool) -> Iterator[None]:
-        lock = LockFile(self._folder.path / file, _prepared(self._folder))
+    def _hold(self, file: str, name: str, on_wait: Callable[[str], None], *, exclusive: bool) -> Iterator[None]:
+        lock = LockFile(self._folder.path / file, _prepare(self._folder))
         begun = self._clock()
         tries = 0
         while not self._acquire(lock, exclusive=exclusive):
             tries += 1
             # Not at once: steps of one run pass the gate one by one, in an instant.
             if tries == 2:
-                on_wait(f"for {name}: {_named(lock.holders())}")
+                on_wait(f"for {name}: {_name(lock.holders())}")
             if self._clock() - begun > self._patience:
                 raise GauntletError(
-                    f"no access to {name} within {self._patience:g} s: {_named(lock.holders())}",
+                    f"no access to {name} within {self._patience:g} s: {_name(lock.holders())}",
                     "wait for that run, or end it, and run again",
                 )
             if self._cancelled.wait(_POLL_SECONDS):
@@ -214,7 +214,7 @@ def lock_facts(environ: Mapping[str, str]) -> dict[str, str]:
     return {"lock_folder": str(folder.path)} if folder.named else {}
 
 
-def _prepared(folder: LockFolder) -> int:
+def _prepare(folder: LockFolder) -> int:
     """Make the folder where there is none; the mode of files in it."""
     if not folder.named:
         _make_private(folder.path)
@@ -252,7 +252,7 @@ def _make_private(folder: Path) -> None:
         folder.chmod(0o700)
 
 
-def _named(pids: tuple[int, ...]) -> str:
+def _name(pids: tuple[int, ...]) -> str:
     if not pids:
         return "another process uses it"
     if pids == (os.getpid(),):
@@ -261,7 +261,7 @@ def _named(pids: tuple[int, ...]) -> str:
     return f"{noun} {', '.join(map(str, pids))} of another run" + (" use it" if len(pids) > 1 else " uses it")
 
 
-def _safe(name: str) -> str:
+def _make_safe(name: str) -> str:
     """A file name for a device; different devices get different ones."""
     return re.sub(r"[^A-Za-z0-9-]", lambda match: f"_{ord(match[0]):x}_", name)
 
@@ -306,7 +306,7 @@ class QuietStretch:
         Raises:
             GauntletError: as for `MachineLocks.quiet_machine`.
         """
-        stretch = self._joined() or self._begun()
+        stretch = self._join() or self._begin()
         try:
             yield
         finally:
@@ -321,7 +321,7 @@ class QuietStretch:
             if self._current is not None and not self._current.steps:
                 self._retire()
 
-    def _joined(self) -> _Stretch | None:
+    def _join(self) -> _Stretch | None:
         """The present stretch with a step more; None where there is none that is young enough."""
         with self._mutex:
             if self._current is not None and self._clock() - self._current.began >= self._seconds:
@@ -330,7 +330,7 @@ class QuietStretch:
                 self._current.steps += 1
             return self._current
 
-    def _begun(self) -> _Stretch:
+    def _begin(self) -> _Stretch:
         """A new stretch. Several threads may begin one each; the last one counts from then on."""
         held = contextlib.ExitStack()
         held.enter_context(self._locks.quiet_machine(exclusive=False, on_wait=self._on_wait))

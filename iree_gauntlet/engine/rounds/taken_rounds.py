@@ -159,7 +159,7 @@ def timed(step: Step, settings: RoundSettings) -> Measurement:
         # by one fight the thread that waits for them, and times become multiples of the scheduler's tick (4 ms).
         argv = (*argv, f"--task_topology_group_count={len(settings.cpus)}")
     command = pinned(replace(step.process, argv=argv), settings.cpus)
-    return Measurement(step, command, BENCHMARK_MODULE, _benchmark_times, gpu_of(step), settings.cpus)
+    return Measurement(step, command, BENCHMARK_MODULE, _read_benchmark_times, gpu_of(step), settings.cpus)
 
 
 def gpu_of(step: Step) -> str:
@@ -170,7 +170,7 @@ def gpu_of(step: Step) -> str:
 
 def as_written(step: Step) -> Measurement:
     """A benchmark step as rounds with its own command: for its golden, which is of just these settings."""
-    return Measurement(step, step.process, BENCHMARK_MODULE, _benchmark_times, gpu_of(step))
+    return Measurement(step, step.process, BENCHMARK_MODULE, _read_benchmark_times, gpu_of(step))
 
 
 def compile_round(step: Step, settings: RoundSettings) -> Measurement:
@@ -183,7 +183,7 @@ def compile_round(step: Step, settings: RoundSettings) -> Measurement:
     for _, path in step.outputs:
         argv = [word.replace(path, f"{path}.round") for word in argv]
     command = pinned(replace(step.process, argv=tuple(argv)), settings.cpus)
-    return Measurement(step, command, COMPILE, _wall_time, cpus=settings.cpus)
+    return Measurement(step, command, COMPILE, _read_wall_time, cpus=settings.cpus)
 
 
 def pinned(command: Command, cpus: Sequence[int]) -> Command:
@@ -228,9 +228,9 @@ def take_round(measurement: Measurement, processes: Processes, name: str) -> Tak
     return TakenRound(times, failure, outcome.seconds, outcome.peak_rss_bytes, state.as_dict(), state.disturbances())
 
 
-def _benchmark_times(output: str, _seconds: float) -> tuple[float, ...]:
+def _read_benchmark_times(output: str, _seconds: float) -> tuple[float, ...]:
     return parse_benchmark_rows(output)[0].real_time_ms
 
 
-def _wall_time(_output: str, seconds: float) -> tuple[float, ...]:
+def _read_wall_time(_output: str, seconds: float) -> tuple[float, ...]:
     return (seconds * _MS_PER_SECOND,)

@@ -90,12 +90,12 @@ def write_bundle(contents: Contents, folder: Path) -> Bundle:
     Raises:
         GauntletError: it would be too large.
     """
-    texts = {"README.md": _readme(contents), REPRODUCE: _script(contents)}
+    texts = {"README.md": _make_readme(contents), REPRODUCE: _make_script(contents)}
     files = {name: text.encode() for name, text in texts.items()} | dict(contents.files)
     if contents.program:
         files[PROGRAM] = contents.program
-    files |= {tool.name: tool.read_bytes() for tool, rows in _prepared(contents) if rows}
-    return pack(files, _facts(contents), folder)
+    files |= {tool.name: tool.read_bytes() for tool, rows in _prepare(contents) if rows}
+    return pack(files, _describe_facts(contents), folder)
 
 
 def pack(files: dict[str, bytes], facts: Mapping[str, object], folder: Path) -> Bundle:
@@ -153,17 +153,17 @@ def raw_value(data: bytes, kind: str, file: str) -> tuple[str, tuple[tuple[str, 
     return f"{kind}=@{file}", ((file, data),)
 
 
-def _prepared(contents: Contents) -> tuple[tuple[Path, tuple[tuple[str, ...], ...]], ...]:
+def _prepare(contents: Contents) -> tuple[tuple[Path, tuple[tuple[str, ...], ...]], ...]:
     """Programs that make files where a bundle is run, and what they are given."""
     here = Path(__file__)
     return (here.with_name("make_values.py"), contents.made), (here.with_name("fetch_file.py"), contents.fetched)
 
 
-def _script(contents: Contents) -> str:
+def _make_script(contents: Contents) -> str:
     compiled = f'"$IREE_COMPILE" {PROGRAM} {shlex.join(contents.flags)} -o "$work/module.vmfb"'
     device, arguments = shlex.quote(f"--device={contents.device}"), shlex.join(contents.arguments)
     run = f'"$IREE_RUN_MODULE" {device} --module="$work/module.vmfb" {arguments}' if contents.device else ""
-    before = [shlex.join(("python3", tool.name, *row)) for tool, rows in _prepared(contents) for row in rows]
+    before = [shlex.join(("python3", tool.name, *row)) for tool, rows in _prepare(contents) for row in rows]
     return repro_script(packages_of(contents.iree), before, (compiled, run), contents.symptom)
 
 
@@ -172,14 +172,14 @@ def packages_of(iree: Toolchain) -> tuple[str, ...]:
     return f"iree-base-compiler=={iree.compiler.release}", f"iree-base-runtime=={iree.runtime.release}"
 
 
-def _readme(contents: Contents) -> str:
+def _make_readme(contents: Contents) -> str:
     """IREE's form for issues."""
     iree = contents.iree
     lines = [("iree-compile", PROGRAM, "-o module.vmfb", *map(shlex.quote, contents.flags))]
     if contents.device:
         words = (f"--device={contents.device}", *contents.arguments)
         lines.append(("iree-run-module", "--module=module.vmfb", *map(shlex.quote, words)))
-    lines[:0] = [(shlex.join(("python3", tool.name, *row)),) for tool, rows in _prepared(contents) for row in rows]
+    lines[:0] = [(shlex.join(("python3", tool.name, *row)),) for tool, rows in _prepare(contents) for row in rows]
     steps = "\n".join(" \\\n    ".join(words) for words in lines)
     said = "\n\n".join(contents.what)
     replay = ""
@@ -188,6 +188,7 @@ def _readme(contents: Contents) -> str:
 `iree-run-replay --device={contents.device} {REPLAY}` does what that run did with the device, without a compiler; it
 compares nothing.
 """
+    program = _format_inline(contents.program)
     return f"""\
 # {contents.title}
 
@@ -201,7 +202,7 @@ compares nothing.
 {steps}
 ```
 
-{_inline(contents.program)}`./{REPRODUCE}` does it: exit code 0 fixed, 1 still there, 125 cannot be judged. It installs
+{program}`./{REPRODUCE}` does it: exit code 0 fixed, 1 still there, 125 cannot be judged. It installs
 {" and ".join(packages_of(contents.iree))}, or takes the tools that `IREE_COMPILE` and `IREE_RUN_MODULE` name.
 {replay}
 ## What component(s) does this issue relate to?
@@ -218,7 +219,7 @@ Seen on {contents.machine}. {contains(contents)}
 """
 
 
-def _inline(program: bytes) -> str:
+def _format_inline(program: bytes) -> str:
     """A small program, for those who read the issue alone."""
     if not program or len(program) > _INLINE_BYTES or b"\0" in program:
         return ""
@@ -237,7 +238,7 @@ def contains(contents: Contents) -> str:
     return said + (f" It fetches {', '.join(urls)}." if urls else "")
 
 
-def _facts(contents: Contents) -> dict[str, object]:
+def _describe_facts(contents: Contents) -> dict[str, object]:
     return {
         "title": contents.title,
         # Where it is installed here is nobody else's business.
@@ -424,7 +425,9 @@ def run_bundle(
     Returns:
         Its exit code; None where it was ended.
     """
-    tools = [variable for prefix, side in (("", iree), ("BASE_", base)) if side for variable in _tools(prefix, side)]
+    tools = [
+        variable for prefix, side in (("", iree), ("BASE_", base)) if side for variable in _list_tools(prefix, side)
+    ]
     command = Command(("sh", f"./{REPRODUCE}"), str(bundle), env=tuple(tools))
     log = logs / SAID
     outcome = supervisor.run(command, stdout=log, stderr=log, timeout=_TIMEOUT_SECONDS)
@@ -433,7 +436,7 @@ def run_bundle(
     return outcome.exit_code
 
 
-def _tools(prefix: str, iree: Toolchain) -> tuple[tuple[str, str], ...]:
+def _list_tools(prefix: str, iree: Toolchain) -> tuple[tuple[str, str], ...]:
     """The environment that names its tools."""
     return (
         (f"{prefix}IREE_COMPILE", iree.compiler.compile),

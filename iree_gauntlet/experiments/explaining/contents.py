@@ -49,7 +49,7 @@ _LEFT_OUT = ("--module", "--device", "--output")
 
 def of_dispatch(failure: Failure, symptom: Symptom, suspect: WrongDispatch, iree: Toolchain) -> Iterator[Contents]:
     """A dispatch: as a function that every release reads where it can be one, then as this release has it."""
-    inputs, held, made = _given(suspect.inputs)
+    inputs, held, made = _describe_given(suspect.inputs)
     expected, kept = file_values(suspect.expected, "expected")
     flags, named = flag_files(failure.flags)
     name, given = suspect.dispatch.name, "made-up inputs" if made else "the inputs that it had"
@@ -57,14 +57,16 @@ def of_dispatch(failure: Failure, symptom: Symptom, suspect: WrongDispatch, iree
         title = f"Wrong numbers in {name} ({failure.device})"
         found = (
             f"Of {suspect.of} dispatches, `{name}` (call {suspect.call}) is the first whose inputs agree with those of "
-            f"{suspect.reference} and whose output does not: it is off by {_share(suspect.error)}. Cut out, and run on "
+            f"{suspect.reference} and whose output does not: it is off by "
+            f"{_format_share(suspect.error)}. Cut out, and run on "
             f"{given}, it is wrong too. `program.mlir` is that dispatch, and what is expected is what "
             f"{suspect.reference} gives on these inputs."
         )
         if suspect.in_f64 is not None:
             found += (
-                f" The same computed in f64 says who is right: the one is off by {_share(suspect.in_f64.target)}, "
-                f"{suspect.reference} by {_share(suspect.in_f64.reference)}."
+                f" The same computed in f64 says who is right: the one is off by "
+                f"{_format_share(suspect.in_f64.target)}, "
+                f"{suspect.reference} by {_format_share(suspect.in_f64.reference)}."
             )
     else:
         title = f"{symptom.said or symptom.ending} in {name} ({failure.device})"
@@ -74,8 +76,8 @@ def of_dispatch(failure: Failure, symptom: Symptom, suspect: WrongDispatch, iree
         )
     contents = Contents(
         title=title,
-        what=_what(failure, found),
-        machine=_machine(),
+        what=_describe_what(failure, found),
+        machine=_format_machine(),
         program=suspect.program.encode(),
         flags=("--compile-from=flow", *flags),
         device=failure.device,
@@ -83,7 +85,7 @@ def of_dispatch(failure: Failure, symptom: Symptom, suspect: WrongDispatch, iree
             f"--function={CUT_OUT}",
             *(f"--input={text}" for text in inputs),
             *(f"--expected_output={text}" for text in expected),
-            *_thresholds((kind, most) for (kind, _), most in zip(suspect.expected, suspect.largest, strict=True)),
+            *_list_thresholds((kind, most) for (kind, _), most in zip(suspect.expected, suspect.largest, strict=True)),
         ),
         files=(*held, *kept, *named),
         made=made,
@@ -105,14 +107,14 @@ def of_operator(failure: Failure, symptom: Symptom, operator: WrongOperator, ire
     found = (
         f"{operator.title} is the first operator whose inputs agree with those of onnxruntime {operator.onnxruntime} "
         f"and whose output does not. As a model of its own, on the inputs that onnxruntime has there, it is off by "
-        f"{_share(operator.error)}. `program.mlir` is what that model is imported as"
+        f"{_format_share(operator.error)}. `program.mlir` is what that model is imported as"
         f"{', `model.onnx` the model' if models else ''}, and what is expected is what onnxruntime gives."
     )
     repeated = "Its large tensors hold their first values over and over, in place of the model's own."
     kinds = ", ".join(dict.fromkeys(node.op for node in operator.nodes))
     return Contents(
         title=f"Wrong numbers in {kinds} of ONNX ({failure.device})",
-        what=_what(failure, found, *((repeated,) if operator.repeated else ())),
+        what=_describe_what(failure, found, *((repeated,) if operator.repeated else ())),
         program=operator.program.read_bytes(),
         flags=flags,
         device=failure.device,
@@ -120,11 +122,11 @@ def of_operator(failure: Failure, symptom: Symptom, operator: WrongOperator, ire
             f"--function={OPERATOR}",
             *(f"--input={text}" for text in inputs),
             *(f"--expected_output={text}" for text in expected),
-            *_thresholds((value.kind, value.largest) for value in operator.outputs),
+            *_list_thresholds((value.kind, value.largest) for value in operator.outputs),
         ),
         files=(*held, *kept, *models, *named),
         iree=iree,
-        machine=_machine(),
+        machine=_format_machine(),
         symptom=symptom,
     )
 
@@ -137,8 +139,8 @@ def of_reduced(failure: Failure, symptom: Symptom, reduced: Reduced, iree: Toolc
     found = f"`program.mlir` is what is left of a program of {before}: {after}, which {fails} in the same way."
     return Contents(
         title=f"iree-compile: {symptom.said}",
-        what=_what(failure, found, _code(reduced.said, iree)),
-        machine=_machine(),
+        what=_describe_what(failure, found, _format_code(reduced.said, iree)),
+        machine=_format_machine(),
         program=reduced.program.read_bytes(),
         flags=flags,
         device="",
@@ -168,8 +170,8 @@ def of_program(failure: Failure, symptom: Symptom, why: str, iree: Toolchain) ->
         title = f"Wrong numbers of {failure.case} ({failure.device})"
     return Contents(
         title=title,
-        what=_what(failure, *said, f"`program.mlir` is the whole program: {why}."),
-        machine=_machine(),
+        what=_describe_what(failure, *said, f"`program.mlir` is the whole program: {why}."),
+        machine=_format_machine(),
         program=program,
         flags=flags,
         device="" if compiles else failure.device,
@@ -186,16 +188,16 @@ def holds_constants(program: bytes) -> bool:
     return _CONSTANTS.search(program) is not None
 
 
-def _what(failure: Failure, *found: str) -> tuple[str, ...]:
+def _describe_what(failure: Failure, *found: str) -> tuple[str, ...]:
     return f"{failure.case}: {without_expectation(failure.result.reason)}", *found
 
 
-def _machine() -> str:
+def _format_machine() -> str:
     facts = read_machine_facts()
     return f"{facts.cpu}, {facts.os}"
 
 
-def _code(said: str, iree: Toolchain) -> str:
+def _format_code(said: str, iree: Toolchain) -> str:
     """What a tool says, without where it lies on this machine."""
     library = str(Path(iree.compiler.compile).parent)
     shown = _CANDIDATE.sub("program.mlir", said).replace(f"{library}/", "")
@@ -203,11 +205,11 @@ def _code(said: str, iree: Toolchain) -> str:
     return "\n".join(("```", *lines, "```"))
 
 
-def _share(error: float) -> str:
+def _format_share(error: float) -> str:
     return f"{error:.3g} of its largest value" if math.isfinite(error) else "infinity"
 
 
-def _thresholds(outputs: Iterable[tuple[str, float]]) -> list[str]:
+def _list_thresholds(outputs: Iterable[tuple[str, float]]) -> list[str]:
     """Of outputs, by type and largest |value|: within what another order of operations may change."""
     largest: dict[str, float] = {}
     for kind, most in outputs:
@@ -217,7 +219,9 @@ def _thresholds(outputs: Iterable[tuple[str, float]]) -> list[str]:
     return [f"--expected_{name}_threshold={allowed:.3g}" for name, allowed in known.items()]
 
 
-def _given(inputs: Sequence[Input]) -> tuple[list[str], tuple[tuple[str, bytes], ...], tuple[tuple[str, ...], ...]]:
+def _describe_given(
+    inputs: Sequence[Input],
+) -> tuple[list[str], tuple[tuple[str, bytes], ...], tuple[tuple[str, ...], ...]]:
     """Arguments for inputs; files with values of the model's own, and those that are made up."""
     texts: list[str] = []
     files: list[tuple[str, bytes]] = []

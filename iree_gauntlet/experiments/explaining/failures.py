@@ -125,7 +125,7 @@ def failures_of(record: JournalRecord, patterns: Sequence[str]) -> list[Failure 
     found: list[Failure | Lost] = []
     for step in chosen:
         try:
-            found.append(_failure(step, steps, record))
+            found.append(_make_failure(step, steps, record))
         except GauntletError as error:
             found.append(Lost(step["chain"], record.results[step["id"]], error.on_one_line))
     return found
@@ -137,7 +137,7 @@ def _is_ours(result: Result) -> bool:
     return failed or (result.verdict is Verdict.ERROR and (result.crashed or result.timed_out))
 
 
-def _failure(step: dict[str, Any], steps: dict[str, dict[str, Any]], record: JournalRecord) -> Failure:
+def _make_failure(step: dict[str, Any], steps: dict[str, dict[str, Any]], record: JournalRecord) -> Failure:
     compile_step = steps.get(f"{step['chain']}:{Stage.COMPILE}")
     if compile_step is None or not compile_step["command"]:
         hint = "Run it again with its own compile step: what failed was made from another chain's module."
@@ -167,13 +167,13 @@ def _failure(step: dict[str, Any], steps: dict[str, dict[str, Any]], record: Jou
         cwd=Path(command["cwd"]) if command else compile_cwd,
         timeout=float(threshold["timeout"]),
         folder=chain_folder(compile_step),
-        urls=_urls(compile_step, threshold),
+        urls=_describe_urls(compile_step, threshold),
         # Of what was imported, it is that of the file that it was made of.
         sha256=source["sha256"] if Path(source["url"]).suffix == program.suffix else "",
     )
 
 
-def _urls(*steps: dict[str, Any]) -> dict[str, str]:
+def _describe_urls(*steps: dict[str, Any]) -> dict[str, str]:
     """Where files of steps come from, by their paths; of what was imported from another format, nowhere."""
     items = [item for step in steps for item in step["inputs"]]
     return {item["path"]: item["url"] for item in items if Path(item["url"]).suffix == Path(item["path"]).suffix}

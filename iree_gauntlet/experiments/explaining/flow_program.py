@@ -90,7 +90,7 @@ class FlowProgram:
 
     def executable(self, dispatch: Dispatch) -> str:
         """What a dispatch calls, as text."""
-        return _executable(self.text, dispatch)
+        return _format_executable(self.text, dispatch)
 
     def cut_out(self, dispatch: Dispatch, shapes: Sequence[Sequence[int]], *, traced: bool = False) -> str:
         """One dispatch as a program: its executable, and a function that takes its tensors and gives its results.
@@ -131,7 +131,7 @@ def read_flow(path: Path) -> FlowProgram:
                     f"{path}:{number + 1}: a dispatch that is not understood: {line.strip()[:200]}",
                     "Report this line, with the release of IREE.",
                 )
-            dispatches[key] = _dispatch(key, found, constants)
+            dispatches[key] = _make_dispatch(key, found, constants)
     if not dispatches:
         raise GauntletError(f"{path}: the program dispatches nothing", "All of it was computed by the compiler.")
     return FlowProgram("".join(lines), dispatches)
@@ -143,7 +143,7 @@ def device_of(flow: str) -> str:
     Raises:
         GauntletError: it names none, or several.
     """
-    found = {text for _, text in _devices(flow)}
+    found = {text for _, text in _list_devices(flow)}
     if len(found) != 1:
         raise GauntletError(f"a program for {len(found)} devices, where one is expected", "")
     device = found.pop()
@@ -153,7 +153,7 @@ def device_of(flow: str) -> str:
     return device
 
 
-def _dispatch(key: str, found: re.Match[str], constants: Mapping[str, str]) -> Dispatch:
+def _make_dispatch(key: str, found: re.Match[str], constants: Mapping[str, str]) -> Dispatch:
     outcome = found["outcome"].strip()
     results = _split(outcome[1:-1]) if outcome.startswith("(") else [outcome]
     return Dispatch(
@@ -183,16 +183,16 @@ def _split(text: str) -> list[str]:
     return [*parts, last] if last else parts
 
 
-def _devices(text: str) -> Iterator[tuple[int, str]]:
+def _list_devices(text: str) -> Iterator[tuple[int, str]]:
     """Where a program names a device, and how."""
     place = text.find(_DEVICE)
     while place >= 0:
-        end = _closed(text, place + len(_DEVICE) - 1)
+        end = _find_closed(text, place + len(_DEVICE) - 1)
         yield place, text[place:end]
         place = text.find(_DEVICE, end)
 
 
-def _closed(text: str, place: int) -> int:
+def _find_closed(text: str, place: int) -> int:
     """Behind the bracket that closes the one at a place."""
     depth, quoted = 0, False
     while place < len(text):
@@ -212,19 +212,19 @@ def _closed(text: str, place: int) -> int:
 def with_device(text: str, device: str) -> str:
     """A program for another device: the text of a `#hal.device.target`."""
     parts, end = [], 0
-    for place, old in _devices(text):
+    for place, old in _list_devices(text):
         parts += [text[end:place], device]
         end = place + len(old)
     return "".join((*parts, text[end:]))
 
 
 def _cut_out(text: str, dispatch: Dispatch, shapes: Sequence[Sequence[int]], *, traced: bool) -> str:
-    executable = _executable(text, dispatch)
+    executable = _format_executable(text, dispatch)
     module = next(line for line in text.splitlines() if line.startswith("module"))
     device = next(line for line in text.splitlines() if line.lstrip().startswith("util.global private @__device_"))
-    sizes = _sizes(dispatch, shapes)
+    sizes = _describe_sizes(dispatch, shapes)
     scalars = []
-    for value in dict.fromkeys(_scalars(dispatch)):
+    for value in dict.fromkeys(_list_scalars(dispatch)):
         constant = dispatch.constants.get(value)
         if constant is None and value not in sizes:
             raise GauntletError(
@@ -279,31 +279,31 @@ def _cut_out(text: str, dispatch: Dispatch, shapes: Sequence[Sequence[int]], *, 
     return _with_aliases(text, program)
 
 
-def _executable(text: str, dispatch: Dispatch) -> str:
+def _format_executable(text: str, dispatch: Dispatch) -> str:
     """What a dispatch calls, with all that is nested in it."""
     start = text.index(f"  flow.executable private @{dispatch.executable} {{\n")
     return text[start : text.index("\n  }\n", start) + len("\n  }\n")]
 
 
-def _scalars(dispatch: Dispatch) -> Iterator[str]:
+def _list_scalars(dispatch: Dispatch) -> Iterator[str]:
     """SSA values that are no tensors: numbers, and sizes of dynamic dimensions."""
     yield from dispatch.workload
     for value, kind in dispatch.operands:
         if kind.startswith("tensor<"):
-            yield from _dims(kind)
+            yield from _list_dims(kind)
         else:
             yield value
     for kind in dispatch.results:
-        yield from _dims(kind)
+        yield from _list_dims(kind)
 
 
-def _dims(kind: str) -> list[str]:
+def _list_dims(kind: str) -> list[str]:
     """SSA values of the dynamic dimensions of a type as written."""
     found = _DIMS.fullmatch(kind)
     return _split(found[2]) if found and found[2] else []
 
 
-def _sizes(dispatch: Dispatch, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
+def _describe_sizes(dispatch: Dispatch, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
     """Dynamic dimensions by SSA value, as they were captured."""
     sizes: dict[str, int] = {}
     types = dict(dispatch.operands)
@@ -363,7 +363,7 @@ def as_function(program: FlowProgram, dispatch: Dispatch) -> str:
     body: list[str] = []
     for number, line in enumerate(lines[:-1]):
         if load := _LOAD.match(line):
-            body.append(_slice(load, types[load["of"]]))
+            body.append(_format_slice(load, types[load["of"]]))
         elif store := _STORE.match(line):
             body += _insert(store, types[store["to"]], outputs, number)
         elif _FOREIGN.search(line):
@@ -372,10 +372,10 @@ def as_function(program: FlowProgram, dispatch: Dispatch) -> str:
             body.append(line)
     if not all(outputs.values()):
         return ""
-    return _with_aliases(program.text, _function(given, outputs, types, body))
+    return _with_aliases(program.text, _format_function(given, outputs, types, body))
 
 
-def _function(given: Sequence[str], outputs: dict[str, str], types: dict[str, str], body: Sequence[str]) -> str:
+def _format_function(given: Sequence[str], outputs: dict[str, str], types: dict[str, str], body: Sequence[str]) -> str:
     arguments = ", ".join(f"{name}: {types[name]}" for name in given)
     results = ", ".join(types[name] for name in outputs)
     values = ", ".join(outputs.values())
@@ -383,7 +383,7 @@ def _function(given: Sequence[str], outputs: dict[str, str], types: dict[str, st
     return f"func.func @{CUT_OUT}({arguments}) -> ({results}) {{\n{text}\n  return {values} : {results}\n}}\n"
 
 
-def _slice(load: re.Match[str], kind: str) -> str:
+def _format_slice(load: re.Match[str], kind: str) -> str:
     place = f"[{load['offsets']}] [{load['sizes']}] [{load['strides']}]"
     return f"{load['indent']}{load['value']} = tensor.extract_slice {load['of']}{place} : {kind} to {load['type']}"
 

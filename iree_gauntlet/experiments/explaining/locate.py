@@ -138,7 +138,7 @@ def locate(
     say("compiling to dispatches")
     program = traced_program(failure, tools)
     target = target_side(failure, tools, program)
-    held = _against_reference(failure, tools, program, target, say, elsewhere)
+    held = _hold_against_reference(failure, tools, program, target, say, elsewhere)
     if held is None:
         return Located(
             why="no reference gives the expected numbers either: the fault lies before the dispatches (in the "
@@ -160,22 +160,22 @@ def locate(
     for item in suspects:
         dispatch = program.dispatches[item["dispatch"]]
         say(f"confirming {dispatch.name}")
-        suspect = _confirmed(item, program, held, failure, tools)
+        suspect = _confirm(item, program, held, failure, tools)
         if suspect is not None:
             around = tuple(
-                (one["call"], program.dispatches[one["dispatch"]].name, _worst(one["outputs"]))
+                (one["call"], program.dispatches[one["dispatch"]].name, _compute_worst(one["outputs"]))
                 for one in traces
                 # By values, nothing is known of how far others are off.
                 if abs(one["call"] - item["call"]) <= _AROUND and not held.by_values
             )
-            return Located(_passed_on(suspect, failure, tools, private=private), "", len(traces), name, around)
+            return Located(_pass_on(suspect, failure, tools, private=private), "", len(traces), name, around)
     if suspects:
         first = program.dispatches[suspects[0]["dispatch"]].name
         why = f"dispatches differ from the reference, {first} as the first, but none is wrong on its own inputs"
     elif held.by_values:
         why = f"each dispatch that takes values which {name} has too gives such values; the others are not judged"
     else:
-        worst = max(_worst(item["outputs"]) for item in traces)
+        worst = max(_compute_worst(item["outputs"]) for item in traces)
         why = f"no dispatch jumps: each gives what its inputs mean, and errors grow to {worst:.2g} of the largest value"
     return Located(why=why, traced=len(traces), reference=name)
 
@@ -196,7 +196,7 @@ class _Held:
     by_values: bool
 
 
-def _against_reference(
+def _hold_against_reference(
     failure: Failure,
     tools: Tools,
     program: FlowProgram,
@@ -206,11 +206,14 @@ def _against_reference(
 ) -> _Held | None:
     """The target against the same dispatches for another target; where there are none, against other dispatches."""
     held = None
-    makers = {"trace": partial(_of_flow, failure, tools, program), "trace_values": partial(_of_source, failure, tools)}
+    makers = {
+        "trace": partial(_make_from_flow, failure, tools, program),
+        "trace_values": partial(_make_from_source, failure, tools),
+    }
     for folder, make in makers.items():
         by_values = folder != "trace"
         kind = "reference compiled from the source" if by_values else "reference"
-        chosen = _reference(failure, tools, make, kind, say)
+        chosen = _find_reference(failure, tools, make, kind, say)
         if chosen is None:
             if elsewhere():
                 return None
@@ -227,11 +230,11 @@ def _against_reference(
     return held
 
 
-def _worst(outputs: Sequence[dict[str, Any]]) -> float:
+def _compute_worst(outputs: Sequence[dict[str, Any]]) -> float:
     return max((math.inf if item["error"] is None else item["error"] for item in outputs), default=0.0)
 
 
-def _of_any_target(failure: Failure) -> tuple[str, ...]:
+def _list_of_any_target(failure: Failure) -> tuple[str, ...]:
     """Its flags that mean something for every target; an executable that was put in stays with its own."""
     return tuple(flag for flag in failure.flags if not flag.startswith(_OF_TARGETS))
 
@@ -244,24 +247,28 @@ def _is_right(results: Sequence[dict[str, Any]], failure: Failure) -> bool:
     return all(item["error"] is not None and item["error"] * item["largest"] <= error / _MUCH for item in results)
 
 
-def _of_flow(
+def _make_from_flow(
     failure: Failure, tools: Tools, program: FlowProgram, file: str, target: Sequence[str], *, traced: bool
 ) -> Path:
     """A reference of the same dispatches."""
     source = tools.folder / f"{file}.mlir"
     text = program.text if traced else program.untraced
-    source.write_text(with_device(text, _device_text(tools, target)), encoding="utf-8")
-    return from_flow(tools, f"{file}.vmfb", source, _of_any_target(failure), failure)
+    source.write_text(with_device(text, _format_device_text(tools, target)), encoding="utf-8")
+    return from_flow(tools, f"{file}.vmfb", source, _list_of_any_target(failure), failure)
 
 
-def _of_source(failure: Failure, tools: Tools, file: str, target: Sequence[str], *, traced: bool) -> Path:
+def _make_from_source(failure: Failure, tools: Tools, file: str, target: Sequence[str], *, traced: bool) -> Path:
     """A reference of dispatches of its own."""
-    flags = [*(flag for flag in _of_any_target(failure) if flag != TRACED), *target, *((TRACED,) if traced else ())]
+    flags = [
+        *(flag for flag in _list_of_any_target(failure) if flag != TRACED),
+        *target,
+        *((TRACED,) if traced else ()),
+    ]
     timeout, cwd = failure.compile_timeout, failure.compile_cwd
     return tools.compile(f"{file}_source.vmfb", failure.program, flags, timeout=timeout, cwd=cwd)
 
 
-def _reference(
+def _find_reference(
     failure: Failure, tools: Tools, make: Callable[..., Path], kind: str, say: Callable[[str], None]
 ) -> tuple[str, str, Sequence[str]] | None:
     """Name, device and flags of the first reference that gives the expected numbers; None where none does."""
@@ -273,7 +280,7 @@ def _reference(
     for name, target in _REFERENCES.items():
         file = f"reference_{name.partition(',')[0]}"
         try:
-            device = _device_text(tools, target)
+            device = _format_device_text(tools, target)
             # Traced, iree-run-module would print every tensor.
             module = make(file, target, traced=False)
         except CompileError as problem:
@@ -286,7 +293,7 @@ def _reference(
     return None
 
 
-def _device_text(tools: Tools, target: Sequence[str]) -> str:
+def _format_device_text(tools: Tools, target: Sequence[str]) -> str:
     """How this release writes a target: the `#hal.device.target` of a program that is compiled for it."""
     source = tools.folder / "trivial.mlir"
     source.write_text(_TRIVIAL, encoding="utf-8")
@@ -294,7 +301,7 @@ def _device_text(tools: Tools, target: Sequence[str]) -> str:
     return device_of(flow.read_text(encoding="utf-8"))
 
 
-def _confirmed(
+def _confirm(
     item: dict[str, Any], program: FlowProgram, held: _Held, failure: Failure, tools: Tools
 ) -> WrongDispatch | None:
     """A dispatch by itself, on the inputs that it had: the suspect where it is wrong there too."""
@@ -304,7 +311,10 @@ def _confirmed(
     shapes = [[int(size) for size in found["type"].split("x")[:-1]] for found in item["inputs"]]
     traced = program.cut_out(dispatch, shapes, traced=True)
     sides = {}
-    for side, device, flags in (("target", "", failure.flags), ("reference", held.device, _of_any_target(failure))):
+    for side, device, flags in (
+        ("target", "", failure.flags),
+        ("reference", held.device, _list_of_any_target(failure)),
+    ):
         source = tools.folder / f"cut_{call}_{side}.mlir"
         source.write_text(with_device(traced, device) if device else traced, encoding="utf-8")
         module = from_flow(tools, f"cut_{call}_{side}.vmfb", source, flags, failure)
@@ -317,10 +327,10 @@ def _confirmed(
         }
     text, function = program.cut_out(dispatch, shapes), as_function(program, dispatch)
     suspect = WrongDispatch(dispatch, call, len(held.traces), held.reference, text, function, sides)
-    return _wrong_on(suspect, inputs, f"cut_{call}", failure, tools)
+    return _find_wrong_on(suspect, inputs, f"cut_{call}", failure, tools)
 
 
-def _wrong_on(
+def _find_wrong_on(
     suspect: WrongDispatch, inputs: Sequence[Input], name: str, failure: Failure, tools: Tools
 ) -> WrongDispatch | None:
     """The suspect with what it gives for inputs; None where it is right on them."""
@@ -331,13 +341,13 @@ def _wrong_on(
         return None
     folder, outputs = tools.folder / name / traces[0]["kept"], traces[0]["outputs"]
     kinds = [found["type"] for found in outputs]
-    exact = _held_against_f64(suspect.function, inputs, kinds, folder, tools, f"{name}_f64")
+    exact = _hold_against_f64(suspect.function, inputs, kinds, folder, tools, f"{name}_f64")
     if exact is not None and exact.only_rounds:
         return None
     files = [folder / f"reference_output_{index}.bin" for index in range(len(outputs))]
     return replace(
         suspect,
-        error=_worst(outputs),
+        error=_compute_worst(outputs),
         inputs=tuple(inputs),
         expected=tuple(zip(kinds, files, strict=True)),
         largest=tuple(float(found["largest"]) for found in outputs),
@@ -345,12 +355,12 @@ def _wrong_on(
     )
 
 
-def _passed_on(suspect: WrongDispatch, failure: Failure, tools: Tools, *, private: bool) -> WrongDispatch:
+def _pass_on(suspect: WrongDispatch, failure: Failure, tools: Tools, *, private: bool) -> WrongDispatch:
     """The suspect with made-up inputs in place of large or private ones, where it is wrong on those too."""
-    if not (private or _too_large(suspect.inputs)):
+    if not (private or _is_too_large(suspect.inputs)):
         return suspect
     inputs = made_up(suspect.inputs, tools.folder)
-    found = _wrong_on(suspect, inputs, f"made_up_{suspect.call}", failure, tools)
+    found = _find_wrong_on(suspect, inputs, f"made_up_{suspect.call}", failure, tools)
     if found is not None or not private:
         return found or suspect
     return replace(
@@ -383,7 +393,7 @@ def text_in_f64(function: str) -> str:
     return _F32.sub("f64", _HEXADECIMAL.sub(wider, function))
 
 
-def _held_against_f64(
+def _hold_against_f64(
     function: str, inputs: Sequence[Input], outputs: Sequence[str], kept: Path, tools: Tools, name: str
 ) -> InF64 | None:
     """How far both sides of a dispatch are off what f64 gives; None where that cannot be had."""
@@ -414,11 +424,11 @@ def _held_against_f64(
         exact = np.load(file).ravel()
         for side, before in errors.items():
             given = np.fromfile(kept / f"{side}_output_{index}.bin", "<f4").astype("<f8")
-            errors[side] = max(before, _off(given, exact))
+            errors[side] = max(before, _compute_distance(given, exact))
     return InF64(**errors)
 
 
-def _off(given: Any, exact: Any) -> float:
+def _compute_distance(given: Any, exact: Any) -> float:
     """The largest difference, as a share of the largest value."""
     import numpy as np  # noqa: PLC0415 - as above
 
@@ -469,7 +479,7 @@ def locate_in_run(
 
         if fails_on(inputs):
             withheld = ""
-            if (private or _too_large(inputs)) and fails_on(others := made_up(inputs, tools.folder)):
+            if (private or _is_too_large(inputs)) and fails_on(others := made_up(inputs, tools.folder)):
                 inputs = list(others)
             elif private:
                 withheld = "it does not fail on made-up inputs, and --no-weights leaves out the model's own values"
@@ -502,30 +512,30 @@ class Input:
     made: tuple[str, ...] = ()
 
 
-def _too_large(inputs: Sequence[Input]) -> bool:
+def _is_too_large(inputs: Sequence[Input]) -> bool:
     """Whether they are too large for a bundle."""
     return sum(item.file.stat().st_size for item in inputs) > _LARGE_BYTES
 
 
 def made_up(inputs: Sequence[Input], folder: Path) -> tuple[Input, ...]:
     """The same with values of a seed, within the bounds of their own; what has no known type, or none, stays."""
-    return tuple(_made_up(item, index, folder) for index, item in enumerate(inputs))
+    return tuple(_make_made_up(item, index, folder) for index, item in enumerate(inputs))
 
 
-def _made_up(item: Input, index: int, folder: Path) -> Input:
+def _make_made_up(item: Input, index: int, folder: Path) -> Input:
     found = _TYPE.fullmatch(item.kind)
     assert found is not None, "IREE writes types so"
     kind, count = found[2], math.prod(map(int, found[1].split("x")[:-1]))
     if kind not in CODES or not count:
         return item
-    low, high = _bounds(item.file, kind)
+    low, high = _list_bounds(item.file, kind)
     seed = index + 1
     file = folder / f"made_up_{index}.bin"
     file.write_bytes(seeded_values(kind, count, seed, low, high))
     return Input(item.kind, file, (kind, str(count), str(seed), repr(low), repr(high)))
 
 
-def _bounds(file: Path, kind: str) -> tuple[float, float]:
+def _list_bounds(file: Path, kind: str) -> tuple[float, float]:
     """The least and the largest of values that are finite."""
     import numpy as np  # noqa: PLC0415 - `run` brings this module, and seldom needs it
 

@@ -117,7 +117,9 @@ class OnnxWorkers:
         Raises:
             GauntletError: it cannot be cut.
         """
-        words = import_argv("", _script("describe"), str(self.source.file), str(self.prepared), self.source.options)[1:]
+        words = import_argv(
+            "", _find_script("describe"), str(self.source.file), str(self.prepared), self.source.options
+        )[1:]
         ran = self.tools.python("describe", words, timeout=self.source.timeout)
         return read_graph(self._answer("describe", ran))
 
@@ -138,7 +140,7 @@ class OnnxWorkers:
             "mlir": str(mlir) if imported else "",
         }
         file = self._plan(f"{name}_cut", plan)
-        ran = self.tools.python(f"{name}_cut", (_script("cut"), file), timeout=self.source.timeout)
+        ran = self.tools.python(f"{name}_cut", (_find_script("cut"), file), timeout=self.source.timeout)
         self._answer(f"{name}_cut", ran)
         return onnx, mlir
 
@@ -160,9 +162,9 @@ class OnnxWorkers:
             "tolerances": TOLERANCES,
         }
         file = self._plan(f"{name}_hold", plan)
-        ran = self.tools.own_python(f"{name}_hold", (_script("hold"), file), timeout=self.timeout)
+        ran = self.tools.own_python(f"{name}_hold", (_find_script("hold"), file), timeout=self.timeout)
         said = self._answer(f"{name}_hold", ran)
-        parts = (tuple(map(_value, said[part])) for part in ("inputs", "outputs"))
+        parts = (tuple(map(_make_value, said[part])) for part in ("inputs", "outputs"))
         return HeldValues(said["onnxruntime"], *parts)
 
     def _plan(self, name: str, plan: dict[str, Any]) -> str:
@@ -179,11 +181,11 @@ class OnnxWorkers:
         return found
 
 
-def _script(name: str) -> str:
+def _find_script(name: str) -> str:
     return str(Path(iree_side.__file__).with_name(f"{name}_onnx.py"))
 
 
-def _value(said: Mapping[str, Any]) -> OnnxValue:
+def _make_value(said: Mapping[str, Any]) -> OnnxValue:
     shape, file = tuple(said["shape"]), Path(said["file"])
     errors, wrong = said.get("error", {}), said.get("wrong", {})
     return OnnxValue(said["name"], said["type"], said["dtype"], shape, file, said.get("largest", 0.0), errors, wrong)

@@ -56,7 +56,7 @@ class WrongOperator:
     @property
     def error(self) -> float:
         """The largest, as a share of the output's largest value."""
-        return _worst(self.outputs, _IREE)
+        return _compute_worst(self.outputs, _IREE)
 
     @property
     def title(self) -> str:
@@ -132,30 +132,31 @@ class _Search:
 
     def found(self) -> OperatorSearch:
         """What there is to find."""
-        whole = self._whole()
+        whole = self._run_whole()
         self.values |= {value.name: value for value in whole.inputs}
         against = f"onnxruntime {whole.onnxruntime}"
         note = ""
         if any(value.wrong.get(_EXPECTED) for value in whole.outputs):
-            note = f"the expected values differ from {against}'s, by {_share(_worst(whole.outputs, _EXPECTED))}"
+            share = _format_share(_compute_worst(whole.outputs, _EXPECTED))
+            note = f"the expected values differ from {against}'s, by {share}"
         targets = [value for value in whole.outputs if value.wrong[_IREE]]
         if not targets:
-            off = _share(_worst(whole.outputs, _IREE))
+            off = _format_share(_compute_worst(whole.outputs, _IREE))
             near = f"IREE gives what {against} gives, to {off}"
             return OperatorSearch(why=f"{near}: {note}" if note else f"{near}: is the tolerance right?", agrees=True)
         try:
-            group = self._narrowed(targets)
+            group = self._narrow(targets)
         except _PassesError:
             why = f"it differs from {against}, but not with the values in between as outputs: the fault is in how"
             return OperatorSearch(why=f"{why} operators are fused", note=note)
-        operator = self._smallest(group)
+        operator = self._find_smallest(group)
         if operator is None:
             titles = ", ".join(node.title for node in group[-3:])
             why = f"{titles}: the first to differ from {against}, but not by itself on {against}'s inputs"
             return OperatorSearch(why=why, note=note)
         return OperatorSearch(operator, note=note)
 
-    def _whole(self) -> HeldValues:
+    def _run_whole(self) -> HeldValues:
         """The model as published, held against IREE's outputs and those that are expected."""
         files = self._run("onnx_whole", None, self.failure.values("--input"), len(self.graph.outputs))
         expected = self.failure.values("--expected_output")
@@ -163,7 +164,7 @@ class _Search:
         texts = self.failure.values("--input")
         return self.workers.hold("onnx_whole", self.workers.source.file, texts, sides, self.failure.cwd)
 
-    def _narrowed(self, wrong: Sequence[OnnxValue]) -> list[Node]:
+    def _narrow(self, wrong: Sequence[OnnxValue]) -> list[Node]:
         """The nodes between values that are right and the first one that is not: one, where all can be looked at."""
         graph, targets = self.graph, [value.name for value in wrong]
         published = {value.name: str(value.file) for value in wrong}
@@ -173,10 +174,10 @@ class _Search:
             marks = graph.marks(region, targets, _MOST_BYTES)
             if not marks:
                 return region
-            held = self._marked(targets, marks, published)
+            held = self._mark(targets, marks, published)
             changed = [value for value in held.outputs if value.wrong[_PUBLISHED]]
             if changed:
-                off = _share(_worst(changed, _PUBLISHED))
+                off = _format_share(_compute_worst(changed, _PUBLISHED))
                 what = f"in onnxruntime the model gives other numbers when it is prepared for the import, by {off}"
                 raise GauntletError(what, "Conversion to another opset is onnx's; try without `opset`.")
             bad = [value.name for value in held.outputs if value.wrong[_IREE]]
@@ -190,7 +191,7 @@ class _Search:
                 return graph.behind([first], right)
             targets, published = [first], {}
 
-    def _marked(self, targets: Sequence[str], marks: Sequence[str], published: dict[str, str]) -> HeldValues:
+    def _mark(self, targets: Sequence[str], marks: Sequence[str], published: dict[str, str]) -> HeldValues:
         """Run the model, as far as targets need it, with marked values as outputs too; fewer where it does not run."""
         texts = self.failure.values("--input")
         problem: GauntletError | None = None
@@ -214,7 +215,7 @@ class _Search:
         what = f"the model does not run with values in between as outputs: {problem.what}"
         raise GauntletError(what, problem.hint) from problem
 
-    def _smallest(self, group: list[Node]) -> WrongOperator | None:
+    def _find_smallest(self, group: list[Node]) -> WrongOperator | None:
         """The smallest group of those tried that is wrong by itself, in a form that is small enough to be passed on."""
         tried = 0
         for levels in _LEVELS:
@@ -224,31 +225,31 @@ class _Search:
             tried = len(nodes)
             self.say(f"confirming {', '.join(node.title for node in nodes[-3:])}")
             try:
-                operator = self._confirmed(nodes, f"onnx_cut_{levels}")
+                operator = self._confirm(nodes, f"onnx_cut_{levels}")
             except GauntletError as error:
                 self.say(error.on_one_line)
                 continue
             if operator is not None:
-                return self._smaller(operator) if operator.bytes > _LARGE_BYTES else operator
+                return self._find_smaller(operator) if operator.bytes > _LARGE_BYTES else operator
         return None
 
-    def _smaller(self, operator: WrongOperator) -> WrongOperator:
+    def _find_smaller(self, operator: WrongOperator) -> WrongOperator:
         """The same with large tensors that take little room, where it is wrong with them too."""
         self.say("trying it with large tensors that hold their first values over and over")
         try:
-            return self._confirmed(operator.nodes, "onnx_small", repeat=_REPEATED) or operator
+            return self._confirm(operator.nodes, "onnx_small", repeat=_REPEATED) or operator
         except GauntletError as error:
             self.say(error.on_one_line)
             return operator
 
-    def _confirmed(self, nodes: Sequence[Node], name: str, *, repeat: int = 0) -> WrongOperator | None:
+    def _confirm(self, nodes: Sequence[Node], name: str, *, repeat: int = 0) -> WrongOperator | None:
         """A group as a model of its own, on onnxruntime's inputs; None where it is right."""
-        values = self._values_of(self.graph.taken(nodes))
+        values = self._list_values(self.graph.taken(nodes))
         # What depends on sizes alone is constant for the compiler too.
         constants = [value for value in values if value.name in self.graph.fixed]
         inputs = [value for value in values if value.name not in self.graph.fixed]
         if repeat:
-            inputs = [_repeated(value, repeat, self.tools.folder / f"{name}_{i}.bin") for i, value in enumerate(inputs)]
+            inputs = [_repeat(value, repeat, self.tools.folder / f"{name}_{i}.bin") for i, value in enumerate(inputs)]
         outputs = self.graph.given(nodes)
         onnx, program = self.workers.cut(name, Cut(outputs, inputs, constants, repeat))
         texts = [f"{value.kind}=@{value.file}" for value in inputs]
@@ -259,7 +260,7 @@ class _Search:
         found = (tuple(nodes), self.graph.of, held.onnxruntime, onnx, program, held.inputs, held.outputs)
         return WrongOperator(*found, repeated=bool(repeat))
 
-    def _values_of(self, names: Sequence[str]) -> list[OnnxValue]:
+    def _list_values(self, names: Sequence[str]) -> list[OnnxValue]:
         """What onnxruntime has of values."""
         missing = [name for name in names if name not in self.values]
         if missing:
@@ -289,7 +290,7 @@ class _Search:
         return files
 
 
-def _repeated(value: OnnxValue, first: int, file: Path) -> OnnxValue:
+def _repeat(value: OnnxValue, first: int, file: Path) -> OnnxValue:
     """A floating-point value that holds its first elements over and over."""
     data = value.file.read_bytes()
     period = len(data) // max(1, math.prod(value.shape)) * first
@@ -299,10 +300,10 @@ def _repeated(value: OnnxValue, first: int, file: Path) -> OnnxValue:
     return replace(value, file=file)
 
 
-def _worst(values: Iterable[OnnxValue], side: str) -> float:
+def _compute_worst(values: Iterable[OnnxValue], side: str) -> float:
     errors = (value.error.get(side, 0.0) for value in values)
     return max((math.inf if error is None else error for error in errors), default=0.0)
 
 
-def _share(error: float) -> str:
+def _format_share(error: float) -> str:
     return f"{error:.3g} of the largest value" if math.isfinite(error) else "infinity"

@@ -123,17 +123,17 @@ def slower_of(record: ComparisonRecord, folder: Path, patterns: Sequence[str]) -
         raise NothingSelectedError(
             f"nothing that is slower in {where} matches {' '.join(patterns)}", f"Slower there: {', '.join(found)}."
         )
-    return [_slower(chain, record, folder) for chain in chosen]
+    return [_make_slower(chain, record, folder) for chain in chosen]
 
 
-def _slower(chain: str, record: ComparisonRecord, folder: Path) -> Slower:
+def _make_slower(chain: str, record: ComparisonRecord, folder: Path) -> Slower:
     steps, rules = record.opening.get("benchmarks", {}).get(chain), record.opening["rules"]
     if steps is None or chain not in record.where:
         what = "does not say how it was benchmarked" if steps is None else "was cut short before its profiles"
         again = f"`compare --resume --run-dir {shown(folder)}` adds it; what was measured stays."
         raise GauntletError(f"{chain}: the comparison {what}", again)
     verdict, where = record.verdicts[chain], record.where[chain]
-    sides = [_side(chain, steps[side.name], side.run, verdict["reason"]) for side in record.sides]
+    sides = [_make_side(chain, steps[side.name], side.run, verdict["reason"]) for side in record.sides]
     return Slower(
         case=chain,
         verdict=verdict,
@@ -156,7 +156,7 @@ def _slower(chain: str, record: ComparisonRecord, folder: Path) -> Slower:
     )
 
 
-def _side(chain: str, benchmark: dict[str, Any], run: Any, reason: str) -> Failure:
+def _make_side(chain: str, benchmark: dict[str, Any], run: Any, reason: str) -> Failure:
     compiled = next(step for step in run.steps if step["id"] == f"{chain}:{Stage.COMPILE}")
     cwd, program, flags = compile_of(compiled)
     command = benchmark["command"]
@@ -202,7 +202,7 @@ def find_slow_dispatch(
     suspects = suspects_of(slower.where)
     if not suspects:
         return SlowerSearch(
-            why=f"the loss is spread over {_most(slower.where)}; none of them alone makes up a tenth of it"
+            why=f"the loss is spread over {_describe_most(slower.where)}; none of them alone makes up a tenth of it"
         )
     say("compiling to dispatches")
     target = slower.sides[1]
@@ -214,7 +214,7 @@ def find_slow_dispatch(
     captured: dict[str, Any] = {}
     if wanted:
         say(f"tracing {len(program.dispatches)} dispatches")
-        captured = _captured(tools[1], target_side(target, tools[1], program), wanted, target.timeout)
+        captured = _capture(tools[1], target_side(target, tools[1], program), wanted, target.timeout)
     tried: list[tuple[SlowSuspect, str]] = []
     for number, suspect in enumerate(suspects):
         function = functions.get(suspect.name, "")
@@ -228,34 +228,34 @@ def find_slow_dispatch(
         inputs = tuple((tensors[i]["type"], Path(tensors[i]["file"])) for i in places[suspect.name].places)
         say(f"measuring {suspect.name} by itself")
         try:
-            steps = [_step(slower, side, tools[side], f"cut_{number}", (function, inputs)) for side in (0, 1)]
+            steps = [_make_step(slower, side, tools[side], f"cut_{number}", (function, inputs)) for side in (0, 1)]
         except GauntletError as error:
             tried.append((suspect, error.on_one_line))
             continue
         pair = pair_of(f"{slower.case} {suspect.name}", (steps[0], steps[1]), "time", slower.rounds)
         verdict = judge(Comparer(session, slower.rules).run([pair], {}), slower.rules)[pair.chain]
-        tried.append((suspect, _said(verdict)))
+        tried.append((suspect, _describe_said(verdict)))
         if verdict.verdict == TimeVerdict.SLOWER:
             slow = SlowDispatch(suspect, function, inputs, verdict, pair.measured(slower.rounds.cpus))
             return SlowerSearch(slow, tried=tuple(tried))
     return SlowerSearch(
-        why=f"the loss is spread over {_most(slower.where)}; none of them alone is slower", tried=tuple(tried)
+        why=f"the loss is spread over {_describe_most(slower.where)}; none of them alone is slower", tried=tuple(tried)
     )
 
 
-def _most(where: dict[str, Any]) -> str:
+def _describe_most(where: dict[str, Any]) -> str:
     names = [row["name"] for row in where["rows"] if row["b_ns"] > row["a_ns"]]
     return ", ".join(names) or "many dispatches"
 
 
-def _said(verdict: ModelVerdict) -> str:
+def _describe_said(verdict: ModelVerdict) -> str:
     """What came of a dispatch by itself."""
     if verdict.comparison is None:
         return f"by itself: {verdict.failure}"
     return f"by itself {verdict.verdict}: {verdict.comparison.reason}"
 
 
-def _captured(tools: Tools, target: dict[str, Any], wanted: Sequence[Dispatch], timeout: float) -> dict[str, Any]:
+def _capture(tools: Tools, target: dict[str, Any], wanted: Sequence[Dispatch], timeout: float) -> dict[str, Any]:
     """The inputs of some dispatches: by their keys, types and files."""
     plan = {"target": target, "capture": [dispatch.key for dispatch in wanted], "folder": str(tools.folder)}
     file = tools.folder / "capture.json"
@@ -268,7 +268,9 @@ def _captured(tools: Tools, target: dict[str, Any], wanted: Sequence[Dispatch], 
     return found
 
 
-def _step(slower: Slower, side: int, tools: Tools, name: str, cut_out: tuple[str, Sequence[tuple[str, Path]]]) -> Step:
+def _make_step(
+    slower: Slower, side: int, tools: Tools, name: str, cut_out: tuple[str, Sequence[tuple[str, Path]]]
+) -> Step:
     """A dispatch's benchmark on one side, compiled."""
     function, inputs = cut_out
     asked = slower.sides[side]

@@ -54,7 +54,7 @@ class Symptom:
 
     def is_in(self, ran: ToolResult) -> bool:
         """Whether a process shows it too."""
-        if _ending(ran) != self.ending:
+        if _describe_ending(ran) != self.ending:
             return False
         return any(re.search(self.pattern, line) for line in ran.errors.splitlines() or [""])
 
@@ -64,7 +64,7 @@ def symptom_of(ran: ToolResult, timeout: float) -> Symptom | None:
 
     `timeout`: seconds that it was given.
     """
-    ending = _ending(ran)
+    ending = _describe_ending(ran)
     if ending == WRONG:
         return Symptom(ending, one_line(ran.complaints[0]))
     if ending == HANG:
@@ -73,15 +73,15 @@ def symptom_of(ran: ToolResult, timeout: float) -> Symptom | None:
         words = _LAST_WORDS.search(ran.errors)
         if words is not None:
             return Symptom(ending, one_line(f"{ran.outcome.signal}: {words[0]}"), pattern_of(words[0]))
-        frame = _crash_frame(ran.errors)
-        return Symptom(ending, f"{ran.outcome.signal}{f' in {frame}' if frame else ''}", _escaped(frame))
+        frame = _format_crash_frame(ran.errors)
+        return Symptom(ending, f"{ran.outcome.signal}{f' in {frame}' if frame else ''}", _escape(frame))
     if ending == FAILURE:
-        line = _error_line(ran.errors)
+        line = _format_error_line(ran.errors)
         return Symptom(ending, one_line(diagnostic_of(line)).rstrip(": "), pattern_of(line))
     return None
 
 
-def _ending(ran: ToolResult) -> str:
+def _describe_ending(ran: ToolResult) -> str:
     """How it ended, in one of four ways; empty for none of them."""
     if ran.outcome.timed_out:
         return HANG
@@ -92,14 +92,14 @@ def _ending(ran: ToolResult) -> str:
     return WRONG if ran.wrong else FAILURE
 
 
-def _error_line(errors: str) -> str:
+def _format_error_line(errors: str) -> str:
     found = _ERROR.search(errors)
     if found is not None:
         return found[1]
     return next((line.strip() for line in errors.splitlines() if line.strip()), "")
 
 
-def _crash_frame(errors: str) -> str:
+def _format_crash_frame(errors: str) -> str:
     """The function that crashed: the innermost one that has not to do with how the crash is reported."""
     for frame in _FRAME.findall(errors):
         if _HANDLING.search(frame):
@@ -124,10 +124,10 @@ def pattern_of(line: str) -> str:
     for piece in _DIFFERS.split(text):
         # What was put in to close a type that was cut short is not there.
         if (word := piece.strip()) and (place := line.find(word, end)) >= 0:
-            pieces.append(_escaped(word))
+            pieces.append(_escape(word))
             end = place + len(word)
     return ".*".join(pieces)
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", text)

@@ -159,11 +159,11 @@ class Tools:
             raise KeyboardInterrupt
         if outcome.exit_code and disk_full(self.folder, outcome.tail):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder))
-        complaints = tuple(line for line in _beginning(out).splitlines() if line.startswith(_FAILED))
-        return ToolResult(outcome, complaints, _beginning(err))
+        complaints = tuple(line for line in _format_beginning(out).splitlines() if line.startswith(_FAILED))
+        return ToolResult(outcome, complaints, _format_beginning(err))
 
 
-def _beginning(log: Path) -> str:
+def _format_beginning(log: Path) -> str:
     """What a process wrote, as far as anybody looks at it."""
     with log.open("rb") as stream:
         return stream.read(_MOST_BYTES).decode(errors="replace")

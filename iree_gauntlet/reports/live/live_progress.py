@@ -77,11 +77,13 @@ class LiveProgress(Painter):
         self._opened = clock()
         self._closed = False
         one = Column(no_wrap=True)
-        self._run_table = _table(
-            BarColumn(20), MofNCompleteColumn(table_column=one), _TextColumn(lambda _: self._verdicts())
+        self._run_table = _choose_table(
+            BarColumn(20), MofNCompleteColumn(table_column=one), _TextColumn(lambda _: self._render_verdicts())
         )
-        self._step_table = _table(TimeElapsedColumn(table_column=one), _TextColumn(lambda task: Text(task.description)))
-        self._file_table = _table(
+        self._step_table = _choose_table(
+            TimeElapsedColumn(table_column=one), _TextColumn(lambda task: Text(task.description))
+        )
+        self._file_table = _choose_table(
             _TextColumn(self._name),
             BarColumn(20),
             TaskProgressColumn("{task.percentage:>5.1f} %", table_column=one),
@@ -114,7 +116,7 @@ class LiveProgress(Painter):
         self._closed = True
         self._live.stop()
 
-    def _line(self, text: str, verdict: str = "") -> None:
+    def _write_line(self, text: str, verdict: str = "") -> None:
         line = Text(clean(text))
         if verdict:
             # With its sign.
@@ -122,9 +124,9 @@ class LiveProgress(Painter):
             line.stylize(STYLES.get(verdict, ""), start, start + 2 + len(verdict))
         self._console.print(line, soft_wrap=True)
 
-    def _began(self, text: str, *, resumed: bool) -> None:
+    def _note_begun(self, text: str, *, resumed: bool) -> None:
         if resumed:
-            self._line(text)
+            self._write_line(text)
 
     def _show(self, *, at_once: bool = False) -> None:
         if not (self._closed or self._live.is_started) and (at_once or self._clock() - self._opened >= _QUIET_SECONDS):
@@ -133,13 +135,13 @@ class LiveProgress(Painter):
     # What follows is called by rich's own thread, which holds rich's lock: the painter's lock is never taken there.
 
     def __rich_console__(self, console: rich.console.Console, options: ConsoleOptions) -> RenderResult:
-        lines = console.render_lines(Group(*self._parts()), options, pad=False)
+        lines = console.render_lines(Group(*self._render_parts()), options, pad=False)
         # One line is the cursor's.
         for line in lines[: max(1, options.size.height - 1)]:
             yield from line
             yield Segment.line()
 
-    def _parts(self) -> Iterator[RenderableType]:
+    def _render_parts(self) -> Iterator[RenderableType]:
         """What matters most comes first: a low terminal cuts off the rest."""
         run, *steps = self._steps.tasks
         if run.visible:
@@ -154,14 +156,14 @@ class LiveProgress(Painter):
             yield self._step_table(steps[:most])
         if len(steps) > most:
             yield Text(f"        and {len(steps) - most} more run", style="dim")
-        downloads, files = self._downloads(), self._running_files()
+        downloads, files = self._list_downloads(), self._list_running_files()
         if downloads:
             yield Text(f"{together_text(downloads)}", style="blue", no_wrap=True, overflow="ellipsis")
         if files:
             yield self._file_table(files[:_MOST_FILES])
 
-    def _verdicts(self) -> Text:
-        text = Text(self._pace())
+    def _render_verdicts(self) -> Text:
+        text = Text(self._format_pace())
         for verdict, style in STYLES.items():
             text.highlight_words([verdict], style)
         return text
@@ -175,6 +177,6 @@ class LiveProgress(Painter):
         return Text(f"{'↓' if name else task.description} {name}", "blue")
 
 
-def _table(*columns: ProgressColumn) -> Callable[[Iterable[Task]], Table]:
+def _choose_table(*columns: ProgressColumn) -> Callable[[Iterable[Task]], Table]:
     """Rows of tasks in rich's columns."""
     return rich.progress.Progress(*columns, auto_refresh=False).make_tasks_table

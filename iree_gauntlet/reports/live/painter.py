@@ -63,13 +63,13 @@ class Painter(Progress):
         self._earlier = earlier
         self._left = StepsLeft([], {})
         self._lock = threading.RLock()
-        self._steps = self._tasks(_STEPS_SECONDS)
+        self._steps = self._make_tasks(_STEPS_SECONDS)
         # The first of its tasks is the whole run.
         self._run_id = self._steps.add_task("", total=0, visible=False)
         self._counts: dict[str, int] = {}
         self._many = False
         # Downloads, also those that have arrived while others are under way; hashing; work on bytes.
-        self._files = self._tasks(_BYTES_SECONDS)
+        self._files = self._make_tasks(_BYTES_SECONDS)
         self._ids: dict[tuple[str, str], TaskID] = {}
         self._urls: set[str] = set()
         self._status = self._waiting = ""
@@ -97,7 +97,7 @@ class Painter(Progress):
             ids = run.get("ids") or ()
             self._left = StepsLeft(ids, self._earlier(str(run["suite"])) if ids and not self._many else {})
             self._steps.reset(self._run_id, total=total, visible=True)
-            self._line(started_text(run))
+            self._write_line(started_text(run))
         self._show(at_once=True)
 
     def steps_added(self, count: int) -> None:
@@ -135,21 +135,21 @@ class Painter(Progress):
             self._steps.advance(self._run_id)
             self._left.finished(str(step["id"]))
             if not self._many or is_worth_a_line(verdict) or messages.is_verbose():
-                self._line(finished_text(step, result, self._place), verdict)
+                self._write_line(finished_text(step, result, self._place), verdict)
             for line in detail_lines(result) if messages.is_verbose() else ():
-                self._line(line)
+                self._write_line(line)
 
     def download(self, url: str, done: int, total: int | None) -> None:
         """Show how far it is; one that was checked in vain begins again."""
         with self._lock:
             self._go_on(url)
-            task = self._file(_DOWNLOADING, url)
-            if task is None or self._file(CHECKING, url) is not None:
+            task = self._find_file(_DOWNLOADING, url)
+            if task is None or self._find_file(CHECKING, url) is not None:
                 self._forget(url)
                 resumed = done if done >= _RESUMED_BYTES else 0
                 self._urls.add(url)
                 self._add(_DOWNLOADING, url, done, total, resumed)
-                self._began(beginning_text(url, done, total, resumed=bool(resumed)), resumed=bool(resumed))
+                self._note_begun(beginning_text(url, done, total, resumed=bool(resumed)), resumed=bool(resumed))
             elif done == 0 and task.completed:
                 self._files.reset(task.id, total=total, url=url, first=0, last=self._clock())
             elif done > task.completed:
@@ -159,11 +159,11 @@ class Painter(Progress):
         """Show how far it is; what is hashed has arrived."""
         with self._lock:
             self._go_on(url)
-            task = self._file(CHECKING, url)
+            task = self._find_file(CHECKING, url)
             if task is not None:
                 self._files.update(task.id, total=total, completed=done, last=self._clock())
                 return
-            arrived = self._file(_DOWNLOADING, url)
+            arrived = self._find_file(_DOWNLOADING, url)
             if arrived is not None:
                 self._files.update(arrived.id, total=total, completed=total)
             self._urls.add(url)
@@ -172,7 +172,7 @@ class Painter(Progress):
     def download_finished(self, url: str) -> None:
         """Take it away; a line stays of one that has taken long."""
         with self._lock:
-            task = self._file(_DOWNLOADING, url)
+            task = self._find_file(_DOWNLOADING, url)
             if task is not None and task.finished and task.total is not None:
                 # It stays in the sum of those that are still under way.
                 del self._ids[_DOWNLOADING, url]
@@ -180,7 +180,7 @@ class Painter(Progress):
                 new = task.total - task.fields["first"]
                 text = arrived_text(short_name(url, self._urls), task.total, new, task.finished_time or 0.0)
                 if text:
-                    self._line(text)
+                    self._write_line(text)
             self._forget(url)
 
     def work(self, what: str, total: int) -> None:
@@ -207,7 +207,7 @@ class Painter(Progress):
     def message(self, text: str) -> None:
         """Write it."""
         with self._lock:
-            self._line(text)
+            self._write_line(text)
 
     def status(self, text: str) -> None:
         """Show it."""
@@ -221,16 +221,16 @@ class Painter(Progress):
             self._waiting = text
         self._show()
 
-    def _line(self, text: str, verdict: str = "") -> None:
+    def _write_line(self, text: str, verdict: str = "") -> None:
         """Write a line that stays; it holds the verdict, if one is given."""
 
-    def _began(self, text: str, *, resumed: bool) -> None:
+    def _note_begun(self, text: str, *, resumed: bool) -> None:
         """Say that a download has begun, if that is worth a line."""
 
     def _show(self, *, at_once: bool = False) -> None:
         """There is something to show from now on."""
 
-    def _tasks(self, seconds: float) -> rich.progress.Progress:
+    def _make_tasks(self, seconds: float) -> rich.progress.Progress:
         """Tasks whose speed is that of the last so many seconds."""
         return rich.progress.Progress(auto_refresh=False, speed_estimate_period=seconds, get_time=self._clock)
 
@@ -238,7 +238,7 @@ class Painter(Progress):
     def _run(self) -> Task:
         return self._steps.tasks[0]
 
-    def _pace(self) -> str:
+    def _format_pace(self) -> str:
         """`3 failed, 760 passed; 2 min 01 s, about 4 min 10 s left`; of a beginning nothing is left to say."""
         run = self._run
         seconds = run.elapsed or 0.0
@@ -257,7 +257,7 @@ class Painter(Progress):
         if self._cancelled:
             raise GauntletError(f"{what}: interrupted")
 
-    def _file(self, doing: str, url: str) -> Task | None:
+    def _find_file(self, doing: str, url: str) -> Task | None:
         task_id = self._ids.get((doing, url))
         return next((task for task in self._files.tasks if task.id == task_id), None)
 
@@ -276,7 +276,7 @@ class Painter(Progress):
             for task_id in self._files.task_ids:
                 self._files.remove_task(task_id)
 
-    def _running_files(self) -> list[Task]:
+    def _list_running_files(self) -> list[Task]:
         """What is shown of files, in the order in which they began: those that are hashed are so alone."""
         hashed = {task.fields["url"] for task in self._files.tasks if task.description == CHECKING}
         return [
@@ -285,7 +285,7 @@ class Painter(Progress):
             if task.visible and (task.description != _DOWNLOADING or task.fields["url"] not in hashed)
         ]
 
-    def _downloads(self) -> list[Task]:
+    def _list_downloads(self) -> list[Task]:
         """All downloads since last nothing was under way; none where fewer than two are on their way."""
         found = [task for task in self._files.tasks if task.description == _DOWNLOADING]
         return found if sum(not task.finished for task in found) > 1 else []

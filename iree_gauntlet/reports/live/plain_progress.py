@@ -63,7 +63,7 @@ class PlainProgress(Painter):
         with self._lock:
             if text and (text != self._waited or self._clock() - self._last_wait >= self._heartbeat):
                 self._waited, self._last_wait = text, self._clock()
-                self._line(f"waiting {one_line(text)}")
+                self._write_line(f"waiting {one_line(text)}")
         super().waiting(text)
 
     def close(self) -> None:
@@ -72,25 +72,25 @@ class PlainProgress(Painter):
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _line(self, text: str, verdict: str = "") -> None:
+    def _write_line(self, text: str, verdict: str = "") -> None:
         del verdict  # the text has it
         self._last_line = self._clock()
         write_text(self._stream, f"{clean(text)}\n")
 
-    def _began(self, text: str, *, resumed: bool) -> None:
+    def _note_begun(self, text: str, *, resumed: bool) -> None:
         del resumed  # a log has a line of every download
-        self._line(text)
+        self._write_line(text)
 
     def _show(self, *, at_once: bool = False) -> None:
         del at_once
         with self._lock:
             if self._thread is None and not self._closing.is_set():
-                thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+                thread = threading.Thread(target=self._tick, name="heartbeat", daemon=True)
                 thread.start()
                 # Ctrl-C may come before it has begun, and then there is nothing to wait for.
                 self._thread = thread
 
-    def _beat(self) -> None:
+    def _tick(self) -> None:
         while not self._closing.wait(min(self._heartbeat / 4, 1.0)):
             with self._lock:
                 try:
@@ -105,23 +105,23 @@ class PlainProgress(Painter):
         run = self._run
         if self._many and now - self._last_pace >= _PACE_SECONDS and run.completed > self._paced:
             self._last_pace, self._paced = now, run.completed
-            self._line(f"{self._place} {self._pace()}")
-        state = self._state()
+            self._write_line(f"{self._place} {self._format_pace()}")
+        state = self._format_state()
         if state and now - self._last_line >= self._heartbeat:
-            self._line(state)
-        files = self._running_files()
+            self._write_line(state)
+        files = self._list_running_files()
         if not files:
             # The first news of a file comes a heartbeat after its beginning.
             self._last_files = now
         elif now - self._last_files >= self._heartbeat:
             self._last_files = now
-            downloads = self._downloads()
+            downloads = self._list_downloads()
             lines = [together_text(downloads)] if downloads else []
             lines += [file_text(task, short_name(task.fields["url"], self._urls)) for task in files]
             # Not lines that break the silence: what runs during a long download is shown, too.
             write_text(self._stream, "".join(f"{line}\n" for line in lines))
 
-    def _state(self) -> str:
+    def _format_state(self) -> str:
         """What runs; empty where that is nothing that could be named."""
         run, *steps = self._steps.tasks
         named = listed([f"{task.description} ({duration(task.elapsed or 0.0)})" for task in steps], _NAMED_STEPS)

@@ -136,22 +136,22 @@ def arrived_text(name: str, total: float, arrived: float, seconds: float) -> str
 def file_text(task: Task, name: str) -> str:
     """`downloading x: 3.2 of 16.1 GB (19.9 %), 80.1 MB/s, 2 min 41 s left`."""
     what = f"{task.description} {name}".strip()
-    return _sentence(what, task.completed, task.total, speed_text(task), left_text(task))
+    return _format_sentence(what, task.completed, task.total, speed_text(task), left_text(task))
 
 
 def speed_text(task: Task) -> str:
     """`80.1 MB/s`; empty where nothing can be said, or nothing comes any more."""
-    return f"{byte_size(_speed(task))}/s" if _speed(task) else ""
+    return f"{byte_size(_compute_speed(task))}/s" if _compute_speed(task) else ""
 
 
 def left_text(task: Task) -> str:
     """`2 min 41 s left`; `nothing for 34 s` where it stands still; empty where it is not known."""
     if task.finished:
         return ""
-    silence = _silence(task)
+    silence = _compute_silence(task)
     if silence >= _STALLED_SECONDS:
-        return f"nothing for {_whole_seconds(silence)}"
-    return "" if task.time_remaining is None else f"{_whole_seconds(task.time_remaining)} left"
+        return f"nothing for {_format_whole_seconds(silence)}"
+    return "" if task.time_remaining is None else f"{_format_whole_seconds(task.time_remaining)} left"
 
 
 def together_text(tasks: Sequence[Task]) -> str:
@@ -159,29 +159,29 @@ def together_text(tasks: Sequence[Task]) -> str:
     under_way = [task for task in tasks if not task.finished]
     totals = [task.total for task in tasks if task.total is not None]
     lefts = [task.time_remaining for task in under_way if task.time_remaining is not None]
-    speed = sum(map(_speed, under_way))
-    return _sentence(
+    speed = sum(map(_compute_speed, under_way))
+    return _format_sentence(
         f"downloading {len(under_way)} files",
         sum(task.completed for task in tasks),
         sum(totals) if len(totals) == len(tasks) else None,
         f"{byte_size(speed)}/s" if speed else "",
-        f"{_whole_seconds(max(lefts))} left" if lefts else "",
+        f"{_format_whole_seconds(max(lefts))} left" if lefts else "",
     )
 
 
-def _sentence(what: str, done: float, total: float | None, speed: str, left: str) -> str:
+def _format_sentence(what: str, done: float, total: float | None, speed: str, left: str) -> str:
     share = f" ({percent(done, total)})" if total else ""
     return f"{what}: {', '.join(filter(None, (f'{bytes_text(done, total)}{share}', speed, left)))}"
 
 
-def _speed(task: Task) -> float:
-    return 0.0 if task.finished or _silence(task) >= _STALLED_SECONDS else task.speed or 0.0
+def _compute_speed(task: Task) -> float:
+    return 0.0 if task.finished or _compute_silence(task) >= _STALLED_SECONDS else task.speed or 0.0
 
 
-def _silence(task: Task) -> float:
+def _compute_silence(task: Task) -> float:
     return task.get_time() - float(task.fields["last"])
 
 
-def _whole_seconds(seconds: float) -> str:
+def _format_whole_seconds(seconds: float) -> str:
     """Rounded up, as nothing is there before it is."""
     return f"{math.ceil(seconds)} s" if seconds < 120 else duration(seconds)
