@@ -38,11 +38,11 @@ _BLOCK = 1 << 20
 # Each gets a URL, a hash and a folder, and leaves `began` and `ended`.
 _OURS = """
 from pathlib import Path
-from iree_gauntlet.artifacts.registry_file import Entry, Registry
+from iree_gauntlet.artifacts.registry_file import RegistryEntry, Registry
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
 root = Path(folder)
-registry = Registry(root / "registry.txt").with_entries([Entry(local_name(url), sha256, url)])
+registry = Registry(root / "registry.txt").with_entries([RegistryEntry(local_name(url), sha256, url)])
 began = time.perf_counter()
 assert ArtifactStore(root, registry).fetch(url).sha256 == sha256
 ended = time.perf_counter()

@@ -35,13 +35,13 @@ import sys
 from pathlib import Path
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.environments import Environments
-from iree_gauntlet.toolchains.find import Place, environment_for
+from iree_gauntlet.toolchains.find import ToolchainPlace, provide_environment
 from iree_gauntlet.toolchains.installer import Installer
 folder, wanted, program = sys.argv[1:]
 environments = Environments(
     Path(folder), Installer(program), offline=False, use=lambda path: None, news=lambda text: print(text, flush=True)
 )
-environment_for(parse_choice(wanted), Place(environments, None, None, "", None, ""))
+provide_environment(parse_choice(wanted), ToolchainPlace(environments, None, None, "", None, ""))
 """
 
 
