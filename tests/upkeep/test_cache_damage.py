@@ -165,7 +165,10 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
     )
     # In place of pip and its index.
     copying = f'while [ "$1" != --dest ]; do shift; done; cp {folder}/index/*.whl "$2"'
-    with serving() as server, mock.patch.object(pypi, "pip_command", return_value=("/bin/sh", "-c", copying, "pip")):
+    with (
+        serving() as server,
+        mock.patch.object(pypi, "find_pip_command", return_value=("/bin/sh", "-c", copying, "pip")),
+    ):
         for path in (folder / "zoo").rglob("*.onnx"):
             server.url(f"/{path.relative_to(folder / 'zoo')}", whole(path.read_bytes()))
         mirror = f'[[mirrors]]\nprefix = "{ZOO}"\nto = ["{server.base}/"]\nonly = true\n'
