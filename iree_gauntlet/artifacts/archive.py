@@ -78,7 +78,10 @@ class Blocks:
 def member(name: str, size: int, blocks: Iterable[bytes]) -> Iterator[bytes]:
     """A file as it stands in an archive.
 
-    `name`: printable ASCII, at most 100 characters.
+    Args:
+        name: printable ASCII, at most 100 characters.
+        size: of the file.
+        blocks: its content.
 
     Raises:
         DamagedArchiveError: the content has another size.
@@ -112,7 +115,9 @@ class ArchiveReader:
     def first(self, name: str, longest: int) -> bytes:
         """The first file, whose size only the archive knows.
 
-        `longest`: bytes that it may have.
+        Args:
+            name: of the file.
+            longest: bytes that it may have.
 
         Raises:
             DamagedArchiveError: it is something else, or longer.
@@ -143,7 +148,10 @@ class ArchiveReader:
     def skip(self, name: str, size: int, stream: BinaryIO) -> None:
         """Passes over the next file without reading its content.
 
-        `stream`: what this reads from, which must be a file on a disk.
+        Args:
+            name: of the file.
+            size: of the file.
+            stream: what this reads from, which must be a file on a disk.
 
         Raises:
             DamagedArchiveError: the next file has another name, size or kind.

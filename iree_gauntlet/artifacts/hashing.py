@@ -140,7 +140,9 @@ class VerifiedHashes:
     def touch(self, path: Path, used: float | None = None) -> None:
         """Note that a file with a stamp was used, at most once an hour; the stamp's own time tells when.
 
-        `used`: when, in seconds since 1970, noted in any case; by default now.
+        Args:
+            path: the file.
+            used: when, in seconds since 1970, noted in any case; by default now.
         """
         stamp = self._locate_stamp(os.path.abspath(path))  # noqa: PTH100 - `Path.resolve` would follow links
         try:

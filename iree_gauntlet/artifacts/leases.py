@@ -179,7 +179,9 @@ class _Own:
 def try_lock(path: Path, *, shared: bool = False) -> Iterator[bool]:
     """Hold the flock of a file if it can be had; whether it is: not where the file is missing, closed to us, or held.
 
-    `shared`: only check that no process holds it exclusively; reading rights are enough.
+    Args:
+        path: the file.
+        shared: only check that no process holds it exclusively; reading rights are enough.
     """
     try:
         descriptor = take_lock(path, exclusive=not shared, create=False)

@@ -264,8 +264,11 @@ def open_store(
 ) -> StoreLocation:
     """The store that a URL is in, and the path inside it. Nobody is asked yet.
 
-    `url`: `az://account/container/path`, `s3://bucket/path`, `gs://bucket/path` or `file:///folder`; `stall_timeout`:
-    seconds without a byte after which a request is given up.
+    Args:
+        url: `az://account/container/path`, `s3://bucket/path`, `gs://bucket/path` or `file:///folder`.
+        configuration: credentials and options.
+        stall_timeout: seconds without a byte after which a request is given up.
+        retries: further attempts of a request, by obstore itself.
 
     Raises:
         ArtifactError: the URL is none of these, or an option is wrong.

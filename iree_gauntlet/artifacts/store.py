@@ -409,7 +409,11 @@ class ArtifactStore:
     def adopt(self, url: str, temporary: Path, sha256: str, progress: Progress) -> None:
         """Take a file that was brought from elsewhere (an archive) into the store, unless the store has it.
 
-        `temporary`: where it is, on the store's file system; taken from there.
+        Args:
+            url: what it is the file of.
+            temporary: where it is, on the store's file system; taken from there.
+            sha256: what the caller has found it to be.
+            progress: receives a note of a new hash.
 
         Raises:
             ArtifactError: it is not what the registry says, or not from the network; nothing is replaced.

@@ -350,7 +350,9 @@ class Transfers:
     async def have(self, made: Made, connection: dict[str, Any]) -> None:
         """Has a module in the cache here, if another worker still has it; otherwise it is made here.
 
-        `connection`: how workers are reached, as of Dask's `connect`.
+        Args:
+            made: the module, and who has it.
+            connection: how workers are reached, as of Dask's `connect`.
         """
         async with self._fetching.setdefault(made.key, asyncio.Lock()):
             for address in made.at:

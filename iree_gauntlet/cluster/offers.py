@@ -114,8 +114,12 @@ def measured(
 ) -> WorkerOffer:
     """What this machine has, of what its owner says that it has.
 
-    `name`: of the worker; empty for the machine's; `jobs`: steps at once; 0 for as many as there are cores;
-    `toolchain`: whose runtime looks for them; None where there is no IREE yet, which is an error with devices.
+    Args:
+        name: of the worker; empty for the machine's.
+        jobs: steps at once; 0 for as many as there are cores.
+        declared: its devices.
+        toolchain: whose runtime looks for them; None where there is no IREE yet, which is an error with devices.
+        cache_dir: its cache.
 
     Raises:
         UsageError: a device is not there, or is not what it is said to be.

@@ -52,7 +52,9 @@ class ProjectCopy:
 def pack_project(selection: Selection, archive: Path) -> ProjectCopy:
     """Packs what a run reads: the folders of its specs, and the project's suites, settings and hashes.
 
-    `archive`: where to; made or replaced.
+    Args:
+        selection: of the run.
+        archive: where to; made or replaced.
     """
     project = project_folder()
     roots = [*selection.read_from, *(project / name for name in _OF_THE_PROJECT)]
@@ -105,7 +107,12 @@ def within(copy: Path, path: str) -> str:
 def request_within(request: RunRequest, copy: Path, run_dir: Path, cache_dir: Path, cwd: str) -> RunRequest:
     """A request as it is read by a process that works in a copy of the project.
 
-    `request`: as it was made where the run was started.
+    Args:
+        request: as it was made where the run was started.
+        copy: the folder of the copy.
+        run_dir: the run's folder here.
+        cache_dir: the cache here.
+        cwd: the folder that the run was started in.
     """
 
     def here(path: str) -> str:

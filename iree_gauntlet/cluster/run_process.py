@@ -163,7 +163,9 @@ class HereSteps:
     def needed(self, step: Step, made: Iterable[Made]) -> Done | None:
         """Does what a step needs and was not done here; how the step ends where that fails, or None.
 
-        `made`: what others have made of it.
+        Args:
+            step: it is not done itself.
+            made: what others have made of it.
         """
         failed = self._do_needs(step, {item.step: item for item in made})
         if failed is None:

@@ -85,7 +85,12 @@ def run_worker(place: WorkerPlace, offer: WorkerOffer, say: Callable[[str], None
 def run_local(count: int, offer: WorkerOffer, place: WorkerPlace, port: int, say: Callable[[str], None]) -> ExitCode:
     """Runs a scheduler with workers on this machine until it is interrupted.
 
-    `place`: where; the scheduler is made here; `port`: of the scheduler; 0 for any.
+    Args:
+        count: how many workers.
+        offer: what each of them offers, but for its name.
+        place: where; the scheduler is made here.
+        port: of the scheduler; 0 for any.
+        say: gets lines when they are there.
 
     Raises:
         UsageError: the port is taken.

@@ -192,9 +192,11 @@ class BlockSource(Protocol):
 class RoundsJudge:
     """Judges by times.
 
-    `alpha`: chance that the whole search goes wrong by noise; shared out evenly over the comparisons.
-
-    `comparisons`: how many there may be, that of the ends among them.
+    Args:
+        source: takes the rounds.
+        comparisons: how many there may be, that of the ends among them.
+        alpha: chance that the whole search goes wrong by noise; shared out evenly over the comparisons.
+        max_blocks: of each comparison.
     """
 
     def __init__(self, source: BlockSource, comparisons: int, alpha: float, max_blocks: int) -> None:

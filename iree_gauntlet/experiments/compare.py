@@ -72,7 +72,11 @@ def compare(
 ) -> ExitCode:
     """Compares two IREEs over a selection.
 
-    `machines`: perform the steps and take the rounds; None for this machine alone.
+    Args:
+        asked: which two, and how.
+        request: what is run with each.
+        presenter: shows it.
+        machines: perform the steps and take the rounds; None for this machine alone.
 
     Raises:
         UsageError: options that make no sense.
@@ -333,7 +337,10 @@ def _name_two_sides(text: str) -> tuple[str, str]:
 def compare_settings(asked: CompareRequest, conduct: ConductRequest, *, here: bool) -> CompareSettings:
     """How rounds are taken and judged.
 
-    `here`: the rounds are taken on this machine, whose CPUs are known.
+    Args:
+        asked: what is asked for.
+        conduct: how runs are carried out.
+        here: the rounds are taken on this machine, whose CPUs are known.
 
     Raises:
         UsageError: it makes no sense.
@@ -412,10 +419,7 @@ class WorkVerdict:
 def _judge_counts(
     sides: tuple[PreparedSide, PreparedSide], chains: Iterable[str], least: float
 ) -> dict[str, WorkVerdict]:
-    """What the counts say of each model whose instructions were counted on both sides.
-
-    `least`: the share of A's from which on a difference counts.
-    """
+    """What the counts say of each model whose instructions were counted on both sides."""
     found = {}
     for chain in chains:
         steps = [side.counts.get(chain) for side in sides]

@@ -104,11 +104,14 @@ def _make(side: PreparedSide, step: Step) -> Iterable[MadeByWorker]:
 class RoundsLog:
     """Takes what comes back of the units, into the log and the evidence; as `Conductor` of a cluster's runner.
 
-    `settings`: of it; the budget begins now.
-    `evidence`: what an earlier part of it has measured, by model; changed in place.
+    Args:
+        session: of the comparison.
+        settings: of it; the budget begins now.
+        evidence: what an earlier part of it has measured, by model; changed in place.
+        earlier: the events of that part.
 
     Attributes:
-        where: where the time went, by model, as `sides.py` has it.
+        where: where the time went, by model, as `compare_where.py` has it.
     """
 
     def __init__(

@@ -112,7 +112,10 @@ def judge(
 ) -> dict[str, ModelVerdict]:
     """The verdicts of a session, by model.
 
-    `evidence`: what was measured, by model.
+    Args:
+        evidence: what was measured, by model.
+        rules: what decides.
+        why_over: why no more was measured where more would have been.
 
     Raises:
         EvidenceError: rules that make no sense.
@@ -289,7 +292,9 @@ class Comparer:
     def run(self, pairs: Sequence[Pair], earlier: dict[str, PairEvidence]) -> dict[str, PairEvidence]:
         """Takes rounds of every model up to its first look, then of those that are undecided, in turn.
 
-        `earlier`: what an earlier part of this comparison has measured; changed in place.
+        Args:
+            pairs: the models.
+            earlier: what an earlier part of this comparison has measured; changed in place.
 
         Returns:
             The evidence, by model.

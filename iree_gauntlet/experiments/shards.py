@@ -184,7 +184,9 @@ def _list_spent(record: JournalRecord) -> tuple[dict[str, float], set[str]]:
 def record_costs(named: str, output: str) -> ExitCode:
     """Writes what the chains of some runs have cost.
 
-    `output`: the file; empty for standard output.
+    Args:
+        named: folders or names of the runs, as words of a shell.
+        output: the file; empty for standard output.
 
     Raises:
         UsageError: there is no such run, nothing ran in it, or there is no place for the file.
@@ -212,8 +214,10 @@ def record_costs(named: str, output: str) -> ExitCode:
 def shard_of(names: Iterable[str], costs: Mapping[str, float], count: int) -> dict[str, int]:
     """The shard, from 1 to `count`, of each name.
 
-    `names`: of what is dealt out; their order does not matter.
-    `costs`: seconds by name; not all have one, and others may have.
+    Args:
+        names: of what is dealt out; their order does not matter.
+        costs: seconds by name; not all have one, and others may have.
+        count: how many shards there are.
     """
     shards: dict[str, int] = {}
     known = []
@@ -262,8 +266,10 @@ def chain_groups(chains: Iterable[str], needs: Iterable[tuple[str, str]]) -> dic
 def shards_of_groups(groups: Mapping[str, str], costs: Mapping[str, float], count: int) -> dict[str, int]:
     """The shard, from 1 to `count`, of each chain.
 
-    `groups`: name of its group by chain, as `chain_groups` gives them.
-    `costs`: seconds by chain; not all have one, and others may have.
+    Args:
+        groups: name of its group by chain, as `chain_groups` gives them.
+        costs: seconds by chain; not all have one, and others may have.
+        count: how many shards there are.
     """
     grouped: dict[str, float] = {}
     for chain, group in groups.items():

@@ -91,9 +91,13 @@ def prepare_side(
 ) -> PreparedSide:
     """Runs everything of a selection but its benchmarks with one IREE.
 
-    `name`: `A` or `B`.
-    `asked`: which one, as for `--iree`.
-    `folder`: of its run; one that is there already is resumed.
+    Args:
+        name: `A` or `B`.
+        machine: with it.
+        asked: which one, as for `--iree`.
+        chosen: what is run.
+        folder: of its run; one that is there already is resumed.
+        presenter: shows it.
 
     Raises:
         GauntletError: what keeps the run from starting.

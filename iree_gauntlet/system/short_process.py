@@ -55,9 +55,14 @@ def run_short(
 ) -> Answer:
     """Run a program to its end; after its time, or an interrupt of ours, its process group is ended.
 
-    `timeout`: seconds that it has; infinite for all that it needs; `stdin`: what it reads; less than a pipe holds (64
-    KiB); `grace`: seconds from asking the group to end until it is killed; 0 kills it at once; `environment`: what it
-    inherits; ours for None; `news`: is given the seconds so far, every ten seconds.
+    Args:
+        argv: argument vector.
+        timeout: seconds that it has; infinite for all that it needs.
+        stdin: what it reads; less than a pipe holds (64 KiB).
+        grace: seconds from asking the group to end until it is killed; 0 kills it at once.
+        environment: what it inherits; ours for None.
+        held: descriptors that it inherits too, such as a lock's.
+        news: is given the seconds so far, every ten seconds.
 
     Raises:
         OSError: it cannot be started.
@@ -101,7 +106,10 @@ def run_short(
 def show_last_words(program: str, output: str, most: int) -> str:
     """The last lines of what a program said, as part of a hint.
 
-    `most`: how many lines are kept; empty ones do not count.
+    Args:
+        program: its name for people.
+        output: all that it said.
+        most: how many lines are kept; empty ones do not count.
     """
     lines = ["".join(letter for letter in line if letter.isprintable()) for line in output.splitlines()]
     said = [line for line in lines if line.strip()]
@@ -124,8 +132,11 @@ def ask(
 ) -> Answer:
     """Run a tool to its end.
 
-    `argv`: argument vector; the first is a path; `timeout`: seconds after which the whole process group is killed;
-    `environment`: what it inherits; ours for None.
+    Args:
+        argv: argument vector; the first is a path.
+        timeout: seconds after which the whole process group is killed.
+        stdin: what the tool reads.
+        environment: what it inherits; ours for None.
 
     Raises:
         ToolchainError: where it cannot be started, or does not answer in time.

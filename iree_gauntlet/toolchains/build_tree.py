@@ -68,7 +68,9 @@ class BuildTree:
     def of(cls, root: Path, needed: Sequence[str]) -> BuildTree:
         """The build in a folder.
 
-        `needed`: the tools that must be there.
+        Args:
+            root: the build folder.
+            needed: the tools that must be there.
 
         Raises:
             ToolchainError: there are no such tools in it.
@@ -87,7 +89,10 @@ class BuildTree:
 def find_compiler_of(tree: BuildTree, hash_of: Callable[[Path], str], environments: Path) -> Compiler:
     """The compiler of a build.
 
-    `hash_of`: SHA-256 of a file's content.
+    Args:
+        tree: the build.
+        hash_of: SHA-256 of a file's content.
+        environments: folder for an environment whose Python sees the build's bindings.
 
     Raises:
         ToolchainError: it does not start.

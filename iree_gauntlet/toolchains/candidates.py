@@ -48,8 +48,11 @@ def list_candidates_between(
 ) -> tuple[tuple[Candidate, ...], bool]:
     """The versions from one to another, from the oldest to the newest, both among them.
 
-    `good`: a release, a nightly's version, or `nightly` for the newest; `bad`: likewise; either may be the older one;
-    `nightlies`: take nightlies between them; so it is also where an end is a nightly.
+    Args:
+        good: a release, a nightly's version, or `nightly` for the newest.
+        bad: likewise; either may be the older one.
+        place: where IREE is looked for.
+        nightlies: take nightlies between them; so it is also where an end is a nightly.
 
     Returns:
         The candidates, and whether good is the older end.
@@ -85,7 +88,11 @@ def _list_versions_between(low: Version, high: Version, place: ToolchainPlace, *
 def list_commits(good: str, bad: str, source: str, place: ToolchainPlace) -> tuple[tuple[Candidate, ...], bool]:
     """The commits of a checkout from one to another, from the oldest to the newest, both among them.
 
-    `bad`: likewise; either may be the older one.
+    Args:
+        good: a commit, a branch, a tag, or a release by its tag.
+        bad: likewise; either may be the older one.
+        source: the checkout.
+        place: has the value of PATH.
 
     Returns:
         The candidates, and whether good is the older end.

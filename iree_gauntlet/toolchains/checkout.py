@@ -151,7 +151,10 @@ class Checkout:
     def lay_out(self, commit: str, tree: Path, *, runtime_only: bool) -> None:
         """Makes a worktree of a commit, with its submodules; of one that is there, only what differs is written.
 
-        `tree`: the folder; nobody else uses it.
+        Args:
+            commit: of this checkout.
+            tree: the folder; nobody else uses it.
+            runtime_only: leave out the submodules that the compiler alone needs.
 
         Raises:
             ToolchainError: a submodule, or its commit, is not there; or git fails.

@@ -179,7 +179,9 @@ class BuildFolder:
     def build(self, targets: Sequence[str], seconds_before: float) -> bool:
         """Builds what is not up to date; whether there was anything.
 
-        `seconds_before`: how long the last build took that began from nothing; 0 where that is not known.
+        Args:
+            targets: of Ninja.
+            seconds_before: how long the last build took that began from nothing; 0 where that is not known.
 
         Raises:
             ToolchainError: it fails; names the first error.

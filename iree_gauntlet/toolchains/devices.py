@@ -172,7 +172,9 @@ def find_device(toolchain: Toolchain, device: str) -> Device:
 def check_device(toolchain: Toolchain, device: str) -> Availability:
     """Whether a device, as `--device=` names it, is there.
 
-    `device`: a driver (`hip`), an ordinal (`hip://1`), or a device's own URI.
+    Args:
+        toolchain: whose runtime.
+        device: a driver (`hip`), an ordinal (`hip://1`), or a device's own URI.
     """
     try:
         return Availability(ok=True, reason=_find_uri(toolchain, device))

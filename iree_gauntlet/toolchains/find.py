@@ -264,7 +264,13 @@ def make_toolchain_place(
 ) -> ToolchainPlace:
     """Where toolchains are looked for and installed.
 
-    `hash_of`: SHA-256 of a file's content.
+    Args:
+        cache_dir: folder of the caches.
+        configuration: of the project and the user.
+        uses: what of the cache is in use.
+        hash_of: SHA-256 of a file's content.
+        offline: nothing is installed or built.
+        importer: whether ONNX programs are to be imported.
     """
     folder = cache_dir.absolute() / "toolchains"
     environments = Environments(folder / "envs", Installer(), offline=offline, use=uses.use, news=news)

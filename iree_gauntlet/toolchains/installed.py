@@ -91,7 +91,10 @@ def find_wheel(kind: WheelKind, search_path: Sequence[str], python: str) -> Whee
     The identity takes the content from the wheel's own RECORD, so nothing large is read. Of a change made
     after installation it sees a different size, not a different content of the same size.
 
-    `search_path`: folders as in `sys.path`.
+    Args:
+        kind: which wheel.
+        search_path: folders as in `sys.path`.
+        python: the interpreter that they belong to, for messages.
 
     Raises:
         ToolchainError: where it is not there, or is not an installed wheel.
@@ -196,7 +199,10 @@ def find_site_packages(python: Path) -> list[Path]:
 def find_compiler_on(search_path: Sequence[str], python: str, source: str) -> Compiler:
     """The compiler's wheel on a search path.
 
-    `search_path`: folders as in `sys.path`; `source`: where it comes from, for people; its folder is added.
+    Args:
+        search_path: folders as in `sys.path`.
+        python: the interpreter that they belong to.
+        source: where it comes from, for people; its folder is added.
 
     Raises:
         ToolchainError: it is missing or damaged.

@@ -68,7 +68,10 @@ class Installer:
     def make_environment(self, folder: Path, held: int, news: Callable[[str], None]) -> None:
         """Make an empty virtual environment of this Python.
 
-        `folder`: must not exist.
+        Args:
+            folder: must not exist.
+            held: descriptor of a lock that is held for as long as the program lives.
+            news: receives a line for each thing that is done.
 
         Raises:
             ToolchainError: it cannot be made.

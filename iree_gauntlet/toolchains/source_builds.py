@@ -134,7 +134,9 @@ class SourceBuilds:
     def ready(self, choice: Choice, parts: frozenset[str]) -> Build:
         """The build of a commit, or of a work tree as it is now; what is not built is built.
 
-        `choice`: of the kind `source`.
+        Args:
+            choice: of the kind `source`.
+            parts: what of it is needed.
 
         Raises:
             ToolchainError: there is no such checkout or commit, something is missing that builds it, or it does not

@@ -158,8 +158,10 @@ class _CannotSayError(Exception):
 def translate(flags: Sequence[str], known: FlagSet, tool: str) -> Translation:
     """Flags of one command line in the spelling that a tool knows.
 
-    `flags`: as in a spec: one dash or two, `--flag=value` or `--flag` and `value`; `tool`: its name, `iree-compile`,
-    `iree-run-module` or `iree-benchmark-module`.
+    Args:
+        flags: as in a spec: one dash or two, `--flag=value` or `--flag` and `value`.
+        known: the flags of the tool.
+        tool: its name, `iree-compile`, `iree-run-module` or `iree-benchmark-module`.
     """
     written = list(split_flags(flags, known.valued | _list_other_names(known.valued)))
     words: list[str] = []

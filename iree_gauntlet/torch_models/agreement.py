@@ -106,7 +106,9 @@ def make_recordable(value: float) -> float | str:
 def find_limits(arrays: Sequence[Array], narrowed: float = 1.0) -> list[Tolerance]:
     """How far outputs may be from what was built, by the errors that were tried when they were.
 
-    `narrowed`: how much larger the roundoff of contractions' inputs is than that of the data format.
+    Args:
+        arrays: of the build.
+        narrowed: how much larger the roundoff of contractions' inputs is than that of the data format.
     """
 
     def limit(array: Array, which: int) -> float:
@@ -186,9 +188,12 @@ def compare_tensors(
 ) -> Agreement:
     """Compares outputs.
 
-    `allowed`: a limit for each output, in its own units; or one for all, as shares of each output's own scale;
-    `gradients`: whether all but the first are gradients: each may be off by the share of its scale that the worst one
-    may, since the ReLU that a value falls to the other side of may be in any layer.
+    Args:
+        actual: what the device gave.
+        expected: what it should give.
+        allowed: a limit for each output, in its own units; or one for all, as shares of each output's own scale.
+        gradients: whether all but the first are gradients: each may be off by the share of its scale that the worst one
+            may, since the ReLU that a value falls to the other side of may be in any layer.
     """
     scales = [_Scale.of(tensor) for tensor in expected]
     if isinstance(allowed, Tolerance):
@@ -322,7 +327,10 @@ def write_directions(found: dict[str, Any], path: Path) -> dict[str, Any] | None
 def without_flips(errors: NDArray[Any], flips: NDArray[Any], scales: NDArray[Any]) -> tuple[NDArray[Any], list[int]]:
     """What is left of errors when the flips that explain most of them are taken away, each whole and once.
 
-    `flips`: [flips, values], what each of them does to the values.
+    Args:
+        errors: of values.
+        flips: [flips, values], what each of them does to the values.
+        scales: of the values' other errors.
 
     Returns:
         The errors that are left, and which flips were taken away.

@@ -215,7 +215,8 @@ OPTIONS: tuple[BenchOption, ...] = tuple(
 def read_options(values: Mapping[str, Any]) -> BenchOptions:
     """Checks what a front found, by the options' names; names that are no options are left alone.
 
-    `values`: text, or a bool for a switch, or a list of texts; missing, None and empty mean: not given.
+    Args:
+        values: text, or a bool for a switch, or a list of texts; missing, None and empty mean: not given.
 
     Raises:
         UsageError: a value that is not allowed, or two that do not fit together.
@@ -239,8 +240,9 @@ def spell_out(words: Sequence[str], *, dashes: bool) -> list[str]:
 
     Invoke takes `-df` for `-d -f`, and argparse knows a name only as it was given: in this form both agree.
 
-    `words`: of the command line, without the program; those after `--` are left alone; `dashes`: `--loop-count`,
-    Invoke's form; else `--loop_count`, the document's.
+    Args:
+        words: of the command line, without the program; those after `--` are left alone.
+        dashes: `--loop-count`, Invoke's form; else `--loop_count`, the document's.
     """
     names: dict[str, str] = {}
     for option in OPTIONS:

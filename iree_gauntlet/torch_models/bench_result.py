@@ -52,7 +52,11 @@ def make_perf_entry(
 ) -> dict[str, Any]:
     """What is appended to perf.json.
 
-    `build`: as it was exported; None where it was not.
+    Args:
+        record: the journal of the run.
+        chain: what was benchmarked.
+        build: as it was exported; None where it was not.
+        notes: what the user is to know of the options.
     """
     run = record.runs[-1]
     machine, toolchain = run["machine"], chain.toolchain
@@ -252,7 +256,9 @@ def append_result(output: str | Path, result: Mapping[str, Any], locks: Path) ->
 def check_output(output: str | Path, locks: Path) -> None:
     """Makes sure that a result could be written, before a long run; makes missing folders and changes no file.
 
-    `output`: as given to `--output`; `locks`: as for `append_result`.
+    Args:
+        output: as given to `--output`.
+        locks: as for `append_result`.
 
     Raises:
         GauntletError: it could not.

@@ -255,7 +255,11 @@ class BenchFigures(Recorded):
 class BenchSession:
     """Performs the steps of a benchmark.
 
-    `contraction_type`: type that the compiler narrows the inputs of matrix products to; empty for none.
+    Args:
+        chain: what is benchmarked.
+        devices: that it runs on.
+        contraction_type: type that the compiler narrows the inputs of matrix products to; empty for none.
+        notes: what the user is to know of the options.
     """
 
     _session: Session[Any]

@@ -114,11 +114,7 @@ def _compute_in_format(
     form: DataFormat,
     post: Callable[[Sequence[Tensor]], list[Tensor]] | None = None,
 ) -> tuple[list[Tensor], list[Spread], dict[str, Any]]:
-    """What a module in a data format returns, and what may become of that.
-
-    `run`: calls it; its tensors, flat; `post`: what is done to the outputs, where their errors are of interest after
-    that too.
-    """
+    """What a module in a data format returns, and what may become of that."""
     # In narrower formats the sums' errors are nothing next to the rounding of their results.
     kinds = _ERRORS if form is DataFormat.FP32 else _ERRORS[:1]
     with _run_attention_as_exported():
@@ -521,8 +517,13 @@ def export_program(
 
     Traces of where a node comes from in Python are left out: they are paths of this machine.
 
-    `outputs`: what it returns for them, flat; `path`: of the `.onnx`; the weights go to the same with `.data` behind
-    it; `optimize`: whether the exporter rewrites the graph; it takes minutes for graphs of thousands of nodes.
+    Args:
+        module: called with the inputs.
+        inputs: its inputs.
+        outputs: what it returns for them, flat.
+        path: of the `.onnx`; the weights go to the same with `.data` behind it.
+        model: name of the model, for errors.
+        optimize: whether the exporter rewrites the graph; it takes minutes for graphs of thousands of nodes.
 
     Raises:
         ExportFailedError: the exporter fails, or leaves out an input or output.

@@ -268,7 +268,10 @@ def make_base_model(plan: VariantPlan, registry: PluginRegistry) -> tuple[Module
 def apply_recipes(plan: VariantPlan, registry: PluginRegistry, module: Module) -> tuple[Module, Changed]:
     """What the recipes of a plan make of a model: sparsity first, so that what is quantised has its zeros already.
 
-    `module`: of `make_base_model`; it is changed.
+    Args:
+        plan: names the recipes.
+        registry: has them.
+        module: of `base_model`; it is changed.
 
     Returns:
         The module, and what was changed of it.

@@ -33,7 +33,9 @@ _LADDER = {"HiFi4": "f32", "HiFi3": "f16", "HiFi2": "bf16", "LoFi": "bf16"}
 def choose_target(device: str, chip: str) -> Target:
     """What is compiled for.
 
-    `chip`: `--target`; empty where it is not given.
+    Args:
+        device: IREE's URI of a device, or a driver.
+        chip: `--target`; empty where it is not given.
 
     Raises:
         UsageError: the device is of no known driver, or the chip is none of its.
@@ -57,8 +59,10 @@ def choose_target(device: str, chip: str) -> Target:
 def choose_devices(device: str, chips: int, toolchain: Toolchain) -> tuple[str, ...]:
     """The devices that a benchmark runs on, one for each context, and the same one several times where there are fewer.
 
-    `device`: as in `choose_target`; one of several where it names an ordinal; `chips`: how many; 0 for all that there
-    are.
+    Args:
+        device: as in `chosen_target`; one of several where it names an ordinal.
+        chips: how many; 0 for all that there are.
+        toolchain: whose runtime.
 
     Raises:
         ToolchainError: there is no such device.

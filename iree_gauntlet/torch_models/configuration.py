@@ -520,8 +520,10 @@ def _name_models(models: Sequence[ModelParams]) -> tuple[ModelParams, ...]:
 def override(config: MicroConfig, device: str, dtype: str) -> MicroConfig:
     """The configuration with a device and an element type for all of its entries.
 
-    `device`: as torch calls it (`cpu`) or as IREE does (`local-task`, `hip://0`); empty for the entries' own; `dtype`:
-    such as `float32`, `torch.float32` or `f32`; empty for the entries' own.
+    Args:
+        config: as it is written.
+        device: as torch calls it (`cpu`) or as IREE does (`local-task`, `hip://0`); empty for the entries' own.
+        dtype: such as `float32`, `torch.float32` or `f32`; empty for the entries' own.
 
     Raises:
         UsageError: there is no such type.

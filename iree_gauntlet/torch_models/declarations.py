@@ -129,9 +129,12 @@ def make_decorator(
 ) -> Callable[[Function], Function]:
     """A decorator that declares a function, which stays as it is.
 
-    `fields`: takes the function and a list that it adds to what is wrong; gives the fields that the kind has besides
-    those of every declaration and `function`; `name`: None for the function's own; `about`: one line for lists; the
-    first of the function's docstring where it is empty.
+    Args:
+        kind: what it is declared as.
+        fields: takes the function and a list that it adds to what is wrong; gives the fields that the kind has besides
+            those of every declaration and `function`.
+        name: None for the function's own.
+        about: one line for lists; the first of the function's docstring where it is empty.
     """
 
     def declare(function: Function) -> Function:
@@ -207,8 +210,13 @@ def make_failure_problem(
 ) -> Problem:
     """Say where in a user's folder an exception came up, and what it says; nothing of how we got there.
 
-    `folder`: of the user, absolute; or the only file; `line`: of `file`, 0 where unknown; `name`: of what was declared;
-    empty where it is the file that failed.
+    Args:
+        error: as it was caught.
+        folder: of the user, absolute; or the only file.
+        file: blamed where no frame is in the folder.
+        line: of `file`, 0 where unknown.
+        name: of what was declared; empty where it is the file that failed.
+        hint: where the exception suggests none of its own.
     """
     if isinstance(error, SyntaxError) and error.filename:
         file, line = Path(error.filename), error.lineno or 0

@@ -99,8 +99,10 @@ def find_tolerance(element_type: str, contractions: int, contraction_type: str =
     plus the rounding of its inputs where the compiler narrows them; a safety factor of 2 stands on top.
     Examples, as `rms`: 12 layers of 6 contractions are held to 1.0e-5 in f32, 0.081 in f16 and 0.17 in bf16.
 
-    `element_type`: f32, f16 or bf16; block formats have the tolerance of the type that holds them; `contractions`: how
-    many lie behind each other on the longest way through the model; at least 1.
+    Args:
+        element_type: f32, f16 or bf16; block formats have the tolerance of the type that holds them.
+        contractions: how many lie behind each other on the longest way through the model; at least 1.
+        contraction_type: f16 or bf16 where math fidelity narrows the inputs of contractions.
 
     Raises:
         ValueError: fewer than one contraction.
@@ -159,8 +161,10 @@ def count_longest_contractions(graph: Any, outer: dict[str, int] | None = None) 
     Matrix products, convolutions, transposed ones and Einsum count. A branch or the body of a loop counts as if it
     ran once.
 
-    `graph`: an ONNX GraphProto, sorted as ONNX demands: values before those who use them. Its functions are inlined;
-    `outer`: the longest way to each value around it, of a graph inside another one.
+    Args:
+        graph: an ONNX GraphProto, sorted as ONNX demands: values before those who use them. Its functions are
+            inlined.
+        outer: the longest way to each value around it, of a graph inside another one.
     """
     ways = dict(outer or {})
     longest = 0

@@ -32,7 +32,9 @@ _FLOATS = {name: kind for kind, name in TYPES.items() if kind.is_floating_point}
 def build_host_modules(builder: object, inputs: Sequence[tuple[NDArray[Any], str]]) -> HostModules:
     """Build a model again, as it was built for the device, and keep what runs on the host.
 
-    `builder`: its builder's plan: a `BuildPlan` as JSON has it.
+    Args:
+        builder: its builder's plan: a `BuildPlan` as JSON has it.
+        inputs: of the device, with their element types.
 
     Raises:
         PlanError: where the model cannot be built, or has nothing on the host.
@@ -56,8 +58,11 @@ def build_host_modules(builder: object, inputs: Sequence[tuple[NDArray[Any], str
 class HostModules:
     """What runs in torch before and after the device.
 
-    `pre`: None for nothing; `post`: None for nothing; `inputs`: of the device, with their element types; what `pre`
-    returns stands in for the first of them.
+    Args:
+        model: that is run.
+        pre: None for nothing.
+        post: None for nothing.
+        inputs: of the device, with their element types; what `pre` returns stands in for the first of them.
     """
 
     def __init__(

@@ -140,7 +140,12 @@ def run_pipeline(
 ) -> PipelineLoop:
     """Send calls through the three stages.
 
-    `devices`: for each context, a function from a group of such to their outputs; whichever is free has the next.
+    Args:
+        pre: makes what one call of the device takes.
+        devices: for each context, a function from a group of such to their outputs; whichever is free has the next.
+        post: takes the outputs of one call.
+        groups: how many.
+        group: calls of each.
 
     Raises:
         StageError: a stage failed; the others have ended, after the call that they were in.

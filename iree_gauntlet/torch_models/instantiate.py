@@ -142,7 +142,11 @@ def instantiate(model: BenchmarkModel, options: BuildOptions) -> Instance:
 def arrange(model: BenchmarkModel, returned: object, module_type: type, tensor_type: type) -> Pipeline | Generative:
     """Check what a model function returned, and say which module runs where.
 
-    `module_type`: torch's `nn.Module`; `tensor_type`: torch's `Tensor`.
+    Args:
+        model: whose function it was.
+        returned: by the function.
+        module_type: torch's `nn.Module`.
+        tensor_type: torch's `Tensor`.
 
     Raises:
         ModelError: where it is neither of the documented forms.

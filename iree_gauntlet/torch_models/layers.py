@@ -61,8 +61,11 @@ def replace_linear_layers(
 ) -> Module:
     """Put something else in the place of each linear layer; one that is in two places is replaced in both by one.
 
-    `model`: changed in place; `unfit`: says why a layer cannot be replaced, empty where it can; such a layer stays, and
-    is named on standard error.
+    Args:
+        model: changed in place.
+        make: gives what replaces a layer.
+        unfit: says why a layer cannot be replaced, empty where it can; such a layer stays, and is named on standard
+            error.
 
     Returns:
         The model, or what replaces it where it is a linear layer itself.

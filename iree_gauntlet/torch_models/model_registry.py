@@ -266,7 +266,9 @@ def discover(folders: Sequence[Path], passed_over: list[Problem] | None = None) 
     Each folder is a package of a private name, so that files of one name in two folders do not meet and files
     import their siblings relatively (`from ._layers import Attention`). A folder is read again with every call.
 
-    `passed_over`: takes in every problem of every file; None for an error.
+    Args:
+        folders: where to look.
+        passed_over: takes in every problem of every file; None for an error.
 
     Raises:
         UsageError: for a folder that does not exist or has no files.
@@ -304,7 +306,9 @@ def find_model(models: dict[str, BenchmarkModel], name: str) -> BenchmarkModel:
 def load_alone(file: Path, prefix: str) -> tuple[list[Declaration], list[Problem]]:
     """Runs a file by itself, whatever was run before: what it declares, and what is wrong with it.
 
-    `prefix`: of the private name that its module has: dataclasses and torch.compile look their modules up.
+    Args:
+        file: of any name.
+        prefix: of the private name that its module has: dataclasses and torch.compile look their modules up.
     """
     with _collect_declarations() as declared:
         return declared, _find_problems(lambda: _run(file, _make_private_name(prefix, file)), file, file)

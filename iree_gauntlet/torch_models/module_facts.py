@@ -89,8 +89,10 @@ class ModuleFacts:
 def read_module_facts(toolchain: Toolchain, program: Path, module: Path) -> ModuleFacts:
     """Read what a compiled module shows.
 
-    `toolchain`: that compiled it; its `iree-dump-module` is asked, which takes some hundredths of a second; `module`:
-    what `iree-compile` wrote.
+    Args:
+        toolchain: that compiled it; its `iree-dump-module` is asked, which takes some hundredths of a second.
+        program: MLIR that it was compiled from. Its parameters are of one scope.
+        module: what `iree-compile` wrote.
 
     Raises:
         GauntletError: one of the two cannot be read. ParameterError where that is the program, ToolchainError where
@@ -143,8 +145,12 @@ def find_widened_at_load(facts: ModuleFacts, element_type: str) -> tuple[str, ..
 def prove(proof: Proof, facts: ModuleFacts, baseline: ModuleFacts, changed_bytes: int | None = None) -> list[str]:
     """What a module lacks of what its recipe promises; empty where it shows all of it.
 
-    `changed_bytes`: what the weights that the recipe changes take in the unchanged model; None for all that it has.
-    Others, such as embeddings, stay as they are.
+    Args:
+        proof: what the recipe promises.
+        facts: the module of the recipe.
+        baseline: the module of the unchanged model, at the same point.
+        changed_bytes: what the weights that the recipe changes take in the unchanged model; None for all that it has.
+            Others, such as embeddings, stay as they are.
     """
     problems = [problem for kind in proof.parameter_types if (problem := _narrow_problem(facts, kind))]
     share = proof.parameter_share

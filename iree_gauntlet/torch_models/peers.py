@@ -306,8 +306,12 @@ def measure(
 
     A peer that cannot be measured is one with a reason, and the others go on. One that was cut short is left out.
 
-    `names`: `torch`, which is eager and `torch.compile`, or `torch-eager`, and `onnxruntime`; `iree`: as
-    `make_iree_rounds` gives it. The plan is written again for each peer, with its number of calls.
+    Args:
+        session: what it runs in.
+        names: `torch`, which is eager and `torch.compile`, or `torch-eager`, and `onnxruntime`.
+        iree: as `iree_rounds` gives it. The plan is written again for each peer, with its number of calls.
+        build: folder of the built model.
+        place: where peers run.
 
     Raises:
         GauntletError: IREE cannot be measured, or the build folder cannot be read.

@@ -95,8 +95,10 @@ def number_shapes(sizes: Iterable[tuple[int, int, int]]) -> tuple[Shape, ...]:
 def list_shapes(declared: ShapeSet, least: int | None = None, most: int | None = None) -> tuple[Shape, ...]:
     """The shapes of a set.
 
-    `least`: the lowest power of two; None for the set's own. A set without powers is asked without; `most`: the highest
-    power, included; likewise.
+    Args:
+        declared: the set.
+        least: the lowest power of two; None for the set's own. A set without powers is asked without.
+        most: the highest power, included; likewise.
 
     Raises:
         PluginError: its function fails, or gives what is no shape.

@@ -149,7 +149,8 @@ class PointChain(TorchChain):
     def modules(self, hashes: Mapping[str, Mapping[str, str]]) -> tuple[Step, ...]:
         """Imports, compiles and checks every variant whose model was exported.
 
-        `hashes`: SHA-256 of the program and its weights by file name, by label of what torch made.
+        Args:
+            hashes: SHA-256 of the program and its weights by file name, by label of what torch made.
         """
         steps: list[Step] = []
         imports: dict[str, Step] = {}
@@ -258,7 +259,8 @@ class InterleavedRounds:
     def take(self, progress: Callable[[int], None]) -> PointEvidence:
         """All blocks; fewer where a program fails, the machine is too busy, or it is cut short.
 
-        `progress`: is called with the number of each block before it begins, from 1 on.
+        Args:
+            progress: is called with the number of each block before it begins, from 1 on.
 
         Raises:
             GauntletError: a process cannot be started at all, or the log cannot be written.

@@ -63,8 +63,10 @@ class Roofline:
         Above 1 the work was done with less: in a type that is faster than f32, or from caches. That is no mistake of
         the measurement, and is not cut off.
 
-        `moved_bytes`: that have to be read and written at least: inputs, parameters and outputs; `ms`: what it took;
-        above 0.
+        Args:
+            flops: operations; a multiplication and an addition are two.
+            moved_bytes: that have to be read and written at least: inputs, parameters and outputs.
+            ms: what it took; above 0.
         """
         compute, memory = flops / self.flops_per_s, moved_bytes / self.bytes_per_s
         bound: Bound = "compute" if compute >= memory else "memory"

@@ -109,7 +109,12 @@ def make_configured_model(
 ) -> tuple[Module, tuple[Tensor, ...]]:
     """Build a model without its head, with random weights, and a sequence of random tokens.
 
-    `path`: a `config.json`, or its folder; `hidden_size`: in place of the configuration's; 0 for that.
+    Args:
+        path: a `config.json`, or its folder.
+        tokens: length of the sequence.
+        hidden_size: in place of the configuration's; 0 for that.
+        intermediate_size: the same.
+        dtype: of the weights.
 
     Raises:
         UsageError: transformers is missing, or the configuration describes no model that takes tokens alone.

@@ -91,7 +91,8 @@ def make_torch_words(python: str, module: str) -> tuple[str, ...]:
 def find_torch_python(named: str) -> TorchPython:
     """The Python of `--torch-python`, or the toolkit's own where it has torch.
 
-    `named`: the option; empty where it is not given.
+    Args:
+        named: the option; empty where it is not given.
 
     Raises:
         UsageError: what is named is no Python.
@@ -240,7 +241,11 @@ class TorchChain(ABC):
     def exporting(self, role: str, plan: ModelPlan, ingredients: Mapping[str, str], sources: Sequence[Path]) -> Step:
         """Makes a model with torch and exports it.
 
-        `ingredients`: what the model depends on besides; in place of the plan's fields that are paths.
+        Args:
+            role: of the step.
+            plan: of the builder.
+            ingredients: what the model depends on besides; in place of the plan's fields that are paths.
+            sources: files that it is made from.
         """
         step = self.step(Stage.EXPORT, role)
         asked = {name: str(value) for name, value in asdict(plan).items() if name not in _PATHS}

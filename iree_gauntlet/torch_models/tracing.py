@@ -135,7 +135,9 @@ def trace_table(profile: DispatchProfile) -> TraceTable:
 def format_table(table: TraceTable, most: int | None = None) -> list[str]:
     """The table as text in columns, below a line that sums it up.
 
-    `most`: so many rows, and one for all others; None for every row.
+    Args:
+        table: what is shown.
+        most: so many rows, and one for all others; None for every row.
     """
     shown, others = table.rows[:most], table.rows[len(table.rows[:most]) :]
     if len(others) == 1:
@@ -273,10 +275,15 @@ def trace(
 
     The caller makes sure that the machine and the device are quiet. The tools' files go into the step's folder.
 
-    `step`: with the command of `make_benchmark_command`; gives folder and time limit, for each tool; `level`: `light`
-    or `verbose`; `path`: where `.trace.txt`, `.trace.json` and `.perfetto.json` are written; its last part is the
-    program's name. Its folder is made where it is missing; `known`: the flags of its `iree-benchmark-module`;
-    `call_ms`: what a call takes, to choose how many there are (5 to 100); 5 where not known.
+    Args:
+        step: with the command of `benchmark_command`; gives folder and time limit, for each tool.
+        level: `light` or `verbose`.
+        path: where `.trace.txt`, `.trace.json` and `.perfetto.json` are written; its last part is the program's
+            name. Its folder is made where it is missing.
+        toolchain: whose runtime it is.
+        processes: starts the tools.
+        known: the flags of its `iree-benchmark-module`.
+        call_ms: what a call takes, to choose how many there are (5 to 100); 5 where not known.
     """
     folder, name = path.parent, path.name
     prefix = f"{name}.profile."

@@ -152,7 +152,10 @@ def find_references_in_text(
 ) -> Iterator[ParameterReference]:
     """Every reference of a program, in its order, with type aliases resolved.
 
-    `lines`: whether lines are counted; a piece of bytecode has none.
+    Args:
+        chunks: the text, cut anywhere.
+        source: the program as a user would type it, for errors.
+        lines: whether lines are counted; a piece of bytecode has none.
 
     Raises:
         ParameterError: a reference is not written as MLIR does, or the text ends within a string.
@@ -425,7 +428,9 @@ class _DamagedError(Exception):
 def find_references_in_bytecode(file: BinaryIO, source: str) -> Iterator[ParameterReference]:
     """Every parameter reference of a bytecode file, each once.
 
-    `file`: at its beginning; it can be sought in.
+    Args:
+        file: at its beginning; it can be sought in.
+        source: the program as a user would type it, for errors.
 
     Raises:
         UnknownEncodingError: only the compiler of the program can read it.

@@ -98,8 +98,10 @@ class SplatContent:
 def make_random_bytes(parameter: Parameter, seed: int, *, piece: int = _PIECE) -> Iterator[bytes]:
     """The seeded values of a parameter in C order, little-endian, as they lie in memory.
 
-    `seed`: of the weights; each parameter makes its own stream of it; `piece`: words of the stream that are handled at
-    once; the bytes do not depend on it.
+    Args:
+        parameter: what to make.
+        seed: of the weights; each parameter makes its own stream of it.
+        piece: words of the stream that are handled at once; the bytes do not depend on it.
     """
     element = parameter.element
     words_left = -(-parameter.count * _make_stream_bits(element) // (_WORD_BYTES * 8))
@@ -253,7 +255,10 @@ _SPLAT_PIECE = 1 << 20
 def write_archive(path: Path, parameters: Sequence[Parameter], content: RandomContent | SplatContent) -> None:
     """Write the archive of one scope; it appears whole or not at all.
 
-    `path`: the archive; its folder is made where it is missing.
+    Args:
+        path: the archive; its folder is made where it is missing.
+        parameters: at least one, all of one scope and of different names.
+        content: their values.
 
     Raises:
         ParameterError: a type cannot hold the value.

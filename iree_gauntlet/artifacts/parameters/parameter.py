@@ -155,7 +155,9 @@ class Parameter:
 def select_scope(parameters: Iterable[Parameter], scope: str) -> tuple[Parameter, ...]:
     """The parameters of one scope, in the order given.
 
-    `scope`: empty for the anonymous scope.
+    Args:
+        parameters: those of a program.
+        scope: empty for the anonymous scope.
 
     Raises:
         ParameterError: there are none; it names the scopes that have some.

@@ -350,8 +350,12 @@ _ENDINGS = {
 def repro_script(packages: Sequence[str], before: Sequence[str], lines: tuple[str, str], symptom: Symptom) -> str:
     """The script.
 
-    `lines`: commands that compile and run, in which `$IREE_COMPILE` and `$IREE_RUN_MODULE` are the tools and `$work` a
-    folder; the second is empty where it is the compile that fails.
+    Args:
+        packages: what it installs.
+        before: commands that have to succeed first.
+        lines: commands that compile and run, in which `$IREE_COMPILE` and `$IREE_RUN_MODULE` are the tools and `$work`
+            a folder; the second is empty where it is the compile that fails.
+        symptom: what there is to see.
     """
     compile_line, run_line = lines
     limit = f"timeout -k 10 {symptom.seconds:.0f} " if symptom.ending == HANG else ""
@@ -418,9 +422,12 @@ def run_bundle(
 ) -> int | None:
     """Run it; what it says stands in `repro.txt`.
 
-    `iree`: whose tools are used; None for those that it installs.
-    `logs`: where `repro.txt` goes.
-    `base`: what it is held against, where it is about times; None for what it installs.
+    Args:
+        bundle: its folder.
+        iree: whose tools are used; None for those that it installs.
+        supervisor: owns the process.
+        logs: where `repro.txt` goes.
+        base: what it is held against, where it is about times; None for what it installs.
 
     Returns:
         Its exit code; None where it was ended.

@@ -98,7 +98,9 @@ class Lost:
 def failures_of(record: JournalRecord, patterns: Sequence[str]) -> list[Failure | Lost]:
     """The failures of a run's main modules.
 
-    `patterns`: globs of chains; all where there are none.
+    Args:
+        record: the run's.
+        patterns: globs of chains; all where there are none.
 
     Raises:
         NothingSelectedError: nothing failed that matches.

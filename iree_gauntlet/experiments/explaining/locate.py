@@ -129,8 +129,13 @@ def locate(
 ) -> Located:
     """The first dispatch that is wrong on right inputs, confirmed on those inputs.
 
-    `elsewhere` is asked where the same dispatches give the same for every target: whether the fault is found before
-    them, so that no others are tried. `private`: the model's own values are not to be passed on.
+    Args:
+        failure: of the run.
+        tools: of the IREE that failed.
+        say: takes how it goes.
+        elsewhere: asked where the same dispatches give the same for every target: whether the fault is found before
+            them, so that no others are tried.
+        private: whether the model's own values are not to be passed on.
 
     Raises:
         GauntletError: the program cannot be traced.

@@ -55,7 +55,12 @@ class Reduced:
 def reduce(failure: Failure, symptom: Symptom, tools: Tools, budget: float, say: Callable[[str], None]) -> Reduced:
     """Make the program of a failed compile smaller.
 
-    `budget`: seconds; what is best by then counts.
+    Args:
+        failure: of the compile.
+        symptom: what it shows, which the smaller one shows too.
+        tools: of the IREE that failed.
+        budget: seconds; what is best by then counts.
+        say: takes how it goes.
 
     Raises:
         GauntletError: it cannot be reduced.

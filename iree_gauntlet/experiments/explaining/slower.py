@@ -103,7 +103,10 @@ class SlowerSearch:
 def slower_of(record: ComparisonRecord, folder: Path, patterns: Sequence[str]) -> list[Slower]:
     """What B is slower with.
 
-    `patterns`: globs of chains; all where there are none.
+    Args:
+        record: of a comparison.
+        folder: its.
+        patterns: globs of chains; all where there are none.
 
     Raises:
         NothingSelectedError: nothing is slower, or nothing of it matches.

@@ -62,7 +62,9 @@ class Symptom:
 def symptom_of(ran: ToolResult, timeout: float) -> Symptom | None:
     """What a process shows that ended; None where nothing is wrong, or where it was ended from outside.
 
-    `timeout`: seconds that it was given.
+    Args:
+        ran: how it ended.
+        timeout: seconds that it was given.
     """
     ending = _describe_ending(ran)
     if ending == WRONG:

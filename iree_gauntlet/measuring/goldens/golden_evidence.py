@@ -190,7 +190,11 @@ def propose(
     or minima, as the golden says), in three digits. A count is proposed where it differs. A size is proposed
     with the headroom that is asked for, for the code of other machines; without one, only where it breaks.
 
-    `size_headroom`: factor for sizes; None where none was asked for.
+    Args:
+        golden: the golden.
+        evidence: what was measured for it.
+        size_headroom: factor for sizes; None where none was asked for.
+        to_release: whether a golden of another release moves to the one that has measured.
     """
     usable = [item for item in evidence if not item.refused]
     if not usable:
@@ -284,7 +288,10 @@ def judge_standings(
     release. That the golden has changed since the run, or is new, does not matter: the figure is held against the
     present one. Figures of unfinished runs and of models whose outputs were wrong do not count.
 
-    `folder`: of all runs; one that is a part of a comparison is named by its path in it.
+    Args:
+        goldens: chain and golden.
+        records: journals, the newest first.
+        folder: of all runs; one that is a part of a comparison is named by its path in it.
     """
     by_chain: dict[str, list[Golden]] = {}
     for chain, golden in goldens:

@@ -79,8 +79,9 @@ def release_of(version: str) -> str:
 def covers(releases: str, version: str) -> bool:
     """Whether a golden of a release, or of a range of them, is one for a compiler.
 
-    `releases`: `3.13.0`, or a range such as `>=3.13` or `>=3.9,<3.12`. `version`: of the compiler; a nightly is taken
-    for the release that it leads to.
+    Args:
+        releases: `3.13.0`, or a range such as `>=3.13` or `>=3.9,<3.12`.
+        version: of the compiler; a nightly is taken for the release that it leads to.
     """
     release = release_of(version)
     if releases[:1].isdigit() or not release:
@@ -93,7 +94,11 @@ def check_time(samples: Samples, goldens: Sequence[Golden], golden_keys: Sequenc
 
     Where a spec has several for one SKU, the strictest limit counts.
 
-    `goldens`: of any metric; others than times are passed over. `sku`: the target's SKU; empty where none was named.
+    Args:
+        samples: the repetitions.
+        goldens: of any metric; others than times are passed over.
+        golden_keys: SKUs that the spec has golden times for, for the note where none fits.
+        sku: the target's SKU; empty where none was named.
     """
     times = [golden for golden in goldens if golden.metric == Metric.TIME_MS]
     fitting = [golden for golden in times if golden.sku == sku]
@@ -126,7 +131,11 @@ def check_figure(metric: Metric, measured: float, goldens: Sequence[Golden], rel
     A golden written for this release, or a range that it lies in, goes before one for every release; of several, the
     strictest counts.
 
-    `goldens`: of any metric; others are passed over.
+    Args:
+        metric: anything but a time.
+        measured: the figure.
+        goldens: of any metric; others are passed over.
+        release: the compiler's version or release.
     """
     current = release_of(release)
     candidates = [golden for golden in goldens if golden.metric == metric]
@@ -190,9 +199,15 @@ def confirm_breach(
 ) -> Confirmation:
     """Judges rounds that were taken after a breach, in their order.
 
-    `rounds`: times in the golden's unit; not the round that broke it. `factor`: what it may be exceeded by; 1.1 is 10
-    %. `plan`: when to look and what the looks cost together; rounds after the last look are not used. Raises
-    EvidenceError: no rounds, a golden or a factor that is not a positive finite number.
+    Args:
+        rounds: times in the golden's unit; not the round that broke it.
+        golden: the expected figure.
+        factor: what it may be exceeded by; 1.1 is 10 %.
+        statistic: which figure of a round's repetitions the dialect's rule holds against the limit.
+        plan: when to look and what the looks cost together; rounds after the last look are not used.
+
+    Raises:
+        EvidenceError: no rounds, a golden or a factor that is not a positive finite number.
     """
     limit = golden * factor
     if not (golden > 0 and factor > 0 and math.isfinite(limit)):

@@ -89,7 +89,8 @@ class ProcessCounter(Protocol):
     def count(self, argv: Sequence[str], stdout: int) -> Counted:
         """Runs a process, in the environment of `make_environment`, and counts its instructions.
 
-        Raises CountError: it did not end well, or could not be counted.
+        Raises:
+            CountError: it did not end well, or could not be counted.
         """
 
 
@@ -121,7 +122,13 @@ def main(arguments: Sequence[str]) -> int:
 def count_call(counter: ProcessCounter, command: Sequence[str], folder: Path) -> dict[str, object]:
     """The instructions of one call.
 
-    `command`: `iree-benchmark-module` and its arguments, without those of Google Benchmark.
+    Args:
+        counter: counts processes.
+        command: `iree-benchmark-module` and its arguments, without those of Google Benchmark.
+        folder: for what the tool says.
+
+    Raises:
+        CountError: it cannot be counted.
     """
     command = link_files(command, folder)
     once, more = (_run_benchmark(counter, command, calls, folder) for calls in (1, 2))
@@ -272,7 +279,8 @@ def _describe_ending(code: int) -> str:
 def read_cachegrind(lines: Iterable[str]) -> Counted:
     """What cachegrind wrote (its manual, "Cachegrind Output File Format").
 
-    Raises CountError: the file has no total: it was cut short.
+    Raises:
+        CountError: the file has no total: it was cut short.
     """
     functions: dict[str, int] = defaultdict(int)
     by_line: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
@@ -300,7 +308,8 @@ def read_cachegrind(lines: Iterable[str]) -> Counted:
 def refuse_io_uring() -> None:
     """Has io_uring_setup fail with ENOSYS, in this process and all that it starts.
 
-    Raises CountError: the kernel does not do that.
+    Raises:
+        CountError: the kernel does not do that.
     """
     architecture = _AUDIT_ARCHITECTURES.get(platform.machine())
     if architecture is None or not sys.platform.startswith("linux"):

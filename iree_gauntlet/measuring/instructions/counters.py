@@ -57,8 +57,12 @@ class Counter:
 def find_counter(kind: str = "auto", cpu: str = "") -> Counter:
     """The counter of this machine: hardware where it can be read, else valgrind.
 
-    `kind`: the one that is wanted; `auto` for the best that there is. `cpu`: what modules are compiled for; empty for
-    what the counter knows.
+    Args:
+        kind: the one that is wanted; `auto` for the best that there is.
+        cpu: what modules are compiled for; empty for what the counter knows.
+
+    Raises:
+        ToolchainError: there is none.
     """
     why_not = ""
     if kind != CounterKind.VALGRIND:
@@ -105,7 +109,12 @@ def why_no_hardware() -> str:
 def open_hardware_counter(pid: int, event: tuple[int, int] = (0, _INSTRUCTIONS)) -> int:
     """A file descriptor that gives a count of a process and its children, from its next exec on: 8 bytes.
 
-    `pid`: of the process; 0 for this one. Raises OSError: the machine has no such counter, or does not let one read it.
+    Args:
+        pid: of the process; 0 for this one.
+        event: type and number of the event (perf_event_open(2)): PERF_TYPE_HARDWARE, PERF_COUNT_HW_INSTRUCTIONS.
+
+    Raises:
+        OSError: the machine has no such counter, or does not let one read it.
     """
     number = _SYSCALLS.get(platform.machine())
     if number is None or os.uname().sysname != "Linux":
@@ -145,7 +154,11 @@ class Counts:
 
 
 def read_counts(path: Path) -> Counts:
-    """What `count_call` has written. Raises GauntletError: the file is not there, or is none of that kind."""
+    """What `count_call` has written.
+
+    Raises:
+        GauntletError: the file is not there, or is none of that kind.
+    """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         dispatches = tuple((str(name), int(count), str(place)) for name, count, place in document["dispatches"])
@@ -167,7 +180,13 @@ class Work(StrEnum):
 
 
 def compare_work(a: float, b: float, least: float) -> Work:
-    """What B's count says against A's. `least`: the share of A's from which on a difference counts."""
+    """What B's count says against A's.
+
+    Args:
+        a: instructions of one call.
+        b: the same.
+        least: the share of A's from which on a difference counts.
+    """
     if abs(b - a) <= least * a:
         return Work.SAME
     return Work.MORE if b > a else Work.LESS

@@ -140,9 +140,11 @@ class RoundState:
 class RoundWatch:
     """Watches the machine from its making on until `ended`: make it just before a round's process is started.
 
-    `gpu`: whether the round runs on a GPU; the vendor's tool is asked before and after it then. `cpus`: numbers of the
-    logical CPUs that the round is pinned to; empty for none. `device`: the GPU's IREE device (`hip://1`), to look at
-    that one alone; empty for all GPUs.
+    Args:
+        gpu: whether the round runs on a GPU; the vendor's tool is asked before and after it then.
+        cpus: numbers of the logical CPUs that the round is pinned to; empty for none.
+        device: the GPU's IREE device (`hip://1`), to look at that one alone; empty for all GPUs.
+        root: where /proc and /sys are looked for.
     """
 
     def __init__(self, *, gpu: bool = False, cpus: Collection[int] = (), device: str = "", root: Path = _ROOT) -> None:

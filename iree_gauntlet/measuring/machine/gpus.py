@@ -408,9 +408,11 @@ def is_gpu(device: str) -> bool:
 def read_gpus(device: str, *, path: str | None = None, timeout: float = _TIMEOUT_SECONDS) -> GpuReading:
     """Reads the state of the GPUs that a device may mean.
 
-    `device`: an IREE device, such as `cuda`, `hip://1` or `vulkan`, or `ANY_GPU`; others than GPUs give an empty
-    reading. `path`: folders in which the tools are looked for; PATH where None. `timeout`: seconds that a tool may take
-    for one answer.
+    Args:
+        device: an IREE device, such as `cuda`, `hip://1` or `vulkan`, or `ANY_GPU`; others than GPUs give an
+            empty reading.
+        path: folders in which the tools are looked for; PATH where None.
+        timeout: seconds that a tool may take for one answer.
     """
     problems = []
     for tool in _DRIVERS.get(_get_driver(device), ()):

@@ -187,10 +187,7 @@ def list_cpus(root: Path) -> list[int]:
 
 
 def _read_cpu_texts(root: Path, name: str, cpus: Collection[int] = ()) -> list[str]:
-    """What a file of each CPU's folder says.
-
-    `name`: the file, such as `cpufreq/scaling_governor`. `cpus`: numbers of the CPUs that are asked; all where empty.
-    """
+    """What a file of each CPU's folder says."""
     folder = root / "sys/devices/system/cpu"
     numbers = sorted(cpus) or list_cpus(root)
     return [text for number in numbers if (text := read_text(f"{folder}/cpu{number}/{name}"))]
@@ -204,8 +201,9 @@ def _read_cpu_numbers(root: Path, name: str, cpus: Collection[int] = ()) -> list
 def choose_fastest_cores(root: Path, cpus: Collection[int]) -> list[int]:
     """One logical CPU of each physical core, of the fastest kind where cores differ; rising.
 
-    `root`: where /sys is looked for; what it does not say, does not differ. `cpus`: those that may be used; all where
-    empty.
+    Args:
+        root: where /sys is looked for; what it does not say, does not differ.
+        cpus: those that may be used; all where empty.
     """
     cores: dict[str, tuple[int, int]] = {}
     for number in sorted(cpus) or list_cpus(root):
@@ -307,7 +305,11 @@ def measure_cpu_use(
 ) -> CpuUse | None:
     """What CPUs have done between two readings; None where no time has passed, or a CPU is missing.
 
-    `after`: the second one. `cpus`: numbers of the CPUs; those of both readings where empty.
+    Args:
+        before: the first reading.
+        after: the second one.
+        own_seconds: CPU time of our own on these CPUs, which does not count.
+        cpus: numbers of the CPUs; those of both readings where empty.
     """
     asked = sorted(cpus) if cpus else sorted(before.keys() & after.keys())
     if not asked or any(number not in before or number not in after for number in asked):
@@ -404,8 +406,11 @@ def machine_state(
 ) -> MachineState:
     """Reads the state of the machine.
 
-    `use`: what the CPUs have done just now; None where it is not known. `cpus`: numbers of the CPUs whose frequencies
-    and governors count; all where empty.
+    Args:
+        use: what the CPUs have done just now; None where it is not known.
+        root: where /proc and /sys are looked for.
+        cpus: numbers of the CPUs whose frequencies and governors count; all where empty.
+        gpus: what the GPUs' tool has said, where they were asked about.
     """
     frequencies = [value for value in _read_cpu_numbers(root, "cpufreq/scaling_cur_freq", cpus) if value > 0]
     throttles = _read_cpu_numbers(root, "thermal_throttle/core_throttle_count")

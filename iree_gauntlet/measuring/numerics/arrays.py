@@ -78,7 +78,11 @@ def is_integer(element_type: str) -> bool:
 
 
 def count_bits(element_type: str) -> int:
-    """Bits of storage of one value. Raises TensorError: IREE has no such element type."""
+    """Bits of storage of one value.
+
+    Raises:
+        TensorError: IREE has no such element type.
+    """
     if element_type in _DTYPES:
         return int(np.dtype(_DTYPES[element_type]).itemsize) * 8
     match = _SIZED.fullmatch(element_type)
@@ -93,7 +97,8 @@ def count_bits(element_type: str) -> int:
 def get_storage_dtype(element_type: str) -> DType:
     """The NumPy type that holds it: raw bytes (`V2`) where NumPy has none, packed bytes below 8 bits.
 
-    Raises TensorError: IREE has no such element type.
+    Raises:
+        TensorError: IREE has no such element type.
     """
     if element_type in _DTYPES:
         known: DType = np.dtype(_DTYPES[element_type])
@@ -130,7 +135,11 @@ class TensorType:
 
 
 def parse_tensor_type(text: str) -> TensorType:
-    """Reads `1x64xf16`, or `f16` for a tensor of rank 0. Raises TensorError: it is not a shape and an element type."""
+    """Reads `1x64xf16`, or `f16` for a tensor of rank 0.
+
+    Raises:
+        TensorError: it is not a shape and an element type.
+    """
     *dims, element_type = text.strip().split("x")
     count_bits(element_type)
     shape = []
@@ -181,7 +190,11 @@ class Tensor:
         return TensorType(self.shape, self.element_type)
 
     def with_element_type(self, element_type: str) -> Tensor:
-        """The same bits under another element type of the same width. Raises TensorError: the widths differ."""
+        """The same bits under another element type of the same width.
+
+        Raises:
+            TensorError: the widths differ.
+        """
         dtype = get_storage_dtype(element_type)
         if dtype.itemsize != self.array.dtype.itemsize or TensorType((), element_type).packed:
             raise TensorError(f"{self.source or 'a tensor'}: {self.type} is no {element_type}: the widths differ")
@@ -191,7 +204,8 @@ class Tensor:
 def read_npy(path: Path) -> Tensor:
     """Reads the array of a .npy file (versions 1 to 3), the first where it holds several.
 
-    Raises TensorError: the file cannot be read, or holds no plain numbers (objects, records).
+    Raises:
+        TensorError: the file cannot be read, or holds no plain numbers (objects, records).
     """
     return _read_npy(path, 0)[0]
 
@@ -199,7 +213,8 @@ def read_npy(path: Path) -> Tensor:
 def read_raw(path: Path, tensor_type: TensorType, offset: int = 0) -> Tensor:
     """Reads the contents of a tensor from a file without a header; what follows them is left alone.
 
-    Raises TensorError: the file cannot be read or is too short.
+    Raises:
+        TensorError: the file cannot be read or is too short.
     """
     shape = (tensor_type.byte_count,) if tensor_type.packed else tensor_type.shape
     array = _map(path, get_storage_dtype(tensor_type.element_type), shape, offset, str(tensor_type))
@@ -214,8 +229,12 @@ def read_output(path: Path, tensor_type: TensorType | None = None) -> Tensor:
     (bf16, f8) have to be written to a raw file; its type is the one that is given, unless its size says
     otherwise, in which case it is read as bytes (`*8`), which equal no other type.
 
-    `tensor_type`: what a raw file should hold; needed for files that are no .npy. Raises TensorError: the file cannot
-    be read, or is raw and no type is given.
+    Args:
+        path: the file.
+        tensor_type: what a raw file should hold; needed for files that are no .npy.
+
+    Raises:
+        TensorError: the file cannot be read, or is raw and no type is given.
     """
     if path.suffix == ".npy":
         tensor = read_npy(path)
@@ -232,11 +251,16 @@ def read_arguments(arguments: Iterable[str], folder: Path) -> list[Tensor | None
     `@a.npy` opens a file, `+a.npy` continues where the last reading of it stopped, `*a.npy` takes all the
     rest; `4xf32=@a.bin` and `4xf32=+a.bin` are bytes; `4xf32=1 2 3 4` are values.
 
+    Args:
+        arguments: the texts behind the flags.
+        folder: where relative paths start.
+
     Returns:
         The tensors; None for `(ignored)` and `(null)`.
 
-    Raises TensorError: a text or a file that cannot be used; names the argument. UnreadError: a file that no argument
-    reads to its end; raised last.
+    Raises:
+        TensorError: a text or a file that cannot be used; names the argument.
+        UnreadError: a file that no argument reads to its end; raised last.
     """
     offsets = _Offsets(folder)
     tensors: list[Tensor | None] = []
@@ -406,7 +430,8 @@ def _map(path: Path, dtype: DType, shape: tuple[int, ...], offset: int, what: st
 def parse_inline_values(text: str, tensor_type: TensorType) -> Array:
     """The array that the text behind `=` stands for.
 
-    Raises TensorError: a value that does not fit the type, or too few or too many values.
+    Raises:
+        TensorError: a value that does not fit the type, or too few or too many values.
     """
     dtype = get_storage_dtype(tensor_type.element_type)
     capacity = tensor_type.byte_count // dtype.itemsize

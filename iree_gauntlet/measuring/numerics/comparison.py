@@ -43,7 +43,10 @@ def compare_outputs(
 ) -> list[OutputComparison]:
     """Compares all outputs of a call; the call passes where every entry passes.
 
-    `expected`: what it should give; None for an output that is of no interest.
+    Args:
+        actual: what the module gave.
+        expected: what it should give; None for an output that is of no interest.
+        tolerances: how far floats may be apart.
 
     Returns:
         An entry for each actual output and for each expected one that is missing.

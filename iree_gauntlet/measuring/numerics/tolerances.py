@@ -66,7 +66,8 @@ class Tolerances:
 def parse_tolerances(flags: Iterable[str]) -> Tolerances:
     """Picks the tolerance flags out of a run's flags; all others are left alone. The last one wins.
 
-    Raises UsageError: a tolerance that is negative, missing or no number, or an unknown equality mode.
+    Raises:
+        UsageError: a tolerance that is negative, missing or no number, or an unknown equality mode.
     """
     tolerances = Tolerances()
     for flag in flags:

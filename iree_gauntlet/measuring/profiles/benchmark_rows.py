@@ -25,7 +25,8 @@ def parse_benchmark_rows(text: str) -> tuple[Samples, ...]:
     Returns:
         The samples of each benchmark, in the order of the rows; at least one.
 
-    Raises BenchmarkError: no document, a torn one, no rows, a row that reports an error or makes no sense.
+    Raises:
+        BenchmarkError: no document, a torn one, no rows, a row that reports an error or makes no sense.
     """
     rows = [_check_row(row) for row in _find_rows(text)]
     if not rows:

@@ -118,9 +118,13 @@ class DispatchProfile:
 def parse_dispatch_events(lines: Iterable[str], *, invocations: int, elapsed_ns: int | None = None) -> DispatchProfile:
     """Reads the rows of a profile.
 
-    `lines`: what `iree-profile dispatch --dispatch_events --format=jsonl` printed. `invocations`: how often the program
-    was invoked while it was profiled; warm-up counts too. `elapsed_ns`: wall time of an invocation, ns. Raises
-    ProfileError: no dispatches, rows that are cut off, or a row without what is needed, which is named.
+    Args:
+        lines: what `iree-profile dispatch --dispatch_events --format=jsonl` printed.
+        invocations: how often the program was invoked while it was profiled; warm-up counts too.
+        elapsed_ns: wall time of an invocation, ns.
+
+    Raises:
+        ProfileError: no dispatches, rows that are cut off, or a row without what is needed, which is named.
     """
     if invocations < 1:
         raise ProfileError(f"a profile of {invocations} invocations has no times")
@@ -148,7 +152,8 @@ def parse_dispatch_events(lines: Iterable[str], *, invocations: int, elapsed_ns:
 def merged(profiles: Sequence[DispatchProfile]) -> DispatchProfile:
     """Several profiles of one program as one: the mean of their times, over the sum of their invocations.
 
-    Raises ProfileError: there are none, or they have other dispatches: they are not of one program.
+    Raises:
+        ProfileError: there are none, or they have other dispatches: they are not of one program.
     """
     if not profiles:
         raise ProfileError("there is no profile to merge")
@@ -179,7 +184,14 @@ def merged(profiles: Sequence[DispatchProfile]) -> DispatchProfile:
 def read_profile_rows(lines: Iterable[str], what: str, field: str, *, needed: bool = False) -> Iterator[ProfileRow]:
     """The rows of a tool, but for empty lines.
 
-    Raises ProfileError: a line is no JSON object, or does not have the field.
+    Args:
+        lines: what it printed.
+        what: they are, for messages.
+        field: says of which kind a row is.
+        needed: whether each row has to have it.
+
+    Raises:
+        ProfileError: a line is no JSON object, or does not have the field.
     """
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -551,7 +563,11 @@ def compile_changes(
 ) -> tuple[CompileChange, ...]:
     """The figures that differ, and those that only one side reports; none where the compiles are alike.
 
-    `a_bytes`: size of the module; None where unknown.
+    Args:
+        a: the compiler's statistics, the content of its JSON file.
+        b: the other side's.
+        a_bytes: size of the module; None where unknown.
+        b_bytes: the other side's.
     """
     ours, theirs = _collect_figures(a, a_bytes), _collect_figures(b, b_bytes)
     order = {name: place for place, name in enumerate((_MODULE_SIZE, *_COMPILE_NAMES.values()))}

@@ -101,14 +101,19 @@ class MemoryProfile(Recorded):
 def make_memory_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
     """A plan of `measure_module`, as one for the worker that watches memory.
 
-    `plan`: says what is called on what; its calls, its warm-up and its outputs do not count.
+    Args:
+        plan: says what is called on what; its calls, its warm-up and its outputs do not count.
     """
     taken = {key: plan[key] for key in ("modules", "parameters", "function", "inputs")}
     return {**taken, "devices": list(plan["devices"])[:1], "calls": _CALLS, "interval_ms": _INTERVAL_MS}
 
 
 def read_memory_profile(answer: Mapping[str, Any]) -> MemoryProfile:
-    """What the worker answered. Raises GauntletError: it is no answer of that worker."""
+    """What the worker answered.
+
+    Raises:
+        GauntletError: it is no answer of that worker.
+    """
     try:
         profile = MemoryProfile(
             tuple(MemoryPhase(**phase) for phase in answer["phases"]),
@@ -128,7 +133,11 @@ def read_memory_profile(answer: Mapping[str, Any]) -> MemoryProfile:
 
 
 def write_memory_profile(profile: MemoryProfile, path: Path) -> None:
-    """Write a profile as JSON. Raises OSError: the folder is missing, read-only or full."""
+    """Write a profile as JSON.
+
+    Raises:
+        OSError: the folder is missing, read-only or full.
+    """
     write_atomic(path, json.dumps(profile.as_dict(), indent=1) + "\n")
 
 

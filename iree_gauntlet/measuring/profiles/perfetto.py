@@ -87,9 +87,12 @@ def make_perfetto_trace(lines: Iterable[str], device: str) -> dict[str, Any]:
     Times in it are µs from the first event on, with the ns as decimals. What overlaps without lying inside each other
     goes to threads of its own. `otherData.left_out` counts the events without a valid time.
 
-    `lines`: what `iree-profile export --format=ireeperf-jsonl` wrote. `device`: as the benchmark's `--device` names it.
-    Raises ProfileError: no such rows, one that is cut off or lacks a field that is needed, which is named, or no
-    events.
+    Args:
+        lines: what `iree-profile export --format=ireeperf-jsonl` wrote.
+        device: as the benchmark's `--device` names it.
+
+    Raises:
+        ProfileError: no such rows, one that is cut off or lacks a field that is needed, which is named, or no events.
     """
     rows = list(read_profile_rows(lines, _EXPORTED, "record_type", needed=True))
     if not any(row.kind == "schema" and row.fields.get("format") == _FORMAT for row in rows):

@@ -60,9 +60,11 @@ class Search:
     """What is known of a row of candidates.
 
     Attributes:
+        count: how many there are, both ends among them.
         sides: of those that were tried, by their place in the row; `NEITHER` for what could not be judged.
 
-    Raises GauntletError: the ends are not on their own sides, or a place is outside of the row.
+    Raises:
+        GauntletError: the ends are not on their own sides, or a place is outside of the row.
     """
 
     count: int
@@ -216,7 +218,13 @@ def find_middle(ratio: float, low: float, high: float) -> float:
     Half the estimated log(bad/good), but never beyond the interval's end that is nearer to the good one: then the
     truth about the bad end lies beyond the middle as surely as the interval holds.
 
-    Raises EvidenceError: the interval holds 1, so that the ends may be the same.
+    Args:
+        ratio: estimate of bad / good.
+        low: lower end of its interval.
+        high: upper end.
+
+    Raises:
+        EvidenceError: the interval holds 1, so that the ends may be the same.
     """
     if not 0 < low <= high < math.inf or low <= 1 <= high:
         raise EvidenceError(f"the ends do not differ for certain: ratio {ratio:.4g}, interval {low:.4g} to {high:.4g}")
@@ -228,9 +236,13 @@ def find_middle(ratio: float, low: float, high: float) -> float:
 def place(ratios: NDArray[np.float64], plan: SequentialPlan, middle: float) -> Placing:
     """Places a candidate by the log ratios log(candidate/good) of its blocks, in the order in which they were taken.
 
-    `ratios`: of all blocks that count; those after the plan's last look are not used. `plan`: when to look and what the
-    looks cost together: α shared out over all comparisons of the search. `middle`: of the ends (`find_middle`); above 0
-    where bad takes longer. Raises EvidenceError: no ratios, one that is not finite, a middle that is 0 or not finite.
+    Args:
+        ratios: of all blocks that count; those after the plan's last look are not used.
+        plan: when to look and what the looks cost together: α shared out over all comparisons of the search.
+        middle: of the ends (`middle_of`); above 0 where bad takes longer.
+
+    Raises:
+        EvidenceError: no ratios, one that is not finite, a middle that is 0 or not finite.
     """
     if middle == 0 or not math.isfinite(middle):
         raise EvidenceError(f"a middle at {middle!r} divides nothing")

@@ -83,8 +83,13 @@ def change_points(
 ) -> tuple[LevelChange, ...]:
     """The steps of a series, in its order.
 
-    `disturbed`: which of them a busy machine spoilt: these count for a quarter; none where empty. Raises ValueError: a
-    figure that is not positive and finite.
+    Args:
+        values: the figures, all positive, in order.
+        least_effect: |difference of logarithms| below which a step is none.
+        disturbed: which of them a busy machine spoilt: these count for a quarter; none where empty.
+
+    Raises:
+        ValueError: a figure that is not positive and finite.
     """
     series = _Series(values, disturbed)
     cuts = series.splits(0, len(values))
@@ -100,7 +105,13 @@ def change_points(
 def drift(values: Sequence[float], least_effect: float, *, disturbed: Sequence[bool] = ()) -> Drift | None:
     """A rise from the best earlier stretch to the last one that no single step of that size accounts for.
 
-    `disturbed`: as in `change_points`. Raises ValueError: as there.
+    Args:
+        values: the figures, in order.
+        least_effect: difference of logarithms that it has at least.
+        disturbed: as in `change_points`.
+
+    Raises:
+        ValueError: as there.
     """
     # Steps of whatever size: each is significant, and none alone would be reported.
     small = change_points(values, 0.0, disturbed=disturbed)

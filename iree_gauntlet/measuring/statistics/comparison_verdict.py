@@ -97,11 +97,16 @@ def compare(
 ) -> Comparison:
     """Judges blocks in the order in which they were taken.
 
-    `blocks`: all that count; a disturbed block must have been replaced for its disturbance, never for its times.
-    `plan`: when to look and what the looks cost together; blocks after the last look are not used. `least`: δ, the
-    minimum effect, above which a difference matters; 0.01 is 1 %. `band`: ε, the equivalence margin, within which two
-    times are the same for all that one cares. `allow`: the slowdown below which `not slower` will do; None where that
-    is no answer. Raises EvidenceError: no blocks, margins that are not 0 < least ≤ band < 1, or an allowance below 0.
+    Args:
+        blocks: all that count; a disturbed block must have been replaced for its disturbance, never for its times.
+        plan: when to look and what the looks cost together; blocks after the last look are not used.
+        least: δ, the minimum effect, above which a difference matters; 0.01 is 1 %.
+        band: ε, the equivalence margin, within which two times are the same for all that one cares.
+        location: which figure of the repetitions stands for a round.
+        allow: the slowdown below which `not slower` will do; None where that is no answer.
+
+    Raises:
+        EvidenceError: no blocks, margins that are not 0 < least ≤ band < 1, or an allowance below 0.
     """
     return compare_log_ratios(compute_log_ratios(blocks, location), plan, least, band, allow)
 
@@ -115,8 +120,9 @@ def compare_log_ratios(
 ) -> Comparison:
     """As `compare`, from the log ratio log(B/A) of each block.
 
-    Raises EvidenceError: no ratios, one that is not finite, margins that are not 0 < least ≤ band < 1, or an allowance
-    below 0.
+    Raises:
+        EvidenceError: no ratios, one that is not finite, margins that are not 0 < least ≤ band < 1, or an allowance
+            below 0.
     """
     if allow is not None and not allow >= 0:
         raise EvidenceError(f"allowed slowdown {allow!r}: expected 0 or more", "0.03 is 3 %")
@@ -239,7 +245,8 @@ class GeometricMean:
 def adjust_p_values(p_values: Sequence[float], dependence: Dependence = Dependence.INDEPENDENT) -> tuple[float, ...]:
     """For each p-value the smallest false-discovery rate at which it counts as a discovery.
 
-    Raises EvidenceError: a p-value that is not between 0 and 1.
+    Raises:
+        EvidenceError: a p-value that is not between 0 and 1.
     """
     if any(not 0 <= p <= 1 for p in p_values):
         raise EvidenceError(f"p-values {list(p_values)}, expected numbers from 0 to 1")
@@ -264,8 +271,13 @@ def control_discoveries(
 
     A difference that is no discovery among so many models becomes `inconclusive`; other verdicts stay.
 
-    `comparisons`: by model, already held against their controls; all that were made, not only those that look bad.
-    `rate`: the largest expected share of false discoveries. Raises EvidenceError: a rate that is not between 0 and 1.
+    Args:
+        comparisons: by model, already held against their controls; all that were made, not only those that look bad.
+        rate: the largest expected share of false discoveries.
+        dependence: what may be assumed.
+
+    Raises:
+        EvidenceError: a rate that is not between 0 and 1.
     """
     if not 0 < rate < 1:
         raise EvidenceError(f"false-discovery rate {rate!r}, expected a number between 0 and 1")
@@ -290,7 +302,8 @@ def geometric_mean(comparisons: Sequence[Comparison], confidence: float = 0.95) 
     in their spread (a two-stage sample: Cochran, Sampling Techniques, 3rd edition, 1977, chapter 10). It speaks of
     models like these, and with few models it is wide.
 
-    Raises EvidenceError: no comparisons, a confidence that is not between 0 and 1.
+    Raises:
+        EvidenceError: no comparisons, a confidence that is not between 0 and 1.
     """
     if not comparisons or not 0 < confidence < 1:
         raise EvidenceError(f"geometric mean of {len(comparisons)} models with confidence {confidence!r}")
@@ -308,7 +321,8 @@ def find_student_quantile(probability: float, degrees: int) -> float:
     By bisection of the distribution function, whose closed form for whole degrees of freedom is in Abramowitz and
     Stegun, Handbook of Mathematical Functions, 1964, 26.7.3 and 26.7.4.
 
-    Raises EvidenceError: a probability outside 0 to 1, or no degree of freedom.
+    Raises:
+        EvidenceError: a probability outside 0 to 1, or no degree of freedom.
     """
     if not 0 < probability < 1 or degrees < 1:
         raise EvidenceError(f"quantile {probability!r} of Student's t with {degrees} degrees of freedom")

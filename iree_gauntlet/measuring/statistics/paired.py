@@ -44,7 +44,11 @@ class Interval:
 
 
 def compute_log_ratios(blocks: Sequence[Block], location: Location = Location.MIN) -> NDArray[np.float64]:
-    """log(B/A) of each block. Raises EvidenceError: no blocks."""
+    """log(B/A) of each block.
+
+    Raises:
+        EvidenceError: no blocks.
+    """
     if not blocks:
         raise EvidenceError("no blocks to compare", "take at least one round of each side")
     return np.array([block.compute_log_ratio(location) for block in blocks], dtype=np.float64)
@@ -53,7 +57,8 @@ def compute_log_ratios(blocks: Sequence[Block], location: Location = Location.MI
 def sort_walsh_averages(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """The n(n+1)/2 averages (vᵢ + vⱼ)/2, i ≤ j, rising.
 
-    Raises EvidenceError: no values, more than 1,000, or one that is not finite.
+    Raises:
+        EvidenceError: no values, more than 1,000, or one that is not finite.
     """
     if not 1 <= values.size <= _MAX_BLOCKS or not np.isfinite(values).all():
         raise EvidenceError(f"{values.size} log ratios, expected 1 to {_MAX_BLOCKS} finite numbers")
@@ -69,8 +74,9 @@ def rank_estimate(walsh: NDArray[np.float64]) -> float:
 def rank_interval(walsh: NDArray[np.float64], level: float) -> Interval:
     """The interval of the location that holds with probability 1 − level or more.
 
-    `walsh`: sorted Walsh averages of the values. `level`: two-sided; too small a one for so few values gives an
-    infinite interval.
+    Args:
+        walsh: sorted Walsh averages of the values.
+        level: two-sided; too small a one for so few values gives an infinite interval.
     """
     needed = _find_critical_count(_count(walsh), level / 2)
     if needed > walsh.size:
@@ -130,8 +136,15 @@ def bootstrap_t_interval(
     Efron and Tibshirani, An Introduction to the Bootstrap, 1993, §12.5: each resample gives (mean* − mean)/se*, and
     their quantiles take the place of Student's. The block order is no matter here.
 
-    `seed`: the same seed gives the same interval. Raises EvidenceError: too few blocks or draws, rounds of unequal
-    length, a level outside 0 to 1.
+    Args:
+        blocks: at least three, all rounds with the same number of repetitions.
+        level: two-sided.
+        seed: the same seed gives the same interval.
+        draws: resamples.
+        location: which figure stands for a round.
+
+    Raises:
+        EvidenceError: too few blocks or draws, rounds of unequal length, a level outside 0 to 1.
     """
     if len(blocks) < 3 or draws < 100 or not 0 < level < 1 or seed < 0:
         raise EvidenceError(

@@ -127,7 +127,9 @@ def collect_heading_facts(header: Mapping[str, Any] | None, rows: Sequence[Row])
 def remarks(header: Mapping[str, Any] | None, rows: Sequence[Row]) -> tuple[str, ...]:
     """What a reader must know before the figures: that a sweep did not finish, and what has none and why.
 
-    `header`: of the run, with its `state` and the points that are `missing`.
+    Args:
+        header: of the run, with its `state` and the points that are `missing`.
+        rows: of all points that finished.
     """
     header = header or {}
     points: dict[tuple[str, str], list[str]] = {}

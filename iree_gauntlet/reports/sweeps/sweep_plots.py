@@ -434,7 +434,9 @@ def _scale(figure: Figure, limit: float, columns: int) -> None:
 def scale_limit(ratios: Iterable[float], *, most: float = _MOST) -> float:
     """How many octaves to each side of 1.0 a scale needs: the same to both, so that 1.0 is its middle.
 
-    `ratios`: what is to be shown; those that are not positive and finite do not count.
+    Args:
+        ratios: what is to be shown; those that are not positive and finite do not count.
+        most: beyond this, values lie at the end of the scale.
     """
     octaves = (abs(math.log2(ratio)) for ratio in ratios if 0 < ratio < math.inf)
     return min(most, max(_LEAST, *octaves, 0.0))

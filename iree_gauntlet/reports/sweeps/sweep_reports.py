@@ -189,10 +189,12 @@ def make_oss_records(
 ) -> list[dict[str, Any]]:
     """The records of all figures that are finite.
 
-    `header`: of the run: `run`, `toolchain`, `machine`, `versions`, and `gpus` where it ran on some, each with `name`
-    and `memory_bytes`; `state`, which is in every record where it is not `complete`; `targets`: the value that a metric
-    should have, by its name and then by `<recipe>@<model.name>` or `<recipe>`; 0 for those that are not named, which
-    dashboards read as none.
+    Args:
+        rows: of all points.
+        header: of the run: `run`, `toolchain`, `machine`, `versions`, and `gpus` where it ran on some, each with
+            `name` and `memory_bytes`; `state`, which is in every record where it is not `complete`.
+        targets: the value that a metric should have, by its name and then by `<recipe>@<model.name>` or `<recipe>`; 0
+            for those that are not named, which dashboards read as none.
     """
     baselines = {row.point: row for row in rows if row.is_baseline}
     shapes: dict[str, set[tuple[str, ...]]] = {}

@@ -304,7 +304,9 @@ def write_results_csv(rows: Sequence[Row], header: Mapping[str, Any] | None = No
 
     A point without figures (of a sweep that was interrupted, say) has a line with its status and the reason.
 
-    `header`: of the run, with the points that are `missing`.
+    Args:
+        rows: of all points that finished.
+        header: of the run, with the points that are `missing`.
     """
     stream = io.StringIO(newline="")
     writer = csv.writer(stream)

@@ -94,12 +94,7 @@ def _become_child(
     server: int,
     told: int,
 ) -> NoReturn:
-    """Do what a request asks for, and end the process.
-
-    It begins as a copy of the server, the compiler loaded, and must never return into the server's loop.
-
-    `told`: file descriptor that gives a byte when the client was told of this process, and none if it never is.
-    """
+    """Do what a request asks for, and end the process."""
     code = _EXIT_DEFECT
     if not os.read(told, 1):
         os._exit(code)

@@ -59,8 +59,11 @@ class LibraryMissingError(Exception):
 class CompilerLibrary:
     """The library, with its global state made once, before any fork.
 
-    `package`: folder of `iree.compiler`. Raises LibraryMissingError: it is not there, cannot be loaded, or lacks an
-    entry point.
+    Args:
+        package: folder of `iree.compiler`.
+
+    Raises:
+        LibraryMissingError: it is not there, cannot be loaded, or lacks an entry point.
     """
 
     def __init__(self, package: Path) -> None:
@@ -149,7 +152,8 @@ def find_package() -> Path:
 
     Leaves an empty package of that name behind, so that its parts can be imported without all of it.
 
-    Raises LibraryMissingError: this Python has none.
+    Raises:
+        LibraryMissingError: this Python has none.
     """
     try:
         spec = importlib.util.find_spec("iree.compiler")

@@ -78,7 +78,11 @@ class OpenDevice:
         return np.array(memory.map().asarray(view.shape, self._find_types(view)[1]))
 
     def type_name(self, view: View) -> str:
-        """The name of a buffer's element type. Raises PlanError: for one that is not known here."""
+        """The name of a buffer's element type.
+
+        Raises:
+            PlanError: for one that is not known here.
+        """
         return self._find_types(view)[0]
 
     def _find_types(self, view: View) -> tuple[str, np.dtype[Any]]:
@@ -108,8 +112,15 @@ def copy_to_host(runtime: Native, device: Native, allocator: Native, source: Nat
 class LoadedProgram:
     """A function of modules that are loaded on a device, in a context of their own.
 
-    `trace`: takes what the modules trace: a key, and views of tensors; None for what the runtime does with it. Raises
-    PlanError: where the last module has no such function.
+    Args:
+        device: where.
+        modules: files, in the order of loading.
+        parameters: scope and file.
+        function: of the last module.
+        trace: takes what the modules trace: a key, and views of tensors; None for what the runtime does with it.
+
+    Raises:
+        PlanError: where the last module has no such function.
     """
 
     def __init__(
@@ -144,7 +155,9 @@ class LoadedProgram:
     def start(self, arguments: Sequence[View], after: Fence = None) -> tuple[list[View], Fence]:
         """Begin a call, and do not wait for it.
 
-        `after`: a fence that is waited for first; None for nothing.
+        Args:
+            arguments: on the device.
+            after: a fence that is waited for first; None for nothing.
 
         Returns:
             The outputs, which may be handed on with `after`, and the fence after which they may be read.

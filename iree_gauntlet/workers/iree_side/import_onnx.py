@@ -46,7 +46,8 @@ class ImportFailedError(Exception):
 def parse_shape(text: str) -> tuple[str, Shape]:
     """Read `NAME=1x3x48x192` (`NAME=` for a scalar).
 
-    Raises InputError: where the text is not of that form, or a dimension is not positive.
+    Raises:
+        InputError: where the text is not of that form, or a dimension is not positive.
     """
     # Input names may hold `=` and `:`; dimensions never do, so the last `=` separates.
     name, separator, dimensions = text.rpartition("=")
@@ -119,14 +120,17 @@ def _get_opset(model: onnx.ModelProto) -> int:
 def prepare(model: onnx.ModelProto, shapes: dict[str, Shape], opset: int | None) -> onnx.ModelProto:
     """Fix input shapes, convert the opset, infer shapes.
 
-    `model`: the model as read; it is changed. `shapes`: static shape by name of a graph input; inputs not named stay as
-    they are. `opset`: version of the default operator set to convert to; None keeps the file's.
+    Args:
+        model: the model as read; it is changed.
+        shapes: static shape by name of a graph input; inputs not named stay as they are.
+        opset: version of the default operator set to convert to; None keeps the file's.
 
     Returns:
         The prepared model.
 
-    Raises InputError: an unknown input, a shape that does not fit, an opset lower than the file's. ImportFailedError:
-    the opset conversion or the shape inference failed.
+    Raises:
+        InputError: an unknown input, a shape that does not fit, an opset lower than the file's.
+        ImportFailedError: the opset conversion or the shape inference failed.
     """
     import onnx.shape_inference  # noqa: PLC0415
     import onnx.version_converter  # noqa: PLC0415
@@ -174,7 +178,11 @@ def _get_first_line(error: Exception) -> str:
 
 
 def load_onnx(path: Path) -> onnx.ModelProto:
-    """The model of a file. Raises InputError: it cannot be read, or is none."""
+    """The model of a file.
+
+    Raises:
+        InputError: it cannot be read, or is none.
+    """
     import onnx  # noqa: PLC0415
     from google.protobuf.message import DecodeError  # noqa: PLC0415
 
@@ -228,7 +236,8 @@ def import_parser(prog: str = "import_onnx.py") -> argparse.ArgumentParser:
 def prepare_as_asked(arguments: argparse.Namespace) -> onnx.ModelProto:
     """The prepared model of a command line.
 
-    Raises InputError, ImportFailedError: as of `prepare`, or the file cannot be read.
+    Raises:
+        InputError, ImportFailedError: as of `prepare`, or the file cannot be read.
     """
     shapes: dict[str, Shape] = {}
     for name, shape in map(parse_shape, arguments.shape):

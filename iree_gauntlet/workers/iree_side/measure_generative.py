@@ -93,7 +93,16 @@ def generate(
     tokens: int,
     clock: Callable[[], int] = time.perf_counter_ns,
 ) -> Generation:
-    """Make tokens, each from the logits of the step before. `clock`: in ns."""
+    """Make tokens, each from the logits of the step before.
+
+    Args:
+        prefill: gives the first logits.
+        decode: gives the next ones for a token and its position.
+        choose: the tokens of logits.
+        position: of the token that decode is given first.
+        tokens: how many, that of prefill included.
+        clock: in ns.
+    """
     chosen: list[Tokens] = []
     found: list[Array] = []
     times: list[int] = []
@@ -107,10 +116,7 @@ def generate(
 
 
 def choose_most_likely(logits: Array, type_name: str) -> Tokens:
-    """The tokens of the largest logits, the first of equal ones; NaN counts as the largest, as in torch.
-
-    `logits`: [batch, vocabulary], as bits.
-    """
+    """The tokens of the largest logits, the first of equal ones; NaN counts as the largest, as in torch."""
     values = (logits.astype("<u4") << 16).view("<f4") if type_name == "bf16" else logits
     found: Tokens = np.argmax(values, axis=-1, keepdims=True).astype(np.int64)
     return found
@@ -135,7 +141,13 @@ class GenerationPlan:
 class Generator:
     """Both programs on one device, and the state between their calls.
 
-    Raises PlanError: where the plan contradicts itself.
+    Args:
+        device: of both.
+        inputs: of prefill, with their element types.
+        plan: see the module.
+
+    Raises:
+        PlanError: where the plan contradicts itself.
     """
 
     def __init__(self, device: OpenDevice, inputs: list[TypedArray], plan: GenerationPlan) -> None:
@@ -158,7 +170,9 @@ class Generator:
     def generate(self) -> Generation:
         """One generation, from the inputs on.
 
-        Raises PlanError: where a program does not return what the plan says. RuntimeError: where the runtime fails.
+        Raises:
+            PlanError: where a program does not return what the plan says.
+            RuntimeError: where the runtime fails.
         """
         return generate(self.prefill, self.decode, self.choose, self._position, self._tokens)
 
@@ -193,7 +207,7 @@ class Generator:
 
 
 def overhead_us(clock: Callable[[], int] = time.perf_counter_ns) -> float:
-    """What the loop itself takes, a token. `clock`: in ns."""
+    """What the loop itself takes, a token."""
     token, logits = np.zeros((1, 1), np.int64), np.zeros((1, 1), np.float32)
     begin = clock()
     generate(lambda: logits, lambda _token, _position: logits, lambda _logits: token, 0, _OVERHEAD_TOKENS, clock)
@@ -203,8 +217,9 @@ def overhead_us(clock: Callable[[], int] = time.perf_counter_ns) -> float:
 def measure(said: dict[str, Any]) -> dict[str, Any]:
     """Measure as a plan says; the answer.
 
-    Raises PlanError: for a plan that cannot be used; also OSError, ValueError and KeyError. RuntimeError: where the
-    runtime failed.
+    Raises:
+        PlanError: for a plan that cannot be used; also OSError, ValueError and KeyError.
+        RuntimeError: where the runtime failed.
     """
     plan = read_plan(GenerationPlan, said)
     generations, warm_up = plan.generations, plan.warm_up

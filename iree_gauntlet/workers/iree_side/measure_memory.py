@@ -76,7 +76,9 @@ def drop_every_second(samples: Sequence[Sample]) -> list[Sample]:
 class MemoryWatch:
     """Looks at this process's memory while its block lasts, from a thread of its own.
 
-    `most`: samples that are kept; with more, every second one goes, and it looks half as often.
+    Args:
+        interval_ms: how often, at first.
+        most: samples that are kept; with more, every second one goes, and it looks half as often.
     """
 
     def __init__(self, interval_ms: float, most: int = _MOST_SAMPLES) -> None:
@@ -152,8 +154,9 @@ class MemoryWatch:
 def measure(plan: dict[str, Any]) -> dict[str, Any]:
     """Watch memory as a plan says; the answer.
 
-    Raises PlanError: for a plan that cannot be used; also OSError, ValueError and KeyError. RuntimeError: where the
-    runtime failed.
+    Raises:
+        PlanError: for a plan that cannot be used; also OSError, ValueError and KeyError.
+        RuntimeError: where the runtime failed.
     """
     interval_ms, calls = float(plan["interval_ms"]), int(plan["calls"])
     if interval_ms <= 0 or len(plan["devices"]) != 1:

@@ -117,8 +117,15 @@ class _ModulePlan:
 class Context:
     """A program, called in groups with inputs from the host.
 
-    `fetch`: indices of the outputs that each call brings to the host; None for all. `carry`: None for nothing. Raises
-    PlanError: where `carry` names inputs that there are not.
+    Args:
+        program: what is called.
+        inputs: arrays on the host, with their element types.
+        in_flight: calls of a group, pushed before the first one is waited for.
+        fetch: indices of the outputs that each call brings to the host; None for all.
+        carry: None for nothing.
+
+    Raises:
+        PlanError: where `carry` names inputs that there are not.
     """
 
     def __init__(
@@ -144,8 +151,12 @@ class Context:
     def first(self, *, whole: bool, inputs: Inputs | None = None) -> list[tuple[str, Array | None]]:
         """One call alone; the element types of all its outputs, with those that were brought to the host.
 
-        `inputs`: None for the context's own. Raises PlanError: where `fetch` or `carry` names outputs that the function
-        has not.
+        Args:
+            whole: whether all outputs are brought.
+            inputs: None for the context's own.
+
+        Raises:
+            PlanError: where `fetch` or `carry` names outputs that the function has not.
         """
         arguments = self._push_arguments(self._inputs if inputs is None else inputs, self._start)
         if self.pushed_async:
@@ -167,7 +178,8 @@ class Context:
     def group(self, items: Sequence[Inputs] | None = None) -> list[list[Array]]:
         """A group of calls; the outputs of each that are brought to the host, in the order of `fetch`.
 
-        `items`: the inputs of each call; None for the context's own, `in_flight` times.
+        Args:
+            items: the inputs of each call; None for the context's own, `in_flight` times.
         """
         calls = [self._inputs] * self.in_flight if items is None else items
         return self._start_all(calls) if self.pushed_async else self._call_one_by_one(calls)
@@ -212,7 +224,13 @@ def run_loop(
 ) -> Loop:
     """Calls as often as asked for, shared out over contexts that run in parallel.
 
-    `calls`: in all; at least one a context. `clock`: in ns. Raises BaseException: what a call raises.
+    Args:
+        contexts: a function for each, which is one call.
+        calls: in all; at least one a context.
+        clock: in ns.
+
+    Raises:
+        BaseException: what a call raises.
     """
     shares = [calls // len(contexts) + (index < calls % len(contexts)) for index in range(len(contexts))]
     if len(contexts) == 1:
@@ -232,7 +250,7 @@ def run_loop(
 
 
 def overhead_us(clock: Callable[[], int] = time.perf_counter_ns) -> float:
-    """What the loop itself takes, a call. `clock`: in ns."""
+    """What the loop itself takes, a call."""
     loop = run_loop([lambda: None], _OVERHEAD_CALLS, clock)
     return loop.total_ns / _OVERHEAD_CALLS / _NS_PER_US
 
@@ -240,7 +258,9 @@ def overhead_us(clock: Callable[[], int] = time.perf_counter_ns) -> float:
 def read_contexts(said: dict[str, Any], inputs: Inputs) -> list[Context]:
     """The contexts of a plan, loaded.
 
-    Raises PlanError: where the plan contradicts itself or the program. RuntimeError: where the runtime cannot load it.
+    Raises:
+        PlanError: where the plan contradicts itself or the program.
+        RuntimeError: where the runtime cannot load it.
     """
     plan = read_plan(_ModulePlan, said)
     uris, calls, in_flight = plan.devices, plan.calls, plan.in_flight
@@ -259,8 +279,9 @@ def read_contexts(said: dict[str, Any], inputs: Inputs) -> list[Context]:
 def measure(said: dict[str, Any]) -> dict[str, Any]:
     """Measure as a plan says; the answer.
 
-    Raises PlanError: for a plan that cannot be used; also OSError, ValueError and KeyError. RuntimeError: where the
-    runtime failed.
+    Raises:
+        PlanError: for a plan that cannot be used; also OSError, ValueError and KeyError.
+        RuntimeError: where the runtime failed.
     """
     plan = read_plan(_ModulePlan, said)
     inputs = read_arrays(plan.inputs)
@@ -284,7 +305,14 @@ def measure(said: dict[str, Any]) -> dict[str, Any]:
 def figures(
     contexts: Sequence[Context], starts: tuple[int, int, int], total_ns: int, call_ns: Sequence[Sequence[int]]
 ) -> dict[str, Any]:
-    """What an answer says of times and memory. `starts`: of loading, of the first call, and its end, in ns."""
+    """What an answer says of times and memory.
+
+    Args:
+        contexts: that were called.
+        starts: of loading, of the first call, and its end, in ns.
+        total_ns: of the loop.
+        call_ns: of each group of calls, by context.
+    """
     begin, loaded, first = starts
     in_flight = contexts[0].in_flight
     return {

@@ -58,7 +58,10 @@ def measure_best_seconds(
 ) -> float:
     """The shortest time of a call, after one that warms up.
 
-    `seconds`: that the calls take together, at least; there are three or more. `clock`: in seconds.
+    Args:
+        call: what is timed.
+        seconds: that the calls take together, at least; there are three or more.
+        clock: in seconds.
     """
     call()
     best, count, begin = float("inf"), 0, clock()
@@ -75,7 +78,10 @@ def measure_product_rate(
 ) -> tuple[float, int]:
     """Operations a second of an f32 matrix product, and the side of the matrices that reached it.
 
-    `clock`: in seconds.
+    Args:
+        sizes: sides of the matrices.
+        seconds: for all sizes together, at least.
+        clock: in seconds.
     """
     found = []
     for size in sizes:
@@ -90,8 +96,11 @@ def measure_product_rate(
 def copy_rate(size: int, threads: int, seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
     """Bytes a second that threads move between memory and memory, read and written ones counted.
 
-    `size`: bytes of the array, which is shared out. `threads`: each copies its own part; NumPy gives up Python's lock
-    meanwhile. `clock`: in seconds.
+    Args:
+        size: bytes of the array, which is shared out.
+        threads: each copies its own part; NumPy gives up Python's lock meanwhile.
+        seconds: at least.
+        clock: in seconds.
     """
     source = np.ones(size // 8, np.float64)
     target = np.zeros_like(source)
@@ -107,7 +116,11 @@ def copy_rate(size: int, threads: int, seconds: float, clock: Callable[[], float
 
 
 def measure(said: dict[str, Any]) -> dict[str, Any]:
-    """Measure as a plan says; the answer. Raises PlanError: for a plan that cannot be used; also KeyError."""
+    """Measure as a plan says; the answer.
+
+    Raises:
+        PlanError: for a plan that cannot be used; also KeyError.
+    """
     plan = read_plan(_RooflinePlan, said)
     sizes, threads = plan.matrix_sizes, plan.threads
     copied, seconds = plan.copy_bytes, plan.seconds

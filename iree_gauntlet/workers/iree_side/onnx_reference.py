@@ -92,13 +92,19 @@ class ReferenceProgram(Protocol):
         """In the order of the graph's."""
 
     def run(self, arrays: Sequence[Array]) -> dict[str, Array]:
-        """Outputs by name, in the order of the graph's. Raises InferenceFailedError: it cannot be run on these."""
+        """Outputs by name, in the order of the graph's.
+
+        Raises:
+            InferenceFailedError: it cannot be run on these.
+        """
 
 
 class OnnxRuntime:
     """A model in onnxruntime: one thread, the processor's own provider.
 
-    Raises PlanError: there is no onnxruntime. InferenceFailedError: it cannot load the model.
+    Raises:
+        PlanError: there is no onnxruntime.
+        InferenceFailedError: it cannot load the model.
     """
 
     name = "onnxruntime"
@@ -156,7 +162,11 @@ class OnnxRuntime:
 class OnnxEvaluator:
     """A model in onnx's own reference evaluator.
 
-    `model`: of `onnx.load`, with its weights. Raises InferenceFailedError: it cannot load the model.
+    Args:
+        model: of `onnx.load`, with its weights.
+
+    Raises:
+        InferenceFailedError: it cannot load the model.
     """
 
     name = "onnx"
@@ -194,7 +204,12 @@ class OnnxEvaluator:
 def load_reference(file: Path | bytes, model: onnx.ModelProto) -> tuple[ReferenceProgram, list[str]]:
     """onnxruntime, or where it cannot load a model, onnx's evaluator; and why it is not onnxruntime.
 
-    `model`: the same, as of `onnx.load`. Raises InferenceFailedError: neither can load it.
+    Args:
+        file: of the model, or its content.
+        model: the same, as of `onnx.load`.
+
+    Raises:
+        InferenceFailedError: neither can load it.
     """
     try:
         return OnnxRuntime(file), []
@@ -205,7 +220,8 @@ def load_reference(file: Path | bytes, model: onnx.ModelProto) -> tuple[Referenc
 def load_evaluator_instead(model: onnx.ModelProto, why: str) -> ReferenceProgram:
     """Onnx's evaluator, where onnxruntime does not run a model.
 
-    Raises InferenceFailedError: it cannot load the model; why onnxruntime does not run it is said too.
+    Raises:
+        InferenceFailedError: it cannot load the model; why onnxruntime does not run it is said too.
     """
     try:
         return OnnxEvaluator(model)
@@ -234,7 +250,13 @@ def require_inputs(inputs: Sequence[ReferenceInput], arrays: Sequence[object]) -
 def read_input(text: str, cwd: str, dtype_name: str) -> Array:
     """What is written behind `--input=`, as the array that a reference takes.
 
-    `text`: `@x.npy`, `4xf32=@x.bin`, `4xf32=1`. Raises PlanError: it is no tensor, or one that is not read here.
+    Args:
+        text: `@x.npy`, `4xf32=@x.bin`, `4xf32=1`.
+        cwd: where its files lie.
+        dtype_name: of the model's input.
+
+    Raises:
+        PlanError: it is no tensor, or one that is not read here.
     """
     try:
         value = read_value(text, cwd)
@@ -271,7 +293,8 @@ def pack_bytes(array: Array) -> bytes:
 def tensor_type(name: str, array: Any) -> str:
     """The type of an output in IREE's notation: `1x64xi64`.
 
-    Raises PlanError: it is no tensor of numbers that IREE's tools know.
+    Raises:
+        PlanError: it is no tensor of numbers that IREE's tools know.
     """
     found = array.dtype.name if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
     element = ELEMENT_TYPES.get(found)

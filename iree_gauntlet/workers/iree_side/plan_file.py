@@ -49,7 +49,11 @@ class PlanError(Exception):
 
 
 def read_plan(kind: type[_Plan], said: Mapping[str, Any]) -> _Plan:
-    """A plan as a dataclass whose fields are its keys; others are passed over. Raises KeyError: it lacks one."""
+    """A plan as a dataclass whose fields are its keys; others are passed over.
+
+    Raises:
+        KeyError: it lacks one without a default.
+    """
     asked = [
         item.name
         for item in fields(cast("Any", kind))
@@ -59,7 +63,11 @@ def read_plan(kind: type[_Plan], said: Mapping[str, Any]) -> _Plan:
 
 
 def get_host_type(name: str) -> np.dtype[Any]:
-    """The NumPy type that holds an element type's bits. Raises PlanError: for a type that is not known."""
+    """The NumPy type that holds an element type's bits.
+
+    Raises:
+        PlanError: for a type that is not known.
+    """
     if name not in ELEMENT_TYPES:
         raise PlanError(f"unknown element type {name!r}; known: {', '.join(ELEMENT_TYPES)}")
     return np.dtype(ELEMENT_TYPES[name][1])
@@ -68,7 +76,8 @@ def get_host_type(name: str) -> np.dtype[Any]:
 def hold_bits(array: Array, name: str) -> Array:
     """An array as the runtime takes it: contiguous, and of the type that holds its bits.
 
-    Raises PlanError: where it has another one.
+    Raises:
+        PlanError: where it has another one.
     """
     if array.dtype != get_host_type(name):
         raise PlanError(f"holds {array.dtype}, and {name} is held by {ELEMENT_TYPES[name][1][1:]}")
@@ -97,7 +106,8 @@ def call_times(
 def read_arrays(items: Sequence[Mapping[str, Any]], folder: Path = Path()) -> list[TypedArray]:
     """The arrays of a plan or, by their names in its folder, of a build; with their element types.
 
-    Raises PlanError: names the file that cannot be read, or is not of the type that the plan says.
+    Raises:
+        PlanError: names the file that cannot be read, or is not of the type that the plan says.
     """
     found = []
     for item in items:
@@ -115,7 +125,10 @@ def read_arrays(items: Sequence[Mapping[str, Any]], folder: Path = Path()) -> li
 def write_arrays(folder: str, name: str, arrays: Iterable[tuple[str, Array | None]]) -> list[dict[str, Any]]:
     """Write arrays as `<name>_0.npy`, ….
 
-    `folder`: where to; empty for nowhere. `arrays`: element type and bits; None for one that was not fetched.
+    Args:
+        folder: where to; empty for nowhere.
+        name: begins their names.
+        arrays: element type and bits; None for one that was not fetched.
 
     Returns:
         What the answer says of each: file, empty where there is none; type; shape, where it was fetched.
@@ -135,8 +148,10 @@ def write_arrays(folder: str, name: str, arrays: Iterable[tuple[str, Array | Non
 def answer_plan(words: Sequence[str], measure: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
     """Run a script of one plan, and write what it measured to standard output.
 
-    `measure`: what to do with the plan; raises PlanError, OSError, ValueError or KeyError for a plan that cannot be
-    used and RuntimeError for a runtime that failed.
+    Args:
+        words: the command line, with the script's name.
+        measure: what to do with the plan; raises PlanError, OSError, ValueError or KeyError for a plan that cannot
+            be used and RuntimeError for a runtime that failed.
 
     Returns:
         The exit code.

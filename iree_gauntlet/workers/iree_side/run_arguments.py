@@ -96,7 +96,12 @@ def count_bytes(shape: tuple[int, ...], element_type: str) -> int:
 def read_value(text: str, folder: str) -> ArgumentValue | None:
     """Reads an argument; None for one that says that nothing is expected.
 
-    Raises UnsupportedError: it is not read here.
+    Args:
+        text: what stands behind the flag.
+        folder: where relative paths begin.
+
+    Raises:
+        UnsupportedError: it is not read here.
     """
     text = text.strip()
     if text == "(ignored)":
@@ -142,7 +147,11 @@ def _compute_storage(shape: tuple[int, ...], element_type: str) -> tuple[tuple[i
 
 
 def open_file(path: str) -> int:
-    """A descriptor that reads a file. Raises UnsupportedError: it cannot be read."""
+    """A descriptor that reads a file.
+
+    Raises:
+        UnsupportedError: it cannot be read.
+    """
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (OSError, ValueError) as error:

@@ -50,7 +50,11 @@ _INTEGERS = {"int32": np.int32, "int64": np.int64}
 
 
 def make_inputs(inputs: Sequence[ReferenceInput]) -> list[Array]:
-    """Generate a value for each input of a session, in order. Raises PlanError: upstream makes none of its type."""
+    """Generate a value for each input of a session, in order.
+
+    Raises:
+        PlanError: upstream makes none of its type.
+    """
     generator = np.random.default_rng(0)
     arrays: list[Array] = []
     for value in inputs:

@@ -102,7 +102,11 @@ def compare_values(
 ) -> tuple[bool, float | None]:
     """Whether two arrays of the same type and shape pass, and the largest error of finite values.
 
-    `limits`: absolute and relative tolerance; None where values must be the same bytes.
+    Args:
+        actual: what the module gave, as its bits are held.
+        expected: what it should have given.
+        element_type: IREE's name of the type.
+        limits: absolute and relative tolerance; None where values must be the same bytes.
 
     Returns:
         The verdict; the error is 0 where all bytes are the same, and None where it was not looked for: for types of
@@ -277,7 +281,12 @@ class RunServer:
 
 
 def serve(requests: Any, answers: int) -> None:
-    """Answers requests until there are no more. `answers`: the descriptor that answers are written to."""
+    """Answers requests until there are no more.
+
+    Args:
+        requests: a file of lines.
+        answers: the descriptor that answers are written to.
+    """
     server = RunServer()
     memory = _PeakMemory()
     _write(answers, {"ready": True})

@@ -220,7 +220,7 @@ class _TraceLog:
 
 
 def _compare(plan: _TracePlan) -> None:
-    """Run both sides and write what is found. Raises PlanError: a side cannot be run."""
+    """Run both sides and write what is found."""
     folder = Path(plan.folder)
     sides = {
         name: _SideProcess(name, of_side, folder)
