@@ -40,26 +40,27 @@ COLUMNS = {
 }
 # What a function's name may begin with, so that a call says that something is done or asked.
 _VERBS = """
-    abandon abort acquire add adjust adopt advance allow announce answer append apply archive are arrange as ask
-    assume await batch become begin bind bisect blame block bootstrap bound bring build call can cancel capture
-    cast change check choose classify clean clear close collect combine compare compile complete compose compute
-    conclude configure confirm connect construct contain continue convert copy count cover create cut damage
-    decide declare decode decorate define demand describe detect diagnose did differ digest discard discover
-    distrust divide do does download draw drop dump edit emit empty enable encode end enqueue ensure enter
-    escape estimate evaluate exclude execute exit expand expect explain export extend extract fail feed fetch
-    fill filter find finish fit flatten follow forget form format free freeze from gather generate get give go
-    group guard guess hand handle hang has hash have hear hint hold import include infer inline insert inspect
-    install instantiate invoke is join judge keep kill know lay lead leave let link list load locate lock look
-    loosen make map mark match matches materialise may measure merge must name narrow needs normalise note
-    notice obey offer omit open order pack pad pair parse pass peek perform pick pin place plan pop prefill
-    prepare print profile propose prove provide prune publish pull pursue push put quantize quote raise rank
-    read reap rebuild receive recognise reconnect record reduce refer refine refuse register release reload
-    remember remove rename render renew repair repeat replace report request require reset resolve restore
-    resume retire retry return rewrite round run save say scale scan search seek select send serve set settle
-    shade shard shift ship shorten should show shut sign skip snapshot sort spell split squeeze start stop store
-    strip submit suggest sum supply switch sync take tell tend terminate test throw tick tidy time to touch
-    trace track train translate try turn unescape unlimit unpack unshare update use validate verify visit wait
-    wake walk warn was widen with withdraw without work wrap write yield
+    abandon abort acquire add adjust adopt advance allow announce answer append applies apply archive are
+    arrange as ask assume await batch become begin bind bisect blame block bootstrap bound breaks bring build
+    call came can cancel capture cast change check choose classify clean clear close collect combine compare
+    compile complete compose compute conclude configure confirm connect construct contain continue convert copy
+    count counts cover create cut damage decide declare decode decorate define demand describe detect diagnose
+    did differ digest discard discover distrust divide do does download draw drop dump edit emit empty enable
+    encode end enqueue ensure enter escape estimate evaluate exclude execute exists exit expand expect explain
+    export extend extract fail feed fetch fill filter find finish fit fits flatten follow forget form format
+    free freeze from gather generate get give go goes group guard guess hand handle hang has hash have hear hint
+    hold import include infer inline insert inspect install instantiate invoke is join judge keep kill know
+    lacked lay lead leave let link list load locate lock look loosen make makes map mark match matches
+    materialise may measure merge must name names narrow needs normalise note notice obey offer omit open order
+    pack pad pair parse pass peek perform pick pin place plan pop prefill prepare print profile propose prove
+    provide prune publish pull pursue push put quantize quote raise rank read reads reap rebuild receive
+    recognise reconnect record reduce refer refine refuse register release reload remember remove rename render
+    renew repair repeat replace report request require reset resolve restore resume retire retry return rewrite
+    round run save say scale scan search seek select send serve set settle shade shard shift ship shorten should
+    show shows shut sign skip snapshot sort spell split squeeze start stop store strip submit suggest sum supply
+    switch sync take tell tend terminate test throw tick tidy time to touch trace track train translate try turn
+    unescape unlimit unpack unshare update use validate verify visit wait wake walk warn was widen with withdraw
+    without work works wrap write yield
 """
 VERBS = frozenset(_VERBS.split())
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

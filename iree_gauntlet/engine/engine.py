@@ -186,7 +186,7 @@ class Engine:
         """
         if self._elsewhere is not None:
             return self._elsewhere.runner(steps, finished, self).run()
-        limits = ScheduleLimits(self.options.jobs, self.options.fail_fast, self._does_fit)
+        limits = ScheduleLimits(self.options.jobs, self.options.fail_fast, self._fits)
         try:
             return Scheduler(
                 _list_cached_last(steps), finished, limits, self._work, self.skip, self.abort, self.rest
@@ -199,7 +199,7 @@ class Engine:
         if not self._cancelled.is_set():
             self._session.cancel()
 
-    def _does_fit(self, step: Step) -> bool:
+    def _fits(self, step: Step) -> bool:
         """Whether there is memory for one more compile: the compiler holds a program several times."""
         sizes = [Path(item.path).stat().st_size for item in step.inputs if Path(item.path).is_file()]
         free = self._memory.available()

@@ -35,7 +35,7 @@ def require_whole_files(command: Command) -> None:
 
     for flag in (INPUT, EXPECTED):
         try:
-            read_arguments(filter(_has_file_name, values_of(command, flag)), Path(command.cwd))
+            read_arguments(filter(_names_file, values_of(command, flag)), Path(command.cwd))
         except UnreadError:
             raise
         except GauntletError:
@@ -77,5 +77,5 @@ def find_changed_goldens(command: Command) -> list[str]:
     return found
 
 
-def _has_file_name(text: str) -> bool:
+def _names_file(text: str) -> bool:
     return text.startswith(_FILE_MARKS) or text.partition("=")[2].startswith(_FILE_MARKS)

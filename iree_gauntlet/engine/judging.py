@@ -112,7 +112,7 @@ def after_process(
     if reason is None:
         reason = shorten(next((line for line in lines if line.strip()), ""))
     if not error and not outcome.signal:
-        error = _format_mistake(step, "\n".join((*lines, *outcome.tail)), reason)
+        error = _describe_mistake(step, "\n".join((*lines, *outcome.tail)), reason)
     failure = f"failed with exit code {outcome.exit_code}" + (f": {reason}" if reason else "")
     if outcome.signal:
         failure = f"crashed with {outcome.signal}"
@@ -132,7 +132,7 @@ def after_process(
     )
 
 
-def _format_mistake(step: Step, said: str, reason: str) -> str:
+def _describe_mistake(step: Step, said: str, reason: str) -> str:
     """What the spec asks for that is not there, or is none, behind the tool's name; empty where that is not why."""
     runs = step.stage in (Stage.THRESHOLD, Stage.BENCHMARK)
     if step.command and runs and (damaged := describe_unreadable(step.command)):

@@ -223,7 +223,7 @@ def started_runs(
     if not count or toolchain is None or not _has_runtime(toolchain):
         yield None
         return
-    environment = _collect_environment(toolchain)
+    environment = _make_environment(toolchain)
     memory = _compute_share_of_memory(jobs)
     with RunServers(toolchain.compiler.python, min(jobs, count), environment, memory_bytes=memory) as runs:
         runs.start()
@@ -246,7 +246,7 @@ def operator_performers(
         tempfile.TemporaryDirectory(
             prefix="scratch-", dir=folder if is_plain_path(str(folder)) else None, ignore_cleanup_errors=True
         ) as scratch,
-        CompileServer(toolchain.compiler.python, Path(scratch), _collect_environment(toolchain)) as compiles,
+        CompileServer(toolchain.compiler.python, Path(scratch), _make_environment(toolchain)) as compiles,
     ):
         memory = _compute_share_of_memory(run.jobs)
         processes = ServedCompiles(session.supervisor, folder, compiles, memory)
@@ -281,7 +281,7 @@ def _find_site_packages(toolchain: Toolchain) -> Path | None:
     return compiler.parents[2] if compiler.parts[-3:] == ("iree", "compiler", "_mlir_libs") else None
 
 
-def _collect_environment(toolchain: Toolchain) -> dict[str, str]:
+def _make_environment(toolchain: Toolchain) -> dict[str, str]:
     """What the servers inherit: what a user's PYTHONPATH names must not stand in for the IREE that was chosen."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     site = _find_site_packages(toolchain)

@@ -103,10 +103,10 @@ def blocked(step: Step, reason: str) -> Step:
 
 def _is_idle(case: Case) -> bool:
     """Whether a case is skipped and makes nothing that others need: then nothing is done for it."""
-    return bool(case.skip_reason) and (case.reference or not _does_make_modules(case))
+    return bool(case.skip_reason) and (case.reference or not _makes_modules(case))
 
 
-def _does_make_modules(case: Case) -> bool:
+def _makes_modules(case: Case) -> bool:
     """Whether a case defines a module, which others may use."""
     return any(module.origin.file == case.origin.file for module in (*case.modules, *case.extra_modules))
 
@@ -131,17 +131,17 @@ class _Planner:
         self._selected = [case for case in cases.cases if stages & _work(case)]
         self._active = [case for case in self._selected if not _is_idle(case)]
         self._used = {module.id for case in self._active for module in case.modules}
-        self._with_made = {case.id for case in self._active if self._does_read_parameters(case, stages)}
+        self._with_made = {case.id for case in self._active if self._reads_parameters(case, stages)}
         self._made = {made.module.id: made.module for case in self._active for _, made in self._list_made_values(case)}
         # A selected case that these stages leave out (a quality case while benchmarking) still makes its own module.
-        others = [case for case in cases.cases if not stages & _work(case) and _does_make_modules(case)]
+        others = [case for case in cases.cases if not stages & _work(case) and _makes_modules(case)]
         self._needed = self._used | self._made.keys()
         needed = (case for case in (*cases.required, *others) if self._needed & {module.id for module in case.modules})
         self._required = list(needed)
         self._required_ids = {case.id for case in self._required}
         self._owners: dict[str, Case] = {}
         for case in (*self._active, *self._required):
-            for module in self._plan(case):
+            for module in self._choose_modules(case):
                 if module.program.url and module.origin.file == case.origin.file:
                     self._owners.setdefault(module.id, case)
         self._problems: set[Problem] = set()
@@ -174,7 +174,7 @@ class _Planner:
         steps = sorted(self._steps.values(), key=lambda step: (step.chain, order[step.stage], step.id))
         return Plan(tuple(steps), tuple(sorted(self._problems)), tuple(sorted(self._broken)))
 
-    def _does_read_parameters(self, case: Case, asked: frozenset[Stage]) -> bool:
+    def _reads_parameters(self, case: Case, asked: frozenset[Stage]) -> bool:
         """Whether synthetic weights of a case are of use: its check is planned, or they are asked for themselves."""
         checks = {Stage.THRESHOLD} if case.kind is Kind.QUALITY else {Stage.COUNT, Stage.BENCHMARK}
         return bool(checks & self._stages) or Stage.PARAMETERS in asked or self._stages == {Stage.FETCH}
@@ -186,9 +186,9 @@ class _Planner:
 
     def _list_owned(self, case: Case) -> list[Module]:
         """The modules whose steps belong to a case's chain."""
-        return [module for module in self._plan(case) if self._owners.get(module.id) is case]
+        return [module for module in self._choose_modules(case) if self._owners.get(module.id) is case]
 
-    def _plan(self, case: Case) -> list[Module]:
+    def _choose_modules(self, case: Case) -> list[Module]:
         """The modules of a case that are made: all of a selected one, of a required one those that are used."""
         modules = [*case.modules, *case.extra_modules]
         required = case.id in self._required_ids
@@ -221,7 +221,7 @@ class _Planner:
             found = self._files[url] = StepInput("input", path, url, sha256)
         return found
 
-    def _make_file(self, role: str, url: str) -> StepInput:
+    def _make_input(self, role: str, url: str) -> StepInput:
         """A URL's file as an input of a step."""
         found = self._make_artifact(url)
         return found if found.role == role else StepInput(role, found.path, url, found.sha256)
@@ -300,7 +300,7 @@ class _Planner:
         for case in cases:
             for role, url in self._list_wanted(case):
                 if url and (url not in inputs or inputs[url].role == EXPECTED_OUTPUT):
-                    inputs[url] = self._make_file(role, url)
+                    inputs[url] = self._make_input(role, url)
         if not inputs:
             return
         missing = sum(not item.sha256 for item in inputs.values())
@@ -410,7 +410,7 @@ class _Planner:
         made = [StepInput("parameters", path) for path in archives if path]
         if case.reference:
             made.append(StepInput("reference", f"{self._places.folder(case.chain, Stage.REFERENCE)}/reference.zip"))
-        return (*modules, *made, *(self._make_file(role, url) for role, url in files if url))
+        return (*modules, *made, *(self._make_input(role, url) for role, url in files if url))
 
     def _plan_threshold(self, case: Case) -> None:
         flags, notes, unknown = self._run_flags(case, "iree-run-module")
@@ -487,8 +487,8 @@ class _Planner:
         argv = benchmark_argv(self._context.benchmark_module, case, flags, paths)
         archives = ((item, self._format_counted_archive(item)) for item in case.parameters if not item.url)
         files = [StepInput("parameters", path) for _, path in archives if path]
-        files += [self._make_file("parameters", item.url) for item in case.parameters if item.url]
-        files += [self._make_file("input", item.url) for item in case.inputs if item.url]
+        files += [self._make_input("parameters", item.url) for item in case.parameters if item.url]
+        files += [self._make_input("input", item.url) for item in case.inputs if item.url]
         step = self._make_step(
             case,
             Stage.COUNT,

@@ -136,8 +136,8 @@ def record_outputs(
         "run_onnx", f"{spec.name}: nothing was recorded", {**plan, "inputs": [plan["inputs"]], "last": True}
     )
     _require_worth(spec.name, answer, plan["tolerances"])
-    files = [_list_file(folder, index, item, plan["inputs"]) for index, item in enumerate(answer["outputs"])]
-    provenance = _collect_provenance(case, store, plan, answer, folder, files)
+    files = [_make_file(folder, index, item, plan["inputs"]) for index, item in enumerate(answer["outputs"])]
+    provenance = _describe_provenance(case, store, plan, answer, folder, files)
     folder.mkdir(parents=True, exist_ok=True)
     # The provenance last: where it is there and fits, the outputs are all there.
     for path, content, _ in files:
@@ -216,13 +216,13 @@ def _explain_why_idle(item: Mapping[str, Any], given: Mapping[str, float] | None
     """Why an output cannot tell anything; empty where it can."""
     if item["count"] and item["nans"] == item["count"]:
         return f"every value of output {item['name']!r} ({item['type']}) is NaN"
-    hidden, zeros_pass = _list_blind_spot(item, given or {})
+    hidden, zeros_pass = _inspect_output(item, given or {})
     if zeros_pass:
         return f"output {item['name']!r} ({item['type']}): {hidden}; remove the spec's tolerance to have one chosen"
     return ""
 
 
-def _list_blind_spot(item: Mapping[str, Any], allowed: Mapping[str, float]) -> tuple[str, bool]:
+def _inspect_output(item: Mapping[str, Any], allowed: Mapping[str, float]) -> tuple[str, bool]:
     """What `_find_blind_spot` finds in an output with these tolerances by element type."""
     element = item["type"].rpartition("x")[2]
     limit = allowed.get(element, 0.0)
@@ -239,7 +239,7 @@ def _list_notes(
     yield from answer["notes"]
     allowed = given or {element: item["atol"] for element, item in answer["allowed"].items()}
     for item in answer["outputs"]:
-        hidden, _ = _list_blind_spot(item, allowed)
+        hidden, _ = _inspect_output(item, allowed)
         if hidden:
             yield f"{item['name']} ({item['type']}): {hidden}"
         name, count = f"{item['name']} ({item['type']})", item["count"]
@@ -261,7 +261,7 @@ def _list_notes(
         yield f"outputs are {total / 1e6:.1f} MB together: smaller inputs keep a repository small"
 
 
-def _list_file(folder: Path, index: int, item: Mapping[str, Any], inputs: Sequence[str]) -> tuple[Path, bytes, str]:
+def _make_file(folder: Path, index: int, item: Mapping[str, Any], inputs: Sequence[str]) -> tuple[Path, bytes, str]:
     """Path and content of an output, and its type where the content does not say it.
 
     An input that a module hands through keeps the type that it came with, the .npy file's.
@@ -276,7 +276,7 @@ def _list_file(folder: Path, index: int, item: Mapping[str, Any], inputs: Sequen
     return folder / f"output_{index}.bin", content, item["type"]
 
 
-def _collect_provenance(
+def _describe_provenance(
     case: Case,
     store: ArtifactStore,
     plan: Mapping[str, Any],
@@ -302,7 +302,7 @@ def _collect_provenance(
             **(data if beside else {}),
         },
         "inputs": [
-            _collect_input(argument, text, known, store, folder)
+            _describe_input(argument, text, known, store, folder)
             for argument, text, known in zip(case.inputs, plan["inputs"], answer["inputs"], strict=True)
         ],
         "outputs": [
@@ -323,7 +323,7 @@ def _collect_provenance(
     }
 
 
-def _collect_input(
+def _describe_input(
     argument: Argument, text: str, known: Mapping[str, Any], store: ArtifactStore, folder: Path
 ) -> dict[str, Any]:
     """What a provenance says of an input: of a file its hash, of what is written in the spec the text."""

@@ -210,7 +210,7 @@ class StepGraph:
             place = self._at[1]
             if self._waiting[place]:
                 self._waiting[place] = False
-                return self._steps[place], self._format_obstacle(self._steps[place])
+                return self._steps[place], self._describe_obstacle(self._steps[place])
         self._at = (0, -1)
         return None
 
@@ -252,10 +252,10 @@ class StepGraph:
 
     def _note_ready(self, place: int) -> None:
         step = self._steps[place]
-        if self._waiting[place] and not self._format_obstacle(step):
+        if self._waiting[place] and not self._describe_obstacle(step):
             self._enqueue(place)
 
-    def _format_obstacle(self, step: Step) -> str:
+    def _describe_obstacle(self, step: Step) -> str:
         """Why a step cannot run; empty where nothing is known that keeps it from running."""
         if self._stopped_by:
             return f"stopped by --fail-fast after {self._stopped_by}"

@@ -162,7 +162,7 @@ def _measure(
             "sides": {side.name: side.as_dict() for side in sides},
             "models": list(steps),
             "left_out": left_out,
-            "benchmarks": _describe_benchmarks(steps, sides) if settings.metric == "time" else {},
+            "benchmarks": _collect_benchmarks(steps, sides) if settings.metric == "time" else {},
         },
     )
     measured = evidence_of(earlier)
@@ -226,7 +226,7 @@ def _measure_elsewhere(
     return verdicts
 
 
-def _describe_benchmarks(chains: Iterable[str], sides: tuple[PreparedSide, PreparedSide]) -> dict[str, dict[str, Any]]:
+def _collect_benchmarks(chains: Iterable[str], sides: tuple[PreparedSide, PreparedSide]) -> dict[str, dict[str, Any]]:
     """How each model is benchmarked, for `explain --slower`, which benchmarks parts of it."""
     parts = ("command", "timeout", "resources")
     return {
@@ -283,11 +283,11 @@ def _choose(request: RunRequest, settings: CompareSettings, machines: ComparingM
         return replace(chosen, stages=(Stage.COUNT,))
     stages = chosen.stages
     if settings.metric == "time":
-        stages = (*stages, *([Stage.COUNT] if _does_count_work(settings, request, machines) else []), Stage.BENCHMARK)
+        stages = (*stages, *([Stage.COUNT] if _counts_work(settings, request, machines) else []), Stage.BENCHMARK)
     return replace(chosen, stages=tuple(dict.fromkeys(stages)))
 
 
-def _does_count_work(settings: CompareSettings, request: RunRequest, machines: ComparingMachines | None) -> bool:
+def _counts_work(settings: CompareSettings, request: RunRequest, machines: ComparingMachines | None) -> bool:
     """Whether instructions are counted beside the times: where that is not declined, and something here counts them."""
     if settings.no_work or machines is not None:
         return False

@@ -225,7 +225,7 @@ class _Explainer:
         if not early:
             self._note_found(failure, "probes", {"probes": [asdict(item) for item in probed]})
         mended = ", ".join(f"{item.name} (`{item.flag}`)" for item in probed if item.verdict == "passes")
-        return self._find_bundle(failure, forms, tools, f"Mended by: {mended}." if mended else "")
+        return self._write_bundle(failure, forms, tools, f"Mended by: {mended}." if mended else "")
 
     def _reduce(self, failure: Failure, symptom: Symptom, tools: Tools) -> tuple[Reduced | None, str]:
         """What is left of a program; or why nothing could be taken from it."""
@@ -305,7 +305,7 @@ class _Explainer:
             raise GauntletError("it would hold the model's own values, which --no-weights leaves out", "")
         return of_program(failure, symptom, why, self.machine.iree)
 
-    def _find_bundle(
+    def _write_bundle(
         self, failure: Failure, forms: Iterator[tuple[str, Contents]], tools: Tools, known: str
     ) -> dict[str, Any] | None:
         """The first that shows the failure when it is run, as it is recorded; None where none does."""
@@ -451,7 +451,7 @@ def _begin_probes(
             ran = tools.run_module("probe_local_sync", argv, timeout=failure.timeout, cwd=failure.cwd)
         return Probed("one thread", "--device=local-sync", *_decide_verdict(ran, symptom))
 
-    known = [(name, flag) for name, flag in _PROBES if tools.knows(COMPILE, flag) and _does_apply(flag, failure)]
+    known = [(name, flag) for name, flag in _PROBES if tools.knows(COMPILE, flag) and _applies(flag, failure)]
     probes = [pool.submit(one, name, flag) for name, flag in known]
     if failure.argv and failure.device == "local-task":
         probes.append(pool.submit(one_thread))
@@ -465,7 +465,7 @@ def _is_side_by_side(failure: Failure) -> bool:
     return sum(sizes) <= _SMALL_BYTES
 
 
-def _does_apply(flag: str, failure: Failure) -> bool:
+def _applies(flag: str, failure: Failure) -> bool:
     of_cpu = any("llvm-cpu" in word for word in failure.flags)
     return of_cpu or not flag.startswith("--iree-llvmcpu")
 

@@ -181,7 +181,7 @@ class _SlownessExplainer:
         try:
             found = find_slow_dispatch(slower, (tools[0], tools[1]), self.session, lambda text: self._say(slower, text))
             self._note_found(slower, "slower", _note_found(found))
-            bundled = found.slow is not None and self._bundle(slower, found.slow)
+            bundled = found.slow is not None and self._shows_in_bundle(slower, found.slow)
         except WaitCancelledError as error:
             raise KeyboardInterrupt from error
         except GauntletError as error:
@@ -191,7 +191,7 @@ class _SlownessExplainer:
         self.session.log.write("case", {"case": slower.case, "bundled": bundled, "seconds": seconds})
         return bundled
 
-    def _bundle(self, slower: Slower, slow: SlowDispatch) -> bool:
+    def _shows_in_bundle(self, slower: Slower, slow: SlowDispatch) -> bool:
         """Whether running the bundle of a dispatch shows that it is slower."""
         base, new = (machine.iree for machine in self.machines)
         place = slower.sides[1].folder

@@ -158,7 +158,7 @@ def run(
         later = tuple(step for step in plan.steps if step.stage is hold)
         plan = replace(plan, steps=tuple(step for step in plan.steps if step.stage is not hold))
         parts = RunParts(machine, run_dir, progress, runs, elsewhere)
-        with _list_engine(plan, shard, chosen, parts) as (engine, steps, finished):
+        with _open_engine(plan, shard, chosen, parts) as (engine, steps, finished):
             code = engine.run(steps, finished)
     presenter.ran(run_dir, brief=brief)
     if hold is None:
@@ -222,7 +222,7 @@ def _with_baseline(plan: Plan, folder: Path, machine: Workbench) -> Plan:
 
 
 @contextmanager
-def _list_engine(
+def _open_engine(
     plan: Plan, shard: dict[str, Any] | None, chosen: Chosen, parts: RunParts
 ) -> Iterator[tuple[Engine, tuple[Step, ...], dict[str, Verdict]]]:
     """What runs a plan, its steps with those of batches, and the verdicts of those that were run before."""

@@ -318,13 +318,13 @@ class Comparer:
             if next_look(evidence, self._rules) is None:
                 # With what is left of the budget.
                 self._progress.status(f"{pair.chain}: {OWN_BLOCKS} blocks as its spec has it")
-                take_own(pair, evidence, self._taker, self._rules.seed, partial(self._does_go_on, evidence))
+                take_own(pair, evidence, self._taker, self._rules.seed, partial(self._goes_on, evidence))
         return found
 
     def _is_over(self) -> bool:
         return self._cancelled.is_set() or self._compute_left() <= 0
 
-    def _does_go_on(self, evidence: PairEvidence) -> bool:
+    def _goes_on(self, evidence: PairEvidence) -> bool:
         return self._compute_left() > 0 and self._taker.goes_on(evidence)
 
     def _compute_left(self) -> float:
@@ -333,7 +333,7 @@ class Comparer:
 
     def _take_until(self, pair: Pair, evidence: PairEvidence, look: int, place: str) -> None:
         """Blocks up to a look; those of A against itself between them, so that they see the same machine."""
-        goes_on = partial(self._does_go_on, evidence)
+        goes_on = partial(self._goes_on, evidence)
         self._progress.status(f"{place} {pair.chain}: looking for the CPUs on which it is steadiest")
         choose_way(pair, evidence, self._taker, self._rules.seed, goes_on)
         seed, cpus = self._rules.seed, evidence.cpus

@@ -94,7 +94,7 @@ def _list_chains(
 ) -> tuple[frozenset[str], dict[str, Any]]:
     """The chains of a shard, and what a journal says of it."""
     index, count = asked
-    shards = shards_of_groups(chain_groups(chains, needs), _describe_costs(request.shard_costs), count)
+    shards = shards_of_groups(chain_groups(chains, needs), _collect_costs(request.shard_costs), count)
     mine = frozenset(chain for chain, shard in shards.items() if shard == index)
     if not mine:
         # A job of several, all of which have to be green.
@@ -116,7 +116,7 @@ def only_chains(plan: Plan, chains: Collection[str]) -> Plan:
     return replace(plan, steps=tuple(step for step in plan.steps if step.id in keep))
 
 
-def _describe_costs(named: str) -> dict[str, float]:
+def _collect_costs(named: str) -> dict[str, float]:
     if not named:
         return {}
     path = Path(named)
@@ -151,7 +151,7 @@ def cost_of_chains(records: Sequence[JournalRecord]) -> dict[str, float]:
     whole: dict[str, list[float]] = {}
     cached: dict[str, list[float]] = {}
     for record in records:
-        seconds, served = _list_spent(record)
+        seconds, served = _collect_spent(record)
         for chain, cost in seconds.items():
             (cached if chain in served else whole).setdefault(chain, []).append(cost)
     return {
@@ -159,7 +159,7 @@ def cost_of_chains(records: Sequence[JournalRecord]) -> dict[str, float]:
     }
 
 
-def _list_spent(record: JournalRecord) -> tuple[dict[str, float], set[str]]:
+def _collect_spent(record: JournalRecord) -> tuple[dict[str, float], set[str]]:
     """Seconds of each chain in a run, and the chains of which something came from a cache."""
     batches = {step["id"]: step["chain"] for step in record.steps if step["model"] == BATCH_MODEL}
     members: dict[str, list[str]] = {}

@@ -214,14 +214,14 @@ def explain_differences(
         session.progress.status(f"{chain}: looking for where the time went")
         measured = by_chain[chain].measured(verdict.evidence.cpus or ())
         with session.quiet(measured[0].device):
-            dispatches = _describe_dispatches(sides, measured, session.processes, verdict)
+            dispatches = _collect_dispatches(sides, measured, session.processes, verdict)
         compiled = [change.as_dict() for change in _compile_changes(sides, measured)]
         work = counted(chain) if "reason" in dispatches else {}
         more = {"work": work} if "rows" in work else {}
         session.log.write("where", {"chain": chain, "dispatches": dispatches, **more, "compile": compiled})
 
 
-def _describe_dispatches(
+def _collect_dispatches(
     sides: tuple[SideTools, SideTools],
     measured: tuple[Measurement, Measurement],
     processes: Processes,

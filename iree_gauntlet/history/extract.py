@@ -43,7 +43,7 @@ def extract(outcome: RunOutcome) -> list[HistoryRun]:
         raise GauntletError(f"run {outcome.run} never began: its journal is empty", "Name another run.")
     done: dict[HistoryMachine, list[ChainOutcome]] = {}
     for chain in outcome.chains:
-        done.setdefault(HistoryMachine.from_dict(_make_machine(chain, outcome)), []).append(chain)
+        done.setdefault(HistoryMachine.from_dict(_find_machine(chain, outcome)), []).append(chain)
     machines = done or {HistoryMachine.from_dict(outcome.machine): []}
     return [
         HistoryRun(
@@ -62,7 +62,7 @@ def extract(outcome: RunOutcome) -> list[HistoryRun]:
     ]
 
 
-def _make_machine(chain: ChainOutcome, outcome: RunOutcome) -> Mapping[str, Any]:
+def _find_machine(chain: ChainOutcome, outcome: RunOutcome) -> Mapping[str, Any]:
     """What a chain was measured on; where nothing was measured, what it ran on."""
     ran = [step for step in chain.steps if step.worker]
     measured = [step for step in ran if step.samples is not None] or [step for step in ran if step.device] or ran
@@ -97,7 +97,7 @@ def _make_case(chain: ChainOutcome, outcome: RunOutcome) -> HistoryCase:
 
 def _was_compiled_there(chain: ChainOutcome, outcome: RunOutcome) -> bool:
     """Whether what compiled it is the machine that it was measured on; the time of another is not that one's."""
-    machine = _make_machine(chain, outcome)
+    machine = _find_machine(chain, outcome)
     compiles = [step for step in chain.steps if step.stage == "compile" and step.worker]
     return all(outcome.workers.get(_find_worker(step), {}) == machine for step in compiles)
 

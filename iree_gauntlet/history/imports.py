@@ -62,20 +62,20 @@ def _choose_reader(file: Path, content: Any) -> Callable[..., Iterable[HistoryRu
     if not isinstance(content, dict):
         raise ValueError("expected an object")  # noqa: TRY004 - as for all else that is not as expected
     if "benchmarks" in content and "context" in content:
-        return _list_google_benchmark
+        return _read_google_benchmark
     if "entries" in content:
-        return _list_data_js
+        return _read_data_js
     if "commit_hash" in content and "results" in content:
-        return _list_asv
+        return _read_asv
     if {"arch", "machine"} <= set(content) and file.name == "machine.json":
         # asv's, beside its results, which say it too.
         return lambda *_: ()
     if content and set(content) <= set(_JOB_TYPES):
-        return _list_job_summary
+        return _read_job_summary
     raise ValueError(f"its fields are {', '.join(list(content)[:5]) or 'none'}")
 
 
-def _list_google_benchmark(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -> Iterable[HistoryRun]:
+def _read_google_benchmark(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -> Iterable[HistoryRun]:
     context = content["context"]
     rounds: dict[str, list[float]] = {}
     for row in content["benchmarks"]:
@@ -94,7 +94,7 @@ def _list_google_benchmark(file: Path, content: Mapping[str, Any], given: Mappin
     yield _run(file, date, given["commit"], cases, machine, "Google Benchmark", dict(context))
 
 
-def _list_data_js(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -> Iterable[HistoryRun]:
+def _read_data_js(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -> Iterable[HistoryRun]:
     for suite, entries in content["entries"].items():
         for entry in entries:
             bigger = _BIGGER.search(str(entry.get("tool", ""))) is not None
@@ -112,13 +112,13 @@ def _list_data_js(file: Path, content: Mapping[str, Any], given: Mapping[str, st
             yield _run(file, date, identity, cases, machine, "github-action-benchmark", more)
 
 
-def _list_asv(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -> Iterable[HistoryRun]:
+def _read_asv(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -> Iterable[HistoryRun]:
     columns = content.get("result_columns", ["result", "params"])
     cases = []
     for name, row in content["results"].items():
         found = dict(zip(columns, row, strict=False)) if isinstance(row, list) else {"result": row}
         values = found["result"] if isinstance(found["result"], list) else [found["result"]]
-        names = _plan_parameters(found.get("params") or [])
+        names = _list_parameters(found.get("params") or [])
         for value, label in zip(values, names or [""], strict=False):
             if isinstance(value, int | float) and math.isfinite(value):
                 # Without `time_` in its name it is no time.
@@ -143,7 +143,7 @@ def _format_milliseconds(since: Any) -> str:
     return datetime.fromtimestamp(since / 1000, UTC).isoformat()
 
 
-def _plan_parameters(axes: list[list[str]]) -> list[str]:
+def _list_parameters(axes: list[list[str]]) -> list[str]:
     """The labels of a benchmark's combinations, in asv's order."""
     labels = [""] if axes else []
     for axis in axes:
@@ -151,7 +151,7 @@ def _plan_parameters(axes: list[list[str]]) -> list[str]:
     return [f"{label})" for label in labels]
 
 
-def _list_job_summary(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -> Iterable[HistoryRun]:
+def _read_job_summary(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -> Iterable[HistoryRun]:
     cases = []
     for kind, table in content.items():
         for cells in table["rows"]:

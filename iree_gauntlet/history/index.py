@@ -167,7 +167,7 @@ def _take(database: sqlite3.Connection, name: str, stamp: str, data: bytes) -> N
         database.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", (name, stamp, error.on_one_line))
         return
     database.execute("INSERT OR REPLACE INTO files VALUES (?, ?, '')", (name, stamp))
-    rows = list(_find_figures(name, run))
+    rows = list(_list_figures(name, run))
     # Where another process was quicker, these are there.
     database.execute("DELETE FROM figures WHERE file = ?", (name,))
     database.execute(
@@ -181,7 +181,7 @@ def _take(database: sqlite3.Connection, name: str, stamp: str, data: bytes) -> N
     database.executemany("INSERT INTO figures VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
 
-def _find_figures(name: str, run: HistoryRun) -> Iterator[tuple[str | float | None, ...]]:
+def _list_figures(name: str, run: HistoryRun) -> Iterator[tuple[str | float | None, ...]]:
     for case in run.cases:
         # What is no number is in the file, and in no series.
         for item in (figure for figure in case.figures if math.isfinite(figure.value)):

@@ -196,8 +196,8 @@ def without_invalid(series: Iterable[Series], marks: Sequence[Mark]) -> tuple[Se
     invalid = [mark for mark in marks if mark.mark == "invalid"]
     found = []
     for item in series:
-        own = [mark for mark in invalid if _does_fit(mark, item.key)]
-        points = tuple(point for point in item.points if not any(_did_come_with(point, mark.iree) for mark in own))
+        own = [mark for mark in invalid if _fits(mark, item.key)]
+        points = tuple(point for point in item.points if not any(_came_with(point, mark.iree) for mark in own))
         if points:
             found.append(replace(item, points=points))
     return tuple(found)
@@ -211,7 +211,7 @@ def with_marks(findings: Iterable[Finding], series: Iterable[Series], marks: Seq
         for mark in marks:
             if mark.mark == "accepted" and item.kind is FindingKind.IMPROVEMENT:
                 continue
-            if mark.mark != "invalid" and _does_fit(mark, item.key) and _did_come_with(item.after, mark.iree):
+            if mark.mark != "invalid" and _fits(mark, item.key) and _came_with(item.after, mark.iree):
                 item = _mark(item, mark, points[item.key])  # noqa: PLW2901 - several may fit
         found.append(item)
     return tuple(found)
@@ -224,8 +224,7 @@ def idle_marks(series: Iterable[Series], marks: Iterable[Mark]) -> tuple[str, ..
         f"mark {mark.mark!r} of {mark.series} with {mark.iree} fits no run of the history"
         for mark in marks
         if not any(
-            _does_fit(mark, item.key) and any(_did_come_with(point, mark.iree) for point in item.points)
-            for item in known
+            _fits(mark, item.key) and any(_came_with(point, mark.iree) for point in item.points) for item in known
         )
     )
 
@@ -233,16 +232,16 @@ def idle_marks(series: Iterable[Series], marks: Iterable[Mark]) -> tuple[str, ..
 def _mark(finding: Finding, mark: Mark, points: Sequence[Point]) -> Finding:
     if mark.mark == "accepted":
         return replace(finding, accepted=mark.reason)
-    at = next((place for place, point in enumerate(points) if _did_come_with(point, mark.to)), 0)
+    at = next((place for place, point in enumerate(points) if _came_with(point, mark.to)), 0)
     # One that the series does not have changes nothing.
     return replace(finding, at=at, before=points[at - 1], after=points[at]) if at else finding
 
 
-def _does_fit(mark: Mark, key: SeriesKey) -> bool:
+def _fits(mark: Mark, key: SeriesKey) -> bool:
     return fnmatchcase(key.title, mark.series) or fnmatchcase(key.case, mark.series)
 
 
-def _did_come_with(point: Point, iree: str) -> bool:
+def _came_with(point: Point, iree: str) -> bool:
     return iree in (point.iree, point.named, point.time[:10]) or (len(iree) >= 7 and point.commit.startswith(iree))
 
 

@@ -91,7 +91,7 @@ def open_history(text: str, configuration: Configuration, cache: Path) -> Histor
         if found is None:
             hint = "Name it so: git:REPOSITORY#BRANCH, such as git:origin#history."
             raise UsageError(f"history {text}: no branch", hint)
-        repository, settings = _list_repository(text, found["repository"])
+        repository, settings = _read_repository(text, found["repository"])
         branch = found["branch"]
         # `.` and `origin` are others elsewhere.
         return GitHistory(text, repository, settings, branch, _make_path_beside(cache, f"{repository}#{branch}"))
@@ -194,7 +194,7 @@ class FolderHistory:
         return self._folder / name[:4] / name
 
 
-def _list_repository(text: str, name: str) -> tuple[str, dict[str, str]]:
+def _read_repository(text: str, name: str) -> tuple[str, dict[str, str]]:
     """What git is to reach, and variables for it with settings of the checkout that one is in."""
     # GitHub's `actions/checkout` leaves its credentials in a checkout's own settings, for `origin` and nothing else.
     if Path(name).exists():
@@ -235,7 +235,7 @@ class GitHistory:
     def __init__(self, place: str, repository: str, settings: Mapping[str, str], branch: str, beside: Path) -> None:
         self.place = place
         self.beside = beside
-        self._list_repository = repository
+        self._read_repository = repository
         self._settings = dict(settings)
         self._branch = branch
         self._clone = beside / "clone"
@@ -247,7 +247,7 @@ class GitHistory:
         Raises:
             GauntletError: it cannot be fetched.
         """
-        with self._lock():
+        with self._lock_clone():
             self._fetch()
         return self._files.stamps()
 
@@ -281,14 +281,14 @@ class GitHistory:
         self._count_changed(take, f"Remove {len(names)} run{'s' * (len(names) != 1)}")
 
     def _count_changed(self, change: Callable[[], int], message: str) -> int:
-        with self._lock():
+        with self._lock_clone():
             for _ in range(_PUSHES):
                 self._fetch()
                 count = change()
                 self._run_git("add", "--all", ".")
                 if self._run_git("diff", "--cached", "--quiet", check=False).exit_code == 0:
                     return count
-                self._run_git(*self._list_author(), "commit", "--quiet", "--message", message)
+                self._run_git(*self._make_author(), "commit", "--quiet", "--message", message)
                 pushed = self._run_git("push", "--quiet", "origin", f"HEAD:refs/heads/{self._branch}", check=False)
                 if pushed.exit_code == 0:
                     return count
@@ -298,7 +298,7 @@ class GitHistory:
             f"history {self.place}: others were quicker {_PUSHES} times in a row", "Add the run again later."
         )
 
-    def _list_author(self) -> tuple[str, ...]:
+    def _make_author(self) -> tuple[str, ...]:
         """Whoever git says that the user is; where it does not know, this program."""
         if self._run_git("config", "user.email", check=False).exit_code == 0:
             return ()
@@ -310,7 +310,7 @@ class GitHistory:
             shutil.rmtree(self._clone, ignore_errors=True)
             self._clone.mkdir(parents=True)
             self._run_git("init", "--quiet", "--initial-branch", self._branch)
-            self._run_git("remote", "add", "origin", self._list_repository)
+            self._run_git("remote", "add", "origin", self._read_repository)
         for left in (self._clone / ".git").glob("*.lock"):
             # The lock of this class is held: nobody else works here.
             left.unlink(missing_ok=True)
@@ -340,7 +340,7 @@ class GitHistory:
     def _explain_refused(self, what: str, answer: Answer) -> GauntletError:
         return GauntletError(f"history {self.place}: git {what} failed", show_last_words("git", answer.stderr, 5))
 
-    def _lock(self) -> AbstractContextManager[int]:
+    def _lock_clone(self) -> AbstractContextManager[int]:
         self.beside.mkdir(parents=True, exist_ok=True)
         return file_lock(self.beside / "clone.lock")
 

@@ -130,7 +130,7 @@ def _look_at_the_model_tests_alone(config: pytest.Config) -> None:
     """Has pytest look for conftest.py files around the model tests and the working folder alone."""
     options = config.known_args_namespace
     here = Path(config.invocation_params.dir)
-    if not any(path.exists() for path in _name(options.file_or_dir, here)):
+    if not any(path.exists() for path in _list_named_paths(options.file_or_dir, here)):
         # A file, as of a folder pytest would also load those of its folders named `test…`; with it those above.
         own = [str(path) for folder in (here, *here.parents) if (path := folder / "conftest.py").is_file()]
         options.file_or_dir = [options.test_file_directory, *own[:1]]
@@ -140,7 +140,7 @@ def _replace_other_definitions(config: pytest.Config) -> None:
     """Keeps pytest from loading every conftest.py that defines our options."""
     options = config.known_args_namespace
     here = Path(config.invocation_params.dir)
-    named = _name([*options.file_or_dir, options.test_file_directory], here)
+    named = _list_named_paths([*options.file_or_dir, options.test_file_directory], here)
     found = _list_conftests(here, [here, *named])
     others = [path for path in found if _OPTION in path.read_bytes()]
     # Pytest looks a conftest.py up by its path, as it came upon it, before it imports it.
@@ -148,7 +148,7 @@ def _replace_other_definitions(config: pytest.Config) -> None:
         config.pluginmanager.register(ModuleType("conftest"), name=name)
 
 
-def _name(arguments: Iterable[str], here: Path) -> list[Path]:
+def _list_named_paths(arguments: Iterable[str], here: Path) -> list[Path]:
     return [Path(here, argument.split("::")[0]) for argument in arguments]
 
 

@@ -60,7 +60,7 @@ class ChainFigures:
     @property
     def worst_output(self) -> OutputComparison | None:
         """The output that is furthest off; a failed one before any that passed."""
-        return max(self.outputs, key=_list_badness, default=None)
+        return max(self.outputs, key=_rank_badness, default=None)
 
     @property
     def quality_cell(self) -> str:
@@ -182,7 +182,7 @@ def _describe_against(value: float | None, check: Check | None) -> str:
     return whole(value) if check is None or check.limit is None else f"{whole(value)} / {whole(check.limit)}"
 
 
-def _list_badness(output: OutputComparison) -> tuple[bool, float]:
+def _rank_badness(output: OutputComparison) -> tuple[bool, float]:
     error = output.max_abs_error if output.max_abs_error is not None else 0.0
     return not output.passed, math.inf if math.isnan(error) else error / (output.atol or 1.0)
 
@@ -253,11 +253,11 @@ def matrix_cell(chain: ChainOutcome) -> MatrixCell:
         verdict=chain.verdict,
         stages=tuple(step.name for step in wanting),
         reason=wanting[0].reason if wanting else "",
-        works=_does_work(chain, wanting),
+        works=_works(chain, wanting),
         wrong_numbers=any(_has_wrong_numbers(step) for step in chain.steps),
-        compile_seconds=_find_together(sum, [number(item.get("tool_seconds")) for item in statistics]),
+        compile_seconds=_combine_known(sum, [number(item.get("tool_seconds")) for item in statistics]),
         compile_cached=figures.compile_cached,
-        compile_peak_bytes=_find_together(max, [number(item.get("peak_rss_bytes")) for item in statistics]),
+        compile_peak_bytes=_combine_known(max, [number(item.get("peak_rss_bytes")) for item in statistics]),
         time_ms=time,
         spread_ms=figures.samples.stdev_ms if time is not None and figures.samples else None,
         statistic=statistic,
@@ -294,13 +294,13 @@ def _list_compiles(steps: Iterable[StepOutcome]) -> list[StepOutcome]:
     return found if all(step.verdict.counts_as_pass for step in found) else []
 
 
-def _find_together(how: Callable[[list[float]], float], figures: list[float | None]) -> float | None:
+def _combine_known(how: Callable[[list[float]], float], figures: list[float | None]) -> float | None:
     """One figure of several, where all of them are known."""
     known = [figure for figure in figures if figure is not None]
     return how(known) if known and len(known) == len(figures) else None
 
 
-def _does_work(chain: ChainOutcome, wanting: list[StepOutcome]) -> bool | None:
+def _works(chain: ChainOutcome, wanting: list[StepOutcome]) -> bool | None:
     if chain.verdict.counts_as_pass:
         return True
     conclusive = [step for step in wanting if not step.unfinished and step.verdict is not Verdict.INCONCLUSIVE]

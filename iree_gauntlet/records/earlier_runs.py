@@ -147,12 +147,12 @@ def finished_verdicts(run_dir: Path, steps: Sequence[Step], identity: str) -> di
         if step.stage is Stage.FETCH:
             files += [item.path for item in step.inputs]
         made = result.verdict is not Verdict.PASSED or all(Path(path).is_file() for path in files)
-        if made and _list_essence(planned[step.id]) == _list_essence(step):
+        if made and _pick_essence(planned[step.id]) == _pick_essence(step):
             finished[step.id] = result.verdict
     return finished
 
 
-def _list_essence(step: Step) -> tuple[object, ...]:
+def _pick_essence(step: Step) -> tuple[object, ...]:
     """What makes a planned step the same one: command, goldens, what is expected and how, and what is made of what."""
     return (
         step.command.argv if step.command else (),

@@ -211,14 +211,14 @@ class EventLog:
         )
 
 
-def _collect_object(value: Any) -> dict[str, Any]:
+def _make_object(value: Any) -> dict[str, Any]:
     """A dataclass for the encoder, one level of it at a time: thousands of steps need no copies."""
     if not is_dataclass(value):
         raise TypeError(f"{type(value).__name__} is no JSON")
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
-_ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"), default=_collect_object)
+_ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"), default=_make_object)
 
 
 def _format_stamp(now: datetime) -> str:

@@ -215,7 +215,7 @@ def with_explanations(outcome: RunOutcome, run_dir: Path) -> RunOutcome:
         return outcome
     try:
         found = {
-            name: _list_explanation(case) for name, case in explain_outcome(record.parent).known.items() if case.done
+            name: _read_explanation(case) for name, case in explain_outcome(record.parent).known.items() if case.done
         }
     except GauntletError as error:
         return _with_remark(outcome, error.what.replace(str(record), _RECORD))
@@ -234,7 +234,7 @@ def _with_remark(outcome: RunOutcome, why: str) -> RunOutcome:
     return replace(outcome, remarks=(*outcome.remarks, one_line(f"what `explain` found is left out: {why}")))
 
 
-def _list_explanation(case: ExplainedCase) -> tuple[str, Explanation]:
+def _read_explanation(case: ExplainedCase) -> tuple[str, Explanation]:
     """The failure that it is about, as the run tells it, and what is said of that."""
     mended = tuple(map(str, case.mended_by))
     return one_line(case.reason), Explanation(one_line(case.answer), mended, case.archive)

@@ -186,12 +186,12 @@ class Finding:
             "p_value": self.p_value,
             "disturbed": self.disturbed,
             "same_iree": self.same_iree,
-            "before": _name(self.before),
-            "after": _name(self.after),
+            "before": _describe_point(self.before),
+            "after": _describe_point(self.after),
         }
 
 
-def _name(point: Point) -> dict[str, str]:
+def _describe_point(point: Point) -> dict[str, str]:
     return {"run": point.run, "time": point.time, "iree": point.iree, "commit": point.commit, "file": point.file}
 
 

@@ -304,7 +304,7 @@ def read_matrix(folder: Path) -> MatrixRecord:
     for number, event in log.events:
         kind = event.get("event")
         if kind == "matrix":
-            if not _does_name_irees(event):
+            if not _names_irees(event):
                 refuse(log.path, number, "is a matrix event without a list of IREEs")
             record = replace(record, parts=(*record.parts, event), end=None)
         elif kind == "end":
@@ -325,7 +325,7 @@ def read_matrix(folder: Path) -> MatrixRecord:
     return record
 
 
-def _does_name_irees(event: dict[str, Any]) -> bool:
+def _names_irees(event: dict[str, Any]) -> bool:
     """Whether it does, each with a folder that is no path to somewhere else."""
     irees = event.get("irees")
     return isinstance(irees, list) and all(

@@ -51,7 +51,7 @@ def merged(
         UsageError: they are no parts of one run: of other suites or IREEs, cut in another way, or with a chain in
             two of them.
     """
-    runs = [_collect_last_run(record) for record in records]
+    runs = [_find_last_run(record) for record in records]
     _require_one_suite(records, runs)
     remarks = [f"merged from {counted(len(runs), 'run')}: {listed([str(run.get('run')) for run in runs], _MOST_NAMED)}"]
     remarks += _list_toolchains(records, runs, lenient=lenient)
@@ -74,7 +74,7 @@ def merged(
         "lock_folder": ", ".join(dict.fromkeys(str(run["lock_folder"]) for run in runs if run.get("lock_folder"))),
         "resumed": False,
         "shard": None,
-        "merged": [_collect_part(record, run) for record, run in zip(records, runs, strict=True)],
+        "merged": [_describe_part(record, run) for record, run in zip(records, runs, strict=True)],
         "missing_shards": list(missing),
         "remarks": remarks,
         "steps": steps,
@@ -89,7 +89,7 @@ def merged(
     return MergedJournal((opening, *happened, *_end(records)), tuple(remarks))
 
 
-def _collect_last_run(record: JournalRecord) -> dict[str, Any]:
+def _find_last_run(record: JournalRecord) -> dict[str, Any]:
     if not record.runs:
         raise UsageError(f"{record.path.parent}: its journal does not say what was to run", "Leave it out.")
     run = record.runs[-1]
@@ -115,18 +115,18 @@ def _list_toolchains(
     identities = [str(tool.get("identity", "")) for tool in tools]
     for record, tool, identity in zip(records, tools, identities, strict=True):
         if identity != identities[0] and not lenient:
-            first, other = _format_version(tools[0]), _format_version(tool)
+            first, other = _find_version(tools[0]), _find_version(tool)
             raise UsageError(
                 f"{records[0].path.parent} was run with IREE {first}, {record.path.parent} with {other}",
                 "One run judges one IREE; --lenient merges them all the same.",
             )
     if len(set(identities)) == 1:
         return []
-    versions = list(dict.fromkeys(map(_format_version, tools)))
+    versions = list(dict.fromkeys(map(_find_version, tools)))
     return [f"the runs are of {len(set(identities))} different IREEs: {listed(versions, _MOST_NAMED)}"]
 
 
-def _format_version(tool: Mapping[str, Any]) -> str:
+def _find_version(tool: Mapping[str, Any]) -> str:
     return f"{tool.get('compiler', 'none')} ({str(tool.get('identity', ''))[:12]})"
 
 
@@ -178,7 +178,7 @@ def _require_common(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return common
 
 
-def _collect_part(record: JournalRecord, run: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_part(record: JournalRecord, run: Mapping[str, Any]) -> dict[str, Any]:
     """What is kept of a run in addition to its steps."""
     end = record.end or {}
     return {

@@ -42,7 +42,7 @@ def drawn_column(column: Column, cells: Sequence[Cell]) -> tuple[Markup, list[Ma
     """What stands at the head of a column that is drawn, and its cells, all in one scale."""
     intervals = [cell for cell in cells if isinstance(cell, DrawnInterval)]
     if intervals:
-        place, axis = _list_interval_scale(column, intervals)
+        place, axis = _make_interval_scale(column, intervals)
         return axis, [
             _make_interval(cell, column, place) if isinstance(cell, DrawnInterval) else Markup() for cell in cells
         ]
@@ -77,7 +77,7 @@ def held_bar(value: float, limit: float, word: str) -> Markup:
     )
 
 
-def _list_interval_scale(column: Column, cells: Sequence[DrawnInterval]) -> tuple[Callable[[float], float], Markup]:
+def _make_interval_scale(column: Column, cells: Sequence[DrawnInterval]) -> tuple[Callable[[float], float], Markup]:
     """Where a ratio stands, and the axis: nearly linear within the margins, logarithmic outside of them."""
     unit = min((abs(margin) for margin in column.margins), default=0.01) or 0.01
     edges = [abs(math.log(value)) for cell in cells for value in _list_ends(cell) if value > 0]
@@ -143,7 +143,7 @@ def _make_bars(cell: Bars, most: float) -> Markup:
 
 
 def _make_course(cell: Course) -> Markup:
-    across, up = _list_scales(cell.values, _CELL / 2, _LINE)
+    across, up = _make_scales(cell.values, _CELL / 2, _LINE)
     marks = (_format_upright(across(index - 0.5), _LINE, "change") for index in cell.changes)
     points = [(across(index), up(value)) for index, value in enumerate(cell.values)]
     x, y = points[-1]
@@ -156,7 +156,7 @@ def _make_course(cell: Course) -> Markup:
 def _draw_chart(chart: Chart) -> Markup:
     levels = [] if chart.level is None else [chart.level]
     # Where something changed, that is as high as the picture.
-    across, up = _list_scales(
+    across, up = _make_scales(
         [*chart.values, *levels], _WIDTH, _CHART, len(chart.values), 0.0 if chart.changes else _STEADY
     )
     parts = [
@@ -175,7 +175,7 @@ def _draw_chart(chart: Chart) -> Markup:
     return _make_svg("chart", _WIDTH, _CHART, "".join(parts), chart.text)
 
 
-def _list_scales(
+def _make_scales(
     values: Sequence[float], width: float, height: float, count: int = 0, least: float = _STEADY
 ) -> tuple[Callable[[float], float], Callable[[float], float]]:
     """Where an index and a value of a line stand, in the whole height if they differ by this share at least."""

@@ -201,7 +201,7 @@ def _show_series(series: Series, findings: Sequence[Finding]) -> Iterable[Block]
         tuple(values),
         UNITS.get(key.figure, ""),
         tuple(map(_list_origin, points)),
-        tuple(_list_says(key)),
+        tuple(_list_statements(key)),
         next((point.golden for point in reversed(points) if point.golden is not None), None),
         tuple((item.at, item.kind is not Found.REGRESSION) for item in findings),
         tuple(place for place, point in enumerate(points) if point.disturbed),
@@ -219,7 +219,7 @@ def _list_origin(point: Point) -> tuple[str, ...]:
     return (point.run, point.iree, point.time[:10], commit, shlex.quote(point.named) if point.named else "", point.file)
 
 
-def _list_says(key: SeriesKey) -> Iterable[tuple[str | int, ...]]:
+def _list_statements(key: SeriesKey) -> Iterable[tuple[str | int, ...]]:
     """What a point of the series leads to: its run, its commits, and the commands to run and to bisect it."""
     yield ("run ", _RUN, ", ", _FILE)
     yield ("IREE ", _IREE, ", ", _DAY)

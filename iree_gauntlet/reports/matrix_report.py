@@ -303,9 +303,9 @@ def figure_cells(cell: MatrixCell | None, base: MatrixCell | None) -> tuple[str,
     memory = NOTHING if cell.compile_peak_bytes is None else f"{cell.compile_peak_bytes / 1e6:,.0f}"
     held = base or MatrixCell(cell.verdict)
     return (
-        _mark(_format_seconds(cell.compile_seconds), cell.compile_seconds, held.compile_seconds),
-        _mark(memory, cell.compile_peak_bytes, held.compile_peak_bytes),
-        _mark(time, cell.time_ms, held.time_ms if cell.timed_on == held.timed_on else None),
+        _append_ratio(_format_seconds(cell.compile_seconds), cell.compile_seconds, held.compile_seconds),
+        _append_ratio(memory, cell.compile_peak_bytes, held.compile_peak_bytes),
+        _append_ratio(time, cell.time_ms, held.time_ms if cell.timed_on == held.timed_on else None),
         _describe_worked(cell, held),
         _describe_counts(whole, cell.dispatch_count, held.dispatch_count),
         _describe_counts(byte_size, cell.binary_size_bytes, held.binary_size_bytes),
@@ -320,7 +320,7 @@ def ratio_text(value: float) -> str:
     return f"×{value:.0f}" if value >= 100 else f"×{value:.1f}" if value >= 10 else f"×{value:.2f}"
 
 
-def _mark(text: str, value: float | None, base: float | None) -> str:
+def _append_ratio(text: str, value: float | None, base: float | None) -> str:
     share = ratio(value, base)
     return text if share is None else f"{text} {ratio_text(share)}{_format_arrow(share, _SAME_TIME)}"
 

@@ -190,7 +190,7 @@ def _make_row(kind: str, step: StepOutcome, status: str) -> list[Any]:
     figures = [
         figure
         for metric in (Metric.DISPATCH_COUNT, Metric.BINARY_SIZE_BYTES)
-        for figure in (_make_whole(values.get(metric)), _make_whole(step.statistics.get(metric)))
+        for figure in (_round_whole(values.get(metric)), _round_whole(step.statistics.get(metric)))
     ]
     return [name, *figures, status]
 
@@ -208,7 +208,7 @@ def _format_milliseconds(value: float | None) -> str:
     return _NOT_KNOWN if value is None or math.isnan(value) else f"{value:.3f}"
 
 
-def _make_whole(value: float | None) -> float | int | str:
+def _round_whole(value: float | None) -> float | int | str:
     if value is None:
         return _NOT_KNOWN
     return int(value) if float(value).is_integer() else value
@@ -252,9 +252,13 @@ def _describe_chain(chain: ChainOutcome) -> dict[str, Any]:
         "compile": {"seconds": figures.compile_seconds, "cached": figures.compile_cached},
         "quality": None if worst is None else _describe_output(worst),
         "time_ms": _time(figures),
-        "dispatch_count": _find_figure(figures.dispatch_count, figures.dispatches),
-        "binary_size_bytes": _find_figure(figures.binary_size_bytes, figures.size),
-        **({} if figures.instructions is None else {"instructions": _find_figure(figures.instructions, figures.work)}),
+        "dispatch_count": _describe_figure(figures.dispatch_count, figures.dispatches),
+        "binary_size_bytes": _describe_figure(figures.binary_size_bytes, figures.size),
+        **(
+            {}
+            if figures.instructions is None
+            else {"instructions": _describe_figure(figures.instructions, figures.work)}
+        ),
         "steps": [_describe_step(step) for step in chain.steps],
     }
 
@@ -293,7 +297,7 @@ def _time(figures: ChainFigures) -> dict[str, Any] | None:
     }
 
 
-def _find_figure(measured: float | None, check: Check | None) -> dict[str, Any] | None:
+def _describe_figure(measured: float | None, check: Check | None) -> dict[str, Any] | None:
     return None if measured is None else {"measured": measured, **_describe_limit(check)}
 
 

@@ -143,7 +143,7 @@ def run_document(
     if any(step.stage in _EXPLAINED and step.verdict is Verdict.FAILED and not step.explanation for step in bad):
         named = Name(f"gauntlet explain {folder or outcome.run}")
         blocks.append(Paragraph(("to find what is at fault, and to pack it up for others: ", named)))
-    if any(_does_break_golden(step) for step in bad):
+    if any(_breaks_golden(step) for step in bad):
         blocks.append(Paragraph(("where a new figure is right: ", Name("gauntlet golden.update"), " proposes it")))
     if outcome.state != "complete":
         blocks.append(Paragraph(("to go on with it: ", *_say_going_on(outcome, folder))))
@@ -235,7 +235,7 @@ def _list_bad_steps(outcome: RunOutcome) -> tuple[StepOutcome, ...]:
     return tuple(step for step in outcome.bad_steps if not step.never_started)
 
 
-def _does_break_golden(step: StepOutcome) -> bool:
+def _breaks_golden(step: StepOutcome) -> bool:
     """Whether a figure exceeds what a spec allows, not only what an earlier run measured."""
     # Of a baseline, the note names a run, and no field.
     return any(check.passed is False and ": " in check.note for check in step.checks)

@@ -83,7 +83,7 @@ def worker_task(options: dict[str, Any]) -> ExitCode:
     from iree_gauntlet.cluster.start import WorkerPlace, run_worker  # noqa: PLC0415
     from iree_gauntlet.settings import made_cache_folder  # noqa: PLC0415
 
-    address = _format_address(request.scheduler, "worker")
+    address = _require_address(request.scheduler, "worker")
     _require_ports(request.port, request.nanny_port)
     security = find_security(address, request)
     require_scheduler(address, security)
@@ -111,7 +111,7 @@ def cluster_status_task(options: dict[str, Any]) -> ExitCode:
     from iree_gauntlet.cluster.cluster_state import show_status  # noqa: PLC0415
 
     request = read(StatusRequest, options)
-    address = _format_address(request.scheduler, "cluster.status")
+    address = _require_address(request.scheduler, "cluster.status")
     return show_status(address, request, as_json=read(FormatRequest, options).as_json)
 
 
@@ -141,7 +141,7 @@ def _require_ports(*ports: int) -> None:
         raise UsageError(f"{wrong[0]} is no port", "Ports are numbers from 1 to 65535; 0 takes any that is free.")
 
 
-def _format_address(word: str, task: str) -> str:
+def _require_address(word: str, task: str) -> str:
     if not word:
         raise UsageError(f"{task}: no address of a scheduler", f"Give it: gauntlet {task} tcp://127.0.0.1:8786.")
     return word

@@ -384,3 +384,12 @@ def test_what_a_call_raises_is_raised() -> None:
         run_loop([fails], 1)
     with pytest.raises(RuntimeError, match="device lost"):
         run_loop([lambda: None, fails], 4)
+
+
+@pytest.mark.iree
+@pytest.mark.parametrize("key", ["warm_up_calls", "outputs"])
+def test_a_plan_that_lacks_what_a_measurement_needs(built: Path, run: _Run, key: str) -> None:
+    plan = _step_plan(built, "step")
+    del plan[key]
+    done = run(plan)
+    assert (done.code, done.err) == (2, f"the plan lacks '{key}'\n")

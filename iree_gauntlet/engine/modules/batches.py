@@ -74,7 +74,7 @@ def with_batches(
     groups: dict[tuple[str, tuple[str, ...]], list[Step]] = {}
     for step in steps:
         wanted = step.stage is Stage.COMPILE and step.id not in done and takes(step)
-        if wanted and not (step.expect_failure or step.skip or step.blocked or _has_file_names(step)):
+        if wanted and not (step.expect_failure or step.skip or step.blocked or _names_files(step)):
             groups.setdefault((step.target, flags_of(step)), []).append(step)
     members: dict[str, tuple[Step, ...]] = {}
     batches: list[Step] = []
@@ -95,7 +95,7 @@ def with_batches(
     return Batched((*batches, *others), members, wanted=True)
 
 
-def _has_file_names(step: Step) -> bool:
+def _names_files(step: Step) -> bool:
     """Whether a compile is asked for dumps, or its flags name files in its folder: neither is of a batch."""
     if step.command is None or makes_dumps(step.command.argv):
         return True

@@ -217,7 +217,7 @@ class ModuleCache:
                 publication = self._put_in_place(temporary, key, hashes)
         except OSError as error:
             return Publication(None, f"not kept in the cache: {error.strerror}")
-        return self._name(publication, name, key, ingredients)
+        return self._name_entry(publication, name, key, ingredients)
 
     @contextlib.contextmanager
     def incoming(self, key: str) -> Iterator[Path]:
@@ -249,7 +249,7 @@ class ModuleCache:
         except OSError as error:
             return Publication(None, f"not kept in the cache: {error.strerror}")
         entry = publication.entry
-        return self._name(publication, name or entry.name, key, entry.ingredients) if entry else publication
+        return self._name_entry(publication, name or entry.name, key, entry.ingredients) if entry else publication
 
     def remove(self, key: str) -> None:
         """Take an entry out in one rename, then delete it at leisure; one that is not there is not missed.
@@ -309,7 +309,7 @@ class ModuleCache:
             raise ValueError(f"{key!r} is no key")
         return self._modules / key[:2] / key
 
-    def _name(self, publication: Publication, name: str, key: str, ingredients: Mapping[str, str]) -> Publication:
+    def _name_entry(self, publication: Publication, name: str, key: str, ingredients: Mapping[str, str]) -> Publication:
         """Note what was last made under a name."""
         try:
             by_name = self._name_file(name)
@@ -338,7 +338,7 @@ class ModuleCache:
 
     def _hash(self, path: Path, expected: str) -> str:
         status = path.stat()
-        stamp = _list_stamp(status)
+        stamp = _read_stamp(status)
         known = self._checked.get(stamp)
         if known is None:
             large = status.st_size >= _LARGE_BYTES
@@ -385,12 +385,12 @@ class ModuleCache:
         for role, sha256 in hashes.items():
             with contextlib.suppress(FileNotFoundError):
                 status = (place / role).stat()
-                self._checked[_list_stamp(status)] = sha256
+                self._checked[_read_stamp(status)] = sha256
                 if status.st_size >= _LARGE_BYTES:
                     self._verified.remember(place / role, sha256)
 
 
-def _list_stamp(status: os.stat_result) -> tuple[int, int, int, int]:
+def _read_stamp(status: os.stat_result) -> tuple[int, int, int, int]:
     # Not the time of change (ctime): a new hard link alters it.
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 

@@ -136,7 +136,7 @@ def pack(folder: Path, key: str) -> Iterator[bytes]:
     try:
         yield from member(ENTRY_FILE, len(data), [data])
         for role, file in sorted(document["files"].items()):
-            yield from member(role, file["bytes"], _check(folder / role, file["sha256"]))
+            yield from member(role, file["bytes"], _read_checked(folder / role, file["sha256"]))
     except DamagedArchiveError as error:
         raise DamageError(str(error)) from error
     yield END
@@ -200,7 +200,7 @@ def _compute_bytes(data: bytes, document: dict[str, Any]) -> int:
     return archive_bytes([len(data), *(file["bytes"] for file in document["files"].values())])
 
 
-def _check(path: Path, sha256: str) -> Iterator[bytes]:
+def _read_checked(path: Path, sha256: str) -> Iterator[bytes]:
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while block := file.read(BLOCK_BYTES):

@@ -133,7 +133,7 @@ class SharedModules:
             if answer is None:
                 return SharedLookup(asked=self._answers)
             with cache.incoming(key) as folder:
-                stream = Blocks(_list_blocks(answer))
+                stream = Blocks(_read_blocks(answer))
                 hashes = unpack(stream, key, folder, roles=roles, size=answer.meta["size"])
                 published = cache.adopt(folder, key, hashes, name)
             return SharedLookup(published.entry, asked=True, note=published.note)
@@ -145,7 +145,7 @@ class SharedModules:
             )
         except DamageError as error:
             self._damaged.add(key)
-            return SharedLookup(asked=True, note=f"{self.url}/{_format_path(key)} is not used: {error}")
+            return SharedLookup(asked=True, note=f"{self.url}/{_make_path(key)} is not used: {error}")
         except OSError as error:
             # Of the local disk: those of the store are wrapped.
             return SharedLookup(asked=True, note=f"what the shared cache has is not used: {error.strerror}")
@@ -169,9 +169,9 @@ class SharedModules:
         import obstore  # noqa: PLC0415 - a large library, which few runs need
 
         location = self._open()
-        with _list_remote_errors():
+        with _explain_remote_errors():
             try:
-                return obstore.get(location.store, _format_below(location, key))
+                return obstore.get(location.store, _make_remote_path(location, key))
             except FileNotFoundError as error:
                 code = _CODE.search(str(error))
                 if code and code[1] not in _NO_OBJECT:
@@ -212,19 +212,19 @@ class SharedModules:
         import obstore  # noqa: PLC0415 - a large library, which few runs need
 
         location, replaces = self._open(), key in self._damaged
-        path = _format_below(location, key)
+        path = _make_remote_path(location, key)
         if size <= _ONE_REQUEST_BYTES and not replaces:
             content = b"".join(pack(folder, key))
-            with _list_remote_errors():
+            with _explain_remote_errors():
                 if _is_settled(location, path, content):
                     return
         if not replaces:
-            with _list_remote_errors():
-                if _does_exist(location, path):
+            with _explain_remote_errors():
+                if _exists(location, path):
                     return
         blocks = _Source(pack(folder, key))
         try:
-            with _list_remote_errors():
+            with _explain_remote_errors():
                 obstore.put(location.store, path, blocks, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
         except _RemoteError:
             if blocks.error is not None:
@@ -237,7 +237,7 @@ class _Source:
     """Blocks on their way to the store, and what went wrong with them on this side."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._list_blocks = blocks
+        self._read_blocks = blocks
         self.error: DamageError | OSError | None = None
 
     def __iter__(self) -> Iterator[bytes]:
@@ -245,7 +245,7 @@ class _Source:
 
     def __next__(self) -> bytes:
         try:
-            return next(self._list_blocks)
+            return next(self._read_blocks)
         except (DamageError, OSError) as error:
             self.error = error
             raise
@@ -259,7 +259,7 @@ def shared_modules(configuration: Configuration, *, offline: bool) -> SharedModu
     return SharedModules(settings.url, configuration, write=settings.write)
 
 
-def _does_exist(location: StoreLocation, path: str) -> bool:
+def _exists(location: StoreLocation, path: str) -> bool:
     import obstore  # noqa: PLC0415 - a large library, which few runs need
 
     try:
@@ -283,11 +283,11 @@ def _is_settled(location: StoreLocation, path: str, content: bytes) -> bool:
     return True
 
 
-def _list_blocks(answer: GetResult) -> Iterator[bytes]:
+def _read_blocks(answer: GetResult) -> Iterator[bytes]:
     stream = iter(answer.stream(min_chunk_size=_BLOCK_BYTES))
     while True:
         # Around the request alone: what goes wrong where the block is used is not the store's.
-        with _list_remote_errors():
+        with _explain_remote_errors():
             block = next(stream, None)
         if block is None:
             return
@@ -295,24 +295,24 @@ def _list_blocks(answer: GetResult) -> Iterator[bytes]:
 
 
 @contextmanager
-def _list_remote_errors() -> Iterator[None]:
+def _explain_remote_errors() -> Iterator[None]:
     from obstore.exceptions import BaseError  # noqa: PLC0415 - a large library, which few runs need
 
     try:
         yield
     except (BaseError, OSError) as error:
-        raise _RemoteError(_format_reason(error)) from error
+        raise _RemoteError(_describe_reason(error)) from error
 
 
-def _format_path(key: str) -> str:
+def _make_path(key: str) -> str:
     return f"{_LAYOUT}/{key[:2]}/{key}.tar"
 
 
-def _format_below(location: StoreLocation, key: str) -> str:
-    return f"{location.path}/{_format_path(key)}".lstrip("/")
+def _make_remote_path(location: StoreLocation, key: str) -> str:
+    return f"{location.path}/{_make_path(key)}".lstrip("/")
 
 
-def _format_reason(error: Exception) -> str:
+def _describe_reason(error: Exception) -> str:
     """What an error of obstore's says, in a few words and without signatures."""
     text = str(error)
     status, code = _STATUS.search(text), _CODE.search(text)

@@ -388,7 +388,7 @@ def compile_outcome(answer: Mapping[str, Any], stdout: Path, stderr: Path, memor
     if os.WIFSIGNALED(answer["status"]):
         _cut_stack(stderr)
     outcome = process_outcome(answer, stdout, stderr, tuple(answer["notes"]))
-    if memory_bytes and outcome.exit_code != 0 and _did_lack_memory(stderr):
+    if memory_bytes and outcome.exit_code != 0 and _lacked_memory(stderr):
         note = f"the compiler ran into its memory limit of {memory_bytes / 1e9:.3g} GB"
         return replace(outcome, out_of_memory=True, notes=(*outcome.notes, note))
     return outcome
@@ -402,7 +402,7 @@ def _cut_stack(stderr: Path) -> None:
             stream.truncate(frames[-1].end())
 
 
-def _did_lack_memory(stderr: Path) -> bool:
+def _lacked_memory(stderr: Path) -> bool:
     text = _make_head(stderr).lower()
     return any(words in text for words in _NO_MEMORY_WORDS)
 

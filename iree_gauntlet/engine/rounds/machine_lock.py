@@ -124,10 +124,10 @@ class MachineLocks:
             tries += 1
             # Not at once: steps of one run pass the gate one by one, in an instant.
             if tries == 2:
-                on_wait(f"for {name}: {_name(lock.holders())}")
+                on_wait(f"for {name}: {_name_holder(lock.holders())}")
             if self._clock() - begun > self._patience:
                 raise GauntletError(
-                    f"no access to {name} within {self._patience:g} s: {_name(lock.holders())}",
+                    f"no access to {name} within {self._patience:g} s: {_name_holder(lock.holders())}",
                     "wait for that run, or end it, and run again",
                 )
             if self._cancelled.wait(_POLL_SECONDS):
@@ -252,7 +252,7 @@ def _make_private(folder: Path) -> None:
         folder.chmod(0o700)
 
 
-def _name(pids: tuple[int, ...]) -> str:
+def _name_holder(pids: tuple[int, ...]) -> str:
     if not pids:
         return "another process uses it"
     if pids == (os.getpid(),):

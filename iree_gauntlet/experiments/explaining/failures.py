@@ -169,13 +169,13 @@ def _make_failure(step: dict[str, Any], steps: dict[str, dict[str, Any]], record
         cwd=Path(command["cwd"]) if command else compile_cwd,
         timeout=float(threshold["timeout"]),
         folder=chain_folder(compile_step),
-        urls=_describe_urls(compile_step, threshold),
+        urls=_collect_urls(compile_step, threshold),
         # Of what was imported, it is that of the file that it was made of.
         sha256=source["sha256"] if Path(source["url"]).suffix == program.suffix else "",
     )
 
 
-def _describe_urls(*steps: dict[str, Any]) -> dict[str, str]:
+def _collect_urls(*steps: dict[str, Any]) -> dict[str, str]:
     """Where files of steps come from, by their paths; of what was imported from another format, nowhere."""
     items = [item for step in steps for item in step["inputs"]]
     return {item["path"]: item["url"] for item in items if Path(item["url"]).suffix == Path(item["path"]).suffix}

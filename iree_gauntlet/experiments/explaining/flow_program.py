@@ -222,7 +222,7 @@ def _cut_out(text: str, dispatch: Dispatch, shapes: Sequence[Sequence[int]], *, 
     executable = _format_executable(text, dispatch)
     module = next(line for line in text.splitlines() if line.startswith("module"))
     device = next(line for line in text.splitlines() if line.lstrip().startswith("util.global private @__device_"))
-    sizes = _describe_sizes(dispatch, shapes)
+    sizes = _read_sizes(dispatch, shapes)
     scalars = []
     for value in dict.fromkeys(_list_scalars(dispatch)):
         constant = dispatch.constants.get(value)
@@ -303,7 +303,7 @@ def _list_dims(kind: str) -> list[str]:
     return _split(found[2]) if found and found[2] else []
 
 
-def _describe_sizes(dispatch: Dispatch, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
+def _read_sizes(dispatch: Dispatch, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
     """Dynamic dimensions by SSA value, as they were captured."""
     sizes: dict[str, int] = {}
     types = dict(dispatch.operands)

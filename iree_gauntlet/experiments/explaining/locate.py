@@ -173,7 +173,7 @@ def locate(
                 # By values, nothing is known of how far others are off.
                 if abs(one["call"] - item["call"]) <= _AROUND and not held.by_values
             )
-            return Located(_pass_on(suspect, failure, tools, private=private), "", len(traces), name, around)
+            return Located(_replace_inputs(suspect, failure, tools, private=private), "", len(traces), name, around)
     if suspects:
         first = program.dispatches[suspects[0]["dispatch"]].name
         why = f"dispatches differ from the reference, {first} as the first, but none is wrong on its own inputs"
@@ -239,7 +239,7 @@ def _compute_worst(outputs: Sequence[dict[str, Any]]) -> float:
     return max((math.inf if item["error"] is None else item["error"] for item in outputs), default=0.0)
 
 
-def _list_of_any_target(failure: Failure) -> tuple[str, ...]:
+def _select_general_flags(failure: Failure) -> tuple[str, ...]:
     """Its flags that mean something for every target; an executable that was put in stays with its own."""
     return tuple(flag for flag in failure.flags if not flag.startswith(_OF_TARGETS))
 
@@ -259,13 +259,13 @@ def _make_from_flow(
     source = tools.folder / f"{file}.mlir"
     text = program.text if traced else program.untraced
     source.write_text(with_device(text, _format_device_text(tools, target)), encoding="utf-8")
-    return from_flow(tools, f"{file}.vmfb", source, _list_of_any_target(failure), failure)
+    return from_flow(tools, f"{file}.vmfb", source, _select_general_flags(failure), failure)
 
 
 def _make_from_source(failure: Failure, tools: Tools, file: str, target: Sequence[str], *, traced: bool) -> Path:
     """A reference of dispatches of its own."""
     flags = [
-        *(flag for flag in _list_of_any_target(failure) if flag != TRACED),
+        *(flag for flag in _select_general_flags(failure) if flag != TRACED),
         *target,
         *((TRACED,) if traced else ()),
     ]
@@ -318,7 +318,7 @@ def _confirm(
     sides = {}
     for side, device, flags in (
         ("target", "", failure.flags),
-        ("reference", held.device, _list_of_any_target(failure)),
+        ("reference", held.device, _select_general_flags(failure)),
     ):
         source = tools.folder / f"cut_{call}_{side}.mlir"
         source.write_text(with_device(traced, device) if device else traced, encoding="utf-8")
@@ -360,7 +360,7 @@ def _find_wrong_on(
     )
 
 
-def _pass_on(suspect: WrongDispatch, failure: Failure, tools: Tools, *, private: bool) -> WrongDispatch:
+def _replace_inputs(suspect: WrongDispatch, failure: Failure, tools: Tools, *, private: bool) -> WrongDispatch:
     """The suspect with made-up inputs in place of large or private ones, where it is wrong on those too."""
     if not (private or _is_too_large(suspect.inputs)):
         return suspect
@@ -524,23 +524,23 @@ def _is_too_large(inputs: Sequence[Input]) -> bool:
 
 def made_up(inputs: Sequence[Input], folder: Path) -> tuple[Input, ...]:
     """The same with values of a seed, within the bounds of their own; what has no known type, or none, stays."""
-    return tuple(_make_made_up(item, index, folder) for index, item in enumerate(inputs))
+    return tuple(_make_up_input(item, index, folder) for index, item in enumerate(inputs))
 
 
-def _make_made_up(item: Input, index: int, folder: Path) -> Input:
+def _make_up_input(item: Input, index: int, folder: Path) -> Input:
     found = _TYPE.fullmatch(item.kind)
     assert found is not None, "IREE writes types so"
     kind, count = found[2], math.prod(map(int, found[1].split("x")[:-1]))
     if kind not in CODES or not count:
         return item
-    low, high = _list_bounds(item.file, kind)
+    low, high = _find_bounds(item.file, kind)
     seed = index + 1
     file = folder / f"made_up_{index}.bin"
     file.write_bytes(seeded_values(kind, count, seed, low, high))
     return Input(item.kind, file, (kind, str(count), str(seed), repr(low), repr(high)))
 
 
-def _list_bounds(file: Path, kind: str) -> tuple[float, float]:
+def _find_bounds(file: Path, kind: str) -> tuple[float, float]:
     """The least and the largest of values that are finite."""
     import numpy as np  # noqa: PLC0415 - `run` brings this module, and seldom needs it
 

@@ -97,9 +97,9 @@ class Carry:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class _ModulePlan:
-    """Of `measure_memory` and of pipelines too, which have neither outputs nor a warm-up of their own."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ContextPlan:
+    """Of `measure_memory` and of pipelines too."""
 
     inputs: list[dict[str, Any]]
     devices: list[str]
@@ -107,11 +107,15 @@ class _ModulePlan:
     parameters: list[list[str]]
     function: str
     calls: int
-    warm_up_calls: int = 0
-    outputs: str = ""
     in_flight: int = 1
     fetch: list[int] | None = None
     carry: dict[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ModulePlan(_ContextPlan):
+    outputs: str
+    warm_up_calls: int
 
 
 class Context:
@@ -262,7 +266,7 @@ def read_contexts(said: dict[str, Any], inputs: Inputs) -> list[Context]:
         PlanError: where the plan contradicts itself or the program.
         RuntimeError: where the runtime cannot load it.
     """
-    plan = read_plan(_ModulePlan, said)
+    plan = read_plan(_ContextPlan, said)
     uris, calls, in_flight = plan.devices, plan.calls, plan.in_flight
     if in_flight < 1 or calls % in_flight:
         raise PlanError(f"{calls} calls, {in_flight} in flight: expected 1 or more, and calls a multiple of it")
