@@ -43,7 +43,7 @@ import sys
 import threading
 from collections import defaultdict
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -122,15 +122,21 @@ class _SidePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class _TracePlan:
+class _CapturePlan:
     target: dict[str, Any]
     folder: str
-    reference: dict[str, Any] = field(default_factory=dict)
-    tolerances: dict[str, float] = field(default_factory=dict)
-    keep: int = 0
-    timeout: float = 0.0
+    capture: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _TracePlan:
+    target: dict[str, Any]
+    reference: dict[str, Any]
+    folder: str
+    tolerances: dict[str, float]
+    keep: int
+    timeout: float
     by_values: bool = False
-    capture: list[str] | None = None
 
 
 class TracedTensor:
@@ -315,9 +321,9 @@ def _name_dispatch(key: str) -> str:
     return key.removesuffix(_INPUTS).removesuffix(_OUTPUTS)
 
 
-def _capture(plan: _TracePlan) -> None:
+def _capture(plan: _CapturePlan) -> None:
     """Run the target and write what some dispatches are given, the first time that each of them runs."""
-    folder, wanted = Path(plan.folder), set(plan.capture or ())
+    folder, wanted = Path(plan.folder), set(plan.capture)
     captured: dict[str, list[dict[str, str]]] = {}
     side = _SideProcess("target", plan.target, folder)
     for key, tensors in side.read_traces():
@@ -420,8 +426,12 @@ def main(argv: Sequence[str]) -> int:
             with os.fdopen(int(argv[1]), "wb") as stream:
                 _emit(read_plan(_SidePlan, json.loads(argv[2])), stream)
         else:
-            plan = read_plan(_TracePlan, json.loads(Path(argv[0]).read_text(encoding="utf-8")))
-            (_compare_values if plan.by_values else _compare if plan.capture is None else _capture)(plan)
+            said = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
+            if "capture" in said:
+                _capture(read_plan(_CapturePlan, said))
+            else:
+                plan = read_plan(_TracePlan, said)
+                (_compare_values if plan.by_values else _compare)(plan)
     except (PlanError, UnsupportedError, OSError) as error:
         sys.stderr.write(f"trace_dispatches: {error}\n")
         return _UNUSABLE
