@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 # How long the pipes of a killed program may stay open: a process stuck in a driver survives SIGKILL.
 _PATIENCE_SECONDS = 2.0
 _NEWS_SECONDS = 10.0
+# From asking a group to end until it is killed: Ninja takes away what was being written.
+_GRACE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +71,7 @@ def run_short(
         subprocess.TimeoutExpired: its time is up; `output` is what it had said.
     """
     messages.detail(f"$ {shlex.join(map(str, argv))}")
-    process = subprocess.Popen(
-        argv,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-        env=environment,
-        pass_fds=held,
-        start_new_session=True,
-    )
+    process = _start(argv, environment, held, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     started = time.monotonic()
     try:
         while True:
@@ -101,6 +92,24 @@ def run_short(
     except BaseException:
         _end_group(process, grace)
         raise
+
+
+def _start(
+    argv: Sequence[str], environment: Mapping[str, str] | None, held: Sequence[int], *, stdin: int, stderr: int
+) -> subprocess.Popen[str]:
+    """A program that leads a process group, and says text."""
+    return subprocess.Popen(
+        argv,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        env=environment,
+        pass_fds=held,
+        start_new_session=True,
+    )
 
 
 def show_last_words(program: str, output: str, most: int) -> str:
@@ -155,10 +164,6 @@ def ask(
         ) from None
 
 
-# From asking a group to end until it is killed: Ninja takes away what was being written.
-_GRACE_SECONDS = 10.0
-
-
 def run_logged(
     argv: Sequence[str],
     log: Path,
@@ -178,18 +183,7 @@ def run_logged(
     messages.detail(f"$ {shlex.join(argv)}")
     with log.open("a", encoding="utf-8") as file:
         file.write(f"$ {shlex.join(argv)}\n")
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            env=environment,
-            pass_fds=held,
-            start_new_session=True,
-        )
+        process = _start(argv, environment, held, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
         assert process.stdout is not None, "a pipe was asked for"
         try:
             with process.stdout as lines:
