@@ -21,6 +21,16 @@ if TYPE_CHECKING:
     from iree_gauntlet.targets import Target
 
 
+# Role of the module that a case is about, and of the steps of a stage that a chain always has.
+MAIN = "main"
+# Role of the compile of a main module whose instructions are counted.
+COUNTED = "count"
+# Role of a file that nothing reads but the comparison of a threshold step.
+EXPECTED_OUTPUT = "expected_output"
+# By how much a golden count of instructions may be exceeded.
+WORK_MARGIN = 1.001
+
+
 class Kind(StrEnum):
     """What a case checks."""
 
@@ -48,13 +58,6 @@ class Stage(StrEnum):
 # Those that specs and options name. A model that is a Python function is exported first, by a command of its own; a
 # reference is made where a threshold step needs one.
 SPEC_STAGES = tuple(stage for stage in Stage if stage not in (Stage.EXPORT, Stage.REFERENCE))
-
-# Role of the module that a case is about, and of the steps of a stage that a chain always has.
-MAIN = "main"
-# Role of the compile of a main module whose instructions are counted.
-COUNTED = "count"
-# Role of a file that nothing reads but the comparison of a threshold step.
-EXPECTED_OUTPUT = "expected_output"
 
 
 class ArgumentOrder(StrEnum):
@@ -164,10 +167,6 @@ class Metric(StrEnum):
             Metric.INSTRUCTIONS: "instructions",
         }
         return units.get(self, "")
-
-
-# By how much a golden count of instructions may be exceeded.
-WORK_MARGIN = 1.001
 
 
 class Statistic(StrEnum):

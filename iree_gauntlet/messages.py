@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 # What terminals without Unicode show.
 _PLAIN_SIGNS = str.maketrans("✓✗▲▼≈·–", "+x^v~.-")
+_LOG = logging.getLogger("iree_gauntlet.messages")
+_LOG.propagate = False
 
 
 class _StandardError(logging.Handler):
@@ -24,10 +26,8 @@ class _StandardError(logging.Handler):
         sys.stderr.flush()
 
 
-_LOG = logging.getLogger("iree_gauntlet.messages")
 _LOG.setLevel(logging.INFO)
 _LOG.addHandler(_StandardError())
-_LOG.propagate = False
 
 
 def warn(text: str) -> None:

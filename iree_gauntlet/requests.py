@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
+DEFAULT_SUITE = "suites/cpu.toml"
+_TIMED_STAGES = (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE, Stage.THRESHOLD, Stage.COUNT, Stage.BENCHMARK)
+# What a resumed session keeps where it is not given again; all else that it keeps is as it was begun.
+KEPT_UNLESS_GIVEN = ("force_recompile", *(f"timeout_{stage}" for stage in _TIMED_STAGES))
+_KEPT_CONDUCT = ("batch", "baseline", "counter", "count_cpu", *KEPT_UNLESS_GIVEN)
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option of the command line.
@@ -85,15 +92,6 @@ def _value(item: Option, value: Any) -> Any:
         hint = f"Leave it out for {item.default:g}." if item.default else "Leave it out for the default."
         raise UsageError(f"{dashed(item.name)} {value:g}: expected {item.unit} above 0", hint)
     return tuple(value) if isinstance(item.default, list) else value
-
-
-DEFAULT_SUITE = "suites/cpu.toml"
-_TIMED_STAGES = (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE, Stage.THRESHOLD, Stage.COUNT, Stage.BENCHMARK)
-# What a resumed session keeps where it is not given again; all else that it keeps is as it was begun.
-KEPT_UNLESS_GIVEN = ("force_recompile", *(f"timeout_{stage}" for stage in _TIMED_STAGES))
-
-
-_KEPT_CONDUCT = ("batch", "baseline", "counter", "count_cpu", *KEPT_UNLESS_GIVEN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,16 @@ _NO_ACCESS = frozenset({401, 403})
 # Azure: 409 where an account has no public containers.
 _REFUSED = _NO_ACCESS | {409}
 _GONE = frozenset({404, 410})
+_HUB_HINT = (
+    "A private or gated repository needs a token: set HF_TOKEN, or sign in with `hf auth login`, "
+    "and accept the model's terms on its page."
+)
+_HUB_PATH = re.compile(r"(datasets/|spaces/)?([^/@]+/[^/@]+)@([0-9a-f]{40})/(.+)\Z")
+_SIGNED_FOR = timedelta(hours=1)
+_STATUS = re.compile(r"status code: (\d{3})")
+_MD5_ETAG = re.compile(r'"([0-9a-f]{32})"\Z')
+_SYSTEM = re.compile(r'kind: \w+,\s*message: "([^"]+)"')
+_RANGE_BEYOND = 416
 
 
 @dataclass(slots=True)
@@ -290,18 +300,6 @@ def _find_cause(error: BaseException) -> str:
         error = reason if isinstance(reason, BaseException) else error.args[0]
     text = str(error.args[-1]) if error.args else str(error)
     return without_queries(" ".join(text.split())) or type(error).__name__
-
-
-_HUB_HINT = (
-    "A private or gated repository needs a token: set HF_TOKEN, or sign in with `hf auth login`, "
-    "and accept the model's terms on its page."
-)
-_HUB_PATH = re.compile(r"(datasets/|spaces/)?([^/@]+/[^/@]+)@([0-9a-f]{40})/(.+)\Z")
-_SIGNED_FOR = timedelta(hours=1)
-_STATUS = re.compile(r"status code: (\d{3})")
-_MD5_ETAG = re.compile(r'"([0-9a-f]{32})"\Z')
-_SYSTEM = re.compile(r'kind: \w+,\s*message: "([^"]+)"')
-_RANGE_BEYOND = 416
 
 
 def places(url: str, configuration: Configuration) -> list[str]:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.toolchain import Part, Toolchain
 
 
+_OTHER = "`--iree RELEASE` is installed on each worker; other IREEs have to be there already, and be the same"
+
+
 @dataclass(frozen=True, slots=True)
 class Made:
     """What a step has put into the module cache of workers."""
@@ -165,9 +168,6 @@ class State:
 
     running: tuple[tuple[str, str, str], ...] = ()
     waiting: tuple[tuple[str, int], ...] = field(default=())
-
-
-_OTHER = "`--iree RELEASE` is installed on each worker; other IREEs have to be there already, and be the same"
 
 
 @dataclass(frozen=True, slots=True)

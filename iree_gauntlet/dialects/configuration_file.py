@@ -50,6 +50,9 @@ _OPTIONS = frozenset((*_OURS, *_OF_AZURE, *_OF_AZURE_IDENTITIES, *_OF_S3, *_OF_S
 _KIND = "settings"
 _ENDPOINTS = ("endpoint", "base_url", "authority_host", "sts_endpoint")
 _SECRET = re.compile(r"key|token|secret|password|connection_string|signature", re.IGNORECASE)
+# In the project's folder.
+MARKS_FILE = "history_marks.toml"
+_MARKS = "marks"
 
 
 def _check_url(text: str) -> str:
@@ -231,11 +234,6 @@ def _make_shared_modules(table: _ModulesTable | None, environ: Mapping[str, str]
     if said not in ("", "0", "1"):
         raise UsageError(f"${_WRITE_VARIABLE} is {said!r}: expected 0 or 1", "Unset it for what the file says.")
     return SharedModulesSettings(table.url, said == "1" if said else table.write)
-
-
-# In the project's folder.
-MARKS_FILE = "history_marks.toml"
-_MARKS = "marks"
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,8 @@ _BYTES = re.compile(r"(?:[0-9a-fA-F]{2})+")
 # How a file of values begins, behind a type.
 _FILES = ("@", "+")
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
+OWN_TARGET = "is what the file is for anyway"
+OWN_TARGET_HINT = "Name further targets only."
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,10 +297,6 @@ class TargetOptions(StrictDocument):
 
     compiler_flags: Flags = Field(description="Flags of iree-compile.")
     device: Device
-
-
-OWN_TARGET = "is what the file is for anyway"
-OWN_TARGET_HINT = "Name further targets only."
 
 
 class WithTargets(StrictDocument):

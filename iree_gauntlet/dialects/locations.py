@@ -45,6 +45,8 @@ _CHIP_FLAGS = {
     "vulkan": ("iree-vulkan-target",),
     "metal": ("iree-metal-target",),
 }
+# What to do about a URL that cannot be read.
+BRACKETS_HINT = "Brackets in a path are written %5B and %5D."
 
 
 def problem(spec: Spec, path: Sequence[str | int], message: str, hint: str = "") -> Problem:
@@ -65,10 +67,6 @@ def is_url(source: str) -> bool:
 def outside(name: str) -> bool:
     """Whether a file's name is no path inside a folder."""
     return name.startswith("/") or "\\" in name or ".." in name.split("/") or not name.strip("./")
-
-
-# What to do about a URL that cannot be read.
-BRACKETS_HINT = "Brackets in a path are written %5B and %5D."
 
 
 def unreadable(url: str) -> str:

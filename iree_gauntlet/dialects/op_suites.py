@@ -82,6 +82,17 @@ _FAILURES: dict[str, tuple[tuple[Stage, ...], tuple[FailureKind, ...]]] = {
 _LISTS = (*_SKIPS, *_FAILURES)
 # Looking for the nearest of thousands of names takes a while.
 _MOST_GUESSES = 10
+_NUMBER_OR_FILE: dict[str, Any] = {
+    "anyOf": [{"type": ["number", "boolean", "null"]}, {"type": "string", "pattern": r"\.(npy|bin)$"}]
+}
+FLAGFILE = "run_module_io_flags.txt"
+TORCH_FILE = "run_module_io.json"
+CONFIGS = "configs"
+# The last is what the suites of torch operators had before it.
+_CASE_FILES = (FLAGFILE, TORCH_FILE, "run_module_io_flags.json")
+_CONFIG_WORDS = (b"config_name", b"iree_compile_flags", b"iree_run_module_flags")
+# The torch variant's cases lie in this folder of the root, and its configs leave it out.
+_GENERATED = "generated/"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -213,9 +224,6 @@ def _is_object(value: object) -> str:
     return f"{BRANCH}object" if isinstance(value, dict) else f"{BRANCH}plain"
 
 
-_NUMBER_OR_FILE: dict[str, Any] = {
-    "anyOf": [{"type": ["number", "boolean", "null"]}, {"type": "string", "pattern": r"\.(npy|bin)$"}]
-}
 ElementType = Annotated[str, AfterValidator(_lengthen_name), one_of("element type", ELEMENT_TYPES, _SHORT_SPELLINGS)]
 Number = Annotated[Any, AfterValidator(_check_number), WithJsonSchema({"type": ["number", "boolean"]})]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -354,17 +362,6 @@ class TorchOp(StrictDocument):
 def tensor_of(shape: list[int], dtype: str) -> str:
     """IREE's name of a tensor type: `64x64xbf16`."""
     return "x".join((*map(str, shape), ELEMENT_TYPES[dtype]))
-
-
-FLAGFILE = "run_module_io_flags.txt"
-TORCH_FILE = "run_module_io.json"
-CONFIGS = "configs"
-# The last is what the suites of torch operators had before it.
-_CASE_FILES = (FLAGFILE, TORCH_FILE, "run_module_io_flags.json")
-_CONFIG_WORDS = (b"config_name", b"iree_compile_flags", b"iree_run_module_flags")
-
-# The torch variant's cases lie in this folder of the root, and its configs leave it out.
-_GENERATED = "generated/"
 
 
 @dataclass(frozen=True, slots=True)

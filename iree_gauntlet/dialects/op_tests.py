@@ -72,6 +72,12 @@ _FUNCTION = re.compile(r'^\s*(?:func\.func|util\.func)\s+(?:public\s+)?@(?:"([^"
 # What iree-run-module compares by; the tool that measures has none of it.
 _COMPARING = ("expected_", "equality_mode")
 _OUTPUT = "--output="
+_FLAG = re.compile(r"--\s*([A-Za-z_][\w.-]*)\s*(?:=\s*(.*))?")
+# `3x4xf32=@file.bin`, `@file.npy`, and `+file.npy` for the next array of a file.
+_FILE = re.compile(r"(?:([^@+*=]*)=)?[@+*](.+)")
+_ARGUMENTS = ("input", "expected_output")
+# `4x2xf8e4m3fn`, for which the tools read a type of 8 bits that equals no other.
+_SMALL_FLOAT = re.compile(r"((?:\d+x)*f)([468]e\w+)(?==|\Z)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,14 +379,6 @@ class _CaseReader:
 
     def _refuse(self, field: list[str | int], message: str, hint: str) -> None:
         self.problems.append(problem_at(self._spec.name, self._text, field, message, hint))
-
-
-_FLAG = re.compile(r"--\s*([A-Za-z_][\w.-]*)\s*(?:=\s*(.*))?")
-# `3x4xf32=@file.bin`, `@file.npy`, and `+file.npy` for the next array of a file.
-_FILE = re.compile(r"(?:([^@+*=]*)=)?[@+*](.+)")
-_ARGUMENTS = ("input", "expected_output")
-# `4x2xf8e4m3fn`, for which the tools read a type of 8 bits that equals no other.
-_SMALL_FLOAT = re.compile(r"((?:\d+x)*f)([468]e\w+)(?==|\Z)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,8 @@ _Factors = Annotated[dict[str, Positive], Field(default_factory=dict)]
 # Fields of benchmarks by their older names.
 _PROGRAMS = ("mlir_file_name", "mlir_file_path", "mlir_url", "mlir_file_url")
 _NEWER_NAMES = {"golden_time": "golden_time_ms", "specific_rocm_chip_to_ignore": "specific_chip_to_ignore"}
+# What the names of spec files end in.
+_FAMILIES_IN_NAMES = ("cpu", "rocm")
 
 
 class Blob(StrictDocument):
@@ -281,8 +283,6 @@ _OWN_FIELDS = {
     kind: frozenset(kind.model_fields).difference(*(other.model_fields for other in _SHARKTANK if other is not kind))
     for kind in _SHARKTANK
 }
-# What the names of spec files end in.
-_FAMILIES_IN_NAMES = ("cpu", "rocm")
 
 
 def read_sharktank_specs(tree: SpecTree, root: Path) -> Iterator[Spec]:

@@ -68,6 +68,23 @@ _PYTEST_WORDS = ("parametrize", "usefixtures", "filterwarnings", "skipif", "time
 # Fields that weights of a type need; no others mean anything to it.
 _WEIGHTS = {"url": ("url",), "random": ("module", "seed"), "splat": ("module", "value")}
 _OF_WEIGHTS = ("url", "module", "seed", "value")
+_ONE_MODULE: dict[str, Any] = {
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1}]
+}
+_TORCH_HINT = "docs/reference/torch-models.md lists the fields of tests and module definitions."
+# Fields that a JSON file has only where it is meant as a test.
+_OF_TESTS = frozenset(
+    {
+        "modules",
+        "module",
+        "run_args",
+        "expected_outputs",
+        "golden_time_ms",
+        "golden_time",
+        "golden_dispatch_count",
+        "golden_binary_size",
+    }
+)
 
 
 def _check_marker(word: str) -> str:
@@ -97,9 +114,6 @@ def _take_only_one(value: object) -> object:
     return value[0] if isinstance(value, list) else value
 
 
-_ONE_MODULE: dict[str, Any] = {
-    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1}]
-}
 Marker = Annotated[Word, AfterValidator(_check_marker)]
 _MARKER: TypeAdapter[str] = TypeAdapter(Marker, config=ConfigDict(strict=True))
 _ModuleName = Annotated[Text, AfterValidator(_check_module_name)]
@@ -288,21 +302,6 @@ _TEST_TYPES: dict[str, type[QualityTest | BenchmarkTest | CompstatTest]] = {
 }
 _TorchDocument = ModuleDefinition | QualityTest | BenchmarkTest | CompstatTest
 _TORCH_FIELDS = frozenset().union(*(kind.model_fields for kind in (ModuleDefinition, *_TEST_TYPES.values())))
-_TORCH_HINT = "docs/reference/torch-models.md lists the fields of tests and module definitions."
-
-# Fields that a JSON file has only where it is meant as a test.
-_OF_TESTS = frozenset(
-    {
-        "modules",
-        "module",
-        "run_args",
-        "expected_outputs",
-        "golden_time_ms",
-        "golden_time",
-        "golden_dispatch_count",
-        "golden_binary_size",
-    }
-)
 
 
 def sound_markers(content: Mapping[str, Any]) -> tuple[str, ...]:

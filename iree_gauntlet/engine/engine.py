@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
 
 
+_MEMORY_SECONDS = 0.05
+_MEMORY_RESERVE = 2 << 30
+_MEMORY_PER_PROGRAM = 8
+
+
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """How to run.
@@ -410,8 +415,3 @@ def _list_cached_last(steps: Sequence[Step]) -> list[Step]:
 
 def _collect_event_fields(step: Step) -> dict[str, Any]:
     return {"id": step.id, "chain": step.chain, "stage": step.stage}
-
-
-_MEMORY_SECONDS = 0.05
-_MEMORY_RESERVE = 2 << 30
-_MEMORY_PER_PROGRAM = 8

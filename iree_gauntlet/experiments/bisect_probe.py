@@ -35,6 +35,16 @@ if TYPE_CHECKING:
 
 # What a candidate's run prints, in its folder.
 _CONSOLE = "console.txt"
+# Of rounds.
+TIMED_METRICS = ("time", "compile-time")
+# Options that only these metrics have a use for.
+TIMING_NAMES = ("budget", "repetitions", "min_time", "cpus", "disturbed")
+# Of a bundle, which says so itself.
+BUNDLE_METRIC = "repro.sh"
+PASSING: Sequence[str] = ("compiles", "runs", BUNDLE_METRIC)
+_KEPT = "bundle"
+# What a bundle that is a folder may have installed for itself.
+_INSTALLED = "env"
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,18 +249,6 @@ EXACT_METRICS: Mapping[str, ExactMetric] = {
     "compiles": ExactMetric((Stage.COMPILE,), _judge_passes),
     "runs": ExactMetric((Stage.THRESHOLD,), _judge_passes),
 }
-# Of rounds.
-TIMED_METRICS = ("time", "compile-time")
-# Options that only these metrics have a use for.
-TIMING_NAMES = ("budget", "repetitions", "min_time", "cpus", "disturbed")
-# Of a bundle, which says so itself.
-BUNDLE_METRIC = "repro.sh"
-PASSING: Sequence[str] = ("compiles", "runs", BUNDLE_METRIC)
-
-
-_KEPT = "bundle"
-# What a bundle that is a folder may have installed for itself.
-_INSTALLED = "env"
 
 
 def require_bundle_alone(asked: BisectRequest, request: RunRequest) -> None:

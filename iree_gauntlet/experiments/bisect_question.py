@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 # Each candidate has its own IREE, and all of the model.
 _NOT_KEPT = ("iree", "shard", "shard_costs", "batch")
+_PULL = re.compile(r"\(#(\d+)\)\s*$|^Merge pull request #(\d+) ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +221,6 @@ def chain_of(chosen: Chosen, metric: str) -> str:
             "Select one with --model, --submodel and --target.",
         )
     return chains[0]
-
-
-_PULL = re.compile(r"\(#(\d+)\)\s*$|^Merge pull request #(\d+) ")
 
 
 def _require_one_way(among: Sequence[str], source: str, into: str, *, nightlies: bool) -> None:

@@ -65,6 +65,7 @@ _CODES = {
     str(TimeVerdict.SLOWER): ExitCode.FAILED,
     str(TimeVerdict.INCONCLUSIVE): ExitCode.INCONCLUSIVE,
 }
+_WITHOUT_FMA = ",-fma"
 
 
 def compare(
@@ -370,9 +371,6 @@ def compare_settings(asked: CompareRequest, conduct: ConductRequest, *, here: bo
     )
     rounds = rounds_asked(asked, here=here)
     return CompareSettings(asked.metric, rules, rounds, asked.least_work / 100, asked.no_work)
-
-
-_WITHOUT_FMA = ",-fma"
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _SHARD = re.compile(r"(\d+)/(\d+)")
 _MOST_SHARDS = 10_000
+_COSTS_HINT = "`shard.costs RUN --output FILE` makes one: an object with seconds by chain."
 
 
 def asked_shard(request: ShardRequest) -> tuple[int, int] | None:
@@ -137,9 +138,6 @@ def _read_costs(path: Path) -> dict[str, float]:
         if not number or not math.isfinite(cost) or cost < 0:
             raise UsageError(f"--shard-costs {path}: {chain}: expected seconds, found {json.dumps(cost)}", _COSTS_HINT)
     return {str(chain): float(cost) for chain, cost in content.items()}
-
-
-_COSTS_HINT = "`shard.costs RUN --output FILE` makes one: an object with seconds by chain."
 
 
 def cost_of_chains(records: Sequence[JournalRecord]) -> dict[str, float]:

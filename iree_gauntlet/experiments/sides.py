@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 _BEFORE = (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE)
 _LONGEST_REPETITION = 3600.0
 _ALL_CPUS = "all"
+# Verdicts that something has to be said of.
+DIFFERENT = (TimeVerdict.SLOWER, TimeVerdict.FASTER)
+# In which the sides are profiled.
+_PROFILE_ORDER = "ABBA"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +178,6 @@ def rounds_asked(asked: CompareRequest | BisectRequest, *, here: bool = True) ->
     available = frozenset(affinity(0)) if affinity else frozenset[int]()
     cpus = parse_cpus(named, available if here else None)
     return RoundSettings(asked.repetitions or usual.repetitions, min_time, cpus, choose=not asked.cpus)
-
-
-# Verdicts that something has to be said of.
-DIFFERENT = (TimeVerdict.SLOWER, TimeVerdict.FASTER)
-# In which the sides are profiled.
-_PROFILE_ORDER = "ABBA"
 
 
 @dataclass(frozen=True, slots=True)

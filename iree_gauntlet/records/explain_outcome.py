@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 EXPLAIN_FOLDER = "explain"
 EXPLAIN_RECORD = "explain.jsonl"
 _RECORD = f"{EXPLAIN_FOLDER}/{EXPLAIN_RECORD}"
+_EVENT = ("event", "time", "case", "part")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +135,6 @@ class ExplainOutcome:
                 for case in self.cases
             ],
         }
-
-
-_EVENT = ("event", "time", "case", "part")
 
 
 def explain_outcome(folder: Path) -> ExplainOutcome:

@@ -31,6 +31,13 @@ _ORDER = (
 )
 # Beyond this a figure that one measurement gave is pointed out.
 _NOTABLE = 0.25
+# Name of a figure, how to read it, how it is written, whether any change of it is pointed out.
+FIGURES: tuple[tuple[str, Callable[[MatrixCell], float | None], Callable[[float], str], bool], ...] = (
+    ("compile memory", lambda cell: cell.compile_peak_bytes, byte_size, False),
+    ("module size", lambda cell: cell.binary_size_bytes, whole, True),
+    ("dispatches", lambda cell: cell.dispatch_count, whole, True),
+    ("largest error", lambda cell: cell.max_abs_error, error_figure, False),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,15 +198,6 @@ def verdict_counts(rows: list[TimeRow]) -> dict[str, int]:
     """How many of each, in the order of interest."""
     counts = {verdict: sum(row.verdict == verdict for row in rows) for verdict in _ORDER}
     return {verdict: count for verdict, count in counts.items() if count}
-
-
-# Name of a figure, how to read it, how it is written, whether any change of it is pointed out.
-FIGURES: tuple[tuple[str, Callable[[MatrixCell], float | None], Callable[[float], str], bool], ...] = (
-    ("compile memory", lambda cell: cell.compile_peak_bytes, byte_size, False),
-    ("module size", lambda cell: cell.binary_size_bytes, whole, True),
-    ("dispatches", lambda cell: cell.dispatch_count, whole, True),
-    ("largest error", lambda cell: cell.max_abs_error, error_figure, False),
-)
 
 
 def changes(record: ComparisonRecord) -> list[FigureChange]:

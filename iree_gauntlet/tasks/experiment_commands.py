@@ -41,6 +41,13 @@ if TYPE_CHECKING:
 
 _SIDES = options_of(ToolchainRequest, "iree_compiler", "iree_runtime")
 _TIMEOUTS = tuple(option.name for option in RUNNING if option.name.startswith("timeout_"))
+_IREES = Option(
+    "iree",
+    [],
+    "One IREE of the matrix; give it once for each, the base first: 3.12.0, '>=3.9,<3.12', nightly, wheels:DIR, "
+    "venv:DIR, build:DIR, source:DIR, source:DIR@REF, commit:SHA, path, installed.",
+)
+_BUNDLE = Option("bundle", None, "A bundle that `explain` has written: the archive, or its folder.")
 
 
 def _list_running_options(*names: str, **helps: str) -> tuple[Option, ...]:
@@ -80,14 +87,6 @@ def compare_task(options: dict[str, Any]) -> ExitCode:
     asked, request = read(CompareRequest, options), RunRequest.of(options, Defaults())
     with machines_of(read(ClusterRequest, options), request.conduct) as machines:
         return compare(asked, request, console_presenter(), machines)
-
-
-_IREES = Option(
-    "iree",
-    [],
-    "One IREE of the matrix; give it once for each, the base first: 3.12.0, '>=3.9,<3.12', nightly, wheels:DIR, "
-    "venv:DIR, build:DIR, source:DIR, source:DIR@REF, commit:SHA, path, installed.",
-)
 
 
 @gauntlet_task(
@@ -175,9 +174,6 @@ def explain_task(options: dict[str, Any]) -> ExitCode:
 
     asked = read(ExplainRequest, options)
     return (explain_slower if asked.slower else explain)(asked, read(CacheRequest, options), console_presenter())
-
-
-_BUNDLE = Option("bundle", None, "A bundle that `explain` has written: the archive, or its folder.")
 
 
 @gauntlet_task("check", (_BUNDLE,), positional="bundle", usage="bundle.check BUNDLE")

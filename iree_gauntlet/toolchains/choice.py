@@ -18,6 +18,7 @@ _FORMS = (
     "installed, a release (3.12.0), a range ('>=3.9,<3.12'), nightly, a nightly's version (3.14.0rc20261120), "
     "wheels:DIR, venv:DIR, build:DIR, source:DIR, source:DIR@REF, commit:SHA, path"
 )
+_COMMIT = re.compile(r"[0-9a-f]{7,40}")
 
 
 class ChoiceKind(StrEnum):
@@ -36,7 +37,6 @@ class ChoiceKind(StrEnum):
 
 
 _WORDS = (ChoiceKind.INSTALLED, ChoiceKind.NIGHTLY, ChoiceKind.PATH)
-_COMMIT = re.compile(r"[0-9a-f]{7,40}")
 _FOLDERS = (ChoiceKind.WHEELS, ChoiceKind.VENV, ChoiceKind.BUILD, ChoiceKind.SOURCE)
 
 

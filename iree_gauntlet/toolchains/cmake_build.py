@@ -30,6 +30,36 @@ _LEAST = {"cmake": Version("3.21"), "ninja": Version("1.10")}
 _VERSION = re.compile(r"(\d+\.\d+(?:\.\d+)?)")
 _ASK_SECONDS = 60.0
 _LAUNCHERS = ("ccache", "sccache")
+_CONFIGURED = "gauntlet-configured.json"
+# IREE's documented settings for its developers; and nothing that no tool of ours runs.
+_SETTINGS = (
+    "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
+    "-DIREE_ENABLE_ASSERTIONS=ON",
+    "-DIREE_ENABLE_SPLIT_DWARF=ON",
+    "-DIREE_ENABLE_THIN_ARCHIVES=ON",
+    "-DIREE_BUILD_TESTS=OFF",
+    "-DIREE_BUILD_SAMPLES=OFF",
+    # What is built is copied out of its folder.
+    "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON",
+)
+COMPILER_TARGETS = ("iree-compile", "iree-opt")
+RUNTIME_TARGETS = ("iree-run-module", "iree-benchmark-module")
+# Built where a checkout has it: it reads the profiles that the runtime writes from 3.12 on.
+OPTIONAL_TARGETS = ("iree-profile",)
+IMPORTER_TARGETS = ("IREECompilerPythonModules",)
+# Of a link of LLVM with debug information.
+_BYTES_A_LINK = 4 << 30
+# What a build of the compiler takes on the disk, and one of the runtime alone.
+_BYTES_OF_LLVM, _BYTES_OF_RUNTIME = 25 << 30, 1 << 30
+_STATUS = re.compile(r"\[(\d+)/(\d+)\] ")
+_FAILED = re.compile(r"FAILED: (?:\[code=\d+\] )?(\S+)")
+_ERROR = re.compile(r"([^\s:(][^:(\n]*)[:(](\d+)(?:[:,](\d+))?\)?: (?:fatal )?error: (.+)")
+_LINK_ERROR = re.compile(r".*(?:undefined reference to|ld(?:\.lld)?: error:|error: ).*")
+_CMAKE_ERROR = re.compile(r"CMake Error(?: at ([^:\n]+):(\d+).*?)?:\s*(.*)")
+_DISK_FULL = ("No space left on device", "Disk quota exceeded")
+_NEWS_SECONDS = 10.0
+# Ninja reads the files of a build first, which are large.
+_QUERY_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,38 +132,6 @@ def _find_new_enough(name: str, search_path: str, missing: list[str]) -> str:
         old = f" ({path} is {version[1] if version else 'of no known version'})"
     missing.append(f"{name} {least} or newer{old}")
     return ""
-
-
-_CONFIGURED = "gauntlet-configured.json"
-# IREE's documented settings for its developers; and nothing that no tool of ours runs.
-_SETTINGS = (
-    "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
-    "-DIREE_ENABLE_ASSERTIONS=ON",
-    "-DIREE_ENABLE_SPLIT_DWARF=ON",
-    "-DIREE_ENABLE_THIN_ARCHIVES=ON",
-    "-DIREE_BUILD_TESTS=OFF",
-    "-DIREE_BUILD_SAMPLES=OFF",
-    # What is built is copied out of its folder.
-    "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON",
-)
-COMPILER_TARGETS = ("iree-compile", "iree-opt")
-RUNTIME_TARGETS = ("iree-run-module", "iree-benchmark-module")
-# Built where a checkout has it: it reads the profiles that the runtime writes from 3.12 on.
-OPTIONAL_TARGETS = ("iree-profile",)
-IMPORTER_TARGETS = ("IREECompilerPythonModules",)
-# Of a link of LLVM with debug information.
-_BYTES_A_LINK = 4 << 30
-# What a build of the compiler takes on the disk, and one of the runtime alone.
-_BYTES_OF_LLVM, _BYTES_OF_RUNTIME = 25 << 30, 1 << 30
-_STATUS = re.compile(r"\[(\d+)/(\d+)\] ")
-_FAILED = re.compile(r"FAILED: (?:\[code=\d+\] )?(\S+)")
-_ERROR = re.compile(r"([^\s:(][^:(\n]*)[:(](\d+)(?:[:,](\d+))?\)?: (?:fatal )?error: (.+)")
-_LINK_ERROR = re.compile(r".*(?:undefined reference to|ld(?:\.lld)?: error:|error: ).*")
-_CMAKE_ERROR = re.compile(r"CMake Error(?: at ([^:\n]+):(\d+).*?)?:\s*(.*)")
-_DISK_FULL = ("No space left on device", "Disk quota exceeded")
-_NEWS_SECONDS = 10.0
-# Ninja reads the files of a build first, which are large.
-_QUERY_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)

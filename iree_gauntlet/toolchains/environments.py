@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _FORMAT = 1
 _USE_SECONDS = 60.0
+SEAL = "gauntlet-environment.json"
 
 
 def seal(path: Path, name: str, document: Mapping[str, Any]) -> None:
@@ -139,9 +140,6 @@ def name_refusals(folder: Path) -> Iterator[None]:
         raise ToolchainError(
             f"{error.filename or folder}: {error.strerror or error}", "Check the cache's folder, its rights and space."
         ) from error
-
-
-SEAL = "gauntlet-environment.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,9 @@ _NEWS_SECONDS = 10.0
 _BLOCK = 1 << 20
 _NO_ACCESS = (401, 403, 429)
 _HASH = re.compile(r"sha256:([0-9a-f]{64})")
+IREE_VARIABLE = "IREE_GAUNTLET_IREE"
+# Of a commit's hash, in the name of its environment.
+_COMMIT_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +217,6 @@ def _unpack(archive: Path, folder: Path) -> None:
             if path.suffix == ".zip" and path != archive:
                 _unpack(path, folder)
                 path.unlink()
-
-
-IREE_VARIABLE = "IREE_GAUNTLET_IREE"
-# Of a commit's hash, in the name of its environment.
-_COMMIT_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,9 @@ DIALECT = "bench"
 # Roles of benchmark steps that follow the main one.
 AGAINST = "against"
 TRACE = "trace"
+_MS = 1000.0
+# How much longer than the first call foretells a loop may take, before it counts as hanging.
+_SLACK = 20.0
 
 
 def _name_variant(options: BenchOptions) -> str:
@@ -199,11 +202,6 @@ class Workers:
             "warm_up": 1,
             "outputs": "",
         }
-
-
-_MS = 1000.0
-# How much longer than the first call foretells a loop may take, before it counts as hanging.
-_SLACK = 20.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,13 @@ _STEP = 2.0**-6
 _ROUNDING = 0.41
 _REDUCTIONS = {getattr(torch.ops.aten, name) for name in ("sum", "mean", "var", "var_mean")}
 _ROUNDOFFS = {getattr(torch, form.torch_type): UNIT_ROUNDOFF[form.element_type] for form in DataFormat}
+# Two runs of torch may add in another order.
+REPEATABLE = 1e-2
+# As `build_folder.py` reads it, which needs more than this Python may have.
+_BUILD_FILE = "build.json"
+_SCHEMA = 1
+_NO_TRANSLATION = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.:]+)', overload='(\w+)'\)>")
+_PACKAGES = ("torch", "torchao", "transformers", "onnxscript", "onnx", "numpy")
 
 
 class Spread:
@@ -302,15 +309,6 @@ def _pick_values(outputs: Sequence[Tensor], places: Sequence[NDArray[np.int64]])
     return np.concatenate(
         [output.reshape(-1)[torch.from_numpy(at)].double().numpy() for output, at in zip(outputs, places, strict=True)]
     )
-
-
-# Two runs of torch may add in another order.
-REPEATABLE = 1e-2
-# As `build_folder.py` reads it, which needs more than this Python may have.
-_BUILD_FILE = "build.json"
-_SCHEMA = 1
-_NO_TRANSLATION = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.:]+)', overload='(\w+)'\)>")
-_PACKAGES = ("torch", "torchao", "transformers", "onnxscript", "onnx", "numpy")
 
 
 class BuildSteps:

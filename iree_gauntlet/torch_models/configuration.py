@@ -56,6 +56,14 @@ _QUANTIZATION = "quantization_config_recipe_names"
 _SPARSITY = "sparsity_config_recipe_names"
 # What torch calls devices, and IREE.
 _DEVICES = {"cpu": "local-task", "cuda": "cuda", "mps": "metal", "xpu": "vulkan"}
+_THREE_SIZES: dict[str, Any] = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0, "maximum": _MOST},
+    "minItems": 3,
+    "maxItems": 3,
+}
+# Of a model that is asked for without shapes: 128 tokens, and its own sizes.
+_OWN_SIZES = Shape("config", 128, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +216,6 @@ def _find_form(value: object) -> str:
 Readable = Annotated[str, AfterValidator(_check_readable)]
 _ModelType = Annotated[Readable, AfterValidator(partial(_check_known, PluginRegistry.model_type))]
 Power = Annotated[int, Field(ge=0, le=HIGHEST_POWER)]
-_THREE_SIZES: dict[str, Any] = {
-    "type": "array",
-    "items": {"type": "integer", "minimum": 0, "maximum": _MOST},
-    "minItems": 3,
-    "maxItems": 3,
-}
 Sizes = Annotated[tuple[int, int, int], PlainValidator(_check_sizes), WithJsonSchema(_THREE_SIZES)]
 _Quantization = Annotated[str, AfterValidator(partial(_check_recipe, _QUANTIZATION))]
 _Sparsity = Annotated[str, AfterValidator(partial(_check_recipe, _SPARSITY))]
@@ -342,8 +344,6 @@ class File(_ConfigurationFields):
 _DType: TypeAlias = Literal["f32", "f16", "bf16"]
 
 _TYPES: dict[str, _DType] = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-# Of a model that is asked for without shapes: 128 tokens, and its own sizes.
-_OWN_SIZES = Shape("config", 128, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 
+_INT8_MAX = 127
+_INT4_MIN, _INT4_MAX = -8, 7
+_FLOAT8 = torch.float8_e4m3fn
+_FLOAT8_MAX = torch.finfo(_FLOAT8).max
+
+
 @dataclass(frozen=True, slots=True)
 class Changed:
     """What a recipe changed."""
@@ -174,12 +180,6 @@ def explain_unfit_for_blocks(linear: Module, size: int) -> str:
     if rows % size or columns % size:
         return f"a weight of {rows} x {columns} is not made of blocks of {size} x {size}"
     return f"a weight of {rows} x {columns} is one block of {size} x {size}" if rows == columns == size else ""
-
-
-_INT8_MAX = 127
-_INT4_MIN, _INT4_MAX = -8, 7
-_FLOAT8 = torch.float8_e4m3fn
-_FLOAT8_MAX = torch.finfo(_FLOAT8).max
 
 
 class QuantizedLinear(nn.Module):  # type: ignore[misc]

@@ -51,6 +51,9 @@ _CONFIG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 _PYBUDAS = frozenset({"devtype", "arch", "data_type", "math_fidelity"})
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
+_PREFIX = "_gauntlet_models_"
+_EXAMPLE = "a model is a function under @benchmark_model, see docs/how-to/bench-models.md"
+_LATE_IMPORT = "; a file that imports it inside its functions can be listed without it"
 
 
 class ModelError(DeclarationError):
@@ -253,11 +256,6 @@ def _check_parameters(parameters: object, configs: tuple[str, ...], messages: li
         if not isinstance(count, int) or isinstance(count, bool) or count < 1
     )
     return counts
-
-
-_PREFIX = "_gauntlet_models_"
-_EXAMPLE = "a model is a function under @benchmark_model, see docs/how-to/bench-models.md"
-_LATE_IMPORT = "; a file that imports it inside its functions can be listed without it"
 
 
 def discover(folders: Sequence[Path], passed_over: list[Problem] | None = None) -> dict[str, BenchmarkModel]:

@@ -65,6 +65,13 @@ TRIAL_CALLS = 3
 WARM_UP_CALLS = 1
 # Code that torch.compile makes, kept from round to round: a process's TMPDIR does not outlive it.
 CODE_FOLDER = "inductor"
+_LEAST_CALLS = 3
+# The calls of a round take so long in IREE, and at most so long in a peer that is much slower.
+_ROUND_MS = 500.0
+_SLOW_ROUND_MS = 5000.0
+_TRIAL = "trial."
+_MS = 1000.0
+_TORCH = {"torch": {"torch eager": "eager", "torch.compile": "compile"}, "torch-eager": {"torch eager": "eager"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,15 +276,6 @@ def _read_medians(text: str, _seconds: float) -> tuple[float, ...]:
         if failed.error:
             raise GauntletError(f"{failed.name}: {failed.error}")
     return tuple(statistics.median(item.call_ms) for item in models)
-
-
-_LEAST_CALLS = 3
-# The calls of a round take so long in IREE, and at most so long in a peer that is much slower.
-_ROUND_MS = 500.0
-_SLOW_ROUND_MS = 5000.0
-_TRIAL = "trial."
-_MS = 1000.0
-_TORCH = {"torch": {"torch eager": "eager", "torch.compile": "compile"}, "torch-eager": {"torch eager": "eager"}}
 
 
 @dataclass(frozen=True, slots=True)

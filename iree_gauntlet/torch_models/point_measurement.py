@@ -83,6 +83,18 @@ PROGRAM = "main.onnx"
 TRACE = "trace."
 # The worst value of an output, in units of the tolerance of its rms (see `formats.py`).
 _PEAK = 4.0
+_EAGER = "eager"
+_COMPILED = "compile"
+_ATTEMPTS = 3
+_KIND = "micro"
+# How long the calls of a round take, of a program that is fast enough for three of them in that time.
+_ROUND_MS = 100.0
+# The start of torch has this name in the log; it is no label of a recipe.
+_TORCH = "torch "
+MEASURED = "measured"
+# The compiler made the same module as for the baseline: the recipe changes nothing here.
+SAME = "same module"
+_MODES = {"torch": (_EAGER, _COMPILED), "torch-eager": (_EAGER,), "none": ()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,16 +216,6 @@ class PointChain(TorchChain):
 
     def _input(self, variant: Variant) -> StepInput:
         return StepInput("module", str(self.module(variant)))
-
-
-_EAGER = "eager"
-_COMPILED = "compile"
-_ATTEMPTS = 3
-_KIND = "micro"
-# How long the calls of a round take, of a program that is fast enough for three of them in that time.
-_ROUND_MS = 100.0
-# The start of torch has this name in the log; it is no label of a recipe.
-_TORCH = "torch "
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,19 +373,11 @@ def _try_programs(
     return trial
 
 
-MEASURED = "measured"
-# The compiler made the same module as for the baseline: the recipe changes nothing here.
-SAME = "same module"
-
-
 class Doubt(StrEnum):
     """Why nothing shows that a module is what its recipe promises; a reason begins with it."""
 
     UNREAD = "what its module shows cannot be read"
     UNPROVEN = "the module is not what the recipe promises"
-
-
-_MODES = {"torch": (_EAGER, _COMPILED), "torch-eager": (_EAGER,), "none": ()}
 
 
 @dataclass(slots=True)

@@ -60,6 +60,20 @@ for name in ("torch", "torchao", "transformers", "onnxscript", "onnx", "numpy"):
 places = dict.fromkeys(path for path in sys.path if path.endswith(("site-packages", "dist-packages")))
 print(json.dumps({"python": list(sys.version_info[:3]), "versions": found, "paths": list(places)}))
 """
+_PLAN_FILE = "plan.json"
+_EXIT_USAGE = 2
+_LOGS = ("stdout.txt", "stderr.txt", _PLAN_FILE)
+# What torch.onnx.export calls its graph, and so the importer the function.
+FUNCTION = "main_graph"
+_MODULE = "module.vmfb"
+_PARAMETERS = "model.irpa"
+_OWN_FOLDER = Path(__file__).parent
+# Fields of plans: it is the content that a model depends on.
+_PATHS = ("output", "models_dirs", "plugins")
+MODULE_WORKER = "measure_module.py"
+GENERATIVE_WORKER = "measure_generative.py"
+PIPELINE_WORKER = "measure_pipeline.py"
+_TOOL = "the measuring program"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +131,6 @@ def find_torch_python(named: str) -> TorchPython:
     if missing:
         raise GauntletError(f"{path} lacks {', '.join(missing)}, which models are built with", f"{INSTALL_HINT}.")
     return result
-
-
-_PLAN_FILE = "plan.json"
-_EXIT_USAGE = 2
-_LOGS = ("stdout.txt", "stderr.txt", _PLAN_FILE)
-# What torch.onnx.export calls its graph, and so the importer the function.
-FUNCTION = "main_graph"
-_MODULE = "module.vmfb"
-_PARAMETERS = "model.irpa"
-_OWN_FOLDER = Path(__file__).parent
-# Fields of plans: it is the content that a model depends on.
-_PATHS = ("output", "models_dirs", "plugins")
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,12 +435,6 @@ class Exporter:
             reason = next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: ")
             return Result(Verdict.ERROR, shorten(reason), tail=tuple(outcome.tail))
         return replace(after_process(step, outcome, lines, tool="the export", reason=""), verdict=Verdict.ERROR)
-
-
-MODULE_WORKER = "measure_module.py"
-GENERATIVE_WORKER = "measure_generative.py"
-PIPELINE_WORKER = "measure_pipeline.py"
-_TOOL = "the measuring program"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,6 +66,9 @@ if TYPE_CHECKING:
 
 # Names in a hint.
 _MOST = 20
+# How `compare` and `bisect` call a figure; what has no noise needs no comparison.
+_METRICS = {"time_ms": "time", "compile_s": "compile-time"}
+_EXACT = {"size_bytes": "size", "dispatches": "dispatches", "max_error": "error", "instructions": "instructions"}
 
 
 def configuration() -> Configuration:
@@ -193,11 +196,6 @@ def _parse_day(text: str, where: str) -> date:
         return date.fromisoformat(text)
     except ValueError as error:
         raise UsageError(f"{where} {text}: expected a day", "Such as 2026-01-31.") from error
-
-
-# How `compare` and `bisect` call a figure; what has no noise needs no comparison.
-_METRICS = {"time_ms": "time", "compile_s": "compile-time"}
-_EXACT = {"size_bytes": "size", "dispatches": "dispatches", "max_error": "error", "instructions": "instructions"}
 
 
 def confirm(asked: ConfirmRequest, presenter: Presenter, machines: ComparingMachines | None = None) -> ExitCode:

@@ -63,6 +63,8 @@ _LONGEST_LITERAL = 64
 _NPY = b"\x93NUMPY"
 # Bits a value of types that no source makes: random bits are random values.
 _PACKED = {"i2": 2, "i4": 4, "f8E8M0FNU": 8}
+_SET = "test_data_set_"
+_EXPECTED = "Expected input_0.pb, output_0.pb, …; .npy files of these names or the inputs' own; or .npz with them."
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,10 +434,6 @@ _RULES: dict[tuple[str, int], Callable[[_Use], Sequence[float]]] = {
     ("Upsample", 1): _choose_ratios,
     **{(name, 0): lambda use: [use.out[0]] for name in ("BlackmanWindow", "HammingWindow", "HannWindow")},
 }
-
-
-_SET = "test_data_set_"
-_EXPECTED = "Expected input_0.pb, output_0.pb, …; .npy files of these names or the inputs' own; or .npz with them."
 
 
 @dataclass(frozen=True, slots=True)

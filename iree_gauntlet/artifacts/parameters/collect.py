@@ -44,6 +44,18 @@ _ALIAS_START = b"\n!"
 _QUOTE, _COMMENT = b'"', b"//"
 _OPENING = re.compile(rb'"|//')
 _LOOK_AHEAD = 1 << 16  # longest reference or alias, bytes
+_ELIDED = 16  # elements, or characters of a resource; a reference is neither
+_SHOWN = 300  # characters of the tool's own words in an error
+# Large constants are left out, so that what is printed is the program without its weights.
+_TOOL_FLAGS = (f"--mlir-elide-elementsattrs-if-larger={_ELIDED}", f"--mlir-elide-resource-strings-if-larger={_ELIDED}")
+_TENSOR = re.compile(r"tensor<((?:(?:[0-9]{1,19}|\?)x)*)([^,]*?)(,.*)?>", re.DOTALL)
+MAGIC = b"ML\xefR"
+_NEWEST_VERSION = 6
+_VERSIONED_DIALECTS = 1  # first version in which dialects may carry a version of their own
+_STRINGS, _DIALECTS, _ATTRIBUTES, _OFFSETS = 0, 1, 2, 3
+_ALIGNED = 0x80
+_CHUNK = 1 << 20
+_LONGEST_PRODUCER = 4096
 
 
 class MalformedReferenceError(Exception):
@@ -287,21 +299,6 @@ class _Scanner:
     def _fail(self, what: str, position: int) -> NoReturn:
         where = f"{self._source}:{self._count_line(position)}" if self._lines else self._source
         raise ParameterError(f"{where}: {what}", "See what iree-opt says to this program; it is damaged, or no MLIR.")
-
-
-_ELIDED = 16  # elements, or characters of a resource; a reference is neither
-_SHOWN = 300  # characters of the tool's own words in an error
-# Large constants are left out, so that what is printed is the program without its weights.
-_TOOL_FLAGS = (f"--mlir-elide-elementsattrs-if-larger={_ELIDED}", f"--mlir-elide-resource-strings-if-larger={_ELIDED}")
-_TENSOR = re.compile(r"tensor<((?:(?:[0-9]{1,19}|\?)x)*)([^,]*?)(,.*)?>", re.DOTALL)
-MAGIC = b"ML\xefR"
-
-_NEWEST_VERSION = 6
-_VERSIONED_DIALECTS = 1  # first version in which dialects may carry a version of their own
-_STRINGS, _DIALECTS, _ATTRIBUTES, _OFFSETS = 0, 1, 2, 3
-_ALIGNED = 0x80
-_CHUNK = 1 << 20
-_LONGEST_PRODUCER = 4096
 
 
 def collect_parameters(program: Path, ir_tool: str) -> tuple[Parameter, ...]:

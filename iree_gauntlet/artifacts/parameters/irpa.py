@@ -71,6 +71,16 @@ _IN_TAIL = (
         *(0.68976733498510000455, 1.6763848301838038494, 2.05319162663775882187, 1.0),
     ),
 )
+_HEADER = struct.Struct("<4sHHQQQ QQQQQQQ")  # magic … flags, entry count, three segments
+_ENTRY = struct.Struct("<QIQ QQ QQ Q")  # size, type, flags, name, metadata, alignment
+_SPLAT = struct.Struct("<Q16sB")  # length, pattern, pattern's length
+_DATA = struct.Struct("<QQ")  # offset in the storage segment, length
+_SPLAT_TYPE, _DATA_TYPE = 1, 2
+_TABLE_ALIGNMENT = 16
+_DATA_ALIGNMENT = 64
+_FILE_ALIGNMENT = 4096
+_LONGEST_FILL = 4
+_SPLAT_PIECE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,18 +248,6 @@ def quantiles() -> NDArray[np.float64]:
 def _compute_minus_log(p: float) -> float:
     context = decimal.Context(prec=_LOG_DIGITS, rounding=decimal.ROUND_HALF_EVEN)
     return float(-context.ln(decimal.Decimal(p)))
-
-
-_HEADER = struct.Struct("<4sHHQQQ QQQQQQQ")  # magic … flags, entry count, three segments
-_ENTRY = struct.Struct("<QIQ QQ QQ Q")  # size, type, flags, name, metadata, alignment
-_SPLAT = struct.Struct("<Q16sB")  # length, pattern, pattern's length
-_DATA = struct.Struct("<QQ")  # offset in the storage segment, length
-_SPLAT_TYPE, _DATA_TYPE = 1, 2
-_TABLE_ALIGNMENT = 16
-_DATA_ALIGNMENT = 64
-_FILE_ALIGNMENT = 4096
-_LONGEST_FILL = 4
-_SPLAT_PIECE = 1 << 20
 
 
 def write_archive(path: Path, parameters: Sequence[Parameter], content: RandomContent | SplatContent) -> None:

@@ -47,6 +47,64 @@ REPLAY = "run.ireereplay"
 LIMIT = 10_000_000
 _INLINE_BYTES = 4_000
 PROGRAM = "program.mlir"
+# What the script ends with.
+FIXED, STILL_THERE, CANNOT_BE_JUDGED = 0, 1, 125
+_HEAD = """\
+#!/bin/sh
+# Exit codes: 0 fixed, 1 still there, 125 cannot be judged: as `git bisect run` takes them.
+#
+# {named} the tools; without, {versions} are installed into env/.
+set -u
+cd "$(dirname "$0")" || exit 125
+if [ -z "${{IREE_COMPILE:-}}${{IREE_RUN_MODULE:-}}" ]; then
+    if [ ! -x env/bin/iree-run-module ]; then
+        python3 -m venv env && env/bin/python -m pip install -q {packages} || exit 125
+    fi
+    IREE_COMPILE=$PWD/env/bin/iree-compile IREE_RUN_MODULE=$PWD/env/bin/iree-run-module
+fi
+for tool in {tools}; do
+    command -v "$tool" > /dev/null || {{ echo "cannot be judged: there is no tool '$tool': {named} them"; exit 125; }}
+done
+work=$(mktemp -d) || exit 125
+trap 'rm -rf "$work"' EXIT
+"""
+_NEEDS_TIMEOUT = """\
+command -v timeout > /dev/null || { echo "cannot be judged: this needs timeout, of GNU coreutils"; exit 125; }
+"""
+_RUN = """\
+{limit}{command} > "$work/said.txt" 2>&1
+code=$?
+cat "$work/said.txt"
+"""
+_COMPILED = """\
+if [ $code -ne 0 ]; then
+    echo "cannot be judged: it does not compile"
+    exit 125
+fi
+"""
+_JUDGE = """\
+if [ $code -eq 0 ]; then
+    echo "fixed: {fixed}"
+    exit 0
+fi
+if {condition}; then
+    echo "still there: {still}"
+    exit 1
+fi
+echo "cannot be judged: it fails in another way"
+exit 125
+"""
+# What is said where it is fixed; and what there is to see where it is not, as a condition and in words.
+_ENDINGS = {
+    WRONG: ("the outputs are as expected", "true", "the outputs are not as expected"),
+    FAILURE: ("it does not fail", "[ $code -lt 124 ]", "it fails as it did"),
+    CRASH: ("it does not crash", "[ $code -ge 128 ]", "it crashes as it did"),
+    HANG: ("it ends", "[ $code -eq 124 ] || [ $code -eq 137 ]", "it does not end"),
+}
+# What it says, in the folder of logs.
+SAID = "repro.txt"
+# Installing IREE, a compile and a run.
+_TIMEOUT_SECONDS = 900.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,63 +348,6 @@ def file_values(kinds: Sequence[tuple[str, Path]], name: str) -> tuple[list[str]
     return texts, tuple(files)
 
 
-# What the script ends with.
-FIXED, STILL_THERE, CANNOT_BE_JUDGED = 0, 1, 125
-
-_HEAD = """\
-#!/bin/sh
-# Exit codes: 0 fixed, 1 still there, 125 cannot be judged: as `git bisect run` takes them.
-#
-# {named} the tools; without, {versions} are installed into env/.
-set -u
-cd "$(dirname "$0")" || exit 125
-if [ -z "${{IREE_COMPILE:-}}${{IREE_RUN_MODULE:-}}" ]; then
-    if [ ! -x env/bin/iree-run-module ]; then
-        python3 -m venv env && env/bin/python -m pip install -q {packages} || exit 125
-    fi
-    IREE_COMPILE=$PWD/env/bin/iree-compile IREE_RUN_MODULE=$PWD/env/bin/iree-run-module
-fi
-for tool in {tools}; do
-    command -v "$tool" > /dev/null || {{ echo "cannot be judged: there is no tool '$tool': {named} them"; exit 125; }}
-done
-work=$(mktemp -d) || exit 125
-trap 'rm -rf "$work"' EXIT
-"""
-_NEEDS_TIMEOUT = """\
-command -v timeout > /dev/null || { echo "cannot be judged: this needs timeout, of GNU coreutils"; exit 125; }
-"""
-_RUN = """\
-{limit}{command} > "$work/said.txt" 2>&1
-code=$?
-cat "$work/said.txt"
-"""
-_COMPILED = """\
-if [ $code -ne 0 ]; then
-    echo "cannot be judged: it does not compile"
-    exit 125
-fi
-"""
-_JUDGE = """\
-if [ $code -eq 0 ]; then
-    echo "fixed: {fixed}"
-    exit 0
-fi
-if {condition}; then
-    echo "still there: {still}"
-    exit 1
-fi
-echo "cannot be judged: it fails in another way"
-exit 125
-"""
-# What is said where it is fixed; and what there is to see where it is not, as a condition and in words.
-_ENDINGS = {
-    WRONG: ("the outputs are as expected", "true", "the outputs are not as expected"),
-    FAILURE: ("it does not fail", "[ $code -lt 124 ]", "it fails as it did"),
-    CRASH: ("it does not crash", "[ $code -ge 128 ]", "it crashes as it did"),
-    HANG: ("it ends", "[ $code -eq 124 ] || [ $code -eq 137 ]", "it does not end"),
-}
-
-
 def repro_script(packages: Sequence[str], before: Sequence[str], lines: tuple[str, str], symptom: Symptom) -> str:
     """The script.
 
@@ -379,12 +380,6 @@ def repro_script(packages: Sequence[str], before: Sequence[str], lines: tuple[st
     if run_line:
         parts += [_COMPILED, _RUN.format(limit=limit, command=run_line)]
     return "".join((*parts, _JUDGE.format(fixed=fixed, condition=condition, still=still)))
-
-
-# What it says, in the folder of logs.
-SAID = "repro.txt"
-# Installing IREE, a compile and a run.
-_TIMEOUT_SECONDS = 900.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,21 @@ _DISPATCH = re.compile(
 _CONSTANT = re.compile(r" *(%\w+) = arith\.constant (.*)")
 _ALIAS = re.compile(r"#[\w.$-]+")
 _DIMS = re.compile(r"tensor<([^{}]*)>(?:\{([^}]*)\})?")
+_FUNCTION = re.compile(
+    r"^      func\.func @(?:[\w$.]+|\"[^\"]*\")\((?P<arguments>.*?)\)(?: attributes \{.*\})? \{$", re.MULTILINE
+)
+_ARGUMENT = re.compile(r"(%\w+): !\w+\.dispatch\.tensor<(readonly|writeonly|readwrite):(tensor<[^{}]*?>)>")
+_PLACE = r"offsets = \[(?P<offsets>[^]]*)\], sizes = \[(?P<sizes>[^]]*)\], strides = \[(?P<strides>[^]]*)\]"
+_LOAD = re.compile(
+    r"^(?P<indent> *)(?P<value>%\w+) = \w+\.dispatch\.tensor\.load (?P<of>%\w+), "
+    rf"{_PLACE} : .* -> (?P<type>tensor<.*>)$"
+)
+_STORE = re.compile(
+    r"^(?P<indent> *)\w+\.dispatch\.tensor\.store (?P<value>%\w+), (?P<to>%\w+), "
+    rf"{_PLACE} : (?P<type>tensor<.*>) -> .*$"
+)
+# What belongs to the phase, or to sizes that are not known.
+_FOREIGN = re.compile(r"\bflow\.|\biree_\w+\.|\butil\.|\bhal\.|\?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,23 +341,6 @@ def _with_aliases(text: str, program: str) -> str:
             needed[name] = aliases[name]
             queue += _ALIAS.findall(aliases[name])
     return "".join(f"{name} = {aliases[name]}\n" for name in aliases if name in needed) + program
-
-
-_FUNCTION = re.compile(
-    r"^      func\.func @(?:[\w$.]+|\"[^\"]*\")\((?P<arguments>.*?)\)(?: attributes \{.*\})? \{$", re.MULTILINE
-)
-_ARGUMENT = re.compile(r"(%\w+): !\w+\.dispatch\.tensor<(readonly|writeonly|readwrite):(tensor<[^{}]*?>)>")
-_PLACE = r"offsets = \[(?P<offsets>[^]]*)\], sizes = \[(?P<sizes>[^]]*)\], strides = \[(?P<strides>[^]]*)\]"
-_LOAD = re.compile(
-    r"^(?P<indent> *)(?P<value>%\w+) = \w+\.dispatch\.tensor\.load (?P<of>%\w+), "
-    rf"{_PLACE} : .* -> (?P<type>tensor<.*>)$"
-)
-_STORE = re.compile(
-    r"^(?P<indent> *)\w+\.dispatch\.tensor\.store (?P<value>%\w+), (?P<to>%\w+), "
-    rf"{_PLACE} : (?P<type>tensor<.*>) -> .*$"
-)
-# What belongs to the phase, or to sizes that are not known.
-_FOREIGN = re.compile(r"\bflow\.|\biree_\w+\.|\butil\.|\bhal\.|\?")
 
 
 def as_function(program: FlowProgram, dispatch: Dispatch) -> str:

@@ -72,6 +72,10 @@ _REFERENCE_DEVICE = "local-task"
 _MUCH = 10
 # Dispatches before and after the one that is wrong, whose errors are kept.
 _AROUND = 6
+# Its shape and the type of its elements: `2x3xf32`.
+_TYPE = re.compile(r"((?:\d+x)*)(.+)")
+# In a bundle of 10 MB there is more than inputs.
+_LARGE_BYTES = 8_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -496,12 +500,6 @@ def locate_in_run(
         return Located(why=f"it fails in {names}, which alone does not fail on its inputs", traced=len(traces))
     said = last_line(tools.folder / "trace" / "target.txt")
     return Located(why=f"it fails in none of its {len(program.dispatches)} dispatches: {said}", traced=len(traces))
-
-
-# Its shape and the type of its elements: `2x3xf32`.
-_TYPE = re.compile(r"((?:\d+x)*)(.+)")
-# In a bundle of 10 MB there is more than inputs.
-_LARGE_BYTES = 8_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from iree_gauntlet.journal_format import JournalRecord
 
 
+# Operators that look at sizes alone.
+_OF_SIZES = ("Shape", "Size")
+# What a value counts for whose size is not known before it runs.
+_UNKNOWN_BYTES = 1_000_000
+
+
 @dataclass(frozen=True, slots=True)
 class OnnxSource:
     """The ONNX file that a program was imported from.
@@ -189,12 +195,6 @@ def _make_value(said: Mapping[str, Any]) -> OnnxValue:
     shape, file = tuple(said["shape"]), Path(said["file"])
     errors, wrong = said.get("error", {}), said.get("wrong", {})
     return OnnxValue(said["name"], said["type"], said["dtype"], shape, file, said.get("largest", 0.0), errors, wrong)
-
-
-# Operators that look at sizes alone.
-_OF_SIZES = ("Shape", "Size")
-# What a value counts for whose size is not known before it runs.
-_UNKNOWN_BYTES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ _INSTRUCTIONS = 1
 # Counts stand still until exec, go on in the process' own children, and leave out kernel and hypervisor.
 _INHERIT, _EXCLUDE_KERNEL, _EXCLUDE_HYPERVISOR, _ENABLE_ON_EXEC, _DISABLED = 1 << 1, 1 << 5, 1 << 6, 1 << 12, 1
 _VALGRIND_HINT = "Install valgrind (Debian and Ubuntu: apt install valgrind; Fedora: dnf install valgrind)"
+# The share from which on two counts are two: what is less is no change of the work.
+LEAST_WORK = 0.0001
 
 
 class CounterKind(StrEnum):
@@ -165,10 +167,6 @@ def read_counts(path: Path) -> Counts:
         return Counts(int(document["instructions"]), int(document["calls"]), dispatches)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise GauntletError(f"the counts {path} cannot be read: {error}", "Count again.") from error
-
-
-# The share from which on two counts are two: what is less is no change of the work.
-LEAST_WORK = 0.0001
 
 
 class Work(StrEnum):

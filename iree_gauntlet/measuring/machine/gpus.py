@@ -35,6 +35,24 @@ if TYPE_CHECKING:
     Fields = dict[str, Any]
 
 
+_IDLE_PERCENT = 5.0
+_NVIDIA_FIELDS = "index,uuid,clocks.sm,clocks.max.sm,temperature.gpu,utilization.gpu,power.draw"
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_GFX = re.compile(r"gfx(_[0-9]+)?")
+_CARD = re.compile(r"card([0-9]{1,4})")
+_PID = re.compile(r"PID\s*([0-9]{1,9})")
+# In place of a device's name: whatever GPUs there are.
+ANY_GPU = "gpu"
+# amd-smi is a Python program and takes half a second on a machine with eight GPUs.
+_TIMEOUT_SECONDS = 5.0
+# What hides and reorders the GPUs of a driver's programs.
+_VISIBLE = {
+    "cuda": ("CUDA_VISIBLE_DEVICES",),
+    "hip": ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+    "amdgpu": ("ROCR_VISIBLE_DEVICES",),
+}
+
+
 class ToolAnswerError(Exception):
     """A vendor's tool did not answer, or nothing that can be read; the text continues after the tool's name."""
 
@@ -58,7 +76,6 @@ class Slowdown(StrEnum):
 
 # What no benchmark should run under. The power limit is another matter: a large GPU that is busy runs at it.
 _ILL = (Slowdown.HEAT, Slowdown.POWER_BRAKE, Slowdown.HARDWARE)
-_IDLE_PERCENT = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +144,6 @@ def parse_number(value: object) -> float | None:
     return found if math.isfinite(found) else None
 
 
-_NVIDIA_FIELDS = "index,uuid,clocks.sm,clocks.max.sm,temperature.gpu,utilization.gpu,power.draw"
 _NVIDIA_COUNTERS = {
     "hw_thermal_slowdown": Slowdown.HEAT,
     "sw_thermal_slowdown": Slowdown.HEAT,
@@ -139,7 +155,6 @@ _NVIDIA_QUESTIONS = (
     ("clocks_event_reasons.active", ()),
     ("clocks_throttle_reasons.active", ()),
 )
-_NUMBER = re.compile(r"[0-9]{1,9}")
 # nvml.h: nvmlClocksEventReasonGpuIdle and those after it.
 _NVIDIA_REASONS = (
     (0x01, Slowdown.IDLE),
@@ -160,9 +175,6 @@ _AMD_VIOLATIONS = {
     "hbm_thermal": Slowdown.HEAT,
     "ppt": Slowdown.POWER_CAP,
 }
-_GFX = re.compile(r"gfx(_[0-9]+)?")
-_CARD = re.compile(r"card([0-9]{1,4})")
-_PID = re.compile(r"PID\s*([0-9]{1,9})")
 
 
 def read_nvidia(ask: Callable[..., str]) -> tuple[GpuState, ...]:
@@ -365,12 +377,6 @@ def _find_largest(values: Iterator[float | None]) -> float | None:
     return max((value for value in values if value), default=None)
 
 
-# In place of a device's name: whatever GPUs there are.
-ANY_GPU = "gpu"
-
-# amd-smi is a Python program and takes half a second on a machine with eight GPUs.
-_TIMEOUT_SECONDS = 5.0
-
 _TOOLS = {"nvidia-smi": read_nvidia, "amd-smi": read_amd_smi, "rocm-smi": read_rocm_smi}
 _DRIVERS = {
     "cuda": ("nvidia-smi",),
@@ -378,12 +384,6 @@ _DRIVERS = {
     "amdgpu": ("amd-smi", "rocm-smi"),
     "vulkan": tuple(_TOOLS),
     ANY_GPU: tuple(_TOOLS),
-}
-# What hides and reorders the GPUs of a driver's programs.
-_VISIBLE = {
-    "cuda": ("CUDA_VISIBLE_DEVICES",),
-    "hip": ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
-    "amdgpu": ("ROCR_VISIBLE_DEVICES",),
 }
 
 

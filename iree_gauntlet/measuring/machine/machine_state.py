@@ -49,6 +49,9 @@ _UNSURE_SECONDS = 3 / _TICKS_PER_SECOND
 _IDLE, _STEAL, _FIELDS = (3, 4), 7, 8
 
 _Answer = TypeVar("_Answer")
+_GIB = 1 << 30
+# Processors slow down from 95 to 105 °C on.
+_HOT_CPU_C = 95
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,11 +340,6 @@ def _times_elsewhere() -> dict[int, CpuTimes]:
         work = sum(value for name, value in spent.items() if not name.startswith("guest")) - idle - steal
         found[number] = CpuTimes(work, idle, steal)
     return found
-
-
-_GIB = 1 << 30
-# Processors slow down from 95 to 105 °C on.
-_HOT_CPU_C = 95
 
 
 @dataclass(frozen=True, slots=True)

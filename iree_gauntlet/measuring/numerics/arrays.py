@@ -61,6 +61,13 @@ _INTEGERS = frozenset(name for name in _DTYPES if name.startswith(("i", "si", "u
 _SIZED = re.compile(r"(?:i|si|ui|f|bf|cf|\*)([0-9]+)")
 _MAX_BITS = 255  # the width is a byte of IREE's element type
 _MAX_RANK = 128
+_MAGIC = b"\x93NUMPY"
+_MAX_HEADER_BYTES = 1 << 20
+_KINDS = {"b": "i1", "i": "si", "u": "ui", "f": "f", "c": "cf", "V": "*"}
+_IGNORED = ("(ignored)", "(null)")
+# CPython 3.11 counts how deep it is in a syntax tree for all threads together: where the collection of garbage lets
+# another one in, either may end in a SystemError.
+_ONE_TREE_AT_A_TIME = threading.Lock()
 
 
 class TensorError(GauntletError):
@@ -153,15 +160,6 @@ def parse_tensor_type(text: str) -> TensorType:
     if len(shape) > _MAX_RANK:
         raise TensorError(f"tensor type {text!r}: rank {len(shape)} exceeds IREE's limit of {_MAX_RANK}")
     return TensorType(tuple(shape), element_type)
-
-
-_MAGIC = b"\x93NUMPY"
-_MAX_HEADER_BYTES = 1 << 20
-_KINDS = {"b": "i1", "i": "si", "u": "ui", "f": "f", "c": "cf", "V": "*"}
-_IGNORED = ("(ignored)", "(null)")
-# CPython 3.11 counts how deep it is in a syntax tree for all threads together: where the collection of garbage lets
-# another one in, either may end in a SystemError.
-_ONE_TREE_AT_A_TIME = threading.Lock()
 
 
 class UnreadError(TensorError):

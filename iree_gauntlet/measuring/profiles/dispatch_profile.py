@@ -63,6 +63,31 @@ _KINDS = (
 )
 _WRITTEN_DISPATCH = re.compile(rb"[\w$.]*_(?:dispatch|encoding)_\d+(?:_\w+)?")
 _NUMBERED = re.compile(r".*_(?:dispatch|encoding)_\d+")
+# The kind of the row for what no dispatch accounts for.
+OUTSIDE = "outside"
+_OUTSIDE_NAME = "outside of dispatches (scheduling, copies, waiting)"
+_EXPLAINED = 0.8
+_MOST_ROWS = 10
+# What a row has of each side, and the row of all others too.
+_SUMMED = ("a_count", "b_count", "a_ns", "b_ns")
+# In the name of a row of several.
+_MOST_WORKS = 3
+_MODULE_SIZE = "module size"
+# What people call the figures, the most important first.
+_COMPILE_NAMES = {
+    "execution/dispatch-count": "dispatches",
+    "executable/executable-count": "executables",
+    "execution/transient-memory-size": "transient memory",
+    "global/constant-size": "constant memory",
+    "global/constant-count": "constants",
+    "global/variable-size": "variable memory",
+    "global/variable-count": "variables",
+    "execution/submission-count": "submissions",
+    "execution/copy-count": "copies",
+    "execution/fill-count": "fills",
+    "execution/call-count": "calls",
+    "synchronization/await-count": "awaits",
+}
 
 
 class ProfileError(GauntletError):
@@ -342,33 +367,6 @@ def find_new_and_gone(before: Iterable[str], after: Iterable[str]) -> tuple[list
 
 def _list_works(works: Counter[str]) -> list[str]:
     return [work if count == 1 else f"{work} ({count})" for work, count in sorted(works.items())]
-
-
-# The kind of the row for what no dispatch accounts for.
-OUTSIDE = "outside"
-_OUTSIDE_NAME = "outside of dispatches (scheduling, copies, waiting)"
-_EXPLAINED = 0.8
-_MOST_ROWS = 10
-# What a row has of each side, and the row of all others too.
-_SUMMED = ("a_count", "b_count", "a_ns", "b_ns")
-# In the name of a row of several.
-_MOST_WORKS = 3
-_MODULE_SIZE = "module size"
-# What people call the figures, the most important first.
-_COMPILE_NAMES = {
-    "execution/dispatch-count": "dispatches",
-    "executable/executable-count": "executables",
-    "execution/transient-memory-size": "transient memory",
-    "global/constant-size": "constant memory",
-    "global/constant-count": "constants",
-    "global/variable-size": "variable memory",
-    "global/variable-count": "variables",
-    "execution/submission-count": "submissions",
-    "execution/copy-count": "copies",
-    "execution/fill-count": "fills",
-    "execution/call-count": "calls",
-    "synchronization/await-count": "awaits",
-}
 
 
 class Match(StrEnum):

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 DEFAULT_LEAST = 0.01
 DEFAULT_BAND = 0.03
+DEFAULT_DISCOVERY_RATE = 0.05
 
 
 class TimeVerdict(StrEnum):
@@ -210,9 +211,6 @@ def _judge(interval: Interval, least: float, band: float, allow: float | None) -
 
 def _percent(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f} %"
-
-
-DEFAULT_DISCOVERY_RATE = 0.05
 
 
 class Dependence(StrEnum):

@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+DEFAULT_ALPHA = 0.01
+DEFAULT_MAX_BLOCKS = 40
+# Fewer cannot decide at a quarter of 1 %, the first look's share by default: 2/2⁹ = 0.4 %, 2/2¹⁰ = 0.2 %.
+_FIRST_LOOK = 10
+_GROWTH = 1.35
+
+
 class EvidenceError(GauntletError):
     """Times or settings from which no verdict can be had."""
 
@@ -132,13 +139,6 @@ def block_orders(count: int, seed: int) -> tuple[BlockOrder, ...]:
 
     coins = np.random.default_rng(seed).random(count)
     return tuple(BlockOrder.ABBA if coin < 0.5 else BlockOrder.BAAB for coin in coins)
-
-
-DEFAULT_ALPHA = 0.01
-DEFAULT_MAX_BLOCKS = 40
-# Fewer cannot decide at a quarter of 1 %, the first look's share by default: 2/2⁹ = 0.4 %, 2/2¹⁰ = 0.2 %.
-_FIRST_LOOK = 10
-_GROWTH = 1.35
 
 
 @dataclass(frozen=True, slots=True)

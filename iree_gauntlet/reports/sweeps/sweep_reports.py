@@ -54,6 +54,8 @@ _REPOSITORIES = {
 _DEVICES = {"local-task": "cpu", "local-sync": "cpu", "hip": "rocm", "amdgpu": "rocm", "metal": "mps"}
 _MEGABYTE = 1e6
 _GIB = 1 << 30
+_TARGETS = TypeAdapter(dict[str, dict[str, float]])
+_NO_PLOTS = "no plots: matplotlib is not installed (pip install 'iree-gauntlet[plots]')"
 
 
 def is_float32(value: float) -> bool:
@@ -361,10 +363,6 @@ def _scale(value: float | None, unit: float) -> float | None:
 def _keep_known(facts: Mapping[str, object]) -> dict[str, str]:
     """As the table's maps hold it: text, and nothing for what is not known."""
     return {name: str(value) for name, value in facts.items() if value is not None and value != ""}
-
-
-_TARGETS = TypeAdapter(dict[str, dict[str, float]])
-_NO_PLOTS = "no plots: matplotlib is not installed (pip install 'iree-gauntlet[plots]')"
 
 
 def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) -> None:
