@@ -17,6 +17,10 @@ import tokenize
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 MANY_PARAMETERS = 7
 CRUMB_LINES = 6
@@ -118,37 +122,34 @@ def measure(folder: Path) -> Size:
         text = path.read_text(encoding="utf-8")
         file = str(path.relative_to(folder))
         counts = size.rooms[Path(file).parts[0] if path.parent != folder else "."]
-        tree = ast.parse(text)
-        docstrings = find_docstring_lines(tree)
+        nodes = list(ast.walk(ast.parse(text)))
+        docstrings = find_docstring_lines(nodes)
         counts["files"] += 1
         counts["lines"] += len(text.splitlines())
-        counts["code"] += code_lines(text)
+        counts["code"] += len(find_code_lines(text) - docstrings)
         counts["docs"] += len(docstrings)
         size.longest = max(size.longest, (len(text.splitlines()), file))
-        imported = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+        imported = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
         counts["imports"] += sum(_count_lines(node) for node in imported)
         size.imports[file] = {modules[name] for node in imported for name in _name_imports(node) if name in modules}
-        found = _find_places(tree)
-        for column, nodes in found.items():
-            counts[column] += len(nodes)
-            size.places[column] += [f"{folder.name}/{file}:{line} {what}".rstrip() for line, what in nodes]
-        for node in ast.walk(tree):
+        for column, places in _find_places(nodes).items():
+            counts[column] += len(places)
+            size.places[column] += [f"{folder.name}/{file}:{line} {what}".rstrip() for line, what in places]
+        for node in nodes:
             if isinstance(node, ast.ClassDef):
                 size.classes[node.name].append(file)
     return size
 
 
-def code_lines(text: str) -> int:
-    """Lines of a file that hold code."""
-    docstrings = find_docstring_lines(ast.parse(text))
+def find_code_lines(text: str) -> set[int]:
+    """Lines of a file that hold code, or a docstring."""
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    code = {line for token in tokens if token.type not in _NO_CODE for line in range(token.start[0], token.end[0] + 1)}
-    return len(code - docstrings)
+    return {line for token in tokens if token.type not in _NO_CODE for line in range(token.start[0], token.end[0] + 1)}
 
 
-def find_docstring_lines(tree: ast.Module) -> set[int]:
+def find_docstring_lines(nodes: Iterable[ast.AST]) -> set[int]:
     """Lines of a file that a docstring takes."""
-    first = [node.body[0] for node in ast.walk(tree) if isinstance(node, _Documented) and ast.get_docstring(node)]
+    first = [node.body[0] for node in nodes if isinstance(node, _Documented) and ast.get_docstring(node)]
     return {line for node in first for line in range(node.lineno, (node.end_lineno or 0) + 1)}
 
 
@@ -164,10 +165,9 @@ def begins_with_verb(name: str) -> bool:
     return name.lstrip("_").split("_")[0] in VERBS
 
 
-def _find_places(tree: ast.Module) -> dict[str, list[tuple[int, str]]]:
+def _find_places(nodes: Sequence[ast.AST]) -> dict[str, list[tuple[int, str]]]:
     """By column, the lines and names of what it counts."""
     found: dict[str, list[tuple[int, str]]] = {}
-    nodes = list(ast.walk(tree))
     indexing = [node for node in nodes if isinstance(node, ast.expr) and _indexes_by_string(node)]
     found["keys"] = [(line, "") for line in sorted({node.lineno for node in indexing})]
     found["any"] = [(node.lineno, "") for node in nodes if isinstance(node, ast.Name) and node.id == "Any"]
@@ -254,7 +254,7 @@ def print_table(size: Size) -> None:
 def main() -> None:
     """Prints the table, or the places of one column."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--places", metavar="MEASURE", choices=list(_find_places(ast.parse(""))))
+    arguments.add_argument("--places", metavar="MEASURE", choices=list(_find_places([])))
     package = Path(__file__).parents[1] / "iree_gauntlet"
     arguments.add_argument("folder", nargs="?", type=Path, default=package)
     given = arguments.parse_args()
