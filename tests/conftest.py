@@ -7,7 +7,7 @@ import shutil
 import signal
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -92,3 +92,10 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
 def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
     with google_server(tmp_path_factory.mktemp("google")) as bucket:
         yield bucket
+
+
+@pytest.fixture
+def needs_torch() -> Any:
+    import torch  # noqa: PLC0415 - not for those who have none
+
+    return torch
