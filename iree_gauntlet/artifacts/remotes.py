@@ -6,16 +6,16 @@ import base64
 import binascii
 import re
 import threading
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
-from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
 import requests
-from urllib3.exceptions import HTTPError, NameResolutionError, ProtocolError, ReadTimeoutError, SSLError
+from urllib3 import Retry
+from urllib3.exceptions import HTTPError, InvalidHeader, NameResolutionError, ProtocolError, ReadTimeoutError, SSLError
 
 from iree_gauntlet import __version__
 from iree_gauntlet.artifacts.object_stores import (
@@ -70,7 +70,6 @@ _HUB_HINT = (
 _HUB_PATH = re.compile(r"(datasets/|spaces/)?([^/@]+/[^/@]+)@([0-9a-f]{40})/(.+)\Z")
 _SIGNED_FOR = timedelta(hours=1)
 _STATUS = re.compile(r"status code: (\d{3})")
-_MD5_ETAG = re.compile(r'"([0-9a-f]{32})"\Z')
 _SYSTEM = re.compile(r'kind: \w+,\s*message: "([^"]+)"')
 _RANGE_BEYOND = 416
 
@@ -177,7 +176,13 @@ class _HttpConnection:
         length = response.headers.get("Content-Length", "")
         encoded = response.headers.get("Content-Encoding", "identity") != "identity"
         known = int(length) if length.isdecimal() and not encoded else None
-        first, size = (0, known) if whole else _parse_content_range(response)
+        first, size = 0, known
+        if not whole:
+            given = response.headers.get("Content-Range")
+            match = _CONTENT_RANGE.match(given or "")
+            if not match or match[1] is None:
+                raise TransientError(f"a part without a proper Content-Range: {given!r}")
+            first, size = int(match[1]), int(match[2]) if match[2] != "*" else None
         if first != start and not (whole and start):
             raise TransientError(f"the server sent bytes from {first} on, asked for were those from {start} on")
         present = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
@@ -204,7 +209,7 @@ class _HttpConnection:
         if status in (requests.codes.precondition_failed, requests.codes.range_not_satisfiable):
             raise ChangedError(reason)
         if status in TRANSIENT_STATUSES:
-            raise TransientError(reason, _retry_after(response.headers.get("Retry-After"), datetime.now(UTC)))
+            raise TransientError(reason, _read_wait(response.headers.get("Retry-After")))
         what = f"{reason}: {remote.url}"
         if status in _GONE:
             raise MissingError(remote.url, what, remote.missing_hint)
@@ -232,13 +237,6 @@ class _HttpConnection:
         if late:
             return TransientError(f"no byte for {remote.stall_timeout:g} s, after {byte_size(done)}")
         return ArtifactError(remote.url, f"cannot be fetched: {_find_cause(error)}: {remote.url}", "Check the URL.")
-
-
-def _parse_content_range(response: requests.Response) -> tuple[int, int | None]:
-    match = _CONTENT_RANGE.match(response.headers.get("Content-Range", ""))
-    if not match or match[1] is None:
-        raise TransientError(f"a part without a proper Content-Range: {response.headers.get('Content-Range')!r}")
-    return int(match[1]), int(match[2]) if match[2] != "*" else None
 
 
 def _read_checksums(response: requests.Response) -> dict[str, str]:
@@ -276,19 +274,12 @@ def _from_base64(text: str, size: int) -> str:
     return digest.hex() if len(digest) == size else ""
 
 
-def _retry_after(value: str | None, now: datetime) -> float | None:
+def _read_wait(value: str | None) -> float | None:
     """Seconds that a Retry-After header asks for from now on (RFC 9110: a number, or a date)."""
-    if not value:
-        return None
-    if value.strip().isdecimal():
-        return float(value)
     try:
-        moment = parsedate_to_datetime(value)
-    except ValueError:
+        return Retry().parse_retry_after(value) if value else None
+    except InvalidHeader:
         return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return max(0.0, (moment - now).total_seconds())
 
 
 def _find_cause(error: BaseException) -> str:
@@ -336,11 +327,15 @@ def list_remotes(place: str, configuration: Configuration, stall_timeout: float)
         container, _, blob = path.partition("/")
         access = find_azure_access(account, configuration, place)
         yield _make_blob_remote(place, access, container, blob, stall_timeout)
-    elif scheme == "s3":
-        yield _make_s3_remote(place, configuration, stall_timeout)
-    elif scheme == "gs":
+    elif scheme in ("s3", "gs"):
         location = open_store(place, configuration, stall_timeout=stall_timeout, retries=0)
-        yield ObjectRemote(place, location.store, location.path, GCS_HINT)
+        if scheme == "gs" or location.anonymous:
+            # What everybody may read is not encrypted with a key of somebody's: S3's ETag is an MD5.
+            hint = GCS_HINT if scheme == "gs" else S3_HINT
+            yield ObjectRemote(place, location.store, location.path, hint, etag_is_md5=scheme == "s3")
+        else:
+            target = _make_signing_target(location)
+            yield HttpRemote(place, target=target, stall_timeout=stall_timeout, access_hint=S3_HINT)
     elif scheme == "hf":
         yield _make_hub_remote(place, rest, configuration, stall_timeout)
     else:
@@ -375,7 +370,10 @@ def _make_blob_remote(url: str, access: AzureAccess, container: str, blob: str, 
 
 
 def _make_azure_remote(url: str, access: AzureAccess, target: Callable[[], str], stall_timeout: float) -> Remote:
-    hint = _make_azure_hint(access)
+    sent = access.said_by
+    if not access.own:
+        sent = f"no credentials ({sent})" if sent else "no credentials"
+    hint = f"Sent: {sent}. {AZURE_HINT}"
     return HttpRemote(
         url,
         target=target,
@@ -384,25 +382,6 @@ def _make_azure_remote(url: str, access: AzureAccess, target: Callable[[], str],
         # Azure answers for what is private, and asked for without credentials, as if it were not there.
         missing_hint=f"There is no such blob: check the spelling; or it is private. {hint}",
     )
-
-
-def _make_azure_hint(access: AzureAccess) -> str:
-    """What was sent, and what may be set."""
-    if access.own:
-        sent = f"Sent: {access.said_by}. "
-    elif access.said_by:
-        sent = f"Sent: no credentials ({access.said_by}). "
-    else:
-        sent = "Sent: no credentials. "
-    return f"{sent}{AZURE_HINT}"
-
-
-def _make_s3_remote(url: str, configuration: Configuration, stall_timeout: float) -> Remote:
-    location = open_store(url, configuration, stall_timeout=stall_timeout, retries=0)
-    if location.anonymous:
-        # What everybody may read is not encrypted with a key of somebody's: the ETag is an MD5.
-        return ObjectRemote(url, location.store, location.path, S3_HINT, etag_is_md5=True)
-    return HttpRemote(url, target=_make_signing_target(location), stall_timeout=stall_timeout, access_hint=S3_HINT)
 
 
 def _make_signing_target(location: StoreLocation) -> Callable[[], str]:
@@ -420,9 +399,8 @@ def _make_hub_remote(url: str, rest: str, configuration: Configuration, stall_ti
         # The URL was checked when it was parsed; what a mirror makes of it was not.
         hint = "Expected hf://organisation/repository@<commit>/path, with the 40 digits of a commit."
         raise ArtifactError(url, f"not the path of a file in a repository of the hub: {url}", hint)
-    environ = configuration.environ
-    endpoint = environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    kind, repository, revision, path = match[1] or "", match[2], match[3], match[4]
+    endpoint = configuration.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    kind, repository, revision, path = match.groups(default="")
     target = f"{endpoint}/{kind}{repository}/resolve/{revision}/{quote(unquote(path))}"
     token = _find_hub_token(configuration)
     return HttpRemote(
@@ -462,10 +440,9 @@ class _FileRemote:
         """See `Remote`."""
         return self.path.as_uri()
 
-    @contextmanager
-    def connect(self) -> Iterator[Connection]:
+    def connect(self) -> AbstractContextManager[Connection]:
         """See `Remote`."""
-        yield self
+        return nullcontext(self)
 
     @contextmanager
     def open(self, start: int, stop: int | None, version: str) -> Iterator[Body]:
@@ -503,10 +480,9 @@ class ObjectRemote:
     access_hint: str
     etag_is_md5: bool = False
 
-    @contextmanager
-    def connect(self) -> Iterator[Connection]:
+    def connect(self) -> AbstractContextManager[Connection]:
         """See `Remote`; obstore pools the connections itself."""
-        yield self
+        return nullcontext(self)
 
     @contextmanager
     def open(self, start: int, stop: int | None, version: str) -> Iterator[Body]:
@@ -516,7 +492,7 @@ class ObjectRemote:
         etag = meta["e_tag"] or ""
         if version and etag != version:
             raise ChangedError(f"{version} has become {etag}")
-        md5 = _MD5_ETAG.match(etag) if self.etag_is_md5 else None
+        md5 = _HEX_MD5.match(etag) if self.etag_is_md5 else None
         file = RemoteFile(meta["size"], etag, ranged=True, checksums={"md5": md5[1]} if md5 else {})
         yield Body(file, answer.range[0], self._read_blocks(answer))
 

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +23,7 @@ import pytest
 from iree_gauntlet.artifacts.partial import Partial
 from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
 from iree_gauntlet.artifacts.remote import RemoteFile
-from iree_gauntlet.artifacts.remotes import _retry_after
+from iree_gauntlet.artifacts.remotes import _read_wait
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.artifacts.transfer import Policy
@@ -207,8 +208,11 @@ def test_retry_after_is_honoured(server: Server, tmp_path: Path) -> None:
         ("soon", None),
     ],
 )
-def test_retry_after_is_a_number_or_a_date(value: str | None, seconds: float | None) -> None:
-    assert _retry_after(value, datetime(2015, 10, 21, 7, 28, tzinfo=UTC)) == seconds
+def test_retry_after_is_a_number_or_a_date(
+    value: str | None, seconds: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", datetime(2015, 10, 21, 7, 28, tzinfo=UTC).timestamp)
+    assert _read_wait(value) == seconds
 
 
 def test_no_tls(server: Server, tmp_path: Path) -> None:
