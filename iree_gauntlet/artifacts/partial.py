@@ -201,8 +201,10 @@ def _read(content: bytes) -> tuple[PartialHeader | None, list[_Note], int]:
     notes: list[_Note] = []
     position = 0
     for line in content.splitlines(keepends=True):
+        if not line.endswith(b"\n"):
+            break
         try:
-            entry = json.loads(line) if line.endswith(b"\n") else None
+            entry = json.loads(line)
             if header is None:
                 header = PartialHeader.from_dict(entry)
             else:

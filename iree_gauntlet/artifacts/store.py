@@ -36,7 +36,7 @@ from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.publishing import explain_disk_errors, locked, publish, publishing
 from iree_gauntlet.artifacts.pypi import Wheels
 from iree_gauntlet.artifacts.registry_file import Pin, Registry, RegistryEntry
-from iree_gauntlet.artifacts.remote import NETWORK_HINT, MissingError, Remote, UnresolvedError
+from iree_gauntlet.artifacts.remote import NETWORK_HINT, MissingError, Remote, RemoteFile, UnresolvedError
 from iree_gauntlet.artifacts.sources import (
     FileSource,
     MadeSource,
@@ -48,7 +48,7 @@ from iree_gauntlet.artifacts.sources import (
     missing,
     parse_source,
 )
-from iree_gauntlet.artifacts.transfer import Arrived, Policy, Transfer
+from iree_gauntlet.artifacts.transfer import Policy, Transfer
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.figures import byte_size
 from iree_gauntlet.progress import Progress, Recorder
@@ -56,9 +56,7 @@ from iree_gauntlet.results import Fetched
 from iree_gauntlet.settings import Configuration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from iree_gauntlet.artifacts.registry_file import Pin
+    from collections.abc import Callable, Iterator
 
 
 _POOCH_FOUND = re.compile(r"but got ([0-9a-f]{64})")
@@ -69,6 +67,7 @@ class CheckedFile:
     """A file that is whole and right, in a temporary place."""
 
     path: Path
+    size: int
     sha256: str
     notes: tuple[str, ...] = ()
 
@@ -137,19 +136,18 @@ class Arrivals:
             write_seeded(source.url, path)
 
         try:
-            return _check(source, folder, expected, {}, write, progress)
+            return _check(source, folder, expected, RemoteFile(None, "", ranged=False), write, progress)
         except _WrongContentError as error:
             raise _explain_wrong_content(source, source.url, error, expected) from error
 
     def _download(self, source: RemoteSource, folder: Path, expected: Pin | None, progress: Progress) -> CheckedFile:
-        failures: list[ArtifactError] = []
         from iree_gauntlet.artifacts.remotes import places  # noqa: PLC0415 - the network's libraries take their time
 
+        failures: list[ArtifactError] = []
         for place in places(source.url, self._configuration):
             if self._offline and not place.startswith(("/", "file:")):
                 continue
-            checked = self._from_place(place, source, folder, expected, progress, failures)
-            if checked is not None:
+            if checked := self._from_place(place, source, folder, expected, progress, failures):
                 return checked
         if self._offline:
             what = f"offline, and no usable copy of {source.url} is in the cache"
@@ -177,9 +175,7 @@ class Arrivals:
         while True:
             try:
                 remote = next(remotes, None)
-                if remote is None:
-                    return None
-                checked = self._from(remote, source, folder, expected, progress)
+                checked = self._from(remote, source, folder, expected, progress) if remote else None
             except ArtifactError as error:
                 if mirror and not isinstance(error, MissingError):
                     progress.note(source.url, f"not from the mirror: {error.what}")
@@ -187,9 +183,11 @@ class Arrivals:
                 if isinstance(error.__cause__, UnresolvedError):
                     self._unresolved.add(error.__cause__.host)
                 continue
-            if mirror and expected is None:
+            if remote is None or checked is None or not mirror:
+                return checked
+            if expected is None:
                 progress.note(source.url, f"its hash is learnt from the mirror {remote.url}, not from itself")
-            return replace(checked, notes=(*checked.notes, f"from the mirror {remote.url}")) if mirror else checked
+            return replace(checked, notes=(*checked.notes, f"from the mirror {remote.url}"))
 
     def _from(
         self, remote: Remote, source: RemoteSource, folder: Path, expected: Pin | None, progress: Progress
@@ -199,10 +197,8 @@ class Arrivals:
             transfer = Transfer(remote, source.url, folder, self._policy, self._slots, progress)
             arrived = transfer.run(fresh=fresh)
             try:
-                size = _check_size(arrived)
-                write = partial(_link, arrived.path)
-                checked = _check(source, folder, expected, arrived.file.checksums, write, progress)
-                there = f"resuming at {byte_size(arrived.resumed)} of {byte_size(size)}"
+                checked = _check(source, folder, expected, arrived.file, partial(_link, arrived.path), progress)
+                there = f"resuming at {byte_size(arrived.resumed)} of {byte_size(checked.size)}"
                 return replace(checked, notes=(there,)) if arrived.resumed else checked
             except _WrongContentError as error:
                 for name in ("data", "state.jsonl"):
@@ -214,19 +210,11 @@ class Arrivals:
         raise AssertionError("the second attempt resumes nothing")
 
 
-def _check_size(arrived: Arrived) -> int:
-    """Bytes of a file that has as many as the server says."""
-    size = arrived.path.stat().st_size
-    if arrived.file.size not in (None, size):
-        raise _WrongContentError(f"{size} bytes instead of {arrived.file.size}", size)
-    return size
-
-
 def _check(
     source: MadeSource,
     folder: Path,
     expected: Pin | None,
-    checksums: Mapping[str, str],
+    file: RemoteFile,
     write: Callable[[Path], None],
     progress: Progress,
 ) -> CheckedFile:
@@ -250,6 +238,8 @@ def _check(
         path = Path(output_file)
         write(path)
         sizes.append(path.stat().st_size)
+        if file.size not in (None, sizes[0]):
+            raise _WrongContentError(f"{sizes[0]} bytes instead of {file.size}", sizes[0])
         progress.checking(source.url, 0, sizes[0])
 
     try:
@@ -260,7 +250,7 @@ def _check(
         got = _POOCH_FOUND.search(str(error))
         raise _WrongContentError(f"sha256 {got[1] if got else '?'}", sizes[0]) from error
     if expected is not None:
-        return CheckedFile(path, expected.sha256)
+        return CheckedFile(path, sizes[0], expected.sha256)
     done = 0
 
     def read(count: int) -> None:
@@ -268,12 +258,12 @@ def _check(
         done += count
         progress.checking(source.url, done, sizes[0])
 
-    found = hash_watched(path, read, {"sha256", *checksums})
-    for algorithm, value in checksums.items():
+    found = hash_watched(path, read, {"sha256", *file.checksums})
+    for algorithm, value in file.checksums.items():
         if found[algorithm] != value:
             reason = f"{algorithm} {found[algorithm]}, where the server says {value}"
             raise _WrongContentError(reason, sizes[0])
-    return CheckedFile(path, found["sha256"])
+    return CheckedFile(path, sizes[0], found["sha256"])
 
 
 def _link(data: Path, path: Path) -> None:

@@ -169,15 +169,12 @@ def _make(stream: NDArray[Any], element: ElementType, count: int) -> bytes:
             content[-1] &= (1 << used_bits % 8) - 1
         return content.tobytes()
     picked = _compute_normals(element.dtype).take(stream.view("<u2"))
-    return _compute_sums(picked, _make_stream_bits(element) // 16)[:count].tobytes()
-
-
-def _compute_sums(picked: NDArray[Any], terms: int) -> NDArray[Any]:
-    """Sums of neighbours, always by pairs: the order of additions is part of the bytes."""
+    terms = _make_stream_bits(element) // 16
     while terms > 1:
+        # Always by pairs of neighbours: the order of additions is part of the bytes.
         picked = picked[0::2] + picked[1::2]
         terms //= 2
-    return picked
+    return picked[:count].tobytes()
 
 
 @cache
@@ -237,17 +234,13 @@ def quantiles() -> NDArray[np.float64]:
     near = distance[centre]
     square = 0.180625 - near * near
     upper[centre] = near * np.polyval(_NEAR_MEDIAN[0], square) / np.polyval(_NEAR_MEDIAN[1], square)
-    root = np.sqrt(np.array([_compute_minus_log(0.5 - q) for q in distance[~centre].tolist()]))
+    context = decimal.Context(prec=_LOG_DIGITS, rounding=decimal.ROUND_HALF_EVEN)
+    root = np.sqrt(np.array([float(-context.ln(decimal.Decimal(0.5 - q))) for q in distance[~centre].tolist()]))
     assert root.max() <= _FAR, "the table ends before the far tail, which has coefficients of its own"
     upper[~centre] = np.polyval(_IN_TAIL[0], root - 1.6) / np.polyval(_IN_TAIL[1], root - 1.6)
     table = np.concatenate([-upper[::-1], upper])
     table.flags.writeable = False
     return table
-
-
-def _compute_minus_log(p: float) -> float:
-    context = decimal.Context(prec=_LOG_DIGITS, rounding=decimal.ROUND_HALF_EVEN)
-    return float(-context.ln(decimal.Decimal(p)))
 
 
 def write_archive(path: Path, parameters: Sequence[Parameter], content: RandomContent | SplatContent) -> None:
@@ -303,7 +296,13 @@ def _lay_out(parameters: Sequence[Parameter], content: RandomContent | SplatCont
     end = 0
     for parameter in parameters:
         parameter.check()
-        pattern = b"" if isinstance(content, RandomContent) else _make_pattern(parameter, content.value)
+        pattern = b""
+        if isinstance(content, SplatContent):
+            try:
+                pattern = make_splat_pattern(parameter.element, content.value)
+            except ParameterError as error:
+                what = f"parameter {parameter.label} ({parameter.type}): {error.what}"
+                raise ParameterError(what, error.hint) from error
         if 0 < len(pattern) <= _LONGEST_FILL:
             entries.append(_ArchiveEntry(parameter, pattern, None))
             continue
@@ -311,13 +310,6 @@ def _lay_out(parameters: Sequence[Parameter], content: RandomContent | SplatCont
         end = offset + parameter.byte_size
         entries.append(_ArchiveEntry(parameter, pattern, offset))
     return entries
-
-
-def _make_pattern(parameter: Parameter, value: float) -> bytes:
-    try:
-        return make_splat_pattern(parameter.element, value)
-    except ParameterError as error:
-        raise ParameterError(f"parameter {parameter.label} ({parameter.type}): {error.what}", error.hint) from error
 
 
 def _compute_storage_size(entries: Sequence[_ArchiveEntry]) -> int:
