@@ -130,7 +130,7 @@ def test_weights_in_the_text_are_not_kept(tmp_path: Path) -> None:
         file.writelines([b'@x = dense<"0x', *repeat(digits, 60), b'">', parameter, *repeat(numbers, 60), parameter])
     before = psutil.Process().memory_info().rss
     peaks = []
-    with program.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+    with program.open("rb") as mapped, mmap.mmap(mapped.fileno(), 0, access=mmap.ACCESS_READ) as text:
         for reference in find_references_in_text(text, "x.mlir"):
             peaks.append(psutil.Process().memory_info().rss - before)
             assert (reference.name, reference.line) == ("w", 2 if len(peaks) == 1 else 4)
