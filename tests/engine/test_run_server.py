@@ -29,6 +29,7 @@ from iree_gauntlet.steps import Command, Step
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import CORPUS
 from tests.support.processes import wait_until
+from tests.support.steps import make_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -112,17 +113,14 @@ def threshold_step(folder: Path, module: str, flags: list[str], cwd: Path, name:
     tool = native("iree._runtime_libs", "iree-run-module")
     place = folder / "steps" / name
     count = sum(flag.startswith("--expected_output=") for flag in flags)
-    return Step(
-        id=f"{name}:threshold",
-        chain=name,
+    return make_step(
+        Stage.THRESHOLD,
+        name,
         dialect="op_tests",
         model="ops",
         submodel=name,
         target="cpu",
-        sku="",
-        stage=Stage.THRESHOLD,
         folder=str(place),
-        timeout=LIMIT_SECONDS,
         origin=Origin("cpu.json", ""),
         command=Command((tool, "--device=local-sync", f"--module={module}", *flags), str(cwd)),
         outputs=tuple(("actual_output", f"{place}/actual_{index}.npy") for index in range(count)),
