@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Origin, Stage
-from iree_gauntlet.steps import Command, Step
+from iree_gauntlet.steps import Command
+from tests.support.steps import make_step
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,15 +41,12 @@ class JournalBuilder:
             "benchmark": ("iree-benchmark-module", "--device=local-task", "--module=m.vmfb"),
         }.get(stage)
         step = asdict(
-            Step(
+            make_step(
+                Stage(stage),
+                chain,
                 id=f"{chain}:{name}",
-                chain=chain,
                 dialect="sharktank",
-                model=model,
-                submodel=submodel,
-                target=target,
                 sku=changes.pop("sku", ""),
-                stage=Stage(stage),
                 folder=folder,
                 timeout=60.0,
                 origin=Origin(f"specs/regression_tests/{model}/{submodel}.json"),
