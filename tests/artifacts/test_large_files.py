@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.artifact_server import Request, Server, serving
 from tests.support.places import ROOT
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.support.artifact_server import Request, Server
 
 pytestmark = pytest.mark.stress
 
@@ -100,12 +101,6 @@ class _LargeFile:
     @property
     def cuts(self) -> int:
         return len(self._cut)
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as server:
-        yield server
 
 
 @pytest.mark.timeout(3600)

@@ -6,32 +6,25 @@ import base64
 import gzip
 import hashlib
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
-from iree_gauntlet.artifacts.sources import local_name
-from iree_gauntlet.artifacts.store import ArtifactStore
-from iree_gauntlet.artifacts.transfer import Policy
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.settings import Configuration, Mirror, StoreOptions
-from tests.support.artifact_server import Request, Server, serving, whole
-from tests.support.command_line import LIMIT_SECONDS
+from tests.support.artifact_server import Request, Server, whole
+from tests.support.download_checks import QUICK, sha256, store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
+    from iree_gauntlet.artifacts.store import ArtifactStore
+
 _CONTENT = bytes(range(256)) * 4000
-_SHA256 = hashlib.sha256(_CONTENT).hexdigest()
-_POLICY = Policy(part_bytes=200_000, stall_timeout=LIMIT_SECONDS, retries=1, backoff=0.01)
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as server:
-        yield server
+_SHA256 = sha256(_CONTENT)
+_POLICY = replace(QUICK, part_bytes=200_000, retries=1)
 
 
 @pytest.fixture
@@ -39,13 +32,9 @@ def origin(server: Server) -> str:
     return server.url("/origin/m.mlir", whole(_CONTENT))
 
 
-def _store(
-    root: Path, *mirrors: Mirror, pinned: str = "", sha256: str = _SHA256, offline: bool = False
-) -> ArtifactStore:
-    registry = Registry()
-    if pinned:
-        registry = registry.with_entries([RegistryEntry(local_name(pinned), sha256, pinned)])
-    return ArtifactStore(root, registry, offline=offline, configuration=Configuration(mirrors=mirrors), policy=_POLICY)
+def _store(root: Path, *mirrors: Mirror, pinned: str = "", offline: bool = False) -> ArtifactStore:
+    pins = {pinned: _SHA256} if pinned else {}
+    return store(root, pins=pins, configuration=Configuration(mirrors=mirrors), offline=offline, policy=_POLICY)
 
 
 def _status(code: int) -> Callable[[Request], None]:
@@ -58,8 +47,9 @@ def _mirror(server: Server, path: str = "/mirror", *, only: bool = False) -> Mir
 
 def test_a_mirror_is_asked_first_and_alone(server: Server, origin: str, tmp_path: Path) -> None:
     server.url("/mirror/m.mlir", whole(_CONTENT))
-    store = _store(tmp_path, _mirror(server), pinned=origin)
-    assert store.fetch(origin).notes == (f"from the mirror {server.base}/mirror/m.mlir",)
+    assert _store(tmp_path, _mirror(server), pinned=origin).fetch(origin).notes == (
+        f"from the mirror {server.base}/mirror/m.mlir",
+    )
     assert (server.hits["/mirror/m.mlir"], server.hits["/origin/m.mlir"]) == (1, 0)
 
 
@@ -99,7 +89,7 @@ def test_a_mirror_whose_credentials_are_missing_is_passed_over(server: Server, o
         mirrors=(Mirror(f"{server.base}/origin/", ("az://account/c/",)),),
         stores=(StoreOptions("az://account", {"sas_token": "$NOT_SET"}),),
     )
-    fetched = ArtifactStore(tmp_path, Registry(), configuration=configuration, policy=_POLICY).fetch(origin)
+    fetched = store(tmp_path, configuration=configuration).fetch(origin)
     assert fetched.sha256 == _SHA256
     assert any("not from the mirror" in note and "$NOT_SET, which is not set" in note for note in fetched.notes)
 
@@ -208,7 +198,7 @@ def test_the_servers_own_checksums_decide_where_no_hash_is_known(
     server: Server, tmp_path: Path, name: str, value: str, *, right: bool
 ) -> None:
     said = _CONTENT if right else b"something else"
-    header = value.format(md5=_b64("md5", said), sha256=_b64("sha256", said), hex=hashlib.sha256(said).hexdigest())
+    header = value.format(md5=_b64("md5", said), sha256=_b64("sha256", said), hex=sha256(said))
     url = server.url("/m.mlir", _ranged(_CONTENT, headers={name: header}))
     if right:
         assert _store(tmp_path).fetch(url).sha256 == _SHA256

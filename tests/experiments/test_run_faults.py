@@ -21,7 +21,7 @@ from iree_gauntlet.records import run_folder
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.toolchains import find
 from iree_gauntlet.toolchains.installed import find_installed
-from tests.support.artifact_server import Request, Server, serving, whole
+from tests.support.artifact_server import Request, Server, whole
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.hanging import marked_hang
 from tests.support.iree_wheels import found_in
@@ -75,12 +75,6 @@ def started(tmp_path: Path, stage: str) -> Iterator[Project]:
     made = Project(tmp_path / "project", cache="flags" if stage == "compile" else "warm")
     yield made
     made.close()
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as running_server:
-        yield running_server
 
 
 # Tools
