@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import resource
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ml_dtypes
@@ -18,9 +16,11 @@ from iree_gauntlet.artifacts.parameters.collect import collect_parameters
 from iree_gauntlet.artifacts.parameters.irpa import RandomContent, SplatContent, make_random_bytes, write_archive
 from iree_gauntlet.artifacts.parameters.parameter import Parameter, ParameterError, archive_name
 from iree_gauntlet.errors import ArtifactError
+from tests.support.native_tools import find_native
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 PARAMETERS = [
     Parameter("m", "zeta", (3, 5), "f32"),
@@ -63,20 +63,13 @@ func.func @main(%x: tensor<2x3xf32>) -> (tensor<2x4xf32>, tensor<7xf16>, tensor<
 """
 
 
-def native(package: str, name: str) -> str:
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip(f"{package} is not installed")
-    return str(Path(spec.submodule_search_locations[0]) / name)
-
-
 def flag(scope: str, archive: Path) -> str:
     return f"--parameters={scope}={archive}" if scope else f"--parameters={archive}"
 
 
 def dumped(archive: Path, scope: str = "m", *extract: str) -> dict[str, tuple[str, str, int]]:
     """Start, end and length of every key, as IREE sees them."""
-    argv = [native("iree._runtime_libs", "iree-dump-parameters"), flag(scope, archive)]
+    argv = [find_native("iree-dump-parameters"), flag(scope, archive)]
     # It extracts from memory alone.
     argv += ["--parameter_mode=preload", *(f"--extract={text}" for text in extract)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
@@ -125,7 +118,7 @@ def test_one_value_takes_no_room(tmp_path: Path) -> None:
 def test_iree_makes_the_same_archive(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours.irpa", tmp_path / "theirs.irpa"
     write_archive(ours, [Parameter("", "w", (6,), "f32")], SplatContent(2.5))
-    argv = [native("iree._runtime_libs", "iree-create-parameters"), "--quiet", "--splat=w=6xf32=2.5"]
+    argv = [find_native("iree-create-parameters"), "--quiet", "--splat=w=6xf32=2.5"]
     subprocess.run([*argv, f"--output={theirs}"], check=True, capture_output=True)
     assert ours.read_bytes() == theirs.read_bytes()
 
@@ -135,7 +128,7 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("program")
     (folder / "program.mlir").write_text(PROGRAM)
     argv = [
-        native("iree.compiler._mlir_libs", "iree-compile"),
+        find_native("iree-compile"),
         str(folder / "program.mlir"),
         "--iree-hal-target-device=local",
         "--iree-hal-local-target-device-backends=llvm-cpu",
@@ -152,7 +145,7 @@ def run(module: Path, archives: dict[str, Path], folder: Path) -> list[np.ndarra
     x = np.array([[1, 2, 3], [-1, 0.5, 4]], dtype=np.float32)
     np.save(folder / "x.npy", x)
     outputs = [folder / f"{number}.npy" for number in range(8)]
-    argv = [native("iree._runtime_libs", "iree-run-module"), "--device=local-task", f"--module={module}"]
+    argv = [find_native("iree-run-module"), "--device=local-task", f"--module={module}"]
     argv += ["--function=main", f"--input=@{folder / 'x.npy'}", *(f"--output=@{path}" for path in outputs)]
     argv += [flag(scope, archive) for scope, archive in archives.items()]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
