@@ -8,8 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Origin, Stage
-from iree_gauntlet.steps import Command
-from tests.support.steps import make_step
+from iree_gauntlet.steps import Command, Step
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,12 +40,15 @@ class JournalBuilder:
             "benchmark": ("iree-benchmark-module", "--device=local-task", "--module=m.vmfb"),
         }.get(stage)
         step = asdict(
-            make_step(
-                Stage(stage),
-                chain,
+            Step(
                 id=f"{chain}:{name}",
+                chain=chain,
                 dialect="sharktank",
+                model=model,
+                submodel=submodel,
+                target=target,
                 sku=changes.pop("sku", ""),
+                stage=Stage(stage),
                 folder=folder,
                 timeout=60.0,
                 origin=Origin(f"specs/regression_tests/{model}/{submodel}.json"),
