@@ -132,7 +132,7 @@ def _end_group(process: subprocess.Popen[str], grace: float) -> str:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
             with suppress(subprocess.TimeoutExpired):
-                return "".join(process.communicate(timeout=seconds))
+                return "".join(filter(None, process.communicate(timeout=seconds)))
     return ""
 
 
