@@ -6,7 +6,7 @@ import base64
 import binascii
 import re
 import threading
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -34,7 +34,6 @@ from iree_gauntlet.artifacts.remote import (
     TRANSIENT_STATUSES,
     Body,
     ChangedError,
-    Connection,
     MissingError,
     Remote,
     RemoteFile,
@@ -96,34 +95,24 @@ class HttpRemote:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     # Where the last answer came from, after redirections: asked directly from then on.
     _resolved: str = ""
+    # Of all threads, so that connections are used again.
+    _session: requests.Session = field(default_factory=requests.Session)
 
-    @contextmanager
-    def connect(self) -> Iterator[Connection]:
-        """See `Remote`."""
-        with requests.Session() as session:
-            yield _HttpConnection(self, session)
-
-    def place(self) -> tuple[str, bool]:
+    def _place(self) -> tuple[str, bool]:
         """The URL to ask, and whether it came out of an earlier answer."""
         with self._lock:
             if self._resolved:
                 return self._resolved, True
         return (self.target() if self.target else self.url), False
 
-    def remember(self, resolved: str) -> None:
+    def _remember(self, resolved: str) -> None:
         """Note where an answer came from; empty to begin at the beginning again."""
         with self._lock:
             self._resolved = resolved
 
-
-@dataclass(frozen=True, slots=True)
-class _HttpConnection:
-    _remote: HttpRemote
-    _session: requests.Session
-
     @contextmanager
     def open(self, start: int, stop: int | None, version: str) -> Iterator[Body]:
-        """See `Connection`."""
+        """See `Remote`."""
         done = [start]
         try:
             with self._answer(start, stop, version) as response:
@@ -133,13 +122,13 @@ class _HttpConnection:
 
     def _answer(self, start: int, stop: int | None, version: str) -> requests.Response:
         """The answer to a request, from where an earlier answer came if that still works."""
-        url, resolved = self._remote.place()
+        url, resolved = self._place()
         response = self._request(url, start, stop, version, own=not resolved)
         if resolved and response.status_code in _NO_ACCESS | _GONE:
             # Redirections and signatures live for minutes or hours; large files take longer.
             response.close()
-            self._remote.remember("")
-            response = self._request(self._remote.place()[0], start, stop, version, own=True)
+            self._remember("")
+            response = self._request(self._place()[0], start, stop, version, own=True)
         empty = start == 0 and stop is not None and response.status_code == requests.codes.range_not_satisfiable
         encoded = response.headers.get("Content-Encoding", "identity") != "identity"
         endless = response.headers.get("Content-Range", "").endswith("/*") and start == 0
@@ -147,12 +136,12 @@ class _HttpConnection:
             # An empty file has no ranges; ranges of an encoded one are not ranges of the file; and a part of a
             # file of unknown size does not tell when all of them are there.
             response.close()
-            url, resolved = self._remote.place()
+            url, resolved = self._place()
             response = self._request(url, 0, None, version, own=not resolved)
         asked = response.history[0].url if response.history else response.url
-        if response.ok and (not self._remote.headers or urlsplit(response.url).netloc != urlsplit(asked).netloc):
+        if response.ok and (not self.headers or urlsplit(response.url).netloc != urlsplit(asked).netloc):
             # Headers are for the host that was asked first: elsewhere they are neither needed nor sent.
-            self._remote.remember(response.url)
+            self._remember(response.url)
         return response
 
     def _request(self, url: str, start: int, stop: int | None, version: str, *, own: bool) -> requests.Response:
@@ -167,8 +156,8 @@ class _HttpConnection:
             headers["If-Match"] = version
         if own:
             # A redirection to another host leaves `Authorization` out: requests sees to that.
-            headers |= self._remote.headers
-        return self._session.get(url, stream=True, timeout=self._remote.stall_timeout, headers=headers)
+            headers |= self.headers
+        return self._session.get(url, stream=True, timeout=self.stall_timeout, headers=headers)
 
     def _read_body(self, response: requests.Response, start: int, version: str, done: list[int]) -> Body:
         self._check_status(response)
@@ -202,7 +191,7 @@ class _HttpConnection:
             raise self._explain(error, done[0]) from error
 
     def _check_status(self, response: requests.Response) -> None:
-        status, remote = response.status_code, self._remote
+        status = response.status_code
         if status in (requests.codes.ok, requests.codes.partial_content):
             return
         reason = f"HTTP {status} {response.reason or ''}".rstrip()
@@ -210,22 +199,21 @@ class _HttpConnection:
             raise ChangedError(reason)
         if status in TRANSIENT_STATUSES:
             raise TransientError(reason, _read_wait(response.headers.get("Retry-After")))
-        what = f"{reason}: {remote.url}"
+        what = f"{reason}: {self.url}"
         if status in _GONE:
-            raise MissingError(remote.url, what, remote.missing_hint)
+            raise MissingError(self.url, what, self.missing_hint)
         hint = "Open the URL in a browser to see what the server says."
-        raise ArtifactError(remote.url, what, remote.access_hint if status in _REFUSED else hint)
+        raise ArtifactError(self.url, what, self.access_hint if status in _REFUSED else hint)
 
     def _explain(self, error: requests.RequestException | HTTPError, done: int) -> Exception:
         """The error of ours that a failure of the network means; read from the most special on."""
-        remote = self._remote
         late = bool(error.args) and isinstance(error.args[0], ReadTimeoutError)
         match error:
             case requests.exceptions.SSLError() | SSLError():
                 hint = "Where a proxy signs with its own certificate, name it with REQUESTS_CA_BUNDLE."
-                return ArtifactError(remote.url, f"TLS to the server failed: {_find_cause(error)}: {remote.url}", hint)
+                return ArtifactError(self.url, f"TLS to the server failed: {_find_cause(error)}: {self.url}", hint)
             case requests.exceptions.ConnectTimeout():
-                return TransientError(f"no connection within {remote.stall_timeout:g} s")
+                return TransientError(f"no connection within {self.stall_timeout:g} s")
             case requests.exceptions.Timeout() | ReadTimeoutError():
                 late = True
             case requests.exceptions.ConnectionError() | requests.exceptions.ChunkedEncodingError() | ProtocolError():
@@ -235,8 +223,8 @@ class _HttpConnection:
                 if not late:
                     return TransientError(f"connection lost after {byte_size(done)}: {_find_cause(error)}")
         if late:
-            return TransientError(f"no byte for {remote.stall_timeout:g} s, after {byte_size(done)}")
-        return ArtifactError(remote.url, f"cannot be fetched: {_find_cause(error)}: {remote.url}", "Check the URL.")
+            return TransientError(f"no byte for {self.stall_timeout:g} s, after {byte_size(done)}")
+        return ArtifactError(self.url, f"cannot be fetched: {_find_cause(error)}: {self.url}", "Check the URL.")
 
 
 def _read_checksums(response: requests.Response) -> dict[str, str]:
@@ -440,13 +428,9 @@ class _FileRemote:
         """See `Remote`."""
         return self.path.as_uri()
 
-    def connect(self) -> AbstractContextManager[Connection]:
-        """See `Remote`."""
-        return nullcontext(self)
-
     @contextmanager
     def open(self, start: int, stop: int | None, version: str) -> Iterator[Body]:
-        """See `Connection`."""
+        """See `Remote`."""
         del stop  # the reader takes what it wants
         try:
             file = self.path.open("rb", buffering=0)
@@ -480,13 +464,9 @@ class ObjectRemote:
     access_hint: str
     etag_is_md5: bool = False
 
-    def connect(self) -> AbstractContextManager[Connection]:
-        """See `Remote`; obstore pools the connections itself."""
-        return nullcontext(self)
-
     @contextmanager
     def open(self, start: int, stop: int | None, version: str) -> Iterator[Body]:
-        """See `Connection`."""
+        """See `Remote`."""
         answer = self._answer(start, stop, version)
         meta = answer.meta
         etag = meta["e_tag"] or ""

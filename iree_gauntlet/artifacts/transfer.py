@@ -17,15 +17,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.partial import ByteRange, Partial, missing
 from iree_gauntlet.artifacts.publishing import require_space
-from iree_gauntlet.artifacts.remote import (
-    NETWORK_HINT,
-    Body,
-    ChangedError,
-    Connection,
-    Remote,
-    RemoteFile,
-    TransientError,
-)
+from iree_gauntlet.artifacts.remote import NETWORK_HINT, Body, ChangedError, Remote, RemoteFile, TransientError
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.figures import byte_size
 
@@ -143,13 +135,13 @@ class Transfer:
 
     def _bring_first(self, opened: ExitStack) -> tuple[Partial, RemoteFile]:
         """Ask for the first part, which tells what file it is; where parts are not available, for all of it."""
-        with self.slots, self.remote.connect() as connection:
+        with self.slots:
             failures = 0
             while True:
                 self._done = 0
                 partial: Partial | None = None
                 try:
-                    with connection.open(0, self.policy.part_bytes, "") as body:
+                    with self.remote.open(0, self.policy.part_bytes, "") as body:
                         self.folder.mkdir(parents=True, exist_ok=True)
                         if body.file.size is not None:
                             require_space(self.folder, self.name, body.file.size)
@@ -208,26 +200,26 @@ class Transfer:
 
     def _work(self, partial: Partial, file: RemoteFile, todo: queue.SimpleQueue[ByteRange]) -> None:
         try:
-            with self.slots, self.remote.connect() as connection:
+            with self.slots:
                 while not self._stop.is_set():
                     try:
                         span = todo.get_nowait()
                     except queue.Empty:
                         return
-                    self._bring_part(partial, connection, file, _Cursor(span.start, span.stop))
+                    self._bring_part(partial, file, _Cursor(span.start, span.stop))
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that asked for the file
             with self._lock:
                 self._failure = self._failure or error
             self._stop.set()
 
-    def _bring_part(self, partial: Partial, connection: Connection, file: RemoteFile, cursor: _Cursor) -> None:
+    def _bring_part(self, partial: Partial, file: RemoteFile, cursor: _Cursor) -> None:
         """One part, resumed after each failure where it broke off."""
         failures = 0
         while cursor.position < cursor.stop and not self._stop.is_set():
             began = cursor.position
             self.policy.wait(self._stop, max(0.0, self._not_before - self.policy.now()))
             try:
-                with connection.open(began, cursor.stop, file.version) as body:
+                with self.remote.open(began, cursor.stop, file.version) as body:
                     if body.start != began:
                         raise ChangedError("the server gives no parts any more")
                     if body.file.size not in (None, file.size):

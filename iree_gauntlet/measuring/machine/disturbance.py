@@ -224,9 +224,9 @@ def _find_slowdowns(first: GpuState | None, gpu: GpuState, seconds: float) -> It
         )
     # What is so at the moment of a reading, of causes that are not counted.
     seen = (*(first.ill_reasons if first else ()), *gpu.ill_reasons)
-    for cause in dict.fromkeys(seen):
-        if cause not in counted and (cause not in shares or cause in gpu.ill_reasons):
-            yield f"{gpu.label} is slowed down: {cause}{heat}"
+    for reason in dict.fromkeys(seen):
+        if reason not in counted and (reason not in shares or reason in gpu.ill_reasons):
+            yield f"{gpu.label} is slowed down: {reason}{heat}"
 
 
 def _measure_shares(first: GpuState | None, gpu: GpuState, seconds: float) -> dict[Slowdown, float]:
