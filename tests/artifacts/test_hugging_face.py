@@ -236,13 +236,6 @@ def test_a_file_that_the_hub_does_not_have(hub: _Hub, tmp_path: Path) -> None:
     refused(tmp_path, url, "HTTP 404", configuration=hub.configuration)
 
 
-@pytest.mark.parametrize("revision", ["", "@main", "@0123456", "@" + _REVISION.upper()])
-def test_a_revision_must_be_pinned(tmp_path: Path, revision: str) -> None:
-    with pytest.raises(ArtifactError, match="hf:") as caught:
-        store(tmp_path).path(f"hf://org/model{revision}/model.safetensors")
-    assert "40" in str(caught.value)
-
-
 def test_an_interrupted_download_is_gone_on_with(hub: _Hub, tmp_path: Path) -> None:
     hub.expires_after = 3
     hub.private = True
