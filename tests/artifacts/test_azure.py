@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.results import Fetched
     from iree_gauntlet.settings import Configuration
 
+    _Fails = Callable[[Configuration], str]
+
 
 @pytest.fixture(scope="module")
 def public(azurite: Azurite) -> str:
@@ -140,7 +142,7 @@ def _require_no_secrets(azurite: Azurite, signature: str, text: str, root: Path)
 
 
 @pytest.fixture
-def fails(azurite: Azurite, private: str, tmp_path: Path) -> Callable[[Configuration], str]:
+def fails(azurite: Azurite, private: str, tmp_path: Path) -> _Fails:
     """What is said where a private blob is not given."""
 
     def fails(configuration: Configuration) -> str:
@@ -151,7 +153,7 @@ def fails(azurite: Azurite, private: str, tmp_path: Path) -> Callable[[Configura
     return fails
 
 
-def test_a_private_blob_without_credentials(azurite: Azurite, fails: Callable[[Configuration], str]) -> None:
+def test_a_private_blob_without_credentials(azurite: Azurite, fails: _Fails) -> None:
     text = fails(configured(stores=_endpoint_option(azurite)))
     assert "HTTP 403" in text
     for name in ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_KEY", "[stores."):
@@ -169,19 +171,19 @@ def test_azure_itself_calls_a_private_blob_missing(azurite: Azurite, private: st
         assert len(proxy.requests) == 1
 
 
-def test_a_wrong_key(azurite: Azurite, fails: Callable[[Configuration], str]) -> None:
+def test_a_wrong_key(azurite: Azurite, fails: _Fails) -> None:
     wrong = azurite.connection_string(key="A" * 86 + "==")
     assert "HTTP 403" in fails(configured({"AZURE_STORAGE_CONNECTION_STRING": wrong}))
 
 
-def test_a_key_that_is_none(azurite: Azurite, fails: Callable[[Configuration], str]) -> None:
+def test_a_key_that_is_none(azurite: Azurite, fails: _Fails) -> None:
     text = fails(configured({"AZURE_STORAGE_CONNECTION_STRING": azurite.connection_string(key="not base64, secret")}))
     assert "secret" not in text
 
 
 @pytest.mark.parametrize(("blob", "hours"), [("llama/weights.irpa", -1), ("another.bin", 1)])
 def test_a_signature_that_is_expired_or_for_another_blob(
-    azurite: Azurite, private: str, fails: Callable[[Configuration], str], blob: str, hours: int
+    azurite: Azurite, private: str, fails: _Fails, blob: str, hours: int
 ) -> None:
     assert "HTTP 403" in fails(_account_and_signature(azurite, azurite.sas(private, blob, hours=hours)))
 
