@@ -349,7 +349,7 @@ def _make_blob_remote(url: str, access: AzureAccess, container: str, blob: str, 
     direct = f"{access.endpoint}/{container}/{blob}"
     if access.sas:
         return _make_azure_remote(url, access, lambda: f"{direct}?{access.sas}", stall_timeout)
-    location = open_azure(access, container, unquote(blob), url)
+    location = open_azure(access, container, unquote(blob), url, stall_timeout)
     if access.signs:
         return _make_azure_remote(url, access, _make_signing_target(location), stall_timeout)
     if location.anonymous:
