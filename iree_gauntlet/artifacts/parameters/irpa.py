@@ -98,13 +98,6 @@ class RandomContent:
             raise ParameterError(f"seed {self.seed} of random weights is negative", "Use a whole number from 0 on.")
 
 
-@dataclass(frozen=True, slots=True)
-class SplatContent:
-    """One value everywhere."""
-
-    value: float = 0
-
-
 def make_random_bytes(parameter: Parameter, seed: int, *, piece: int = _PIECE) -> Iterator[bytes]:
     """The seeded values of a parameter in C order, little-endian, as they lie in memory.
 
@@ -243,13 +236,13 @@ def quantiles() -> NDArray[np.float64]:
     return table
 
 
-def write_archive(path: Path, parameters: Sequence[Parameter], content: RandomContent | SplatContent) -> None:
+def write_archive(path: Path, parameters: Sequence[Parameter], content: RandomContent | float) -> None:
     """Write the archive of one scope; it appears whole or not at all.
 
     Args:
         path: the archive; its folder is made where it is missing.
         parameters: at least one, all of one scope and of different names.
-        content: their values.
+        content: their values; a number stands everywhere.
 
     Raises:
         ParameterError: a type cannot hold the value.
@@ -291,15 +284,15 @@ class _ArchiveEntry:
     offset: int | None
 
 
-def _lay_out(parameters: Sequence[Parameter], content: RandomContent | SplatContent) -> list[_ArchiveEntry]:
+def _lay_out(parameters: Sequence[Parameter], content: RandomContent | float) -> list[_ArchiveEntry]:
     entries = []
     end = 0
     for parameter in parameters:
         parameter.check()
         pattern = b""
-        if isinstance(content, SplatContent):
+        if not isinstance(content, RandomContent):
             try:
-                pattern = make_splat_pattern(parameter.element, content.value)
+                pattern = make_splat_pattern(parameter.element, content)
             except ParameterError as error:
                 what = f"parameter {parameter.label} ({parameter.type}): {error.what}"
                 raise ParameterError(what, error.hint) from error
@@ -345,7 +338,7 @@ def _make_table_entry(entry: _ArchiveEntry, name_offset: int, name_size: int) ->
     return _ENTRY.pack(_ENTRY.size + len(body), kind, 0, name_offset, name_size, 0, 0, alignment) + body
 
 
-def _make_content(entry: _ArchiveEntry, content: RandomContent | SplatContent) -> Iterator[bytes]:
+def _make_content(entry: _ArchiveEntry, content: RandomContent | float) -> Iterator[bytes]:
     if isinstance(content, RandomContent):
         return make_random_bytes(entry.parameter, content.seed)
     full, rest = divmod(entry.parameter.byte_size, _SPLAT_PIECE)
