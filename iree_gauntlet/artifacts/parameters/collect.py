@@ -192,12 +192,12 @@ def _find_markers(text: _Text) -> Iterator[tuple[re.Match[bytes] | None, int]]:
     """What references begin with, each with its line; None at the end of a text that ends within a string."""
     line = 1
     for begin in range(0, len(text), _CHUNK):
-        end = min(begin + _CHUNK, len(text))
         # One that lies over the end is of this chunk.
-        for marker in _MARKER.finditer(text, begin, min(end + _LONGEST_MARKER, len(text))):
-            if marker.start() < end and not _is_quoted(text, marker.start()):
-                yield marker, line + text[begin : marker.start()].count(b"\n")
-        line += text[begin:end].count(b"\n")
+        chunk = text[begin : begin + _CHUNK + _LONGEST_MARKER]
+        for found in _MARKER.finditer(chunk):
+            if found.start() < _CHUNK and not _is_quoted(text, begin + found.start()):
+                yield _MARKER.match(text, begin + found.start()), line + chunk.count(b"\n", 0, found.start())
+        line += chunk.count(b"\n", 0, _CHUNK)
         if isinstance(text, mmap.mmap):
             text.madvise(mmap.MADV_DONTNEED)
     if _is_quoted(text, len(text)):
