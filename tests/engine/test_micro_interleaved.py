@@ -25,8 +25,8 @@ from iree_gauntlet.torch_models.point_measurement import (
     median_ms,
     speedup,
 )
+from tests.support.command_line import LIMIT_SECONDS
 from tests.support.sessions import session_in
-from tests.support.steps import make_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -44,14 +44,17 @@ class _Bench:
         self.progress: list[int] = []
 
     def step(self) -> Step:
-        return make_step(
-            Stage.BENCHMARK,
-            _CHAIN,
+        return Step(
+            id=f"{_CHAIN}:benchmark",
+            chain=_CHAIN,
             dialect="micro",
             model="linear",
             submodel="1-2-3",
             target="cpu",
+            sku="",
+            stage=Stage.BENCHMARK,
             folder=str(self.folder / "step"),
+            timeout=LIMIT_SECONDS,
             origin=Origin("quick.yml:3"),
             resources=Resources(device="local-task"),
         )

@@ -12,19 +12,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.cases import Stage
+from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.engine.rounds.ways import spread, steadiest, ways
 from iree_gauntlet.figures import cpus_text
 from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, Round
 from iree_gauntlet.steps import Command, Resources, Step
-from tests.support.steps import make_step
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-STEP = make_step(
-    Stage.BENCHMARK,
+STEP = Step(
+    id="m/s@cpu:benchmark",
+    chain="m/s@cpu",
     dialect="op_tests",
+    model="m",
+    submodel="s",
+    target="cpu",
+    sku="",
+    stage=Stage.BENCHMARK,
+    folder="/nowhere",
+    timeout=5.0,
+    origin=Origin("spec.json"),
     command=Command(("iree-benchmark-module", "--function=f"), "/nowhere"),
     resources=Resources(exclusive=True, device="local-task"),
 )

@@ -21,11 +21,10 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.journal_format import JournalRecord, read_journal
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.results import Result
-from iree_gauntlet.steps import CacheLookup, Command
+from iree_gauntlet.steps import CacheLookup, Command, Step
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT
 from tests.support.processes import wait_until
-from tests.support.steps import make_step
 
 NOW = datetime(2026, 11, 21, 7, 18, 0, 123_456, tzinfo=timezone(timedelta(hours=2)))
 STEPS = [{"id": "a"}, {"id": "b"}]
@@ -323,8 +322,15 @@ def test_a_disk_that_fails_to_sync_is_told_to_the_next_who_writes(
 
 
 def test_a_step_is_written_as_it_is(tmp_path: Path) -> None:
-    step = make_step(
-        Stage.COMPILE,
+    step = Step(
+        id="m/s@cpu:compile",
+        chain="m/s@cpu",
+        dialect="d",
+        model="m",
+        submodel="s",
+        target="cpu",
+        sku="",
+        stage=Stage.COMPILE,
         folder="f",
         timeout=1.5,
         origin=Origin("spec.json", "field"),
