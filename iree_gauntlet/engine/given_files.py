@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.recorded import Recorded
 
 if TYPE_CHECKING:
     from iree_gauntlet.steps import Command
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 INPUT = "--input="
 EXPECTED = "--expected_output="
+# Lies beside expected outputs that were recorded.
+PROVENANCE_FILE = "provenance.json"
 # What names a file behind these: opened, read on, or read to its end.
 _FILE_MARKS = ("@", "+", "*")
 
@@ -57,23 +61,49 @@ def describe_unreadable(command: Command) -> str:
     return ""
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedFile(Recorded):
+    """A file that a provenance names, beside which there may be `data`; what is written in the spec has no hash."""
+
+    source: str
+    sha256: str = ""
+    data: tuple[RecordedFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance(Recorded):
+    """What recorded outputs were made from."""
+
+    outputs: tuple[RecordedFile, ...]
+    made_by: str = ""
+    optimisations: str = ""
+    model: RecordedFile | None = None
+    inputs: tuple[RecordedFile, ...] = ()
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """SHA-256 of outputs, by their names."""
+        return {item.source: item.sha256 for item in self.outputs if item.sha256}
+
+
+def read_provenance(folder: Path) -> Provenance | None:
+    """That of the outputs in a folder; None where there is none, or one of somebody else's making."""
+    try:
+        return Provenance.from_dict(json.loads((folder / PROVENANCE_FILE).read_bytes()))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
 def find_changed_goldens(command: Command) -> list[str]:
     """Expected outputs of a command that are not what was recorded, by the record beside them."""
     found = []
     for text in values_of(command, EXPECTED):
-        mark = text.find("@")
-        path = Path(command.cwd, text[mark + 1 :]) if mark >= 0 else None
-        record = path.with_name("provenance.json") if path else None
-        if path is None or record is None or not record.is_file() or not path.is_file():
-            continue
-        try:
-            said = json.loads(record.read_bytes())["outputs"]
-            known = {item["source"]: item["sha256"] for item in said}
-        except (OSError, ValueError, LookupError, TypeError):
-            # Of somebody else's making.
-            continue
-        if known.get(path.name) not in (None, hash_file(path)):
-            found.append(f"{path.name} is not what was recorded ({record.name} has another hash)")
+        _, mark, name = text.partition("@")
+        path = Path(command.cwd, name)
+        record = read_provenance(path.parent) if mark and path.is_file() else None
+        known = record.hashes.get(path.name) if record is not None else None
+        if known and hash_file(path) != known:
+            found.append(f"{path.name} is not what was recorded ({PROVENANCE_FILE} has another hash)")
     return found
 
 
