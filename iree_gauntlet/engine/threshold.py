@@ -40,12 +40,12 @@ from iree_gauntlet.measuring.numerics.tolerances import Tolerances, parse_tolera
 from iree_gauntlet.results import Result, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from iree_gauntlet.engine.processes.processes import Processes
-    from iree_gauntlet.engine.processes.run_client import RunAnswer, RunJob
+    from iree_gauntlet.engine.processes.run_client import RunAnswer, RunJob, RunOutput
     from iree_gauntlet.engine.processes.supervisor import Outcome
     from iree_gauntlet.results import OutputComparison
     from iree_gauntlet.steps import Command, Step
@@ -141,12 +141,12 @@ def mismatched(step: Step, job: RunJob, answer: RunAnswer, processes: Processes,
     result = replace(result, verdict=Verdict.FAILED, failure=FailureKind.WRONG_NUMBERS)
     try:
         expected = read_arguments(job.expected, Path(job.cwd))
-        actual = [_keep_output(record) for record in answer.outputs if record["type"]]
+        actual = [_keep_output(record) for record in answer.outputs if record.type]
         tolerances = parse_tolerances(step.process.argv)
     except (GauntletError, OSError) as error:
         what = error.what if isinstance(error, GauntletError) else str(error)
-        first = next(record for record in answer.outputs if not record["passed"])
-        reason = f"output {first['index']}: not as expected"
+        first = next(record for record in answer.outputs if not record.passed)
+        reason = f"output {first.index}: not as expected"
         return replace(result, reason=reason, notes=(*result.notes, f"no figures: {what}"))
     if step.allclose is None:
         comparisons = compare_outputs(actual, expected, tolerances)
@@ -166,11 +166,11 @@ def mismatched(step: Step, job: RunJob, answer: RunAnswer, processes: Processes,
     )
 
 
-def _keep_output(record: Mapping[str, Any]) -> Tensor:
+def _keep_output(record: RunOutput) -> Tensor:
     """An output that a server has written; one that it had no place for has its type alone."""
-    tensor_type = parse_tensor_type(record["type"])
-    path = Path(record["file"])
-    if not record["file"]:
+    tensor_type = parse_tensor_type(record.type)
+    path = Path(record.file)
+    if not record.file:
         empty = np.empty(0, get_storage_dtype(tensor_type.element_type))
         return Tensor(tensor_type.element_type, tensor_type.shape, empty)
     if path.suffix == ".npy":

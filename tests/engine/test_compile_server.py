@@ -19,6 +19,7 @@ import pytest
 from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.engine.processes.compile_client import (
+    CompileAnswer,
     CompileJob,
     CompileServer,
     blamed_programs,
@@ -522,8 +523,9 @@ def test_errors_of_other_files_blame_nobody(tmp_path: Path) -> None:
 def test_the_tail_has_both_streams(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("".join(f"out {i}\n" for i in range(30)))
     (tmp_path / "err").write_text("".join(f"err {i}\n" for i in range(30)))
-    answer = {"status": 256, "timed_out": False, "stuck": False, "seconds": 1.0, "cpu_seconds": 1.0, "notes": ["a"]}
-    outcome = compile_outcome({**answer, "peak_rss_bytes": 5}, tmp_path / "out", tmp_path / "err", 0)
+    answer = CompileAnswer(status=256, seconds=1.0, cpu_seconds=1.0, peak_rss_bytes=5, notes=("a",))
+    job = CompileJob(("m.mlir",), (), tmp_path / "m.vmfb", tmp_path / "out", tmp_path / "err", "", 60.0)
+    outcome = compile_outcome(answer, job)
     assert outcome.exit_code == 1
     assert outcome.tail == (*(f"out {i}" for i in range(24, 30)), *(f"err {i}" for i in range(16, 30)))
     assert outcome.truncated

@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.engine.processes.processes import is_plain_path, require_pipes
+from iree_gauntlet.engine.processes.reaper import Report
 from iree_gauntlet.engine.processes.supervisor import Outcome, process_outcome
 from iree_gauntlet.errors import GauntletError, ToolchainError
+from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.system.short_process import name_signal
 from iree_gauntlet.system.tail import read_tail
 from iree_gauntlet.workers import iree_side
@@ -75,6 +77,26 @@ class CompileJob:
     timeout: float
     memory_bytes: int = 0
     prefixes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _CompileDetail(Recorded):
+    """Of programs that are compiled as one: the public functions of each, and the indices of those at fault."""
+
+    functions: tuple[tuple[str, ...], ...] = ()
+    refused: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class CompileAnswer(Report, Recorded):
+    """What the server says: that it is ready; of a compile that it runs, that it could not be started, or its end."""
+
+    ready: bool = False
+    id: int = 0
+    pid: int = 0
+    error: str = ""
+    detail: _CompileDetail = _CompileDetail()
+    notes: tuple[str, ...] = ()
 
 
 def served(flags: Sequence[str]) -> bool:
@@ -143,11 +165,10 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
         """
         prefixes = job.prefixes or tuple(f"c{index}_" for index in range(len(job.programs)))
         outcome, detail = self._ask(job, prefixes)
-        functions = tuple(tuple(names) for names in (detail or {}).get("functions", ()))
-        culprits: tuple[int, ...] = tuple((detail or {}).get("refused", ()))
+        culprits = detail.refused
         if outcome.exit_code and not culprits:
             culprits = blamed_programs(job.stderr, job.programs)
-        return outcome, functions, culprits
+        return outcome, detail.functions, culprits
 
     def cancel(self) -> None:
         """End every compile, and start no further one.
@@ -167,9 +188,9 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
         if server is not None:
             server.close()
 
-    def _ask(self, job: CompileJob, prefixes: tuple[str, ...] | None) -> tuple[Outcome, dict[str, Any] | None]:
+    def _ask(self, job: CompileJob, prefixes: tuple[str, ...] | None) -> tuple[Outcome, _CompileDetail]:
         if self._is_cancelled():
-            return Outcome(None, cancelled=True), None
+            return Outcome(None, cancelled=True), _CompileDetail()
         for log in (job.stdout, job.stderr):
             _make_folder(log.parent)
         begun = time.monotonic()
@@ -182,22 +203,22 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
                 answer = server.wait(waiter)
         except _NeverStartedError as error:
             if self._is_cancelled():
-                return Outcome(None, cancelled=True), None
+                return Outcome(None, cancelled=True), _CompileDetail()
             raise ToolchainError(
                 f"{self._python}: the compile server cannot be started: {error}",
                 "install iree-base-compiler for that Python; without it each compile is a process of its own",
             ) from error
         if answer is None:
             outcome = Outcome(None, signal="SIGKILL", seconds=time.monotonic() - begun, notes=(_KILLED_NOTE,))
-        elif "error" in answer:
+        elif answer.error:
             raise GauntletError(
-                f"a compile cannot be started: {answer['error']}", "make room there, or make it readable and writable"
+                f"a compile cannot be started: {answer.error}", "make room there, or make it readable and writable"
             )
         else:
-            outcome = compile_outcome(answer, job.stdout, job.stderr, job.memory_bytes)
+            outcome = compile_outcome(answer, job)
         if outcome.exit_code is None and self._is_cancelled():
             outcome = replace(outcome, cancelled=True, notes=())
-        return outcome, answer["detail"] if answer is not None else None
+        return outcome, answer.detail if answer is not None else _CompileDetail()
 
     def _is_cancelled(self) -> bool:
         return self._cancelled
@@ -239,7 +260,7 @@ class _Waiter:
         self.number = number
         self.done = threading.Event()
         self.pid = 0
-        self.answer: dict[str, Any] | None = None
+        self.answer: CompileAnswer | None = None
 
 
 class _ServerProcess:
@@ -291,7 +312,7 @@ class _ServerProcess:
             self._write({**request, "id": waiter.number})
         return waiter
 
-    def wait(self, waiter: _Waiter) -> dict[str, Any] | None:
+    def wait(self, waiter: _Waiter) -> CompileAnswer | None:
         """The answer to a compile; None where the server was killed."""
         try:
             waiter.done.wait()
@@ -331,13 +352,13 @@ class _ServerProcess:
         for line in self._answers:
             if not line.endswith(b"\n"):
                 break
-            answer = json.loads(line)
-            if "ready" in answer:
+            answer = CompileAnswer.from_dict(json.loads(line))
+            if answer.ready:
                 self._ready = True
                 continue
-            waiter = self._waiters[answer["id"]]
-            if "pid" in answer:
-                waiter.pid = answer["pid"]
+            waiter = self._waiters[answer.id]
+            if answer.pid:
+                waiter.pid = answer.pid
                 continue
             with self._lock:
                 del self._waiters[waiter.number]
@@ -358,15 +379,12 @@ class _ServerProcess:
                     os.killpg(waiter.pid, signal.SIGKILL)
         if not self._ready:
             lines = [line for line in read_tail(self._errors).lines if line.strip()]
-            self._failure = lines[-1].strip() if lines else f"it ended with {_describe_ending(status)}"
+            ended = name_signal(-status) if status < 0 else f"exit code {status}"
+            self._failure = lines[-1].strip() if lines else f"it ended with {ended}"
         self._answers.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         for waiter in waiters:
             waiter.done.set()
-
-
-def _describe_ending(status: int) -> str:
-    return name_signal(-status) if status < 0 else f"exit code {status}"
 
 
 def _make_folder(folder: Path) -> None:
@@ -376,43 +394,29 @@ def _make_folder(folder: Path) -> None:
         raise GauntletError(f"{folder}: cannot make a folder: {error.strerror}", "make room there") from error
 
 
-def compile_outcome(answer: Mapping[str, Any], stdout: Path, stderr: Path, memory_bytes: int) -> Outcome:
-    """How a compile ended, in the terms of all processes.
-
-    Args:
-        answer: of the server.
-        stdout: its log.
-        stderr: its other log.
-        memory_bytes: its limit; 0 for none.
-    """
-    if os.WIFSIGNALED(answer["status"]):
-        _cut_stack(stderr)
-    outcome = process_outcome(answer, stdout, stderr, tuple(answer["notes"]))
-    if memory_bytes and outcome.exit_code != 0 and _lacked_memory(stderr):
-        note = f"the compiler ran into its memory limit of {memory_bytes / 1e9:.3g} GB"
-        return replace(outcome, out_of_memory=True, notes=(*outcome.notes, note))
+def compile_outcome(answer: CompileAnswer, job: CompileJob) -> Outcome:
+    """How a compile ended, in the terms of all processes."""
+    if os.WIFSIGNALED(answer.status):
+        # The frames that the tool itself would have shown; the log's end is what people see first.
+        with job.stderr.open("r+b") as stream:
+            frames = list(_MAIN_FRAME.finditer(stream.read(_ERRORS_BYTES)))
+            if frames:
+                stream.truncate(frames[-1].end())
+    outcome = process_outcome(answer, job.stdout, job.stderr, answer.notes)
+    if job.memory_bytes and outcome.exit_code != 0:
+        text = _read_head(job.stderr).lower()
+        if any(words in text for words in _NO_MEMORY_WORDS):
+            note = f"the compiler ran into its memory limit of {job.memory_bytes / 1e9:.3g} GB"
+            return replace(outcome, out_of_memory=True, notes=(*outcome.notes, note))
     return outcome
-
-
-def _cut_stack(stderr: Path) -> None:
-    """Leave the frames that the tool itself would have shown; the log's end is what people see first."""
-    with stderr.open("r+b") as stream:
-        frames = list(_MAIN_FRAME.finditer(stream.read(_ERRORS_BYTES)))
-        if frames:
-            stream.truncate(frames[-1].end())
-
-
-def _lacked_memory(stderr: Path) -> bool:
-    text = _make_head(stderr).lower()
-    return any(words in text for words in _NO_MEMORY_WORDS)
 
 
 def blamed_programs(stderr: Path, programs: Sequence[str]) -> tuple[int, ...]:
     """Programs that the compiler's errors point at, by their index."""
-    places = set(_ERROR_PLACE.findall(_make_head(stderr)))
+    places = set(_ERROR_PLACE.findall(_read_head(stderr)))
     return tuple(index for index, program in enumerate(programs) if program in places)
 
 
-def _make_head(path: Path) -> str:
+def _read_head(path: Path) -> str:
     with path.open("rb") as stream:
         return stream.read(_ERRORS_BYTES).decode(errors="replace")
