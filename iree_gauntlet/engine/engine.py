@@ -110,8 +110,7 @@ class Engine:
         session: what it runs in; its log is the run's journal.
         workbench: the caches and the IREE.
         options: how to run.
-        performers: what executes steps of a stage, in place of what spec files mean by it; None from one means that the
-            step is not its own, and is executed as ever.
+        performers: what executes the steps of a stage, in place of what spec files mean by it.
         available_memory: bytes that are free now; None where that is not known, which keeps nothing back.
         elsewhere: other machines that perform the steps; None for this one.
 
@@ -124,7 +123,7 @@ class Engine:
         session: Session[Journal],
         workbench: Workbench,
         options: RunOptions,
-        performers: Mapping[Stage, Callable[[Step], Result | None]] | None = None,
+        performers: Mapping[Stage, Callable[[Step], Result]] | None = None,
         available_memory: Callable[[], int | None] = free_memory,
         elsewhere: Elsewhere | None = None,
     ) -> None:
@@ -137,7 +136,10 @@ class Engine:
         self._release = workbench.toolchain.compiler.release if workbench.toolchain else ""
         self._progress = session.progress
         self._performers = performers or {}
-        self._memory = _Memory(available_memory)
+        self._available_memory = available_memory
+        # Asked not more often than it could have changed by what was started last.
+        self._memory: int | None = None
+        self._memory_asked = -math.inf
         self._cancelled = session.cancelled
         # Expected outputs that a fetch did not get, by URL.
         self._not_had: dict[str, ArtifactError] = {}
@@ -192,10 +194,12 @@ class Engine:
         if self._elsewhere is not None:
             return self._elsewhere.runner(steps, finished, self).run()
         limits = ScheduleLimits(self.options.jobs, self.options.fail_fast, self._fits)
+        # In their order, but for chains whose modules are all in the cache: they fill the time that compiles take.
+        compiles = [step for step in steps if step.stage is Stage.COMPILE]
+        cached = {step.chain for step in compiles} - {step.chain for step in compiles if not step.cache.hit}
+        ordered = sorted(steps, key=lambda step: step.chain in cached)
         try:
-            return Scheduler(
-                _list_cached_last(steps), finished, limits, self._work, self.skip, self.abort, self.rest
-            ).run()
+            return Scheduler(ordered, finished, limits, self._work, self.skip, self.abort, self.rest).run()
         finally:
             self.rest()
 
@@ -207,8 +211,10 @@ class Engine:
     def _fits(self, step: Step) -> bool:
         """Whether there is memory for one more compile: the compiler holds a program several times."""
         sizes = [Path(item.path).stat().st_size for item in step.inputs if Path(item.path).is_file()]
-        free = self._memory.available()
-        return free is None or free > _MEMORY_RESERVE + _MEMORY_PER_PROGRAM * sum(sizes)
+        now = time.monotonic()
+        if now - self._memory_asked > _MEMORY_SECONDS:
+            self._memory_asked, self._memory = now, self._available_memory()
+        return self._memory is None or self._memory > _MEMORY_RESERVE + _MEMORY_PER_PROGRAM * sum(sizes)
 
     def _work(self, step: Step) -> Verdict:
         if self._cancelled.is_set():
@@ -248,7 +254,7 @@ class Engine:
                 if step.stage is Stage.THRESHOLD:
                     self._require_expected(step)
                 with self._hold_locks(step) as waited:
-                    result = self._execute(step)
+                    result = self._performers.get(step.stage, self._execute)(step)
         except GauntletError as error:
             said = said or isinstance(error, ArtifactError)
             notes = (*step.notes, *(error.notes if isinstance(error, ArtifactError) else ()))
@@ -307,15 +313,15 @@ class Engine:
             yield time.monotonic() - began
 
     def _execute(self, step: Step) -> Result:
-        performer = self._performers.get(step.stage)
-        performed = performer(step) if performer is not None else None
-        if performed is not None:
-            return performed
         match step.stage:
             case Stage.FETCH:
                 return self._fetch(step)
-            case Stage.IMPORT | Stage.PARAMETERS | Stage.COMPILE | Stage.REFERENCE | Stage.COUNT:
-                return self._make_values(step)
+            case Stage.IMPORT | Stage.PARAMETERS | Stage.COMPILE | Stage.REFERENCE:
+                return self._maker.make(step)
+            case Stage.COUNT:
+                from iree_gauntlet.engine.performance import check_instructions  # noqa: PLC0415
+
+                return check_instructions(step, self._maker.make(step), self._release)
             case Stage.THRESHOLD:
                 from iree_gauntlet.engine.threshold import check_error, check_threshold  # noqa: PLC0415 - it brings NumPy
 
@@ -330,14 +336,6 @@ class Engine:
                 return run_benchmark(step, self._session.processes, self.options.confirm, self._cancelled)
             case Stage.EXPORT:
                 raise TypeError(f"{step.id}: nothing that exports was given")
-
-    def _make_values(self, step: Step) -> Result:
-        made = self._maker.make(step)
-        if step.stage is not Stage.COUNT:
-            return made
-        from iree_gauntlet.engine.performance import check_instructions  # noqa: PLC0415
-
-        return check_instructions(step, made, self._release)
 
     def _fetch(self, step: Step) -> Result:
         fetched: list[Fetched] = []
@@ -375,26 +373,6 @@ class Engine:
                 self._fetched(url)
 
 
-class _Memory:
-    """How much memory is free, asked not more often than it could have changed by what was started last.
-
-    Args:
-        ask: bytes that are free now, or None.
-    """
-
-    def __init__(self, ask: Callable[[], int | None]) -> None:
-        self._ask = ask
-        self._asked = -math.inf
-        self._bytes: int | None = None
-
-    def available(self) -> int | None:
-        """Bytes that are free, or were a moment ago; None where that is not known."""
-        now = time.monotonic()
-        if now - self._asked > _MEMORY_SECONDS:
-            self._asked, self._bytes = now, self._ask()
-        return self._bytes
-
-
 def _with_gone_input(step: Step, result: Result) -> Result:
     """The result of a step that did not pass: where an input of its tool is not there, that is why."""
     gone = [item.path for item in step.inputs if step.command is not None and not Path(item.path).exists()]
@@ -403,14 +381,6 @@ def _with_gone_input(step: Step, result: Result) -> Result:
     what = f"{gone[0]} is not there any more: was the cache or the run's folder cleared while this ran?"
     hint = "Run again; `--resume` makes what is missing."
     return Result(Verdict.ERROR, what, notes=step.notes, tail=(hint,), command=result.command, log=result.log)
-
-
-def _list_cached_last(steps: Sequence[Step]) -> list[Step]:
-    """In their order, but for chains whose modules are all in the cache: they fill the time that compiles take."""
-    compiles = [step for step in steps if step.stage is Stage.COMPILE]
-    to_compile = {step.chain for step in compiles if not step.cache.hit}
-    cached = {step.chain for step in compiles} - to_compile
-    return sorted(steps, key=lambda step: step.chain in cached)
 
 
 def _collect_event_fields(step: Step) -> dict[str, Any]:

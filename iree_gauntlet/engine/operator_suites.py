@@ -12,12 +12,20 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Case, Stage, Verdict
 from iree_gauntlet.dialects.op_tests import DIALECT
-from iree_gauntlet.engine.modules.batches import BatchCompiler, Batched, place_of, with_batches, with_function
+from iree_gauntlet.engine.modules.batches import (
+    BATCH_RECORD,
+    BatchCompiler,
+    Batched,
+    place_of,
+    with_batches,
+    with_function,
+)
 from iree_gauntlet.engine.modules.modules import ModuleMaker
 from iree_gauntlet.engine.processes.compile_client import (
     EXIT_DEFECT,
@@ -120,15 +128,13 @@ class OperatorSteps:
     batches: BatchCompiler | None = None
 
     @property
-    def performers(self) -> dict[Stage, Callable[[Step], Result | None]]:
-        """For the engine."""
-        compiles: dict[Stage, Callable[[Step], Result | None]] = {Stage.COMPILE: self._compile}
-        return compiles if self.runs is None else compiles | {Stage.THRESHOLD: self._check_threshold}
+    def performers(self) -> dict[Stage, Callable[[Step], Result]]:
+        """For the engine; those of other dialects are done as ever."""
+        compiles: dict[Stage, Callable[[Step], Result]] = {Stage.COMPILE: self._compile}
+        return compiles | ({Stage.THRESHOLD: partial(self._check_threshold, self.runs)} if self.runs else {})
 
-    def _compile(self, step: Step) -> Result | None:
-        if step.dialect != DIALECT:
-            return None
-        if self.batches is not None:
+    def _compile(self, step: Step) -> Result:
+        if self.batches is not None and step.dialect == DIALECT:
             if self.batches.owns(step):
                 return self.batches.make(step)
             result = self.batches.hand_out(step)
@@ -136,45 +142,37 @@ class OperatorSteps:
                 return result
         return self.maker.make(step)
 
-    def _check_threshold(self, step: Step) -> Result | None:
+    def _check_threshold(self, runs: RunServers, step: Step) -> Result:
         if step.dialect != DIALECT:
-            return None
-        place = place_of(_find_module(step)) if self.batches is not None else None
+            from iree_gauntlet.engine.threshold import check_error, check_threshold  # noqa: PLC0415 - it brings NumPy
+
+            return check_error(step, check_threshold(step, self.processes))
+        module = Path(step.input("module").path)
+        place = place_of(module) if self.batches is not None else None
         if place is None:
-            return self._check(step)
-        result = self._check(with_function(step, place.function))
+            return self._check(runs, step)
+        result = self._check(runs, with_function(step, place.function))
         if result.verdict is Verdict.PASSED:
             return result
         # The verdict is that of the case's own module.
-        made = self._run_alone(step)
-        if made is not None and made.verdict is not Verdict.PASSED:
-            what = f"its batch gave no good result ({result.reason}), and by itself it does not compile: {made.reason}"
-            return replace(made, reason=what)
-        checked = self._check(step)
+        compiled = next((self.compiles[need] for need in step.needs if need in self.compiles), None)
+        if compiled is not None:
+            made = self.maker.make(compiled)
+            if made.verdict is not Verdict.PASSED:
+                what = f"its batch gave no good result ({result.reason}), and by itself it does not compile"
+                return replace(made, reason=f"{what}: {made.reason}")
+            module.with_name(BATCH_RECORD).unlink(missing_ok=True)
+        checked = self._check(runs, step)
         note = f"it was run from {place.batch} first: {result.reason}; this is what its own module gives"
         return replace(checked, notes=(*checked.notes, note))
 
-    def _run_alone(self, step: Step) -> Result | None:
-        compiles: Sequence[Step] = [self.compiles[need] for need in step.needs if need in self.compiles]
-        if not compiles:
-            return None
-        made = self.maker.make(compiles[0])
-        if made.verdict is Verdict.PASSED:
-            _find_module(step).with_name("batch.json").unlink(missing_ok=True)
-        return made
-
-    def _check(self, step: Step) -> Result:
-        assert self.runs is not None, "nothing is run without"
-        result = check_served_threshold(step, self.runs, self.processes)
+    def _check(self, runs: RunServers, step: Step) -> Result:
+        result = check_served_threshold(step, runs, self.processes)
         if result is None:
             from iree_gauntlet.engine.threshold import check_threshold  # noqa: PLC0415 - it brings NumPy
 
             result = check_threshold(step, self.processes)
         return result
-
-
-def _find_module(step: Step) -> Path:
-    return Path(step.input("module").path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +231,7 @@ def started_runs(
 @contextmanager
 def operator_performers(
     session: Session[Any], plan: Batched, machine: Workbench, run: OperatorRun
-) -> Iterator[Mapping[Stage, Callable[[Step], Result | None]]]:
+) -> Iterator[Mapping[Stage, Callable[[Step], Result]]]:
     """Performers for the engine; none where there are no such steps or no Python bindings."""
     toolchain = machine.toolchain
     mine = [step for step in plan.steps if step.dialect == DIALECT]

@@ -400,7 +400,7 @@ def _perform(
     operators = OperatorRun(_compute_jobs(conduct), made_again, parts.runs)
     with open_session(run_dir, journal, parts.progress) as session, ExitStack() as held:
         session.on_cancel(parts.progress.cancel)
-        performers: Mapping[Stage, Callable[[Step], Result | None]] = {}
+        performers: Mapping[Stage, Callable[[Step], Result]] = {}
         if parts.elsewhere is None:
             performers = held.enter_context(operator_performers(session, batches, parts.machine, operators))
         settings = RunOptions(

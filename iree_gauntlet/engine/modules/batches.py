@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 # Its value is a path of the step's own folder; a batch has none of its own.
 _STATISTICS = "--iree-scheduling-dump-statistics-"
-_RECORD = "batch.json"
+# Beside a module that a case has from a batch.
+BATCH_RECORD = "batch.json"
 # What an entry of the cache holds at most.
 _MOST_MODULES = 16
 
@@ -148,7 +149,7 @@ class _BatchPart:
 def place_of(module: Path) -> BatchPlace | None:
     """Of a case's module, where in a batch it comes from; None where it was compiled by itself."""
     try:
-        record = json.loads(module.with_name(_RECORD).read_bytes())
+        record = json.loads(module.with_name(BATCH_RECORD).read_bytes())
     except FileNotFoundError:
         return None
     return BatchPlace(record["batch"], record["function"])
@@ -210,7 +211,7 @@ class BatchCompiler:
         else:
             parts = kept
         record = [{"module": part.module.name, "functions": part.functions} for part in parts]
-        write_atomic(folder / _RECORD, json.dumps({"parts": record}))
+        write_atomic(folder / BATCH_RECORD, json.dumps({"parts": record}))
         with self._mutex:
             self._made[step.id] = parts
         together = sum(len(part.functions) for part in parts)
@@ -256,7 +257,7 @@ class BatchCompiler:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
         link_or_copy(module, target)
-        write_atomic(target.with_name(_RECORD), json.dumps({"batch": batch, "function": function}))
+        write_atomic(target.with_name(BATCH_RECORD), json.dumps({"batch": batch, "function": function}))
         return Result(
             Verdict.PASSED,
             cache=CacheUse(False, reason=f"compiled in {batch}"),
@@ -270,7 +271,7 @@ class BatchCompiler:
             if batch not in self._made:
                 # An earlier part of this run has made it.
                 folder = _locate_folder(batch, self._members[batch][number])
-                record = json.loads((folder / _RECORD).read_bytes())["parts"]
+                record = json.loads((folder / BATCH_RECORD).read_bytes())["parts"]
                 self._made[batch] = [_BatchPart(folder / item["module"], item["functions"]) for item in record]
             for part in self._made[batch]:
                 names = part.functions.get(str(number), ())
