@@ -171,6 +171,13 @@ class ModuleCache:
             return Lookup(None, f"unreadable: {error.strerror}")
         return Lookup(None, f"damaged: {what}")
 
+    def entries(self) -> Iterator[ModuleEntry]:
+        """Every entry that there is, its files unchecked; without damaged ones, which `cache.verify` reports."""
+        for path in self._modules.glob(f"??/*/{ENTRY_FILE}"):
+            # Or removed meanwhile.
+            with contextlib.suppress(OSError, DamageError):
+                yield _read_entry(path.parent.name, path.parent)[0]
+
     def publish(
         self,
         files: Mapping[str, Path],
@@ -326,15 +333,11 @@ class ModuleCache:
 
     def _read(self, key: str, place: Path) -> ModuleEntry:
         """Read and check an entry."""
-        document = open_sealed((place / ENTRY_FILE).read_bytes(), key)
-        files: dict[str, Path] = {}
-        for role, expected in document["files"].items():
-            files[role] = place / role
-            if self._hash(files[role], expected["sha256"]) != expected["sha256"]:
+        entry, hashes = _read_entry(key, place)
+        for role, path in entry.files.items():
+            if self._hash(path, hashes[role]) != hashes[role]:
                 raise DamageError(f"the checksum of {role} does not match")
-        return ModuleEntry(
-            key, files, document["metadata"], document["name"], document["ingredients"], document["created"]
-        )
+        return entry
 
     def _hash(self, path: Path, expected: str) -> str:
         status = path.stat()
@@ -388,6 +391,15 @@ class ModuleCache:
                 self._checked[_read_stamp(status)] = sha256
                 if status.st_size >= _LARGE_BYTES:
                     self._verified.remember(place / role, sha256)
+
+
+def _read_entry(key: str, place: Path) -> tuple[ModuleEntry, dict[str, str]]:
+    """An entry, and the SHA-256 that its files should have, by role."""
+    document = open_sealed((place / ENTRY_FILE).read_bytes(), key)
+    hashes = {role: file["sha256"] for role, file in document["files"].items()}
+    files = {role: place / role for role in hashes}
+    said = {name: document[name] for name in ("metadata", "name", "ingredients", "created")}
+    return ModuleEntry(key=key, files=files, **said), hashes
 
 
 def _read_stamp(status: os.stat_result) -> tuple[int, int, int, int]:

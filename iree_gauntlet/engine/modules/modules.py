@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,16 +19,17 @@ from iree_gauntlet.engine.modules.shared_modules import SharedLookup, SharedModu
 from iree_gauntlet.engine.plan_modules import FILE_ROLE
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.instructions.counters import read_counts
+from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.results import CacheUse, Result, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.engine.processes.supervisor import Outcome
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
-    from iree_gauntlet.steps import Step, StepInput
+    from iree_gauntlet.steps import Step
 
 
 # Bytes of compiler output that are kept with a module, so that a cached compile reports the same warnings.
@@ -48,6 +49,30 @@ _TOOLS = {
 }
 # What these make is our own, made by our own programs: not shared, not made again, and no fault of IREE's.
 _OURS = (Stage.PARAMETERS, Stage.REFERENCE, Stage.COUNT)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFailure(Recorded):
+    """What a compiler had against a program."""
+
+    reason: str
+    exit_code: int
+    tail: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept(Recorded):
+    """What the cache keeps with what a step has made.
+
+    Attributes:
+        diagnostics: the end of what the tool said.
+        failure: None where it made what it should.
+    """
+
+    statistics: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    diagnostics: str = ""
+    failure: KeptFailure | None = None
 
 
 class ModuleMaker:
@@ -81,8 +106,10 @@ class ModuleMaker:
         """Runs an import, parameters, compile or reference step."""
         ingredients = dict(step.cache.ingredients)
         for item in step.inputs:
-            if item.role == "program" or item.role.startswith(FILE_ROLE):
-                ingredients[item.role] = ingredients[item.role] or self._hash(item)
+            if (item.role == "program" or item.role.startswith(FILE_ROLE)) and not ingredients[item.role]:
+                # What is fetched, or what another step has made.
+                fetched = self._store.fetch(item.url).sha256 if item.url else hash_file(Path(item.path))
+                ingredients[item.role] = fetched
         key = make_key(ingredients)
         Path(step.folder).mkdir(parents=True, exist_ok=True)
         dumps = step.command is not None and makes_dumps(step.command.argv)
@@ -109,10 +136,6 @@ class ModuleMaker:
             note = shared.offer(key, self._cache, self._cancelled)
             result = replace(result, notes=(*result.notes, note)) if note else result
         return replace(result, waited_seconds=waited)
-
-    def _hash(self, item: StepInput) -> str:
-        """The SHA-256 of what is fetched, or of what another step has made."""
-        return self._store.fetch(item.url).sha256 if item.url else hash_file(Path(item.path))
 
     def _from_shared(self, shared: SharedModules, step: Step, key: str) -> tuple[SharedLookup, Result | None]:
         """What the shared store has, put where the step wants it."""
@@ -160,35 +183,32 @@ class ModuleMaker:
         return found.entry, self._cache.explain_miss(step.id, ingredients)
 
     def _from_cache(self, step: Step, entry: ModuleEntry, key: str, reason: str = "in the cache") -> Result:
-        metadata = entry.metadata
-        failure = metadata.get("failure")
-        if failure is not None:
-            return self._find_failed_before(step, failure, key, metadata.get("diagnostics", ""))
+        kept = Kept.from_dict(entry.metadata)
+        command = self._processes.typed(step)
+        if kept.failure is not None:
+            # The same program, with the same flags.
+            for _, path in step.outputs:
+                Path(path).unlink(missing_ok=True)
+            return Result(
+                Verdict.FAILED,
+                kept.failure.reason,
+                command=command,
+                exit_code=kept.failure.exit_code,
+                cache=CacheUse(True, key, "failed before; --force-recompile tries again"),
+                notes=step.notes,
+                tail=kept.failure.tail,
+                failure=FailureKind.DOES_NOT_COMPILE,
+                said=kept.diagnostics,
+            )
         for role, path in step.outputs:
             if role in entry.files:
                 entry.materialise(role, Path(path))
         return Result(
             Verdict.PASSED,
-            command=self._processes.typed(step),
+            command=command,
             cache=CacheUse(True, key, reason),
-            statistics=metadata.get("statistics", {}),
-            notes=(*step.notes, *metadata.get("notes", ())),
-        )
-
-    def _find_failed_before(self, step: Step, failure: Mapping[str, Any], key: str, diagnostics: str) -> Result:
-        """What the compiler had against the same program, with the same flags, before."""
-        for _, path in step.outputs:
-            Path(path).unlink(missing_ok=True)
-        return Result(
-            Verdict.FAILED,
-            failure["reason"],
-            command=self._processes.typed(step),
-            exit_code=failure["exit_code"],
-            cache=CacheUse(True, key, "failed before; --force-recompile tries again"),
-            notes=step.notes,
-            tail=tuple(failure["tail"]),
-            failure=FailureKind.DOES_NOT_COMPILE,
-            said=diagnostics,
+            statistics=kept.statistics,
+            notes=(*step.notes, *kept.notes),
         )
 
     def _run_tool(
@@ -212,11 +232,11 @@ class ModuleMaker:
             return Result(Verdict.ERROR, f"exit code 0, but {Path(missing[0]).name} was not written")
         if is_edited(step):
             return _edit(step)
-        statistics = self._read_statistics(step, outcome.seconds, outcome.peak_rss_bytes)
+        statistics = self._read_statistics(step, outcome)
         notes = [*step.notes]
         if previous is not None:
             notes.append(_format_comparison_note(step, previous))
-            if "failure" in previous.metadata:
+            if Kept.from_dict(previous.metadata).failure is not None:
                 # What stands in the store is never written over.
                 self._cache.remove(key)
         files = {role: Path(path) for role, path in step.outputs if Path(path).is_file()}
@@ -240,7 +260,8 @@ class ModuleMaker:
         lines = self._processes.error_lines(step)
         ours = _SAYING.get(step.stage, "\n")
         said = next((line for line in lines if line.startswith(ours)), "")
-        reason = shorten(said.removeprefix(ours)) or first_error(lines) or _find_only_line(lines)
+        only = [line.strip() for line in lines if line.strip()]
+        reason = shorten(said.removeprefix(ours)) or first_error(lines) or (shorten(only[0]) if len(only) == 1 else "")
         result = after_process(step, outcome, lines, tool=_TOOLS[step.stage], reason=reason)
         if result.verdict is not Verdict.FAILED:
             return result
@@ -252,39 +273,36 @@ class ModuleMaker:
             return replace(result, verdict=Verdict.ERROR)
         if is_edited(step):
             return _edit(step)
-        if _is_of_the_program(lines):
-            notes = self._keep_failure(step, key, result, ingredients, previous)
-            return replace(result, notes=(*result.notes, *notes))
-        return result
-
-    def _keep_failure(
-        self, step: Step, key: str, result: Result, ingredients: Mapping[str, str], previous: ModuleEntry | None
-    ) -> tuple[str, ...]:
-        """Keeps a failure without files; where the cache cannot, the next run compiles again. Returns notes."""
-        notes: tuple[str, ...] = ()
-        if previous is not None and "failure" not in previous.metadata:
+        # Of a place in the program, and not of the linker or of this machine.
+        placed = any(map(_PLACED_ERROR.search, lines)) and not any(map(_PASSING.search, lines))
+        if not placed:
+            return result
+        # Kept without files; where the cache cannot, the next run compiles again.
+        if previous is not None and Kept.from_dict(previous.metadata).failure is None:
             # Made again, with another end: the compiler is not deterministic here, and this end is the news.
-            notes = ("it compiled before: that module was taken out of the cache",)
+            note = "it compiled before: that module was taken out of the cache"
+            result = replace(result, notes=(*result.notes, note))
             self._cache.remove(key)
         failure = {"reason": result.reason, "exit_code": result.exit_code, "tail": list(result.tail)}
         self._publish(step, {}, ingredients, failure=failure)
-        return notes
+        return result
 
-    def _read_statistics(self, step: Step, seconds: float, peak_rss: int) -> dict[str, Any]:
-        figures: dict[str, Any] = {"tool_seconds": seconds, "peak_rss_bytes": peak_rss}
-        outputs = dict(step.outputs)
-        if step.stage is Stage.PARAMETERS:
-            figures["archive_bytes"] = Path(outputs["parameters"]).stat().st_size
-        if step.stage is Stage.COUNT:
-            # Which CPU and which counter say what the count is worth.
-            ingredients = dict(step.cache.ingredients)
-            counts = read_counts(Path(outputs["counts"]))
-            figures |= {"instructions": counts.instructions, "calls": counts.calls}
-            figures |= {name: ingredients[name] for name in ("counter", "cpu")}
-        if step.stage is Stage.COMPILE:
-            figures["binary_size_bytes"] = Path(outputs["module"]).stat().st_size
-            if "statistics" in outputs:
-                figures["dispatch_count"] = dispatch_count(read_statistics(Path(outputs["statistics"])))
+    def _read_statistics(self, step: Step, outcome: Outcome) -> dict[str, Any]:
+        figures: dict[str, Any] = {"tool_seconds": outcome.seconds, "peak_rss_bytes": outcome.peak_rss_bytes}
+        made = {role: Path(path) for role, path in step.outputs}
+        match step.stage:
+            case Stage.PARAMETERS:
+                figures |= {"archive_bytes": made["parameters"].stat().st_size}
+            case Stage.COUNT:
+                # Which CPU and which counter say what the count is worth.
+                ingredients = dict(step.cache.ingredients)
+                counts = read_counts(made["counts"])
+                figures |= {"instructions": counts.instructions, "calls": counts.calls}
+                figures |= {name: ingredients[name] for name in ("counter", "cpu")}
+            case Stage.COMPILE:
+                figures |= {"binary_size_bytes": made["module"].stat().st_size}
+                if "statistics" in made:
+                    figures |= {"dispatch_count": read_dispatch_count(made["statistics"])}
         return figures
 
 
@@ -301,20 +319,19 @@ def read_statistics(path: Path) -> dict[str, Any]:
     Raises:
         GauntletError: the file is missing or no JSON object.
     """
+    again = "Run again with --force-recompile."
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise GauntletError(
-            f"the compile statistics {path} cannot be read: {error}", "Run again with --force-recompile."
-        ) from error
+        raise GauntletError(f"the compile statistics {path} cannot be read: {error}", again) from error
     if not isinstance(content, dict):
-        raise GauntletError(f"the compile statistics {path} are no JSON object", "Run again with --force-recompile.")
+        raise GauntletError(f"the compile statistics {path} are no JSON object", again)
     return content
 
 
-def dispatch_count(statistics: Mapping[str, Any]) -> int | None:
-    """`stream-aggregate / execution / dispatch-count`; None where the compiler gives none."""
-    count = statistics.get("stream-aggregate", {}).get("execution", {}).get("dispatch-count")
+def read_dispatch_count(path: Path) -> int | None:
+    """`stream-aggregate / execution / dispatch-count` of the compiler's statistics; None where it gives none."""
+    count = read_statistics(path).get("stream-aggregate", {}).get("execution", {}).get("dispatch-count")
     return int(count) if count is not None else None
 
 
@@ -332,17 +349,6 @@ def is_edited(step: Step) -> bool:
 def _edit(step: Step) -> Result:
     what = f"{step.input('program').path} was changed or removed while this ran: what became of it is kept nowhere"
     return Result(Verdict.ERROR, what, notes=step.notes, tail=("Run again.",))
-
-
-def _is_of_the_program(lines: Sequence[str]) -> bool:
-    """Whether a failure is said to be of a place in the program, and not of the linker or of this machine."""
-    return any(_PLACED_ERROR.search(line) for line in lines) and not any(_PASSING.search(line) for line in lines)
-
-
-def _find_only_line(lines: Sequence[str]) -> str:
-    """What a tool said, where that is one line; empty where it said more, or nothing."""
-    said = [line.strip() for line in lines if line.strip()]
-    return shorten(said[0]) if len(said) == 1 else ""
 
 
 def _with_shared(result: Result, found: SharedLookup) -> Result:
