@@ -39,7 +39,14 @@ def require_whole_files(command: Command) -> None:
 
     for flag in (INPUT, EXPECTED):
         try:
-            read_arguments(filter(_names_file, values_of(command, flag)), Path(command.cwd))
+            values = values_of(command, flag)
+            # By itself, or behind its type.
+            named = [
+                text
+                for text in values
+                if text.startswith(_FILE_MARKS) or text.partition("=")[2].startswith(_FILE_MARKS)
+            ]
+            read_arguments(named, Path(command.cwd))
         except UnreadError:
             raise
         except GauntletError:
@@ -105,7 +112,3 @@ def find_changed_goldens(command: Command) -> list[str]:
         if known and hash_file(path) != known:
             found.append(f"{path.name} is not what was recorded ({PROVENANCE_FILE} has another hash)")
     return found
-
-
-def _names_file(text: str) -> bool:
-    return text.startswith(_FILE_MARKS) or text.partition("=")[2].startswith(_FILE_MARKS)

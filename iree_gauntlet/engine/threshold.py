@@ -81,7 +81,8 @@ def check_threshold(step: Step, processes: Processes) -> Result:
         reason = shorten(complaints[0].removeprefix("[FAILED] "))
         result = replace(result, reason=reason, failure=FailureKind.WRONG_NUMBERS)
     if step.outputs and not (passed and outcome.seconds > _LONG_RUN_SECONDS):
-        result = _with_figures(step, step.process, processes, result, _find_other_types(complaints))
+        other_types = frozenset(int(match[1]) for line in complaints if (match := _OTHER_TYPE.match(line)))
+        result = _with_figures(step, step.process, processes, result, other_types)
     if changed := "" if passed else "; ".join(find_changed_goldens(step.process)):
         result = replace(result, reason=shorten(f"{changed}; {result.reason}"))
     return processes.complete(step, outcome, result)
@@ -178,15 +179,10 @@ def _keep_output(record: RunOutput) -> Tensor:
     return read_raw(path, tensor_type)
 
 
-def _find_other_types(complaints: Sequence[str]) -> frozenset[int]:
-    """Indices of the outputs whose type or shape the tool found wrong."""
-    return frozenset(int(match[1]) for line in complaints if (match := _OTHER_TYPE.match(line)))
-
-
 def _with_figures(
     step: Step, command: Command, processes: Processes, result: Result, other_types: frozenset[int]
 ) -> Result:
-    """Runs again with the outputs kept, and compares them here."""
+    """Runs again with the outputs kept, and compares them here; the tool found the type or shape of some wrong."""
     try:
         expected = _list_expected(command)
         tolerances = parse_tolerances(command.argv)
@@ -221,16 +217,12 @@ def _with_figures(
             "deterministic, or near the tolerance"
         )
         return replace(result, notes=(*result.notes, note))
-    if not complaints and _are_constant(expected):
+    arrays = [tensor.array for tensor in expected if tensor is not None and tensor.array.size]
+    several = sum(array.size for array in arrays) > len(arrays)
+    if not complaints and several and all((array == array.flat[0]).all() for array in arrays):
         note = "every expected value is the same: a model that always gives it would pass; choose other inputs"
         return replace(result, notes=(*result.notes, note))
     return replace(result, reason=shorten(complaints[0])) if complaints else result
-
-
-def _are_constant(expected: Sequence[Tensor | None]) -> bool:
-    """Whether several values are expected, and each output has the same one everywhere."""
-    arrays = [tensor.array for tensor in expected if tensor is not None and tensor.array.size]
-    return sum(array.size for array in arrays) > len(arrays) and all((array == array.flat[0]).all() for array in arrays)
 
 
 def _list_complaints(comparisons: Sequence[OutputComparison]) -> list[str]:

@@ -149,6 +149,8 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
         return CacheLookup(key, reason=found.damage or machine.modules.explain_miss(name, ingredients))
 
     compiler = toolchain.compiler.identity if toolchain else ""
+    # IREE's own, which lies beside its compiler.
+    linker = Path(toolchain.compiler.compile).with_name("iree-lld") if toolchain else None
     return PlanContext(
         run_dir=run_dir,
         compile=toolchain.compiler.compile if toolchain else "iree-compile",
@@ -163,7 +165,7 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
         importer=f"{compiler} onnx {toolchain.compiler.onnx_version if toolchain else ''}",
         compiler=compiler,
         runtime=toolchain.runtime.identity if toolchain else "",
-        linker=_find_linker(toolchain),
+        linker=str(linker) if linker is not None and linker.is_file() else "",
         translate=translated,
         artifact_path=machine.store.path,
         artifact_hash=machine.store.known_hash,
@@ -176,12 +178,6 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
         timeouts=conduct.timeouts,
         force_recompile=conduct.force_recompile,
     )
-
-
-def _find_linker(toolchain: Toolchain | None) -> str:
-    """IREE's own, which lies beside its compiler."""
-    beside = Path(toolchain.compiler.compile).with_name("iree-lld") if toolchain else None
-    return str(beside) if beside is not None and beside.is_file() else ""
 
 
 def onnxruntime_version() -> str:

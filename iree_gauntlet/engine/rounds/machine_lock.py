@@ -91,7 +91,9 @@ class MachineLocks:
             GauntletError: it was not to be had in time, or locks cannot be made here.
             WaitCancelledError: the run was cancelled meanwhile.
         """
-        return self._hold(f"device-{_make_safe(name_gpu(device))}.lock", f"device {device}", on_wait, exclusive=True)
+        # A name of a file; different devices get different ones.
+        safe = re.sub(r"[^A-Za-z0-9-]", lambda match: f"_{ord(match[0]):x}_", name_gpu(device))
+        return self._hold(f"device-{safe}.lock", f"device {device}", on_wait, exclusive=True)
 
     @contextlib.contextmanager
     def quiet_machine(self, *, exclusive: bool, on_wait: Callable[[str], None]) -> Iterator[None]:
@@ -259,11 +261,6 @@ def _name_holder(pids: tuple[int, ...]) -> str:
         return "another step of this run uses it"
     noun = "process" if len(pids) == 1 else "processes"
     return f"{noun} {', '.join(map(str, pids))} of another run" + (" use it" if len(pids) > 1 else " uses it")
-
-
-def _make_safe(name: str) -> str:
-    """A file name for a device; different devices get different ones."""
-    return re.sub(r"[^A-Za-z0-9-]", lambda match: f"_{ord(match[0]):x}_", name)
 
 
 class QuietStretch:

@@ -183,7 +183,7 @@ def compile_round(step: Step, settings: RoundSettings) -> Measurement:
     for _, path in step.outputs:
         argv = [word.replace(path, f"{path}.round") for word in argv]
     command = pinned(replace(step.process, argv=tuple(argv)), settings.cpus)
-    return Measurement(step, command, COMPILE, _read_wall_time, cpus=settings.cpus)
+    return Measurement(step, command, COMPILE, lambda _output, seconds: (seconds * _MS_PER_SECOND,), cpus=settings.cpus)
 
 
 def pinned(command: Command, cpus: Sequence[int]) -> Command:
@@ -230,7 +230,3 @@ def take_round(measurement: Measurement, processes: Processes, name: str) -> Tak
 
 def _read_benchmark_times(output: str, _seconds: float) -> tuple[float, ...]:
     return parse_benchmark_rows(output)[0].real_time_ms
-
-
-def _read_wall_time(_output: str, seconds: float) -> tuple[float, ...]:
-    return (seconds * _MS_PER_SECOND,)
