@@ -43,6 +43,7 @@ from iree_gauntlet.measuring.machine.machine_state import total_memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+    from iree_gauntlet.engine.engine import RunOptions
     from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
@@ -151,7 +152,8 @@ class OperatorSteps:
         place = place_of(module) if self.batches is not None else None
         if place is None:
             return self._check(runs, step)
-        result = self._check(runs, with_function(step, place.function))
+        batch, function = place
+        result = self._check(runs, with_function(step, function))
         if result.verdict is Verdict.PASSED:
             return result
         # The verdict is that of the case's own module.
@@ -163,7 +165,7 @@ class OperatorSteps:
                 return replace(made, reason=f"{what}: {made.reason}")
             module.with_name(BATCH_RECORD).unlink(missing_ok=True)
         checked = self._check(runs, step)
-        note = f"it was run from {place.batch} first: {result.reason}; this is what its own module gives"
+        note = f"it was run from {batch} first: {result.reason}; this is what its own module gives"
         return replace(checked, notes=(*checked.notes, note))
 
     def _check(self, runs: RunServers, step: Step) -> Result:
@@ -173,20 +175,6 @@ class OperatorSteps:
 
             result = check_threshold(step, self.processes)
         return result
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorRun:
-    """How operator suites are run.
-
-    Attributes:
-        made_again: as for `ModuleMaker`.
-        runs: the processes that run modules; None where each run is one of its own.
-    """
-
-    jobs: int
-    made_again: Path | None
-    runs: RunServers | None
 
 
 def _compute_share_of_memory(jobs: int) -> int:
@@ -230,9 +218,17 @@ def started_runs(
 
 @contextmanager
 def operator_performers(
-    session: Session[Any], plan: Batched, machine: Workbench, run: OperatorRun
+    session: Session[Any], plan: Batched, machine: Workbench, options: RunOptions, runs: RunServers | None
 ) -> Iterator[Mapping[Stage, Callable[[Step], Result]]]:
-    """Performers for the engine; none where there are no such steps or no Python bindings."""
+    """Performers for the engine; none where there are no such steps or no Python bindings.
+
+    Args:
+        session: what it runs in.
+        plan: what is to be done.
+        machine: what it is done with.
+        options: how to run.
+        runs: the processes that run modules; None where each run is one of its own.
+    """
     toolchain = machine.toolchain
     mine = [step for step in plan.steps if step.dialect == DIALECT]
     if not mine or toolchain is None or not _has_compiler(toolchain):
@@ -246,19 +242,19 @@ def operator_performers(
         ) as scratch,
         CompileServer(toolchain.compiler.python, Path(scratch), _make_environment(toolchain)) as compiles,
     ):
-        memory = _compute_share_of_memory(run.jobs)
+        memory = _compute_share_of_memory(options.jobs)
         processes = ServedCompiles(session.supervisor, folder, compiles, memory)
-        maker = ModuleMaker(session, machine, made_again=run.made_again, processes=processes)
+        maker = ModuleMaker(session, machine, made_again=options.made_again, processes=processes)
         batches = None
         if plan.wanted:
             batches = BatchCompiler(
-                compiles, machine.modules, plan.members, memory_bytes=memory, forced=run.made_again is not None
+                compiles, machine.modules, plan.members, memory_bytes=memory, forced=options.made_again is not None
             )
         by_id = {step.id: step for step in mine if step.stage is Stage.COMPILE}
         session.on_cancel(compiles.cancel)
-        if run.runs is not None:
-            session.on_cancel(run.runs.cancel)
-        yield OperatorSteps(maker, run.runs, processes, by_id, batches).performers
+        if runs is not None:
+            session.on_cancel(runs.cancel)
+        yield OperatorSteps(maker, runs, processes, by_id, batches).performers
 
 
 def _has_compiler(toolchain: Toolchain) -> bool:

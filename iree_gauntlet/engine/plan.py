@@ -416,14 +416,6 @@ class _Planner:
             )
         )
 
-    def _list_benchmark_needs(self, case: Case) -> tuple[str, ...]:
-        chains = [owner.chain for module in case.modules if (owner := self._owners.get(module.id))]
-        return (
-            *self._list_module_needs(case.modules),
-            *self._list_made_needs(case),
-            *self._fetch_needs([*chains, case.chain]),
-        )
-
     def _plan_compile_statistics(self, case: Case) -> None:
         main = case.modules[-1]
         folder = self._places.module_folder(main)
@@ -487,11 +479,16 @@ class _Planner:
         flags, notes, unknown = self._run_flags(case, "iree-benchmark-module")
         argv = benchmark_argv(self._context.benchmark_module, case, flags, self._places)
         folder = self._places.folder(case.chain, Stage.BENCHMARK)
+        chains = [owner.chain for module in case.modules if (owner := self._owners.get(module.id))]
         self._add(
             self._make_step(
                 case,
                 Stage.BENCHMARK,
-                needs=self._list_benchmark_needs(case),
+                needs=(
+                    *self._list_module_needs(case.modules),
+                    *self._list_made_needs(case),
+                    *self._fetch_needs([*chains, case.chain]),
+                ),
                 command=Command(argv, case.working_directory or folder),
                 inputs=self._run_inputs(case),
                 cache=CacheLookup(reason="runs every time"),

@@ -25,7 +25,7 @@ from iree_gauntlet.requests import ConductRequest, NetworkRequest, ToolchainRequ
 from iree_gauntlet.settings import cache_folder, made_cache_folder, project_folder
 from iree_gauntlet.steps import CacheLookup
 from iree_gauntlet.toolchains.find import chosen, find_toolchain, make_toolchain_place
-from iree_gauntlet.toolchains.flags import KnownFlags, read_known_flags
+from iree_gauntlet.toolchains.flags import NO_FLAGS, KnownFlags, read_known_flags
 from iree_gauntlet.toolchains.host import means_host, read_host_cpu
 from iree_gauntlet.toolchains.translate import Translation, translate
 from iree_gauntlet.workers import iree_side
@@ -45,7 +45,7 @@ class Workbench:
     Attributes:
         toolchain: the IREE; None where there is none.
         missing: why there is none; None where there is one.
-        known: the flags that its tools know; None where there is none.
+        known: the flags that its tools know; none where there is none.
         cache_dir: folder of the caches.
         shared: modules that several machines share; None where there are none.
         leases: what of the cache this process uses, in addition to artifacts and modules: the toolchain.
@@ -53,7 +53,7 @@ class Workbench:
 
     toolchain: Toolchain | None
     missing: ToolchainError | None
-    known: KnownFlags | None
+    known: KnownFlags
     cache_dir: Path
     store: ArtifactStore
     modules: ModuleCache
@@ -69,7 +69,6 @@ class Workbench:
 
     def flags_of(self, tool: str) -> FlagSet:
         """The flags that a tool of the toolchain knows."""
-        assert self.known is not None, "of every toolchain"
         return self.known.of(tool)
 
 
@@ -122,7 +121,7 @@ def open_workbench(
         if need_toolchain:
             raise
         missing = error
-    known = read_known_flags(toolchain, cache_dir) if toolchain else None
+    known = read_known_flags(toolchain, cache_dir) if toolchain else NO_FLAGS
     shared = shared_modules(store.configuration, offline=network.offline)
     return Workbench(toolchain, missing, known, cache_dir, store, ModuleCache(cache_dir), shared, leases)
 
@@ -132,9 +131,7 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
     toolchain = machine.toolchain
 
     def translated(flags: Sequence[str], tool: str) -> Translation:
-        if machine.known is None:
-            return Translation(tuple(flags), (), ())
-        return translate(flags, machine.known.of(tool), tool)
+        return translate(flags, machine.known.of(tool), tool) if toolchain else Translation(tuple(flags), (), ())
 
     def host_of(flags: Sequence[str]) -> str:
         return read_host_cpu().identity if means_host(flags) else ""

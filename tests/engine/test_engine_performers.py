@@ -25,6 +25,7 @@ from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.reports.live.progress_text import finished_text
 from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput
+from iree_gauntlet.toolchains.flags import NO_FLAGS
 from tests.support.clocks import Clock
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.sessions import session_in
@@ -75,7 +76,7 @@ def performed(
 ) -> tuple[ExitCode, Kept, JournalRecord]:
     kept, cache = Kept(), tmp_path / "cache"
     store, modules = ArtifactStore(cache, Registry()), ModuleCache(cache)
-    bench = Workbench(None, None, None, cache, store, modules, None, Leases(cache))
+    bench = Workbench(None, None, NO_FLAGS, cache, store, modules, None, Leases(cache))
     options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, confirm=None)
     with (
         Journal(tmp_path / "journal.jsonl", lambda: datetime.now(UTC)) as journal,

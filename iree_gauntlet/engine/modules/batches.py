@@ -131,14 +131,6 @@ def _batch(members: Sequence[Step], target: str, flags: Sequence[str], run_dir: 
 
 
 @dataclass(frozen=True, slots=True)
-class BatchPlace:
-    """Where a case is found that was compiled in a batch: the batch's step, and the function in its module."""
-
-    batch: str
-    function: str
-
-
-@dataclass(frozen=True, slots=True)
 class _BatchPart:
     """A module of a batch: its file, and the functions of each case by the case's number in the batch, as text."""
 
@@ -146,13 +138,16 @@ class _BatchPart:
     functions: Mapping[str, Sequence[str]]
 
 
-def place_of(module: Path) -> BatchPlace | None:
-    """Of a case's module, where in a batch it comes from; None where it was compiled by itself."""
+def place_of(module: Path) -> tuple[str, str] | None:
+    """Of a case's module, the step of the batch that it comes from and the function there.
+
+    None where it was compiled by itself.
+    """
     try:
         record = json.loads(module.with_name(BATCH_RECORD).read_bytes())
     except FileNotFoundError:
         return None
-    return BatchPlace(record["batch"], record["function"])
+    return record["batch"], record["function"]
 
 
 class BatchCompiler:

@@ -348,7 +348,6 @@ def _answer(record: _RunRecord, worker: RunWorker, job: RunJob) -> RunAnswer:
         cpu_seconds=record.cpu_seconds,
         peak_rss_bytes=record.peak_rss_bytes,
         tail=tuple(lines),
-        output_bytes=logged,
         out_of_memory=bool(worker.memory_bytes) and exhausted,
         notes=_describe_memory(worker) if exhausted else (),
     )
@@ -368,7 +367,6 @@ def _answer_death(worker: RunWorker, job: RunJob, seconds: float, *, cancelled: 
         cancelled=cancelled,
         seconds=seconds,
         tail=tuple(lines),
-        output_bytes=logged,
         stuck=code is None,
         out_of_memory=bool(worker.memory_bytes) and exhausted,
         notes=_describe_memory(worker) if exhausted else (),

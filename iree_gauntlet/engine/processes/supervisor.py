@@ -76,7 +76,6 @@ class Outcome:
     peak_rss_bytes: int = 0
     tail: tuple[str, ...] = ()
     truncated: bool = False
-    output_bytes: int = 0
     stuck: bool = False
     out_of_memory: bool = False
     notes: tuple[str, ...] = ()
@@ -321,7 +320,6 @@ def process_outcome(report: Report, stdout: Path, stderr: Path, notes: tuple[str
         peak_rss_bytes=report.peak_rss_bytes,
         tail=lines,
         truncated=errors.truncated or (output is not None and output.truncated) or total > len(lines),
-        output_bytes=errors.size + (output.size if output else 0),
         stuck=report.stuck,
         notes=notes,
     )
