@@ -66,7 +66,7 @@ class Places:
         safe = plain if plain == path else f"{plain}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"
         return f"{self.run_dir}/steps/{safe}/{name}"
 
-    def role(self, module: Module) -> str:
+    def get_role(self, module: Module) -> str:
         """What distinguishes the step that compiles a module from others of its chain."""
         if not self.counted:
             return module.role
@@ -77,7 +77,7 @@ class Places:
         owner = self.owners.get(module.id)
         if owner is None:
             return f"{self.run_dir}/steps/{module.name}.{module.target.name}/compile"
-        return self.folder(owner.chain, Stage.COMPILE, self.role(module))
+        return self.folder(owner.chain, Stage.COMPILE, self.get_role(module))
 
     def module(self, module: Module) -> str:
         """Path of a module's .vmfb."""
@@ -99,7 +99,7 @@ class Places:
         module = next(item for item in owner.modules if item.id == parameters.splat_of)
         return f"{self.module_folder(module)}/splat.irpa"
 
-    def parameter_flags(self, parameters: Sequence[Parameters]) -> list[str]:
+    def list_parameter_flags(self, parameters: Sequence[Parameters]) -> list[str]:
         """What names the archives of a run that there are."""
         paths = ((item.scope, self.artifact(item.url) if item.url else self.archive(item)) for item in parameters)
         return [f"--parameters={scope}={path}" if scope else f"--parameters={path}" for scope, path in paths if path]
@@ -169,7 +169,7 @@ def threshold_argv(tool: str, case: Case, flags: Sequence[str], places: Places, 
         values = [item.value for item in case.outputs]
         values = [f"{value[0]}{folder}/{value[1:]}" if value[:1] in ("@", "+") else value for value in values]
         outputs = [f"--output={value}" for value in values]
-        return (tool, *loaded, *places.parameter_flags(case.parameters), *inputs, *outputs, *expected, *flags)
+        return (tool, *loaded, *places.list_parameter_flags(case.parameters), *inputs, *outputs, *expected, *flags)
     return (
         tool,
         f"--device={case.device}",
@@ -178,7 +178,7 @@ def threshold_argv(tool: str, case: Case, flags: Sequence[str], places: Places, 
         *flags,
         *inputs,
         *expected,
-        *places.parameter_flags(case.parameters),
+        *places.list_parameter_flags(case.parameters),
         *(f"--module={places.module(module)}" for module in case.extra_modules),
     )
 
@@ -192,13 +192,13 @@ def benchmark_argv(tool: str, case: Case, flags: Sequence[str], places: Places) 
     json = "--benchmark_format=json"
     if case.order is ArgumentOrder.MODULES_FIRST:
         loaded = [f"--module={places.module(module)}" for module in case.modules]
-        return (tool, json, *loaded, *places.parameter_flags(case.parameters), *inputs, *flags)
+        return (tool, json, *loaded, *places.list_parameter_flags(case.parameters), *inputs, *flags)
     loaded = []
     dependencies = case.modules[:-1]
     for index, module in enumerate(dependencies):
         loaded.append(f"--module={places.module(module)}")
-        loaded += places.parameter_flags(case.parameters[index : index + 1])
-    loaded += places.parameter_flags(case.parameters[len(dependencies) :])
+        loaded += places.list_parameter_flags(case.parameters[index : index + 1])
+    loaded += places.list_parameter_flags(case.parameters[len(dependencies) :])
     main = f"--module={places.module(case.modules[-1])}"
     return (tool, f"--device={case.device}", f"--function={case.function}", *loaded, json, *inputs, *flags, main)
 

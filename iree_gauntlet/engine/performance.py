@@ -141,7 +141,7 @@ def _judge(checks: Sequence[Check]) -> Result:
 def _describe_dispatch_changes(cache: ModuleCache, step: Step, limit: float) -> str:
     """The dispatches that are new and gone against the newest module in the cache that kept the golden."""
     # For the module that the step looks at, whatever compiled them.
-    compiled = (entry for entry in cache.entries() if entry.name in step.needs and _MODULE in entry.files)
+    compiled = (entry for entry in cache.list_entries() if entry.name in step.needs and _MODULE in entry.files)
     counted = ((Kept.from_dict(entry.metadata).statistics.get("dispatch_count"), entry) for entry in compiled)
     kept = [(count, entry) for count, entry in counted if count is not None and count <= limit]
     if not kept:

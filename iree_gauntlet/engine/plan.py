@@ -464,7 +464,7 @@ class _Planner:
         owner = self._owners.get(module.id)
         if owner is None:
             return
-        role = self._counted.role(module)
+        role = self._counted.get_role(module)
         if step_id(owner.chain, Stage.COMPILE, role) not in self._steps:
             flags = counted_flags(module.flags, self._context.counter().cpu, self._context.linker)
             imported = self._steps.get(step_id(owner.chain, Stage.IMPORT, module.role))

@@ -171,7 +171,7 @@ class ModuleCache:
             return Lookup(None, f"unreadable: {error.strerror}")
         return Lookup(None, f"damaged: {what}")
 
-    def entries(self) -> Iterator[ModuleEntry]:
+    def list_entries(self) -> Iterator[ModuleEntry]:
         """Every entry that there is, its files unchecked; without damaged ones, which `cache.verify` reports."""
         for path in self._modules.glob(f"??/*/{ENTRY_FILE}"):
             # Or removed meanwhile.
