@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.engine.plan import Plan
-    from iree_gauntlet.engine.rounds.confirming import ConfirmRules
+    from iree_gauntlet.engine.rounds.taken_rounds import ConfirmRules
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.records.event_log import Journal

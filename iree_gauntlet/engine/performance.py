@@ -11,8 +11,7 @@ from iree_gauntlet.cases import FailureKind, Metric, Verdict
 from iree_gauntlet.engine.given_files import require_whole_files
 from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.engine.modules.modules import Kept, read_dispatch_count
-from iree_gauntlet.engine.rounds.confirming import Confirmed, ConfirmRules, confirm_time
-from iree_gauntlet.engine.rounds.taken_rounds import gpu_of
+from iree_gauntlet.engine.rounds.taken_rounds import Confirmed, ConfirmRules, confirm_time, gpu_of
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.goldens.goldens import check_figure, check_time, describe
 from iree_gauntlet.measuring.instructions.counters import is_usual_count

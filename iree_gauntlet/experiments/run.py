@@ -16,7 +16,7 @@ from iree_gauntlet.engine.engine import Engine, RunOptions
 from iree_gauntlet.engine.modules.batches import Batched
 from iree_gauntlet.engine.operator_suites import batched, operator_performers, started_runs
 from iree_gauntlet.engine.plan import Plan, make_plan
-from iree_gauntlet.engine.rounds.confirming import confirm_rules
+from iree_gauntlet.engine.rounds.taken_rounds import confirm_rules
 from iree_gauntlet.engine.run_start import (
     held_against,
     imports_possible,
