@@ -78,7 +78,7 @@ class RecordedFile(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class Provenance(Recorded):
+class GoldenProvenance(Recorded):
     """What recorded outputs were made from."""
 
     outputs: tuple[RecordedFile, ...]
@@ -93,10 +93,10 @@ class Provenance(Recorded):
         return {item.source: item.sha256 for item in self.outputs if item.sha256}
 
 
-def read_provenance(folder: Path) -> Provenance | None:
+def read_provenance(folder: Path) -> GoldenProvenance | None:
     """That of the outputs in a folder; None where there is none, or one of somebody else's making."""
     try:
-        return Provenance.from_dict(json.loads((folder / PROVENANCE_FILE).read_bytes()))
+        return GoldenProvenance.from_dict(json.loads((folder / PROVENANCE_FILE).read_bytes()))
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
 
