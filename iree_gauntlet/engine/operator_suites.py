@@ -113,41 +113,32 @@ class ServedCompiles(Processes):
 
 @dataclass(frozen=True, slots=True)
 class OperatorSteps:
-    """Performs compile and threshold steps of operator suites.
+    """Performs compile and threshold steps of operator suites; those of other dialects are done as ever.
 
     Attributes:
-        runs: runs modules; None where nothing is to be run.
-        processes: starts what the servers do not do.
+        session: its processes do small compiles by a server.
+        maker: compiles by itself what is in no batch.
         compiles: compile steps of the plan, by id.
         batches: compiles batches; None where each case is compiled by itself.
     """
 
+    session: Session[Any]
     maker: ModuleMaker
-    runs: RunServers | None
-    processes: Processes
     compiles: Mapping[str, Step]
-    batches: BatchCompiler | None = None
+    batches: BatchCompiler | None
 
-    @property
-    def performers(self) -> dict[Stage, Callable[[Step], Result]]:
-        """For the engine; those of other dialects are done as ever."""
-        compiles: dict[Stage, Callable[[Step], Result]] = {Stage.COMPILE: self._compile}
-        return compiles | ({Stage.THRESHOLD: partial(self._check_threshold, self.runs)} if self.runs else {})
+    def compile(self, batches: BatchCompiler, step: Step) -> Result:
+        """A batch, or a compile that may be in one."""
+        if batches.owns(step):
+            return batches.make(step)
+        return batches.hand_out(step) or self.maker.make(step)
 
-    def _compile(self, step: Step) -> Result:
-        if self.batches is not None and step.dialect == DIALECT:
-            if self.batches.owns(step):
-                return self.batches.make(step)
-            result = self.batches.hand_out(step)
-            if result is not None:
-                return result
-        return self.maker.make(step)
-
-    def _check_threshold(self, runs: RunServers, step: Step) -> Result:
+    def check_threshold(self, runs: RunServers, step: Step) -> Result:
+        """A threshold step, by the processes that run modules where they can."""
         if step.dialect != DIALECT:
             from iree_gauntlet.engine.threshold import check_error, check_threshold  # noqa: PLC0415 - it brings NumPy
 
-            return check_error(step, check_threshold(step, self.processes))
+            return check_error(step, check_threshold(step, self.session.processes))
         module = Path(step.input("module").path)
         place = place_of(module) if self.batches is not None else None
         if place is None:
@@ -169,11 +160,11 @@ class OperatorSteps:
         return replace(checked, notes=(*checked.notes, note))
 
     def _check(self, runs: RunServers, step: Step) -> Result:
-        result = check_served_threshold(step, runs, self.processes)
+        result = check_served_threshold(step, runs, self.session.processes)
         if result is None:
             from iree_gauntlet.engine.threshold import check_threshold  # noqa: PLC0415 - it brings NumPy
 
-            result = check_threshold(step, self.processes)
+            result = check_threshold(step, self.session.processes)
         return result
 
 
@@ -220,7 +211,7 @@ def started_runs(
 def operator_performers(
     session: Session[Any], plan: Batched, machine: Workbench, options: RunOptions, runs: RunServers | None
 ) -> Iterator[Mapping[Stage, Callable[[Step], Result]]]:
-    """Performers for the engine; none where there are no such steps or no Python bindings.
+    """Performers for an engine that is to be; none where there are no such steps or no Python bindings.
 
     Args:
         session: what it runs in.
@@ -243,18 +234,21 @@ def operator_performers(
         CompileServer(toolchain.compiler.python, Path(scratch), _make_environment(toolchain)) as compiles,
     ):
         memory = _compute_share_of_memory(options.jobs)
-        processes = ServedCompiles(session.supervisor, folder, compiles, memory)
-        maker = ModuleMaker(session, machine, made_again=options.made_again, processes=processes)
+        session.processes = ServedCompiles(session.supervisor, folder, compiles, memory)
+        session.on_cancel(compiles.cancel)
+        maker = ModuleMaker(session, machine, made_again=options.made_again)
         batches = None
         if plan.wanted:
-            batches = BatchCompiler(
-                compiles, machine.modules, plan.members, memory_bytes=memory, forced=options.made_again is not None
-            )
-        by_id = {step.id: step for step in mine if step.stage is Stage.COMPILE}
-        session.on_cancel(compiles.cancel)
+            forced = options.made_again is not None
+            batches = BatchCompiler(compiles, machine.modules, plan.members, memory_bytes=memory, forced=forced)
+        steps = OperatorSteps(session, maker, {step.id: step for step in mine if step.stage is Stage.COMPILE}, batches)
+        performers: dict[Stage, Callable[[Step], Result]] = {}
+        if batches is not None:
+            performers[Stage.COMPILE] = partial(steps.compile, batches)
         if runs is not None:
             session.on_cancel(runs.cancel)
-        yield OperatorSteps(maker, runs, processes, by_id, batches).performers
+            performers[Stage.THRESHOLD] = partial(steps.check_threshold, runs)
+        yield performers
 
 
 def _has_compiler(toolchain: Toolchain) -> bool:

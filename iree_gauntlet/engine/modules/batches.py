@@ -202,7 +202,13 @@ class BatchCompiler:
             if whole and not any(is_edited(member) for member in members):
                 if self._forced:
                     self._cache.remove(key)
-                self._publish(step, parts)
+                self._cache.publish(
+                    {f"module{number}": part.module for number, part in enumerate(parts)},
+                    name=step.id,
+                    ingredients=dict(step.cache.ingredients),
+                    metadata={"functions": [part.functions for part in parts]},
+                    created=datetime.now(UTC),
+                )
         else:
             parts = kept
         record = [{"module": part.module.name, "functions": part.functions} for part in parts]
@@ -306,17 +312,6 @@ class BatchCompiler:
             head = self._compile(step, numbers[:half], tally)
             return [*head, *self._compile(step, numbers[half:], tally)]
         return []
-
-    def _publish(self, step: Step, parts: Sequence[_BatchPart]) -> None:
-        files = {f"module{number}": part.module for number, part in enumerate(parts)}
-        functions = [part.functions for part in parts]
-        self._cache.publish(
-            files,
-            name=step.id,
-            ingredients=dict(step.cache.ingredients),
-            metadata={"functions": functions},
-            created=datetime.now(UTC),
-        )
 
 
 @dataclass(slots=True)

@@ -430,18 +430,13 @@ def _place(source: Path, destination: Path) -> None:
         raise
     except OSError:
         # Something is there already, or the file system has no links.
-        _replace(source, destination)
-
-
-def _replace(source: Path, destination: Path) -> None:
-    folder = Path(tempfile.mkdtemp(prefix=".module-", dir=destination.parent))
-    try:
-        temporary = folder / "module"
-        link_or_copy(source, temporary)
-        temporary.replace(destination)
-    finally:
-        # Also because rename(2) leaves both names where they are links to one file.
-        shutil.rmtree(folder, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix=".module-", dir=destination.parent))
+        try:
+            link_or_copy(source, folder / "module")
+            (folder / "module").replace(destination)
+        finally:
+            # Also because rename(2) leaves both names where they are links to one file.
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def link_or_copy(source: Path, destination: Path) -> None:

@@ -25,7 +25,6 @@ from iree_gauntlet.results import CacheUse, Result, shorten
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.engine.processes.supervisor import Outcome
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
@@ -83,21 +82,13 @@ class ModuleMaker:
         workbench: the caches.
         made_again: where it is noted what was made again although it was in the cache, each once for all processes
             of a run, and compared; None to use what is there.
-        processes: start the tools, in place of the session's.
     """
 
-    def __init__(
-        self,
-        session: Session[Any],
-        workbench: Workbench,
-        *,
-        made_again: Path | None,
-        processes: Processes | None = None,
-    ) -> None:
+    def __init__(self, session: Session[Any], workbench: Workbench, *, made_again: Path | None) -> None:
         self._cache = workbench.modules
         self._store = workbench.store
         self._shared = workbench.shared
-        self._processes = processes or session.processes
+        self._processes = session.processes
         self._cancelled = session.cancelled
         self._progress = session.progress
         self._made_again = made_again

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import threading
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -219,9 +219,9 @@ class SharedModules:
                 if _is_settled(location, path, content):
                     return
         if not replaces:
-            with _explain_remote_errors():
-                if _exists(location, path):
-                    return
+            with _explain_remote_errors(), suppress(FileNotFoundError):
+                obstore.head(location.store, path)
+                return
         blocks = _Source(pack(folder, key))
         try:
             with _explain_remote_errors():
@@ -257,16 +257,6 @@ def shared_modules(configuration: Configuration, *, offline: bool) -> SharedModu
     if settings is None or (offline and not settings.url.startswith(_FILE)):
         return None
     return SharedModules(settings.url, configuration, write=settings.write)
-
-
-def _exists(location: StoreLocation, path: str) -> bool:
-    import obstore  # noqa: PLC0415 - a large library, which few runs need
-
-    try:
-        obstore.head(location.store, path)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def _is_settled(location: StoreLocation, path: str, content: bytes) -> bool:

@@ -181,11 +181,6 @@ def gpu_of(step: Step) -> str:
     return "" if device.startswith("local-") or step.resources.software else device
 
 
-def _as_written(step: Step) -> Measurement:
-    """A benchmark step as rounds with its own command: for its golden, which is of just these settings."""
-    return Measurement(step, step.process, BENCHMARK_MODULE, _read_benchmark_times, gpu_of(step))
-
-
 def compile_round(step: Step, settings: RoundSettings) -> Measurement:
     """A compile step as rounds; they write next to its outputs, never over them.
 
@@ -306,7 +301,8 @@ def confirm_time(
     Raises:
         GauntletError: a process cannot be started at all.
     """
-    measurement = _as_written(step)
+    # With the spec's own command: the golden is of just these settings.
+    measurement = Measurement(step, step.process, BENCHMARK_MODULE, _read_benchmark_times, gpu_of(step))
     deadline = time.monotonic() + rules.budget
     rounds: list[Round] = []
     records: list[dict[str, Any]] = []
