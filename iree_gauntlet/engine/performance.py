@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import FailureKind, Metric, Verdict
-from iree_gauntlet.engine.given_files import require_whole_files
-from iree_gauntlet.engine.judging import after_process
+from iree_gauntlet.engine.judging import after_process, require_whole_files
 from iree_gauntlet.engine.modules.modules import Kept, read_dispatch_count
 from iree_gauntlet.engine.rounds.taken_rounds import Confirmed, ConfirmRules, confirm_time, gpu_of
 from iree_gauntlet.errors import GauntletError

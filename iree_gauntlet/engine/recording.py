@@ -21,7 +21,7 @@ from iree_gauntlet.dialects.sharktank_schema import RegressionV1
 from iree_gauntlet.dialects.spec_file import read_text
 from iree_gauntlet.dialects.torch_schema import QualityTest
 from iree_gauntlet.engine.commands import argument_text
-from iree_gauntlet.engine.given_files import PROVENANCE_FILE, read_provenance
+from iree_gauntlet.engine.judging import PROVENANCE_FILE, read_provenance
 from iree_gauntlet.engine.reference_workers import CHOOSE_INPUTS, ReferenceAnswer, ReferencePlan, WeightEffects
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.figures import counted
@@ -187,19 +187,17 @@ def _require_worth(name: str, answer: ReferenceAnswer, given: Mapping[str, float
         what = f"{name}: nothing was recorded: {differ}{makers}"
         hint = "Outputs that differ each time cannot be expected: take the operators that make random numbers out."
         raise UsageError(what, hint)
-    idle = [why for item in answer.outputs if (why := _explain_why_idle(item, given))]
+    idle = []
+    for item in answer.outputs:
+        if item.count and item.nans == item.count:
+            idle.append(f"every value of output {item.name!r} ({item.type}) is NaN")
+            continue
+        hidden, zeros_pass = _find_blind_spot(item, given or {})
+        if zeros_pass:
+            why = f"{hidden}; remove the spec's tolerance to have one chosen"
+            idle.append(f"output {item.name!r} ({item.type}): {why}")
     if len(idle) == len(answer.outputs):
         raise UsageError(f"{name}: nothing was recorded: {'; '.join(idle)}", CHOOSE_INPUTS)
-
-
-def _explain_why_idle(item: ModelOutput, given: Mapping[str, float] | None) -> str:
-    """Why an output cannot tell anything; empty where it can."""
-    if item.count and item.nans == item.count:
-        return f"every value of output {item.name!r} ({item.type}) is NaN"
-    hidden, zeros_pass = _find_blind_spot(item, given or {})
-    if zeros_pass:
-        return f"output {item.name!r} ({item.type}): {hidden}; remove the spec's tolerance to have one chosen"
-    return ""
 
 
 def _list_notes(

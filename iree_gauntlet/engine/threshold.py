@@ -21,8 +21,7 @@ import numpy as np
 
 from iree_gauntlet.cases import Allclose, FailureKind, Metric, Verdict
 from iree_gauntlet.engine.commands import REFERENCE_FLAGS
-from iree_gauntlet.engine.given_files import EXPECTED, find_changed_goldens, require_whole_files, values_of
-from iree_gauntlet.engine.judging import after_process
+from iree_gauntlet.engine.judging import EXPECTED, after_process, find_changed_goldens, require_whole_files, values_of
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.goldens.goldens import check_figure, describe
 from iree_gauntlet.measuring.numerics.arrays import (
@@ -81,8 +80,7 @@ def check_threshold(step: Step, processes: Processes) -> Result:
         reason = shorten(complaints[0].removeprefix("[FAILED] "))
         result = replace(result, reason=reason, failure=FailureKind.WRONG_NUMBERS)
     if step.outputs and not (passed and outcome.seconds > _LONG_RUN_SECONDS):
-        other_types = frozenset(int(match[1]) for line in complaints if (match := _OTHER_TYPE.match(line)))
-        result = _with_figures(step, step.process, processes, result, other_types)
+        result = _with_figures(step, step.process, processes, result, _find_other_types(complaints))
     if changed := "" if passed else "; ".join(find_changed_goldens(step.process)):
         result = replace(result, reason=shorten(f"{changed}; {result.reason}"))
     return processes.complete(step, outcome, result)
@@ -179,10 +177,15 @@ def _keep_output(record: RunOutput) -> Tensor:
     return read_raw(path, tensor_type)
 
 
+def _find_other_types(complaints: Sequence[str]) -> frozenset[int]:
+    """Indices of the outputs whose type or shape the tool found wrong."""
+    return frozenset(int(match[1]) for line in complaints if (match := _OTHER_TYPE.match(line)))
+
+
 def _with_figures(
     step: Step, command: Command, processes: Processes, result: Result, other_types: frozenset[int]
 ) -> Result:
-    """Runs again with the outputs kept, and compares them here; the tool found the type or shape of some wrong."""
+    """Runs again with the outputs kept, and compares them here."""
     try:
         expected = _list_expected(command)
         tolerances = parse_tolerances(command.argv)

@@ -133,9 +133,6 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
     def translated(flags: Sequence[str], tool: str) -> Translation:
         return translate(flags, machine.known.of(tool), tool) if toolchain else Translation(tuple(flags), (), ())
 
-    def host_of(flags: Sequence[str]) -> str:
-        return read_host_cpu().identity if means_host(flags) else ""
-
     def lookup(name: str, ingredients: Mapping[str, str]) -> CacheLookup:
         if toolchain is None:
             return CacheLookup(reason="no IREE here: its identity is part of the key")
@@ -169,7 +166,7 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
         flag_ingredients=lambda flags, folder: flag_ingredients(
             flags, machine.store.verified.sha256, folder=Path(folder)
         ),
-        host_of=host_of,
+        host_of=lambda flags: read_host_cpu().identity if means_host(flags) else "",
         lookup=lookup,
         counter=cache(partial(find_counter, conduct.counter, conduct.count_cpu)),
         timeouts=conduct.timeouts,

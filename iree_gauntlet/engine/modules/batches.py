@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -150,10 +150,11 @@ def place_of(module: Path) -> tuple[str, str] | None:
     return record["batch"], record["function"]
 
 
+@dataclass(slots=True)
 class BatchCompiler:
     """Compiles batches, and hands their modules to the cases.
 
-    Args:
+    Attributes:
         server: compiles.
         cache: what was compiled before.
         members: compile steps of each batch, by the id of its step.
@@ -161,48 +162,42 @@ class BatchCompiler:
         forced: whether the cache is not to be looked into.
     """
 
-    def __init__(
-        self,
-        server: CompileServer,
-        cache: ModuleCache,
-        members: Mapping[str, Sequence[Step]],
-        *,
-        memory_bytes: int,
-        forced: bool,
-    ) -> None:
-        self._server = server
-        self._cache = cache
-        self._members = members
-        self._memory_bytes = memory_bytes
-        self._forced = forced
-        self._place = {
-            step.id: (batch, number) for batch, steps in members.items() for number, step in enumerate(steps)
-        }
-        # The modules of each batch that was made.
-        self._made: dict[str, list[_BatchPart]] = {}
-        self._mutex = threading.Lock()
+    server: CompileServer
+    cache: ModuleCache
+    members: Mapping[str, Sequence[Step]]
+    memory_bytes: int
+    forced: bool
+    # The modules of each batch that was made.
+    _made: dict[str, list[_BatchPart]] = field(default_factory=dict)
+    _mutex: threading.Lock = field(default_factory=threading.Lock)
+    # Of each case, the batch and its number there.
+    _places: dict[str, tuple[str, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for batch, steps in self.members.items():
+            self._places |= {step.id: (batch, number) for number, step in enumerate(steps)}
 
     def owns(self, step: Step) -> bool:
         """Whether a step is a batch."""
-        return step.id in self._members
+        return step.id in self.members
 
     def make(self, step: Step) -> Result:
         """Compiles a batch, or takes it from the cache; it passes whatever the results of its cases."""
         folder = Path(step.folder)
         folder.mkdir(parents=True, exist_ok=True)
         key = make_key(dict(step.cache.ingredients))
-        found = None if self._forced else self._cache.lookup(key).entry
+        found = None if self.forced else self.cache.lookup(key).entry
         tally = _Tally()
-        members = self._members[step.id]
+        members = self.members[step.id]
         kept = self._find_kept(found, folder)
         if kept is None:
             missing = [number for number, member in enumerate(members) if not member.cache.hit]
             parts = self._compile(step, missing, tally)
             whole = len(missing) == len(members) and not tally.disturbed and len(parts) <= _MOST_MODULES
             if whole and not any(is_edited(member) for member in members):
-                if self._forced:
-                    self._cache.remove(key)
-                self._cache.publish(
+                if self.forced:
+                    self.cache.remove(key)
+                self.cache.publish(
                     {f"module{number}": part.module for number, part in enumerate(parts)},
                     name=step.id,
                     ingredients=dict(step.cache.ingredients),
@@ -216,8 +211,8 @@ class BatchCompiler:
         with self._mutex:
             self._made[step.id] = parts
         together = sum(len(part.functions) for part in parts)
-        had = sum(member.cache.hit for member in self._members[step.id])
-        alone = max(len(self._members[step.id]) - had - together, 0)
+        had = sum(member.cache.hit for member in self.members[step.id])
+        alone = max(len(self.members[step.id]) - had - together, 0)
         note = f"{together} cases in {len(parts)} module{'' if len(parts) == 1 else 's'}"
         note += f"; {alone} are compiled by themselves" if alone else ""
         note += f"; {had} are in the cache by themselves" if had else ""
@@ -246,7 +241,7 @@ class BatchCompiler:
 
     def hand_out(self, step: Step) -> Result | None:
         """A case's compile from its batch; None where it has to be compiled by itself."""
-        place = self._place.get(step.id)
+        place = self._places.get(step.id)
         if place is None or step.cache.hit or is_edited(step):
             return None
         batch, number = place
@@ -270,8 +265,10 @@ class BatchCompiler:
         """The module of a case and its function there; None where it has none, or several: which, its own says."""
         with self._mutex:
             if batch not in self._made:
-                # An earlier part of this run has made it.
-                folder = _locate_folder(batch, self._members[batch][number])
+                # An earlier part of this run has made it, next to the steps of the cases.
+                case, _, target = batch.rpartition(":")[0].rpartition("@")
+                steps = next(path for path in Path(self.members[batch][number].folder).parents if path.name == "steps")
+                folder = steps / f"{case}.{target}" / "compile"
                 record = json.loads((folder / BATCH_RECORD).read_bytes())["parts"]
                 self._made[batch] = [_BatchPart(folder / item["module"], item["functions"]) for item in record]
             for part in self._made[batch]:
@@ -282,7 +279,7 @@ class BatchCompiler:
 
     def _compile(self, step: Step, numbers: list[int], tally: _Tally) -> list[_BatchPart]:
         """Compiles some cases of a batch as one, without those that keep it from compiling."""
-        members, folder = self._members[step.id], Path(step.folder)
+        members, folder = self.members[step.id], Path(step.folder)
         while len(numbers) > 1:
             module = folder / f"module{tally.attempts}.vmfb"
             log = folder / f"attempt{tally.attempts}"
@@ -295,9 +292,9 @@ class BatchCompiler:
                 stderr=log.with_suffix(".stderr.txt"),
                 cwd=str(folder),
                 timeout=step.timeout,
-                memory_bytes=self._memory_bytes,
+                memory_bytes=self.memory_bytes,
             )
-            outcome, functions, culprits = self._server.compile_batch(job)
+            outcome, functions, culprits = self.server.compile_batch(job)
             tally.add(outcome)
             if outcome.cancelled:
                 return []
@@ -340,13 +337,3 @@ def with_function(step: Step, function: str) -> Step:
     """A run of a case whose function has another name in a batch."""
     argv = [word for word in step.process.argv if not word.startswith("--function=")]
     return replace(step, command=replace(step.process, argv=(*argv, f"--function={function}")))
-
-
-def _locate_folder(batch: str, member: Step) -> Path:
-    """The folder of a batch's step, next to those of the cases."""
-    folder = Path(member.folder)
-    while folder.name != "steps":
-        folder = folder.parent
-    chain = batch.rpartition(":")[0]
-    case, _, target = chain.rpartition("@")
-    return folder / f"{case}.{target}" / "compile"

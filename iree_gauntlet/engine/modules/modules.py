@@ -74,24 +74,20 @@ class Kept(Recorded):
     failure: KeptFailure | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class ModuleMaker:
     """Makes what import, parameters, compile and reference steps make.
 
-    Args:
+    Attributes:
         session: what it runs in.
         workbench: the caches.
         made_again: where it is noted what was made again although it was in the cache, each once for all processes
             of a run, and compared; None to use what is there.
     """
 
-    def __init__(self, session: Session[Any], workbench: Workbench, *, made_again: Path | None) -> None:
-        self._cache = workbench.modules
-        self._store = workbench.store
-        self._shared = workbench.shared
-        self._processes = session.processes
-        self._cancelled = session.cancelled
-        self._progress = session.progress
-        self._made_again = made_again
+    session: Session[Any]
+    workbench: Workbench
+    made_again: Path | None
 
     def make(self, step: Step) -> Result:
         """Runs an import, parameters, compile or reference step."""
@@ -99,7 +95,7 @@ class ModuleMaker:
         for item in step.inputs:
             if (item.role == "program" or item.role.startswith(FILE_ROLE)) and not ingredients[item.role]:
                 # What is fetched, or what another step has made.
-                fetched = self._store.fetch(item.url).sha256 if item.url else hash_file(Path(item.path))
+                fetched = self.workbench.store.fetch(item.url).sha256 if item.url else hash_file(Path(item.path))
                 ingredients[item.role] = fetched
         key = make_key(ingredients)
         Path(step.folder).mkdir(parents=True, exist_ok=True)
@@ -109,8 +105,8 @@ class ModuleMaker:
             if result is not None:
                 return result
         # Synthetic weights are large, and made faster than they are fetched. Dumps are in no cache.
-        shared = None if dumps or step.stage in _OURS else self._shared
-        with self._cache.making(key, self._cancelled) as waited:
+        shared = None if dumps or step.stage in _OURS else self.workbench.shared
+        with self.workbench.modules.making(key, self.session.cancelled) as waited:
             # Again: another process may have made it meanwhile.
             forced, found = self._is_forced(step, key), SharedLookup()
             result = None if dumps or forced else self._look_up(step, key)
@@ -121,17 +117,17 @@ class ModuleMaker:
                 previous, reason = self._explain_miss(step, key, ingredients, dumps=dumps, forced=forced)
                 result = _with_shared(self._run_tool(step, key, ingredients, reason, previous), found)
             if forced and result.verdict is Verdict.PASSED:
-                note_made_again(self._made_again, key)
+                note_made_again(self.made_again, key)
         if made and shared is not None and result.verdict is Verdict.PASSED:
             # Outside of the lock: nobody here waits for what others will use.
-            note = shared.offer(key, self._cache, self._cancelled)
+            note = shared.offer(key, self.workbench.modules, self.session.cancelled)
             result = replace(result, notes=(*result.notes, note)) if note else result
         return replace(result, waited_seconds=waited)
 
     def _from_shared(self, shared: SharedModules, step: Step, key: str) -> tuple[SharedLookup, Result | None]:
         """What the shared store has, put where the step wants it."""
         roles = [role for role, _ in step.outputs if role != "splat"]
-        found = shared.find(key, self._cache, step.id, roles, self._cancelled)
+        found = shared.find(key, self.workbench.modules, step.id, roles, self.session.cancelled)
         if found.entry is None:
             return found, None
         try:
@@ -142,12 +138,12 @@ class ModuleMaker:
 
     def _is_forced(self, step: Step, key: str) -> bool:
         """Whether it is to be made although the cache has it: not twice, and not what no compiler decides."""
-        if self._made_again is None or step.stage in _OURS:
+        if self.made_again is None or step.stage in _OURS:
             return False
-        return not (self._made_again / key).exists()
+        return not (self.made_again / key).exists()
 
     def _look_up(self, step: Step, key: str) -> Result | None:
-        found = self._cache.lookup(key)
+        found = self.workbench.modules.lookup(key)
         if found.entry is None:
             return None
         try:
@@ -163,19 +159,19 @@ class ModuleMaker:
         self, step: Step, key: str, ingredients: Mapping[str, str], *, dumps: bool, forced: bool
     ) -> tuple[ModuleEntry | None, str]:
         """What the cache has, and why it is made all the same."""
-        found = self._cache.lookup(key)
+        found = self.workbench.modules.lookup(key)
         if forced:
             return found.entry, "--force-recompile"
         if dumps:
             return found.entry, step.cache.reason
         if found.damage:
-            self._progress.message(f"{step.id}: in the cache it is {found.damage}: making it again")
+            self.session.progress.message(f"{step.id}: in the cache it is {found.damage}: making it again")
             return found.entry, found.damage
-        return found.entry, self._cache.explain_miss(step.id, ingredients)
+        return found.entry, self.workbench.modules.explain_miss(step.id, ingredients)
 
     def _from_cache(self, step: Step, entry: ModuleEntry, key: str, reason: str = "in the cache") -> Result:
         kept = Kept.from_dict(entry.metadata)
-        command = self._processes.typed(step)
+        command = self.session.processes.typed(step)
         if kept.failure is not None:
             # The same program, with the same flags.
             for _, path in step.outputs:
@@ -208,11 +204,11 @@ class ModuleMaker:
         for _, path in step.outputs:
             # A file of an earlier attempt may share its bytes with the cache: the tool must not write into it.
             Path(path).unlink(missing_ok=True)
-        outcome = self._processes.run(step)
+        outcome = self.session.processes.run(step)
         judge = self._judge if outcome.exit_code != 0 else self._published
         result = judge(step, key, ingredients, outcome, previous)
-        result = replace(result, cache=CacheUse(False, key, reason), log=self._processes.log(step))
-        return self._processes.complete(step, outcome, result)
+        result = replace(result, cache=CacheUse(False, key, reason), log=self.session.processes.log(step))
+        return self.session.processes.complete(step, outcome, result)
 
     def _published(
         self, step: Step, key: str, ingredients: Mapping[str, str], outcome: Outcome, previous: ModuleEntry | None
@@ -229,7 +225,7 @@ class ModuleMaker:
             notes.append(_format_comparison_note(step, previous))
             if Kept.from_dict(previous.metadata).failure is not None:
                 # What stands in the store is never written over.
-                self._cache.remove(key)
+                self.workbench.modules.remove(key)
         files = {role: Path(path) for role, path in step.outputs if Path(path).is_file()}
         note = self._publish(step, files, ingredients, statistics=statistics)
         notes += [note] if note else []
@@ -237,10 +233,10 @@ class ModuleMaker:
 
     def _publish(self, step: Step, files: Mapping[str, Path], ingredients: Mapping[str, str], **metadata: Any) -> str:
         """Puts files into the cache, with what the tool said; a note, empty where all is well."""
-        metadata["diagnostics"] = "\n".join(self._processes.error_lines(step))[-_MOST_DIAGNOSTICS:]
-        metadata["command"] = self._processes.typed(step)
+        metadata["diagnostics"] = "\n".join(self.session.processes.error_lines(step))[-_MOST_DIAGNOSTICS:]
+        metadata["command"] = self.session.processes.typed(step)
         created = datetime.now(UTC)
-        return self._cache.publish(
+        return self.workbench.modules.publish(
             files, name=step.id, ingredients=ingredients, metadata=metadata, created=created
         ).note
 
@@ -248,7 +244,7 @@ class ModuleMaker:
         self, step: Step, key: str, ingredients: Mapping[str, str], outcome: Outcome, previous: ModuleEntry | None
     ) -> Result:
         """What a tool that ended badly says, kept where it says it of the program."""
-        lines = self._processes.error_lines(step)
+        lines = self.session.processes.error_lines(step)
         ours = _SAYING.get(step.stage, "\n")
         said = next((line for line in lines if line.startswith(ours)), "")
         only = [line.strip() for line in lines if line.strip()]
@@ -273,7 +269,7 @@ class ModuleMaker:
             # Made again, with another end: the compiler is not deterministic here, and this end is the news.
             note = "it compiled before: that module was taken out of the cache"
             result = replace(result, notes=(*result.notes, note))
-            self._cache.remove(key)
+            self.workbench.modules.remove(key)
         failure = {"reason": result.reason, "exit_code": result.exit_code, "tail": list(result.tail)}
         self._publish(step, {}, ingredients, failure=failure)
         return result

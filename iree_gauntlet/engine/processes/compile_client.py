@@ -364,9 +364,6 @@ class _ServerProcess:
                 del self._waiters[waiter.number]
             waiter.answer = answer
             waiter.done.set()
-        self._finish()
-
-    def _finish(self) -> None:
         with self._lock:
             self.ended = True
             waiters = list(self._waiters.values())

@@ -155,6 +155,9 @@ class RunAnswer:
     logged: int = 0
 
 
+_CANCELLED = RunAnswer(Outcome(None, cancelled=True), RunVerdict.DIED)
+
+
 class RunServers(contextlib.AbstractContextManager["RunServers"]):
     """Processes that run cases; `run` may be called from several threads at once.
 
@@ -279,14 +282,14 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
 
     def _run_in(self, worker: RunWorker | None, job: RunJob) -> tuple[RunAnswer, RunWorker | None]:
         """Runs a case in a process, or in a new one; the process is None where it is gone afterwards."""
-        answer = _answer_cancelled()
+        answer = _CANCELLED
         for _ in range(_MOST_STARTS):
             if self._stop():
-                return _answer_cancelled(), worker
+                return _CANCELLED, worker
             if worker is None or not worker.ready:
                 worker = self._find_ready(worker)
             if worker is None:
-                return _answer_cancelled(), None
+                return _CANCELLED, None
             begun = time.monotonic()
             asked = json.dumps({name: getattr(job, name) for name in _SENT})
             request = f'{asked[:-1]}, "limits": {_format_limits(job.limits)}}}\n'
@@ -378,10 +381,6 @@ def _describe_memory(worker: RunWorker) -> tuple[str, ...]:
     """What there is to say to one that had too little memory."""
     limit = worker.memory_bytes
     return (f"the memory that it may take is limited to {byte_size(limit)}",) if limit else ()
-
-
-def _answer_cancelled() -> RunAnswer:
-    return RunAnswer(Outcome(None, cancelled=True), RunVerdict.DIED)
 
 
 def _may_be_anothers_fault(answer: RunAnswer, job: RunJob) -> bool:

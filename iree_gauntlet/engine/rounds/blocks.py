@@ -241,30 +241,27 @@ def evidence_of(events: Iterable[dict[str, Any]]) -> dict[str, PairEvidence]:
     return found
 
 
+@dataclass(slots=True)
 class BlockTaker:
     """Takes blocks.
 
     Attributes:
-        waited: seconds that went by until the machine was ours: they are no measuring time.
-
-    Args:
         session: what it runs in; its log takes every block.
         replace_disturbed: whether what other work disturbed is taken again.
+        waited: seconds that went by until the machine was ours: they are no measuring time.
     """
 
-    def __init__(self, session: Session[Any], *, replace_disturbed: bool) -> None:
-        self._session = session
-        self._cancelled = session.cancelled
-        self._replace = replace_disturbed
-        self.waited = 0.0
+    session: Session[Any]
+    replace_disturbed: bool
+    waited: float = 0.0
 
     def gives_up(self, evidence: RoundsEvidence) -> bool:
         """Whether no more blocks are of use: a process failed, or the machine is too disturbed."""
-        return bool(evidence.failure) or (self._replace and evidence.too_disturbed)
+        return bool(evidence.failure) or (self.replace_disturbed and evidence.too_disturbed)
 
     def goes_on(self, evidence: RoundsEvidence) -> bool:
         """Whether there may be one more block."""
-        return not (self._cancelled.is_set() or self.gives_up(evidence))
+        return not (self.session.cancelled.is_set() or self.gives_up(evidence))
 
     def take(self, block: PlannedBlock, evidence: RoundsEvidence) -> list[tuple[str, TakenRound]]:
         """Takes a block, into the evidence and the log; not where it is cut short or cannot be of use.
@@ -278,10 +275,10 @@ class BlockTaker:
         if not self.goes_on(evidence):
             return []
         began = time.monotonic()
-        with self._session.quiet(next((item.device for _, item in block.rounds if item.device), "")):
+        with self.session.quiet(next((item.device for _, item in block.rounds if item.device), "")):
             self.waited += time.monotonic() - began
             rounds = list(self._list_rounds(block))
-        if self._cancelled.is_set():
+        if self.session.cancelled.is_set():
             # What was cut short has no result.
             return []
         good = [(side, taken) for side, taken in rounds if self._is_good(taken)]
@@ -294,28 +291,28 @@ class BlockTaker:
             "cpus": list(block.cpus),
             "rounds": [{"side": side, **taken.as_dict()} for side, taken in rounds],
         }
-        self._session.log.write("block", event)
+        self.session.log.write("block", event)
         evidence.add(event)
         side, last = rounds[-1]
         if last.failure:
             evidence.failure = f"{_name(block.kind, side)}: {last.failure}"
         elif not counted:
-            self._cancelled.wait(_PAUSE_SECONDS)
+            self.session.cancelled.wait(_PAUSE_SECONDS)
         return good if counted else []
 
     def _list_rounds(self, block: PlannedBlock) -> Iterator[tuple[str, TakenRound]]:
         """Rounds with their sides, until one fails or stays disturbed, or the block is cut short."""
         for side, measurement in block.rounds:
             for _ in range(block.attempts):
-                taken = take_round(measurement, self._session.processes, f"rounds.{_name(block.kind, side)}.")
+                taken = take_round(measurement, self.session.processes, f"rounds.{_name(block.kind, side)}.")
                 yield side, taken
-                if self._cancelled.is_set() or taken.failure or self._is_good(taken):
+                if self.session.cancelled.is_set() or taken.failure or self._is_good(taken):
                     break
-            if self._cancelled.is_set() or not self._is_good(taken):
+            if self.session.cancelled.is_set() or not self._is_good(taken):
                 break
 
     def _is_good(self, taken: TakenRound) -> bool:
-        return not taken.failure and not (taken.disturbed and self._replace)
+        return not taken.failure and not (taken.disturbed and self.replace_disturbed)
 
 
 def seed_of(seed: int, chain: str, kind: str) -> int:
