@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.engine.engine import RunOptions
-    from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor
+    from iree_gauntlet.engine.processes.supervisor import Outcome
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.results import Result
@@ -69,20 +69,19 @@ def _is_small(step: Step) -> bool:
     return size <= _MOST_PROGRAM_BYTES and served(step.command.argv[2:-2])
 
 
+@dataclass
 class ServedCompiles(Processes):
     """Processes of which the small compiles are done by a fork server.
 
-    Args:
+    Attributes:
         supervisor: owns the other processes.
         run_dir: the run's folder.
         server: compiles.
         memory_bytes: that a compile may take.
     """
 
-    def __init__(self, supervisor: Supervisor, run_dir: Path, server: CompileServer, memory_bytes: int) -> None:
-        super().__init__(supervisor, run_dir)
-        self._server = server
-        self._memory_bytes = memory_bytes
+    server: CompileServer
+    memory_bytes: int
 
     def run(self, step: Step, command: Command | None = None, name: str = "") -> Outcome:
         """Runs a step's command, or does what it would do."""
@@ -92,7 +91,7 @@ class ServedCompiles(Processes):
         folder = Path(step.folder)
         folder.mkdir(parents=True, exist_ok=True)
         _, program, *flags = chosen.argv
-        outcome = self._server.compile(
+        outcome = self.server.compile(
             CompileJob(
                 programs=(program,),
                 flags=tuple(flags[:-2]),
@@ -101,7 +100,7 @@ class ServedCompiles(Processes):
                 stderr=folder / f"{name}stderr.txt",
                 cwd=chosen.cwd,
                 timeout=step.timeout,
-                memory_bytes=self._memory_bytes,
+                memory_bytes=self.memory_bytes,
             )
         )
         if outcome.exit_code in (EXIT_DEFECT, EXIT_UNWRITABLE):

@@ -216,7 +216,7 @@ def test_the_tool_and_the_server_make_the_same(
         codes = list(pool.map(check, cases))
     assert [bool(code) for code in codes] == [False] * (len(cases) - 1) + [True]
     assert [path.name for path in Path(f"/proc/{server.pid}/task").iterdir()] == [str(server.pid)], "a thread"
-    assert [path.name for path in server._tmpdir.glob("*/*")] == ["server.txt"]
+    assert [path.name for path in server.tmpdir.glob("*/*")] == ["server.txt"]
 
 
 def test_bytecode_and_files_next_to_the_module(server: CompileServer, job: CompileJob, tmp_path: Path) -> None:
@@ -490,7 +490,7 @@ def test_a_batch_computes_what_its_programs_compute(server: CompileServer, job: 
         assert done.returncode == 0, done.stdout + done.stderr
     assert [path.name for path in Path(f"/proc/{server.pid}/task").iterdir()] == [str(server.pid)], "a thread"
     assert "numpy" not in Path(f"/proc/{server.pid}/maps").read_text()
-    assert [path.name for path in server._tmpdir.glob("*/*")] == ["server.txt"]
+    assert [path.name for path in server.tmpdir.glob("*/*")] == ["server.txt"]
 
 
 def test_a_batch_names_its_culprits(server: CompileServer, job: CompileJob) -> None:

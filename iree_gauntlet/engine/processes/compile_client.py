@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,29 +108,27 @@ def served(flags: Sequence[str]) -> bool:
     return not any(_UNSERVED.fullmatch(flag) for flag in flags)
 
 
+@dataclass
 class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
     """Compiles in children of one server; `compile` may be called from several threads at once.
 
     The server starts with the first compile, and again after it was killed. Use it as a context manager.
 
-    Args:
+    Attributes:
         python: the toolchain's Python, which has `iree.compiler`.
         tmpdir: folder for private TMPDIRs; the system's temporary folder where a shell would not leave its path alone.
         environment: what the compiler inherits; the toolkit's own environment by default.
         grace: seconds between SIGTERM and SIGKILL.
     """
 
-    def __init__(
-        self, python: str, tmpdir: Path, environment: Mapping[str, str] | None = None, *, grace: float = _GRACE_SECONDS
-    ) -> None:
-        self._python = python
-        self._tmpdir = tmpdir
-        self._grace = grace
-        self._environment = {**(os.environ if environment is None else environment), **_ENVIRONMENT}
-        self._lock = threading.Lock()
-        self._server: _ServerProcess | None = None
-        self._cancelled = False
-        self._closed = False
+    python: str
+    tmpdir: Path
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    grace: float = _GRACE_SECONDS
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _server: _ServerProcess | None = None
+    _cancelled: bool = False
+    _closed: bool = False
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -205,7 +203,7 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
             if self._is_cancelled():
                 return Outcome(None, cancelled=True), _CompileDetail()
             raise ToolchainError(
-                f"{self._python}: the compile server cannot be started: {error}",
+                f"{self.python}: the compile server cannot be started: {error}",
                 "install iree-base-compiler for that Python; without it each compile is a process of its own",
             ) from error
         if answer is None:
@@ -234,7 +232,7 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
             "stderr": str(job.stderr.absolute()),
             "cwd": str(Path(job.cwd).absolute()),
             "timeout": job.timeout,
-            "grace": self._grace,
+            "grace": self.grace,
             "memory_bytes": job.memory_bytes,
         }
         with self._lock:
@@ -243,7 +241,7 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
             if self._server is None or self._server.ended:
                 if self._server is not None:
                     self._server.close()
-                self._server = _ServerProcess(self._python, self._tmpdir, self._environment)
+                self._server = _ServerProcess(self.python, self.tmpdir, {**self.environment, **_ENVIRONMENT})
                 if self._is_cancelled():
                     self._server.terminate()
             return self._server, self._server.send(request)
@@ -266,7 +264,7 @@ class _Waiter:
 class _ServerProcess:
     """One process of the server, and the thread that reads its answers."""
 
-    def __init__(self, python: str, tmpdir: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, python: str, tmpdir: Path, environment: dict[str, str]) -> None:
         _make_folder(tmpdir)
         place = tmpdir.absolute() if is_plain_path(str(tmpdir.absolute())) else None
         try:
@@ -284,7 +282,7 @@ class _ServerProcess:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,
-                    env=dict(environment),
+                    env=environment,
                     start_new_session=True,
                 )
         except OSError as error:

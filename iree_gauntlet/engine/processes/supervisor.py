@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -81,6 +81,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(kw_only=True)
 class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
     """Owns the child processes of a run; `run` may be called from several threads at once.
 
@@ -88,28 +89,21 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
     reaper does the same. (It notices when the last copy of its control socket is closed: do not fork the
     toolkit without exec while a supervisor is open.)
 
-    Args:
+    Attributes:
         grace: seconds between SIGTERM and SIGKILL.
         kill_patience: seconds after SIGKILL until a process is given up as stuck.
         locks: descriptors of the locks that the calling thread holds: a process that it starts holds them too, so
             that they are not free before it is gone, whatever becomes of the toolkit.
     """
 
-    def __init__(
-        self,
-        *,
-        grace: float = _GRACE_SECONDS,
-        kill_patience: float = _KILL_PATIENCE_SECONDS,
-        locks: Callable[[], Sequence[int]] = tuple,
-    ) -> None:
-        self._grace = grace
-        self._locks = locks
-        self._kill_patience = kill_patience
-        self._lock = threading.Lock()
-        self._reaper: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-        self._cancels = 0
-        self._closed = False
+    grace: float = _GRACE_SECONDS
+    kill_patience: float = _KILL_PATIENCE_SECONDS
+    locks: Callable[[], Sequence[int]] = tuple
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _reaper: subprocess.Popen[bytes] | None = None
+    _control: socket.socket | None = None
+    _cancels: int = 0
+    _closed: bool = False
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -152,8 +146,8 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
                 stdout=str(stdout.absolute()),
                 stderr=str(stderr.absolute()),
                 timeout=timeout,
-                grace=self._grace,
-                kill_patience=self._kill_patience,
+                grace=self.grace,
+                kill_patience=self.kill_patience,
                 private=str(private),
             )
             report = self._ask(request)
@@ -221,7 +215,7 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
                 self._start_reaper()
             control = self._control
             try:
-                descriptors = [connection.fileno(), *self._locks()]
+                descriptors = [connection.fileno(), *self.locks()]
                 socket.send_fds(cast("socket.socket", control), [b"r"], descriptors)
             except (BrokenPipeError, ConnectionResetError):
                 raise _explain_reaper_lost() from None
