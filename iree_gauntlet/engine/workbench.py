@@ -67,6 +67,11 @@ class Workbench:
             raise RuntimeError("a workbench without an IREE")
         return self.toolchain
 
+    @property
+    def release(self) -> str:
+        """The compiler's release; empty where there is no IREE."""
+        return self.toolchain.compiler.release if self.toolchain else ""
+
     def flags_of(self, tool: str) -> FlagSet:
         """The flags that a tool of the toolchain knows."""
         return self.known.of(tool)

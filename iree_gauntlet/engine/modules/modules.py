@@ -13,9 +13,9 @@ from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import FailureKind, Stage, Verdict
 from iree_gauntlet.engine.commands import makes_dumps
 from iree_gauntlet.engine.judging import after_process, first_error
-from iree_gauntlet.engine.modules.module_cache import EntryGoneError, ModuleEntry
+from iree_gauntlet.engine.modules.module_cache import EntryGoneError, Lookup, ModuleEntry
 from iree_gauntlet.engine.modules.module_key import make_key
-from iree_gauntlet.engine.modules.shared_modules import SharedLookup, SharedModules
+from iree_gauntlet.engine.modules.shared_modules import SharedLookup
 from iree_gauntlet.engine.plan_modules import FILE_ROLE
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.instructions.counters import read_counts
@@ -100,41 +100,35 @@ class ModuleMaker:
         key = make_key(ingredients)
         Path(step.folder).mkdir(parents=True, exist_ok=True)
         dumps = step.command is not None and makes_dumps(step.command.argv)
+        cache, cancelled = self.workbench.modules, self.session.cancelled
         if not dumps and not self._is_forced(step, key):
-            result = self._look_up(step, key)
+            result = self._use(step, cache.lookup(key).entry, "in the cache")
             if result is not None:
                 return result
         # Synthetic weights are large, and made faster than they are fetched. Dumps are in no cache.
         shared = None if dumps or step.stage in _OURS else self.workbench.shared
-        with self.workbench.modules.making(key, self.session.cancelled) as waited:
+        answer, note = SharedLookup(), ""
+        with cache.making(key, cancelled) as waited:
             # Again: another process may have made it meanwhile.
-            forced, found = self._is_forced(step, key), SharedLookup()
-            result = None if dumps or forced else self._look_up(step, key)
+            forced, found = self._is_forced(step, key), cache.lookup(key)
+            result = None if dumps or forced else self._use(step, found.entry, "in the cache")
             if result is None and shared is not None and not forced:
-                found, result = self._from_shared(shared, step, key)
+                roles = [role for role, _ in step.outputs if role != "splat"]
+                answer = shared.find(key, cache, step.id, roles, cancelled)
+                result = self._use(step, answer.entry, f"from the shared cache {shared.url}")
             made = result is None
             if result is None:
-                previous, reason = self._explain_miss(step, key, ingredients, dumps=dumps, forced=forced)
-                result = _with_shared(self._run_tool(step, key, ingredients, reason, previous), found)
+                reason = "--force-recompile" if forced else self._explain_miss(step, found, ingredients, dumps=dumps)
+                if answer.asked and not answer.note:
+                    reason += "; not in the shared cache"
+                result = self._run_tool(step, key, ingredients, reason, found.entry)
             if forced and result.verdict is Verdict.PASSED:
                 note_made_again(self.made_again, key)
         if made and shared is not None and result.verdict is Verdict.PASSED:
             # Outside of the lock: nobody here waits for what others will use.
-            note = shared.offer(key, self.workbench.modules, self.session.cancelled)
-            result = replace(result, notes=(*result.notes, note)) if note else result
-        return replace(result, waited_seconds=waited)
-
-    def _from_shared(self, shared: SharedModules, step: Step, key: str) -> tuple[SharedLookup, Result | None]:
-        """What the shared store has, put where the step wants it."""
-        roles = [role for role, _ in step.outputs if role != "splat"]
-        found = shared.find(key, self.workbench.modules, step.id, roles, self.session.cancelled)
-        if found.entry is None:
-            return found, None
-        try:
-            result = self._from_cache(step, found.entry, key, f"from the shared cache {shared.url}")
-        except EntryGoneError:
-            return found, None
-        return found, replace(result, notes=(*result.notes, found.note)) if found.note else result
+            note = shared.offer(key, cache, cancelled)
+        notes = (*result.notes, *filter(None, (answer.note, note)))
+        return replace(result, notes=notes, waited_seconds=waited)
 
     def _is_forced(self, step: Step, key: str) -> bool:
         """Whether it is to be made although the cache has it: not twice, and not what no compiler decides."""
@@ -142,34 +136,28 @@ class ModuleMaker:
             return False
         return not (self.made_again / key).exists()
 
-    def _look_up(self, step: Step, key: str) -> Result | None:
-        found = self.workbench.modules.lookup(key)
-        if found.entry is None:
+    def _use(self, step: Step, entry: ModuleEntry | None, reason: str) -> Result | None:
+        """What an entry gives, put where the step wants it; None where it cannot be used."""
+        if entry is None:
             return None
         try:
-            result = self._from_cache(step, found.entry, key)
+            result = self._from_cache(step, entry, reason)
         except EntryGoneError:
-            # Somebody cleared the cache between the two lines above.
+            # Somebody cleared the cache meanwhile.
             return None
         # Of what a tool says, only the end is kept: the text that is expected may be in what is not.
         kept = result.verdict is Verdict.PASSED or step.expect_match in f"{result.reason}\n{result.said}"
         return result if kept else None
 
-    def _explain_miss(
-        self, step: Step, key: str, ingredients: Mapping[str, str], *, dumps: bool, forced: bool
-    ) -> tuple[ModuleEntry | None, str]:
-        """What the cache has, and why it is made all the same."""
-        found = self.workbench.modules.lookup(key)
-        if forced:
-            return found.entry, "--force-recompile"
+    def _explain_miss(self, step: Step, found: Lookup, ingredients: Mapping[str, str], *, dumps: bool) -> str:
         if dumps:
-            return found.entry, step.cache.reason
-        if found.damage:
-            self.session.progress.message(f"{step.id}: in the cache it is {found.damage}: making it again")
-            return found.entry, found.damage
-        return found.entry, self.workbench.modules.explain_miss(step.id, ingredients)
+            return step.cache.reason
+        if not found.damage:
+            return self.workbench.modules.explain_miss(step.id, ingredients)
+        self.session.progress.message(f"{step.id}: in the cache it is {found.damage}: making it again")
+        return found.damage
 
-    def _from_cache(self, step: Step, entry: ModuleEntry, key: str, reason: str = "in the cache") -> Result:
+    def _from_cache(self, step: Step, entry: ModuleEntry, reason: str) -> Result:
         kept = Kept.from_dict(entry.metadata)
         command = self.session.processes.typed(step)
         if kept.failure is not None:
@@ -181,7 +169,7 @@ class ModuleMaker:
                 kept.failure.reason,
                 command=command,
                 exit_code=kept.failure.exit_code,
-                cache=CacheUse(True, key, "failed before; --force-recompile tries again"),
+                cache=CacheUse(True, entry.key, "failed before; --force-recompile tries again"),
                 notes=step.notes,
                 tail=kept.failure.tail,
                 failure=FailureKind.DOES_NOT_COMPILE,
@@ -193,7 +181,7 @@ class ModuleMaker:
         return Result(
             Verdict.PASSED,
             command=command,
-            cache=CacheUse(True, key, reason),
+            cache=CacheUse(True, entry.key, reason),
             statistics=kept.statistics,
             notes=(*step.notes, *kept.notes),
         )
@@ -222,7 +210,14 @@ class ModuleMaker:
         statistics = self._read_statistics(step, outcome)
         notes = [*step.notes]
         if previous is not None:
-            notes.append(_format_comparison_note(step, previous))
+            role, path = step.outputs[0]
+            if role not in previous.files:
+                notes.append("made again: it had failed before")
+            elif hash_file(Path(path)) == hash_file(previous.files[role]):
+                notes.append("made again: the same bytes as in the cache")
+            else:
+                why = "this compiler is not deterministic here, or the entry is stale"
+                notes.append(f"made again: other bytes than in the cache; {why}")
             if Kept.from_dict(previous.metadata).failure is not None:
                 # What stands in the store is never written over.
                 self.workbench.modules.remove(key)
@@ -336,22 +331,3 @@ def is_edited(step: Step) -> bool:
 def _edit(step: Step) -> Result:
     what = f"{step.input('program').path} was changed or removed while this ran: what became of it is kept nowhere"
     return Result(Verdict.ERROR, what, notes=step.notes, tail=("Run again.",))
-
-
-def _with_shared(result: Result, found: SharedLookup) -> Result:
-    """A result with what the shared store answered, where it was of no use."""
-    if found.note:
-        return replace(result, notes=(*result.notes, found.note))
-    if found.asked and result.cache is not None:
-        return replace(result, cache=replace(result.cache, reason=f"{result.cache.reason}; not in the shared cache"))
-    return result
-
-
-def _format_comparison_note(step: Step, previous: ModuleEntry) -> str:
-    role = step.outputs[0][0]
-    if role not in previous.files:
-        return "made again: it had failed before"
-    same = hash_file(Path(dict(step.outputs)[role])) == hash_file(previous.files[role])
-    if same:
-        return "made again: the same bytes as in the cache"
-    return "made again: other bytes than in the cache; this compiler is not deterministic here, or the entry is stale"
