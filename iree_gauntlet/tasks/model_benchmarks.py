@@ -101,6 +101,7 @@ def bench(options: BenchOptions) -> ExitCode:
         machine = open_workbench(asked, progress, need_toolchain=True)
         toolchain, known = machine.toolchain, machine.known
         assert toolchain is not None, "asked for"
+        assert known is not None, "asked for"
         require_importer(toolchain)
         level = find_opt_level_flags(options.backend_opt_level, known)
         fidelity = find_fidelity_flags(options.math_fidelity, options.dataformat, options.backend_opt_level, known)
