@@ -67,7 +67,7 @@ def check_threshold(step: Step, processes: Processes) -> Result:
     step = _with_reference(step)
     require_whole_files(step.process)
     if step.allclose is not None:
-        return _check_allclose(step, step.process, step.allclose, processes)
+        return _check_allclose(step, step.allclose, processes)
     outcome = processes.run(step)
     log = processes.log(step, "stdout.txt")
     passed = outcome.exit_code == 0
@@ -80,7 +80,7 @@ def check_threshold(step: Step, processes: Processes) -> Result:
         reason = shorten(complaints[0].removeprefix("[FAILED] "))
         result = replace(result, reason=reason, failure=FailureKind.WRONG_NUMBERS)
     if step.outputs and not (passed and outcome.seconds > _LONG_RUN_SECONDS):
-        result = _with_figures(step, step.process, processes, result, _find_other_types(complaints))
+        result = _with_figures(step, processes, result, _find_other_types(complaints))
     if changed := "" if passed else "; ".join(find_changed_goldens(step.process)):
         result = replace(result, reason=shorten(f"{changed}; {result.reason}"))
     return processes.complete(step, outcome, result)
@@ -108,11 +108,11 @@ def _say_not_run(step: Step, outcome: Outcome, processes: Processes) -> Result:
     return replace(result, log=processes.log(step), notes=(*step.notes, *result.notes))
 
 
-def _check_allclose(step: Step, command: Command, allclose: Allclose, processes: Processes) -> Result:
+def _check_allclose(step: Step, allclose: Allclose, processes: Processes) -> Result:
     """Runs with the outputs kept, and compares them by NumPy's rule."""
     try:
-        expected = [item and with_known_type(item) for item in _list_expected(command)]
-        keeping, paths = _keep_outputs(step, command, expected)
+        expected = [item and with_known_type(item) for item in _list_expected(step.process)]
+        keeping, paths = _keep_outputs(step, expected)
         # What is run is what the journal says.
         step = replace(step, command=keeping)
         outcome = processes.run(step)
@@ -182,16 +182,14 @@ def _find_other_types(complaints: Sequence[str]) -> frozenset[int]:
     return frozenset(int(match[1]) for line in complaints if (match := _OTHER_TYPE.match(line)))
 
 
-def _with_figures(
-    step: Step, command: Command, processes: Processes, result: Result, other_types: frozenset[int]
-) -> Result:
+def _with_figures(step: Step, processes: Processes, result: Result, other_types: frozenset[int]) -> Result:
     """Runs again with the outputs kept, and compares them here."""
     try:
-        expected = _list_expected(command)
-        tolerances = parse_tolerances(command.argv)
+        expected = _list_expected(step.process)
+        tolerances = parse_tolerances(step.process.argv)
     except GauntletError as error:
         return replace(result, notes=(*result.notes, f"no figures: {error.what}"))
-    keeping, paths = _keep_outputs(step, command, expected)
+    keeping, paths = _keep_outputs(step, expected)
     outcome = processes.run(step, keeping, name="outputs.")
     result = replace(
         result,
@@ -237,14 +235,14 @@ def _list_expected(command: Command) -> list[Tensor | None]:
     return read_arguments(values_of(command, EXPECTED), Path(command.cwd))
 
 
-def _keep_outputs(step: Step, command: Command, expected: Sequence[Tensor | None]) -> tuple[Command, list[Path]]:
+def _keep_outputs(step: Step, expected: Sequence[Tensor | None]) -> tuple[Command, list[Path]]:
     """The command with its outputs kept in place of compared, and where: raw bytes for types that no .npy can hold."""
     paths = []
     for tensor, (_, path) in zip(expected, step.outputs, strict=True):
         plain = tensor is None or tensor.array.dtype.kind in "fiub"
         paths.append(Path(path) if plain else Path(path).with_suffix(".bin"))
-    kept = [flag for flag in command.argv if not flag.startswith((EXPECTED, _OUTPUT))]
-    return replace(command, argv=(*kept, *(f"{_OUTPUT}@{path}" for path in paths))), paths
+    kept = [flag for flag in step.process.argv if not flag.startswith((EXPECTED, _OUTPUT))]
+    return replace(step.process, argv=(*kept, *(f"{_OUTPUT}@{path}" for path in paths))), paths
 
 
 def _read(path: Path, expected: Tensor | None, *, complained: bool) -> Tensor:

@@ -145,7 +145,7 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
         found = machine.modules.lookup(key)
         if found.entry is not None:
             return CacheLookup(key, hit=True, reason="in the cache")
-        return CacheLookup(key, reason=found.damage or machine.modules.explain_miss(name, ingredients))
+        return CacheLookup(key, reason=found.note or machine.modules.explain_miss(name, ingredients))
 
     compiler = toolchain.compiler.identity if toolchain else ""
     # IREE's own, which lies beside its compiler.

@@ -112,15 +112,12 @@ class ModuleEntry:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """The result of a lookup; `damage` is what is wrong with what is there, in one line, where that keeps it away."""
+    """What the store has now.
 
-    entry: ModuleEntry | None
-    damage: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Publication:
-    """The result of publishing: the entry that is in the store now, or a note why there is none."""
+    Attributes:
+        note: why it has none, in one line: what is wrong with what is there, or what kept it from being published; or
+            what else is worth knowing of it. Empty for nothing.
+    """
 
     entry: ModuleEntry | None
     note: str = ""
@@ -186,7 +183,7 @@ class ModuleCache:
         ingredients: Mapping[str, str],
         metadata: Mapping[str, Any],
         created: datetime,
-    ) -> Publication:
+    ) -> Lookup:
         """Put a module into the store.
 
         The module exists already, so nothing that is wrong with the store is an error: a read-only or full
@@ -223,7 +220,7 @@ class ModuleCache:
                 hashes = self._fill(temporary, sources, document)
                 publication = self._put_in_place(temporary, key, hashes)
         except OSError as error:
-            return Publication(None, f"not kept in the cache: {error.strerror}")
+            return Lookup(None, f"not kept in the cache: {error.strerror}")
         return self._name_entry(publication, name, key, ingredients)
 
     @contextlib.contextmanager
@@ -242,7 +239,7 @@ class ModuleCache:
             # Of no effect after the rename.
             shutil.rmtree(temporary, ignore_errors=True)
 
-    def adopt(self, temporary: Path, key: str, hashes: Mapping[str, str], name: str = "") -> Publication:
+    def adopt(self, temporary: Path, key: str, hashes: Mapping[str, str], name: str = "") -> Lookup:
         """Put an entry into the store that was made elsewhere, and whose every file was checked.
 
         Args:
@@ -254,7 +251,7 @@ class ModuleCache:
         try:
             publication = self._put_in_place(temporary, key, hashes)
         except OSError as error:
-            return Publication(None, f"not kept in the cache: {error.strerror}")
+            return Lookup(None, f"not kept in the cache: {error.strerror}")
         entry = publication.entry
         return self._name_entry(publication, name or entry.name, key, entry.ingredients) if entry else publication
 
@@ -316,14 +313,14 @@ class ModuleCache:
             raise ValueError(f"{key!r} is no key")
         return self._modules / key[:2] / key
 
-    def _name_entry(self, publication: Publication, name: str, key: str, ingredients: Mapping[str, str]) -> Publication:
+    def _name_entry(self, publication: Lookup, name: str, key: str, ingredients: Mapping[str, str]) -> Lookup:
         """Note what was last made under a name."""
         try:
             by_name = self._name_file(name)
             by_name.parent.mkdir(exist_ok=True)
             write_atomic(by_name, canonical_json({"key": key, "ingredients": dict(ingredients)}))
         except OSError as error:
-            return Publication(publication.entry, f"a later miss cannot be explained: {error.strerror}")
+            return Lookup(publication.entry, f"a later miss cannot be explained: {error.strerror}")
         return publication
 
     def _name_file(self, name: str) -> Path:
@@ -363,7 +360,7 @@ class ModuleCache:
         write_atomic(temporary / ENTRY_FILE, sealed(document))
         return {role: file["sha256"] for role, file in described.items()}
 
-    def _put_in_place(self, temporary: Path, key: str, hashes: Mapping[str, str]) -> Publication:
+    def _put_in_place(self, temporary: Path, key: str, hashes: Mapping[str, str]) -> Lookup:
         temporary.chmod(0o755)
         place = self.folder_of(key)
         place.parent.mkdir(exist_ok=True)
@@ -379,9 +376,9 @@ class ModuleCache:
                 self._remember(place, hashes)
             found = self.lookup(key)
             if found.entry is not None:
-                return Publication(found.entry)
+                return Lookup(found.entry)
             self.remove(key)
-        return Publication(None, f"not kept in the cache: {found.damage or 'it is gone again'}")
+        return Lookup(None, f"not kept in the cache: {found.note or 'it is gone again'}")
 
     def _remember(self, place: Path, hashes: Mapping[str, str]) -> None:
         """Note the hashes of files that were just written, and hashed, by nobody else."""

@@ -152,10 +152,10 @@ class ModuleMaker:
     def _explain_miss(self, step: Step, found: Lookup, ingredients: Mapping[str, str], *, dumps: bool) -> str:
         if dumps:
             return step.cache.reason
-        if not found.damage:
+        if not found.note:
             return self.workbench.modules.explain_miss(step.id, ingredients)
-        self.session.progress.message(f"{step.id}: in the cache it is {found.damage}: making it again")
-        return found.damage
+        self.session.progress.message(f"{step.id}: in the cache it is {found.note}: making it again")
+        return found.note
 
     def _from_cache(self, step: Step, entry: ModuleEntry, reason: str) -> Result:
         kept = Kept.from_dict(entry.metadata)

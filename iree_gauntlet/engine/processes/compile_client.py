@@ -193,12 +193,12 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
             _make_folder(log.parent)
         begun = time.monotonic()
         try:
-            server, waiter = self._send(job, prefixes)
-            answer = server.wait(waiter)
-            if answer is None and not waiter.pid and not self._is_cancelled():
-                # That server was killed before it saw the request; nothing was tried yet.
+            for _ in range(2):
                 server, waiter = self._send(job, prefixes)
                 answer = server.wait(waiter)
+                if answer is not None or waiter.pid or self._is_cancelled():
+                    break
+                # That server was killed before it saw the request; nothing was tried yet.
         except _NeverStartedError as error:
             if self._is_cancelled():
                 return Outcome(None, cancelled=True), _CompileDetail()
@@ -251,14 +251,14 @@ class _NeverStartedError(Exception):
     """The server ended before it was ready; the text is its last line."""
 
 
+@dataclass(slots=True)
 class _Waiter:
     """A compile that is waited for."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.done = threading.Event()
-        self.pid = 0
-        self.answer: CompileAnswer | None = None
+    number: int
+    done: threading.Event = field(default_factory=threading.Event)
+    pid: int = 0
+    answer: CompileAnswer | None = None
 
 
 class _ServerProcess:
