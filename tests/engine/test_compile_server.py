@@ -504,7 +504,7 @@ def test_a_batch_names_its_culprits(server: CompileServer, job: CompileJob) -> N
     assert "program0.mlir" in job.stderr.read_text()
     job.output.unlink(missing_ok=True)
     apart = "module attributes {test.other} { func.func @main() { return } }"
-    outcome, _, culprits = server.compile_batch(replace(batch_of(job, PROGRAM, apart), prefixes=("a", "b")))
+    outcome, _, culprits = server.compile_batch(batch_of(job, PROGRAM, apart))
     assert outcome.exit_code == 1
     assert culprits == (1,)
     assert not job.output.exists()

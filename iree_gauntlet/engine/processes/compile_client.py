@@ -65,7 +65,6 @@ class CompileJob:
         cwd: where relative paths begin; empty for the toolkit's own folder.
         timeout: seconds until it gets SIGTERM, and SIGKILL after the server's grace; `inf` for no limit.
         memory_bytes: limit of its address space, the compiler's own 0.3 GB included; 0 for none.
-        prefixes: of many programs, put before the names of each one's symbols; `c0_`, `c1_`, … where empty.
     """
 
     programs: tuple[str, ...]
@@ -76,7 +75,6 @@ class CompileJob:
     cwd: str
     timeout: float
     memory_bytes: int = 0
-    prefixes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +159,8 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
             ToolchainError: the server cannot be started.
             GauntletError: a folder is missing or cannot be written.
         """
-        prefixes = job.prefixes or tuple(f"c{index}_" for index in range(len(job.programs)))
+        # What goes before the names of each one's symbols.
+        prefixes = tuple(f"c{index}_" for index in range(len(job.programs)))
         outcome, detail = self._ask(job, prefixes)
         culprits = detail.refused
         if outcome.exit_code and not culprits:
