@@ -14,9 +14,9 @@ from iree_gauntlet import messages
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.engine import Engine, RunOptions
 from iree_gauntlet.engine.modules.batches import Batched
-from iree_gauntlet.engine.operator_suites import OperatorRun, batched, operator_performers, started_runs
+from iree_gauntlet.engine.operator_suites import batched, operator_performers, started_runs
 from iree_gauntlet.engine.plan import Plan, make_plan
-from iree_gauntlet.engine.rounds.confirming import confirm_rules
+from iree_gauntlet.engine.rounds.taken_rounds import confirm_rules
 from iree_gauntlet.engine.run_start import (
     held_against,
     imports_possible,
@@ -397,12 +397,8 @@ def _perform(
     """A session in a run's folder, and what performs steps in it."""
     conduct, run_dir = request.conduct, parts.run_dir
     made_again = run_dir / "made-again" if conduct.force_recompile else None
-    operators = OperatorRun(_compute_jobs(conduct), made_again, parts.runs)
     with open_session(run_dir, journal, parts.progress) as session, ExitStack() as held:
         session.on_cancel(parts.progress.cancel)
-        performers: Mapping[Stage, Callable[[Step], Result | None]] = {}
-        if parts.elsewhere is None:
-            performers = held.enter_context(operator_performers(session, batches, parts.machine, operators))
         settings = RunOptions(
             jobs=_compute_jobs(conduct),
             fail_fast=conduct.stops_early,
@@ -412,6 +408,9 @@ def _perform(
                 conduct.verdict, conduct.confirm_seconds, replace_disturbed=conduct.replaces_disturbed
             ),
         )
+        performers: Mapping[Stage, Callable[[Step], Result]] = {}
+        if parts.elsewhere is None:
+            performers = held.enter_context(operator_performers(session, batches, parts.machine, settings, parts.runs))
         yield session, Engine(session, parts.machine, settings, performers, elsewhere=parts.elsewhere)
 
 

@@ -142,6 +142,9 @@ class KnownFlags:
         return {COMPILE: self.compile, RUN_MODULE: self.run_module, BENCHMARK_MODULE: self.benchmark_module}[tool]
 
 
+NO_FLAGS = KnownFlags(FlagSet(frozenset()), FlagSet(frozenset()), FlagSet(frozenset()))
+
+
 def read_known_flags(toolchain: Toolchain, cache_dir: Path) -> KnownFlags:
     """The flags that a toolchain's tools know.
 

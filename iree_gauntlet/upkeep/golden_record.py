@@ -8,7 +8,7 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet import messages
 from iree_gauntlet.cases import Case, Kind
@@ -25,11 +25,12 @@ from iree_gauntlet.settings import require_ones_own, shown
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from iree_gauntlet.artifacts.store import ArtifactStore
     from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.document import Cell
+    from iree_gauntlet.engine.reference_workers import ReferenceAnswer
     from iree_gauntlet.requests import RunRequest, SelectionRequest
 
 
@@ -41,7 +42,7 @@ _MOST_SHOWN = 10
 _COLUMNS = (Column("MODEL"), Column("RECORDED"), Column("BY", rank=1), Column("OUTPUTS", rank=2))
 
 
-def record(request: RunRequest, known: Mapping[str, Any] | None = None) -> ExitCode:
+def record(request: RunRequest, known: ReferenceAnswer | None = None) -> ExitCode:
     """Records expected outputs of the selected ONNX models; says which of the selected cases are of none.
 
     Each is tried, whatever becomes of the others.
@@ -57,7 +58,7 @@ def record(request: RunRequest, known: Mapping[str, Any] | None = None) -> ExitC
 
 
 def _record_cases(
-    cases: Sequence[tuple[Case, Spec]], store: ArtifactStore, workers: ReferenceWorkers, known: Mapping[str, Any] | None
+    cases: Sequence[tuple[Case, Spec]], store: ArtifactStore, workers: ReferenceWorkers, known: ReferenceAnswer | None
 ) -> ExitCode:
     """Records the expected outputs of cases, and says what became of each; the exit code of the worst."""
     rows: list[tuple[Cell, ...]] = []

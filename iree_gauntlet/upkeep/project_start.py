@@ -9,7 +9,7 @@ import math
 import shlex
 import shutil
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from iree_gauntlet.artifacts.publishing import publishing
 from iree_gauntlet.artifacts.seeded import parse_seeded, write_seeded
 from iree_gauntlet.dialects.json_text import with_member
 from iree_gauntlet.engine.recording import tolerance_flags
+from iree_gauntlet.engine.reference_workers import ReferenceAnswer, ReferencePlan
 from iree_gauntlet.engine.workbench import onnxruntime_version
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.figures import counted
@@ -34,11 +35,11 @@ from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, pack_b
 from iree_gauntlet.workers.iree_side.rounding import FLOAT_TYPES, allow_of_others, difference
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from iree_gauntlet.engine.reference_workers import ReferenceWorkers
+    from iree_gauntlet.engine.reference_workers import ModelOutput, ReferenceWorkers
     from iree_gauntlet.upkeep.input_choices import InputChoice
     from iree_gauntlet.upkeep.onnx_program import OnnxProgram
     from iree_gauntlet.upkeep.upkeep_requests import InitRequest
@@ -259,7 +260,7 @@ class ChosenInputs:
     choices: tuple[InputChoice, ...]
     tried: tuple[str, ...] = ()
     runs: bool | None = None
-    said: Mapping[str, Any] | None = None
+    said: ReferenceAnswer | None = None
 
 
 def _choose_inputs(program: OnnxProgram, workers: ReferenceWorkers | None) -> ChosenInputs:
@@ -275,29 +276,23 @@ def _choose_inputs(program: OnnxProgram, workers: ReferenceWorkers | None) -> Ch
             break
         plan = _plan(program, wanted, workers.folder / name, last=wanted[-1] is sets[-1])
         try:
-            said = workers.answer("run_onnx", program.path.name, plan)
+            said = workers.answer("run_onnx", program.path.name, plan, ReferenceAnswer)
         except GauntletError as error:
             tried.append(error.what.removeprefix(f"{program.path.name}: "))
             continue
-        tried += said["refused"]
-        found = ChosenInputs(wanted[said["taken"]], tuple(dict.fromkeys(tried)), runs=True, said=said)
-        if said["tells"]:
+        tried += said.refused
+        found = ChosenInputs(wanted[said.taken], tuple(dict.fromkeys(tried)), runs=True, said=said)
+        if said.tells:
             return found
         idle = idle or found
     return idle or ChosenInputs(sets[0], tuple(dict.fromkeys(tried)), runs=False)
 
 
-def _plan(program: OnnxProgram, sets: Sequence[Sequence[InputChoice]], folder: Path, *, last: bool) -> dict[str, Any]:
+def _plan(program: OnnxProgram, sets: Sequence[Sequence[InputChoice]], folder: Path, *, last: bool) -> ReferencePlan:
     """What `run_onnx` is told: to run a program on the first of several sets of inputs that will do."""
     folder.mkdir()
-    return {
-        "model": str(program.path.resolve()),
-        "inputs": [[_write_given(choice, folder) for choice in choices] for choices in sets],
-        "cwd": str(folder),
-        "folder": str(folder),
-        "tolerances": None,
-        "last": last,
-    }
+    inputs = tuple(tuple(_write_given(choice, folder) for choice in choices) for choices in sets)
+    return ReferencePlan(str(program.path.resolve()), inputs, str(folder), str(folder), None, last)
 
 
 def _check_outputs(
@@ -306,29 +301,29 @@ def _check_outputs(
     """What a reference says of outputs that somebody gave, a line for each that it computes otherwise."""
     plan = _plan(program, [choices], workers.folder / "given", last=True)
     try:
-        said = workers.answer("run_onnx", program.path.name, plan)
+        said = workers.answer("run_onnx", program.path.name, plan, ReferenceAnswer)
     except GauntletError as error:
         return [f"no reference has checked the outputs: {error.what}"]
-    by = "{name} {version}".format_map(said["reference"])
+    by = said.reference
     found = []
-    for item, array in zip(said["outputs"], outputs, strict=True):
-        name = f"output {item['name']}"
-        if list(array.shape) != item["shape"]:
-            what = f"--data: {name} is {list(array.shape)}, and {by} gives {item['shape']} for these inputs"
+    for item, array in zip(said.outputs, outputs, strict=True):
+        name = f"output {item.name}"
+        if array.shape != item.shape:
+            what = f"--data: {name} is {list(array.shape)}, and {by} gives {list(item.shape)} for these inputs"
             raise UsageError(what, "Give outputs of these inputs, or none to have them recorded.")
         element = ELEMENT_TYPES[array.dtype.name]
         computed = _read_back(item, array)
         limit = allow_of_others(element, [array]).atol if element in FLOAT_TYPES else 0.0
         apart = difference(array, computed)
-        if not item["differs"] and apart > limit:
+        if not item.differs and apart > limit:
             how_far = f", by up to {apart:.3g}" if math.isfinite(apart) else ""
             found.append(f"{name}: {by} gives other numbers{how_far}")
     return found
 
 
-def _read_back(item: Mapping[str, Any], like: NDArray[Any]) -> NDArray[Any]:
+def _read_back(item: ModelOutput, like: NDArray[Any]) -> NDArray[Any]:
     """An output of a worker, as an array of another's type."""
-    content = Path(item["file"]).read_bytes()
+    content = item.file.read_bytes()
     if pack_bytes(like) == content:
         return like
     if len(content) != like.nbytes:
@@ -407,7 +402,7 @@ def _choose_tolerance(outputs: Sequence[NDArray[Any]]) -> tuple[str, ...]:
     by_type: dict[str, list[NDArray[Any]]] = {}
     for array in outputs:
         by_type.setdefault(ELEMENT_TYPES[array.dtype.name], []).append(array)
-    floats = {name: asdict(allow_of_others(name, arrays)) for name, arrays in by_type.items() if name in FLOAT_TYPES}
+    floats = {name: allow_of_others(name, arrays) for name, arrays in by_type.items() if name in FLOAT_TYPES}
     return tolerance_flags(floats)
 
 

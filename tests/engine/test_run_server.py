@@ -18,7 +18,7 @@ import pytest
 
 from iree_gauntlet.cases import KINDS_AT, Allclose, FailureKind, Origin, Stage, Verdict
 from iree_gauntlet.engine.processes.processes import Processes
-from iree_gauntlet.engine.processes.run_client import RunAnswer, RunJob, RunServers, RunVerdict
+from iree_gauntlet.engine.processes.run_client import RunAnswer, RunJob, RunOutput, RunServers, RunVerdict
 from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor
 from iree_gauntlet.engine.served_threshold import check_served_threshold, run_job
 from iree_gauntlet.engine.threshold import check_threshold
@@ -331,7 +331,7 @@ def test_the_tool_decides_on_a_failure_that_nobody_expects(
 ) -> None:
     class Confused(RunServers):
         def run(self, job: RunJob) -> RunAnswer:  # noqa: ARG002
-            return RunAnswer(Outcome(1), RunVerdict.MISMATCH, outputs=({"index": 0, "type": "", "passed": False},))
+            return RunAnswer(Outcome(1), RunVerdict.MISMATCH, outputs=(RunOutput(0, "", False, 0, ""),))
 
     flags = ["--function=f32", "--input=2xf32=1 2", "--expected_output=2xf32=1 2"]
     with Confused(sys.executable, 1) as confused:
