@@ -239,7 +239,9 @@ def operator_performers(
         batches = None
         if plan.wanted:
             forced = options.made_again is not None
-            batches = BatchCompiler(compiles, machine.modules, plan.members, memory_bytes=memory, forced=forced)
+            batches = BatchCompiler(
+                compiles, machine.modules, plan.members, memory_bytes=memory, forced=forced, progress=session.progress
+            )
         steps = OperatorSteps(session, maker, {step.id: step for step in mine if step.stage is Stage.COMPILE}, batches)
         performers: dict[Stage, Callable[[Step], Result]] = {}
         if batches is not None:

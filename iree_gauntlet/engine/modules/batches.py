@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.engine.commands import makes_dumps
-from iree_gauntlet.engine.modules.module_cache import EntryGoneError, ModuleCache, ModuleEntry, link_or_copy
+from iree_gauntlet.engine.modules.module_cache import EntryGoneError, Lookup, ModuleCache, ModuleEntry, link_or_copy
 from iree_gauntlet.engine.modules.module_key import join_flags, make_key
 from iree_gauntlet.engine.modules.modules import is_edited
 from iree_gauntlet.engine.processes.compile_client import EXIT_DEFECT, EXIT_UNWRITABLE, CompileJob, CompileServer
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from iree_gauntlet.engine.processes.supervisor import Outcome
+    from iree_gauntlet.progress import Progress
 
 
 # Its value is a path of the step's own folder; a batch has none of its own.
@@ -160,6 +161,7 @@ class BatchCompiler:
         members: compile steps of each batch, by the id of its step.
         memory_bytes: that a compile may take; 0 for no limit.
         forced: whether the cache is not to be looked into.
+        progress: is told of what the cache has lost.
     """
 
     server: CompileServer
@@ -167,6 +169,7 @@ class BatchCompiler:
     members: Mapping[str, Sequence[Step]]
     memory_bytes: int
     forced: bool
+    progress: Progress
     # The modules of each batch that was made.
     _made: dict[str, list[_BatchPart]] = field(default_factory=dict)
     _mutex: threading.Lock = field(default_factory=threading.Lock)
@@ -186,10 +189,12 @@ class BatchCompiler:
         folder = Path(step.folder)
         folder.mkdir(parents=True, exist_ok=True)
         key = make_key(dict(step.cache.ingredients))
-        found = None if self.forced else self.cache.lookup(key).entry
+        found = Lookup(None) if self.forced else self.cache.lookup(key)
+        if found.note:
+            self.progress.message(f"{step.id}: in the cache it is {found.note}: making it again")
         tally = _Tally()
         members = self.members[step.id]
-        kept = self._find_kept(found, folder)
+        kept = self._find_kept(found.entry, folder)
         if kept is None:
             missing = [number for number, member in enumerate(members) if not member.cache.hit]
             parts = self._compile(step, missing, tally)
