@@ -21,12 +21,13 @@ from pydantic import (
 )
 
 from iree_gauntlet.cases import SPEC_STAGES, OnnxImport
-from iree_gauntlet.dialects.spec_file import FieldError, did_you_mean, problems_of, without_strange_fields
+from iree_gauntlet.dialects.spec_file import FieldError, did_you_mean, load_json, problems_of, without_strange_fields
 from iree_gauntlet.targets import DEVICES, FAMILIES, Target, flags_for
 from iree_gauntlet.written_numbers import parse_c_float, parse_c_integer, split_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
+    from pathlib import Path
 
     from pydantic import GetJsonSchemaHandler
     from pydantic_core import CoreSchema
@@ -367,9 +368,17 @@ def validated(model: type[_Document], content: object, name: str, text: str) -> 
         return None, problems_of(error, model, name, text)
 
 
-def tolerant(
-    model: type[_Document], content: dict[str, Any], name: str, text: str
-) -> tuple[_Document | None, list[Problem], list[Problem]]:
-    """As `validated`, of a document whose format may have gained fields since; they are passed over, with warnings."""
+def read_tolerant(
+    model: type[_Document], path: Path, name: str, plain: Callable[[str], str] | None = None
+) -> tuple[_Document | None, str, list[Problem], list[Problem]]:
+    """Reads a file of a format that may have gained fields since; they are passed over, with warnings.
+
+    Returns:
+        The document or None, its text, what is wrong with it, and the warnings.
+    """
+    content, text, problems = load_json(path, name, plain)
+    if content is None:
+        return None, text, problems, []
     content, warnings = without_strange_fields(content, model.model_fields, name, text)
-    return *validated(model, content, name, text), warnings
+    document, problems = validated(model, content, name, text)
+    return document, text, problems, warnings

@@ -30,9 +30,9 @@ from iree_gauntlet.dialects.configured_suites import (
     with_own_names,
 )
 from iree_gauntlet.dialects.fields import Count, Positive, StrictDocument, Text, Texts, in_schema, one_of, present
-from iree_gauntlet.dialects.json_text import line_of, lines_of_items
+from iree_gauntlet.dialects.json_text import lines_of_items
 from iree_gauntlet.dialects.locations import CASE_FOLDER, flag_variables, strange_variables
-from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, nearest
+from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, nearest, problem_at
 from iree_gauntlet.errors import Problem, UsageError
 
 if TYPE_CHECKING:
@@ -105,20 +105,24 @@ class SuiteConfig(Config):
 
 
 def _read_op_config(path: Path, name: str) -> SuiteConfig:
-    """Reads a config."""
-    config, comments = read_config(path, name, OpConfig, SuiteConfig)
+    config = read_config(path, name, OpConfig, SuiteConfig)
     document, text = config.document, config.text
     if document is None:
         return config
-    reason = _read_reasons(text, comments) if comments else lambda where, _: f"in {where}"
     known = {CASE_FOLDER: "", **flag_variables()}
     strange = [
-        _describe_problem(name, text, "iree_compile_flags", index, what, hint)
+        problem_at(name, text, ["iree_compile_flags", index], what, hint)
         for index, flag in enumerate(document.iree_compile_flags)
         for what, hint in strange_variables(flag, known)
     ]
     if strange:
         return SuiteConfig(path, name, problems=tuple(strange))
+    lines = {where: lines_of_items(text, [where]) if config.comments else [] for where in _LISTS}
+
+    def reason(where: str, index: int) -> str:
+        """What the comment on an entry's line says."""
+        return (config.comments.get(lines[where][index]) if config.comments else "") or f"in {where}"
+
     skips: dict[str, tuple[tuple[Stage, str], ...]] = {}
     for where, stages in _SKIPS.items():
         for index, entry in enumerate(getattr(document, where)):
@@ -137,12 +141,6 @@ def _read_op_config(path: Path, name: str) -> SuiteConfig:
     return replace(config, skips=skips, expected=expected, warnings=warnings)
 
 
-def _read_reasons(text: str, comments: Mapping[int, str]) -> Callable[[str, int], str]:
-    """What the comment on an entry's line says, by list and index."""
-    lines = {where: lines_of_items(text, [where]) for where in _LISTS}
-    return lambda where, index: comments.get(lines[where][index], "") or f"in {where}"
-
-
 def _find_idle(name: str, text: str, document: OpConfig) -> Iterator[Problem]:
     """Entries that say nothing: they stand twice in a list, or expect a failure of a stage that is skipped."""
     skipped = {skip: frozenset(getattr(document, skip)) for skip in _SKIPS}
@@ -152,12 +150,12 @@ def _find_idle(name: str, text: str, document: OpConfig) -> Iterator[Problem]:
         for index, entry in enumerate(getattr(document, where)):
             if before.setdefault(entry, index) != index:
                 message = f"{entry!r} stands in this list before ([{before[entry]}])"
-                yield _describe_problem(name, text, where, index, message, "Remove one of the two.")
+                yield problem_at(name, text, [where, index], message, "Remove one of the two.")
                 continue
             skip = next((skip for skip, stages in _SKIPS.items() if stage in stages and entry in skipped[skip]), "")
             if skip:
                 message = f"{entry!r} stands in {skip} too, and is skipped: what does not run cannot fail"
-                yield _describe_problem(name, text, where, index, message, "Remove it from one of the two.")
+                yield problem_at(name, text, [where, index], message, "Remove it from one of the two.")
 
 
 def _find_unmatched(config: SuiteConfig, known: Collection[str], is_case: Callable[[str], bool]) -> Iterator[Problem]:
@@ -179,7 +177,7 @@ def _find_unmatched(config: SuiteConfig, known: Collection[str], is_case: Callab
             message = f"{entry!r} names no case" + (f"; did you mean {near!r}?" if near else "")
             hint = "Write the case's folder from the suite's root, or remove the entry."
             if where == "golden_times_ms":
-                yield _describe_problem(config.name, config.text, where, entry, message, hint)
+                yield problem_at(config.name, config.text, [where, entry], message, hint)
             else:
                 yield Problem(config.name, lines[index], f"{where}[{index}]", message, hint)
 
@@ -189,11 +187,6 @@ def _find_nearest(entry: str, known: Collection[str]) -> str:
     folder, _, name = entry.rpartition("/")
     siblings = {other.rpartition("/")[2]: other for other in known if other.rpartition("/")[0] == folder}
     return siblings.get(nearest(name, siblings), "") if siblings else nearest(entry, known)
-
-
-def _describe_problem(name: str, text: str, where: str, place: int | str, message: str, hint: str) -> Problem:
-    field_name = f"{where}[{place}]" if isinstance(place, int) else f"{where}.{place}"
-    return Problem(name, line_of(text, [where, place]), field_name, message, hint)
 
 
 def _lengthen_name(text: str) -> str:
