@@ -7,25 +7,22 @@ with it: a worker that dies takes it along.
 
 from __future__ import annotations
 
-import base64
-import json
 import os
-import pickle
 import shutil
 import sys
 import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import EXPECTED_OUTPUT, Stage, Verdict
 from iree_gauntlet.cluster.health import DeviceHealth
-from iree_gauntlet.cluster.link import with_paths
+from iree_gauntlet.cluster.link import Began, BrokenRunError, OrderAnswer, UnfitDeviceError, decode, encode, with_paths
 from iree_gauntlet.cluster.offers import LOCAL
 from iree_gauntlet.engine.modules.modules import note_made_again
 from iree_gauntlet.engine.session import open_session
@@ -53,14 +50,16 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
 
 
-# Of files that go back with a result.
+# Of files that go back with a result, each and together; of a longer one beginning and end.
+_MOST_OF_A_FILE = 256 << 10
+_MOST_OF_A_STEP = 1 << 20
 _SMALL_FILES = frozenset({".txt", ".json"})
 
 
 class _Output:
     """Standard output, a line at a time, until it is closed."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
         self._mutex = threading.Lock()
         self._closed = False
@@ -70,35 +69,30 @@ class _Output:
         with self._mutex:
             self._closed = True
 
-    def write(self, message: dict[str, Any]) -> None:
-        """Write a message; who read it may be gone, which standard input says too."""
-        line = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
-        with self._mutex:
-            if self._closed:
-                return
-            try:
-                self._stream.write(f"{line}\n")
+    def write(self, number: int | None, message: object) -> None:
+        """Answers an order, or says how the run has begun; who read it may be gone, which standard input says too."""
+        line = encode((number, message))
+        with self._mutex, suppress(BrokenPipeError, ValueError):
+            if not self._closed:
+                self._stream.write(line)
                 self._stream.flush()
-            except (BrokenPipeError, ValueError):
-                return
 
 
 class _PartOfRun(Protocol):
     """What is done of a run here."""
 
-    def do(self, order: Order) -> dict[str, Any]:
-        """The answer to an order."""
+    def do(self, order: Order) -> OrderAnswer:
+        """The answer to an order.
+
+        Raises:
+            UnfitDeviceError: the device that it is to use does not pass.
+        """
 
     def rest(self) -> None:
         """Nothing is to be done for now."""
 
     def abort(self) -> None:
         """Ends what is under way."""
-
-
-def _read(line: bytes) -> Any:
-    # From the worker alone, which has it from the run: both may have anything done here.
-    return pickle.loads(base64.b64decode(line))  # noqa: S301
 
 
 @contextmanager
@@ -123,9 +117,9 @@ class Done:
     result: Result
     missing: tuple[str, ...] = ()
 
-    def as_dict(self, renamed: Mapping[str, str]) -> dict[str, Any]:
+    def as_answer(self, renamed: Mapping[str, str]) -> OrderAnswer:
         """As an answer, with other paths in place of some."""
-        return {"result": with_paths(self.result.as_dict(), renamed), "missing": list(self.missing)}
+        return OrderAnswer(with_paths(self.result.as_dict(), renamed), missing=self.missing)
 
 
 class HereSteps:
@@ -214,22 +208,22 @@ class RunPart:
         self._health = health
         self._renamed = renamed
 
-    def do(self, order: Order) -> dict[str, Any]:
-        """The answer to an order: a `result`, its `files`, and `missing` ones; or why the device is `unfit`."""
+    def do(self, order: Order) -> OrderAnswer:
+        """The answer to an order, with the step's small files."""
         if order.step not in self._steps:
-            return {"result": Result(Verdict.ERROR, f"{order.step} is not in this worker's plan").as_dict()}
+            return OrderAnswer(Result(Verdict.ERROR, f"{order.step} is not in this worker's plan").as_dict())
         step = replace(self._steps.on_device(order.step, order.device), goldens=order.goldens)
         try:
             unfit = self._health.due(order.device, timed=step.resources.exclusive)
         except GauntletError as error:
             # The machine was not to be had for it: the step would have fared alike.
-            return {"result": Result(Verdict.ERROR, error.what, tail=(error.hint,), notes=step.notes).as_dict()}
+            return OrderAnswer(Result(Verdict.ERROR, error.what, tail=(error.hint,), notes=step.notes).as_dict())
         if unfit:
-            return {"unfit": unfit}
+            raise UnfitDeviceError(unfit)
         done = self._steps.do(step, order.made)
         if done.result.crashed or done.result.timed_out:
             self._health.distrust(order.device)
-        return {**done.as_dict(self._renamed), "files": self._list_files(step)}
+        return replace(done.as_answer(self._renamed), files=tuple(self._read_small_files(Path(step.folder))))
 
     def rest(self) -> None:
         """Nothing is to be done for now."""
@@ -239,12 +233,22 @@ class RunPart:
         """Ends what is under way."""
         self._engine.abort()
 
-    def _list_files(self, step: Step) -> list[str]:
-        folder = Path(step.folder)
-        found = sorted(folder.iterdir()) if folder.is_dir() else []
-        return [
-            str(path.relative_to(self._run_dir)) for path in found if path.suffix in _SMALL_FILES and path.is_file()
-        ]
+    def _read_small_files(self, folder: Path) -> Iterator[tuple[str, bytes]]:
+        """Names and contents; of a long one, its beginning and end."""
+        left = _MOST_OF_A_STEP
+        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+            if path.suffix not in _SMALL_FILES or not path.is_file():
+                continue
+            try:
+                content = path.read_bytes()
+            except OSError:
+                continue
+            most = min(_MOST_OF_A_FILE, left)
+            if len(content) > most:
+                cut = f"\n[… {len(content) - most} bytes left on the worker …]\n".encode()
+                content = content[: most // 2] + cut + content[len(content) - most // 2 :]
+            left = max(0, left - len(content))
+            yield str(path.relative_to(self._run_dir)), content
 
 
 class RoundsPart:
@@ -268,27 +272,28 @@ class RoundsPart:
         self._session: Session[EventLog] | None = None
         self._ended = False
 
-    def do(self, order: Order) -> dict[str, Any]:
-        """The answer to an order: a `result` with the `events` of what was measured, or `missing` files."""
+    def do(self, order: Order) -> OrderAnswer:
+        """The answer to an order, with the events of what was measured."""
         steps = []
         for name, side in self._sides.items():
             step = side.on_device(order.step, order.device)
-            made = [_strip_side(item, name) for item in order.made if item.step.startswith(f"{name} ")]
+            own = [item for item in order.made if item.step.startswith(f"{name} ")]
+            made = [replace(item, step=item.step.removeprefix(f"{name} ")) for item in own]
             if (failed := side.needed(step, made)) is not None:
                 result = replace(failed.result, reason=f"{name}: {failed.result.reason}")
-                return replace(failed, result=result).as_dict(self._renamed)
+                return replace(failed, result=result).as_answer(self._renamed)
             steps.append(step)
         # Nothing of the sides' keeps the machine from being quiet.
         self.rest()
         try:
             if unfit := self._health.due(order.device, timed=True):
-                return {"unfit": unfit}
+                raise UnfitDeviceError(unfit)
             settings = self._settings
             pair = pair_of(steps[0].chain, (steps[0], steps[1]), settings.metric, settings.rounds)
             events = self._measure(pair, order.seconds)
         except GauntletError as error:
-            return {"result": Result(Verdict.ERROR, error.what, tail=(error.hint,)).as_dict()}
-        return {"result": Result(Verdict.PASSED).as_dict(), "events": with_paths(events, self._renamed)}
+            return OrderAnswer(Result(Verdict.ERROR, error.what, tail=(error.hint,)).as_dict())
+        return OrderAnswer(Result(Verdict.PASSED).as_dict(), events=tuple(with_paths(events, self._renamed)))
 
     def rest(self) -> None:
         """Nothing is to be done for now."""
@@ -326,10 +331,6 @@ class RoundsPart:
         return events
 
 
-def _strip_side(made: Made, side: str) -> Made:
-    return replace(made, step=made.step.removeprefix(f"{side} "))
-
-
 def _list_tools(side: HereSteps) -> SideTools:
     compiles: list[Step] = [step for step in side.run.steps if step.stage is Stage.COMPILE]
     outputs = [dict(step.outputs) for step in compiles]
@@ -352,37 +353,39 @@ def _take_part(order: RunOrder, stack: ExitStack) -> tuple[_PartOfRun, dict[str,
 
 def main() -> None:
     """Takes part in a run until standard input ends."""
-    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    stream = os.fdopen(os.dup(1), "wb")
     # What anything here prints goes to the log.
     os.dup2(2, 1)
     output = _Output(stream)
     lines = sys.stdin.buffer
-    order: RunOrder = _read(lines.readline())
+    order: RunOrder = decode(lines.readline())
     # Steps that are under way when the input ends are cancelled by the session, and are waited for.
     with ExitStack() as stack:
         try:
             part, unfit = _take_part(order, stack)
         except GauntletError as error:
-            output.write({"refused": error.on_one_line})
+            output.write(None, Began(error.on_one_line))
             return
-        output.write({"ready": True, "unfit": unfit})
+        output.write(None, Began(unfit=tuple(unfit.items())))
         jobs = order.runs[0].request.conduct.jobs
         pool = stack.enter_context(ThreadPoolExecutor(jobs, thread_name_prefix="step"))
 
         def answer(number: int, message: Order) -> None:
             try:
-                said = part.do(message)
+                said: OrderAnswer | UnfitDeviceError = part.do(message)
+            except UnfitDeviceError as error:
+                said = error
             except BaseException as error:
                 # A defect of ours: whoever asked is not left waiting, and the log has the rest.
-                output.write({"answer": number, "broken": f"{type(error).__name__}: {error}"})
+                output.write(number, BrokenRunError(f"{type(error).__name__}: {error}"))
                 traceback.print_exc()
                 raise
             part.rest()
-            output.write({"answer": number, **said})
+            output.write(number, said)
 
         try:
             while line := lines.readline():
-                number, message = _read(line)
+                number, message = decode(line)
                 pool.submit(answer, number, message)
         finally:
             # What is cut short has no result.
