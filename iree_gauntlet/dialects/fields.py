@@ -159,10 +159,6 @@ def _check_flag(text: str) -> str:
     return text
 
 
-def _is_plain_name(text: str) -> bool:
-    return text not in ("", ".", "..") and not set(text) & set("/\\\0")
-
-
 def _is_relative_path(text: str) -> bool:
     path = PurePosixPath(text)
     return bool(path.parts) and not (path.is_absolute() or ".." in path.parts or set(text) & set("\\\0"))
@@ -178,11 +174,6 @@ def _is_releases(text: str) -> bool:
     except InvalidSpecifier:
         return False
     return True
-
-
-def _read_truth(value: object) -> object:
-    """`"True"` is true for the programs that read sharktank's files, and stands in some of them."""
-    return True if value == "True" else value
 
 
 def _check_not_blank(text: str) -> str:
@@ -214,11 +205,17 @@ Word = Annotated[str, expecting("one word of letters, digits, '_', '-' and '.'",
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 InputText = Annotated[str, AfterValidator(_check_input_text)]
-PlainName = Annotated[str, expecting("a file name without folders", _is_plain_name)]
+PlainName = Annotated[
+    str,
+    expecting("a file name without folders", lambda text: text not in ("", ".", "..") and not set(text) & set("/\\\0")),
+]
 RelativePath = Annotated[str, expecting("a relative path without '..'", _is_relative_path)]
 _Releases = Annotated[str, expecting("a release such as 3.13.0, or a range such as >=3.13", _is_releases)]
+# `"True"` is true for the programs that read sharktank's files, and stands in some of them.
 Truth = Annotated[
-    bool, BeforeValidator(_read_truth), WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "True"}]})
+    bool,
+    BeforeValidator(lambda value: True if value == "True" else value),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "True"}]}),
 ]
 WholeNumber = Annotated[float, Field(gt=0, lt=1 << 31), AfterValidator(_check_whole)]
 Timeouts = Annotated[

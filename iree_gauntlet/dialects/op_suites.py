@@ -189,10 +189,6 @@ def _find_nearest(entry: str, known: Collection[str]) -> str:
     return siblings.get(nearest(name, siblings), "") if siblings else nearest(entry, known)
 
 
-def _lengthen_name(text: str) -> str:
-    return _SHORT_NAMES.get(text.lower(), text)
-
-
 def _check_number(value: object) -> object:
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"expected a finite number, true or false, found {value!r}")
@@ -217,7 +213,11 @@ def _is_object(value: object) -> str:
     return f"{BRANCH}object" if isinstance(value, dict) else f"{BRANCH}plain"
 
 
-ElementType = Annotated[str, AfterValidator(_lengthen_name), one_of("element type", ELEMENT_TYPES, _SHORT_SPELLINGS)]
+ElementType = Annotated[
+    str,
+    AfterValidator(lambda text: _SHORT_NAMES.get(text.lower(), text)),
+    one_of("element type", ELEMENT_TYPES, _SHORT_SPELLINGS),
+]
 Number = Annotated[Any, AfterValidator(_check_number), WithJsonSchema({"type": ["number", "boolean"]})]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -425,24 +425,28 @@ def read_op_specs(
     if asked:
         roots = _place_by_entries(roots, candidates, _read_entries(asked, prefix))
     keys = {folder.path: _name_keys(folder, root) for root, inside in roots.items() for folder in inside}
-    used = {root: _select_asked(root, asked, roots) or _find_configs(root) for root in roots}
+    # What is asked for and lies in another root's own folder is not meant for a root.
+    own = {root: Path(root, CONFIGS).resolve() for root in roots}
+    used = {
+        root: tuple(
+            path for path in asked if path.resolve().parent not in {own[other] for other in roots} - {own[root]}
+        )
+        or _find_configs(root)
+        for root in roots
+    }
     configs = _read_configs(used, {root: [keys[item.path] for item in roots[root]] for root in roots}, prefix)
     specs = []
     for root, inside in roots.items():
         files = [next(name for name in _CASE_FILES if name in folder.files) for folder in inside]
         names = [f"{folder.path}/{file}".removeprefix(prefix) for folder, file in zip(inside, files, strict=True)]
-        problems = () if used[root] else (_without_config(root.removeprefix(prefix), names[0]),)
-        suite = ConfiguredSuite(tuple(configs[path] for path in used[root]), problems)
+        called = root.removeprefix(prefix)
+        hint = f"Write {called}/{CONFIGS}/NAME.json, or give one as --config:\n{_EXAMPLE}"
+        lacking = Problem(names[0], 0, "", f"its operator suite {called} has no config", hint)
+        suite = ConfiguredSuite(tuple(configs[path] for path in used[root]), () if used[root] else (lacking,))
         for folder, name in zip(inside, names, strict=True):
             model, _, stem = keys[folder.path][0].rpartition("/")
             specs.append(OpSpec(suite, name, model or Path(root).name, stem, folder, keys[folder.path]))
     return specs
-
-
-def _select_asked(root: str, asked: Sequence[Path], roots: Iterable[str]) -> tuple[Path, ...]:
-    """The configs that are asked for and may be meant for a root: not those of another root's own folder."""
-    others = {Path(other, CONFIGS).resolve() for other in roots if other != root}
-    return tuple(path for path in asked if path.resolve().parent not in others)
 
 
 def _find_configs(root: str) -> tuple[Path, ...]:
@@ -520,11 +524,6 @@ def _name_keys(folder: CaseFolder, root: str) -> tuple[str, ...]:
     if TORCH_FILE not in folder.files:
         return (path,)
     return tuple(dict.fromkeys((path, path.removeprefix(_GENERATED), "/".join(folder.path.split("/")[-2:]))))
-
-
-def _without_config(root: str, case: str) -> Problem:
-    hint = f"Write {root}/{CONFIGS}/NAME.json, or give one as --config:\n{_EXAMPLE}"
-    return Problem(case, 0, "", f"its operator suite {root} has no config", hint)
 
 
 def _read_configs(
