@@ -122,45 +122,45 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """A worker has done an order."""
+class OrderEvent:
+    """What has become of an order, or of what it needs."""
 
     worker: str
     step: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answered(OrderEvent):
+    """A worker has done an order."""
+
     answer: OrderAnswer
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class Broken(OrderEvent):
     """What does the steps of the run on a worker has ended with an order undone; it is begun again.
 
     A `Joined` or a `Refused` follows.
     """
 
-    worker: str
-    step: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Supplied:
+class Supplied(OrderEvent):
     """Files were brought to a worker for a step, or were not, for a reason."""
 
-    worker: str
-    step: str
     missing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Unfit:
+class Unfit(OrderEvent):
     """A worker has not done an order, as its device failed the health check."""
 
-    worker: str
-    step: str
     reason: str
 
 
-Event = Joined | Refused | Left | Answered | Broken | Supplied | Unfit
+Event = Joined | Refused | Left | OrderEvent
 
 
 class Link(Protocol):
@@ -182,7 +182,7 @@ class Link(Protocol):
         """Has all workers end what they do for this run."""
 
 
-def list_places(run_dir: Path, machine: Workbench) -> tuple[str, ...]:
+def _list_places(run_dir: Path, machine: Workbench) -> tuple[str, ...]:
     """Folders of this machine, empty for none: results are to say what is true where a run was started.
 
     They are the run's, the cache's, those of the compiler's and the runtime's tools; and the compiler's interpreter.
@@ -201,7 +201,7 @@ class SharedRun:
     Attributes:
         request: what is asked for; a worker's process has it with that worker's own folders.
         compiler, runtime: identities of its IREE; empty for none.
-        places: as of `list_places`, where it was started.
+        places: as of `_list_places`, where it was started.
     """
 
     request: RunRequest
@@ -214,7 +214,7 @@ class SharedRun:
         """A run of this machine's."""
         toolchain = machine.toolchain
         identities = (toolchain.compiler.identity, toolchain.runtime.identity) if toolchain else ("", "")
-        return cls(request, *identities, list_places(run_dir, machine))
+        return cls(request, *identities, _list_places(run_dir, machine))
 
     def require_its_iree(self, toolchain: Toolchain | None) -> None:
         """Makes sure that an IREE is the run's.
@@ -230,7 +230,7 @@ class SharedRun:
 
     def renamed_from(self, run_dir: Path, machine: Workbench) -> dict[str, str]:
         """Paths of a machine that takes part, and what they are where the run was started."""
-        pairs = zip(list_places(run_dir, machine), self.places, strict=True)
+        pairs = zip(_list_places(run_dir, machine), self.places, strict=True)
         return {mine: theirs for mine, theirs in pairs if mine and mine != theirs}
 
 

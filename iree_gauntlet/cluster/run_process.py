@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import EXPECTED_OUTPUT, Stage, Verdict
 from iree_gauntlet.cluster.health import DeviceHealth
@@ -40,7 +40,7 @@ from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.results import Result
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.cluster.link import Made, Order, RunOrder, SharedRun
     from iree_gauntlet.engine.rounds.blocks import Pair
@@ -76,23 +76,6 @@ class _Output:
             if not self._closed:
                 self._stream.write(line)
                 self._stream.flush()
-
-
-class _PartOfRun(Protocol):
-    """What is done of a run here."""
-
-    def do(self, order: Order) -> OrderAnswer:
-        """The answer to an order.
-
-        Raises:
-            UnfitDeviceError: the device that it is to use does not pass.
-        """
-
-    def rest(self) -> None:
-        """Nothing is to be done for now."""
-
-    def abort(self) -> None:
-        """Ends what is under way."""
 
 
 @contextmanager
@@ -201,18 +184,21 @@ class HereSteps:
 class RunPart:
     """What a worker does of a run."""
 
-    def __init__(self, run: Opened, health: DeviceHealth, renamed: Mapping[str, str]) -> None:
-        self._steps = HereSteps(run)
-        self._engine = run.engine
-        self._run_dir = run.session.folder
+    def __init__(self, runs: Sequence[Opened], health: DeviceHealth, renamed: Mapping[str, str]) -> None:
+        self._sides = [HereSteps(run) for run in runs]
         self._health = health
         self._renamed = renamed
 
     def do(self, order: Order) -> OrderAnswer:
-        """The answer to an order, with the step's small files."""
-        if order.step not in self._steps:
+        """The answer to an order, with the step's small files.
+
+        Raises:
+            UnfitDeviceError: the device that it is to use does not pass.
+        """
+        (here,) = self._sides
+        if order.step not in here:
             return OrderAnswer(Result(Verdict.ERROR, f"{order.step} is not in this worker's plan").as_dict())
-        step = replace(self._steps.on_device(order.step, order.device), goldens=order.goldens)
+        step = replace(here.on_device(order.step, order.device), goldens=order.goldens)
         try:
             unfit = self._health.due(order.device, timed=step.resources.exclusive)
         except GauntletError as error:
@@ -220,52 +206,58 @@ class RunPart:
             return OrderAnswer(Result(Verdict.ERROR, error.what, tail=(error.hint,), notes=step.notes).as_dict())
         if unfit:
             raise UnfitDeviceError(unfit)
-        done = self._steps.do(step, order.made)
+        done = here.do(step, order.made)
         if done.result.crashed or done.result.timed_out:
             self._health.distrust(order.device)
-        return replace(done.as_answer(self._renamed), files=tuple(self._read_small_files(Path(step.folder))))
+        files = tuple(_read_small_files(Path(step.folder), here.run.session.folder))
+        return replace(done.as_answer(self._renamed), files=files)
 
     def rest(self) -> None:
         """Nothing is to be done for now."""
-        self._engine.rest()
+        for side in self._sides:
+            side.run.engine.rest()
 
     def abort(self) -> None:
         """Ends what is under way."""
-        self._engine.abort()
-
-    def _read_small_files(self, folder: Path) -> Iterator[tuple[str, bytes]]:
-        """Names and contents; of a long one, its beginning and end."""
-        left = _MOST_OF_A_STEP
-        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-            if path.suffix not in _SMALL_FILES or not path.is_file():
-                continue
-            try:
-                content = path.read_bytes()
-            except OSError:
-                continue
-            most = min(_MOST_OF_A_FILE, left)
-            if len(content) > most:
-                cut = f"\n[… {len(content) - most} bytes left on the worker …]\n".encode()
-                content = content[: most // 2] + cut + content[len(content) - most // 2 :]
-            left = max(0, left - len(content))
-            yield str(path.relative_to(self._run_dir)), content
+        for side in self._sides:
+            side.run.engine.abort()
 
 
-class RoundsPart:
-    """What a worker does of a comparison."""
+def _read_small_files(folder: Path, run_dir: Path) -> Iterator[tuple[str, bytes]]:
+    """Names below a run's folder, and contents; of a long one, its beginning and end."""
+    left = _MOST_OF_A_STEP
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if path.suffix not in _SMALL_FILES or not path.is_file():
+            continue
+        try:
+            content = path.read_bytes()
+        except OSError:
+            continue
+        most = min(_MOST_OF_A_FILE, left)
+        if len(content) > most:
+            cut = f"\n[… {len(content) - most} bytes left on the worker …]\n".encode()
+            content = content[: most // 2] + cut + content[len(content) - most // 2 :]
+        left = max(0, left - len(content))
+        yield str(path.relative_to(run_dir)), content
+
+
+class RoundsPart(RunPart):
+    """What a worker does of a comparison, of whose sides it has the runs.
+
+    Args:
+        folder: of the process.
+    """
 
     def __init__(
         self,
-        sides: tuple[HereSteps, HereSteps],
-        settings: CompareSettings,
+        runs: Sequence[Opened],
         health: DeviceHealth,
         renamed: Mapping[str, str],
+        settings: CompareSettings,
         folder: Path,
     ) -> None:
-        self._sides = dict(zip("AB", sides, strict=True))
+        super().__init__(runs, health, renamed)
         self._settings = settings
-        self._health = health
-        self._renamed = renamed
         self._folder = folder
         self._numbers = count()
         # Of the model that is being measured.
@@ -275,7 +267,7 @@ class RoundsPart:
     def do(self, order: Order) -> OrderAnswer:
         """The answer to an order, with the events of what was measured."""
         steps = []
-        for name, side in self._sides.items():
+        for name, side in zip("AB", self._sides, strict=True):
             step = side.on_device(order.step, order.device)
             own = [item for item in order.made if item.step.startswith(f"{name} ")]
             made = [replace(item, step=item.step.removeprefix(f"{name} ")) for item in own]
@@ -295,15 +287,9 @@ class RoundsPart:
             return OrderAnswer(Result(Verdict.ERROR, error.what, tail=(error.hint,)).as_dict())
         return OrderAnswer(Result(Verdict.PASSED).as_dict(), events=tuple(with_paths(events, self._renamed)))
 
-    def rest(self) -> None:
-        """Nothing is to be done for now."""
-        for side in self._sides.values():
-            side.run.engine.rest()
-
     def abort(self) -> None:
         """Ends what is under way."""
-        for side in self._sides.values():
-            side.run.engine.abort()
+        super().abort()
         self._ended = True
         if self._session is not None:
             self._session.cancel()
@@ -323,7 +309,7 @@ class RoundsPart:
                 log.write(ENDED, {"machine": read_machine_facts().as_dict(), "failure": failure})
                 verdicts = judge(evidence, rules)
                 if self._settings.metric == "time":
-                    a, b = (_list_tools(side) for side in self._sides.values())
+                    a, b = (_list_tools(side) for side in self._sides)
                     explain_differences(session, verdicts, [pair], (a, b), lambda _: {})
             self._session = None
         events = [event for _, event in read_events(folder / COMPARISON_FILE, "comparison").events]
@@ -337,7 +323,7 @@ def _list_tools(side: HereSteps) -> SideTools:
     return SideTools(side.run.machine, {made["module"]: made for made in outputs})
 
 
-def _take_part(order: RunOrder, stack: ExitStack) -> tuple[_PartOfRun, dict[str, str]]:
+def _take_part(order: RunOrder, stack: ExitStack) -> tuple[RunPart, dict[str, str]]:
     """Takes part in a run, until the stack is left; the devices that it does without come along, with the reasons."""
     runs = [stack.enter_context(_open_here(shared)) for shared in order.runs]
     renamed = dict(order.places)
@@ -345,10 +331,9 @@ def _take_part(order: RunOrder, stack: ExitStack) -> tuple[_PartOfRun, dict[str,
         renamed |= shared.renamed_from(run.session.folder, run.machine)
     health, unfit = DeviceHealth.of(runs[0], order.devices)
     if order.comparison is None:
-        return RunPart(runs[0], health, renamed), unfit
+        return RunPart(runs, health, renamed), unfit
     settings = compare_settings(order.comparison, order.runs[0].request.conduct, here=True)
-    sides = (HereSteps(runs[0]), HereSteps(runs[1]))
-    return RoundsPart(sides, settings, health, renamed, Path(order.folder)), unfit
+    return RoundsPart(runs, health, renamed, settings, Path(order.folder)), unfit
 
 
 def main() -> None:

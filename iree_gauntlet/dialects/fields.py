@@ -125,12 +125,20 @@ def _parse_value(token: str, element_type: str) -> None:
         raise ValueError("expected bytes in hexadecimal digits, such as 01")
 
 
-def require_type(value: str, field: str) -> None:
-    """Refuses what is no tensor type, next to the field of a file of raw bytes.
+def require_type(value: str, source: str, field: str) -> None:
+    """Refuses what is no tensor type next to the field of a file of raw bytes, and any next to what says its own.
 
     Raises:
-        FieldError: it is none.
+        FieldError: it is refused.
     """
+    if source.split("?", maxsplit=1)[0].endswith(".npy"):
+        raise FieldError(
+            "value",
+            f"{value!r} with an .npy file: iree-run-module would read the file's header as numbers; "
+            "remove 'value', an .npy file carries its own type",
+        )
+    if source.startswith("random:"):
+        raise FieldError("value", f"{value!r} with a random:// source: its URL says the type; remove 'value'")
     if not TENSOR_TYPE.fullmatch(value):
         raise FieldError("value", f"expected a tensor type with {field!r}, such as 1x64xf16, found {value!r}")
 
@@ -336,22 +344,6 @@ class ProgramDocument(StrictDocument):
             return None
         options = self.onnx_import or ImportOptions()
         return OnnxImport(options.opset, tuple((name, tuple(shape)) for name, shape in options.shapes.items()))
-
-
-def require_no_type(value: str, source: str) -> None:
-    """Refuses a tensor type next to a source that says its own.
-
-    Raises:
-        FieldError: it does.
-    """
-    if source.split("?", maxsplit=1)[0].endswith(".npy"):
-        raise FieldError(
-            "value",
-            f"{value!r} with an .npy file: iree-run-module would read the file's header as numbers; "
-            "remove 'value', an .npy file carries its own type",
-        )
-    if source.startswith("random:"):
-        raise FieldError("value", f"{value!r} with a random:// source: its URL says the type; remove 'value'")
 
 
 def validated(model: type[_Document], content: object, name: str, text: str) -> tuple[_Document | None, list[Problem]]:

@@ -29,7 +29,7 @@ from iree_gauntlet.dialects.configured_suites import (
     same_names,
     with_own_names,
 )
-from iree_gauntlet.dialects.fields import Count, Positive, StrictDocument, Text, Texts, in_schema, one_of, present
+from iree_gauntlet.dialects.fields import Count, Positive, StrictDocument, Text, in_schema, one_of, present
 from iree_gauntlet.dialects.json_text import lines_of_items
 from iree_gauntlet.dialects.locations import CASE_FOLDER, flag_variables, strange_variables
 from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, nearest, problem_at
@@ -229,28 +229,22 @@ Factor = Annotated[
 ]
 
 
+def _list_of_cases(what: str) -> Any:
+    return Field(default_factory=list, description=f"Case folders, relative to the suite's root: {what}.")
+
+
 class OpConfig(SuiteDocument):
     """How the cases of a suite are compiled and run, and what is expected of them.
 
     The lists name case folders, relative to the suite's root.
     """
 
-    skip_compile_tests: Texts = Field(
-        description="Case folders, relative to the suite's root: not compiled, and not run."
-    )
-    skip_run_tests: Texts = Field(description="Case folders, relative to the suite's root: compiled only.")
-    expected_compile_failures: Texts = Field(
-        description="Case folders, relative to the suite's root: the compile is expected to fail."
-    )
-    expected_run_failures: Texts = Field(
-        description="Case folders, relative to the suite's root: the run is expected to fail, or to give other values."
-    )
-    expected_compile_crashes: Texts = Field(
-        description="Case folders, relative to the suite's root: the compiler is expected to die by a signal."
-    )
-    expected_run_crashes: Texts = Field(
-        description="Case folders, relative to the suite's root: the run is expected to die by a signal."
-    )
+    skip_compile_tests: list[Text] = _list_of_cases("not compiled, and not run")
+    skip_run_tests: list[Text] = _list_of_cases("compiled only")
+    expected_compile_failures: list[Text] = _list_of_cases("the compile is expected to fail")
+    expected_run_failures: list[Text] = _list_of_cases("the run is expected to fail, or to give other values")
+    expected_compile_crashes: list[Text] = _list_of_cases("the compiler is expected to die by a signal")
+    expected_run_crashes: list[Text] = _list_of_cases("the run is expected to die by a signal")
     golden_times_ms: dict[Text, Factor] = Field(
         default_factory=dict, description="Milliseconds by case; these are measured too."
     )

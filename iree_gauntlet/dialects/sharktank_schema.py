@@ -40,7 +40,6 @@ from iree_gauntlet.dialects.fields import (
     in_schema,
     present,
     require_literal,
-    require_no_type,
     require_type,
     validated,
     when_true,
@@ -85,8 +84,7 @@ class Blob(StrictDocument):
         if self.source is None and self.value is None:
             raise ValueError("has neither 'source' nor 'value': give at least one")
         if self.value and self.source:
-            require_no_type(self.value, self.source)
-            require_type(self.value, "source")
+            require_type(self.value, self.source, "source")
         elif self.value:
             require_literal(self.value, "source")
         return self

@@ -40,7 +40,6 @@ from iree_gauntlet.dialects.fields import (
     Word,
     in_schema,
     present,
-    require_no_type,
     require_type,
     validated,
 )
@@ -154,8 +153,7 @@ class ArgumentSpec(StrictDocument):
         if self.value is None and self.url is None:
             raise ValueError("has neither 'value' nor 'url': give at least one")
         if self.value and self.url:
-            require_no_type(self.value, self.url)
-            require_type(self.value, "url")
+            require_type(self.value, self.url, "url")
         return self
 
 
