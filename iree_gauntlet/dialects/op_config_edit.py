@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.dialects.json_text import Container, Member, is_blank, plain_json, read_spans
+from iree_gauntlet.dialects.json_text import Container, is_blank, plain_json, read_spans
 from iree_gauntlet.errors import GauntletError
 
 if TYPE_CHECKING:
@@ -254,34 +254,32 @@ def _close(text: str, container: Container, parts: _ContainerParts, *, last_comm
 
 def _parts(text: str, container: Container) -> _ContainerParts:
     members = container.members
-    opening = _REST_OF_LINE.match(text, container.opening + 1, members[0].start if members else container.closing)
-    position = opening.end() if opening else container.opening + 1
+    starts = [*(member.start for member in members), container.closing]
+    position = container.opening + 1
+    if opening := _REST_OF_LINE.match(text, position, starts[0]):
+        position = opening.end()
     head = text[container.opening + 1 : position]
     segments = []
-    for number, member in enumerate(members):
-        following = members[number + 1].start if number + 1 < len(members) else container.closing
-        segment, position = _segment(text, member, position, following)
-        segments.append(segment)
+    for member, following in zip(members, starts[1:], strict=True):
+        gap_end = after = member.end
+        if member.comma is not None:
+            gap_end, after = member.comma, member.comma + 1
+        elif remark := _REMARKS.match(text, member.end, following):
+            gap_end = after = remark.end()
+        rest = _REST_OF_LINE.match(text, after, following)
+        end = rest.end() if rest else after
+        segments.append(
+            _Segment(
+                lead=text[position : member.start],
+                text=text[member.start : member.end],
+                gap=text[member.end : gap_end],
+                comma=member.comma is not None,
+                trail=text[after:end],
+                value=member.text,
+            )
+        )
+        position = end
     return _ContainerParts(head, tuple(segments), text[position : container.closing])
-
-
-def _segment(text: str, member: Member, position: int, following: int) -> tuple[_Segment, int]:
-    if member.comma is None:
-        remark = _REMARKS.match(text, member.end, following)
-        gap_end = after = remark.end() if remark else member.end
-    else:
-        gap_end, after = member.comma, member.comma + 1
-    rest = _REST_OF_LINE.match(text, after, following)
-    end = rest.end() if rest else after
-    segment = _Segment(
-        lead=text[position : member.start],
-        text=text[member.start : member.end],
-        gap=text[member.end : gap_end],
-        comma=member.comma is not None,
-        trail=text[after:end],
-        value=member.text,
-    )
-    return segment, end
 
 
 def _without(parts: _ContainerParts, gone: set[str]) -> _ContainerParts:

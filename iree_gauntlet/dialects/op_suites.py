@@ -421,13 +421,10 @@ def read_op_specs(
     keys = {folder.path: _name_keys(folder, root) for root, inside in roots.items() for folder in inside}
     # What is asked for and lies in another root's own folder is not meant for a root.
     own = {root: Path(root, CONFIGS).resolve() for root in roots}
-    used = {
-        root: tuple(
-            path for path in asked if path.resolve().parent not in {own[other] for other in roots} - {own[root]}
-        )
-        or _find_configs(root)
-        for root in roots
-    }
+    used: dict[str, tuple[Path, ...]] = {}
+    for root in roots:
+        others = [own[other] for other in roots if other != root]
+        used[root] = tuple(path for path in asked if path.resolve().parent not in others) or _find_configs(root)
     configs = _read_configs(used, {root: [keys[item.path] for item in roots[root]] for root in roots}, prefix)
     specs = []
     for root, inside in roots.items():
