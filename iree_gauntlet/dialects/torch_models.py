@@ -190,6 +190,10 @@ class TorchTests(Builder[Spec]):
             if loaded.add(each.case, chosen):
                 self._require(each.required)
 
+    def finish(self) -> None:
+        """Adds what is said of definitions elsewhere."""
+        self.loaded.warnings.update(self._modules.warnings)
+
     def _require(self, cases: Sequence[Case]) -> None:
         """Adds what modules come from: a name means one definition, also over several trees."""
         for case in cases:
@@ -276,6 +280,8 @@ class TorchModules:
         # One module of each file, with one name, whichever test asks for it first; and what is wrong with it.
         self._defined: dict[Path, tuple[ModuleCase | None, Sequence[Problem]]] = {}
         self._names: dict[Path, list[str]] = {}
+        # Of definitions that do not lie among the specs.
+        self.warnings: set[Problem] = set()
 
     def define(self, spec: Spec) -> Sequence[Problem]:
         """Builds the module of a definition that lies among the specs; what is wrong with it."""
@@ -309,6 +315,7 @@ class TorchModules:
         if path not in self._defined:
             folders = _find_module_folders(spec)
             definition = self._specs.get(path) or read_module_definition(spec.tree, folders[0], path)
+            self.warnings.update(() if path in self._specs else definition.warnings)
             reader = SpecReader(definition)
             case = _build_module(reader, folders) if definition.document else None
             self._defined[path] = case, (reader.problems if definition.document else definition.problems)

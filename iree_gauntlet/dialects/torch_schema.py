@@ -40,6 +40,7 @@ from iree_gauntlet.dialects.fields import (
     Word,
     in_schema,
     present,
+    read_tolerant,
     require_type,
     validated,
 )
@@ -379,13 +380,10 @@ def _read_torch(tree: SpecTree, root: Path, path: Path) -> Spec | None:
 
 def read_module_definition(tree: SpecTree, root: Path, path: Path) -> Spec:
     """Reads a file as a module definition, whatever it looks like."""
-    name = as_typed(path)
-    content, text, problems = load_json(path, name, without_comments)
-    document = None
-    if content is not None:
-        document, problems = validated(ModuleDefinition, content, name, text)
-    model = _name_model(root, path)
-    return Spec(tree, root, path, name, TORCH_MODELS, model, path.stem, document, tuple(problems), defines_module=True)
+    name, model = as_typed(path), _name_model(root, path)
+    document, _, problems, warnings = read_tolerant(ModuleDefinition, path, name, without_comments)
+    found = tuple(problems), tuple(warnings)
+    return Spec(tree, root, path, name, TORCH_MODELS, model, path.stem, document, *found, defines_module=True)
 
 
 def _name_model(root: Path, path: Path) -> str:
