@@ -17,7 +17,7 @@ from distributed import KilledWorker
 from distributed.comm.core import connect
 
 from iree_gauntlet import __version__
-from iree_gauntlet.cluster.dask_worker import ask_worker, begin, perform
+from iree_gauntlet.cluster.dask_worker import ask_worker
 from iree_gauntlet.cluster.link import (
     Answered,
     Began,
@@ -194,7 +194,9 @@ class DaskLink:
             # Each time another task: the result of an earlier one is not that of a process which has ended since.
             key = ("begin", self._facts.name, address, next(self._asked))
             term = self._terms[address]
-            future = self._client.submit(begin, self._facts, term, workers=[address], pure=False, key=key)
+            future = self._client.submit(
+                ask_worker, "begin_run", self._facts, term, workers=[address], pure=False, key=key
+            )
             self._report_begun(address, offer, await future)
         except Exception as error:  # noqa: BLE001 - whatever Dask says of a worker that it could not have asked
             # Of one that is gone it is said by itself.
@@ -233,7 +235,7 @@ class DaskLink:
         stage = order.step.rpartition(":")[2]
         key = (stage, order.step, self._facts.name, order.attempt, next(self._asked))
         future = self._futures[worker, order.step] = self._client.submit(
-            perform, self._facts.name, order, workers=[worker], pure=False, key=key, retries=0
+            ask_worker, "do", self._facts.name, order, workers=[worker], pure=False, key=key, retries=0
         )
         try:
             self._events.put(Answered(worker, order.step, await future))

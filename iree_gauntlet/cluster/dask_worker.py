@@ -245,27 +245,12 @@ class GauntletWorker(Worker):  # type: ignore[misc]
                 await self.end_run(name, f"nothing was heard of the run for {_SILENCE_SECONDS:g} s")
 
 
-async def perform(run: str, order: Order) -> OrderAnswer:
-    """A task of Dask's: a step of a run, done by the worker that it was given to."""
-    return await _get_this().do(run, order)
-
-
-async def begin(facts: RunFacts, term: int) -> Began:
-    """A task of Dask's: a worker plans a run; as `GauntletWorker.begin_run`."""
-    return await _get_this().begin_run(facts, term)
-
-
-def _get_this() -> GauntletWorker:
-    worker = get_worker()
-    assert isinstance(worker, GauntletWorker), "its address was given by one"
-    return worker
-
-
-async def ask_worker(what: str, *arguments: Any, dask_worker: Worker) -> Any:
-    """Calls a method of a `GauntletWorker`; None for a worker of somebody else's."""
-    if not isinstance(dask_worker, GauntletWorker):
+async def ask_worker(what: str, *arguments: Any, dask_worker: Worker | None = None) -> Any:
+    """Calls a method of a `GauntletWorker`, as a task of Dask's or by `Client.run`; None of somebody else's worker."""
+    worker = dask_worker or get_worker()
+    if not isinstance(worker, GauntletWorker):
         return None
-    said = getattr(dask_worker, what)(*arguments)
+    said = getattr(worker, what)(*arguments)
     return await said if inspect.isawaitable(said) else said
 
 

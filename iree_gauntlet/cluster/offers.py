@@ -126,9 +126,14 @@ def measured(
     cache_dir.mkdir(parents=True, exist_ok=True)
     installed = Environment.list_in(cache_dir / "toolchains" / "envs")
     tag = f"-{make_environment_tag()}"
+    try:
+        # Since when the machine runs, which all its containers have in common; elsewhere its name.
+        host = _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        host = socket.gethostname()
     return WorkerOffer(
         name=name or socket.gethostname(),
-        host=_name_host(),
+        host=host,
         jobs=jobs or facts.cores,
         devices=devices,
         cpu=read_host_cpu().name,
@@ -140,14 +145,6 @@ def measured(
         version=__version__,
         machine={key: value for key, value in facts.as_dict().items() if key in _STABLE},
     )
-
-
-def _name_host() -> str:
-    """Since when the machine runs, which all its containers have in common; elsewhere its name."""
-    try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        return socket.gethostname()
 
 
 def _check_device(device: DeviceOffer, toolchain: Toolchain | None) -> DeviceOffer:

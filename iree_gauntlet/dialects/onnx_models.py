@@ -273,15 +273,15 @@ def _make_spec(suite: _Suite, name: str, test: OnnxModelTest, whole: Callable[[s
     function, bracket, parameter = function.partition("[")
     path = parameter.removesuffix("]").removesuffix(".onnx") if bracket else function.removeprefix("test_")
     folder, _, submodel = path.rpartition("/")
-    if why := unreadable(test.url):
-        wrong = Problem(name, 0, function, why, BRACKETS_HINT)
-        return ModelSpec(suite, name, kind, submodel, None, submodel, problems=(wrong,))
-    stem = PurePosixPath(urlsplit(test.url).path).stem
-    leaving = [item for item in (path, _find_path_in_zoo(test.url)) if outside(item) or not item.isprintable()]
-    if leaving:
-        hint = "A model's path has no '..' and no backslash, and begins at the suite's base."
-        problem = Problem(name, 0, function, f"{leaving[0]!r} is not a path inside the folder of models", hint)
-        return ModelSpec(suite, name, kind, stem, None, stem, problems=(problem,))
+    why, hint, stem = unreadable(test.url), BRACKETS_HINT, submodel
+    if not why:
+        stem = PurePosixPath(urlsplit(test.url).path).stem
+        leaving = [item for item in (path, _find_path_in_zoo(test.url)) if outside(item) or not item.isprintable()]
+        if leaving:
+            why = f"{leaving[0]!r} is not a path inside the folder of models"
+            hint = "A model's path has no '..' and no backslash, and begins at the suite's base."
+    if why:
+        return ModelSpec(suite, name, kind, stem, None, stem, problems=(Problem(name, 0, function, why, hint),))
     test = replace(test, url=whole(test.url))
     return ModelSpec(suite, name, f"{kind}/{folder}" if folder else kind, stem, test, submodel)
 

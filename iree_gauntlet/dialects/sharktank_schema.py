@@ -238,13 +238,9 @@ class Benchmark(_Common):
         return tuple(notes if self.device else [missing, *notes])
 
     @model_validator(mode="after")
-    def _has_a_device(self) -> Benchmark:
+    def _check_parts(self) -> Benchmark:
         if self.device is None and (self.benchmark_flags or self.benchmark_repetitions is None):
             raise FieldError("device", "is missing: the field is required")
-        return self
-
-    @model_validator(mode="after")
-    def _check_programs(self) -> Benchmark:
         if self.compilation_required and not any(getattr(self, name) for name in PROGRAMS):
             message = "is true, but neither mlir_file_name nor mlir_file_path nor mlir_file_url says what to compile"
             raise FieldError("compilation_required", message)
