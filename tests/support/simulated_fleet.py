@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from iree_gauntlet.cluster.link import Event, Order, State
+    from iree_gauntlet.cluster.link import Event, Order
 
 __all__ = ["CPU", "GPU", "FakeEngine", "Messages", "SimulatedLink", "offer", "simulated", "step"]
 
@@ -140,8 +140,8 @@ class SimulatedLink:
             self.clock.advance(seconds)
         return event
 
-    def show(self, state: State) -> None:
-        del state
+    def show(self, running: Sequence[tuple[str, str, str]], waiting: Mapping[str, int]) -> None:
+        del running, waiting
 
     def end(self) -> None:
         self.ended = True
