@@ -240,7 +240,10 @@ class _Gauntlet(Program):
         """Parse the options before the first task."""
         words = sys.argv if argv is None else argv
         with _explain_usage_errors(words):
-            super().parse_core(_join_words(_spell_out(words)))
+            # The short names of `bench`, of more than one letter, as Invoke can read them.
+            if words[1:2] == [bench_task.name]:
+                words = [*words[:2], *spell_out(words[2:], dashes=True)]
+            super().parse_core(_join_words(words))
 
     def parse_tasks(self) -> None:
         """Parse the tasks and their options."""
@@ -268,11 +271,6 @@ def _refuse_nothing(context: ParserContext) -> None:
             raise UsageError("--cluster is empty: expected an address", "Leave it out to run on this machine.")
 
 
-def _spell_out(argv: list[str]) -> list[str]:
-    """The short names of `bench`, of more than one letter, as Invoke can read them."""
-    return [*argv[:2], *spell_out(argv[2:], dashes=True)] if argv[1:2] == [bench_task.name] else argv
-
-
 def _join_words(argv: Sequence[str]) -> list[str]:
     """A command line on which the words behind a task that takes some are the value of its option, in one word.
 
@@ -294,7 +292,8 @@ def _join_words(argv: Sequence[str]) -> list[str]:
     if option.takes != SEVERAL and end > begin + 1:
         what = f"{task} takes one {option.takes}, not {shlex.join(words[begin:end])}"
         raise UsageError(what, "Put one with blanks in its name in quotes, and its options behind it.")
-    value = (shlex.join if option.split else " ".join)(words[begin:end])
+    # Not by blanks, which names of folders may have.
+    value = "\n".join(map(shlex.quote, words[begin:end])) if option.split else " ".join(words[begin:end])
     named = [] if option.default is None else [dashed(option.name)]
     return [*words[:begin], *named, value, *words[end:]]
 

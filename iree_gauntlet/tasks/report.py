@@ -39,10 +39,9 @@ def write_page_of_runs(named: str) -> ExitCode:
         GauntletError: it cannot be written.
     """
     folder = Path(named).absolute() if named else runs_folder()
-    if not folder.is_dir():
-        raise UsageError(f"report --index: there is no folder {shown(folder)}", "Name the folder that has the runs.")
     if not any(path for record in RECORDS for path in folder.glob(f"*/{record}")):
-        raise UsageError(f"report --index: there is no run in {shown(folder)}", "Name the folder that has the runs.")
+        lacks = "run in" if folder.is_dir() else "folder"
+        raise UsageError(f"report --index: there is no {lacks} {shown(folder)}", "Name the folder that has the runs.")
     page, count = write_index(folder, RECORDS, all_of_them=True)
     sys.stdout.write(f"{counted(count, 'run')} in {shown(page)}\n")
     return ExitCode.OK
@@ -80,7 +79,12 @@ def report(runs: Sequence[str], merge: str = "", *, lenient: bool = False) -> Ex
 
 
 def _locate_folder(named: str) -> Path:
-    folder = _locate_newest() if named == LATEST else Path(named)
+    if named == LATEST:
+        records = [path for record in RECORDS for path in runs_folder().glob(f"*/{record}")]
+        if not records:
+            raise UsageError(f"there is no run in {runs_folder()}", "Start one with `run`, or name its folder.")
+        return max(records, key=lambda path: path.stat().st_mtime_ns).parent
+    folder = Path(named)
     if not folder.is_dir() and (runs_folder() / named).is_dir():
         folder = runs_folder() / named
     if not folder.is_dir():
@@ -92,13 +96,6 @@ def _locate_folder(named: str) -> Path:
         hint = "--index makes the page of a folder of runs." if any(folder.glob(f"*/{JOURNAL}")) else "Name a run."
         raise UsageError(f"{folder} is no run: it has no record such as {JOURNAL}", hint)
     return folder
-
-
-def _locate_newest() -> Path:
-    records = [path for record in RECORDS for path in runs_folder().glob(f"*/{record}")]
-    if not records:
-        raise UsageError(f"there is no run in {runs_folder()}", "Start one with `run`, or name its folder.")
-    return max(records, key=lambda path: path.stat().st_mtime_ns).parent
 
 
 def _merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:

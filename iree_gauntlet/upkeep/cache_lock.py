@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import sys
 import tempfile
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.inventory import lock_of
@@ -168,13 +167,7 @@ def _find_named_artifacts(project: Path) -> set[str]:
     folders = {project / "specs"}
     for suite in sorted((project / "suites").glob("*.toml")):
         folders.update(read_suite(suite).spec_dirs)
-    names: set[str] = set()
-    for folder in sorted(folders):
-        for current, _, files in os.walk(folder):
-            for file in sorted(files):
-                if file.endswith(".json"):
-                    names |= _read_names(Path(current, file))
-    return names
+    return {name for folder in sorted(folders) for path in sorted(folder.rglob("*.json")) for name in _read_names(path)}
 
 
 def _read_names(path: Path) -> set[str]:
@@ -193,16 +186,12 @@ def _read_names(path: Path) -> set[str]:
     return names
 
 
-def _walk_strings(document: Any) -> Iterator[str]:
+def _walk_strings(document: object) -> Iterator[str]:
     if isinstance(document, str):
         yield document
-    elif isinstance(document, dict):
-        for key, value in document.items():
-            yield str(key)
-            yield from _walk_strings(value)
-    elif isinstance(document, list):
-        for value in document:
-            yield from _walk_strings(value)
+    elif isinstance(document, dict | list):
+        for item in (*document, *document.values()) if isinstance(document, dict) else document:
+            yield from _walk_strings(item)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from iree_gauntlet.toolchains.find import (
     provide_environment,
 )
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.toolchains.source_builds import COMPILER, IMPORTER, RUNTIME
+from iree_gauntlet.toolchains.source_builds import COMPILER, IMPORTER, RUNTIME, Build
 from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Part, Toolchain
 from iree_gauntlet.upkeep.cache_list import age_text
 
@@ -97,20 +97,13 @@ def list_toolchains(cache_dir: str, *, as_json: bool) -> ExitCode:
         here = find_installed()
     except ToolchainError as error:
         here = error
-    rows = place.environments.all()
-    built = place.builds.all()
+    environments, builds = place.environments.all(), place.builds.all()
     work = [(path, _measure_folder(path)) for path in place.builds.work_folders()]
     if as_json:
         document = {
             "installed": _flatten(here) if isinstance(here, Toolchain) else None,
-            "environments": [
-                {"path": str(path), "problem": why} | ({**asdict(found), "path": str(path)} if found else {})
-                for path, found, why in rows
-            ],
-            "builds": [
-                {"path": str(path), "problem": why} | ({**asdict(found), "path": str(path)} if found else {})
-                for path, found, why in built
-            ],
+            "environments": list(map(_describe_folder, environments)),
+            "builds": list(map(_describe_folder, builds)),
             "work": [{"path": str(path), "bytes": size} for path, size in work],
         }
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
@@ -121,24 +114,24 @@ def list_toolchains(cache_dir: str, *, as_json: bool) -> ExitCode:
         sys.stdout.write(f"installed here: none: {here}\n")
     now = time.time()
     table = [("VERSION", "SIZE", "LAST USE", "PATH")]
-    table += [
-        (_make_title(found), byte_size(found.bytes), age_text(now - found.last_use), str(path))
-        if found is not None
-        else (path.name, "", "", f"{path} {why}: it is made again when it is needed")
-        for path, found, why in rows
-    ]
-    table += [
-        (found.title, byte_size(found.bytes), age_text(now - found.last_use), str(path))
-        if found is not None
-        else (path.name, "", "", f"{path} {why}: it is built again when it is needed")
-        for path, found, why in built
-    ]
+    for path, found, why in (*environments, *builds):
+        if found is not None:
+            title = found.title if isinstance(found, Build) else _make_title(found)
+            table.append((title, byte_size(found.bytes), age_text(now - found.last_use), str(path)))
+        else:
+            how = "made" if path.parent == place.environments.folder else "built"
+            table.append((path.name, "", "", f"{path} {why}: it is {how} again when it is needed"))
     table += [("build folder", byte_size(size), "", str(path)) for path, size in work]
     if table[1:]:
         print_table(table)
     else:
         sys.stdout.write(f"none in {place.environments.folder}; toolchain.install VERSION installs one\n")
     return ExitCode.OK
+
+
+def _describe_folder(row: tuple[Path, Environment | Build | None, str]) -> dict[str, object]:
+    path, found, why = row
+    return {"path": str(path), "problem": why} | ({**asdict(found), "path": str(path)} if found else {})
 
 
 def show(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
@@ -217,7 +210,7 @@ def _read_configuration_here() -> Configuration:
 
 
 def _require_some(names: Sequence[str], task: str) -> Sequence[str]:
-    if not names:
+    if not any(map(str.strip, names)):
         raise UsageError(f"toolchain.{task} needs to know which", f"Such as toolchain.{task} 3.12.0.")
     return names
 
