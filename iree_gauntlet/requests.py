@@ -502,13 +502,13 @@ def require_as_begun(kind: str, folder: object, given: Mapping[str, Any], before
         UsageError: one is given another value.
     """
     for name, value in given.items():
-        if name in before and name not in KEPT_UNLESS_GIVEN and _plain(value) != _plain(before[name]):
-            was = " ".join(map(str, _words(before[name])))
-            now = " ".join(map(str, _words(value)))
-            raise UsageError(
-                f"{dashed(name)} {now}: {folder} was begun {f'with {was}' if was else 'without it'}",
-                f"Leave it out to resume that {kind}, or start a new one.",
-            )
+        if name not in before or name in KEPT_UNLESS_GIVEN:
+            continue
+        now, was = _list_values(value), _list_values(before[name])
+        if now != was:
+            begun = f"with {' '.join(map(str, was))}" if was else "without it"
+            what = f"{dashed(name)} {' '.join(map(str, now))}: {folder} was begun {begun}"
+            raise UsageError(what, f"Leave it out to resume that {kind}, or start a new one.")
 
 
 def given(requests: Iterable[Any]) -> dict[str, Any]:
@@ -521,12 +521,8 @@ def given(requests: Iterable[Any]) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _words(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list | tuple) else [] if value in ("", None) else [value]
+def _list_values(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [] if value in ("", None) else [value]
 
 
 @dataclass(frozen=True, slots=True)

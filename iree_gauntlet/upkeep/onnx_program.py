@@ -160,7 +160,12 @@ def _read_input(path: Path, value: Any, name_of: Any, wanted: tuple[int, ...] | 
         what = f"--program {path}: input {value.name} is of {kind}, which no spec has inputs of"
         raise UsageError(what, f"Expected tensors of {', '.join(sorted(set(_TYPES.values())))}.")
     sizes = [dim.dim_value for dim in tensor.shape.dim]
-    names = {place: dim.dim_param or f"?{place}" for place, dim in enumerate(tensor.shape.dim) if _is_open(dim)}
+    # Open is a size that is named, missing or -1; 0 is one.
+    names = {
+        place: dim.dim_param or f"?{place}"
+        for place, dim in enumerate(tensor.shape.dim)
+        if not dim.HasField("dim_value") or dim.dim_value < 0
+    }
     shape = wanted or tuple(_OPEN if place in names else size for place, size in enumerate(sizes))
     if len(shape) != len(sizes) or any(
         place not in names and size != one for place, (size, one) in enumerate(zip(sizes, shape, strict=True))
@@ -169,11 +174,6 @@ def _read_input(path: Path, value: Any, name_of: Any, wanted: tuple[int, ...] | 
         what = f"--shape {value.name}={'x'.join(map(str, shape))}: the file has {has}"
         raise UsageError(what, "Give as many sizes; only those with a ? are open.")
     return OnnxInput(value.name, shape, element_type, {} if wanted else names, bool(names))
-
-
-def _is_open(dim: Any) -> bool:
-    """A size that is named, missing or -1; 0 is one."""
-    return not dim.HasField("dim_value") or dim.dim_value < 0
 
 
 def _has_f64(model: Any) -> bool:
