@@ -222,7 +222,6 @@ def test_nothing_sees_options_by_their_names() -> None:
         "cluster_commands.py",
         "experiment_commands.py",
         "history_commands.py",
-        "program.py",
         "upkeep_commands.py",
     }
     assert [f"{module.path}: {name}" for module in modules() for name in module.untyped] == []

@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from invoke.collection import Collection
-
 from iree_gauntlet import messages
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.requests import (
@@ -85,7 +83,7 @@ def worker_task(offered: OfferRequest, request: WorkerRequest) -> ExitCode:
     return run_worker(WorkerPlace(address, cache_dir, security, request.port, request.nanny_port), offer, _say)
 
 
-@gauntlet_task("local", LocalRequest)
+@gauntlet_task("cluster.local", LocalRequest)
 def cluster_local_task(request: LocalRequest) -> ExitCode:
     """Start a scheduler and workers on this machine, until Ctrl-C: cluster.local 4 --device cpu."""
     _require_dask("cluster.local")
@@ -97,7 +95,7 @@ def cluster_local_task(request: LocalRequest) -> ExitCode:
     return run_local(request.count, _offer(request), place, request.port, _say)
 
 
-@gauntlet_task("status", StatusRequest, FormatRequest)
+@gauntlet_task("cluster.status", StatusRequest, FormatRequest)
 def cluster_status_task(request: StatusRequest, output: FormatRequest) -> ExitCode:
     """Show the workers of a cluster, what each does, and what waits for which device: cluster.status ADDRESS."""
     _require_dask("cluster.status")
@@ -105,11 +103,6 @@ def cluster_status_task(request: StatusRequest, output: FormatRequest) -> ExitCo
 
     address = _require_address(request.scheduler, "cluster.status")
     return show_status(address, request, as_json=output.as_json)
-
-
-def cluster_collection() -> Collection:
-    """The tasks below `cluster`."""
-    return Collection("cluster", cluster_local_task, cluster_status_task)
 
 
 def _offer(request: OfferRequest) -> WorkerOffer:

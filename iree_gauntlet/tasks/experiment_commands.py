@@ -1,4 +1,4 @@
-"""The commands that compare IREEs (`compare`, `matrix`, `bisect`), explain what failed, or measure torch's models."""
+"""The commands that run something, show what would run and with what, or explain what came of it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from invoke.collection import Collection
-
+from iree_gauntlet.cases import Stage
 from iree_gauntlet.requests import (
     DEFAULT_SUITE,
     BisectRequest,
@@ -16,22 +15,29 @@ from iree_gauntlet.requests import (
     CompareRequest,
     Defaults,
     ExplainRequest,
+    FormatRequest,
     MicroRequest,
     Option,
     RunRequest,
+    SelectionRequest,
+    ShardRequest,
     ToolchainRequest,
     options_of,
 )
 from iree_gauntlet.tasks.cluster_commands import machines_of
 from iree_gauntlet.tasks.task_options import (
+    BATCH,
     CACHE,
     COUNTING,
     RUNNING,
     SELECTION,
+    SHARD,
+    TOOLCHAIN,
     TaskPart,
     console_presenter,
     gauntlet_task,
     run_part,
+    with_defaults,
 )
 from iree_gauntlet.torch_models.bench_options import OPTIONS, BenchOption, BenchOptions, read_options
 
@@ -39,9 +45,137 @@ if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
 
 
+# The sharktank programs' own defaults, so that their command lines mean the same here.
+_THRESHOLD = Defaults(model="sdxl", targets=("cpu", "rocm"), sku="mi300")
+_BENCHMARK = Defaults(model="sdxl", targets=("rocm",), sku="mi300")
+_ALL = Defaults(suite=DEFAULT_SUITE)
+
 _SIDES = options_of(ToolchainRequest, "iree_compiler", "iree_runtime")
 _TIMEOUTS = tuple(option.name for option in RUNNING if option.name.startswith("timeout_"))
 _BUNDLE = Option("bundle", None, "A bundle that `explain` has written: the archive, or its folder.")
+
+
+_RUN_OPTIONS = (*SELECTION, *TOOLCHAIN, *RUNNING, *BATCH, *SHARD)
+_STAGES = (*options_of(RunRequest, "stages", "instructions"), *COUNTING)
+_EXPLAIN = options_of(RunRequest, "explain")
+
+
+def _run(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
+    from iree_gauntlet.experiments.run import execute  # noqa: PLC0415 - `list` must not wait for it
+
+    with machines_of(cluster, request.conduct) as machines:
+        return execute(request, console_presenter(), machines)
+
+
+@gauntlet_task("list", SelectionRequest, ShardRequest, FormatRequest)
+def list_task(selection: SelectionRequest, shard: ShardRequest, output: FormatRequest) -> ExitCode:
+    """Show which models, submodels, targets and markers there are."""
+    from iree_gauntlet.tasks.inspect import list_cases  # noqa: PLC0415
+
+    return list_cases(selection, shard, as_json=output.as_json)
+
+
+@gauntlet_task("plan", run_part((*_RUN_OPTIONS, *_STAGES), _ALL), FormatRequest)
+def plan_task(request: RunRequest, output: FormatRequest) -> ExitCode:
+    """Show what `run` would do, and why each step would or would not come from the cache.
+
+    Touches no network and runs nothing. --format json gives every step with its exact argument vector.
+    """
+    from iree_gauntlet.tasks.inspect import show_plan  # noqa: PLC0415
+
+    return show_plan(request, as_json=output.as_json)
+
+
+@gauntlet_task(
+    "lint",
+    SelectionRequest,
+    ToolchainRequest,
+    Option("toolchain", False, "Check flags against the IREE of --iree too."),
+)
+def lint_task(selection: SelectionRequest, toolchain: ToolchainRequest, of_flags: bool) -> ExitCode:
+    """Check spec files: reads everything that is selected and reports all problems at once."""
+    from iree_gauntlet.tasks.inspect import lint  # noqa: PLC0415
+
+    return lint(selection, toolchain if of_flags else None)
+
+
+@gauntlet_task("fetch", run_part(_RUN_OPTIONS, _ALL, Stage.FETCH), ClusterRequest)
+def fetch_task(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
+    """Download programs, weights, inputs and expected outputs of the selection into the cache."""
+    return _run(request, cluster)
+
+
+@gauntlet_task("compile", run_part((*_RUN_OPTIONS, *_EXPLAIN), _ALL, Stage.COMPILE), ClusterRequest)
+def compile_task(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
+    """Compile the selected models."""
+    return _run(request, cluster)
+
+
+@gauntlet_task(
+    "threshold",
+    run_part(
+        with_defaults((*_RUN_OPTIONS, *_EXPLAIN), model="sdxl", sku="mi300", target="cpu and rocm"),
+        _THRESHOLD,
+        Stage.THRESHOLD,
+    ),
+    ClusterRequest,
+)
+def threshold_task(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
+    """Compile, run and compare outputs with the expected ones (sharktank's run_thresholds.py).
+
+    Example: threshold --model=sdxl --submodel='clip*' --rocm-chip=gfx942 --sku=mi300
+    """
+    return _run(request, cluster)
+
+
+@gauntlet_task(
+    "benchmark",
+    run_part(
+        with_defaults((*_RUN_OPTIONS, *_EXPLAIN), model="sdxl", sku="mi300", target="rocm (gfx942)"),
+        _BENCHMARK,
+        Stage.COMPSTAT,
+        Stage.BENCHMARK,
+    ),
+    ClusterRequest,
+)
+def benchmark_task(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
+    """Compile, measure and check golden times, dispatch counts and sizes (sharktank's run_benchmarks.py).
+
+    Example: benchmark --model=sdxl --filename=clip_rocm --sku=mi300 --backend=gfx942
+    """
+    return _run(request, cluster)
+
+
+@gauntlet_task("run", run_part((*_RUN_OPTIONS, *_STAGES, *_EXPLAIN), _ALL), ClusterRequest)
+def run_task(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
+    """Run the gauntlet: compile → threshold → benchmark for the selection (default: suites/cpu.toml).
+
+    Examples: run --suite suites/cpu.toml -j 2
+              run --model rapidocr --submodel 'det*' --force-recompile
+              run --model dtln --explain
+              run --suite cpu --cluster tcp://127.0.0.1:8786
+              run --resume
+    """
+    return _run(request, cluster)
+
+
+@gauntlet_task("doctor", ToolchainRequest, FormatRequest)
+def doctor_task(toolchain: ToolchainRequest, output: FormatRequest) -> ExitCode:
+    """Say what is here and what is missing: IREE, drivers, devices, disk, and what would spoil a benchmark."""
+    from iree_gauntlet.tasks.doctor import doctor  # noqa: PLC0415
+
+    return doctor(toolchain, as_json=output.as_json)
+
+
+@gauntlet_task("devices", ToolchainRequest, FormatRequest)
+def devices_task(toolchain: ToolchainRequest, output: FormatRequest) -> ExitCode:
+    """List the devices that IREE can run on here, by driver, with their names and driver versions.
+
+    What --device takes: a driver (vulkan), an ordinal of it (hip://1), or a device's own name (vulkan://GPU-…).
+    """
+    from iree_gauntlet.tasks.doctor import list_devices  # noqa: PLC0415
+
+    return list_devices(toolchain, as_json=output.as_json)
 
 
 def _list_running_options(*names: str, **helps: str) -> tuple[Option, ...]:
@@ -109,7 +243,7 @@ def compare_task(asked: CompareRequest, request: RunRequest, cluster: ClusterReq
             *options_of(RunRequest, "stages", "instructions"),
             *COUNTING,
         ),
-        Defaults(suite=DEFAULT_SUITE),
+        _ALL,
     ),
     ClusterRequest,
 )
@@ -180,7 +314,7 @@ def explain_task(asked: ExplainRequest, cache: CacheRequest) -> ExitCode:
     return (explain_slower if asked.slower else explain)(asked, cache, console_presenter())
 
 
-@gauntlet_task("check", _BUNDLE, usage="bundle.check BUNDLE")
+@gauntlet_task("bundle.check", _BUNDLE, usage="bundle.check BUNDLE")
 def bundle_check_task(bundle: str) -> ExitCode:
     """Show that a bundle fails elsewhere: in an environment made for it, with the IREE that it names (from PyPI).
 
@@ -193,7 +327,7 @@ def bundle_check_task(bundle: str) -> ExitCode:
     return check(Path(bundle), console_presenter())
 
 
-@gauntlet_task("run", _BUNDLE, ToolchainRequest, usage="bundle.run BUNDLE [--iree IREE]")
+@gauntlet_task("bundle.run", _BUNDLE, ToolchainRequest, usage="bundle.run BUNDLE [--iree IREE]")
 def bundle_run_task(bundle: str, toolchain: ToolchainRequest) -> ExitCode:
     """Run a bundle with an IREE: is the failure still there?
 
@@ -249,8 +383,3 @@ def micro_task(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
     from iree_gauntlet.tasks.model_benchmarks import micro  # noqa: PLC0415
 
     return micro(asked, toolchain)
-
-
-def bundle_collection() -> Collection:
-    """The tasks about bundles, under their common name."""
-    return Collection("bundle", bundle_check_task, bundle_run_task)

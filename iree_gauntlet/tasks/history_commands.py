@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from invoke.collection import Collection
-
 from iree_gauntlet.requests import ClusterRequest, ConductRequest, FormatRequest
 from iree_gauntlet.tasks.cluster_commands import machines_of
 from iree_gauntlet.tasks.task_options import console_presenter, gauntlet_task
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
 
 
-@gauntlet_task("add", AddRequest)
+@gauntlet_task("history.add", AddRequest)
 def history_add_task(asked: AddRequest) -> ExitCode:
     """Add runs to a history: what they measured, with what and where, and what came of it.
 
@@ -40,7 +38,7 @@ def history_add_task(asked: AddRequest) -> ExitCode:
     return add(asked)
 
 
-@gauntlet_task("import", ImportRequest)
+@gauntlet_task("history.import", ImportRequest)
 def history_import_task(asked: ImportRequest) -> ExitCode:
     """Add what other tools have kept: job_summary.json, Google Benchmark's JSON, data.js, results of asv.
 
@@ -52,7 +50,7 @@ def history_import_task(asked: ImportRequest) -> ExitCode:
     return add_imported(asked)
 
 
-@gauntlet_task("list", HistoryRequest, FormatRequest)
+@gauntlet_task("history.list", HistoryRequest, FormatRequest)
 def history_list_task(asked: HistoryRequest, output: FormatRequest) -> ExitCode:
     """Show the runs of a history, the newest last."""
     from iree_gauntlet.upkeep.history_keep import list_runs  # noqa: PLC0415
@@ -60,7 +58,7 @@ def history_list_task(asked: HistoryRequest, output: FormatRequest) -> ExitCode:
     return list_runs(asked, as_json=output.as_json)
 
 
-@gauntlet_task("show", AskRequest, FormatRequest)
+@gauntlet_task("history.show", AskRequest, FormatRequest)
 def history_show_task(asked: AskRequest, output: FormatRequest) -> ExitCode:
     """Show series of a history: their course, and where they changed.
 
@@ -71,7 +69,7 @@ def history_show_task(asked: AskRequest, output: FormatRequest) -> ExitCode:
     return show(asked, as_json=output.as_json)
 
 
-@gauntlet_task("check", CheckRequest, FormatRequest)
+@gauntlet_task("history.check", CheckRequest, FormatRequest)
 def history_check_task(asked: CheckRequest, output: FormatRequest) -> ExitCode:
     """Say what changed over all runs, the largest loss first.
 
@@ -85,7 +83,7 @@ def history_check_task(asked: CheckRequest, output: FormatRequest) -> ExitCode:
     return check(asked, as_json=output.as_json)
 
 
-@gauntlet_task("confirm", ConfirmRequest, ClusterRequest)
+@gauntlet_task("history.confirm", ConfirmRequest, ClusterRequest)
 def history_confirm_task(asked: ConfirmRequest, cluster: ClusterRequest) -> ExitCode:
     """Measure the two IREEs of a step in turns, as `compare` does: is it real, and which bisect finds its cause?
 
@@ -100,7 +98,7 @@ def history_confirm_task(asked: ConfirmRequest, cluster: ClusterRequest) -> Exit
         return confirm(asked, console_presenter(), machines)
 
 
-@gauntlet_task("page", PageRequest)
+@gauntlet_task("history.page", PageRequest)
 def history_page_task(asked: PageRequest) -> ExitCode:
     """Write a page of a history: what changed, and every series as a line. It needs neither network nor scripts.
 
@@ -111,7 +109,7 @@ def history_page_task(asked: PageRequest) -> ExitCode:
     return page(asked)
 
 
-@gauntlet_task("export", ExportRequest)
+@gauntlet_task("history.export", ExportRequest)
 def history_export_task(asked: ExportRequest) -> ExitCode:
     """Write all figures of a history as CSV.
 
@@ -122,7 +120,7 @@ def history_export_task(asked: ExportRequest) -> ExitCode:
     return export(asked)
 
 
-@gauntlet_task("prune", PruneRequest)
+@gauntlet_task("history.prune", PruneRequest)
 def history_prune_task(asked: PruneRequest) -> ExitCode:
     """Remove old runs from a history.
 
@@ -131,19 +129,3 @@ def history_prune_task(asked: PruneRequest) -> ExitCode:
     from iree_gauntlet.upkeep.history_keep import prune  # noqa: PLC0415
 
     return prune(asked)
-
-
-def history_collection() -> Collection:
-    """The commands below `history.`."""
-    return Collection(
-        "history",
-        history_add_task,
-        history_import_task,
-        history_list_task,
-        history_show_task,
-        history_check_task,
-        history_confirm_task,
-        history_page_task,
-        history_export_task,
-        history_prune_task,
-    )

@@ -17,46 +17,10 @@ from invoke.parser.context import ParserContext
 from invoke.program import Program
 
 from iree_gauntlet import __version__
-from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.requests import (
-    DEFAULT_SUITE,
-    SEVERAL,
-    ClusterRequest,
-    Defaults,
-    FormatRequest,
-    Option,
-    RunRequest,
-    SelectionRequest,
-    ShardRequest,
-    ToolchainRequest,
-    dashed,
-    options_of,
-)
-from iree_gauntlet.tasks.cluster_commands import cluster_collection, machines_of, worker_task
-from iree_gauntlet.tasks.experiment_commands import (
-    bench_task,
-    bisect_task,
-    bundle_collection,
-    compare_task,
-    explain_task,
-    matrix_task,
-    micro_task,
-)
-from iree_gauntlet.tasks.history_commands import history_collection
-from iree_gauntlet.tasks.task_options import (
-    BATCH,
-    COUNTING,
-    RUNNING,
-    SELECTION,
-    SHARD,
-    TOOLCHAIN,
-    console_presenter,
-    gauntlet_task,
-    run_part,
-    with_defaults,
-)
-from iree_gauntlet.tasks.upkeep_commands import init_task, report_task, schema_task, upkeep_collections
+from iree_gauntlet.requests import SEVERAL, dashed
+from iree_gauntlet.tasks import cluster_commands, experiment_commands, history_commands, upkeep_commands
+from iree_gauntlet.tasks.task_options import GauntletTask
 from iree_gauntlet.torch_models.bench_options import find_nearest_option, spell_out
 
 if TYPE_CHECKING:
@@ -65,11 +29,8 @@ if TYPE_CHECKING:
     from invoke.parser.argument import Argument
     from invoke.vendor.lexicon import Lexicon
 
+    from iree_gauntlet.requests import Option
 
-# The sharktank programs' own defaults, so that their command lines mean the same here.
-_THRESHOLD = Defaults(model="sdxl", targets=("cpu", "rocm"), sku="mi300")
-_BENCHMARK = Defaults(model="sdxl", targets=("rocm",), sku="mi300")
-_ALL = Defaults(suite=DEFAULT_SUITE)
 
 # Flags that say what the words behind them are.
 _BEFORE_WORDS = ("--slower", "--index")
@@ -81,142 +42,20 @@ _CORE = ("complete", "help", "list", "list-depth", "list-format", "print-complet
 _UNKNOWN = re.compile(r"No idea what '(.*)' is!")
 _LACKS_WORDS = re.compile(r"'(.*)' did not receive required positional arguments")
 _LACKS_VALUE = re.compile(r"Flag <Argument: ([\w-]+).*> needed value")
+_BENCH = "bench"
 # Options that name an IREE.
 _IREES = frozenset({"iree", "iree-compiler", "iree-runtime"})
 
-_RUN_OPTIONS = (*SELECTION, *TOOLCHAIN, *RUNNING, *BATCH, *SHARD)
-_STAGES = (*options_of(RunRequest, "stages", "instructions"), *COUNTING)
-_EXPLAIN = options_of(RunRequest, "explain")
-
-
-def _run(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
-    from iree_gauntlet.experiments.run import execute  # noqa: PLC0415 - `list` must not wait for it
-
-    with machines_of(cluster, request.conduct) as machines:
-        return execute(request, console_presenter(), machines)
-
-
-@gauntlet_task("list", SelectionRequest, ShardRequest, FormatRequest)
-def list_task(selection: SelectionRequest, shard: ShardRequest, output: FormatRequest) -> ExitCode:
-    """Show which models, submodels, targets and markers there are."""
-    from iree_gauntlet.tasks.inspect import list_cases  # noqa: PLC0415
-
-    return list_cases(selection, shard, as_json=output.as_json)
-
-
-@gauntlet_task("plan", run_part((*_RUN_OPTIONS, *_STAGES), _ALL), FormatRequest)
-def plan_task(request: RunRequest, output: FormatRequest) -> ExitCode:
-    """Show what `run` would do, and why each step would or would not come from the cache.
-
-    Touches no network and runs nothing. --format json gives every step with its exact argument vector.
-    """
-    from iree_gauntlet.tasks.inspect import show_plan  # noqa: PLC0415
-
-    return show_plan(request, as_json=output.as_json)
-
-
-@gauntlet_task(
-    "lint",
-    SelectionRequest,
-    ToolchainRequest,
-    Option("toolchain", False, "Check flags against the IREE of --iree too."),
-)
-def lint_task(selection: SelectionRequest, toolchain: ToolchainRequest, of_flags: bool) -> ExitCode:
-    """Check spec files: reads everything that is selected and reports all problems at once."""
-    from iree_gauntlet.tasks.inspect import lint  # noqa: PLC0415
-
-    return lint(selection, toolchain if of_flags else None)
-
-
-@gauntlet_task("fetch", run_part(_RUN_OPTIONS, _ALL, Stage.FETCH), ClusterRequest)
-def fetch_task(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
-    """Download programs, weights, inputs and expected outputs of the selection into the cache."""
-    return _run(request, cluster)
-
-
-@gauntlet_task("compile", run_part((*_RUN_OPTIONS, *_EXPLAIN), _ALL, Stage.COMPILE), ClusterRequest)
-def compile_task(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
-    """Compile the selected models."""
-    return _run(request, cluster)
-
-
-@gauntlet_task(
-    "threshold",
-    run_part(
-        with_defaults((*_RUN_OPTIONS, *_EXPLAIN), model="sdxl", sku="mi300", target="cpu and rocm"),
-        _THRESHOLD,
-        Stage.THRESHOLD,
-    ),
-    ClusterRequest,
-)
-def threshold_task(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
-    """Compile, run and compare outputs with the expected ones (sharktank's run_thresholds.py).
-
-    Example: threshold --model=sdxl --submodel='clip*' --rocm-chip=gfx942 --sku=mi300
-    """
-    return _run(request, cluster)
-
-
-@gauntlet_task(
-    "benchmark",
-    run_part(
-        with_defaults((*_RUN_OPTIONS, *_EXPLAIN), model="sdxl", sku="mi300", target="rocm (gfx942)"),
-        _BENCHMARK,
-        Stage.COMPSTAT,
-        Stage.BENCHMARK,
-    ),
-    ClusterRequest,
-)
-def benchmark_task(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
-    """Compile, measure and check golden times, dispatch counts and sizes (sharktank's run_benchmarks.py).
-
-    Example: benchmark --model=sdxl --filename=clip_rocm --sku=mi300 --backend=gfx942
-    """
-    return _run(request, cluster)
-
-
-@gauntlet_task("run", run_part((*_RUN_OPTIONS, *_STAGES, *_EXPLAIN), _ALL), ClusterRequest)
-def run_task(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
-    """Run the gauntlet: compile → threshold → benchmark for the selection (default: suites/cpu.toml).
-
-    Examples: run --suite suites/cpu.toml -j 2
-              run --model rapidocr --submodel 'det*' --force-recompile
-              run --model dtln --explain
-              run --suite cpu --cluster tcp://127.0.0.1:8786
-              run --resume
-    """
-    return _run(request, cluster)
-
-
-@gauntlet_task("doctor", ToolchainRequest, FormatRequest)
-def doctor_task(toolchain: ToolchainRequest, output: FormatRequest) -> ExitCode:
-    """Say what is here and what is missing: IREE, drivers, devices, disk, and what would spoil a benchmark."""
-    from iree_gauntlet.tasks.doctor import doctor  # noqa: PLC0415
-
-    return doctor(toolchain, as_json=output.as_json)
-
-
-@gauntlet_task("devices", ToolchainRequest, FormatRequest)
-def devices_task(toolchain: ToolchainRequest, output: FormatRequest) -> ExitCode:
-    """List the devices that IREE can run on here, by driver, with their names and driver versions.
-
-    What --device takes: a driver (vulkan), an ordinal of it (hip://1), or a device's own name (vulkan://GPU-…).
-    """
-    from iree_gauntlet.tasks.doctor import list_devices  # noqa: PLC0415
-
-    return list_devices(toolchain, as_json=output.as_json)
-
 
 def _make_namespace() -> Collection:
-    collection = Collection(
-        list_task, plan_task, lint_task, doctor_task, devices_task, fetch_task, compile_task, threshold_task,
-        benchmark_task, run_task, bench_task, micro_task, matrix_task, compare_task, bisect_task, explain_task,
-        report_task, worker_task, init_task, schema_task,
-    )  # fmt: skip
-    for named in (*upkeep_collections(), bundle_collection(), history_collection(), cluster_collection()):
-        collection.add_collection(named)
-    collection.configure({"auto_dash_names": True})
-    return collection
+    made = Collection()
+    for module in (experiment_commands, upkeep_commands, history_commands, cluster_commands):
+        for task in vars(module).values():
+            if isinstance(task, GauntletTask):
+                if task.group and task.group not in made.collections:
+                    made.add_collection(Collection(task.group))
+                (made.collections[task.group] if task.group else made).add_task(task)
+    return made
 
 
 namespace = _make_namespace()
@@ -241,7 +80,7 @@ class _Gauntlet(Program):
         words = sys.argv if argv is None else argv
         with _explain_usage_errors(words):
             # The short names of `bench`, of more than one letter, as Invoke can read them.
-            if words[1:2] == [bench_task.name]:
+            if words[1:2] == [_BENCH]:
                 words = [*words[:2], *spell_out(words[2:], dashes=True)]
             super().parse_core(_join_words(words))
 
@@ -350,7 +189,7 @@ def _say_plainly(error: ParseError) -> str:
     if of_others := _explain_option_of_others(word, task):
         return of_others
     known = [flag for flag in error.context.flags if flag.startswith("--")] if error.context else []
-    near = find_nearest_option(word).replace("_", "-") if task == bench_task.name else _find_nearest(word, known)
+    near = find_nearest_option(word).replace("_", "-") if task == _BENCH else _find_nearest(word, known)
     where = f"{task} has" if task else "there is"
     return f"{where} no option {word}" + (f"; did you mean {near}?" if near else "")
 

@@ -112,6 +112,7 @@ class GauntletTask(Task[Any]):
     """A task that is given what its parts read of the command line.
 
     Attributes:
+        group: what its name begins with, as typed; empty for none.
         options: as they were declared.
         usage: how it is typed, where an option is given without `--`; empty for none.
         taking: the option that the words behind the task come to be the value of; None where it takes none so.
@@ -121,6 +122,7 @@ class GauntletTask(Task[Any]):
         self, command: Callable[..., ExitCode], name: str, parts: Sequence[TaskPart | Option | type], usage: str
     ) -> None:
         self.command = command
+        self.group, _, name = name.rpartition(".")
         self.parts = [
             part
             if isinstance(part, TaskPart)

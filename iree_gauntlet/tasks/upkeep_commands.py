@@ -8,8 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from invoke.collection import Collection
-
 from iree_gauntlet.requests import (
     DEFAULT_SUITE,
     SEVERAL,
@@ -76,7 +74,7 @@ def schema_task(asked: SchemaRequest) -> ExitCode:
     return schema(asked)
 
 
-@gauntlet_task("record", _RECORDING)
+@gauntlet_task("golden.record", _RECORDING)
 def golden_record_task(request: RunRequest) -> ExitCode:
     """Record expected outputs of ONNX models with onnxruntime, next to their specs, with provenance."""
     from iree_gauntlet.upkeep.golden_record import record  # noqa: PLC0415
@@ -84,7 +82,9 @@ def golden_record_task(request: RunRequest) -> ExitCode:
     return record(request)
 
 
-@gauntlet_task("sensitivity", _RECORDING, Option("write", False, "Write the share into the provenance of the outputs."))
+@gauntlet_task(
+    "golden.sensitivity", _RECORDING, Option("write", False, "Write the share into the provenance of the outputs.")
+)
 def golden_sensitivity_task(request: RunRequest, write: bool) -> ExitCode:
     """Say which weights of ONNX models the expected outputs could see if they were 1 % wrong.
 
@@ -98,7 +98,7 @@ def golden_sensitivity_task(request: RunRequest, write: bool) -> ExitCode:
     return sensitivity(request, write=write)
 
 
-@gauntlet_task("update", SelectionRequest, GoldenUpdateRequest)
+@gauntlet_task("golden.update", SelectionRequest, GoldenUpdateRequest)
 def golden_update_task(selection: SelectionRequest, asked: GoldenUpdateRequest) -> ExitCode:
     """Propose golden times, dispatch counts and sizes from what runs have measured, as a diff of the specs.
 
@@ -113,7 +113,7 @@ def golden_update_task(selection: SelectionRequest, asked: GoldenUpdateRequest) 
 
 
 @gauntlet_task(
-    "update",
+    "xfail.update",
     XfailUpdateRequest,
     # Its suite is the one that changes; what is selected, the run says.
     run_part((*CACHE, *(option for option in RUNNING if option.name in _AGAIN)), Defaults()),
@@ -131,7 +131,7 @@ def xfail_update_task(asked: XfailUpdateRequest, request: RunRequest) -> ExitCod
     return update(asked, request)
 
 
-@gauntlet_task("show", SelectionRequest, GoldenShowRequest)
+@gauntlet_task("golden.show", SelectionRequest, GoldenShowRequest)
 def golden_show_task(selection: SelectionRequest, asked: GoldenShowRequest) -> ExitCode:
     """Show every golden of the selection, with the newest figure that was measured for it.
 
@@ -143,7 +143,7 @@ def golden_show_task(selection: SelectionRequest, asked: GoldenShowRequest) -> E
 
 
 @gauntlet_task(
-    "list", CacheRequest, FormatRequest, Option("match", "", "Only names that fit this glob, such as '*.irpa'.")
+    "cache.list", CacheRequest, FormatRequest, Option("match", "", "Only names that fit this glob, such as '*.irpa'.")
 )
 def cache_list_task(cache: CacheRequest, output: FormatRequest, match: str) -> ExitCode:
     """Show what is in the cache, largest first: size, last use, pinned or not, verified or not.
@@ -155,7 +155,7 @@ def cache_list_task(cache: CacheRequest, output: FormatRequest, match: str) -> E
     return list_cache(cache.cache_dir, match, as_json=output.as_json)
 
 
-@gauntlet_task("verify", VerifyRequest)
+@gauntlet_task("cache.verify", VerifyRequest)
 def cache_verify_task(asked: VerifyRequest) -> ExitCode:
     """Hash everything in the cache again; fetch again what is damaged. Exit code 3 if damage stays."""
     from iree_gauntlet.upkeep.cache_verify import verify  # noqa: PLC0415
@@ -163,7 +163,7 @@ def cache_verify_task(asked: VerifyRequest) -> ExitCode:
     return verify(asked)
 
 
-@gauntlet_task("gc", CollectRequest)
+@gauntlet_task("cache.gc", CollectRequest)
 def cache_gc_task(asked: CollectRequest) -> ExitCode:
     """Make room: what was not used for long goes, never what a running process uses.
 
@@ -174,7 +174,7 @@ def cache_gc_task(asked: CollectRequest) -> ExitCode:
     return collect_garbage(asked)
 
 
-@gauntlet_task("lock", LockRequest)
+@gauntlet_task("cache.lock", LockRequest)
 def cache_lock_task(asked: LockRequest) -> ExitCode:
     """Write hashes that were learnt here into cache/registry.txt, to be committed, and show what changes."""
     from iree_gauntlet.upkeep.cache_lock import lock_hashes  # noqa: PLC0415
@@ -183,7 +183,7 @@ def cache_lock_task(asked: LockRequest) -> ExitCode:
 
 
 @gauntlet_task(
-    "where", Option("url", None, "As it stands in a spec."), CacheRequest, FormatRequest, usage="cache.where URL"
+    "cache.where", Option("url", None, "As it stands in a spec."), CacheRequest, FormatRequest, usage="cache.where URL"
 )
 def cache_where_task(url: str, cache: CacheRequest, output: FormatRequest) -> ExitCode:
     """Print the local path of a URL's file; exit code 3 if it is not there yet.
@@ -196,7 +196,7 @@ def cache_where_task(url: str, cache: CacheRequest, output: FormatRequest) -> Ex
 
 
 @gauntlet_task(
-    "export",
+    "cache.export",
     run_part((*SELECTION, *TOOLCHAIN, *_FETCHING), Defaults(suite=DEFAULT_SUITE)),
     Option("output", "", "The archive to write."),
 )
@@ -211,7 +211,10 @@ def cache_export_task(request: RunRequest, output: str) -> ExitCode:
 
 
 @gauntlet_task(
-    "import", Option("archive", None, "What `cache.export` has written."), CacheRequest, usage="cache.import ARCHIVE"
+    "cache.import",
+    Option("archive", None, "What `cache.export` has written."),
+    CacheRequest,
+    usage="cache.import ARCHIVE",
 )
 def cache_import_task(archive: str, cache: CacheRequest) -> ExitCode:
     """Put what an archive holds into the cache; every file is checked, and nothing else is touched."""
@@ -221,7 +224,7 @@ def cache_import_task(archive: str, cache: CacheRequest) -> ExitCode:
 
 
 @gauntlet_task(
-    "install",
+    "toolchain.install",
     _name_several("version", "Releases, ranges, nightlies, commit:SHA or wheels:DIR; several in quotes with `inv`."),
     CacheRequest,
     part_of(NetworkRequest, "offline"),
@@ -241,7 +244,7 @@ def toolchain_install_task(versions: tuple[str, ...], cache: CacheRequest, netwo
 
 
 @gauntlet_task(
-    "build",
+    "toolchain.build",
     _name_several("sources", "Checkouts of IREE: DIR for the work tree, DIR@REF for a commit."),
     BuildRequest,
     usage="toolchain.build SOURCE… [--commit REF]",
@@ -258,7 +261,7 @@ def toolchain_build_task(sources: tuple[str, ...], asked: BuildRequest) -> ExitC
     return build(sources, asked)
 
 
-@gauntlet_task("list", CacheRequest, FormatRequest)
+@gauntlet_task("toolchain.list", CacheRequest, FormatRequest)
 def toolchain_list_task(cache: CacheRequest, output: FormatRequest) -> ExitCode:
     """Show which IREE is installed here, and those in the cache with their size and last use."""
     from iree_gauntlet.upkeep.installed_toolchains import list_toolchains  # noqa: PLC0415
@@ -266,7 +269,7 @@ def toolchain_list_task(cache: CacheRequest, output: FormatRequest) -> ExitCode:
     return list_toolchains(cache.cache_dir, as_json=output.as_json)
 
 
-@gauntlet_task("show", ToolchainRequest, FormatRequest)
+@gauntlet_task("toolchain.show", ToolchainRequest, FormatRequest)
 def toolchain_show_task(toolchain: ToolchainRequest, output: FormatRequest) -> ExitCode:
     """Show what --iree would use: paths, versions, commits, identities. Installs nothing.
 
@@ -278,7 +281,7 @@ def toolchain_show_task(toolchain: ToolchainRequest, output: FormatRequest) -> E
 
 
 @gauntlet_task(
-    "remove",
+    "toolchain.remove",
     _name_several("version", "Versions, or names as `toolchain.list` has them."),
     CacheRequest,
     usage="toolchain.remove VERSION…",
@@ -315,7 +318,7 @@ def report_task(runs: tuple[str, ...], merge: str, lenient: bool, index: bool) -
 
 
 @gauntlet_task(
-    "costs",
+    "shard.costs",
     _name_several("runs", "Folders of runs, or their names in runs/; several in quotes with `inv`."),
     Option("output", "", "File to write, for --shard-costs (default: standard output)."),
     usage="shard.costs RUN… --output FILE",
@@ -328,20 +331,3 @@ def shard_costs_task(runs: tuple[str, ...], output: str) -> ExitCode:
     from iree_gauntlet.experiments.shards import record_costs  # noqa: PLC0415
 
     return record_costs(runs, output)
-
-
-def upkeep_collections() -> tuple[Collection, ...]:
-    """The tasks under their common names; `report` has none."""
-    return (
-        Collection("golden", golden_record_task, golden_sensitivity_task, golden_update_task, golden_show_task),
-        Collection("xfail", xfail_update_task),
-        Collection("shard", shard_costs_task),
-        Collection(
-            "cache", cache_list_task, cache_where_task, cache_verify_task, cache_gc_task, cache_lock_task,
-            cache_export_task, cache_import_task,
-        ),
-        Collection(
-            "toolchain", toolchain_install_task, toolchain_build_task, toolchain_list_task, toolchain_show_task,
-            toolchain_remove_task,
-        ),
-    )  # fmt: skip
