@@ -42,14 +42,18 @@ def list_cases(request: SelectionRequest, shard: ShardRequest, *, as_json: bool)
     problems = (*selection.cases.problems, *selection.cases.broken)
     _report_problems(problems)
     code = ExitCode.USAGE if problems else ExitCode.OK
-    if as_json:
-        document = [_describe_listed(*key, cases) for key, cases in rows.items()]
-        sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-        return code
+    document = []
     table = [("MODEL", "SUBMODEL", "TARGET", "CHECKS", "MARKERS")]
     for (model, submodel, target), cases in rows.items():
-        row = _describe_listed(model, submodel, target, cases)
-        table.append((model, submodel, target, " ".join(row["checks"]), " ".join(row["markers"])))
+        checks = [case.kind.value for case in cases]
+        markers = sorted(frozenset().union(*(case.markers for case in cases)))
+        specs = sorted({case.origin.file for case in cases})
+        listed = {"model": model, "submodel": submodel, "target": target}
+        document.append({**listed, "checks": checks, "markers": markers, "specs": specs})
+        table.append((model, submodel, target, " ".join(checks), " ".join(markers)))
+    if as_json:
+        sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+        return code
     print_table(table)
     models = len({model for model, _, _ in rows})
     sys.stdout.write(f"{counted(models, 'model')}, {counted(len(rows), 'chain')}\n")
@@ -235,17 +239,6 @@ def _list_tolerance_problems(cases: Iterable[Case], find: Callable[[Case], Itera
     return [problem_of_flag(item.file, item.flag, item.message, item.hint) for item in findings]
 
 
-def _describe_listed(model: str, submodel: str, target: str, cases: Sequence[Case]) -> dict[str, Any]:
-    return {
-        "model": model,
-        "submodel": submodel,
-        "target": target,
-        "checks": [case.kind.value for case in cases],
-        "markers": sorted(frozenset().union(*(case.markers for case in cases))),
-        "specs": sorted({case.origin.file for case in cases}),
-    }
-
-
 def _plan_lines(head: Mapping[str, Any], plan: Plan) -> Iterator[str]:
     """A plan as one JSON object, a line for each step: a long one is never in memory as a whole."""
     yield "{\n"
@@ -288,11 +281,7 @@ def _collect_step_record(step: Step) -> dict[str, Any]:
         "key": step.cache.key,
         "cached": step.cache.hit,
         "why": step.cache.reason,
-        "resources": {
-            "cores": step.resources.cores,
-            "exclusive": step.resources.exclusive,
-            "device": step.resources.device,
-        },
+        "resources": {name: getattr(step.resources, name) for name in ("cores", "exclusive", "device")},
         "timeout_seconds": step.timeout,
         "expectation": {
             "outcome": "fail" if step.expect_failure else "pass",

@@ -123,14 +123,7 @@ class GauntletTask(Task[Any]):
     ) -> None:
         self.command = command
         self.group, _, name = name.rpartition(".")
-        self.parts = [
-            part
-            if isinstance(part, TaskPart)
-            else TaskPart((part,), partial(_read_alone, part))
-            if isinstance(part, Option)
-            else part_of(part)
-            for part in parts
-        ]
+        self.parts = list(map(_as_part, parts))
         self.options = (*(option for part in self.parts for option in part.options), *OUTPUT)
         self.usage = usage
         self.taking = next((option for option in self.options if option.takes), None)
@@ -176,8 +169,10 @@ class GauntletTask(Task[Any]):
             raise Exit(code=int(code))
 
 
-def _read_alone(option: Option, values: Mapping[str, Any]) -> object:
-    return value_of(option, values[option.name])
+def _as_part(part: TaskPart | Option | type) -> TaskPart:
+    if isinstance(part, Option):
+        return TaskPart((part,), lambda values: value_of(part, values[part.name]))
+    return part if isinstance(part, TaskPart) else part_of(part)
 
 
 def gauntlet_task(
