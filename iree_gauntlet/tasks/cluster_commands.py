@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet import messages
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.progress import Progress
 from iree_gauntlet.requests import (
     ClusterRequest,
     FormatRequest,
@@ -22,6 +23,7 @@ from iree_gauntlet.requests import (
     StatusRequest,
     WorkerRequest,
 )
+from iree_gauntlet.settings import made_cache_folder
 from iree_gauntlet.tasks.task_options import gauntlet_task
 
 if TYPE_CHECKING:
@@ -73,7 +75,6 @@ def worker_task(offered: OfferRequest, request: WorkerRequest) -> ExitCode:
         return show_offer(offer)
     from iree_gauntlet.cluster.connection import find_security, require_scheduler  # noqa: PLC0415
     from iree_gauntlet.cluster.start import WorkerPlace, run_worker  # noqa: PLC0415
-    from iree_gauntlet.settings import made_cache_folder  # noqa: PLC0415
 
     address = _require_address(request.scheduler, "worker")
     _require_ports(request.port, request.nanny_port)
@@ -88,7 +89,6 @@ def cluster_local_task(request: LocalRequest) -> ExitCode:
     """Start a scheduler and workers on this machine, until Ctrl-C: cluster.local 4 --device cpu."""
     _require_dask("cluster.local")
     from iree_gauntlet.cluster.start import WorkerPlace, run_local  # noqa: PLC0415
-    from iree_gauntlet.settings import made_cache_folder  # noqa: PLC0415
 
     _require_ports(request.port)
     place = WorkerPlace("", made_cache_folder(request.cache_dir))
@@ -108,7 +108,6 @@ def cluster_status_task(request: StatusRequest, output: FormatRequest) -> ExitCo
 def _offer(request: OfferRequest) -> WorkerOffer:
     from iree_gauntlet.cluster.offers import measured, parse_device  # noqa: PLC0415
     from iree_gauntlet.engine.workbench import open_workbench  # noqa: PLC0415
-    from iree_gauntlet.progress import Progress  # noqa: PLC0415
 
     declared = [parse_device(text) for text in request.device]
     # One that is named is installed, or it is said that there is none.

@@ -20,7 +20,7 @@ from iree_gauntlet import __version__
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.requests import SEVERAL, dashed
 from iree_gauntlet.tasks import cluster_commands, experiment_commands, history_commands, upkeep_commands
-from iree_gauntlet.tasks.task_options import GauntletTask
+from iree_gauntlet.tasks.task_options import GauntletTask, option_values
 from iree_gauntlet.torch_models.bench_options import find_nearest_option, spell_out
 
 if TYPE_CHECKING:
@@ -225,8 +225,6 @@ def _is_completed(argv: Sequence[str]) -> bool:
     """Whether a shell asked for the values of an option, and they are printed; Invoke knows the rest."""
     if list(argv[1:2]) != ["--complete"]:
         return False
-    from iree_gauntlet.tasks.task_options import option_values  # noqa: PLC0415 - it looks through the specs
-
     # Shells hand the line over as words, or as one.
     words = [part for word in argv[3:] for part in word.split()]
     task = next((word for word in words[1:] if word in namespace.task_names), "")

@@ -133,7 +133,9 @@ def read_onnx(path: Path, name: str = "", shapes: Mapping[str, tuple[int, ...]] 
         names = ", ".join(item.name for item in inputs)
         raise UsageError(f"--shape {min(unknown)}=…: {path.name} has no such input", f"Its inputs: {names}.")
     opset = max((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), default=0)
-    name = _make_model_name(name or path.stem)
+    # One that a folder and a chain can have, as near to the file's as possible.
+    plain = unicodedata.normalize("NFKD", name or path.stem).encode("ascii", "ignore").decode()
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", plain).strip("_.-") or "model"
     return OnnxProgram(path, name, graph.name, inputs, len(graph.output), opset, data, _has_f64(model), model)
 
 
@@ -186,9 +188,3 @@ def _has_f64(model: Any) -> bool:
     for node in walk_nodes(model):
         types |= {item.i if item.name == "to" else item.t.data_type for item in node.attribute}
     return TensorProto.DOUBLE in types
-
-
-def _make_model_name(text: str) -> str:
-    """A name that a folder and a chain can have, as near to the text as possible."""
-    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", plain).strip("_.-") or "model"

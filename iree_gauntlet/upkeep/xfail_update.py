@@ -86,7 +86,11 @@ def update(asked: XfailUpdateRequest, request: RunRequest) -> ExitCode:
     if state_of(run.record) != "complete":
         raise UsageError(f"{shown(run.folder)} did not finish", "`run --resume` continues it.")
     changes: list[FileChange] = []
-    suite = _find_suite(run, asked.suite)
+    begun = asked_for(run.folder)
+    named = asked.suite or begun.selection.get("suite")
+    if not named and not (run.is_of_operators and run.outcome.suite == _NO_SUITE):
+        named = begun.defaults.get("suite")
+    suite = suite_path(str(named)) if named else None
     if run.is_of_operators:
         changes += _change_configs(run, suite, asked.rerun, request)
     elif suite is None:
@@ -140,14 +144,6 @@ def _change_suite(run: _ReadRun, path: Path) -> FileChange:
     removed |= {index for index, old in enumerate(suite.expected_failures) if (old.case, old.stage) in new}
     text, _ = read_toml(path)
     return FileChange(path, text, with_expected_failures(text, removed=removed, added=added))
-
-
-def _find_suite(run: _ReadRun, suite: str) -> Path | None:
-    asked = asked_for(run.folder)
-    named = suite or asked.selection.get("suite")
-    if not named and not (run.is_of_operators and run.outcome.suite == _NO_SUITE):
-        named = asked.defaults.get("suite")
-    return suite_path(str(named)) if named else None
 
 
 def _is_over(entry: ExpectedFailure, run: _ReadRun) -> bool:
