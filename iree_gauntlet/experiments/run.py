@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import shlex
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -298,7 +297,7 @@ def _explain_run(run_dir: Path, code: ExitCode, cache: CacheRequest, presenter: 
     if not failed:
         return
     try:
-        explain(ExplainRequest(shlex.join((str(run_dir), *map(glob.escape, failed)))), cache, presenter)
+        explain(ExplainRequest((str(run_dir), *map(glob.escape, failed))), cache, presenter)
     except NothingSelectedError:
         # A download, an import or a benchmark: nothing that `explain` is about.
         return

@@ -25,7 +25,7 @@ from iree_gauntlet.settings import require_ones_own, shown
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from iree_gauntlet.artifacts.store import ArtifactStore
     from iree_gauntlet.dialects.spec import Spec
@@ -51,34 +51,26 @@ def record(request: RunRequest, known: ReferenceAnswer | None = None) -> ExitCod
         UsageError: no model was named, or a spec is none of one's own.
     """
     _require_named(request.selection, "golden.record rewrites expected outputs")
+    rows: list[tuple[Cell, ...]] = []
+    codes = [ExitCode.OK]
     with _choose_cases(request) as (cases, store, workers):
         for _, spec in cases:
             require_ones_own(spec.path)
-        return _record_cases(cases, store, workers, known)
-
-
-def _record_cases(
-    cases: Sequence[tuple[Case, Spec]], store: ArtifactStore, workers: ReferenceWorkers, known: ReferenceAnswer | None
-) -> ExitCode:
-    """Records the expected outputs of cases, and says what became of each; the exit code of the worst."""
-    rows: list[tuple[Cell, ...]] = []
-    codes = [ExitCode.OK]
-    for case, spec in cases:
-        if known is None and not messages.is_quiet():
-            sys.stdout.write(f"{case.origin.file}: running a reference\n")
-        sys.stdout.flush()
-        try:
-            recording = record_outputs(case, spec, store, workers, known)
-        except GauntletError as error:
-            sys.stderr.write(f"error: {error.what}\n{f'  {error.hint}' if error.hint else ''}\n")
-            codes.append(error.exit_code)
-            rows.append(
-                (case.chain, ColouredCell("refused" if isinstance(error, UsageError) else "error", "failed"), "", None)
-            )
-            continue
-        if not messages.is_quiet():
-            _say_what_was_recorded(recording)
-        rows.append((case.chain, ColouredCell("recorded", "passed"), recording.reference, len(recording.outputs)))
+        for case, spec in cases:
+            if known is None and not messages.is_quiet():
+                sys.stdout.write(f"{case.origin.file}: running a reference\n")
+            sys.stdout.flush()
+            try:
+                recording = record_outputs(case, spec, store, workers, known)
+            except GauntletError as error:
+                sys.stderr.write(f"error: {error.what}\n{f'  {error.hint}' if error.hint else ''}\n")
+                codes.append(error.exit_code)
+                what = "refused" if isinstance(error, UsageError) else "error"
+                rows.append((case.chain, ColouredCell(what, "failed"), "", None))
+                continue
+            if not messages.is_quiet():
+                _say_what_was_recorded(recording)
+            rows.append((case.chain, ColouredCell("recorded", "passed"), recording.reference, len(recording.outputs)))
     if len(rows) > 1:
         print_document(Document("", "", (), (Table(_COLUMNS, tuple(rows)),)), sys.stdout, environ=os.environ)
     return ExitCode.worst(codes)

@@ -186,18 +186,18 @@ def test_costs_are_the_median_of_runs_that_did_the_work(
     _run(tmp_path, "one", {"a": 1.0, "b": 2.0, "c": 3.0})
     _run(tmp_path, "two", {"a": 3.0, "b": 2.0})
     _run(tmp_path, "warm", {"a": 0.1, "b": 0.1, "d": 0.25}, cache=HIT)
-    assert record_costs("one runs/two warm", "costs.json") is ExitCode.OK
+    assert record_costs(("one", "runs/two", "warm"), "costs.json") is ExitCode.OK
     assert "wrote costs.json: 4 chains" in capsys.readouterr().err
     text = (tmp_path / "costs.json").read_text()
     # A batch's compile is its cases', in equal parts; fetches do not count, and `d` was never made.
     assert json.loads(text) == {"m/a@cpu": 4.5, "m/b@cpu": 4.5, "m/c@cpu": 3.0, "m/d@cpu": 0.75}
     assert text.startswith('{\n "m/a@cpu": 4.5,\n')
-    record_costs("one", "")
+    record_costs(("one",), "")
     assert json.loads(capsys.readouterr().out) == cost_of_chains([read_journal(tmp_path / "runs/one/journal.jsonl")])
     with pytest.raises(UsageError, match="there is no folder gone"):
-        record_costs("one", "gone/costs.json")
+        record_costs(("one",), "gone/costs.json")
     with pytest.raises(UsageError, match=r"shard\.costs three: there is no such run"):
-        record_costs("one three", "")
+        record_costs(("one", "three"), "")
 
 
 def test_what_has_cost_nothing_is_dealt_out_evenly() -> None:
