@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from iree_gauntlet import messages
+from iree_gauntlet.cases import MAIN
 from iree_gauntlet.document import Cell, Column, ColumnKind, Document, Table
 from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.engine.run_start import model_engine, model_session, require_importer, run_event
@@ -44,6 +45,7 @@ from iree_gauntlet.torch_models.compiler_options import (
 from iree_gauntlet.torch_models.configuration import override, read_micro_config
 from iree_gauntlet.torch_models.instantiate import check_options
 from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError, discover, find_model
+from iree_gauntlet.torch_models.model_session import perform_by_chain
 from iree_gauntlet.torch_models.plugins import REFUSED, find_entry_point_files, load_registry
 from iree_gauntlet.torch_models.recipe_registry import CUSTOM
 from iree_gauntlet.torch_models.torch_chain import find_torch_python
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.reports.report_files import Reports
     from iree_gauntlet.requests import MicroRequest
     from iree_gauntlet.torch_models.bench_options import BenchOptions
+    from iree_gauntlet.torch_models.build_folder import BuildRecord
     from iree_gauntlet.torch_models.plugins import PluginRegistry
 
 
@@ -92,17 +95,17 @@ def bench(options: BenchOptions) -> ExitCode:
     # What is wrong with a command line is said before anything is started.
     device = options.device or DEFAULT_DEVICE
     target = choose_target(device, options.target)
+    locks = cache_folder(options.cache_dir) / "locks"
     if options.output:
-        check_output(options.output, _find_locks(options))
+        check_output(options.output, locks)
     torch = find_torch_python(options.torch_python)
     asked = ToolchainRequest(options.cache_dir, options.iree, options.iree_compiler, options.iree_runtime)
     output = Output(sys.stdout)
     with open_progress(output.stream) as progress:
         machine = open_workbench(asked, progress, need_toolchain=True)
-        toolchain, known = machine.toolchain, machine.known
-        assert toolchain is not None, "asked for"
-        assert known is not None, "asked for"
+        toolchain = machine.iree
         require_importer(toolchain)
+        known = machine.flags_of(COMPILE)
         level = find_opt_level_flags(options.backend_opt_level, known)
         fidelity = find_fidelity_flags(options.math_fidelity, options.dataformat, options.backend_opt_level, known)
         devices = choose_devices(device, options.chips, toolchain)
@@ -122,28 +125,35 @@ def bench(options: BenchOptions) -> ExitCode:
         )
         for unknown in chain.context.translate(chain.flags, COMPILE).unknown:
             raise ToolchainError(unknown.message, unknown.hint)
-        session = BenchSession(
-            chain, devices, fidelity.contraction_type, (*_describe_emulation(options), *level.notes, *fidelity.notes)
-        )
-        code = _run(session, machine, run_dir, progress)
-    return _report(session, run_dir, machine, output, code)
+        build, code = _run(chain, devices, fidelity.contraction_type, machine, run_dir, progress)
+    reports = _write_reports(run_dir, machine, output)
+    record, notes = read_journal(run_dir / JOURNAL), (*_describe_emulation(options), *level.notes, *fidelity.notes)
+    lines = make_result_lines(record, chain, build)
+    if options.output and code is not ExitCode.INTERRUPTED:
+        appended = append_result(options.output, make_perf_entry(record, chain, build, notes), locks)
+        lines.append(appended.note or f"result {appended.entries} of {appended.path}")
+    for line in (*notes, *lines):
+        output.write(f"{line}\n")
+    reports.append_to_step_summary(os.environ)
+    return reports.exit_code
 
 
-def _run(session: BenchSession, machine: Workbench, run_dir: Path, progress: Progress) -> ExitCode:
+def _run(
+    chain: Chain, devices: tuple[str, ...], contraction_type: str, machine: Workbench, run_dir: Path, progress: Progress
+) -> tuple[BuildRecord | None, ExitCode]:
     """Exports, then imports, compiles, checks and measures; everything goes into the journal."""
-    chain = session.chain
-    export = chain.export()
-    plan = Plan((export,), devices=chain.gpus)
+    plan = Plan((chain.export(),), devices=chain.gpus)
     event = run_event(plan, run_dir, machine, DIALECT, [chain.target], typed_command())
     event |= {"bench": chain.options.as_args()}
     with model_session(run_dir, progress, event) as context:
-        engine = model_engine(context, machine, session.performers(context, machine))
+        session = BenchSession(
+            chain=chain, session=context, workbench=machine, devices=devices, contraction_type=contraction_type
+        )
+        engine = model_engine(context, machine, perform_by_chain({chain.id: session}))
         with engine.recorded() as performed:
-            performed.verdicts = engine.perform([export], {})
-            if more := session.steps_after_export():
-                engine.announce(more)
-                performed.verdicts = engine.perform(more, performed.verdicts)
-        return performed.code
+            performed.verdicts = engine.perform(plan.steps, {})
+            performed.verdicts = session.run(engine, performed.verdicts)
+        return session.builds.get(MAIN), performed.code
 
 
 def _write_reports(run_dir: Path, machine: Workbench, output: Output) -> Reports:
@@ -152,26 +162,6 @@ def _write_reports(run_dir: Path, machine: Workbench, output: Output) -> Reports
     reports = write_reports(run_dir)
     reports.print(shown(run_dir), output.stream, environ=os.environ)
     return reports
-
-
-def _report(session: BenchSession, run_dir: Path, machine: Workbench, output: Output, code: ExitCode) -> ExitCode:
-    """Reports, the entry of perf.json, and what was measured."""
-    reports = _write_reports(run_dir, machine, output)
-    chain = session.chain
-    record = read_journal(run_dir / JOURNAL)
-    lines = make_result_lines(record, chain, session.build)
-    if chain.options.output and code is not ExitCode.INTERRUPTED:
-        entry = make_perf_entry(record, chain, session.build, session.notes)
-        appended = append_result(chain.options.output, entry, _find_locks(chain.options))
-        lines.append(appended.note or f"result {appended.entries} of {appended.path}")
-    for line in (*session.notes, *lines):
-        output.write(f"{line}\n")
-    reports.append_to_step_summary(os.environ)
-    return reports.exit_code
-
-
-def _find_locks(options: BenchOptions) -> Path:
-    return cache_folder(options.cache_dir) / "locks"
 
 
 def _find_folders(options: BenchOptions) -> tuple[Path, ...]:
@@ -261,10 +251,9 @@ def micro(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
     output = Output(sys.stdout)
     with open_progress(output.stream) as progress:
         workbench = open_workbench(toolchain, progress, need_toolchain=True)
-        run = MicroRun(asked, toolchain, config, registry, torch, workbench, progress, earlier)
-        run.measure()
-    reports = _write_reports(run.run_dir, workbench, output)
-    write_micro_reports(read_journal(run.run_dir / JOURNAL), run.run_dir, output.stream)
+        run_dir = MicroRun(asked, toolchain, config, registry, torch, workbench, progress, earlier).measure()
+    reports = _write_reports(run_dir, workbench, output)
+    write_micro_reports(read_journal(run_dir / JOURNAL), run_dir, output.stream)
     reports.append_to_step_summary(os.environ)
     return reports.exit_code
 

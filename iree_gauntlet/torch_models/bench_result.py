@@ -24,7 +24,7 @@ from iree_gauntlet.figures import byte_size, duration, error_figure, millisecond
 from iree_gauntlet.steps import step_id
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
-from iree_gauntlet.torch_models.bench_session import AGAINST, TRACE, BenchFigures, Chain
+from iree_gauntlet.torch_models.bench_session import AGAINST, TRACE, BenchFigures, Chain, CheckFigures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -103,21 +103,21 @@ def make_result_lines(record: JournalRecord, chain: Chain, build: BuildRecord | 
         first = milliseconds(figures.prefill_ms.p50)
         lines.append(f"{figures.tokens_per_sec:.1f} tokens/s; the first after {first} ms{later}")
     if checked:
-        error = checked.statistics["error"]
-        narrow = f", {error_figure(checked.statistics['to_f32'])} against f32" if build.reference else ""
+        found = CheckFigures.from_dict(checked.statistics)
+        error, tried = found.error, found.error.contractions
+        narrow = f", {error_figure(found.to_f32)} against f32" if build.reference else ""
         lines.append(
-            f"error against the model in {chain.options.dataformat.value}: {error_figure(error['rms'])} (rms, "
-            f"{error_figure(error['rms_tolerance'])} is allowed){narrow}; first call "
-            f"{milliseconds(checked.statistics['first_call_ms'])} ms"
+            f"error against the model in {chain.options.dataformat.value}: {error_figure(error.rms)} (rms, "
+            f"{error_figure(error.rms_tolerance)} is allowed){narrow}; first call "
+            f"{milliseconds(found.first_call_ms)} ms"
         )
-        if error.get("flips"):
-            without = error_figure(error["rms_without_flips"])
+        if error.flips and error.rms_without_flips is not None:
             lines.append(
-                f"{without} without flips, {error['flips']}: values that rounding moved across a kink, as of a ReLU"
+                f"{error_figure(error.rms_without_flips)} without flips, {error.flips}: values that rounding moved "
+                "across a kink, as of a ReLU"
             )
-        tried = error.get("contractions")
         if tried:
-            lines.append(f"an error of 1 % would show in {tried['shown']['1%']} of {tried['of']} contractions")
+            lines.append(f"an error of 1 % would show in {tried.shown['1%']} of {tried.of} contractions")
     compiled = _find_result(record, chain, Stage.COMPILE)
     if compiled:
         seconds = duration(compiled.statistics["tool_seconds"])

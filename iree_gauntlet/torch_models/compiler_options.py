@@ -10,7 +10,7 @@ from iree_gauntlet.targets import CHIP_FLAGS, Target, target_of
 from iree_gauntlet.toolchains.devices import check_device, devices
 
 if TYPE_CHECKING:
-    from iree_gauntlet.toolchains.flags import KnownFlags
+    from iree_gauntlet.toolchains.flags import FlagSet
     from iree_gauntlet.toolchains.toolchain import Toolchain
     from iree_gauntlet.torch_models.formats import DataFormat
 
@@ -92,7 +92,7 @@ class CompilerOptions:
     notes: tuple[str, ...] = ()
 
 
-def find_opt_level_flags(level: int | None, known: KnownFlags) -> CompilerOptions:
+def find_opt_level_flags(level: int | None, known: FlagSet) -> CompilerOptions:
     """The optimisation level: 0 to 3 are O0 to O3, and 4 is O3 as well; None is the compiler's own default.
 
     Raises:
@@ -100,7 +100,7 @@ def find_opt_level_flags(level: int | None, known: KnownFlags) -> CompilerOption
     """
     if level is None:
         return CompilerOptions()
-    if _LEVEL not in known.compile.names:
+    if _LEVEL not in known.names:
         raise ToolchainError(
             f"--backend_opt_level {level}: this compiler has no --{_LEVEL}",
             "Leave the option out, or choose a newer compiler with --iree; releases from 3.5 on have the flag.",
@@ -111,7 +111,7 @@ def find_opt_level_flags(level: int | None, known: KnownFlags) -> CompilerOption
     )
 
 
-def find_fidelity_flags(fidelity: str, form: DataFormat, level: int | None, known: KnownFlags) -> CompilerOptions:
+def find_fidelity_flags(fidelity: str, form: DataFormat, level: int | None, known: FlagSet) -> CompilerOptions:
     """Math fidelity: the type that inputs of f32 matrix products are narrowed to; sums stay f32.
 
     HiFi4 narrows nothing, HiFi3 to f16, HiFi2 and LoFi to bf16. A compiler that knows bf16 only leaves HiFi3 at
@@ -128,7 +128,7 @@ def find_fidelity_flags(fidelity: str, form: DataFormat, level: int | None, know
             f"{fidelity} changes nothing here: the compiler narrows f32 only, and {form.value} is {form.element_type}."
         )
         return CompilerOptions(notes=(note,))
-    names = known.compile.names
+    names = known.names
     flags: tuple[str, ...]
     if {_TYPE, _OPERATIONS} <= names:
         flags = (f"--{_TYPE}={wanted}", f"--{_OPERATIONS}=all")

@@ -16,44 +16,51 @@ another one takes its place. Rounds are never left out for their times.
 
 from __future__ import annotations
 
-import json
 import math
-import random
-import shutil
-import statistics
 import time
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import Origin, Stage, Verdict
 from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.plan import blocked
-from iree_gauntlet.engine.rounds.blocks import BlockTaker, PlannedBlock, RoundsEvidence, seed_of
-from iree_gauntlet.measuring.statistics.comparison_verdict import compare_log_ratios
+from iree_gauntlet.engine.rounds.blocks import BlockTaker
+from iree_gauntlet.recorded import Recorded
+from iree_gauntlet.records.sweep_record import (
+    MEASURED,
+    MICRO,
+    SAME,
+    IreeTimes,
+    NumberErrors,
+    PeakShare,
+    PointFacts,
+    PointRecord,
+    TorchTimes,
+    VariantRecord,
+)
 from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.settings import shown
 from iree_gauntlet.steps import Step, StepInput
-from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.toolchains.toolchain import COMPILE
+from iree_gauntlet.torch_models.agreement import OutputErrors  # noqa: TC001 - a record's field is read by its type
 from iree_gauntlet.torch_models.build_plan import VariantPlan
 from iree_gauntlet.torch_models.formats import Tolerance, find_tolerance
 from iree_gauntlet.torch_models.peers import (
     BLOCKS,
     CODE_FOLDER,
-    ONE_LOOK,
-    SEED,
     TRIAL_CALLS,
-    WARM_UP_CALLS,
     Expected,
+    PeerProgram,
+    PeerScript,
+    PointEvidence,
+    TorchRound,
     make_iree_rounds,
-    make_peer_rounds,
-    make_ratio_figures,
-    try_peer,
+    median_ms,
+    speedup,
+    take_interleaved,
 )
 from iree_gauntlet.torch_models.plugins import BUILTIN_FILES
 from iree_gauntlet.torch_models.recipe_registry import BASELINE
@@ -63,15 +70,13 @@ from iree_gauntlet.torch_models.torch_chain import (
     CompiledProgram,
     TorchChain,
     list_runnable_files,
-    make_torch_words,
     make_worker_command,
-    write_planned_command,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from iree_gauntlet.engine.rounds.taken_rounds import Measurement, TakenRound
+    from iree_gauntlet.engine.rounds.taken_rounds import Measurement
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.torch_models.build_folder import BuildRecord
     from iree_gauntlet.torch_models.configuration import SweepPoint, Variant
@@ -85,15 +90,8 @@ TRACE = "trace."
 _PEAK = 4.0
 _EAGER = "eager"
 _COMPILED = "compile"
-_ATTEMPTS = 3
-_KIND = "micro"
 # How long the calls of a round take, of a program that is fast enough for three of them in that time.
 _ROUND_MS = 100.0
-# The start of torch has this name in the log; it is no label of a recipe.
-_TORCH = "torch "
-MEASURED = "measured"
-# The compiler made the same module as for the baseline: the recipe changes nothing here.
-SAME = "same module"
 _MODES = {"torch": (_EAGER, _COMPILED), "torch-eager": (_EAGER,), "none": ()}
 
 
@@ -159,11 +157,7 @@ class PointChain(TorchChain):
         )
 
     def modules(self, hashes: Mapping[str, Mapping[str, str]]) -> tuple[Step, ...]:
-        """Imports, compiles and checks every variant whose model was exported.
-
-        Args:
-            hashes: SHA-256 of the program and its weights by file name, by label of what torch made.
-        """
+        """Imports, compiles and checks every variant whose model was exported; `hashes` as of a session."""
         steps: list[Step] = []
         imports: dict[str, Step] = {}
         for variant in self.point.variants:
@@ -218,98 +212,6 @@ class PointChain(TorchChain):
         return StepInput("module", str(self.module(variant)))
 
 
-@dataclass(frozen=True, slots=True)
-class TorchRound:
-    """The start of torch in the middle of a block."""
-
-    measurement: Measurement
-    plan: Mapping[str, Any]
-    programs: Mapping[str, Mapping[str, Any]]
-
-
-@dataclass(slots=True)
-class PointEvidence(RoundsEvidence):
-    """What was measured of a point.
-
-    Attributes:
-        times: ms by name of a program, one item for each block: two rounds of IREE, one of torch.
-    """
-
-    times: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)
-    marked: int = 0
-
-
-@dataclass(slots=True)
-class InterleavedRounds:
-    """Takes blocks of a point.
-
-    Attributes:
-        torch: those of torch; None for none.
-    """
-
-    taker: BlockTaker
-    name: str
-    iree: Mapping[str, Measurement]
-    torch: TorchRound | None
-    _torch_order: list[str] = field(default_factory=list)
-    _lots: random.Random = field(init=False)
-
-    def __post_init__(self) -> None:
-        # It draws lots for orders, and nothing secret.
-        self._lots = random.Random(seed_of(SEED, self.name, _KIND))  # noqa: S311
-
-    def take(self, progress: Callable[[int], None]) -> PointEvidence:
-        """All blocks; fewer where a program fails, the machine is too busy, or it is cut short.
-
-        Args:
-            progress: is called with the number of each block before it begins, from 1 on.
-
-        Raises:
-            GauntletError: a process cannot be started at all, or the log cannot be written.
-        """
-        found = PointEvidence()
-        while found.count < BLOCKS and self.taker.goes_on(found):
-            progress(found.count + 1)
-            order = list(self.iree)
-            self._lots.shuffle(order)
-            there = [(name, self.iree[name]) for name in order]
-            middle = [] if self.torch is None else [(_TORCH, self._torch_round(self.torch))]
-            block = PlannedBlock(self.name, _KIND, order, [*there, *middle, *there[::-1]], _ATTEMPTS)
-            self._keep(found, self.taker.take(block, found))
-        return found
-
-    def _torch_round(self, torch: TorchRound) -> Measurement:
-        self._torch_order = list(torch.programs)
-        self._lots.shuffle(self._torch_order)
-        plan = {**torch.plan, "models": [torch.programs[name] for name in self._torch_order]}
-        write_atomic(Path(torch.measurement.command.argv[-1]), json.dumps(plan, indent=1))
-        return torch.measurement
-
-    def _keep(self, found: PointEvidence, rounds: Sequence[tuple[str, TakenRound]]) -> None:
-        """The times of a block that counts."""
-        times: dict[str, tuple[float, ...]] = {}
-        for name, taken in rounds:
-            found.marked += bool(taken.disturbed)
-            names = self._torch_order if name == _TORCH else (name,)
-            for each, spent in zip(names, taken.times, strict=True):
-                times[each] = (*times.get(each, ()), spent)
-        for name, values in times.items():
-            found.times.setdefault(name, []).append(values)
-
-
-@dataclass(slots=True)
-class TorchTrial:
-    """A trial of torch.
-
-    Attributes:
-        round: for the blocks; None where nothing of torch's can be measured.
-    """
-
-    round: TorchRound | None = None
-    problems: dict[str, str] = field(default_factory=dict)
-    first_call_ms: dict[str, float] = field(default_factory=dict)
-
-
 def _name_torch_program(mode: str, label: str) -> str:
     """Of a program of torch: `torch eager int8wo`."""
     return f"torch {mode} {label}"
@@ -320,64 +222,28 @@ def _count_calls(call_ms: float) -> int:
     return max(TRIAL_CALLS, math.ceil(_ROUND_MS / call_ms))
 
 
-def _try_programs(
-    step: Step,
-    chain: PointChain,
-    builds: Mapping[str, BuildRecord],
-    variants: Sequence[Variant],
-    modes: Sequence[str],
-    session: Session[Any],
-) -> TorchTrial:
-    """Runs each program of torch once, checks its outputs, and decides how many calls a round of it has."""
-    folder = Path(step.folder) / "torch"
-    outputs = folder / "outputs"
-    outputs.mkdir(parents=True, exist_ok=True)
-    programs: dict[str, dict[str, Any]] = {}
-    expected = []
-    for mode in modes:
-        for side, variant in {variant.side: variant for variant in reversed(variants)}.items():
-            name, allowed = _name_torch_program(mode, side), chain.allowed(variant, builds[side])
-            programs[name] = {
-                "name": name,
-                "builder": asdict(chain.plan(side)),
-                "build": str(chain.exported(side)),
-                "mode": mode,
-                "compile_mode": chain.point.model.torch_compile_mode,
-                "calls": TRIAL_CALLS,
-            }
-            expected.append(Expected(chain.exported(side), builds[side].programs[0].outputs, allowed))
-
-    words = make_torch_words(chain.torch.path, "iree_gauntlet.torch_models.measure_torch")
-    env = (("TORCHINDUCTOR_CACHE_DIR", str(folder / CODE_FOLDER)),)
-    plan: dict[str, Any] = {
-        "models": list(programs.values()),
-        "warm_up_calls": WARM_UP_CALLS,
-        "compile_threads": None,
-        "outputs": str(outputs),
-    }
-    first = make_peer_rounds(step, write_planned_command(step, words, plan, "torch.trial.", env), "torch")
-    trial = TorchTrial()
-    for name, tried in zip(list(programs), try_peer(session, first, "torch.trial.", outputs, expected), strict=True):
-        if tried.problem or tried.first_call_ms is None:
-            trial.problems[name] = tried.problem
-            del programs[name]
-            continue
-        trial.first_call_ms[name] = tried.first_call_ms
-        programs[name]["calls"] = _count_calls(tried.call_ms)
-    shutil.rmtree(outputs)
-    if programs:
-        # Compiled before: torch.compile's processes would be work next to what is measured.
-        plan |= {"models": list(programs.values()), "compile_threads": 1, "outputs": ""}
-        command = write_planned_command(step, words, plan, "torch.", env)
-        trial.round = TorchRound(make_peer_rounds(step, command, "torch"), plan, programs)
-    return trial
-
-
 class Doubt(StrEnum):
     """Why nothing shows that a module is what its recipe promises; a reason begins with it."""
 
     UNREAD = "what its module shows cannot be read"
     UNPROVEN = "the module is not what the recipe promises"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantCheck(Recorded):
+    """What the result of a variant's check has as its statistics; None is what is not known.
+
+    Attributes:
+        agreement: with torch eager for the same recipe.
+        error: of the recipe.
+    """
+
+    agreement: OutputErrors | None = None
+    error: NumberErrors | None = None
+    call_ms: float = 0.0
+    first_call_ms: float | None = None
+    peak_rss_bytes: int | None = None
+    device_memory: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -387,7 +253,7 @@ class VariantFigures:
     Attributes:
         status: `measured`, `same module`, `skipped`, `failed` or `error`.
         reason: why it is not measured; empty where it is.
-        figures: of its threshold step; empty where it did not get so far.
+        checked: what its check says; nothing where it did not pass, or get so far.
         module_bytes, parameter_bytes: of its files; None where there are none.
         compile_s: seconds of its compiler, when the module was made.
     """
@@ -395,27 +261,12 @@ class VariantFigures:
     status: str = MEASURED
     reason: str = ""
     doubt: Doubt | None = None
-    figures: Mapping[str, Any] = field(default_factory=dict)
+    checked: VariantCheck = VariantCheck()
     module_bytes: int | None = None
     parameter_bytes: int | None = None
     compile_s: float | None = None
     shows: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-
-def speedup(blocks: PointEvidence, name: str, over: str) -> dict[str, Any] | None:
-    """How many times as fast a program is as another one, as `make_ratio_figures` has it; None without times."""
-    own, other = blocks.times.get(name), blocks.times.get(over)
-    if not own or not other:
-        return None
-    theirs, mine = (np.array([statistics.fmean(map(math.log, block)) for block in each]) for each in (other, own))
-    return make_ratio_figures(compare_log_ratios(theirs - mine, ONE_LOOK))
-
-
-def median_ms(blocks: PointEvidence, name: str) -> float | None:
-    """Median over all rounds of a program; None without any."""
-    times = [time for block in blocks.times.get(name, ()) for time in block]
-    return statistics.median(times) if times else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,7 +295,8 @@ class PointMeasurement:
     flops: int
     began: float
 
-    _trial: TorchTrial = field(default_factory=TorchTrial)
+    _problems: dict[str, str] = field(default_factory=dict)
+    _first_call_ms: dict[str, float] = field(default_factory=dict)
     _blocks: PointEvidence = field(default_factory=PointEvidence)
 
     @property
@@ -453,105 +305,131 @@ class PointMeasurement:
         return [variant for variant in self.chain.point.variants if self.found[variant.label].status == MEASURED]
 
     def run(self, step: Step) -> Result:
-        """The step's result; its statistics have the point's record as `micro`.
-
-        Raises:
-            GauntletError: a process cannot be started at all, or what it left cannot be read.
-        """
+        """The step's result; its statistics have the point's record as `micro`."""
         Path(step.folder).mkdir(parents=True, exist_ok=True)
         if self.wanted:
             compiles = self.chain.point.model.torch_compile
             modes = [mode for mode in _MODES[self.measuring.against] if compiles or mode == _EAGER]
             # Torch runs on the CPU here: next to another device that says nothing.
-            if modes and self.chain.device.startswith("local-"):
-                self._trial = _try_programs(step, self.chain, self.builds, self.wanted, modes, self.session)
-            self._take_rounds(step)
+            torch = self._try_torch(step, modes) if modes and self.chain.device.startswith("local-") else None
+            self._take_rounds(step, torch)
         if self.session.cancelled.is_set():
             return Result(Verdict.ERROR, "interrupted")
-        verdict, reason = self._verdict()
-        record = self._record()
-        return Result(verdict, reason, statistics={"micro": record}, notes=tuple(record["notes"]))
+        verdict, reason = self._judge()
+        record = self._make_record()
+        return Result(verdict, reason, statistics={MICRO: record.as_dict()}, notes=record.notes)
 
-    def _take_rounds(self, step: Step) -> None:
+    def _try_torch(self, step: Step, modes: Sequence[str]) -> TorchRound | None:
+        """Runs each program of torch once, checks its outputs, and decides how many calls a round of it has.
+
+        What can be measured; None where nothing can.
+        """
+        programs: dict[str, PeerProgram] = {}
+        expected = []
+        for mode in modes:
+            for side, variant in {variant.side: variant for variant in reversed(self.wanted)}.items():
+                name, folder, build = _name_torch_program(mode, side), self.chain.exported(side), self.builds[side]
+                compile_mode = self.chain.point.model.torch_compile_mode
+                programs[name] = PeerProgram(name, str(folder), asdict(self.chain.plan(side)), mode, compile_mode)
+                expected.append(Expected(folder, build.programs[0].outputs, self.chain.allowed(variant, build)))
+        code = Path(step.folder) / "torch" / CODE_FOLDER
+        script = PeerScript.of(step, "torch", self.chain.torch.path, "measure_torch", (), code)
+        tried = script.try_programs(self.session, "torch.trial.plan", "torch.trial.", list(programs.values()), expected)
+        for name, found in zip(list(programs), tried, strict=True):
+            if found.problem or found.first_call_ms is None:
+                self._problems[name] = found.problem
+                del programs[name]
+                continue
+            self._first_call_ms[name] = found.first_call_ms
+            programs[name] = replace(programs[name], calls=_count_calls(found.call_ms))
+        if not programs:
+            return None
+        return TorchRound(
+            tuple(programs), lambda order: script.plan_rounds("torch.plan", [programs[name] for name in order])
+        )
+
+    def _take_rounds(self, step: Step, torch: TorchRound | None) -> None:
         programs: dict[str, Measurement] = {}
         for variant in self.wanted:
             compiled = self.chain.made(variant, self.builds[variant.side])
-            calls = _count_calls(float(self.found[variant.label].figures["call_ms"]))
+            calls = _count_calls(self.found[variant.label].checked.call_ms)
             plan = compiled.plan([self.chain.device], calls)
             command = make_worker_command(self.chain, step, MODULE_WORKER, plan, f"{variant.label}.")
             programs[variant.label] = make_iree_rounds(step, command)
         taker = BlockTaker(self.session, replace_disturbed=self.measuring.replace_disturbed)
-        rounds = InterleavedRounds(taker, self.chain.id, programs, self._trial.round)
-        self._blocks = rounds.take(lambda number: self.session.progress.status(f"block {number}"))
+        status = self.session.progress.status
+        self._blocks = take_interleaved(taker, self.chain.id, programs, torch, lambda number: status(f"block {number}"))
 
-    def _record(self) -> dict[str, Any]:
+    def _make_record(self) -> PointRecord:
         model, shape, blocks = self.chain.point.model, self.chain.point.shape, self._blocks
-        return {
-            "point": {
-                "name": model.name,
-                "model_type": model.model_type.text,
-                "shape": shape.name,
-                "m": shape.m,
-                "k": shape.k,
-                "n": shape.n,
-                "label": shape.label,
-                "dtype": model.dtype,
-                "device": self.chain.device,
-                "flops": self.flops,
-                "torch_compile_mode": model.torch_compile_mode,
-            },
-            "variants": [self._variant(variant) for variant in self.chain.point.variants],
-            "blocks": blocks.count,
+        facts = PointFacts(
+            name=model.name,
+            model_type=model.model_type.text,
+            shape=shape.name,
+            m=shape.m,
+            k=shape.k,
+            n=shape.n,
+            label=shape.label,
+            dtype=model.dtype,
+            device=self.chain.device,
+            flops=self.flops,
+            torch_compile_mode=model.torch_compile_mode,
+        )
+        return PointRecord(
+            point=facts,
+            variants=tuple(map(self._make_variant, self.chain.point.variants)),
+            blocks=blocks.count,
             # One that failed ends them: no other took its place.
-            "replaced": blocks.replaced - bool(blocks.failure),
-            "seconds": round(time.monotonic() - self.began, 3),
-            "notes": self._notes(),
-        }
+            replaced=blocks.replaced - bool(blocks.failure),
+            seconds=round(time.monotonic() - self.began, 3),
+            notes=tuple(self._list_notes()),
+        )
 
-    def _variant(self, variant: Variant) -> dict[str, Any]:
+    def _make_variant(self, variant: Variant) -> VariantRecord:
         known, blocks = self.found[variant.label], self._blocks
         # One that is the baseline's module has the baseline's times.
         name = BASELINE if known.status == SAME else variant.label
         ratio = None if variant.is_baseline or known.status != MEASURED else speedup(blocks, name, BASELINE)
-        own = median_ms(blocks, name)
-        memory = known.figures.get("device_memory", {})
-        return {
-            "label": variant.label,
-            "quantization": variant.quantization.text,
-            "sparsity": variant.sparsity.text if variant.sparsity else None,
-            "kind": "sparsity" if variant.sparsity else variant.quantization.recipe.kind,
-            "status": known.status,
-            "reason": known.reason,
-            "iree": None if own is None else {"ms": own, "speedup": ratio},
-            "torch_eager": self._torch(_EAGER, variant.side, name),
-            "torch_compile": self._torch(_COMPILED, variant.side, name),
-            **{figure: known.figures.get(figure) for figure in ("error", "agreement", "first_call_ms")},
-            "module_bytes": known.module_bytes,
-            "parameter_bytes": known.parameter_bytes,
-            "peak_rss_bytes": blocks.peak_bytes.get(name) or known.figures.get("peak_rss_bytes"),
-            "device_peak_bytes": memory.get("device_bytes_peak"),
-            "compile_s": known.compile_s,
-            "roofline": self._share(variant),
-            "shows": known.shows,
-            "notes": known.notes,
-        }
+        own, checked = median_ms(blocks, name), known.checked
+        return VariantRecord(
+            label=variant.label,
+            quantization=variant.quantization.text,
+            sparsity=variant.sparsity.text if variant.sparsity else None,
+            kind="sparsity" if variant.sparsity else variant.quantization.recipe.kind,
+            status=known.status,
+            reason=known.reason,
+            iree=None if own is None else IreeTimes(own, ratio),
+            torch_eager=self._compare_torch(_EAGER, variant.side, name),
+            torch_compile=self._compare_torch(_COMPILED, variant.side, name),
+            error=checked.error,
+            agreement=checked.agreement.as_dict() if checked.agreement else None,
+            first_call_ms=checked.first_call_ms,
+            module_bytes=known.module_bytes,
+            parameter_bytes=known.parameter_bytes,
+            peak_rss_bytes=blocks.peak_bytes.get(name) or checked.peak_rss_bytes,
+            device_peak_bytes=checked.device_memory.get("device_bytes_peak"),
+            compile_s=known.compile_s,
+            roofline=self._find_share(variant),
+            shows=tuple(known.shows),
+            notes=tuple(known.notes),
+        )
 
-    def _torch(self, mode: str, side: str, own: str) -> dict[str, Any] | None:
+    def _compare_torch(self, mode: str, side: str, own: str) -> TorchTimes | None:
         """Torch's time of what torch makes for a variant, next to torch's baseline and to IREE's variant."""
         blocks, name = self._blocks, _name_torch_program(mode, side)
         time = median_ms(blocks, name)
         if time is None:
             return None
-        return {
-            "ms": time,
-            "first_call_ms": self._trial.first_call_ms.get(name),
-            "speedup": None if side == BASELINE else speedup(blocks, name, _name_torch_program(mode, BASELINE)),
-            "beside_iree": speedup(blocks, own, name),
-        }
+        return TorchTimes(
+            time,
+            self._first_call_ms.get(name),
+            None if side == BASELINE else speedup(blocks, name, _name_torch_program(mode, BASELINE)),
+            speedup(blocks, own, name),
+        )
 
-    def _notes(self) -> list[str]:
+    def _list_notes(self) -> list[str]:
         blocks = self._blocks
-        notes = [f"{name}: not measured: {problem}" for name, problem in self._trial.problems.items()]
+        notes = [f"{name}: not measured: {problem}" for name, problem in self._problems.items()]
         if blocks.too_disturbed:
             notes.append(
                 f"{blocks.count} of {BLOCKS} blocks: the machine is too busy, for example: {blocks.main_disturbance}"
@@ -561,7 +439,7 @@ class PointMeasurement:
             notes.append(f"{rounds} disturbed, for example: {blocks.main_disturbance}")
         return notes
 
-    def _share(self, variant: Variant) -> dict[str, Any] | None:
+    def _find_share(self, variant: Variant) -> PeakShare | None:
         """How much of what the machine can do at best a variant reaches."""
         time_ms = median_ms(self._blocks, variant.label)
         roofline = None if explain_no_roofline(self.chain.device) else self.measuring.roofline
@@ -571,16 +449,15 @@ class PointMeasurement:
         build = self.builds[variant.side].programs[0]
         folder = self.chain.exported(variant.side)
         tensors = sum((folder / item.file).stat().st_size for item in (*build.inputs, *build.outputs))
-        share, bound = roofline.share(self.flops, known.parameter_bytes + tensors, time_ms)
-        return {"share": share, "bound": bound}
+        return PeakShare(*roofline.share(self.flops, known.parameter_bytes + tensors, time_ms))
 
-    def _verdict(self) -> tuple[Verdict, str]:
+    def _judge(self) -> tuple[Verdict, str]:
         blocks = self._blocks
-        if unread := self._reasons(Doubt.UNREAD):
+        if unread := self._join_reasons(Doubt.UNREAD):
             return Verdict.ERROR, unread
         if blocks.failure:
             return Verdict.ERROR, shorten(blocks.failure)
-        if unproven := self._reasons(Doubt.UNPROVEN):
+        if unproven := self._join_reasons(Doubt.UNPROVEN):
             return Verdict.FAILED, unproven
         if not self.wanted:
             return Verdict.SKIPPED, "no variant came as far as to be measured"
@@ -588,7 +465,7 @@ class PointMeasurement:
             return Verdict.INCONCLUSIVE, shorten(f"{blocks.count} of {BLOCKS} blocks: {blocks.main_disturbance}")
         return Verdict.PASSED, ""
 
-    def _reasons(self, doubt: Doubt) -> str:
+    def _join_reasons(self, doubt: Doubt) -> str:
         """Of all variants of which it is doubted for that."""
         doubted = (f"{label}: {known.reason}" for label, known in self.found.items() if known.doubt is doubt)
         return shorten("; ".join(doubted))

@@ -9,7 +9,7 @@ import statistics
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,32 +24,32 @@ from iree_gauntlet.measuring.profiles.memory_profile import (
     read_memory_profile,
     write_memory_profile,
 )
+from iree_gauntlet.records.sweep_record import MEASURED, SAME, NumberErrors
 from iree_gauntlet.results import Result, shorten
-from iree_gauntlet.steps import Step, step_id
-from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
+from iree_gauntlet.steps import step_id
 from iree_gauntlet.torch_models import tracing
-from iree_gauntlet.torch_models.agreement import compare_tensors, make_recordable, split_pieces
-from iree_gauntlet.torch_models.build_folder import BuildRecord, read_outputs, read_tensors
+from iree_gauntlet.torch_models.agreement import compare_tensors, split_pieces
+from iree_gauntlet.torch_models.build_folder import read_outputs, read_tensors
+from iree_gauntlet.torch_models.model_session import ModelSession
 from iree_gauntlet.torch_models.module_facts import ModuleFacts, describe_facts, prove, read_module_facts
 from iree_gauntlet.torch_models.point_measurement import (
-    MEASURED,
-    SAME,
     TRACE,
     Doubt,
     Measuring,
     PointChain,
     PointMeasurement,
+    VariantCheck,
     VariantFigures,
 )
 from iree_gauntlet.torch_models.recipe_registry import BASELINE, COMPILER
-from iree_gauntlet.torch_models.torch_chain import MODULE_WORKER, Exporter, ask_worker
+from iree_gauntlet.torch_models.torch_chain import MeasuredCalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.measuring.numerics.arrays import Tensor
+    from iree_gauntlet.steps import Step
+    from iree_gauntlet.torch_models.build_plan import VariantPlan
     from iree_gauntlet.torch_models.configuration import Variant
 
 
@@ -58,33 +58,23 @@ _CALLS = 3
 _ALL_ZERO = "torch's outputs are all zero, and so agreeing with them proves nothing"
 
 
-@dataclass(slots=True)
-class PointSession:
+@dataclass(slots=True, kw_only=True)
+class PointSession(ModelSession):
     """Performs the steps of a point."""
 
     chain: PointChain
-    session: Session[Any]
-    workbench: Workbench
     measuring: Measuring
     results: Mapping[str, Result]
-    _exporter: Exporter = field(init=False)
     _found: dict[str, VariantFigures] = field(default_factory=dict)
     _began: float = field(default_factory=time.monotonic)
 
-    def __post_init__(self) -> None:
-        self._exporter = Exporter(self.session, self.workbench)
-
-    def performers(self) -> Mapping[Stage, Callable[[Step], Result]]:
-        """What executes each stage; import and compile are the engine's own."""
-        return {
-            Stage.EXPORT: lambda step: self._exporter.perform(step, self.chain.plan(step.role)),
-            Stage.THRESHOLD: self._check,
-            Stage.BENCHMARK: self._benchmark,
-        }
+    def plan(self, role: str) -> VariantPlan:
+        """The builder's plan of what torch makes."""
+        return self.chain.plan(role)
 
     def phases(self) -> Sequence[Callable[[], Sequence[Step]]]:
-        """What there is to do, one after the other: each is planned when the one before has finished."""
-        return (self.chain.exports, self._modules, self._measured, self._profiles)
+        """What there is to do, one after the other."""
+        return (self.chain.exports, lambda: self.chain.modules(self.hashes), self._judge, self._list_profiles)
 
     def tidy(self) -> None:
         """Removes what only the point itself needed: weights, tensors and modules; logs, plans and traces stay."""
@@ -96,58 +86,51 @@ class PointSession:
         if code.is_dir():
             shutil.rmtree(code)
 
-    def _modules(self) -> Sequence[Step]:
-        steps = self.chain.modules(self._exporter.hashes)
-        self._exporter.unshare(steps)
-        return steps
-
-    def _check(self, step: Step) -> Result:
+    def check(self, step: Step) -> Result:
         """Runs a variant and compares its outputs."""
-        variant = self._variant(step.role)
-        build = self._build(variant)
-        folder = Path(step.folder) / "outputs"
-        folder.mkdir(parents=True, exist_ok=True)
+        variant = self._find_variant(step.role)
+        build = self.builds[variant.side]
         compiled = self.chain.made(variant, build)
-        plan = compiled.plan([self.chain.device], _CALLS, warm_up_calls=0, outputs=str(folder))
-        answer = ask_worker(self.chain, step, self.session.processes, MODULE_WORKER, plan)
+        answer = self.run_once(step, compiled, self.chain.device, calls=_CALLS)
         if answer.figures is None:
             return answer.failure
-        actual = read_outputs(answer.figures["outputs"])
+        calls = MeasuredCalls.from_dict(answer.figures)
+        actual = read_outputs(calls.outputs)
         expected = read_tensors(compiled.exported, build.programs[0].outputs)
         found = compare_tensors(actual, expected, self.chain.allowed(variant, build))
         reference = read_tensors(compiled.exported, build.reference) if build.reference else expected
+        figures = VariantCheck(
+            agreement=found.errors,
+            error=_measure_distance(actual, reference),
+            call_ms=statistics.median(calls.call_ms[0]),
+            first_call_ms=calls.first_call_ms,
+            peak_rss_bytes=calls.peak_rss_bytes,
+            device_memory=calls.device_memory,
+        )
         result = Result(
             Verdict.FAILED if found.problem else Verdict.PASSED,
             shorten(found.problem),
             outputs=found.comparisons,
             failure=FailureKind.WRONG_NUMBERS if found.problem else None,
-            statistics={
-                "agreement": found.as_dict(),
-                "error": _measure_distance(actual, reference),
-                "call_ms": statistics.median(answer.figures["call_ms"][0]),
-                **{name: answer.figures[name] for name in ("first_call_ms", "peak_rss_bytes", "device_memory")},
-            },
+            statistics=figures.as_dict(),
             notes=(*step.notes, *([_ALL_ZERO] if found.tells_nothing else [])),
         )
         return answer.complete(result)
 
-    def _measured(self) -> Sequence[Step]:
+    def _judge(self) -> Sequence[Step]:
         """The benchmark of all variants that are right, and whose modules show what their recipes promise."""
-        self._found = {variant.label: self._standing(variant) for variant in self.chain.point.variants}
-        facts = {
-            variant.label: found
-            for variant in self.chain.point.variants
-            if self._stands(variant) and (found := self._facts(variant)) is not None
-        }
+        self._found = {variant.label: self._find_standing(variant) for variant in self.chain.point.variants}
+        facts = {variant.label: self._read_facts(variant) for variant in self._list_measured()}
         for variant in self.chain.point.variants:
-            if variant.label in facts:
-                self._look(variant, facts[variant.label], facts.get(BASELINE))
-        return (self.chain.benchmark([variant for variant in self.chain.point.variants if self._stands(variant)]),)
+            if (own := facts.get(variant.label)) is not None:
+                self._look_at(variant, own, facts.get(BASELINE))
+        return (self.chain.benchmark(self._list_measured()),)
 
-    def _stands(self, variant: Variant) -> bool:
-        return self._found[variant.label].status == MEASURED
+    def _list_measured(self) -> list[Variant]:
+        """The variants that can be measured, as far as is known."""
+        return [variant for variant in self.chain.point.variants if self._found[variant.label].status == MEASURED]
 
-    def _standing(self, variant: Variant) -> VariantFigures:
+    def _find_standing(self, variant: Variant) -> VariantFigures:
         """The result of the steps before: the first that did not pass says why there is nothing to measure."""
         if variant.refusal:
             return VariantFigures(status="skipped", reason=variant.refusal)
@@ -162,10 +145,11 @@ class PointSession:
                 return found
             if stage is Stage.COMPILE:
                 found.compile_s = float(result.statistics.get("tool_seconds", result.tool_seconds))
-            found.figures = result.statistics
+            if stage is Stage.THRESHOLD:
+                found.checked = VariantCheck.from_dict(result.statistics)
         return found
 
-    def _facts(self, variant: Variant) -> ModuleFacts | None:
+    def _read_facts(self, variant: Variant) -> ModuleFacts | None:
         """What its module shows; None where it cannot be read: then nothing is proven, and nothing measured."""
         try:
             program = self.chain.folder(Stage.IMPORT, variant.side) / "program.mlir"
@@ -176,7 +160,7 @@ class PointSession:
             known.reason = shorten(f"{Doubt.UNREAD}: {error.what}")
             return None
 
-    def _look(self, variant: Variant, facts: ModuleFacts, baseline: ModuleFacts | None) -> None:
+    def _look_at(self, variant: Variant, facts: ModuleFacts, baseline: ModuleFacts | None) -> None:
         """Holds a module against what its recipe promises."""
         known = self._found[variant.label]
         known.module_bytes, known.parameter_bytes = facts.module_bytes, facts.stored_bytes
@@ -194,35 +178,33 @@ class PointSession:
         problems = [
             problem
             for asked in filter(None, (variant.quantization, variant.sparsity))
-            for problem in prove(asked.recipe.proof, facts, baseline, self._build(variant).changed_bytes)
+            for problem in prove(asked.recipe.proof, facts, baseline, self.builds[variant.side].changed_bytes)
         ]
         if problems:
             known.status, known.doubt = "failed", Doubt.UNPROVEN
             known.reason = shorten(f"{Doubt.UNPROVEN}: {'; '.join(problems)}")
 
-    def _benchmark(self, step: Step) -> Result:
+    def benchmark(self, step: Step) -> Result:
+        """Measures all variants, or looks at what one of them takes."""
         if step.role == MAIN:
             # Of the unchanged model, as every build of it says.
-            flops = next((build.flops for build in self._exporter.builds.values()), 0)
+            flops = next((build.flops for build in self.builds.values()), 0)
             return PointMeasurement(
-                self.chain, self.session, self.measuring, self._exporter.builds, self._found, flops, self._began
+                self.chain, self.session, self.measuring, self.builds, self._found, flops, self._began
             ).run(step)
         return self._trace(step) if step.role.startswith(TRACE) else self._profile_memory(step)
 
     def _trace(self, step: Step) -> Result:
-        variant = self._variant(step.role.removeprefix(TRACE))
-        call_ms = float(self._found[variant.label].figures["call_ms"])
-        flags = self.workbench.flags_of(BENCHMARK_MODULE)
-        path, processes = Path(step.folder) / variant.label, self.session.processes
-        traced = tracing.make_traced_step(step, self.chain, self.chain.made(variant, self._build(variant)))
-        made = tracing.trace(traced, tracing.VERBOSE, path, self.chain.toolchain, processes, flags, call_ms=call_ms)
+        variant = self._find_variant(step.role.removeprefix(TRACE))
+        program, path = self.chain.made(variant, self.builds[variant.side]), Path(step.folder) / variant.label
+        made = self.trace(step, program, path, tracing.VERBOSE, self._found[variant.label].checked.call_ms)
         return tracing.make_result([made], {TRACE.rstrip("."): made.as_dict()})
 
     def _profile_memory(self, step: Step) -> Result:
         """The high-water mark of memory by phase; the series of samples is written next to the logs, for its plot."""
-        variant = self._variant(step.role.removeprefix(MEMORY_ROLE))
-        plan = make_memory_plan(self.chain.made(variant, self._build(variant)).plan([self.chain.device], 1))
-        answer = ask_worker(self.chain, step, self.session.processes, MEMORY_WORKER, plan)
+        variant = self._find_variant(step.role.removeprefix(MEMORY_ROLE))
+        plan = make_memory_plan(self.chain.made(variant, self.builds[variant.side]).plan([self.chain.device], 1))
+        answer = self.ask(step, MEMORY_WORKER, plan)
         if answer.figures is None:
             return answer.failure
         try:
@@ -236,24 +218,16 @@ class PointSession:
         figures = {name: value for name, value in profile.as_dict().items() if name != "series"}
         return answer.complete(Result(Verdict.PASSED, statistics={"memory": figures}, notes=tuple(notes)))
 
-    def _build(self, variant: Variant) -> BuildRecord:
-        return self._exporter.builds[variant.side]
-
-    def _variant(self, label: str) -> Variant:
+    def _find_variant(self, label: str) -> Variant:
         return next(variant for variant in self.chain.point.variants if variant.label == label)
 
-    def _profiles(self) -> Sequence[Step]:
+    def _list_profiles(self) -> Sequence[Step]:
         model = self.chain.point.model
         kinds = [kind for kind, wanted in ((TRACE, model.profiler), (MEMORY_ROLE, model.memory_profiler)) if wanted]
-        return tuple(
-            self.chain.profile(variant, kind)
-            for variant in self.chain.point.variants
-            if self._stands(variant)
-            for kind in kinds
-        )
+        return tuple(self.chain.profile(variant, kind) for variant in self._list_measured() for kind in kinds)
 
 
-def _measure_distance(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> dict[str, float | str]:
+def _measure_distance(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> NumberErrors:
     """How far float outputs are from what they should be, all of them together."""
     noise = power = peak = 0.0
     if len(actual) != len(expected):
@@ -271,4 +245,4 @@ def _measure_distance(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> d
             peak = float(np.maximum(peak, np.abs(difference).max()))
     relative = math.sqrt(noise / power) if power else (math.inf if noise else 0.0)
     decibel = math.inf if relative == 0 else -20.0 * math.log10(relative)
-    return {"max": make_recordable(peak), "relative": make_recordable(relative), "sqnr_db": make_recordable(decibel)}
+    return NumberErrors(peak, relative, decibel)

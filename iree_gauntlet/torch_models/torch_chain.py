@@ -9,36 +9,26 @@ import shutil
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from iree_gauntlet.artifacts.hashing import hash_file
-from iree_gauntlet.cases import MAIN, Module, OnnxImport, Origin, Program, Stage, Verdict
-from iree_gauntlet.engine.judging import after_process
-from iree_gauntlet.engine.modules.module_cache import EntryGoneError
-from iree_gauntlet.engine.modules.module_key import make_key
+from iree_gauntlet.cases import MAIN, Module, OnnxImport, Origin, Program, Stage
 from iree_gauntlet.engine.plan_modules import DEFAULT_TIMEOUTS, Places, PlanContext, compile_step
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.recorded import Recorded
-from iree_gauntlet.results import CacheUse, Result, shorten
 from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput, step_id
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.short_process import ask
 from iree_gauntlet.toolchains.devices import find_device
-from iree_gauntlet.torch_models.build_folder import BUILD_FILE, BuildRecord, read_build
 from iree_gauntlet.torch_models.declarations import INSTALL_HINT
 from iree_gauntlet.torch_models.model_registry import find_reached_files
 from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from iree_gauntlet.engine.processes.processes import Processes
-    from iree_gauntlet.engine.processes.supervisor import Outcome
-    from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.targets import Target
     from iree_gauntlet.toolchains.devices import Device
     from iree_gauntlet.toolchains.toolchain import Toolchain
@@ -60,9 +50,7 @@ for name in ("torch", "torchao", "transformers", "onnxscript", "onnx", "numpy"):
 places = dict.fromkeys(path for path in sys.path if path.endswith(("site-packages", "dist-packages")))
 print(json.dumps({"python": list(sys.version_info[:3]), "versions": found, "paths": list(places)}))
 """
-_PLAN_FILE = "plan.json"
-_EXIT_USAGE = 2
-_LOGS = ("stdout.txt", "stderr.txt", _PLAN_FILE)
+PLAN_FILE = "plan.json"
 # What torch.onnx.export calls its graph, and so the importer the function.
 FUNCTION = "main_graph"
 _MODULE = "module.vmfb"
@@ -73,7 +61,6 @@ _PATHS = ("output", "models_dirs", "plugins")
 MODULE_WORKER = "measure_module.py"
 GENERATIVE_WORKER = "measure_generative.py"
 PIPELINE_WORKER = "measure_pipeline.py"
-_TOOL = "the measuring program"
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +241,7 @@ class TorchChain(ABC):
         made_by = {"builder": _hash_builder(self.builder, self.loaded), "torch": self.torch.identity}
         environment = {"environment": _join_environment(self.env)} if self.env else {}
         step = self._looked_up(step, {**asked, **ingredients, **made_by, **environment})
-        words = (*make_torch_words(self.torch.path, self.builder), f"{step.folder}/{_PLAN_FILE}")
+        words = (*make_torch_words(self.torch.path, self.builder), f"{step.folder}/{PLAN_FILE}")
         inputs = tuple(StepInput("program", str(path)) for path in sources)
         return replace(step, command=Command(words, step.folder, self.env), inputs=inputs)
 
@@ -337,106 +324,6 @@ def _join_environment(env: Sequence[tuple[str, str]]) -> str:
     return " ".join(f"{name}={value}" for name, value in env)
 
 
-class Exporter:
-    """Performs export steps."""
-
-    def __init__(self, session: Session[Any], workbench: Workbench) -> None:
-        self._cache = workbench.modules
-        self._processes = session.processes
-        self.builds: dict[str, BuildRecord] = {}
-        self.hashes: dict[str, Mapping[str, str]] = {}
-        self._folders: dict[str, Path] = {}
-        self._cancelled = session.cancelled
-
-    def perform(self, step: Step, plan: ModelPlan) -> Result:
-        """Fills the step's folder, and keeps what it finds there.
-
-        Raises:
-            GauntletError: what was made cannot be read.
-        """
-        Path(step.folder).mkdir(parents=True, exist_ok=True)
-        key = make_key(dict(step.cache.ingredients))
-        result = self._looked_up(step, key)
-        if result is None:
-            with self._cache.making(key, self._cancelled) as waited:
-                result = self._looked_up(step, key) or self._made(step, plan, key)
-            result = replace(result, waited_seconds=waited)
-        if result.verdict is Verdict.PASSED:
-            self.builds[step.role] = read_build(Path(step.folder))
-            self.hashes[step.role] = result.statistics["hashes"]
-            self._folders[step.id] = Path(step.folder)
-        return result
-
-    def unshare(self, steps: Iterable[Step]) -> None:
-        """Gives weights that are about to be imported a copy of their own in place of a hard link into the cache.
-
-        The onnx package refuses to read weights that have a second name: it takes that for an attack.
-        """
-        exports = {need for step in steps if step.stage is Stage.IMPORT and not step.cache.hit for need in step.needs}
-        for folder in (self._folders[export] for export in exports):
-            for path in folder.glob("*.onnx.data"):
-                if path.stat().st_nlink > 1:
-                    copy = path.with_name(f"{path.name}.copy")
-                    shutil.copyfile(path, copy)
-                    copy.replace(path)
-
-    def _looked_up(self, step: Step, key: str) -> Result | None:
-        entry = self._cache.lookup(key).entry
-        if entry is None:
-            return None
-        try:
-            for role in entry.files:
-                entry.materialise(role, Path(step.folder) / role)
-        except EntryGoneError:
-            return None
-        return Result(
-            Verdict.PASSED,
-            command=self._processes.typed(step),
-            cache=CacheUse(True, key, "in the cache"),
-            statistics={**entry.metadata["statistics"], "hashes": entry.metadata["hashes"]},
-            notes=step.notes,
-        )
-
-    def _made(self, step: Step, plan: ModelPlan, key: str) -> Result:
-        folder = Path(step.folder)
-        ingredients = dict(step.cache.ingredients)
-        write_atomic(folder / _PLAN_FILE, replace(plan, output=step.folder).to_json())
-        cache = CacheUse(False, key, self._cache.explain_miss(step.id, ingredients))
-        outcome = self._processes.run(step)
-        if outcome.exit_code != 0 or not (folder / BUILD_FILE).is_file():
-            return self._processes.complete(step, outcome, replace(self._failed(step, outcome), cache=cache))
-        # What cannot be read is not kept.
-        build = read_build(folder)
-        files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in _LOGS}
-        statistics = {
-            "tool_seconds": outcome.seconds,
-            "peak_rss_bytes": outcome.peak_rss_bytes,
-            "parameter_count": build.parameter_count,
-        }
-        hashes = {name: hash_file(path) for name, path in files.items() if ".onnx" in name}
-        published = self._cache.publish(
-            files,
-            name=step.id,
-            ingredients=ingredients,
-            metadata={"statistics": statistics, "hashes": hashes, "command": self._processes.typed(step)},
-            created=datetime.now(UTC),
-        )
-        notes = (*step.notes, published.note) if published.note else step.notes
-        result = Result(Verdict.PASSED, cache=cache, statistics={**statistics, "hashes": hashes}, notes=notes)
-        return self._processes.complete(step, outcome, result)
-
-    def _failed(self, step: Step, outcome: Any) -> Result:
-        """A model that is written wrong, or cannot be exported: torch's side, so an error and no failure of IREE's."""
-        if outcome.exit_code == 0:
-            what = "the builder ended without a result, and with exit code 0: does the model end the process?"
-            return Result(Verdict.ERROR, what, tail=tuple(outcome.tail))
-        lines = [line for line in self._processes.error_lines(step) if line.strip()]
-        if outcome.exit_code in (1, _EXIT_USAGE) and lines and not outcome.signal:
-            reason = next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: ")
-            return Result(Verdict.ERROR, shorten(reason), tail=tuple(outcome.tail))
-        return replace(after_process(step, outcome, lines, tool="the export", reason=""), verdict=Verdict.ERROR)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTimes(Recorded):
     """What a measuring program says of times.
@@ -477,63 +364,24 @@ class MeasuredCalls(CallTimes):
     generations: int = 0
     chosen: tuple[tuple[int, ...], ...] = ()
     pushed: str = ""
-    host_outputs: tuple[dict[str, Any], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerAnswer:
-    """The result of a measuring program.
-
-    Attributes:
-        figures: its answer; None where it failed.
-    """
-
-    step: Step
-    processes: Processes
-    outcome: Outcome
-    figures: Mapping[str, Any] | None
-    failure: Result
-
-    def complete(self, result: Result) -> Result:
-        """A result of the step with what is known of the process."""
-        return self.processes.complete(self.step, self.outcome, result)
+    first_call_ms: float = 0.0
+    outputs: tuple[dict[str, str], ...] = ()
+    host_outputs: tuple[dict[str, str], ...] = ()
 
 
 def make_worker_command(chain: TorchChain, step: Step, script: str, plan: Mapping[str, Any], name: str = "") -> Command:
-    """The command of a measuring program in the toolchain's own Python."""
+    """The command of a measuring program in the toolchain's own Python; `name`: what its plan's begins with."""
     home = Path(__file__).parent if script == PIPELINE_WORKER else Path(iree_side.__file__).parent
-    return write_planned_command(
-        step, (chain.toolchain.compiler.python, "-B", str(home / script)), plan, name, chain.env
-    )
+    words = (chain.toolchain.compiler.python, "-B", str(home / script))
+    return write_planned_command(step, words, plan, f"{name}plan", chain.env)
 
 
 def write_planned_command(
-    step: Step, words: Sequence[str], plan: Mapping[str, Any], name: str = "", env: tuple[tuple[str, str], ...] = ()
+    step: Step, words: Sequence[str], plan: Mapping[str, Any], name: str, env: tuple[tuple[str, str], ...]
 ) -> Command:
-    """A command whose plan is written into the step's folder and named by its last word."""
+    """A command whose plan is written into the step's folder, under a name, and named by its last word."""
     folder = Path(step.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}plan.json"
+    path = folder / f"{name}.json"
     write_atomic(path, json.dumps(dict(plan), indent=1))
     return Command((*words, str(path)), step.folder, env)
-
-
-def ask_worker(
-    chain: TorchChain, step: Step, processes: Processes, script: str, plan: Mapping[str, Any], name: str = ""
-) -> WorkerAnswer:
-    """Runs a measuring program to its end; arguments as for `make_worker_command`."""
-    command = make_worker_command(chain, step, script, plan, name)
-    outcome = processes.run(step, command, name=name)
-    step = replace(step, command=step.command or command)
-    figures, failure = None, Result(Verdict.PASSED)
-    if outcome.exit_code == 0:
-        try:
-            figures = json.loads(processes.stdout(step, name))
-        except ValueError:
-            failure = Result(Verdict.ERROR, f"{_TOOL} gave no answer", tail=tuple(outcome.tail))
-    else:
-        lines = [line for line in processes.error_lines(step, name) if line.strip()]
-        # Its last line says why; what other libraries say is before it.
-        reason = shorten(lines[-1]) if lines and not outcome.signal else ""
-        failure = after_process(step, outcome, lines, tool=_TOOL, reason=reason)
-    return WorkerAnswer(step, processes, outcome, figures, processes.complete(step, outcome, failure))

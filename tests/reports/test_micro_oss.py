@@ -17,9 +17,9 @@ from iree_gauntlet.reports.sweeps.sweep_reports import (
     make_oss_json,
     make_oss_records,
 )
-from iree_gauntlet.reports.sweeps.sweep_rows import read_rows
+from iree_gauntlet.reports.sweeps.sweep_rows import SweepHeader, read_rows
 from tests.support.budgets import part_of_the_examples
-from tests.support.micro_records import HEADER, point, ratio, record, records, squares, variant
+from tests.support.micro_records import HEADER, SWEEP_HEADER, point, ratio, record, records, squares, variant
 from tests.support.places import ROOT
 
 # Columns of `benchmark.oss_ci_benchmark_v3` that a record fills, and the fields of their tuples.
@@ -36,7 +36,7 @@ DEPENDENCY = {"repo", "branch", "sha", "version", "extra_info"}
 
 
 def made(*found: dict[str, Any], header: dict[str, Any] | None = None, **options: Any) -> list[dict[str, Any]]:
-    return make_oss_records(read_rows(found), HEADER if header is None else header, **options)
+    return make_oss_records(read_rows(found), SweepHeader.from_dict(HEADER if header is None else header), **options)
 
 
 def pair(**changes: Any) -> dict[str, Any]:
@@ -252,7 +252,7 @@ def test_a_header_may_lack_everything() -> None:
 @given(records())
 def test_every_record_fits_the_table_and_has_the_records_numbers(found: list[dict[str, Any]]) -> None:
     rows = read_rows(found)
-    documents = json.loads(make_oss_json(rows, HEADER), parse_constant=pytest.fail)
+    documents = json.loads(make_oss_json(rows, SWEEP_HEADER), parse_constant=pytest.fail)
     check_oss_records(documents)
     for document in documents:
         assert set(document) == {*TABLE, "runners", "dependencies", "inputs"}
