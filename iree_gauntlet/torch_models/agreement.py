@@ -17,6 +17,7 @@ from iree_gauntlet.measuring.numerics.arrays import is_float
 from iree_gauntlet.measuring.numerics.comparison import compare_outputs
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances
 from iree_gauntlet.recorded import KnownRecord, Recorded
+from iree_gauntlet.torch_models.build_folder import Directions
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, Tolerance
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.measuring.numerics.arrays import Tensor
     from iree_gauntlet.results import OutputComparison
-    from iree_gauntlet.torch_models.build_folder import Array, Directions
+    from iree_gauntlet.torch_models.build_folder import Array
 
 
 _PIECE = 1 << 22
@@ -303,23 +304,41 @@ def _sum_squares(actual: Tensor, expected: Tensor) -> float:
     return total
 
 
-def write_directions(found: dict[str, Any], path: Path) -> dict[str, Any] | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedErrors:
+    """What was tried of a program, in some values of its outputs.
+
+    Attributes:
+        places: of the values, by output; `scales`: of their errors.
+        slopes: of each contraction in `names`, what changes as its result grows.
+        errors: of each run, by kind; `flips`: what each flip does.
+    """
+
+    places: Sequence[NDArray[np.int64]]
+    slopes: Sequence[NDArray[np.float64]]
+    errors: Mapping[str, Sequence[NDArray[np.float64]]]
+    flips: Sequence[NDArray[np.float64]]
+    scales: NDArray[np.float64]
+    names: Sequence[str]
+
+
+def write_directions(found: TriedErrors, path: Path) -> Directions | None:
     """Write, as `.npz`, filters whose product with the errors of chosen values is the error of a contraction.
 
     Returns:
         The file, and what each of them is of, in words; None for a model without contractions.
     """
-    if not found["names"]:
+    if not found.names:
         return None
-    scales, count = found["scales"], len(found["places"])
+    scales, count = found.scales, len(found.places)
     # Outputs of small errors say more: each counts in units of its own.
-    slopes = np.array(found["slopes"]) / scales
+    slopes = np.array(found.slopes) / scales
     power = np.sum(slopes**2, axis=1, keepdims=True)
     filters = np.divide(slopes, power, out=np.zeros_like(slopes), where=power > 0) / scales
-    outputs = np.repeat(np.arange(count), [len(places) for places in found["places"]])
-    flips = np.reshape(found["flips"], (-1, len(scales)))
+    outputs = np.repeat(np.arange(count), [len(places) for places in found.places])
+    flips = np.reshape(found.flips, (-1, len(scales)))
     along, rest = [], []
-    for runs in found["errors"].values():
+    for runs in found.errors.values():
         # No errors are errors of zero.
         left = [without_flips(errors, flips, scales)[0] for errors in runs or np.zeros((1, len(scales)))]
         along.append(np.sqrt(np.mean(np.square(left @ filters.T), axis=0)))
@@ -327,14 +346,14 @@ def write_directions(found: dict[str, Any], path: Path) -> dict[str, Any] | None
     np.savez(
         path,
         outputs=outputs,
-        places=np.concatenate(found["places"]),
+        places=np.concatenate(found.places),
         scales=scales,
         filters=filters.astype(np.float32),
         flips=flips.astype(np.float32),
         along=along,
         rest=rest,
     )
-    return {"file": path.name, "names": found["names"]}
+    return Directions(path.name, tuple(found.names))
 
 
 def without_flips(errors: NDArray[Any], flips: NDArray[Any], scales: NDArray[Any]) -> tuple[NDArray[Any], list[int]]:

@@ -178,7 +178,7 @@ def _collect_more(
             "weight_error": build.weight_error,
             "built_with": dict(build.versions),
         }
-        found |= {"loss_definition": build.loss} if build.loss else {}
+        found |= {"loss_definition": build.training.loss} if build.training else {}
     checked, compiled = _find_result(record, chain, Stage.THRESHOLD), _find_result(record, chain, Stage.COMPILE)
     if checked:
         figures = checked.statistics

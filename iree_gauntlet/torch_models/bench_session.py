@@ -369,10 +369,10 @@ class BenchSession(ModelSession):
                 "outputs": "",
             }
         plan = {**main.plan(self.devices, calls), "in_flight": self.chain.options.microbatch_count}
-        if build.kind == "training":
+        if build.training is not None:
             # The loss comes back, the gradients stay, as an optimiser on the device would take them.
             plan["fetch"] = [0]
-            count = len(build.gradients)
+            count = len(build.training.gradients)
             if self.chain.options.microbatch_count > 1:
                 plan["carry"] = {"outputs": 1, "inputs": len(main.program.inputs) - count, "count": count}
         if not build.has_host_modules:

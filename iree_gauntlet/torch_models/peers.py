@@ -23,7 +23,6 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping  # noqa: TC003 - a record's field is read by its type
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -41,10 +40,11 @@ from iree_gauntlet.records.sweep_record import Ratio
 from iree_gauntlet.results import shorten
 from iree_gauntlet.torch_models.agreement import compare_tensors, find_limits
 from iree_gauntlet.torch_models.build_folder import BuildRecord, read_build, read_outputs, read_tensors
+from iree_gauntlet.torch_models.build_plan import PeerPlan, PeerProgram
 from iree_gauntlet.torch_models.torch_chain import CallTimes, make_torch_words, write_planned_command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.measuring.statistics.rounds import Round
@@ -253,26 +253,6 @@ def _read_medians(text: str, _seconds: float) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerProgram(Recorded):
-    """What a peer measures: a built model, which it may make again.
-
-    Attributes:
-        build: the folder of the built model.
-        builder: its builder's plan.
-        mode: of torch: `eager` or `compile`.
-        compile_mode: of torch.compile; None for its own.
-        calls: of a generative model, generations.
-    """
-
-    name: str
-    build: str
-    builder: Mapping[str, Any]
-    mode: str = ""
-    compile_mode: str | None = None
-    calls: int = TRIAL_CALLS
-
-
-@dataclass(frozen=True, slots=True)
 class PeerScript:
     """`measure_torch.py` or `measure_onnx.py`, but for its plan.
 
@@ -298,12 +278,7 @@ class PeerScript:
 
         What is measured was compiled before: torch.compile's processes would be work next to it.
         """
-        plan = {
-            "models": [program.as_dict() for program in programs],
-            "warm_up_calls": _WARM_UP_CALLS,
-            "compile_threads": compile_threads,
-            "outputs": outputs,
-        }
+        plan = PeerPlan(tuple(programs), _WARM_UP_CALLS, compile_threads, outputs).as_dict()
         command = write_planned_command(self.step, self.words, plan, name, self.env)
         return Measurement(self.step, command, self.tool, _read_medians)
 
@@ -413,7 +388,7 @@ class _Peers:
         home = Path(self.iree.step.folder) / "against" / name.replace(" ", "-")
         step = replace(self.iree.step, folder=str(home))
         script = PeerScript.of(step, name, python, module, self.place.env, home / CODE_FOLDER)
-        return script, PeerProgram(name, str(self.folder), self.place.builder, mode)
+        return script, PeerProgram(name, self.folder, dict(self.place.builder), mode, calls=TRIAL_CALLS)
 
     def measure(self, script: PeerScript, program: PeerProgram) -> Peer:
         """One peer: a trial, then its blocks."""

@@ -46,14 +46,13 @@ from iree_gauntlet.settings import shown
 from iree_gauntlet.steps import Step, StepInput
 from iree_gauntlet.toolchains.toolchain import COMPILE
 from iree_gauntlet.torch_models.agreement import OutputErrors  # noqa: TC001 - a record's field is read by its type
-from iree_gauntlet.torch_models.build_plan import VariantPlan
+from iree_gauntlet.torch_models.build_plan import PeerProgram, VariantPlan
 from iree_gauntlet.torch_models.formats import Tolerance, find_tolerance
 from iree_gauntlet.torch_models.peers import (
     BLOCKS,
     CODE_FOLDER,
     TRIAL_CALLS,
     Expected,
-    PeerProgram,
     PeerScript,
     PointEvidence,
     TorchRound,
@@ -330,7 +329,8 @@ class PointMeasurement:
             for side, variant in {variant.side: variant for variant in reversed(self.wanted)}.items():
                 name, folder, build = _name_torch_program(mode, side), self.chain.exported(side), self.builds[side]
                 compile_mode = self.chain.point.model.torch_compile_mode
-                programs[name] = PeerProgram(name, str(folder), asdict(self.chain.plan(side)), mode, compile_mode)
+                builder = asdict(self.chain.plan(side))
+                programs[name] = PeerProgram(name, folder, builder, mode, compile_mode, TRIAL_CALLS)
                 expected.append(Expected(folder, build.programs[0].outputs, self.chain.allowed(variant, build)))
         code = Path(step.folder) / "torch" / CODE_FOLDER
         script = PeerScript.of(step, "torch", self.chain.torch.path, "measure_torch", (), code)
