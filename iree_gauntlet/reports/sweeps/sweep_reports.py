@@ -6,9 +6,10 @@ import importlib.util
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -28,7 +29,7 @@ from iree_gauntlet.steps import step_id
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.records.sweep_record import IreeTimes, Ratio, TorchTimes
@@ -57,6 +58,7 @@ _DEVICES = {"local-task": "cpu", "local-sync": "cpu", "hip": "rocm", "amdgpu": "
 _MEGABYTE = 1e6
 _GIB = 1 << 30
 _TARGETS = TypeAdapter(dict[str, dict[str, float]])
+_Targets: TypeAlias = Mapping[str, Mapping[str, float]]
 _NO_PLOTS = "no plots: matplotlib is not installed (pip install 'iree-gauntlet[plots]')"
 
 
@@ -150,23 +152,6 @@ class OssRecord(_OssPart):
     inputs: dict[str, OssInput] = {}
 
 
-_RECORDS = TypeAdapter(list[OssRecord])
-
-
-def check_oss_records(records: Sequence[dict[str, Any]]) -> None:
-    """Makes sure that the database can take records.
-
-    Raises:
-        GauntletError: it could not; the first field that does not fit is named.
-    """
-    try:
-        _RECORDS.validate_python(list(records))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise GauntletError(f"record {where} of the benchmark database: {first['msg']}") from error
-
-
 @dataclass(frozen=True, slots=True)
 class _Metric:
     name: str
@@ -175,22 +160,24 @@ class _Metric:
     ratio: Ratio | None = None
 
 
-def make_oss_json(
-    rows: Sequence[Row], header: SweepHeader, *, targets: Mapping[str, Mapping[str, float]] | None = None
-) -> str:
+def make_oss_json(rows: Sequence[Row], header: SweepHeader, *, targets: _Targets | None = None) -> str:
     """The file: a JSON array of records, checked against the schema; arguments as for `make_oss_records`.
 
     Raises:
-        GauntletError: a record is none that the database can take.
+        GauntletError: a record is none that the database can take; the first field that does not fit is named.
     """
-    records = make_oss_records(rows, header, targets=targets)
-    check_oss_records(records)
+    try:
+        records = [record.model_dump() for record in make_oss_records(rows, header, targets=targets)]
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise GauntletError(f"record {where} of the benchmark database: {first['msg']}") from error
     return json.dumps(records, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
 
 
 def make_oss_records(
-    rows: Sequence[Row], header: SweepHeader, *, targets: Mapping[str, Mapping[str, float]] | None = None
-) -> list[dict[str, Any]]:
+    rows: Sequence[Row], header: SweepHeader, *, targets: _Targets | None = None
+) -> Iterator[OssRecord]:
     """The records of all figures that are finite.
 
     Args:
@@ -198,45 +185,40 @@ def make_oss_records(
         header: of the run; its state is in every record where it is not `complete`.
         targets: the value that a metric should have, by its name and then by `<recipe>@<model.name>` or `<recipe>`; 0
             for those that are not named, which dashboards read as none.
+
+    Raises:
+        ValidationError: one does not fit.
     """
     baselines = {row.place: row for row in rows if row.is_baseline}
     shapes: dict[str, set[tuple[str, ...]]] = {}
     for row in rows:
         shapes.setdefault(row.label, set()).add(row.place)
     dependencies = _find_dependencies(header)
-    records = []
     for row in rows:
-        model = row.label if len(shapes[row.label]) == 1 else f"{row.point.name} {row.label}"
+        name = row.label if len(shapes[row.label]) == 1 else f"{row.point.name} {row.label}"
         runner = _describe_runner(row, header)
         named = {name: getattr(row.point, name) for name in ("name", "model_type", "shape", "m", "k", "n")}
-        about = _keep_known({**named, "flops": None if row.point.flops is None else f"{row.point.flops:.0f}"})
+        flops = None if row.point.flops is None else f"{row.point.flops:.0f}"
         for backend, metrics in _find_backends(row, baselines.get(row.place)):
+            model = OssModel(
+                name=name,
+                type="micro-benchmark custom layer",
+                backend=backend,
+                origins=["iree"],
+                extra_info=_keep_known({**named, "flops": flops}),
+            )
+            benchmark = _describe_benchmark(row, backend, runner.type, header.state)
             for metric in metrics:
-                if metric.value is None or not is_float32(metric.value):
-                    continue
-                wanted = (targets or {}).get(metric.name, {})
-                records.append(
-                    {
-                        "benchmark": _describe_benchmark(row, backend, runner["type"], header.state),
-                        "model": {
-                            "name": model,
-                            "type": "micro-benchmark custom layer",
-                            "backend": backend,
-                            "origins": ["iree"],
-                            "extra_info": about,
-                        },
-                        "metric": {
-                            "name": metric.name,
-                            "benchmark_values": [metric.value],
-                            "target_value": float(wanted.get(f"{row.recipe}@{model}", wanted.get(row.recipe, 0.0))),
-                            "extra_info": _describe_metric(metric),
-                        },
-                        "runners": [runner],
-                        "dependencies": dependencies,
-                        "inputs": {},
-                    }
-                )
-    return records
+                if metric.value is not None and is_float32(metric.value):
+                    wanted = (targets or {}).get(metric.name, {})
+                    target = float(wanted.get(f"{row.recipe}@{name}", wanted.get(row.recipe, 0.0)))
+                    yield OssRecord(
+                        benchmark=benchmark,
+                        model=model,
+                        metric=_describe_metric(metric, metric.value, target),
+                        runners=[runner],
+                        dependencies=dependencies,
+                    )
 
 
 def _find_backends(row: Row, baseline: Row | None) -> Iterator[tuple[str, list[_Metric]]]:
@@ -288,7 +270,7 @@ def _collect_iree_metrics(row: Row) -> list[_Metric]:
     return found
 
 
-def _describe_benchmark(row: Row, backend: str, arch: str, state: str) -> dict[str, Any]:
+def _describe_benchmark(row: Row, backend: str, arch: str, state: str) -> OssBenchmark:
     facts = {
         "device": _name_device(row),
         "iree_device": row.point.device,
@@ -303,39 +285,38 @@ def _describe_benchmark(row: Row, backend: str, arch: str, state: str) -> dict[s
         "recipe_kind": row.variant.kind,
         "status": row.variant.status,
     }
-    return {"name": "micro-benchmark api", "mode": "inference", "dtype": row.recipe, "extra_info": _keep_known(facts)}
+    return OssBenchmark(name="micro-benchmark api", mode="inference", dtype=row.recipe, extra_info=_keep_known(facts))
 
 
-def _describe_metric(metric: _Metric) -> dict[str, str]:
+def _describe_metric(metric: _Metric, value: float, target: float) -> OssMetric:
     ratio = metric.ratio
     more = {"low": ratio.low, "high": ratio.high, "verdict": ratio.word} if ratio else {}
-    return _keep_known({"unit": metric.unit, **more})
+    known = _keep_known({"unit": metric.unit, **more})
+    return OssMetric(name=metric.name, benchmark_values=[value], target_value=target, extra_info=known)
 
 
-def _describe_runner(row: Row, header: SweepHeader) -> dict[str, Any]:
+def _describe_runner(row: Row, header: SweepHeader) -> OssRunner:
     """The machine. `name` and `type` are what dashboards call device and architecture."""
     machine, device = header.machine, _name_device(row)
     gpus = () if device == "cpu" else header.gpus
     names = ", ".join(filter(None, dict.fromkeys(gpu.name for gpu in gpus)))
-    return {
-        "name": device,
-        "type": names or machine.cpu or "unknown",
-        "cpu_info": machine.cpu,
-        "cpu_count": machine.cores,
-        "mem_info": "",
-        "avail_mem_in_gb": machine.memory_bytes // _GIB,
-        "gpu_info": names,
-        "gpu_count": len(gpus),
-        "gpu_mem_info": "",
-        "avail_gpu_mem_in_gb": sum(gpu.memory_bytes for gpu in gpus) // _GIB,
-        "extra_info": _keep_known(
+    return OssRunner(
+        name=device,
+        type=names or machine.cpu or "unknown",
+        cpu_info=machine.cpu,
+        cpu_count=machine.cores,
+        avail_mem_in_gb=machine.memory_bytes // _GIB,
+        gpu_info=names,
+        gpu_count=len(gpus),
+        avail_gpu_mem_in_gb=sum(gpu.memory_bytes for gpu in gpus) // _GIB,
+        extra_info=_keep_known(
             {"hostname": machine.host, "os": machine.os, "python": machine.python}
             | {"run": header.run, "started": header.started}
         ),
-    }
+    )
 
 
-def _find_dependencies(header: SweepHeader) -> dict[str, dict[str, Any]]:
+def _find_dependencies(header: SweepHeader) -> dict[str, OssDependency]:
     toolchain = header.toolchain
     found = {}
     for package, version, sha in (
@@ -343,14 +324,10 @@ def _find_dependencies(header: SweepHeader) -> dict[str, dict[str, Any]]:
         ("iree-base-runtime", toolchain.runtime, toolchain.runtime_commit),
     ):
         if version:
-            found[package] = _describe_dependency("iree-org/iree", version, sha)
+            found[package] = OssDependency(repo="iree-org/iree", version=version, sha=sha)
     for name, version in header.versions.items():
-        found[name] = _describe_dependency(_REPOSITORIES.get(name, ""), version)
+        found[name] = OssDependency(repo=_REPOSITORIES.get(name, ""), version=version)
     return found
-
-
-def _describe_dependency(repo: str, version: str, sha: str = "") -> dict[str, Any]:
-    return {"repo": repo, "branch": "", "sha": sha, "version": version, "extra_info": {}}
 
 
 def _name_device(row: Row) -> str:
@@ -430,7 +407,7 @@ def check_writable(name: str) -> None:
         raise UsageError(f"--output {name}: {path.parent} cannot be written", "Name a file where you may write.")
 
 
-def read_targets(name: str) -> Mapping[str, Mapping[str, float]]:
+def read_targets(name: str) -> _Targets:
     """The file of `--targets`: `{metric: {recipe or recipe@shape: value}}`; nothing for an empty name.
 
     Raises:
