@@ -26,12 +26,12 @@ from iree_gauntlet.settings import runs_folder, shown, typed_command
 from iree_gauntlet.steps import step_id
 from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.devices import check_device
-from iree_gauntlet.torch_models.compiler_options import choose_devices, choose_target
 from iree_gauntlet.torch_models.configuration import MicroConfig, SweepPoint, list_points, name_iree_device
 from iree_gauntlet.torch_models.model_session import perform_by_chain
 from iree_gauntlet.torch_models.point_measurement import DIALECT, Measuring, PointChain
 from iree_gauntlet.torch_models.point_session import PointSession
 from iree_gauntlet.torch_models.roofline import Roofline, explain_no_roofline, find_roofline
+from iree_gauntlet.torch_models.torch_chain import choose_devices, choose_target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

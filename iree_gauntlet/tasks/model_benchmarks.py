@@ -35,20 +35,20 @@ from iree_gauntlet.toolchains.toolchain import COMPILE
 from iree_gauntlet.torch_models.bench_result import append_result, check_output, make_perf_entry, make_result_lines
 from iree_gauntlet.torch_models.bench_session import DIALECT, BenchSession, Chain
 from iree_gauntlet.torch_models.build_plan import BuildPlan
-from iree_gauntlet.torch_models.compiler_options import (
-    DEFAULT_DEVICE,
-    choose_devices,
-    choose_target,
-    find_fidelity_flags,
-    find_opt_level_flags,
-)
 from iree_gauntlet.torch_models.configuration import override, read_micro_config
 from iree_gauntlet.torch_models.instantiate import check_options
 from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError, discover, find_model
 from iree_gauntlet.torch_models.model_session import perform_by_chain
 from iree_gauntlet.torch_models.plugins import REFUSED, find_entry_point_files, load_registry
 from iree_gauntlet.torch_models.recipe_registry import CUSTOM
-from iree_gauntlet.torch_models.torch_chain import find_torch_python
+from iree_gauntlet.torch_models.torch_chain import (
+    DEFAULT_DEVICE,
+    choose_devices,
+    choose_target,
+    find_fidelity_flags,
+    find_opt_level_flags,
+    find_torch_python,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -90,7 +90,17 @@ def bench(options: BenchOptions) -> ExitCode:
     for problem in passed_over:
         messages.warn(str(problem))
     model = find_model(models, options.model)
-    plan = check_options(model, _plan(options, folders))
+    asked = BuildPlan(
+        models_dirs=tuple(map(str, folders)),
+        model=options.model,
+        config=options.config or None,
+        training=options.training,
+        layers=options.layers,
+        microbatch=options.microbatch,
+        dataformat=options.dataformat.value,
+        accumulate=options.training and options.microbatch_count > 1,
+    )
+    plan = check_options(model, asked)
     options = replace(options, config=plan.config or "")
     # What is wrong with a command line is said before anything is started.
     device = options.device or DEFAULT_DEVICE
@@ -99,10 +109,10 @@ def bench(options: BenchOptions) -> ExitCode:
     if options.output:
         check_output(options.output, locks)
     torch = find_torch_python(options.torch_python)
-    asked = ToolchainRequest(options.cache_dir, options.iree, options.iree_compiler, options.iree_runtime)
+    named = ToolchainRequest(options.cache_dir, options.iree, options.iree_compiler, options.iree_runtime)
     output = Output(sys.stdout)
     with open_progress(output.stream) as progress:
-        machine = open_workbench(asked, progress, need_toolchain=True)
+        machine = open_workbench(named, progress, need_toolchain=True)
         toolchain = machine.iree
         require_importer(toolchain)
         known = machine.flags_of(COMPILE)
@@ -127,7 +137,10 @@ def bench(options: BenchOptions) -> ExitCode:
             raise ToolchainError(unknown.message, unknown.hint)
         build, code = _run(chain, devices, fidelity.contraction_type, machine, run_dir, progress)
     reports = _write_reports(run_dir, machine, output)
-    record, notes = read_journal(run_dir / JOURNAL), (*_describe_emulation(options), *level.notes, *fidelity.notes)
+    record, notes = read_journal(run_dir / JOURNAL), (*level.notes, *fidelity.notes)
+    if (form := options.dataformat).emulated:
+        emulation = f"weights lie on the format's grid; memory and speed are those of {form.element_type}."
+        notes = (f"{form.label}: {emulation}", *notes)
     lines = make_result_lines(record, chain, build)
     if options.output and code is not ExitCode.INTERRUPTED:
         appended = append_result(options.output, make_perf_entry(record, chain, build, notes), locks)
@@ -173,27 +186,6 @@ def _find_folders(options: BenchOptions) -> tuple[Path, ...]:
             "Name a folder with --models_dir.",
         )
     return named or (own,)
-
-
-def _plan(options: BenchOptions, folders: Sequence[Path]) -> BuildPlan:
-    """The builder's input."""
-    return BuildPlan(
-        models_dirs=tuple(map(str, folders)),
-        model=options.model,
-        config=options.config or None,
-        training=options.training,
-        layers=options.layers,
-        microbatch=options.microbatch,
-        dataformat=options.dataformat.value,
-        accumulate=options.training and options.microbatch_count > 1,
-    )
-
-
-def _describe_emulation(options: BenchOptions) -> tuple[str, ...]:
-    form = options.dataformat
-    if not form.emulated:
-        return ()
-    return (f"{form.label}: weights lie on the format's grid; memory and speed are those of {form.element_type}.",)
 
 
 def _require_work(options: BenchOptions, chips: int) -> None:

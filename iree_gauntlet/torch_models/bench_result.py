@@ -232,22 +232,18 @@ def append_result(output: str | Path, result: Mapping[str, Any], locks: Path) ->
     """
     line = json.dumps(_make_json(result), ensure_ascii=False, allow_nan=False)
     asked = find_result_path(output)
-    with _translate_disk_errors(asked):
-        # Two names of one file must meet at one lock, and what a link points to is what is replaced.
-        target = Path(os.path.realpath(asked))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with _hold_lock(target, locks):
-            _remove_leftovers(target)
-            entries, why = _add(target, line)
-            if not why:
-                return Appended(asked, entries)
-            for number in range(1, _MOST_NAMES):
-                other = target.with_name(f"{target.name.removesuffix('.json')}.new-{number}.json")
-                with _hold_lock(other, locks):
-                    _remove_leftovers(other)
-                    entries, damage = _add(other, line)
-                if not damage:
-                    return Appended(other, entries, f"{asked} {why}: it is kept, and the result is in {other}")
+    with _lock_target(asked, locks) as target:
+        _remove_leftovers(target)
+        entries, why = _add(target, line)
+        if not why:
+            return Appended(asked, entries)
+        for number in range(1, _MOST_NAMES):
+            other = target.with_name(f"{target.name.removesuffix('.json')}.new-{number}.json")
+            with _hold_lock(other, locks):
+                _remove_leftovers(other)
+                entries, damage = _add(other, line)
+            if not damage:
+                return Appended(other, entries, f"{asked} {why}: it is kept, and the result is in {other}")
     raise GauntletError(
         f"{asked} {why}, and so are {_MOST_NAMES - 1} files beside it", "Give another file with --output."
     )
@@ -263,18 +259,14 @@ def check_output(output: str | Path, locks: Path) -> None:
     Raises:
         GauntletError: it could not.
     """
-    asked = find_result_path(output)
-    with _translate_disk_errors(asked):
-        target = Path(os.path.realpath(asked))
-        target.parent.mkdir(parents=True, exist_ok=True)
+    with _lock_target(find_result_path(output), locks) as target:
         if target.is_dir():
             raise IsADirectoryError(None, "Is a directory")
         probe = target.with_name(f".{target.name}.{os.getpid()}.probe")
-        with _hold_lock(target, locks):
-            try:
-                probe.touch()
-            finally:
-                probe.unlink(missing_ok=True)
+        try:
+            probe.touch()
+        finally:
+            probe.unlink(missing_ok=True)
 
 
 def _make_json(value: Any) -> Any:
@@ -355,9 +347,14 @@ def _hold_lock(target: Path, locks: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _translate_disk_errors(asked: Path) -> Iterator[None]:
+def _lock_target(asked: Path, locks: Path) -> Iterator[Path]:
+    """The file that a result goes to, with its lock held; what the disk refuses is said of the one asked for."""
     try:
-        yield
+        # Two names of one file must meet at one lock, and what a link points to is what is replaced.
+        target = Path(os.path.realpath(asked))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _hold_lock(target, locks):
+            yield target
     except OSError as error:
         raise GauntletError(
             f"{asked}: the result cannot be written ({error.strerror or error})",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.processes.supervisor import Outcome
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
+    from iree_gauntlet.records.event_log import EventLog
     from iree_gauntlet.steps import Step
     from iree_gauntlet.torch_models.build_plan import ModelPlan
     from iree_gauntlet.torch_models.torch_chain import CompiledProgram, TorchChain
@@ -65,7 +66,7 @@ class ModelSession(ABC):
     """
 
     chain: TorchChain
-    session: Session[Any]
+    session: Session[EventLog]
     workbench: Workbench
     builds: dict[str, BuildRecord] = field(default_factory=dict)
     hashes: dict[str, Mapping[str, str]] = field(default_factory=dict)

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.measuring.statistics.rounds import Round
+    from iree_gauntlet.records.event_log import EventLog
     from iree_gauntlet.steps import Command, Step
     from iree_gauntlet.torch_models.build_folder import Array
     from iree_gauntlet.torch_models.formats import Tolerance
@@ -283,7 +284,12 @@ class PeerScript:
         return Measurement(self.step, command, self.tool, _read_medians)
 
     def try_programs(
-        self, session: Session[Any], name: str, log: str, programs: Sequence[PeerProgram], expected: Sequence[Expected]
+        self,
+        session: Session[EventLog],
+        name: str,
+        log: str,
+        programs: Sequence[PeerProgram],
+        expected: Sequence[Expected],
     ) -> list[Tried]:
         """What becomes of each program in one start of a peer; it is no evidence, so that others may run meanwhile.
 
@@ -332,7 +338,7 @@ def make_iree_rounds(step: Step, command: Command) -> Measurement:
 
 
 def measure(
-    session: Session[Any], names: Sequence[str], iree: Measurement, build: Path, place: AgainstPlace
+    session: Session[EventLog], names: Sequence[str], iree: Measurement, build: Path, place: AgainstPlace
 ) -> list[Peer]:
     """Measures peers next to IREE; blocks go into the log as they are taken.
 
@@ -363,7 +369,7 @@ def measure(
 class _Peers:
     """What all peers of a model have in common."""
 
-    session: Session[Any]
+    session: Session[EventLog]
     iree: Measurement
     plan: Mapping[str, Any]
     folder: Path

@@ -77,6 +77,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.engine.rounds.taken_rounds import Measurement
     from iree_gauntlet.engine.session import Session
+    from iree_gauntlet.records.event_log import EventLog
     from iree_gauntlet.torch_models.build_folder import BuildRecord
     from iree_gauntlet.torch_models.configuration import SweepPoint, Variant
 
@@ -287,7 +288,7 @@ class PointMeasurement:
     """Measures a point."""
 
     chain: PointChain
-    session: Session[Any]
+    session: Session[EventLog]
     measuring: Measuring
     builds: Mapping[str, BuildRecord]
     found: Mapping[str, VariantFigures]

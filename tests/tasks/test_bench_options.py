@@ -30,8 +30,8 @@ from iree_gauntlet.torch_models.bench_options import (
     read_options,
     spell_out,
 )
-from iree_gauntlet.torch_models.compiler_options import find_fidelity_flags, find_opt_level_flags
 from iree_gauntlet.torch_models.formats import DataFormat
+from iree_gauntlet.torch_models.torch_chain import find_fidelity_flags, find_opt_level_flags
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:

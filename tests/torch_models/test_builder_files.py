@@ -21,7 +21,7 @@ _RECIPES = {"building_variant", "plugins", "recipe_registry", "layers", "torch_a
     f"builtin_{name}" for name in ("architectures", "recipes", "shapes")
 }
 # Options, plans and reports of what was made.
-_OTHERS = {"bench_options", "bench_result", "bench_session", "compiler_options", "configuration", "peers", "roofline"}
+_OTHERS = {"bench_options", "bench_result", "bench_session", "configuration", "peers", "roofline"}
 _OTHERS |= {"point_measurement", "point_session", "torch_chain", "tracing", "measure_torch", "module_facts"}
 
 
