@@ -28,7 +28,7 @@ from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.devices import check_device
 from iree_gauntlet.torch_models.configuration import MicroConfig, SweepPoint, list_points, name_iree_device
 from iree_gauntlet.torch_models.model_session import perform_by_chain
-from iree_gauntlet.torch_models.point_measurement import DIALECT, Measuring, PointChain
+from iree_gauntlet.torch_models.point_chain import DIALECT, PointChain
 from iree_gauntlet.torch_models.point_session import PointSession
 from iree_gauntlet.torch_models.roofline import Roofline, explain_no_roofline, find_roofline
 from iree_gauntlet.torch_models.torch_chain import choose_devices, choose_target
@@ -189,9 +189,7 @@ class MicroRun:
         engine = model_engine(session, self.workbench, perform_by_chain(sessions))
         with engine.recorded() as performed:
             began = time.monotonic()
-            measuring = Measuring(
-                self.asked.against, self.asked.disturbed == "replace", self._find_roofline(todo, session)
-            )
+            roofline = self._find_roofline(todo, session)
             for number, chain in enumerate(todo):
                 left = ""
                 if number:
@@ -201,7 +199,13 @@ class MicroRun:
                 place = f"point {total - len(todo) + number + 1} of {total}"
                 self.progress.message(f"{place}: {chain.point.name}{left}")
                 point = sessions[chain.id] = PointSession(
-                    chain=chain, session=session, workbench=self.workbench, measuring=measuring, results=engine.results
+                    chain=chain,
+                    session=session,
+                    workbench=self.workbench,
+                    results=engine.results,
+                    against=self.asked.against,
+                    replace_disturbed=self.asked.disturbed == "replace",
+                    roofline=roofline,
                 )
                 performed.verdicts = {**performed.verdicts, **point.run(engine, {})}
                 point.tidy()

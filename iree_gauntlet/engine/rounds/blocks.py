@@ -2,7 +2,7 @@
 
 Programs that are compared are measured in blocks, whose rounds are taken one right after the other, in an order drawn
 by lot. Which rounds a block has is its design: A B B A of two programs here, there and back over all programs of a
-point in `torch_models/point_measurement.py`. How they are taken is the same for all.
+point in `torch_models/point_session.py`. How they are taken is the same for all.
 
 Everything that is measured goes into a log of events at once: an event `block` holds the rounds, fewer where one
 failed or was disturbed, and `counted` says whether they are evidence. So what was cut short is resumed where it was.
