@@ -105,14 +105,12 @@ def find_earlier_micro(run_dir: str) -> Earlier:
     if run_dir:
         named = Path(run_dir)
         folder = named if named.is_dir() else runs_folder() / named
-        found = _read(folder)
-        if found is None:
+        if (found := _read(folder)) is None:
             raise UsageError(f"{folder} is no run of `micro`", "Name the folder of one, or leave --run-dir out.")
         return found
     journals = runs_folder().glob(f"*/{JOURNAL}")
     for journal in sorted(journals, key=lambda path: path.stat().st_mtime_ns, reverse=True):
-        found = _read(journal.parent)
-        if found is not None:
+        if (found := _read(journal.parent)) is not None:
             return found
     raise UsageError(f"there is no run of `micro` in {runs_folder()}", "Start one with --config.")
 

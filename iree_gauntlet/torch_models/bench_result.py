@@ -44,6 +44,12 @@ _MEASURED = (
     *("latency_ms", "overhead_us", "load_ms", "peak_rss_bytes", "device_memory", "disturbed"),
     *("tokens_per_sec", "prefill_ms", "decode_ms", "host_ms"),
 )
+_COMPILED = {
+    "compile_seconds": "tool_seconds",
+    "compile_peak_rss_bytes": "peak_rss_bytes",
+    "module_bytes": "binary_size_bytes",
+    "dispatch_count": "dispatch_count",
+}
 _MOST_NAMES = 1000
 
 
@@ -181,15 +187,11 @@ def _collect_more(
         found |= {"loss_definition": build.training.loss} if build.training else {}
     checked, compiled = _find_result(record, chain, Stage.THRESHOLD), _find_result(record, chain, Stage.COMPILE)
     if checked:
-        figures = checked.statistics
-        found["numeric_error"] = {**figures["error"], "to_f32": figures["to_f32"]}
-        found["first_call_ms"] = figures["first_call_ms"]
+        figures = CheckFigures.from_dict(checked.statistics)
+        error = {**figures.error.as_dict(), "to_f32": figures.to_f32}
+        found |= {"numeric_error": error, "first_call_ms": figures.first_call_ms}
     if compiled:
-        figures = compiled.statistics
-        found["compile_seconds"] = figures["tool_seconds"]
-        found["compile_peak_rss_bytes"] = figures["peak_rss_bytes"]
-        found["module_bytes"] = figures["binary_size_bytes"]
-        found["dispatch_count"] = figures["dispatch_count"]
+        found |= {name: compiled.statistics[figure] for name, figure in _COMPILED.items()}
     for role in (AGAINST, TRACE):
         more = _find_result(record, chain, Stage.BENCHMARK, role)
         found |= {role: more.statistics[role]} if more else {}

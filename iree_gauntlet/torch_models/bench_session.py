@@ -30,7 +30,7 @@ from iree_gauntlet.torch_models.agreement import (
     find_limits,
     measure_relative_error,
 )
-from iree_gauntlet.torch_models.build_folder import read_outputs, read_tensors
+from iree_gauntlet.torch_models.build_folder import read_tensors
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF
 from iree_gauntlet.torch_models.model_registry import find_sources
 from iree_gauntlet.torch_models.model_session import ModelSession
@@ -249,7 +249,7 @@ class BenchSession(ModelSession):
             result = answer.complete(result)
             try:
                 calls = MeasuredCalls.from_dict(answer.figures)
-                actual = read_outputs(calls.outputs)
+                actual = read_tensors(Path(), calls.outputs)
                 expected = read_tensors(exported, program.outputs)
                 found = compare_tensors(actual, expected, find_limits(program.outputs, narrowed), gradients=training)
                 errors, problem = found.errors, found.problem
@@ -393,7 +393,10 @@ class BenchSession(ModelSession):
             return next(iter(_find_other_tokens(build.generation, found)), "") if exact else ""
         if not build.host.get("post"):
             return ""
-        actual, expected = read_outputs(found.host_outputs), read_tensors(self.chain.exported(), build.host_outputs)
+        actual, expected = (
+            read_tensors(Path(), found.host_outputs),
+            read_tensors(self.chain.exported(), build.host_outputs),
+        )
         return compare_tensors(actual, expected, find_limits(build.host_outputs, self._narrowed)).problem
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import GauntletError
@@ -15,7 +14,8 @@ from iree_gauntlet.measuring.numerics.arrays import Tensor, read_npy
 from iree_gauntlet.recorded import Recorded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
+    from pathlib import Path
 
 
 BUILD_FILE = "build.json"
@@ -153,19 +153,10 @@ def read_build(folder: Path) -> BuildRecord:
         ) from error
 
 
-def read_outputs(items: Sequence[Mapping[str, str]], folder: Path = Path()) -> list[Tensor]:
-    """The arrays of a measuring program's answer, mapped; their files may be named from a folder.
-
-    Raises:
-        GauntletError: a file is missing or holds something else.
-    """
-    return [read_npy(folder / item["file"]).with_element_type(item["type"]) for item in items]
-
-
 def read_tensors(folder: Path, arrays: Sequence[Array]) -> list[Tensor]:
-    """The arrays themselves, mapped.
+    """The arrays themselves, mapped; their files may be named from a folder.
 
     Raises:
         GauntletError: a file is missing or holds something else.
     """
-    return read_outputs([{"file": array.file, "type": array.type} for array in arrays], folder)
+    return [read_npy(folder / array.file).with_element_type(array.type) for array in arrays]

@@ -22,7 +22,7 @@ from iree_gauntlet.torch_models.build_steps import REPEATABLE, BuildSteps, Expor
 from iree_gauntlet.torch_models.decompositions import LOSS, draw_gradients, draw_targets, run_eager_step, trace_step
 from iree_gauntlet.torch_models.formats import TORCH_TYPES, DataFormat
 from iree_gauntlet.torch_models.instantiate import Pipeline, make_planned_model
-from iree_gauntlet.torch_models.layers import Changed, find_changed_layers, linear_layers, take_fingerprints
+from iree_gauntlet.torch_models.layers import find_changed_layers, linear_layers, take_fingerprints
 from iree_gauntlet.torch_models.torch_tensors import cast, find_type_name, have_shared_weights, write_arrays
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ def make_base_model(plan: VariantPlan, registry: PluginRegistry) -> tuple[Module
     return module.eval().requires_grad_(requires_grad=False), inputs
 
 
-def apply_recipes(plan: VariantPlan, registry: PluginRegistry, module: Module) -> tuple[Module, Changed]:
+def apply_recipes(plan: VariantPlan, registry: PluginRegistry, module: Module) -> tuple[Module, list[int]]:
     """What the recipes of a plan make of a model: sparsity first, so that what is quantised has its zeros already.
 
     Args:
@@ -275,19 +275,19 @@ def apply_recipes(plan: VariantPlan, registry: PluginRegistry, module: Module) -
         module: of `base_model`; it is changed.
 
     Returns:
-        The module, and what was changed of it.
+        The module, and what the weights of the layers took that were changed, in bytes.
 
     Raises:
         UsageError: there is no such recipe, it lacks what it requires, or it changes no linear layer.
         PluginError: its function fails, or returns no module.
     """
     if plan.is_baseline:
-        return module, Changed(0, 0)
+        return module, []
     before = take_fingerprints(module)
     for text in filter(None, (plan.sparsity, plan.quantization)):
         module = _apply_recipe(registry.recipe(text), module)
     changed = find_changed_layers(before, module)
-    if not changed.layers:
+    if not changed:
         count = len(linear_layers(module))
         have = f"none of its {count} linear layers" if count else "nothing: it has no linear layer"
         raise UsageError(f"{plan.label} changes {have} in {plan.model_type}")

@@ -64,7 +64,7 @@ def build(plan: VariantPlan) -> None:
             parameter_count=parameter_count,
             contractions=max(1, read_contractions(steps.folder / f"{_PROGRAM}.onnx")),
             flops=counter.get_total_flops(),
-            changed_layers=changed.layers,
-            changed_bytes=changed.bytes,
+            changed_layers=len(changed),
+            changed_bytes=sum(changed),
         )
     )

@@ -103,9 +103,8 @@ def _build_host(asked: PeerProgram, build: BuildRecord, main: _Program) -> HostM
         return None
     from iree_gauntlet.torch_models.host_modules import build_host_modules  # noqa: PLC0415 - only with torch
 
-    host = build_host_modules(asked.builder, main.inputs)
-    host.give(read_arrays([item.as_dict() for item in build.host_inputs], asked.build))
-    return host
+    given = read_arrays([item.as_dict() for item in build.host_inputs], asked.build)
+    return build_host_modules(asked.builder, main.inputs, given)
 
 
 def run(path: Path) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.records.sweep_record import Ratio
 from iree_gauntlet.results import shorten
 from iree_gauntlet.torch_models.agreement import compare_tensors, find_limits
-from iree_gauntlet.torch_models.build_folder import BuildRecord, read_build, read_outputs, read_tensors
+from iree_gauntlet.torch_models.build_folder import Array, BuildRecord, read_build, read_tensors
 from iree_gauntlet.torch_models.build_plan import PeerPlan, PeerProgram
 from iree_gauntlet.torch_models.torch_chain import CallTimes, make_torch_words, write_planned_command
 
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.measuring.statistics.rounds import Round
     from iree_gauntlet.records.event_log import EventLog
     from iree_gauntlet.steps import Command, Step
-    from iree_gauntlet.torch_models.build_folder import Array
     from iree_gauntlet.torch_models.formats import Tolerance
 
 
@@ -80,7 +79,12 @@ _ATTEMPTS = 3
 # The start of torch in their middle has this name in the log; it is no label of a recipe.
 _TORCH_ROUND = "torch "
 _MS = 1000.0
-_TORCH = {"torch": {"torch eager": "eager", "torch.compile": "compile"}, "torch-eager": {"torch eager": "eager"}}
+# The peers by what asks for them, and how torch runs where a peer is that.
+_PEERS = {
+    "torch": {"torch eager": "eager", "torch.compile": "compile"},
+    "torch-eager": {"torch eager": "eager"},
+    "onnxruntime": {"onnxruntime": ""},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,13 +195,13 @@ class Expected:
     allowed: Tolerance | Sequence[Tolerance]
     gradients: bool = False
 
-    def problem(self, outputs: Path, items: Sequence[dict[str, str]]) -> str:
+    def problem(self, outputs: Path, arrays: Sequence[Array]) -> str:
         """Where outputs are other ones; empty where they are not.
 
         Raises:
             GauntletError: they cannot be read.
         """
-        actual, expected = read_outputs(items, outputs), read_tensors(self.folder, self.arrays)
+        actual, expected = read_tensors(outputs, arrays), read_tensors(self.folder, self.arrays)
         problem = compare_tensors(actual, expected, self.allowed, gradients=self.gradients).problem
         return f"its outputs are not those of torch eager: {problem}" if problem else ""
 
@@ -229,7 +233,7 @@ class PeerModel(Recorded):
     call_ms: tuple[float, ...] = ()
     first_call_ms: float | None = None
     compile_s: float | None = None
-    outputs: tuple[dict[str, str], ...] = ()
+    outputs: tuple[Array, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,20 +385,15 @@ class _Peers:
     def list_peers(self, names: Sequence[str]) -> Iterator[tuple[PeerScript, PeerProgram]]:
         """The peers that are asked for."""
         # Those of `torch` are all of torch's.
-        for name in (name for name in names if name != "torch-eager" or "torch" not in names):
-            if name in _TORCH:
-                for peer, mode in _TORCH[name].items():
-                    yield self._make_peer(peer, self.place.torch_python, "measure_torch", mode)
-            else:
+        for asked in (name for name in names if name != "torch-eager" or "torch" not in names):
+            for name, mode in _PEERS[asked].items():
                 # Host modules run in torch, and onnxruntime with them then.
-                own = importlib.util.find_spec(name) is not None and not self.build.has_host_modules
-                yield self._make_peer(name, sys.executable if own else self.place.torch_python, "measure_onnx")
-
-    def _make_peer(self, name: str, python: str, module: str, mode: str = "") -> tuple[PeerScript, PeerProgram]:
-        home = Path(self.iree.step.folder) / "against" / name.replace(" ", "-")
-        step = replace(self.iree.step, folder=str(home))
-        script = PeerScript.of(step, name, python, module, self.place.env, home / CODE_FOLDER)
-        return script, PeerProgram(name, self.folder, dict(self.place.builder), mode, calls=TRIAL_CALLS)
+                torch = bool(mode) or self.build.has_host_modules or importlib.util.find_spec(name) is None
+                python = self.place.torch_python if torch else sys.executable
+                home = Path(self.iree.step.folder) / "against" / name.replace(" ", "-")
+                step, module = replace(self.iree.step, folder=str(home)), "measure_torch" if mode else "measure_onnx"
+                script = PeerScript.of(step, name, python, module, self.place.env, home / CODE_FOLDER)
+                yield script, PeerProgram(name, self.folder, dict(self.place.builder), mode, calls=TRIAL_CALLS)
 
     def measure(self, script: PeerScript, program: PeerProgram) -> Peer:
         """One peer: a trial, then its blocks."""

@@ -57,7 +57,7 @@ from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.steps import step_id
 from iree_gauntlet.torch_models import tracing
 from iree_gauntlet.torch_models.agreement import OutputErrors, compare_tensors, split_pieces
-from iree_gauntlet.torch_models.build_folder import read_outputs, read_tensors
+from iree_gauntlet.torch_models.build_folder import read_tensors
 from iree_gauntlet.torch_models.build_plan import PeerProgram
 from iree_gauntlet.torch_models.model_session import ModelSession
 from iree_gauntlet.torch_models.module_facts import ModuleFacts, describe_facts, prove, read_module_facts
@@ -198,7 +198,7 @@ class PointSession(ModelSession):
         if answer.figures is None:
             return answer.failure
         calls = MeasuredCalls.from_dict(answer.figures)
-        actual = read_outputs(calls.outputs)
+        actual = read_tensors(Path(), calls.outputs)
         expected = read_tensors(compiled.exported, build.programs[0].outputs)
         found = compare_tensors(actual, expected, self.chain.allowed(variant, build))
         reference = read_tensors(compiled.exported, build.reference) if build.reference else expected

@@ -26,6 +26,7 @@ from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.short_process import ask
 from iree_gauntlet.targets import CHIP_FLAGS, Target, target_of
 from iree_gauntlet.toolchains.devices import check_device, devices, find_device
+from iree_gauntlet.torch_models.build_folder import Array  # noqa: TC001 - a record's field is read by its type
 from iree_gauntlet.torch_models.declarations import INSTALL_HINT
 from iree_gauntlet.torch_models.model_registry import find_reached_files
 from iree_gauntlet.workers import iree_side
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.flags import FlagSet
     from iree_gauntlet.toolchains.toolchain import Toolchain
     from iree_gauntlet.torch_models import build_folder
-    from iree_gauntlet.torch_models.build_folder import Array
     from iree_gauntlet.torch_models.build_plan import ModelPlan
     from iree_gauntlet.torch_models.formats import DataFormat
 
@@ -377,8 +377,7 @@ class TorchChain(ABC):
         step = self.step(Stage.EXPORT, role)
         asked = {name: str(value) for name, value in asdict(plan).items() if name not in _PATHS}
         made_by = {"builder": _hash_builder(self.builder, self.loaded), "torch": self.torch.identity}
-        environment = {"environment": _join_environment(self.env)} if self.env else {}
-        step = self._looked_up(step, {**asked, **ingredients, **made_by, **environment})
+        step = self._looked_up(step, {**asked, **ingredients, **made_by, **self._environment})
         words = (*make_torch_words(self.torch.path, self.builder), f"{step.folder}/{PLAN_FILE}")
         inputs = tuple(StepInput("program", str(path)) for path in sources)
         return replace(step, command=Command(words, step.folder, self.env), inputs=inputs)
@@ -406,21 +405,31 @@ class TorchChain(ABC):
         module = Module(name=name, role=role, target=self.target, program=program, flags=flags, origin=step.origin)
         context = replace(self.context, artifact_path=Path, artifact_hash=lambda _: content)
         done = compile_step(step, module, imported.output("program"), step.folder, context, self.context.translate)
-        assert done.command is not None, "a compile step has one"
-        done = replace(done, needs=(imported.id,), command=replace(done.command, env=self.env))
-        if not self.env:
-            return done
-        return self._looked_up(done, {**dict(done.cache.ingredients), "environment": _join_environment(self.env)})
+        done = replace(done, needs=(imported.id,), command=done.command and replace(done.command, env=self.env))
+        return self._looked_up(done, {**dict(done.cache.ingredients), **self._environment}) if self.env else done
 
-    def ran(self, step: Step, inputs: Sequence[StepInput], needs: tuple[str, ...] = (), **resources: Any) -> Step:
+    def ran(
+        self,
+        step: Step,
+        inputs: Sequence[StepInput],
+        needs: tuple[str, ...] = (),
+        *,
+        cores: int = 1,
+        exclusive: bool = False,
+    ) -> Step:
         """A step that runs modules on the device, every time."""
         device, software = self.device, False
         for gpu in self.gpus:
             # By its own name, as `run` has it: two names of one device are one.
             device, software = gpu.uri, gpu.software
-        taken = Resources(**{"cores": 1, "device": device, "software": software, **resources})
+        taken = Resources(cores=cores, device=device, software=software, exclusive=exclusive)
         every_time = CacheLookup(reason="runs every time")
         return replace(step, needs=needs, inputs=tuple(inputs), cache=every_time, resources=taken)
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        """As an ingredient of what is made in it."""
+        return {"environment": " ".join(f"{name}={value}" for name, value in self.env)} if self.env else {}
 
     def _looked_up(self, step: Step, ingredients: Mapping[str, str]) -> Step:
         found = self.context.lookup(step.id, dict(ingredients))
@@ -456,10 +465,6 @@ def hash_of_files(paths: Sequence[Path], root: Path) -> str:
         name = path.relative_to(root) if path.is_relative_to(root) else path.name
         digest.update(f"{name}\0{hash_file(path)}\n".encode())
     return digest.hexdigest()
-
-
-def _join_environment(env: Sequence[tuple[str, str]]) -> str:
-    return " ".join(f"{name}={value}" for name, value in env)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -503,8 +508,8 @@ class MeasuredCalls(CallTimes):
     chosen: tuple[tuple[int, ...], ...] = ()
     pushed: str = ""
     first_call_ms: float = 0.0
-    outputs: tuple[dict[str, str], ...] = ()
-    host_outputs: tuple[dict[str, str], ...] = ()
+    outputs: tuple[Array, ...] = ()
+    host_outputs: tuple[Array, ...] = ()
 
 
 def make_worker_command(chain: TorchChain, step: Step, script: str, plan: Mapping[str, Any], name: str = "") -> Command:
