@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 # A point that came to one of these is done. After an error, or on a machine that was too busy, it is tried again.
 _STANDING = (Verdict.PASSED, Verdict.FAILED, Verdict.SKIPPED)
+# Options that a resumed run takes over as they are.
+_KEPT = ("device", "target", "dtype", "against", "disturbed", "output", "targets")
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,13 +256,7 @@ class MicroRun:
             points=tuple(chain.id for chain in chains),
             refused=self._refused,
             output_dir=self.config.output_dir,
-            device=self.asked.device,
-            target=self.asked.target,
-            dtype=self.asked.dtype,
-            against=self.asked.against,
-            disturbed=self.asked.disturbed,
-            output=self.asked.output,
-            targets=self.asked.targets,
+            **{name: getattr(self.asked, name) for name in _KEPT},
             iree=asdict(self.toolchain),
         )
         # As far as their vendor's tool tells.

@@ -25,7 +25,7 @@ import sys
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -263,18 +263,16 @@ class PeerScript:
 
     Attributes:
         step: gives the folder of plans and logs, and the time limit.
+        module: of this package, that the Python runs.
+        code: folder of code that torch.compile makes, which stays for later rounds.
     """
 
     step: Step
     tool: str
-    words: tuple[str, ...]
-    env: tuple[tuple[str, str], ...]
-
-    @classmethod
-    def of(cls, step: Step, tool: str, python: str, module: str, env: tuple[tuple[str, str], ...], code: Path) -> Self:
-        """One of the scripts in a Python; code that torch.compile makes stays in a folder for later rounds."""
-        words = make_torch_words(python, f"iree_gauntlet.torch_models.{module}")
-        return cls(step, tool, words, (*env, ("TORCHINDUCTOR_CACHE_DIR", str(code))))
+    python: str
+    module: str
+    code: Path
+    env: tuple[tuple[str, str], ...] = ()
 
     def plan_rounds(
         self, name: str, programs: Sequence[PeerProgram], *, outputs: str = "", compile_threads: int | None = 1
@@ -284,7 +282,9 @@ class PeerScript:
         What is measured was compiled before: torch.compile's processes would be work next to it.
         """
         plan = PeerPlan(tuple(programs), _WARM_UP_CALLS, compile_threads, outputs).as_dict()
-        command = write_planned_command(self.step, self.words, plan, name, self.env)
+        words = make_torch_words(self.python, f"iree_gauntlet.torch_models.{self.module}")
+        env = (*self.env, ("TORCHINDUCTOR_CACHE_DIR", str(self.code)))
+        command = write_planned_command(self.step, words, plan, name, env)
         return Measurement(self.step, command, self.tool, _read_medians)
 
     def try_programs(
@@ -392,7 +392,7 @@ class _Peers:
                 python = self.place.torch_python if torch else sys.executable
                 home = Path(self.iree.step.folder) / "against" / name.replace(" ", "-")
                 step, module = replace(self.iree.step, folder=str(home)), "measure_torch" if mode else "measure_onnx"
-                script = PeerScript.of(step, name, python, module, self.place.env, home / CODE_FOLDER)
+                script = PeerScript(step, name, python, module, home / CODE_FOLDER, self.place.env)
                 yield script, PeerProgram(name, self.folder, dict(self.place.builder), mode, calls=TRIAL_CALLS)
 
     def measure(self, script: PeerScript, program: PeerProgram) -> Peer:

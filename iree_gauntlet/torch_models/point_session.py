@@ -360,7 +360,7 @@ class PointSession(ModelSession):
                 programs[name] = PeerProgram(name, folder, builder, mode, compile_mode, TRIAL_CALLS)
                 expected.append(Expected(folder, build.programs[0].outputs, self.chain.allowed(variant, build)))
         code = Path(step.folder) / "torch" / CODE_FOLDER
-        script = PeerScript.of(step, "torch", self.chain.torch.path, "measure_torch", (), code)
+        script = PeerScript(step, "torch", self.chain.torch.path, "measure_torch", code)
         tried = script.try_programs(self.session, "torch.trial.plan", "torch.trial.", list(programs.values()), expected)
         for name, found in zip(list(programs), tried, strict=True):
             if found.problem or found.first_call_ms is None:
